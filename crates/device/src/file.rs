@@ -1,0 +1,223 @@
+//! Regular files and raw block devices.
+//!
+//! write → direct I/O from the engine's aligned buffers, past the page cache → sync → fdatasync
+//! read → the page cache
+//!
+//! Invariants:
+//! 1. One process has a device open at a time, for reading too: the lock is taken before anything is looked at.
+//! 2. A read past the end of a file that was cut short is an error, never zeros.
+//! Why direct: docs/decisions/0001-log-io.md
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+
+use crate::{Device, Error, Geometry, Result};
+
+const BLOCK_BYTES: u32 = 4096;
+const FILL_BYTES: usize = 1 << 20;
+
+#[repr(align(4096))]
+struct Zeros([u8; FILL_BYTES]);
+
+static ZEROS: Zeros = Zeros([0; FILL_BYTES]);
+
+/// How to open a [`FileDevice`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenMode {
+    /// Make a sparse file of `len` bytes, a multiple of 4,096; refuse if it exists.
+    Create {
+        /// Length in bytes.
+        len: u64,
+    },
+    /// Open what exists.
+    ReadWrite,
+    /// Open what exists and never write.
+    ReadOnly,
+}
+
+/// A regular file or a raw block device.
+#[derive(Debug)]
+pub struct FileDevice {
+    path: PathBuf,
+    file: File,
+    /// The same file past the page cache, where the file system can.
+    direct: Option<File>,
+    len: u64,
+    regular: bool,
+    read_only: bool,
+}
+
+impl FileDevice {
+    /// Opens or creates the device at `path` and locks it against other processes.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::InUse`], [`Error::Io`].
+    pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> Result<Self> {
+        let path = path.as_ref();
+        let failed = |what, source| Error::Io { name: path.display().to_string(), what, offset: 0, source };
+        let mut options = OpenOptions::new();
+        options.read(true).write(mode != OpenMode::ReadOnly).create_new(matches!(mode, OpenMode::Create { .. }));
+        let file = match options.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(Error::Exists { name: path.display().to_string() });
+            }
+            other => other.map_err(|error| failed("open", error))?,
+        };
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Error::InUse { name: path.display().to_string() }),
+            other => other.map_err(|error| failed("lock", error.into()))?,
+        }
+        if let OpenMode::Create { len } = mode {
+            file.set_len(len).map_err(|error| failed("create", error))?;
+            file.sync_all().map_err(|error| failed("create", error))?;
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let synced = File::open(folder).and_then(|folder| folder.sync_all());
+            synced.map_err(|error| failed("create", error))?;
+        }
+        let metadata = file.metadata().map_err(|error| failed("open", error))?;
+        let regular = metadata.file_type().is_file();
+        if !regular && !metadata.file_type().is_block_device() {
+            return Err(failed("open", io::Error::other("neither a regular file nor a block device")));
+        }
+        let len = if regular {
+            metadata.len()
+        } else {
+            io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(|error| failed("open", error))?
+        };
+        let direct = (mode != OpenMode::ReadOnly)
+            .then(|| OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok())
+            .flatten();
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            direct,
+            // A partial last block is of no use.
+            len: len - len % u64::from(BLOCK_BYTES),
+            regular,
+            read_only: mode == OpenMode::ReadOnly,
+        })
+    }
+
+    /// Where the device is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn failed(&self, what: &'static str, offset: u64, source: io::Error) -> Error {
+        Error::Io { name: self.name(), what, offset, source }
+    }
+
+    fn check(&self, offset: u64, len: u64, aligned: bool) -> Result<()> {
+        check_range(self, self.len, offset, len)?;
+        if aligned {
+            if self.read_only {
+                return Err(Error::ReadOnly { name: self.name() });
+            }
+            check_alignment(self, offset, len)?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses what reaches past the end of a device.
+pub(crate) fn check_range(device: &dyn Device, device_len: u64, offset: u64, len: u64) -> Result<()> {
+    if offset.checked_add(len).is_none_or(|end| end > device_len) {
+        return Err(Error::OutOfRange { name: device.name(), offset, len, device_len });
+    }
+    Ok(())
+}
+
+/// Refuses what is not whole blocks.
+pub(crate) fn check_alignment(device: &dyn Device, offset: u64, len: u64) -> Result<()> {
+    let block_bytes = device.geometry().block_bytes;
+    if !offset.is_multiple_of(u64::from(block_bytes)) || !len.is_multiple_of(u64::from(block_bytes)) {
+        return Err(Error::Unaligned { name: device.name(), offset, len, block_bytes });
+    }
+    Ok(())
+}
+
+impl Device for FileDevice {
+    fn geometry(&self) -> Geometry {
+        Geometry { block_bytes: BLOCK_BYTES, len: self.len, zone_bytes: None }
+    }
+
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.check(offset, buffer.len() as u64, false)?;
+        self.file.read_exact_at(buffer, offset).map_err(|error| self.failed("read", offset, error))
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.check(offset, data.len() as u64, true)?;
+        let aligned = (data.as_ptr() as usize).is_multiple_of(BLOCK_BYTES as usize);
+        let file = self.direct.as_ref().filter(|_| aligned).unwrap_or(&self.file);
+        match file.write_all_at(data, offset) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                Err(Error::NoSpace { name: self.name(), offset, len: data.len() as u64 })
+            }
+            other => other.map_err(|error| self.failed("write", offset, error)),
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        self.file.sync_data().map_err(|error| self.failed("sync", 0, error))
+    }
+
+    fn reserve(&self, offset: u64, len: u64) -> Result<()> {
+        self.check(offset, len, true)?;
+        if !self.regular {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset, len) {
+            Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => {
+                Err(Error::NoSpace { name: self.name(), offset, len })
+            }
+            // The file system cannot promise space: writes will tell.
+            Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+            other => other.map_err(|error| self.failed("reserve", offset, error.into())),
+        }
+    }
+
+    fn prefill(&self, offset: u64, len: u64) -> Result<()> {
+        if !self.regular {
+            return Ok(());
+        }
+        let mut at = offset;
+        while at < offset + len {
+            let take = (offset + len - at).min(FILL_BYTES as u64);
+            self.write(at, &ZEROS.0[..take as usize])?;
+            at += take;
+        }
+        // Moves the change of the file's metadata out of the way of the syncs to come.
+        self.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.check(offset, len, true)?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(&self.file, flags, offset, len) {
+            Ok(()) => Ok(()),
+            // No holes here: zeros say the same, and cost their space.
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                let mut at = offset;
+                while at < offset + len {
+                    let take = (offset + len - at).min(FILL_BYTES as u64);
+                    self.write(at, &ZEROS.0[..take as usize])?;
+                    at += take;
+                }
+                Ok(())
+            }
+            Err(error) => Err(self.failed("discard", offset, error.into())),
+        }
+    }
+
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+}

@@ -1,0 +1,109 @@
+//! Bytes at offsets and a barrier: what the engine needs of a disk, and no more.
+//!
+//! engine → [`Device::write`] … [`Device::sync`] → stable storage
+//!
+//! Invariants:
+//! 1. What was written before a [`Device::sync`] that returned `Ok` survives power loss. Before that, any part of
+//!    it, at the grain of a sector, may or may not be there.
+//! 2. A failed sync is never retried by the device; what it covered is in doubt for good.
+//! 3. A zoned device refuses every write that is not at its zone's write pointer.
+
+mod error;
+mod file;
+mod memory;
+
+pub use error::{Error, Result};
+pub use file::{FileDevice, OpenMode};
+pub use memory::MemoryDevice;
+
+/// The shape of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Writes start at and are multiples of this, a power of two, in bytes (4,096 for files).
+    pub block_bytes: u32,
+    /// Length of the device in bytes.
+    pub len: u64,
+    /// Size of a zone in bytes, where the device only takes sequential writes inside zones.
+    pub zone_bytes: Option<u64>,
+}
+
+/// A place to keep bytes.
+pub trait Device: Send + Sync {
+    /// The device's shape. It does not change while the device is open.
+    fn geometry(&self) -> Geometry;
+
+    /// Fills `buffer` from `offset`. Any alignment. What was never written, or was discarded, reads as zeros.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] past the end; [`Error::Io`] names the offset.
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()>;
+
+    /// Writes `data` at `offset`. Both are multiples of `geometry().block_bytes`. Durable only after the next
+    /// [`Device::sync`] that begins after this call has returned.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::Unaligned`]; [`Error::NotSequential`] on a zoned device;
+    /// [`Error::NoSpace`] when the file system under a file is full; [`Error::Io`] names the offset.
+    fn write(&self, offset: u64, data: &[u8]) -> Result<()>;
+
+    /// Makes everything written so far durable.
+    ///
+    /// # Errors
+    /// [`Error::Io`]: what was not yet durable is in doubt.
+    fn sync(&self) -> Result<()>;
+
+    /// Makes sure that `len` bytes from `offset` can be written without running out of space.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; nothing has changed then.
+    fn reserve(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// Touches space that [`Device::reserve`] gave, so that the syncs of later writes there need not change what
+    /// the file system knows of the file. May take long; must not be used on space that holds anything. Does
+    /// nothing where it would not help.
+    ///
+    /// # Errors
+    /// As [`Device::write`].
+    fn prefill(&self, offset: u64, len: u64) -> Result<()> {
+        // Most devices gain nothing.
+        let _ = (offset, len);
+        Ok(())
+    }
+
+    /// Gives up the content of `len` bytes from `offset` (multiples of the block, or whole zones on a zoned
+    /// device, whose write pointers go back to their starts). They read as zeros, or as before after a power cut.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::Unaligned`], [`Error::Io`].
+    fn discard(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// What the device is called in messages: a path, or `memory`.
+    fn name(&self) -> String;
+}
+
+impl<D: Device + ?Sized> Device for std::sync::Arc<D> {
+    fn geometry(&self) -> Geometry {
+        (**self).geometry()
+    }
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        (**self).read(offset, buffer)
+    }
+    fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        (**self).write(offset, data)
+    }
+    fn sync(&self) -> Result<()> {
+        (**self).sync()
+    }
+    fn reserve(&self, offset: u64, len: u64) -> Result<()> {
+        (**self).reserve(offset, len)
+    }
+    fn prefill(&self, offset: u64, len: u64) -> Result<()> {
+        (**self).prefill(offset, len)
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        (**self).discard(offset, len)
+    }
+    fn name(&self) -> String {
+        (**self).name()
+    }
+}

@@ -1,0 +1,696 @@
+//! Group commit: turns submitted transactions into one append and one sync.
+//!
+//! submit → [`Log::reserve`] (a range of the open group) → encode in place → drop the [`Reservation`]
+//! commit thread → cut the group → wait for its writers → append → sync → durable mark → completions
+//!
+//! A reservation takes the log's lock for as long as it takes to move three counters. Everything that costs
+//! (checksums, copying, index changes) is done by the submitting thread outside of it. The commit thread cuts the
+//! group under the same lock, waits until the group's writers have finished their copies, writes it out from the
+//! segment's buffer, syncs once, and moves the mark, which wakes all waiters with one call.
+//!
+//! Invariants:
+//! 1. Sequence numbers, log positions and the order of reservations agree.
+//! 2. A record of group g + 1 is written only after the sync of group g has returned.
+//! 3. No lock is held over device I/O, except the one that keeps a second committer out.
+//! 4. After a failed write or sync nothing is written any more; the first cause answers every waiter.
+//!
+//! Tried and rejected: a buffer per record and a vectored write (slow below 1 KiB: one segment of the vector each);
+//! copying under the log's lock (serialises large values).
+//! Source: Apollo Storage, Group Commit Log (2017).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use esker_device::Device;
+use esker_store::{DurableMark, Error, Result};
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::format::{
+    RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, round_up,
+};
+use crate::policy::CommitPolicy;
+use crate::segments::{Lsn, SegmentBuffer, Segments};
+
+/// The commit thread appends without a sync when so many bytes are pending.
+const APPEND_BYTES: u64 = 1 << 20;
+/// One device write is at most so many bytes, so that readers of the device are not held up.
+const WRITE_BYTES_MAX: usize = 8 << 20;
+/// A segment that was asked for at least so long after the one before is filled ahead.
+const PREFILL_AGE_MIN: Duration = Duration::from_millis(500);
+
+/// What the log needs to know of its store.
+#[derive(Clone, Copy, Debug)]
+pub struct LogShape {
+    /// The store's id.
+    pub uuid: [u8; 16],
+    /// Seed of all checksums.
+    pub seed: u32,
+    /// Groups are padded to this, in bytes.
+    pub block_bytes: u64,
+    /// Bytes reserved but not yet written, above which writers wait.
+    pub pending_bytes_max: u64,
+    /// Whether a commit thread and a preparing thread serve the log; else whoever waits commits.
+    pub threaded: bool,
+    /// Longest time that a record which nobody waits for stays unsynced.
+    pub async_flush: Duration,
+}
+
+/// Where the log goes on after opening.
+pub struct LogEnd {
+    /// The open segment's number, generation and buffer, and the offset in it where the log goes on.
+    pub segment: u64,
+    /// Its generation.
+    pub generation: u32,
+    /// Its buffer, holding what is in the log so far.
+    pub buffer: Arc<SegmentBuffer>,
+    /// Log position of the segment's start.
+    pub base_lsn: Lsn,
+    /// Offset in the segment: everything before is on the device.
+    pub tail: u64,
+    /// Offset in the segment from which the buffer still has to be written (below `tail` for a fresh header).
+    pub start: u64,
+    /// Last sequence number used.
+    pub seq: u64,
+    /// Group of the next record.
+    pub group: u64,
+    /// The highest generation ever used.
+    pub generation_max: u32,
+}
+
+struct State {
+    segment: u64,
+    generation: u32,
+    generation_max: u32,
+    buffer: Arc<SegmentBuffer>,
+    base_lsn: Lsn,
+    start: u64,
+    tail: u64,
+    seq: u64,
+    group: u64,
+    group_open: bool,
+    parity: usize,
+    next: Option<(u64, SegmentBuffer)>,
+    full: bool,
+    stopping: bool,
+    sealed: VecDeque<Piece>,
+    oldest_unsynced: Option<Instant>,
+    records: u64,
+    record_bytes: u64,
+}
+
+struct Piece {
+    buffer: Arc<SegmentBuffer>,
+    buffer_start: u64,
+    device_offset: u64,
+    len: u64,
+}
+
+/// Why a reservation was not given.
+pub enum Refused {
+    /// Wait with [`Log::wait_for_room`] and try again.
+    Busy,
+    /// It will not be given.
+    Error(Error),
+}
+
+/// A range of the open group that one writer fills. Dropping it says that the range is filled.
+pub struct Reservation<'a> {
+    log: &'a Log,
+    parity: usize,
+    /// The segment's buffer.
+    pub buffer: Arc<SegmentBuffer>,
+    /// Where the range starts in the buffer.
+    pub start: usize,
+    /// Length in bytes.
+    pub len: usize,
+    /// Where the range starts on the device.
+    pub device_offset: u64,
+    /// Log position of the range's start.
+    pub lsn: Lsn,
+    /// Header fields of the record.
+    pub generation: u32,
+    /// Commit sequence number of the record.
+    pub seq: u64,
+    /// Group of the record.
+    pub group: u64,
+}
+
+impl Reservation<'_> {
+    /// The range to fill.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: `Log::reserve` gives every range to one reservation; readers learn of it only after it was dropped.
+        unsafe { self.buffer.range_mut(self.start, self.len) }
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.log.filling[self.parity].0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[repr(align(64))]
+struct Padded(AtomicUsize);
+
+/// Counters of the commit thread.
+#[derive(Default)]
+pub struct LogCounters {
+    /// Syncs of the device.
+    pub syncs: AtomicU64,
+    /// Device writes.
+    pub writes: AtomicU64,
+    /// Bytes written to the device, pads and headers included.
+    pub written_bytes: AtomicU64,
+}
+
+/// The end of the log that is being written.
+pub struct Log {
+    device: Arc<dyn Device>,
+    shape: LogShape,
+    segments: Arc<Segments>,
+    state: Mutex<State>,
+    room: Condvar,
+    wanted_segment: Condvar,
+    filling: [Padded; 2],
+    unwritten: AtomicU64,
+    committing: Mutex<()>,
+    policy: RwLock<CommitPolicy>,
+    parked: AtomicBool,
+    thread: OnceLock<Thread>,
+    mark: OnceLock<Arc<DurableMark>>,
+    /// What the commit thread has done.
+    pub counters: LogCounters,
+}
+
+impl Log {
+    /// A log that goes on at `end`. Call [`Log::set_mark`] before use.
+    pub fn new(
+        device: Arc<dyn Device>,
+        shape: LogShape,
+        segments: Arc<Segments>,
+        end: LogEnd,
+        policy: CommitPolicy,
+    ) -> Self {
+        let state = State {
+            segment: end.segment,
+            generation: end.generation,
+            generation_max: end.generation_max,
+            buffer: end.buffer,
+            base_lsn: end.base_lsn,
+            start: end.start,
+            tail: end.tail,
+            seq: end.seq,
+            group: end.group,
+            group_open: false,
+            parity: 0,
+            next: None,
+            full: false,
+            stopping: false,
+            sealed: VecDeque::new(),
+            oldest_unsynced: None,
+            records: 0,
+            record_bytes: 0,
+        };
+        Self {
+            device,
+            shape,
+            segments,
+            state: Mutex::new(state),
+            room: Condvar::new(),
+            wanted_segment: Condvar::new(),
+            filling: [Padded(AtomicUsize::new(0)), Padded(AtomicUsize::new(0))],
+            unwritten: AtomicU64::new(0),
+            committing: Mutex::new(()),
+            policy: RwLock::new(policy),
+            parked: AtomicBool::new(false),
+            thread: OnceLock::new(),
+            mark: OnceLock::new(),
+            counters: LogCounters::default(),
+        }
+    }
+
+    /// Gives the log its mark, which must stand at the log's current position.
+    pub fn set_mark(&self, mark: Arc<DurableMark>) {
+        assert!(self.mark.set(mark).is_ok(), "a log has one mark");
+    }
+
+    /// The durable mark.
+    pub fn mark(&self) -> &Arc<DurableMark> {
+        self.mark.get().expect("set_mark is called before the log is used")
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> CommitPolicy {
+        *self.policy.read()
+    }
+
+    /// Changes the policy; the next group obeys it.
+    pub fn set_policy(&self, policy: CommitPolicy) {
+        *self.policy.write() = policy;
+        self.nudge();
+    }
+
+    /// Current end of the log.
+    pub fn end(&self) -> Lsn {
+        let state = self.state.lock();
+        state.base_lsn + state.tail
+    }
+
+    /// Sequence number of the last record.
+    pub fn last_seq(&self) -> u64 {
+        self.state.lock().seq
+    }
+
+    /// Records and their bytes since opening.
+    pub fn appended(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.records, state.record_bytes)
+    }
+
+    /// Generation and device offset of the end, and the last sequence number: for the superblock of a clean stop.
+    pub fn clean_end(&self) -> (u32, u64, u64) {
+        let state = self.state.lock();
+        (state.generation, state.segment * self.segments.segment_bytes + state.tail, state.seq)
+    }
+
+    /// Generation of the open segment, and the offset in it up to which groups have been cut and written.
+    /// Everything before it is on the device, though perhaps not synced.
+    pub fn written_end(&self) -> (u32, u64) {
+        // Between two commits whatever was cut has been written.
+        let _between_commits = self.committing.lock();
+        let state = self.state.lock();
+        (state.generation, state.start)
+    }
+
+    /// Takes `len` bytes (a multiple of 8, at most what a segment has room for) of the open group and the next
+    /// sequence number.
+    pub fn reserve(&self, len: u64) -> std::result::Result<Reservation<'_>, Refused> {
+        let mut state = self.state.lock();
+        if state.stopping {
+            return Err(Refused::Error(self.mark().failure().unwrap_or(Error::Closed)));
+        }
+        if self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max {
+            return Err(Refused::Busy);
+        }
+        let usable = self.segments.segment_bytes - 2 * self.shape.block_bytes;
+        if state.tail + len > usable {
+            let Some((segment, buffer)) = state.next.take() else {
+                if !state.full {
+                    return Err(Refused::Busy);
+                }
+                let free = usable.saturating_sub(state.tail);
+                return Err(Refused::Error(Error::Full { needed: len, free }));
+            };
+            self.enter_segment(&mut state, segment, buffer);
+            self.wanted_segment.notify_one();
+        }
+        let parity = state.parity;
+        self.filling[parity].0.fetch_add(1, Ordering::Relaxed);
+        let start = state.tail;
+        state.tail += len;
+        state.seq += 1;
+        state.group_open = true;
+        state.records += 1;
+        state.record_bytes += len;
+        if state.oldest_unsynced.is_none() {
+            state.oldest_unsynced = Some(Instant::now());
+        }
+        let unwritten = self.unwritten.fetch_add(len, Ordering::Relaxed) + len;
+        let reservation = Reservation {
+            log: self,
+            parity,
+            buffer: Arc::clone(&state.buffer),
+            start: start as usize,
+            len: len as usize,
+            device_offset: state.segment * self.segments.segment_bytes + start,
+            lsn: state.base_lsn + start,
+            generation: state.generation,
+            seq: state.seq,
+            group: state.group,
+        };
+        drop(state);
+        let append_bytes = self.append_bytes();
+        if unwritten >= append_bytes && unwritten - len < append_bytes {
+            self.nudge();
+        }
+        Ok(reservation)
+    }
+
+    /// So many pending bytes are appended without waiting for a sync.
+    fn append_bytes(&self) -> u64 {
+        APPEND_BYTES.min(self.shape.pending_bytes_max / 2)
+    }
+
+    /// Seals the open segment and opens the next. The group goes on.
+    fn enter_segment(&self, state: &mut State, segment: u64, buffer: SegmentBuffer) {
+        let block = self.shape.block_bytes;
+        let end = round_up(state.tail, block);
+        // SAFETY: nothing beyond `tail` has been given to anybody, and the lock that guards `tail` is held.
+        unsafe { state.buffer.range_mut(state.tail as usize, (end - state.tail) as usize) }.fill(0);
+        if end > state.start {
+            state.sealed.push_back(Piece {
+                buffer: Arc::clone(&state.buffer),
+                buffer_start: state.start,
+                device_offset: state.segment * self.segments.segment_bytes + state.start,
+                len: end - state.start,
+            });
+        }
+        let generation = state.generation_max + 1;
+        let header = SegmentHeader {
+            generation,
+            uuid: self.shape.uuid,
+            segment,
+            previous_end: state.segment * self.segments.segment_bytes + state.tail,
+            first_seq: state.seq + 1,
+            group: state.group,
+            previous_generation: state.generation,
+        };
+        // SAFETY: the buffer is fresh and this thread's alone.
+        let block_bytes = unsafe { buffer.range_mut(0, block as usize) };
+        block_bytes.fill(0);
+        header.encode(block_bytes);
+        state.base_lsn += self.segments.segment_bytes;
+        state.segment = segment;
+        state.generation = generation;
+        state.generation_max = generation;
+        state.buffer = Arc::new(buffer);
+        state.start = 0;
+        state.tail = block;
+        self.segments.place(segment, generation, state.base_lsn);
+        self.segments.publish_buffer(segment, Arc::clone(&state.buffer));
+    }
+
+    /// Waits until a reservation that was refused as busy may succeed.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] or [`Error::Closed`] when it never will.
+    pub fn wait_for_room(&self) -> Result<()> {
+        if !self.shape.threaded {
+            self.commit(false);
+            return match self.mark().failure() {
+                Some(failure) => Err(failure),
+                None => Ok(()),
+            };
+        }
+        let mut state = self.state.lock();
+        loop {
+            if state.stopping {
+                return Err(self.mark().failure().unwrap_or(Error::Closed));
+            }
+            let pending = self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max;
+            if !pending && (state.next.is_some() || state.full) {
+                return Ok(());
+            }
+            self.nudge();
+            self.room.wait_for(&mut state, Duration::from_millis(10));
+        }
+    }
+
+    /// Wakes the commit thread if it sleeps; without one (`commit_thread: false`) does nothing.
+    pub fn nudge(&self) {
+        // Orders the caller's change before the look at `parked`, as `run` orders the two the other way round.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.parked.load(Ordering::SeqCst)
+            && self.parked.swap(false, Ordering::SeqCst)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Sees to it that the next segment is ready before it is needed. `prefill` has the device touch its space.
+    fn prepare_segment(&self, prefill: bool) -> Result<()> {
+        if self.state.lock().next.is_some() {
+            return Ok(());
+        }
+        let segment_bytes = self.segments.segment_bytes;
+        let prepared = match self.segments.peek_free() {
+            None => None,
+            Some(segment) => match self.device.reserve(segment * segment_bytes, segment_bytes) {
+                Err(esker_device::Error::NoSpace { .. }) => None,
+                Err(error) => return Err(stopped("reserving the next segment", &error)),
+                Ok(()) => {
+                    if self.device.geometry().zone_bytes.is_some() {
+                        let discarded = self.device.discard(segment * segment_bytes, segment_bytes);
+                        discarded.map_err(|error| stopped("resetting the next segment's zones", &error))?;
+                    }
+                    if prefill {
+                        let filled = self.device.prefill(segment * segment_bytes, segment_bytes);
+                        filled.map_err(|error| stopped("filling the next segment ahead", &error))?;
+                    }
+                    let buffer = self.segments.new_buffer();
+                    let buffer = buffer.map_err(|error| Error::io("allocating a segment buffer", error))?;
+                    self.segments.take_free();
+                    Some((segment, buffer))
+                }
+            },
+        };
+        let mut state = self.state.lock();
+        state.full = prepared.is_none();
+        state.next = prepared;
+        self.room.notify_all();
+        Ok(())
+    }
+
+    /// Appends what is pending and, with `sync`, makes it durable. Returns once the mark has moved.
+    pub fn commit(&self, sync: bool) {
+        let committing = self.committing.lock();
+        let prepared = if self.shape.threaded { Ok(()) } else { self.prepare_segment(false) };
+        if let Err(error) = prepared.and_then(|()| self.append_and_sync(sync)) {
+            self.fail(error);
+        }
+        drop(committing);
+    }
+
+    fn fail(&self, error: Error) {
+        tracing::error!(%error, "the log stopped");
+        self.mark().fail(error);
+        self.state.lock().stopping = true;
+        self.room.notify_all();
+        self.wanted_segment.notify_all();
+    }
+
+    /// The preparing thread's life: readies one segment ahead, until [`Log::stop`]. A segment that lasts long is
+    /// filled ahead, because the first syncs of fresh space cost a file system more than those of space that was
+    /// written before; one that is needed soon is not, because writing it twice would cost more than it saves.
+    pub fn run_preparer(&self) {
+        let mut last = Instant::now();
+        loop {
+            let prefill = last.elapsed() >= PREFILL_AGE_MIN;
+            if let Err(error) = self.prepare_segment(prefill) {
+                return self.fail(error);
+            }
+            last = Instant::now();
+            let mut state = self.state.lock();
+            while state.next.is_some() || state.full {
+                if state.stopping {
+                    return;
+                }
+                let retry = state.full;
+                self.wanted_segment.wait_for(&mut state, Duration::from_millis(500));
+                if retry {
+                    break;
+                }
+            }
+            if state.stopping {
+                return;
+            }
+        }
+    }
+
+    fn append_and_sync(&self, sync: bool) -> Result<()> {
+        if let Some(failure) = self.mark().failure() {
+            return Err(failure);
+        }
+        let (pieces, end, parity) = self.cut(sync);
+        // Writers of this group are between reserving and finishing their copy: a matter of microseconds.
+        let mut spins = 0u32;
+        while self.filling[parity].0.load(Ordering::Acquire) != 0 {
+            spins += 1;
+            if spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        for piece in &pieces {
+            self.write_piece(piece)?;
+        }
+        if sync {
+            self.device.sync().map_err(|error| stopped("syncing the log", &error))?;
+            self.counters.syncs.fetch_add(1, Ordering::Relaxed);
+            self.mark().advance(end);
+        }
+        self.segments.evict_buffers(end);
+        Ok(())
+    }
+
+    /// Ends the open group (with `sync`) or only pads it to a block, and takes what has to be written.
+    fn cut(&self, sync: bool) -> (Vec<Piece>, Lsn, usize) {
+        let block = self.shape.block_bytes;
+        let mut state = self.state.lock();
+        if sync && state.group_open {
+            let start = state.tail;
+            let device_offset = state.segment * self.segments.segment_bytes + start;
+            let header = RecordHeader {
+                len: RECORD_HEADER_BYTES as u32,
+                seq: state.seq,
+                group: state.group,
+                generation: state.generation,
+                op_count: 0,
+                flags: RECORD_FLAG_GROUP_END,
+            };
+            // SAFETY: beyond `tail`, under the lock that guards it; `reserve` keeps two blocks free at the end.
+            let bytes = unsafe { state.buffer.range_mut(start as usize, RECORD_HEADER_BYTES) };
+            header.encode(bytes, self.shape.seed, device_offset);
+            state.tail += RECORD_HEADER_BYTES as u64;
+            state.group += 1;
+            state.group_open = false;
+        }
+        let end = round_up(state.tail, block);
+        // SAFETY: as above.
+        unsafe { state.buffer.range_mut(state.tail as usize, (end - state.tail) as usize) }.fill(0);
+        state.tail = end;
+        let mut pieces: Vec<Piece> = state.sealed.drain(..).collect();
+        if end > state.start {
+            pieces.push(Piece {
+                buffer: Arc::clone(&state.buffer),
+                buffer_start: state.start,
+                device_offset: state.segment * self.segments.segment_bytes + state.start,
+                len: end - state.start,
+            });
+        }
+        state.start = end;
+        if sync {
+            state.oldest_unsynced = None;
+        }
+        let parity = state.parity;
+        state.parity ^= 1;
+        self.unwritten.store(0, Ordering::Relaxed);
+        self.room.notify_all();
+        (pieces, state.base_lsn + end, parity)
+    }
+
+    fn write_piece(&self, piece: &Piece) -> Result<()> {
+        // SAFETY: the group was cut and all its writers have finished.
+        let bytes = unsafe { piece.buffer.range(piece.buffer_start as usize, piece.len as usize) };
+        let mut offset = piece.device_offset;
+        for part in bytes.chunks(WRITE_BYTES_MAX) {
+            self.device.write(offset, part).map_err(|error| stopped("appending to the log", &error))?;
+            offset += part.len() as u64;
+            self.counters.writes.fetch_add(1, Ordering::Relaxed);
+            self.counters.written_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Stops taking records; what is pending is made durable.
+    pub fn stop(&self) {
+        self.state.lock().stopping = true;
+        self.nudge();
+        self.room.notify_all();
+        self.wanted_segment.notify_all();
+    }
+
+    /// The commit thread's life: sleeps, appends, syncs, until [`Log::stop`].
+    pub fn run(&self) {
+        let thread = std::thread::current();
+        assert!(self.thread.set(thread).is_ok(), "a log has one commit thread");
+        let mut first_waiter: Option<Instant> = None;
+        loop {
+            self.parked.store(true, Ordering::SeqCst);
+            std::sync::atomic::fence(Ordering::SeqCst);
+            let step = self.next_step(&mut first_waiter);
+            match step {
+                Step::Stop => {
+                    self.parked.store(false, Ordering::SeqCst);
+                    self.commit(true);
+                    return;
+                }
+                Step::Commit { sync } => {
+                    self.parked.store(false, Ordering::SeqCst);
+                    self.commit(sync);
+                    if self.mark().failure().is_some() {
+                        return;
+                    }
+                }
+                Step::Sleep(time) => std::thread::park_timeout(time),
+            }
+        }
+    }
+
+    fn next_step(&self, first_waiter: &mut Option<Instant>) -> Step {
+        let (pending, oldest, stopping) = {
+            let state = self.state.lock();
+            let pending = state.tail > state.start || !state.sealed.is_empty();
+            (pending, state.oldest_unsynced, state.stopping)
+        };
+        if stopping {
+            return Step::Stop;
+        }
+        let waited_for = self.mark().wanted() > self.mark().durable();
+        let policy = self.policy();
+        let mut sleep = Duration::from_secs(1);
+        if waited_for {
+            let since = *first_waiter.get_or_insert_with(Instant::now);
+            let window = match policy {
+                CommitPolicy::Group { window } => window,
+                CommitPolicy::Batch | CommitPolicy::Periodic { .. } => Duration::ZERO,
+            };
+            let waited = since.elapsed();
+            if waited >= window {
+                *first_waiter = None;
+                return Step::Commit { sync: true };
+            }
+            sleep = window - waited;
+        } else {
+            *first_waiter = None;
+        }
+        if let Some(oldest) = oldest {
+            let limit = match policy {
+                CommitPolicy::Periodic { interval } => interval,
+                CommitPolicy::Batch | CommitPolicy::Group { .. } => self.shape.async_flush,
+            };
+            let age = oldest.elapsed();
+            if age >= limit {
+                return Step::Commit { sync: true };
+            }
+            sleep = sleep.min(limit - age);
+        } else if !waited_for {
+            // Nothing unsynced: the next record that nobody waits for starts a flush time that must not be overslept.
+            sleep = sleep.min(self.shape.async_flush);
+        }
+        if pending && self.unwritten.load(Ordering::Relaxed) >= self.append_bytes() {
+            return Step::Commit { sync: false };
+        }
+        Step::Sleep(sleep)
+    }
+}
+
+enum Step {
+    Stop,
+    Commit { sync: bool },
+    Sleep(Duration),
+}
+
+fn stopped(what: &str, error: &esker_device::Error) -> Error {
+    let mut cause = format!("{what}: {error}");
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        cause.push_str(&format!(": {inner}"));
+        source = inner.source();
+    }
+    Error::Stopped { cause: cause.into() }
+}
+
+/// Header of a transaction's record.
+pub fn record_header(reservation: &Reservation<'_>, op_count: usize, applied_only: bool) -> RecordHeader {
+    RecordHeader {
+        len: reservation.len as u32,
+        seq: reservation.seq,
+        group: reservation.group,
+        generation: reservation.generation,
+        op_count: op_count as u32,
+        flags: if applied_only { RECORD_FLAG_APPLIED } else { 0 },
+    }
+}

@@ -1,0 +1,78 @@
+//! Bytes on the device: pure encode and decode, no I/O.
+//!
+//! superblocks → segments (header block, then groups of records) → records (header, then operations)
+//!
+//! Invariants:
+//! 1. Little-endian, fixed widths, never `usize`; one encode and one decode per structure.
+//! 2. Every checksum is CRC32C seeded with the store and the place ([`place_seed`]), so that a stale,
+//!    misdirected or foreign write is told from a good one.
+//! 3. Decoding never panics and never allocates more than it was given.
+//!
+//! Format: docs/format.md
+
+mod operation;
+mod record;
+mod segment;
+mod superblock;
+
+pub use operation::{
+    CRC_BLOCK_BYTES, Kind, OP_HEADER_BYTES, OpHeader, Payload, checksum_payload, encode_operation, operation_bytes,
+    verify_payload, verify_payload_part,
+};
+pub use record::{RECORD_ALIGN, RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader};
+pub use segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
+pub use superblock::{SUPERBLOCK_BYTES, Superblock, SuperblockError};
+
+/// Version of the format that this code writes, and the newest that it opens.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// One structure's name and its fields: name, offset in bytes, width in bytes.
+pub type Layout = (&'static str, &'static [(&'static str, usize, usize)]);
+
+/// The layouts of all fixed structures, which docs/format.md must repeat (a test compares them).
+pub fn layouts() -> Vec<Layout> {
+    vec![
+        ("superblock", superblock::LAYOUT),
+        ("segment header", segment::LAYOUT),
+        ("record header", record::LAYOUT),
+        ("operation header", operation::LAYOUT),
+    ]
+}
+
+/// The number that all checksums of a store start from, made of its 128-bit id.
+pub fn store_seed(uuid: &[u8; 16]) -> u32 {
+    crc32c::crc32c(uuid)
+}
+
+/// Checksum seed of what stands at device offset `offset` in the segment of this generation.
+pub fn place_seed(store_seed: u32, generation: u32, offset: u64) -> u32 {
+    let mut place = [0u8; 12];
+    place[..4].copy_from_slice(&generation.to_le_bytes());
+    place[4..].copy_from_slice(&offset.to_le_bytes());
+    crc32c::crc32c_append(store_seed, &place)
+}
+
+/// `len` rounded up to a multiple of `align`, a power of two.
+pub const fn round_up(len: u64, align: u64) -> u64 {
+    (len + align - 1) & !(align - 1)
+}
+
+pub(crate) fn read_u32(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+pub(crate) fn read_u64(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+pub(crate) fn write_u32(bytes: &mut [u8], at: usize, value: u32) {
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+pub(crate) fn write_u64(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}

@@ -1,0 +1,296 @@
+//! Operations: the steps of a record, each with its key and payload beside its own checksums.
+//!
+//! header (32 bytes) → key → block checksums (payloads above 4 KiB only) → payload → zeros to a multiple of 8
+//!
+//! The index points at an operation's header, so that a value is read and verified alone, without the rest of
+//! its record.
+//!
+//! Invariants:
+//! 1. `payload_crc` is the CRC32C of the payload, or, above [`CRC_BLOCK_BYTES`], of the array of the CRC32Cs of
+//!    its blocks: a small read of a large payload verifies a small read.
+//! 2. `crc` covers header and key and starts from the place.
+//! 3. Kinds are explicit and never reused.
+//! Format: docs/format.md#operation-header
+
+use super::{RECORD_ALIGN, place_seed, read_u32, read_u64, round_up, write_u32, write_u64};
+
+/// Bytes of an operation header.
+pub const OP_HEADER_BYTES: usize = 32;
+/// Payloads above this have one checksum per this many bytes.
+pub const CRC_BLOCK_BYTES: usize = 4096;
+
+pub(super) const LAYOUT: &[(&str, usize, usize)] = &[
+    ("kind", 0, 1),
+    ("flags", 1, 1),
+    ("key_len", 2, 2),
+    ("payload_len", 4, 4),
+    ("object", 8, 8),
+    ("argument", 16, 8),
+    ("payload_crc", 24, 4),
+    ("crc", 28, 4),
+];
+
+/// What an operation does. The comment says what `object`, `argument`, key and payload are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// key: name of the collection
+    CreateCollection = 1,
+    /// key: name of the collection
+    RemoveCollection = 2,
+    /// object: its new number; key: length of the collection's name (1 byte), the name, the object's name
+    CreateObject = 3,
+    /// object
+    RemoveObject = 4,
+    /// object; argument: byte offset; payload: data
+    Write = 5,
+    /// object; argument: byte offset; payload: length (8 bytes)
+    Zero = 6,
+    /// object; argument: size in bytes
+    Truncate = 7,
+    /// object; key: name; payload: value
+    XattrSet = 8,
+    /// object; key: name
+    XattrRemove = 9,
+    /// object; key; payload: value
+    OmapSet = 10,
+    /// object; key
+    OmapRemove = 11,
+    /// object; key: first key removed; argument: 1 if the payload holds the first key that stays, else 0
+    OmapRemoveRange = 12,
+    /// object
+    OmapClear = 13,
+    /// object; argument: slot; payload: value
+    SlotSet = 14,
+    /// object; argument: slot
+    SlotRemove = 15,
+    /// object; argument: first slot; payload: end (8 bytes)
+    SlotRemoveRange = 16,
+}
+
+impl Kind {
+    /// The kind with this number.
+    pub fn from_u8(kind: u8) -> Option<Self> {
+        Some(match kind {
+            1 => Self::CreateCollection,
+            2 => Self::RemoveCollection,
+            3 => Self::CreateObject,
+            4 => Self::RemoveObject,
+            5 => Self::Write,
+            6 => Self::Zero,
+            7 => Self::Truncate,
+            8 => Self::XattrSet,
+            9 => Self::XattrRemove,
+            10 => Self::OmapSet,
+            11 => Self::OmapRemove,
+            12 => Self::OmapRemoveRange,
+            13 => Self::OmapClear,
+            14 => Self::SlotSet,
+            15 => Self::SlotRemove,
+            16 => Self::SlotRemoveRange,
+            _ => return None,
+        })
+    }
+}
+
+/// The start of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpHeader {
+    /// What it does.
+    pub kind: Kind,
+    /// Bit 0: the writer asked only for `Durability::Applied`.
+    pub flags: u8,
+    /// Bytes of the key.
+    pub key_len: u16,
+    /// Bytes of the payload.
+    pub payload_len: u32,
+    /// Number of the object.
+    pub object: u64,
+    /// Meaning depends on the kind.
+    pub argument: u64,
+    /// See the file's invariant 1.
+    pub payload_crc: u32,
+}
+
+impl OpHeader {
+    /// Bytes of the block checksums before the payload.
+    pub fn crcs_bytes(&self) -> usize {
+        crcs_bytes(self.payload_len as usize)
+    }
+
+    /// Where the key starts in the operation.
+    pub const fn key_start(&self) -> usize {
+        OP_HEADER_BYTES
+    }
+
+    /// Where the payload starts in the operation.
+    pub fn payload_start(&self) -> usize {
+        OP_HEADER_BYTES + usize::from(self.key_len) + self.crcs_bytes()
+    }
+
+    /// Where the payload ends in the operation.
+    pub fn payload_end(&self) -> usize {
+        self.payload_start() + self.payload_len as usize
+    }
+
+    /// Bytes of the whole operation with its padding.
+    pub fn total_bytes(&self) -> u64 {
+        round_up(self.payload_end() as u64, RECORD_ALIGN)
+    }
+
+    /// Reads the header's fields without verifying it: for bytes that never left this process's memory.
+    pub fn decode_trusted(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.get(..OP_HEADER_BYTES)?;
+        Some(Self {
+            kind: Kind::from_u8(bytes[0])?,
+            flags: bytes[1],
+            key_len: u16::from_le_bytes([bytes[2], bytes[3]]),
+            payload_len: read_u32(bytes, 4),
+            object: read_u64(bytes, 8),
+            argument: read_u64(bytes, 16),
+            payload_crc: read_u32(bytes, 24),
+        })
+    }
+
+    /// Reads and verifies header and key of the operation at the start of `bytes`, which stands at device offset
+    /// `offset` in a segment of this generation. The payload is not looked at, and may be missing from `bytes`.
+    pub fn decode(bytes: &[u8], store_seed: u32, generation: u32, offset: u64) -> Option<Self> {
+        let header = Self::decode_trusted(bytes)?;
+        let key = bytes.get(OP_HEADER_BYTES..OP_HEADER_BYTES + usize::from(header.key_len))?;
+        let crc = crc32c::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..28]);
+        (crc32c::crc32c_append(crc, key) == read_u32(bytes, 28)).then_some(header)
+    }
+}
+
+fn crcs_bytes(payload_len: usize) -> usize {
+    if payload_len > CRC_BLOCK_BYTES { payload_len.div_ceil(CRC_BLOCK_BYTES) * 4 } else { 0 }
+}
+
+/// A payload with its checksums, made before any lock is taken.
+#[derive(Clone, Debug, Default)]
+pub struct Payload {
+    crc: u32,
+    block_crcs: Vec<u8>,
+}
+
+/// Checksums a payload.
+pub fn checksum_payload(payload: &[u8]) -> Payload {
+    if payload.len() <= CRC_BLOCK_BYTES {
+        return Payload { crc: crc32c::crc32c(payload), block_crcs: Vec::new() };
+    }
+    let mut block_crcs = Vec::with_capacity(crcs_bytes(payload.len()));
+    for block in payload.chunks(CRC_BLOCK_BYTES) {
+        block_crcs.extend_from_slice(&crc32c::crc32c(block).to_le_bytes());
+    }
+    Payload { crc: crc32c::crc32c(&block_crcs), block_crcs }
+}
+
+/// Bytes of an operation with a key and a payload of these lengths, padding included.
+pub fn operation_bytes(key_len: usize, payload_len: usize) -> u64 {
+    round_up((OP_HEADER_BYTES + key_len + crcs_bytes(payload_len) + payload_len) as u64, RECORD_ALIGN)
+}
+
+/// Writes an operation to the start of `bytes`, which stands at `offset` in a segment of `generation`; returns its
+/// length. `header.payload_crc`, `key_len` and `payload_len` are filled in here.
+#[expect(clippy::too_many_arguments, reason = "the parts of an operation and its place, all of them plain")]
+pub fn encode_operation(
+    mut header: OpHeader,
+    key: &[u8],
+    payload: &[u8],
+    sums: &Payload,
+    bytes: &mut [u8],
+    store_seed: u32,
+    generation: u32,
+    offset: u64,
+) -> u64 {
+    header.key_len = key.len() as u16;
+    header.payload_len = payload.len() as u32;
+    let total = header.total_bytes() as usize;
+    let bytes = &mut bytes[..total];
+    bytes[0] = header.kind as u8;
+    bytes[1] = header.flags;
+    bytes[2..4].copy_from_slice(&header.key_len.to_le_bytes());
+    write_u32(bytes, 4, header.payload_len);
+    write_u64(bytes, 8, header.object);
+    write_u64(bytes, 16, header.argument);
+    write_u32(bytes, 24, sums.crc);
+    let crc = crc32c::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..28]);
+    write_u32(bytes, 28, crc32c::crc32c_append(crc, key));
+    let key_end = OP_HEADER_BYTES + key.len();
+    bytes[OP_HEADER_BYTES..key_end].copy_from_slice(key);
+    let payload_start = key_end + sums.block_crcs.len();
+    bytes[key_end..payload_start].copy_from_slice(&sums.block_crcs);
+    bytes[payload_start..payload_start + payload.len()].copy_from_slice(payload);
+    bytes[payload_start + payload.len()..].fill(0);
+    total as u64
+}
+
+/// Whether the payload of a verified header holds, given the operation's bytes from its header on.
+pub fn verify_payload(header: &OpHeader, operation: &[u8]) -> bool {
+    let Some(payload) = operation.get(header.payload_start()..header.payload_end()) else { return false };
+    if payload.len() <= CRC_BLOCK_BYTES {
+        return crc32c::crc32c(payload) == header.payload_crc;
+    }
+    let crcs = &operation[OP_HEADER_BYTES + usize::from(header.key_len)..header.payload_start()];
+    crc32c::crc32c(crcs) == header.payload_crc
+        && payload
+            .chunks(CRC_BLOCK_BYTES)
+            .zip(crcs.chunks(4))
+            .all(|(block, crc)| crc32c::crc32c(block).to_le_bytes() == crc)
+}
+
+/// Whether `blocks`, the payload's bytes from block number `first_block` on (whole blocks, the last may be short),
+/// hold against the block checksums `crcs`, which must have been verified against the header by the caller's
+/// comparison of their CRC32C with `payload_crc`.
+pub fn verify_payload_part(crcs: &[u8], first_block: usize, blocks: &[u8]) -> bool {
+    blocks.chunks(CRC_BLOCK_BYTES).enumerate().all(|(i, block)| {
+        crcs.get((first_block + i) * 4..(first_block + i) * 4 + 4)
+            .is_some_and(|crc| crc32c::crc32c(block).to_le_bytes() == crc)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(kind: Kind) -> OpHeader {
+        OpHeader { kind, flags: 0, key_len: 0, payload_len: 0, object: 4, argument: 9, payload_crc: 0 }
+    }
+
+    fn round_trip(payload_len: usize) {
+        let payload: Vec<u8> = (0..payload_len).map(|i| (i * 7) as u8).collect();
+        let sums = checksum_payload(&payload);
+        let mut bytes = vec![0xff; operation_bytes(3, payload_len) as usize];
+        let len = encode_operation(header(Kind::OmapSet), b"key", &payload, &sums, &mut bytes, 5, 6, 64);
+        assert_eq!(len, bytes.len() as u64);
+        let decoded = OpHeader::decode(&bytes, 5, 6, 64).unwrap();
+        assert!(verify_payload(&decoded, &bytes));
+        assert_eq!(&bytes[decoded.payload_start()..decoded.payload_end()], &payload[..]);
+        assert_eq!(OpHeader::decode(&bytes, 5, 7, 64), None);
+        let last = decoded.payload_end() * 8 - 1;
+        for bit in (0..last).step_by(if payload_len > 100 { 1009 } else { 1 }) {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let found = OpHeader::decode(&bytes, 5, 6, 64).is_some_and(|header| verify_payload(&header, &bytes));
+            assert!(!found, "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    #[test]
+    fn an_operation_survives_the_round_trip_and_no_flipped_bit_does() {
+        for len in [0, 1, 8, 100, 4096, 4097, 8192, 100_000] {
+            round_trip(len);
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_large_payload_is_verified_alone() {
+        let payload = vec![9; 20_000];
+        let sums = checksum_payload(&payload);
+        assert!(verify_payload_part(&sums.block_crcs, 1, &payload[4096..12288]));
+        assert!(verify_payload_part(&sums.block_crcs, 4, &payload[16384..]));
+        let mut bad = payload[4096..8192].to_vec();
+        bad[5] ^= 1;
+        assert!(!verify_payload_part(&sums.block_crcs, 1, &bad));
+    }
+}

@@ -1,0 +1,171 @@
+//! Superblocks: what a store is, and how far its log was known to be durable.
+//!
+//! They are appended, one block each, to two small segments in turn; the valid one with the highest sequence counts.
+//!
+//! Invariant: `end` is a lower bound: the log was durable at least so far when the superblock was written. With
+//! `clean` it is the exact end.
+//! Format: docs/format.md#superblock
+
+use super::{FORMAT_VERSION, read_u32, read_u64, write_u32, write_u64};
+
+/// Bytes of a superblock; the rest of its block is zero.
+pub const SUPERBLOCK_BYTES: usize = 92;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"ESKERSUP");
+
+pub(super) const LAYOUT: &[(&str, usize, usize)] = &[
+    ("magic", 0, 8),
+    ("version", 8, 4),
+    ("block_bytes", 12, 4),
+    ("uuid", 16, 16),
+    ("sequence", 32, 8),
+    ("segment_bytes", 40, 8),
+    ("superblock_segment_bytes", 48, 8),
+    ("device_len", 56, 8),
+    ("end_generation", 64, 4),
+    ("clean", 68, 4),
+    ("end_offset", 72, 8),
+    ("end_seq", 80, 8),
+    ("crc", 88, 4),
+];
+
+/// What a store is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Block size that groups are padded to, in bytes.
+    pub block_bytes: u32,
+    /// The store's random 128-bit id.
+    pub uuid: [u8; 16],
+    /// Grows by one with every superblock.
+    pub sequence: u64,
+    /// Segment size in bytes.
+    pub segment_bytes: u64,
+    /// Size of each of the two superblock segments at the start of the device, in bytes.
+    pub superblock_segment_bytes: u64,
+    /// Length of the device when the store was formatted, in bytes.
+    pub device_len: u64,
+    /// Generation of the segment in which the log ended.
+    pub end_generation: u32,
+    /// Whether the store was closed cleanly, so that the log ends exactly at `end`.
+    pub clean: bool,
+    /// Device offset at which the log ended.
+    pub end_offset: u64,
+    /// Sequence number of the last record before the end.
+    pub end_seq: u64,
+}
+
+/// Why a block is not a superblock that this code can use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuperblockError {
+    /// Only zeros.
+    Empty,
+    /// Something else stands there.
+    Foreign,
+    /// A superblock of a newer version.
+    Newer(u32),
+    /// A superblock whose checksum does not match.
+    Damaged,
+}
+
+impl Superblock {
+    /// Writes the superblock to the start of `block`.
+    pub fn encode(&self, block: &mut [u8]) {
+        write_u64(block, 0, MAGIC);
+        write_u32(block, 8, FORMAT_VERSION);
+        write_u32(block, 12, self.block_bytes);
+        block[16..32].copy_from_slice(&self.uuid);
+        write_u64(block, 32, self.sequence);
+        write_u64(block, 40, self.segment_bytes);
+        write_u64(block, 48, self.superblock_segment_bytes);
+        write_u64(block, 56, self.device_len);
+        write_u32(block, 64, self.end_generation);
+        write_u32(block, 68, u32::from(self.clean));
+        write_u64(block, 72, self.end_offset);
+        write_u64(block, 80, self.end_seq);
+        let crc = crc32c::crc32c(&block[..88]);
+        write_u32(block, 88, crc);
+    }
+
+    /// Reads a superblock from the start of `block`.
+    ///
+    /// # Errors
+    /// [`SuperblockError`] says what stands there instead.
+    pub fn decode(block: &[u8]) -> Result<Self, SuperblockError> {
+        if block.len() < SUPERBLOCK_BYTES || read_u64(block, 0) != MAGIC {
+            let empty = block.iter().all(|byte| *byte == 0);
+            return Err(if empty { SuperblockError::Empty } else { SuperblockError::Foreign });
+        }
+        let crc_holds = crc32c::crc32c(&block[..88]) == read_u32(block, 88);
+        let version = read_u32(block, 8);
+        if !crc_holds {
+            return Err(SuperblockError::Damaged);
+        }
+        if version != FORMAT_VERSION {
+            return Err(SuperblockError::Newer(version));
+        }
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&block[16..32]);
+        let superblock = Self {
+            block_bytes: read_u32(block, 12),
+            uuid,
+            sequence: read_u64(block, 32),
+            segment_bytes: read_u64(block, 40),
+            superblock_segment_bytes: read_u64(block, 48),
+            device_len: read_u64(block, 56),
+            end_generation: read_u32(block, 64),
+            clean: read_u32(block, 68) == 1,
+            end_offset: read_u64(block, 72),
+            end_seq: read_u64(block, 80),
+        };
+        let sizes_hold = superblock.block_bytes.is_power_of_two()
+            && superblock.block_bytes >= 512
+            && superblock.segment_bytes.is_multiple_of(u64::from(superblock.block_bytes))
+            && superblock.segment_bytes.is_power_of_two()
+            && superblock.superblock_segment_bytes >= u64::from(superblock.block_bytes);
+        if sizes_hold { Ok(superblock) } else { Err(SuperblockError::Damaged) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Superblock {
+        Superblock {
+            block_bytes: 4096,
+            uuid: [7; 16],
+            sequence: 3,
+            segment_bytes: 1 << 26,
+            superblock_segment_bytes: 65536,
+            device_len: 1 << 40,
+            end_generation: 9,
+            clean: true,
+            end_offset: 123_456,
+            end_seq: 77,
+        }
+    }
+
+    #[test]
+    fn a_superblock_survives_the_round_trip_and_no_flipped_bit_does() {
+        let mut block = vec![0; 4096];
+        sample().encode(&mut block);
+        assert_eq!(Superblock::decode(&block), Ok(sample()));
+        for bit in 0..SUPERBLOCK_BYTES * 8 {
+            block[bit / 8] ^= 1 << (bit % 8);
+            assert!(Superblock::decode(&block).is_err(), "bit {bit}");
+            block[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+
+    #[test]
+    fn a_newer_version_is_refused_with_its_number() {
+        let mut block = vec![0; 4096];
+        sample().encode(&mut block);
+        write_u32(&mut block, 8, 2);
+        let crc = crc32c::crc32c(&block[..88]);
+        write_u32(&mut block, 88, crc);
+        assert_eq!(Superblock::decode(&block), Err(SuperblockError::Newer(2)));
+        assert_eq!(Superblock::decode(&[0; 4096]), Err(SuperblockError::Empty));
+        assert_eq!(Superblock::decode(&[1; 4096]), Err(SuperblockError::Foreign));
+    }
+}

@@ -1,0 +1,661 @@
+//! An ordered map from byte strings to small values, made of pages of about 4 KiB that know whether they changed.
+//!
+//! A B+tree: leaf pages hold keys and values and are linked both ways; inner pages hold separators, cut to the
+//! bytes that tell two neighbours apart, and the leaves' numbers. A checkpoint needs the leaves only: the inner
+//! pages follow from them.
+//!
+//! ```text
+//! get     root → inner … → leaf, one search each
+//! insert  the same; a full leaf splits: in half, or at the new key when that comes first or last in its leaf,
+//!         so that ascending keys leave full pages behind
+//! remove  the same; a leaf less than a quarter full joins a neighbour under the same parent, an empty one goes
+//! ```
+//!
+//! Invariants:
+//! 1. Leaves are all at depth `height`; only a tree with no key has no root.
+//! 2. No leaf is empty. An inner page has at least one child; separators are above every key to their left and
+//!    not above any key to their right.
+//! 3. A page above `PAGE_BYTES` has few entries (long keys): at most `LEAF_KEYS_MIN` or `INNER_KEYS_MIN`.
+//! 4. Every leaf whose entries changed since [`Tree::clear_dirty`], freed ones included, is dirty.
+
+mod page;
+
+use std::ops::Bound;
+
+use page::{Page, common_prefix_len};
+
+/// Longest key, in bytes.
+pub const TREE_KEY_BYTES_MAX: usize = 4096;
+/// Size at which a page with enough entries splits, in bytes of keys, heads and values.
+pub const PAGE_BYTES: usize = 4096;
+
+/// A leaf page of a [`Tree`]; numbers of freed pages are used again.
+pub type PageId = u32;
+
+const NONE: PageId = PageId::MAX;
+const LEAF_KEYS_MIN: usize = 4;
+const INNER_KEYS_MIN: usize = 8;
+const UNDERFULL_BYTES: usize = PAGE_BYTES / 4;
+const JOINED_BYTES_MAX: usize = PAGE_BYTES / 4 * 3;
+
+struct Leaf<V> {
+    page: Page<V>,
+    previous: PageId,
+    next: PageId,
+}
+
+/// Child 0 is `first`, child `n` is the value of separator `n - 1`.
+struct Inner {
+    page: Page<u32>,
+    first: u32,
+}
+
+impl Inner {
+    #[inline]
+    fn child(&self, nth: usize) -> u32 {
+        if nth == 0 { self.first } else { self.page.value(nth - 1) }
+    }
+
+    /// Which child has the place of `key`.
+    #[inline]
+    fn child_of(&self, key: &[u8]) -> usize {
+        match self.page.position(key) {
+            Ok(at) => at + 1,
+            Err(at) => at,
+        }
+    }
+}
+
+/// The map. See the module.
+pub struct Tree<V> {
+    leaves: Vec<Leaf<V>>,
+    free_leaves: Vec<u32>,
+    inners: Vec<Inner>,
+    free_inners: Vec<u32>,
+    root: u32,
+    /// Inner pages above each leaf.
+    height: u32,
+    first_leaf: PageId,
+    last_leaf: PageId,
+    len: u64,
+    /// Heap bytes of all pages.
+    page_bytes: usize,
+    /// One bit for each leaf.
+    dirty: Vec<u64>,
+}
+
+impl<V: Copy> Default for Tree<V> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<V: Copy> Tree<V> {
+    /// An empty tree; takes no heap memory.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            leaves: Vec::new(),
+            free_leaves: Vec::new(),
+            inners: Vec::new(),
+            free_inners: Vec::new(),
+            root: NONE,
+            height: 0,
+            first_leaf: NONE,
+            last_leaf: NONE,
+            len: 0,
+            page_bytes: 0,
+            dirty: Vec::new(),
+        }
+    }
+
+    /// Number of keys; exact.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// No key at all.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Number of leaf pages.
+    #[must_use]
+    pub fn page_count(&self) -> usize {
+        self.leaves.len() - self.free_leaves.len()
+    }
+
+    /// Memory the tree holds, in bytes, itself included; exact up to the allocator's own rounding.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.page_bytes
+            + self.leaves.capacity() * size_of::<Leaf<V>>()
+            + self.inners.capacity() * size_of::<Inner>()
+            + (self.free_leaves.capacity() + self.free_inners.capacity()) * size_of::<u32>()
+            + self.dirty.capacity() * size_of::<u64>()
+    }
+
+    /// The value of `key`.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, key: &[u8]) -> Option<V> {
+        let page = &self.leaves.get(self.descend(key) as usize)?.page;
+        page.find(key).map(|at| page.value(at))
+    }
+
+    /// The value of `key`, to change in place; its page becomes dirty.
+    pub fn get_mut(&mut self, key: &[u8]) -> Option<&mut V> {
+        let id = self.descend(key);
+        let at = self.leaves.get(id as usize)?.page.find(key)?;
+        self.mark_dirty(id);
+        Some(self.leaves[id as usize].page.value_mut(at))
+    }
+
+    /// The entry with the greatest key not above `key`.
+    #[must_use]
+    pub fn floor(&self, key: &[u8]) -> Option<(&[u8], V)> {
+        let id = self.descend(key);
+        let leaf = self.leaves.get(id as usize)?;
+        match leaf.page.position(key) {
+            Ok(at) => Some(self.entry(id, at)),
+            Err(0) if leaf.previous == NONE => None,
+            Err(0) => Some(self.entry(leaf.previous, self.leaves[leaf.previous as usize].page.len() - 1)),
+            Err(at) => Some(self.entry(id, at - 1)),
+        }
+    }
+
+    /// The entry with the least key not below `key`.
+    #[must_use]
+    pub fn ceil(&self, key: &[u8]) -> Option<(&[u8], V)> {
+        self.seek(key).map(|((id, at), _)| self.entry(id, at))
+    }
+
+    /// The entry with the least key.
+    #[must_use]
+    pub fn first(&self) -> Option<(&[u8], V)> {
+        if self.first_leaf == NONE { None } else { Some(self.entry(self.first_leaf, 0)) }
+    }
+
+    /// The entry with the greatest key.
+    #[must_use]
+    pub fn last(&self) -> Option<(&[u8], V)> {
+        let page = &self.leaves.get(self.last_leaf as usize)?.page;
+        Some(self.entry(self.last_leaf, page.len() - 1))
+    }
+
+    /// Sets `key` to `value` and says what it was. Over a key that is there nothing is allocated.
+    ///
+    /// # Panics
+    /// When `key` is longer than [`TREE_KEY_BYTES_MAX`].
+    #[inline]
+    pub fn insert(&mut self, key: &[u8], value: V) -> Option<V> {
+        assert!(key.len() <= TREE_KEY_BYTES_MAX, "key of {} bytes is above TREE_KEY_BYTES_MAX", key.len());
+        if self.root == NONE {
+            self.root = self.add_leaf(Page::new(), NONE, NONE);
+        }
+        let id = self.descend(key);
+        self.mark_dirty(id);
+        let page = &mut self.leaves[id as usize].page;
+        match page.position(key) {
+            Ok(at) => return Some(std::mem::replace(page.value_mut(at), value)),
+            Err(at) if page.used_bytes_with(key.len()) <= PAGE_BYTES || page.len() < LEAF_KEYS_MIN => {
+                let before = page.heap_bytes();
+                page.insert_at(at, key, value);
+                self.page_bytes += page.heap_bytes() - before;
+            }
+            Err(at) => self.insert_in_full(id, at, key, value),
+        }
+        self.len += 1;
+        None
+    }
+
+    /// Takes `key` out and says what its value was.
+    #[inline]
+    pub fn remove(&mut self, key: &[u8]) -> Option<V> {
+        let id = self.descend(key);
+        let page = &mut self.leaves.get_mut(id as usize)?.page;
+        let at = page.find(key)?;
+        let value = page.remove_at(at);
+        self.len -= 1;
+        self.mark_dirty(id);
+        if self.leaves[id as usize].page.used_bytes() < UNDERFULL_BYTES {
+            self.refill(key);
+        }
+        Some(value)
+    }
+
+    /// Takes out every key from `start` up to but without `end` (`None`: to the last), calls `gone` for each in
+    /// order, and returns how many there were.
+    pub fn remove_range(&mut self, start: &[u8], end: Option<&[u8]>, mut gone: impl FnMut(&[u8], V)) -> u64 {
+        let before = self.len;
+        while let Some(((id, at), _)) = self.seek(start) {
+            let page = &mut self.leaves[id as usize].page;
+            let until = match end.map(|end| page.position(end)) {
+                None => page.len(),
+                Some(Ok(until) | Err(until)) => until,
+            };
+            if until <= at {
+                break;
+            }
+            (at..until).for_each(|each| gone(page.key(each), page.value(each)));
+            let finished = until < page.len();
+            // A key of the leaf leads back to it, also when it is empty by then.
+            let underfull = page.used_bytes() * (page.len() - (until - at)) / page.len() < UNDERFULL_BYTES;
+            let way_back = underfull.then(|| page.key(at).to_vec());
+            page.remove(at..until);
+            self.len -= (until - at) as u64;
+            self.mark_dirty(id);
+            if let Some(key) = way_back {
+                self.refill(&key);
+            }
+            if finished {
+                break;
+            }
+        }
+        before - self.len
+    }
+
+    /// Takes out every key. All pages become dirty.
+    pub fn clear(&mut self) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for (id, _) in self.leaves.iter().enumerate().filter(|(_, leaf)| leaf.page.len() > 0) {
+            set_bit(&mut dirty, id as PageId);
+        }
+        *self = Self { dirty, ..Self::new() };
+    }
+
+    /// The entries between two bounds, ascending, or descending when `reverse`. Bounds that leave nothing between
+    /// them, crossed ones too, give an empty scan.
+    #[must_use]
+    pub fn scan(&self, start: Bound<&[u8]>, end: Bound<&[u8]>, reverse: bool) -> Scan<'_, V> {
+        let front = match start {
+            Bound::Unbounded if self.first_leaf == NONE => None,
+            Bound::Unbounded => Some((self.first_leaf, 0)),
+            Bound::Included(key) => self.seek(key).map(|(place, _)| place),
+            Bound::Excluded(key) => self.seek(key).and_then(|((id, at), equal)| match equal {
+                true => self.normalised(id, at + 1),
+                false => Some((id, at)),
+            }),
+        };
+        let back = match end {
+            Bound::Unbounded => None,
+            Bound::Included(key) => self.seek(key).and_then(|((id, at), equal)| match equal {
+                true => self.normalised(id, at + 1),
+                false => Some((id, at)),
+            }),
+            Bound::Excluded(key) => self.seek(key).map(|(place, _)| place),
+        };
+        // `back` is the first place outside; turn it into the last place inside.
+        let back = match back {
+            Some((id, at)) if at > 0 => Some((id, at - 1)),
+            Some((id, _)) => self.last_place(self.leaves[id as usize].previous),
+            None => self.last_place(self.last_leaf),
+        };
+        let range = match (front, back) {
+            (Some(front), Some(back)) if self.entry(front.0, front.1).0 <= self.entry(back.0, back.1).0 => {
+                Some((front, back))
+            }
+            _ => None,
+        };
+        Scan { tree: self, range, reverse }
+    }
+
+    /// The entries from the greatest key not above `key` on, ascending to the last; all when every key is above it.
+    #[must_use]
+    pub fn scan_from_floor(&self, key: &[u8]) -> Scan<'_, V> {
+        let id = self.descend(key);
+        let front = self.leaves.get(id as usize).map(|leaf| match leaf.page.position(key) {
+            Ok(at) => (id, at),
+            Err(0) => self.last_place(leaf.previous).unwrap_or((id, 0)),
+            Err(at) => (id, at - 1),
+        });
+        Scan { tree: self, range: front.zip(self.last_place(self.last_leaf)), reverse: false }
+    }
+
+    /// Numbers of the leaves that changed since [`Self::clear_dirty`], ascending; freed ones too, which have no
+    /// entries.
+    pub fn dirty_pages(&self) -> impl Iterator<Item = PageId> + '_ {
+        self.dirty.iter().enumerate().flat_map(|(word, bits)| {
+            (0..u64::BITS).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word as u32 * u64::BITS + bit)
+        })
+    }
+
+    /// Makes every page clean.
+    pub fn clear_dirty(&mut self) {
+        self.dirty.clear();
+    }
+
+    /// The entries of a leaf, ascending; none when it is free or was never there.
+    pub fn page_entries(&self, id: PageId) -> impl Iterator<Item = (&[u8], V)> {
+        let page = self.leaves.get(id as usize).map(|leaf| &leaf.page);
+        page.into_iter().flat_map(|page| (0..page.len()).map(|at| (page.key(at), page.value(at))))
+    }
+
+    #[inline]
+    fn entry(&self, id: PageId, at: usize) -> (&[u8], V) {
+        let page = &self.leaves[id as usize].page;
+        (page.key(at), page.value(at))
+    }
+
+    /// The leaf that has the place of `key`; `NONE` without a root.
+    #[inline]
+    fn descend(&self, key: &[u8]) -> PageId {
+        let mut id = self.root;
+        for _ in 0..self.height {
+            let inner = &self.inners[id as usize];
+            id = inner.child(inner.child_of(key));
+        }
+        id
+    }
+
+    /// The place of the least key not below `key`, and whether it is that key.
+    fn seek(&self, key: &[u8]) -> Option<((PageId, usize), bool)> {
+        let id = self.descend(key);
+        match self.leaves.get(id as usize)?.page.position(key) {
+            Ok(at) => Some(((id, at), true)),
+            Err(at) => Some((self.normalised(id, at)?, false)),
+        }
+    }
+
+    /// A place behind the last entry of a leaf is the first of the next leaf.
+    fn normalised(&self, id: PageId, at: usize) -> Option<(PageId, usize)> {
+        let leaf = &self.leaves[id as usize];
+        if at < leaf.page.len() {
+            return Some((id, at));
+        }
+        if leaf.next == NONE { None } else { Some((leaf.next, 0)) }
+    }
+
+    fn last_place(&self, id: PageId) -> Option<(PageId, usize)> {
+        let leaf = self.leaves.get(id as usize)?;
+        Some((id, leaf.page.len() - 1))
+    }
+
+    #[inline]
+    fn mark_dirty(&mut self, id: PageId) {
+        set_bit(&mut self.dirty, id);
+    }
+
+    fn add_leaf(&mut self, page: Page<V>, previous: PageId, next: PageId) -> PageId {
+        self.page_bytes += page.heap_bytes();
+        let leaf = Leaf { page, previous, next };
+        let id = place_in(&mut self.leaves, &mut self.free_leaves, leaf);
+        if previous == NONE {
+            self.first_leaf = id
+        } else {
+            self.leaves[previous as usize].next = id
+        }
+        if next == NONE {
+            self.last_leaf = id
+        } else {
+            self.leaves[next as usize].previous = id
+        }
+        self.mark_dirty(id);
+        id
+    }
+
+    fn free_leaf(&mut self, id: PageId) {
+        let leaf =
+            std::mem::replace(&mut self.leaves[id as usize], Leaf { page: Page::new(), previous: NONE, next: NONE });
+        self.page_bytes -= leaf.page.heap_bytes();
+        let (previous, next) = (leaf.previous, leaf.next);
+        if previous == NONE {
+            self.first_leaf = next
+        } else {
+            self.leaves[previous as usize].next = next
+        }
+        if next == NONE {
+            self.last_leaf = previous
+        } else {
+            self.leaves[next as usize].previous = previous
+        }
+        self.free_leaves.push(id);
+        self.mark_dirty(id);
+    }
+
+    fn add_inner(&mut self, inner: Inner) -> u32 {
+        self.page_bytes += inner.page.heap_bytes();
+        place_in(&mut self.inners, &mut self.free_inners, inner)
+    }
+
+    fn free_inner(&mut self, id: u32) -> Inner {
+        let inner = std::mem::replace(&mut self.inners[id as usize], Inner { page: Page::new(), first: NONE });
+        self.page_bytes -= inner.page.heap_bytes();
+        self.free_inners.push(id);
+        inner
+    }
+
+    /// Changes a leaf and keeps `page_bytes` right.
+    fn with_leaf<T>(&mut self, id: PageId, change: impl FnOnce(&mut Page<V>) -> T) -> T {
+        let page = &mut self.leaves[id as usize].page;
+        let before = page.heap_bytes();
+        let result = change(page);
+        self.page_bytes = self.page_bytes - before + page.heap_bytes();
+        result
+    }
+
+    /// The same for an inner page.
+    fn with_inner<T>(&mut self, id: u32, change: impl FnOnce(&mut Inner) -> T) -> T {
+        let inner = &mut self.inners[id as usize];
+        let before = inner.page.heap_bytes();
+        let result = change(inner);
+        self.page_bytes = self.page_bytes - before + inner.page.heap_bytes();
+        result
+    }
+
+    /// The inner pages from the root down to the leaf of `key`, each with the child taken.
+    fn path_to(&self, key: &[u8]) -> (Vec<(u32, usize)>, PageId) {
+        let mut path = Vec::with_capacity(self.height as usize);
+        let mut id = self.root;
+        for _ in 0..self.height {
+            let inner = &self.inners[id as usize];
+            let nth = inner.child_of(key);
+            path.push((id, nth));
+            id = inner.child(nth);
+        }
+        (path, id)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn insert_in_full(&mut self, id: PageId, at: usize, key: &[u8], value: V) {
+        let (mut path, _) = self.path_to(key);
+        let len = self.leaves[id as usize].page.len();
+        let cut = if at == len || at == 0 { at } else { self.leaves[id as usize].page.middle() };
+        let mut right = self.with_leaf(id, |page| {
+            let right = page.split_off(cut);
+            if at == len {
+                page.shrink();
+            }
+            right
+        });
+        if at == 0 || (at < cut && cut < len) {
+            // The old number keeps the left part: cutting at 0 moved all entries to the right.
+            self.with_leaf(id, |page| page.insert_at(at, key, value));
+        } else {
+            right.insert_at(at - cut, key, value);
+        }
+        let left_last = &self.leaves[id as usize].page;
+        let left_last = left_last.key(left_last.len() - 1);
+        let right_first = right.key(0);
+        let mut separator = right_first[..common_prefix_len(left_last, right_first) + 1].to_vec();
+        let next = self.leaves[id as usize].next;
+        let mut child = self.add_leaf(right, id, next);
+        while let Some((parent, nth)) = path.pop() {
+            let page = &self.inners[parent as usize].page;
+            if page.used_bytes_with(separator.len()) <= PAGE_BYTES || page.len() < INNER_KEYS_MIN {
+                self.with_inner(parent, |inner| inner.page.insert_at(nth, &separator, child));
+                return;
+            }
+            // The separator at `cut` goes up; those before it stay, those after it go right.
+            let cut = if nth == page.len() { page.len() - 1 } else { page.middle() };
+            let up = page.key(cut).to_vec();
+            let mut right = self.with_inner(parent, |inner| {
+                let mut page = inner.page.split_off(cut);
+                let first = page.remove_at(0);
+                if nth <= cut {
+                    inner.page.insert_at(nth, &separator, child);
+                }
+                Inner { page, first }
+            });
+            if nth > cut {
+                right.page.insert_at(nth - cut - 1, &separator, child);
+            }
+            child = self.add_inner(right);
+            separator = up;
+        }
+        let mut page = Page::new();
+        page.insert_at(0, &separator, child);
+        self.root = self.add_inner(Inner { page, first: self.root });
+        self.height += 1;
+    }
+
+    /// After entries went: joins the leaf of `key` with a neighbour when it is underfull, frees it when empty, and
+    /// the same up the tree.
+    #[cold]
+    #[inline(never)]
+    fn refill(&mut self, key: &[u8]) {
+        let (mut path, id) = self.path_to(key);
+        let page = &self.leaves[id as usize].page;
+        if page.used_bytes() >= UNDERFULL_BYTES {
+            return;
+        }
+        let Some((parent, nth)) = path.pop() else {
+            if page.len() == 0 {
+                let dirty = std::mem::take(&mut self.dirty);
+                *self = Self { dirty, ..Self::new() };
+                self.mark_dirty(id);
+            } else if page.heap_bytes() > 2 * page.used_bytes() + 64 {
+                self.with_leaf(id, Page::shrink);
+            }
+            return;
+        };
+        if page.len() == 0 {
+            self.free_leaf(id);
+            self.drop_child(parent, nth, path);
+            return;
+        }
+        let inner = &self.inners[parent as usize];
+        let used = |id: u32| self.leaves[id as usize].page.used_bytes();
+        for right_nth in [nth + 1, nth] {
+            if right_nth == 0 || right_nth > inner.page.len() {
+                continue;
+            }
+            let (left, right) = (inner.child(right_nth - 1), inner.child(right_nth));
+            if used(left) + used(right) <= JOINED_BYTES_MAX {
+                let page = std::mem::replace(&mut self.leaves[right as usize].page, Page::new());
+                self.page_bytes -= page.heap_bytes();
+                self.with_leaf(left, |into| into.append(&page));
+                self.mark_dirty(left);
+                self.free_leaf(right);
+                self.drop_child(parent, right_nth, path);
+                return;
+            }
+        }
+        if self.leaves[id as usize].page.heap_bytes() > PAGE_BYTES {
+            self.with_leaf(id, Page::shrink);
+        }
+    }
+
+    /// Takes child `nth` out of an inner page, then joins or frees that page when it has become small.
+    fn drop_child(&mut self, mut parent: u32, mut nth: usize, mut path: Vec<(u32, usize)>) {
+        loop {
+            if self.inners[parent as usize].page.len() > 0 {
+                self.with_inner(parent, |inner| match nth {
+                    0 => inner.first = inner.page.remove_at(0),
+                    nth => drop(inner.page.remove_at(nth - 1)),
+                });
+                break;
+            }
+            // Its only child went, so it goes too. The root always has two children.
+            self.free_inner(parent);
+            (parent, nth) = path.pop().expect("the root of a tree with inner pages has two children");
+        }
+        while self.inners[parent as usize].page.used_bytes() < UNDERFULL_BYTES {
+            let Some((above, nth)) = path.pop() else { break };
+            let inner = &self.inners[above as usize];
+            let used = |id: u32| self.inners[id as usize].page.used_bytes();
+            let joined =
+                [nth + 1, nth].into_iter().filter(|right| (1..=inner.page.len()).contains(right)).find(|right| {
+                    used(inner.child(right - 1)) + used(inner.child(*right)) + inner.page.key(right - 1).len()
+                        <= JOINED_BYTES_MAX
+                });
+            let Some(right_nth) = joined else { break };
+            let (left, right) = (inner.child(right_nth - 1), inner.child(right_nth));
+            let separator = inner.page.key(right_nth - 1).to_vec();
+            let right = self.free_inner(right);
+            self.with_inner(left, |inner| {
+                inner.page.insert_at(inner.page.len(), &separator, right.first);
+                inner.page.append(&right.page);
+            });
+            self.with_inner(above, |inner| inner.page.remove_at(right_nth - 1));
+            parent = above;
+        }
+        while self.height > 0 && self.inners[self.root as usize].page.len() == 0 {
+            let root = self.free_inner(self.root);
+            self.root = root.first;
+            self.height -= 1;
+        }
+    }
+}
+
+#[inline]
+fn set_bit(bits: &mut Vec<u64>, at: u32) {
+    let word = (at / u64::BITS) as usize;
+    if word >= bits.len() {
+        bits.resize(word + 1, 0);
+    }
+    bits[word] |= 1 << (at % u64::BITS);
+}
+
+fn place_in<T>(arena: &mut Vec<T>, free: &mut Vec<u32>, item: T) -> u32 {
+    if let Some(id) = free.pop() {
+        arena[id as usize] = item;
+        return id;
+    }
+    if arena.len() == arena.capacity() {
+        arena.reserve_exact((arena.len() / 4).max(1));
+    }
+    arena.push(item);
+    let id = u32::try_from(arena.len() - 1).expect("an arena has fewer than 2^32 pages");
+    assert!(id != NONE, "an arena has fewer than 2^32 pages");
+    id
+}
+
+/// Entries in order. See [`Tree::scan`].
+pub struct Scan<'a, V> {
+    tree: &'a Tree<V>,
+    /// First and last place still to come.
+    range: Option<((PageId, usize), (PageId, usize))>,
+    reverse: bool,
+}
+
+impl<'a, V: Copy> Iterator for Scan<'a, V> {
+    type Item = (&'a [u8], V);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        let (front, back) = self.range?;
+        let tree = self.tree;
+        let (id, at) = if self.reverse { back } else { front };
+        let leaf = &tree.leaves[id as usize];
+        self.range = if front == back {
+            None
+        } else if self.reverse {
+            let before = if at > 0 { Some((id, at - 1)) } else { tree.last_place(leaf.previous) };
+            before.map(|back| (front, back))
+        } else {
+            let after = if at + 1 < leaf.page.len() { (id, at + 1) } else { (leaf.next, 0) };
+            Some((after, back))
+        };
+        Some((leaf.page.key(at), leaf.page.value(at)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

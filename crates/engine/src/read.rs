@@ -1,0 +1,443 @@
+//! Reading: the index under the object's lock, then values without it.
+//!
+//! lock → places → unlock → values from memory, cache or device → completion with the barrier to wait for
+//!
+//! Invariants:
+//! 1. The places of one call are taken under one lock, so that they show one moment.
+//! 2. What is missing because of a removal that is not durable waits for that removal.
+
+use std::ops::{Bound, Range};
+use std::sync::atomic::Ordering;
+
+use bytes::{Bytes, BytesMut};
+use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
+use esker_store::{
+    Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId, ObjectStore,
+    OmapScan, Result, SlotScan, Stat, Transaction,
+};
+
+use crate::format::{Kind, OpHeader, RECORD_HEADER_BYTES, RecordHeader};
+use crate::index::{Extent, Loc};
+use crate::objects::ObjectState;
+use crate::open::Engine;
+use crate::reader::device_error;
+use crate::segments::Lsn;
+
+impl Engine {
+    /// Looks at an object; `absent` if there is none.
+    fn look<R>(&self, id: &ObjectId, absent: impl FnOnce(Lsn) -> R, look: impl FnOnce(&ObjectState) -> R) -> R {
+        loop {
+            let Some(object) = self.objects.get(id) else {
+                return absent(self.names_lsn.load(Ordering::Acquire));
+            };
+            let state = object.state.read();
+            if state.exists() {
+                return look(&state);
+            }
+            let unlinked = state.unlinked;
+            drop(state);
+            if !unlinked {
+                // Made by a transaction that did not go through, or just removed: it leaves the table at once.
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn completion<T>(&self, value: Result<T>, wait_to: Lsn) -> Completion<T> {
+        Completion::after(value, self.barrier(wait_to))
+    }
+
+    fn value(&self, loc: Option<Loc>, absent_wait_to: Lsn) -> Completion<Option<Bytes>> {
+        let Some(loc) = loc else { return self.completion(Ok(None), absent_wait_to) };
+        match self.reader.fetch(loc, self.mark.durable()) {
+            Ok(found) => self.completion(Ok(Some(found.value)), found.wait_to),
+            Err(error) => Completion::ready(Err(error)),
+        }
+    }
+
+    fn values(&self, places: Vec<Option<Loc>>, removed_lsn: Lsn) -> Completion<Vec<Option<Bytes>>> {
+        let durable = self.mark.durable();
+        let mut wait_to = 0;
+        let mut values = Vec::with_capacity(places.len());
+        for place in places {
+            let Some(loc) = place else {
+                wait_to = wait_to.max(removed_lsn);
+                values.push(None);
+                continue;
+            };
+            match self.reader.fetch(loc, durable) {
+                Ok(found) => {
+                    wait_to = wait_to.max(found.wait_to);
+                    values.push(Some(found.value));
+                }
+                Err(error) => return Completion::ready(Err(error)),
+            }
+        }
+        self.completion(Ok(values), wait_to)
+    }
+
+    /// Values of scanned entries, cut where the answer has grown to `SCAN_BYTES_MAX`.
+    fn entries<K>(
+        &self,
+        places: Vec<(K, Loc)>,
+        key_len: impl Fn(&K) -> usize,
+        keys_only: bool,
+        removed_lsn: Lsn,
+    ) -> Completion<Vec<(K, Bytes)>> {
+        let durable = self.mark.durable();
+        let mut wait_to = removed_lsn;
+        let mut bytes = 0;
+        let mut entries = Vec::with_capacity(places.len());
+        for (key, loc) in places {
+            let value = if keys_only {
+                wait_to = wait_to.max(self.segments.lsn_of(loc.offset()) + 1);
+                Bytes::new()
+            } else {
+                match self.reader.fetch(loc, durable) {
+                    Ok(found) => {
+                        wait_to = wait_to.max(found.wait_to);
+                        found.value
+                    }
+                    Err(error) => return Completion::ready(Err(error)),
+                }
+            };
+            bytes += key_len(&key) + value.len();
+            entries.push((key, value));
+            if bytes >= SCAN_BYTES_MAX {
+                break;
+            }
+        }
+        self.completion(Ok(entries), wait_to)
+    }
+
+    fn read_range(&self, size: u64, parts: &[(u64, Extent)], range: &Range<u64>) -> Result<(Bytes, Lsn)> {
+        let end = range.end.min(size);
+        let len = end.saturating_sub(range.start);
+        if len > TRANSACTION_BYTES_MAX as u64 {
+            let max = TRANSACTION_BYTES_MAX as u64;
+            return Err(Error::TooLarge { what: "read", len, limit: "TRANSACTION_BYTES_MAX", max });
+        }
+        let durable = self.mark.durable();
+        if let [(offset, extent)] = parts
+            && *offset == range.start
+            && u64::from(extent.len) == len
+        {
+            let found = self.reader.fetch_part(extent.loc, extent.skip, extent.len, durable)?;
+            return Ok((found.value, found.wait_to));
+        }
+        let mut bytes = BytesMut::zeroed(len as usize);
+        let mut wait_to = 0;
+        for (offset, extent) in parts {
+            let found = self.reader.fetch_part(extent.loc, extent.skip, extent.len, durable)?;
+            wait_to = wait_to.max(found.wait_to);
+            let at = (offset - range.start) as usize;
+            bytes[at..at + extent.len as usize].copy_from_slice(&found.value);
+        }
+        Ok((bytes.freeze(), wait_to))
+    }
+}
+
+fn scan_limit(limit: usize) -> usize {
+    limit.min(SCAN_ENTRIES_MAX)
+}
+
+impl ObjectStore for Engine {
+    fn capability(&self) -> Capability {
+        Capability {
+            backend: "esker",
+            atomic_across_objects: true,
+            atomic_across_collections: true,
+            native_slots: true,
+            commit_order: true,
+            clone: false,
+            cheap_clone: false,
+            persistent: true,
+            transaction_bytes_max: self.transaction_bytes_max(),
+        }
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        self.submit_transaction(&txn)
+    }
+
+    fn sync(&self) -> Completion<CommitSeq> {
+        let Some(log) = &self.log else { return Completion::ready(Ok(CommitSeq(0))) };
+        let end = log.end();
+        self.completion(Ok(CommitSeq(log.last_seq())), end)
+    }
+
+    fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
+        let (stat, wait_to) = self.look(object, |lsn| (None, lsn), |state| (state.stat(), state.changed_lsn));
+        self.completion(Ok(stat), wait_to)
+    }
+
+    fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
+        if range.start > range.end {
+            let why = format!("{}..{} ends before it starts", range.start, range.end);
+            return Completion::ready(Err(Error::Invalid { what: "byte range", why }));
+        }
+        let (size, parts, changed) = self.look(
+            object,
+            |lsn| (0, Vec::new(), lsn),
+            |state| {
+                let wanted = range.start..range.end.min(state.size).max(range.start);
+                (state.size, state.extents.lookup(wanted).collect(), state.changed_lsn)
+            },
+        );
+        match self.read_range(size, &parts, &range) {
+            // Holes and the end may come from a change that is not durable; data carries its own place.
+            Ok((bytes, wait_to)) => {
+                let data: u64 = parts.iter().map(|(_, extent)| u64::from(extent.len)).sum();
+                let whole = data == range.end - range.start;
+                self.completion(Ok(bytes), if whole { wait_to } else { wait_to.max(changed) })
+            }
+            Err(error) => Completion::ready(Err(error)),
+        }
+    }
+
+    fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
+        let (runs, wait_to) = self.look(
+            object,
+            |lsn| (Vec::new(), lsn),
+            |state| {
+                let end = range.end.min(state.size);
+                if range.start >= end {
+                    return (Vec::new(), state.changed_lsn);
+                }
+                let runs = state.extents.runs(range.start..end);
+                let runs = runs.map(|(offset, len)| DataRun { offset, len }).collect();
+                (runs, state.changed_lsn)
+            },
+        );
+        self.completion(Ok(runs), wait_to)
+    }
+
+    fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
+        let (value, wait_to) =
+            self.look(object, |lsn| (None, lsn), |state| (state.xattrs.get(name).cloned(), state.xattr_lsn));
+        self.completion(Ok(value), wait_to)
+    }
+
+    fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>> {
+        let (xattrs, wait_to) = self.look(
+            object,
+            |lsn| (Vec::new(), lsn),
+            |state| {
+                let all = state.xattrs.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+                (all, state.xattr_lsn)
+            },
+        );
+        self.completion(Ok(xattrs), wait_to)
+    }
+
+    fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
+        let (loc, removed) = self.look(object, |lsn| (None, lsn), |state| (state.omap.get(key), state.removed_lsn));
+        self.value(loc, removed)
+    }
+
+    fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
+        let (places, removed) = self.look(
+            object,
+            |lsn| (vec![None; keys.len()], lsn),
+            |state| (keys.iter().map(|key| state.omap.get(key)).collect(), state.removed_lsn),
+        );
+        self.values(places, removed)
+    }
+
+    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
+        let start = scan.start.as_deref().map_or(Bound::Unbounded, Bound::Included);
+        let end = scan.end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+        let empty = matches!((&scan.start, &scan.end), (Some(start), Some(end)) if start >= end);
+        let (places, removed) = self.look(
+            object,
+            |lsn| (Vec::new(), lsn),
+            |state| {
+                if empty {
+                    return (Vec::new(), 0);
+                }
+                let found = state.omap.scan(start, end, scan.reverse).take(scan_limit(scan.limit));
+                (found.map(|(key, loc)| (Bytes::copy_from_slice(key), loc)).collect(), state.removed_lsn)
+            },
+        );
+        self.entries(places, Bytes::len, scan.keys_only, removed)
+    }
+
+    fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
+        let (loc, removed) = self.look(object, |lsn| (None, lsn), |state| (state.slots.get(index), state.removed_lsn));
+        self.value(loc, removed)
+    }
+
+    fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
+        let (places, removed) = self.look(
+            object,
+            |lsn| (vec![None; indexes.len()], lsn),
+            |state| (indexes.iter().map(|index| state.slots.get(*index)).collect(), state.removed_lsn),
+        );
+        self.values(places, removed)
+    }
+
+    fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
+        let (places, removed) = self.look(
+            object,
+            |lsn| (Vec::new(), lsn),
+            |state| {
+                let found = state.slots.scan(scan.range.clone(), scan.reverse).take(scan_limit(scan.limit));
+                (found.collect(), state.removed_lsn)
+            },
+        );
+        self.entries(places, |_| 8, scan.keys_only, removed)
+    }
+
+    fn commit_scan(
+        &self,
+        collection: &Collection,
+        name_prefix: &[u8],
+        after: CommitCursor,
+        limit: usize,
+    ) -> Completion<(Vec<CommitEntry>, Option<CommitCursor>)> {
+        match self.walk_log(collection, name_prefix, after, scan_limit(limit)) {
+            Ok((entries, cursor, wait_to)) => self.completion(Ok((entries, cursor)), wait_to),
+            Err(error) => Completion::ready(Err(error)),
+        }
+    }
+
+    fn collections(&self) -> Completion<Vec<Collection>> {
+        let collections = self.objects.names.read().keys().cloned().collect();
+        self.completion(Ok(collections), self.names_lsn.load(Ordering::Acquire))
+    }
+
+    fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
+        let names = self.objects.names.read();
+        let Some(objects) = names.get(collection) else {
+            let error = Error::NoCollection { collection: collection.to_string() };
+            return self.completion(Err(error), self.names_lsn.load(Ordering::Acquire));
+        };
+        let start = after.map_or(Bound::Unbounded, |after| Bound::Excluded(Bytes::copy_from_slice(after)));
+        let found = objects.range::<Bytes, _>((start, Bound::Unbounded));
+        let list = found.take(scan_limit(limit)).map(|(name, _)| name.clone()).collect();
+        self.completion(Ok(list), self.names_lsn.load(Ordering::Acquire))
+    }
+}
+
+type Walked = (Vec<CommitEntry>, Option<CommitCursor>, Lsn);
+
+impl Engine {
+    /// Live entries in log order: walks the log's records from the cursor (generation, offset in the segment) on and
+    /// keeps those operations that the index still points to.
+    fn walk_log(
+        &self,
+        collection: &Collection,
+        name_prefix: &[u8],
+        after: CommitCursor,
+        limit: usize,
+    ) -> Result<Walked> {
+        let objects: std::collections::HashMap<u64, _> = {
+            let names = self.objects.names.read();
+            let Some(objects) = names.get(collection) else { return Ok((Vec::new(), None, 0)) };
+            let found = objects.range::<Bytes, _>(Bytes::copy_from_slice(name_prefix)..);
+            let found = found.take_while(|(name, _)| name.starts_with(name_prefix));
+            found.map(|(_, object)| (object.state.read().number, std::sync::Arc::clone(object))).collect()
+        };
+        // What is in the open group is written out first, so that the walk reads nothing that is being written.
+        if let Some(log) = &self.log {
+            log.commit(false);
+        }
+        let (last_generation, last_end) = match &self.log {
+            Some(log) => log.written_end(),
+            None => (u32::MAX, 0),
+        };
+        let mut log_segments = self.segments.in_log_order();
+        log_segments.retain(|(generation, _)| u64::from(*generation) >= after.0 && *generation <= last_generation);
+        let mut entries = Vec::new();
+        let (mut wait_to, mut bytes) = (0, 0);
+        for (generation, segment) in log_segments {
+            let base = segment * self.segments.segment_bytes;
+            let mut at = if u64::from(generation) == after.0 { after.1 } else { 0 }.max(self.block_bytes());
+            let end = if generation == last_generation { last_end } else { self.segments.segment_bytes };
+            let mut window = Window { engine: self, base, end, start: 0, bytes: Vec::new() };
+            while at + RECORD_HEADER_BYTES as u64 <= end {
+                let head = window.get(at, RECORD_HEADER_BYTES as u64)?;
+                let Some(record) = RecordHeader::decode(head, self.seed, base + at) else {
+                    let next = crate::format::round_up(at + 1, self.block_bytes());
+                    at = next;
+                    continue;
+                };
+                let mut op_at = at + RECORD_HEADER_BYTES as u64;
+                for _ in 0..record.op_count {
+                    let head = window.get(op_at, (1 << 13).min(end.saturating_sub(op_at)))?;
+                    let header = OpHeader::decode(head, self.seed, generation, base + op_at).ok_or_else(|| {
+                        Error::Corrupt { offset: base + op_at, what: "operation header checksum mismatch".into() }
+                    })?;
+                    let key = &head[header.key_start()..header.key_start() + usize::from(header.key_len)];
+                    if let Some(object) = objects.get(&header.object) {
+                        let state = object.state.read();
+                        let live = match header.kind {
+                            Kind::SlotSet => state.slots.get(header.argument),
+                            Kind::OmapSet => state.omap.get(key),
+                            _ => None,
+                        };
+                        drop(state);
+                        if let Some(loc) = live.filter(|loc| loc.offset() == base + op_at) {
+                            let key = Bytes::copy_from_slice(key);
+                            let found = self.reader.fetch(loc, self.mark.durable())?;
+                            wait_to = wait_to.max(found.wait_to);
+                            bytes += found.value.len() + key.len();
+                            entries.push(if header.kind == Kind::SlotSet {
+                                CommitEntry::Slot(object.id.clone(), header.argument, found.value)
+                            } else {
+                                CommitEntry::Omap(object.id.clone(), key, found.value)
+                            });
+                        }
+                    }
+                    op_at += header.total_bytes();
+                }
+                at += u64::from(record.len);
+                // Cursors stand between records, so a record's entries come in one answer.
+                if entries.len() >= limit || bytes >= SCAN_BYTES_MAX {
+                    return Ok((entries, Some(CommitCursor(u64::from(generation), at)), wait_to));
+                }
+            }
+        }
+        Ok((entries, None, wait_to))
+    }
+
+    fn block_bytes(&self) -> u64 {
+        u64::from(self.device.geometry().block_bytes)
+    }
+}
+
+/// A piece of a segment that is being walked: from its buffer if that is in memory, else read in large steps.
+struct Window<'a> {
+    engine: &'a Engine,
+    base: u64,
+    end: u64,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+const WINDOW_BYTES: u64 = 1 << 20;
+
+impl Window<'_> {
+    fn get(&mut self, at: u64, len: u64) -> Result<&[u8]> {
+        let end = self.start + self.bytes.len() as u64;
+        if at + len > self.end {
+            return Err(Error::Corrupt { offset: self.base + at, what: "record reaches past the log's end".into() });
+        }
+        if at < self.start || at + len > end {
+            let take = WINDOW_BYTES.max(len).min(self.end - at) as usize;
+            self.start = at;
+            self.bytes.resize(take, 0);
+            let bytes = &mut self.bytes;
+            let copied = self.engine.segments.with_buffer(self.base + at, |buffer, start| {
+                // SAFETY: the walk stays below the written end, whose writers have all finished.
+                bytes.copy_from_slice(unsafe { buffer.range(start, take) });
+            });
+            if copied.is_none() {
+                let read = self.engine.device.read(self.base + at, &mut self.bytes);
+                read.map_err(|error| device_error(&format!("walking the log at {}", self.base + at), error))?;
+            }
+        }
+        let from = (at - self.start) as usize;
+        Ok(&self.bytes[from..from + len as usize])
+    }
+}

@@ -1,0 +1,248 @@
+//! Reading values: from a segment's buffer, from the cache, or verified from the device.
+//!
+//! place → buffer in memory (no system call) → cache → one device read, verified, then cached
+//!
+//! Invariants:
+//! 1. No byte from the device is handed out before its checksums held, for this place and this life of the segment.
+//! 2. The cache keeps to its budget; what it holds has been verified.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use esker_device::Device;
+use esker_store::{Error, Result};
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+use crate::format::{
+    CRC_BLOCK_BYTES, OP_HEADER_BYTES, OpHeader, RECORD_FLAG_APPLIED, verify_payload, verify_payload_part,
+};
+use crate::index::Loc;
+use crate::segments::{Lsn, Segments, value_of};
+
+/// Payloads up to this are read whole, verified and cached; of larger ones only the blocks that are asked for.
+const WHOLE_PAYLOAD_BYTES_MAX: usize = 128 << 10;
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Key {
+    Payload(u64),
+    Head(u64),
+}
+
+#[derive(Clone)]
+struct Cached {
+    header: OpHeader,
+    bytes: Bytes,
+}
+
+#[derive(Clone)]
+struct ByBytes;
+
+impl Weighter<Key, Cached> for ByBytes {
+    fn weight(&self, _: &Key, value: &Cached) -> u64 {
+        value.bytes.len() as u64 + 128
+    }
+}
+
+/// A value and whether a reader has to wait for it.
+pub struct Found {
+    /// The payload, or the part of it that was asked for.
+    pub value: Bytes,
+    /// Position that has to be durable before the value is shown; 0 if it is already, or its writer did not ask.
+    pub wait_to: Lsn,
+}
+
+/// Counters of reads that left the buffers.
+#[derive(Default)]
+pub struct ReadCounters {
+    /// Reads of the device.
+    pub device_reads: AtomicU64,
+    /// Bytes read from the device.
+    pub device_read_bytes: AtomicU64,
+    /// Values found in the cache.
+    pub cache_hits: AtomicU64,
+}
+
+/// Reads what the index points to.
+pub struct Reader {
+    device: Arc<dyn Device>,
+    segments: Arc<Segments>,
+    store_seed: u32,
+    cache: Cache<Key, Cached, ByBytes>,
+    /// What was read.
+    pub counters: ReadCounters,
+}
+
+impl Reader {
+    /// A reader with a cache of `cache_bytes`.
+    pub fn new(device: Arc<dyn Device>, segments: Arc<Segments>, store_seed: u32, cache_bytes: u64) -> Self {
+        let items = usize::try_from(cache_bytes / 1024).unwrap_or(usize::MAX).clamp(64, 1 << 20);
+        let cache = Cache::with_weighter(items, cache_bytes.max(1), ByBytes);
+        Self { device, segments, store_seed, cache, counters: ReadCounters::default() }
+    }
+
+    /// Bytes in the cache.
+    pub fn cached_bytes(&self) -> u64 {
+        self.cache.weight()
+    }
+
+    fn wait_to(&self, loc: Loc, header: &OpHeader, durable: Lsn) -> Lsn {
+        if u32::from(header.flags) & RECORD_FLAG_APPLIED != 0 {
+            return 0;
+        }
+        let lsn = self.segments.lsn_of(loc.offset());
+        if lsn < durable { 0 } else { lsn + 1 }
+    }
+
+    /// The payload at `loc` if it is in memory.
+    pub fn peek(&self, loc: Loc, durable: Lsn) -> Option<Found> {
+        let offset = loc.offset();
+        let from_buffer = self.segments.with_buffer(offset, |buffer, start| {
+            let head_len = OP_HEADER_BYTES.min(buffer.len() - start);
+            // SAFETY: the index only points at finished operations.
+            let header = OpHeader::decode_trusted(unsafe { buffer.range(start, head_len) })?;
+            let value = value_of(buffer, start + header.payload_start(), header.payload_len as usize);
+            Some(Found { value, wait_to: self.wait_to(loc, &header, durable) })
+        });
+        if let Some(Some(found)) = from_buffer {
+            return Some(found);
+        }
+        let cached = self.cache.get(&Key::Payload(loc.raw()))?;
+        self.counters.cache_hits.fetch_add(1, Ordering::Relaxed);
+        Some(Found { wait_to: self.wait_to(loc, &cached.header, durable), value: cached.bytes })
+    }
+
+    /// The whole payload at `loc`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] with the place, [`Error::Io`].
+    pub fn fetch(&self, loc: Loc, durable: Lsn) -> Result<Found> {
+        if let Some(found) = self.peek(loc, durable) {
+            return Ok(found);
+        }
+        let operation = self.read_device(loc.offset(), self.clamp_span(loc))?;
+        let header = self.decode(&operation, loc)?;
+        if !verify_payload(&header, &operation) {
+            return Err(corrupt(loc, &header, "payload"));
+        }
+        let wait_to = self.wait_to(loc, &header, durable);
+        let value = Bytes::from(operation).slice(header.payload_start()..header.payload_end());
+        self.cache.insert(Key::Payload(loc.raw()), Cached { header, bytes: value.clone() });
+        Ok(Found { value, wait_to })
+    }
+
+    /// `len` bytes from `skip` on of the payload at `loc`.
+    ///
+    /// # Errors
+    /// As [`Reader::fetch`].
+    pub fn fetch_part(&self, loc: Loc, skip: u32, len: u32, durable: Lsn) -> Result<Found> {
+        let range = skip as usize..skip as usize + len as usize;
+        let in_buffer = self.segments.with_buffer(loc.offset(), |buffer, start| {
+            let head_len = OP_HEADER_BYTES.min(buffer.len() - start);
+            // SAFETY: the index only points at finished operations.
+            let header = OpHeader::decode_trusted(unsafe { buffer.range(start, head_len) })?;
+            if range.end > header.payload_len as usize {
+                return None;
+            }
+            let value = value_of(buffer, start + header.payload_start() + range.start, range.len());
+            Some(Found { value, wait_to: self.wait_to(loc, &header, durable) })
+        });
+        if let Some(Some(found)) = in_buffer {
+            return Ok(found);
+        }
+        if (self.clamp_span(loc) as usize) <= WHOLE_PAYLOAD_BYTES_MAX {
+            let found = self.fetch(loc, durable)?;
+            if range.end > found.value.len() {
+                return Err(short_payload(loc));
+            }
+            return Ok(Found { value: found.value.slice(range), ..found });
+        }
+        self.fetch_blocks(loc, range, durable)
+    }
+
+    /// Reads only the blocks of a large payload that `range` touches.
+    fn fetch_blocks(&self, loc: Loc, range: std::ops::Range<usize>, durable: Lsn) -> Result<Found> {
+        let head = match self.cache.get(&Key::Head(loc.raw())) {
+            Some(head) => head,
+            None => self.read_head(loc)?,
+        };
+        let header = head.header;
+        let payload_len = header.payload_len as usize;
+        if range.end > payload_len {
+            return Err(short_payload(loc));
+        }
+        let first_block = range.start / CRC_BLOCK_BYTES;
+        let blocks_start = first_block * CRC_BLOCK_BYTES;
+        let blocks_end = (range.end.div_ceil(CRC_BLOCK_BYTES) * CRC_BLOCK_BYTES).min(payload_len);
+        let offset = loc.offset() + (header.payload_start() + blocks_start) as u64;
+        let blocks = self.read_device(offset, (blocks_end - blocks_start) as u64)?;
+        let holds = if header.crcs_bytes() == 0 {
+            crc32c::crc32c(&blocks) == header.payload_crc
+        } else {
+            verify_payload_part(&head.bytes, first_block, &blocks)
+        };
+        if !holds {
+            return Err(corrupt(loc, &header, "payload"));
+        }
+        let wait_to = self.wait_to(loc, &header, durable);
+        Ok(Found { value: Bytes::from(blocks).slice(range.start - blocks_start..range.end - blocks_start), wait_to })
+    }
+
+    /// Reads and verifies a large operation's header, key and block checksums.
+    fn read_head(&self, loc: Loc) -> Result<Cached> {
+        let span = self.clamp_span(loc);
+        // Key and checksums of 16 MiB fit in this: header 32, key up to 64 KiB, 4 bytes for each 4 KiB.
+        let first = span.min(OP_HEADER_BYTES as u64 + (1 << 16) + span / 1024 + 8);
+        let bytes = self.read_device(loc.offset(), first)?;
+        let header = self.decode(&bytes, loc)?;
+        let crcs_start = OP_HEADER_BYTES + usize::from(header.key_len);
+        let crcs = bytes.get(crcs_start..header.payload_start()).ok_or_else(|| corrupt(loc, &header, "length"))?;
+        if header.crcs_bytes() > 0 && crc32c::crc32c(crcs) != header.payload_crc {
+            return Err(corrupt(loc, &header, "block checksums"));
+        }
+        let head = Cached { header, bytes: Bytes::copy_from_slice(crcs) };
+        self.cache.insert(Key::Head(loc.raw()), head.clone());
+        Ok(head)
+    }
+
+    fn decode(&self, operation: &[u8], loc: Loc) -> Result<OpHeader> {
+        let generation = self.segments.generation(self.segments.segment_of(loc.offset()));
+        OpHeader::decode(operation, self.store_seed, generation, loc.offset())
+            .ok_or_else(|| Error::Corrupt { offset: loc.offset(), what: "operation header checksum mismatch".into() })
+    }
+
+    /// The span that the index remembers is rounded up: it must not reach past the segment.
+    fn clamp_span(&self, loc: Loc) -> u64 {
+        let left = self.segments.segment_bytes - self.segments.within(loc.offset());
+        loc.span_bytes().min(left)
+    }
+
+    fn read_device(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        self.counters.device_reads.fetch_add(1, Ordering::Relaxed);
+        self.counters.device_read_bytes.fetch_add(len, Ordering::Relaxed);
+        let mut bytes = vec![0; len as usize];
+        let read = self.device.read(offset, &mut bytes);
+        read.map_err(|error| device_error(&format!("reading {len} bytes at device offset {offset}"), error))?;
+        Ok(bytes)
+    }
+}
+
+fn corrupt(loc: Loc, header: &OpHeader, part: &str) -> Error {
+    Error::Corrupt {
+        offset: loc.offset(),
+        what: format!("{part} checksum mismatch in a {:?} of object number {}", header.kind, header.object),
+    }
+}
+
+fn short_payload(loc: Loc) -> Error {
+    Error::Corrupt { offset: loc.offset(), what: "payload is shorter than the index says".into() }
+}
+
+/// A device's error as a store's.
+pub fn device_error(what: &str, error: esker_device::Error) -> Error {
+    match error {
+        esker_device::Error::Io { source, .. } => Error::io(what, source),
+        other => Error::io(what, std::io::Error::other(other)),
+    }
+}

@@ -1,0 +1,329 @@
+//! Segments: which parts of the device are free, open or sealed, and the buffers that hold recent ones in memory.
+//!
+//! A segment's buffer is filled by many writers at once, each in a range of its own; it is written out by the
+//! commit thread, and stays in memory for readers until newer segments push it out.
+//!
+//! Invariants:
+//! 1. A range of a buffer is written by one reservation, once per life of the buffer, before any reader can know of it.
+//! 2. A buffer leaves memory only when all of it has been written to the device.
+//! 3. `base_lsn + offset in the segment` grows along the log: a place is durable exactly if that is below the durable mark.
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use arc_swap::ArcSwapOption;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// A log position: bytes laid down since the store was opened, pads included.
+pub type Lsn = u64;
+
+/// Memory for one segment: zeroed, page-aligned, shared between writers of disjoint ranges.
+pub struct SegmentBuffer {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory is plain bytes owned by this value; ranges are handed out disjointly (see `range_mut`), and
+// readers only look at ranges whose writers have finished (published through a lock or a release store).
+unsafe impl Send for SegmentBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for SegmentBuffer {}
+
+impl SegmentBuffer {
+    /// Maps `len` bytes of zeros.
+    ///
+    /// # Errors
+    /// The operating system's, when memory is short.
+    pub fn new(len: usize) -> std::io::Result<Self> {
+        // SAFETY: a fresh anonymous private mapping at an address that the kernel chooses.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }?;
+        // Huge pages make first touches cheaper; the engine works as well without them.
+        // SAFETY: the range is the mapping made above.
+        let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxHugepage) };
+        let start = NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("mapped at address zero"))?;
+        Ok(Self { start, len })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// All of it, while nobody else knows of it.
+    pub fn whole_mut(&mut self) -> &mut [u8] {
+        // SAFETY: inside the mapping; exclusive by `&mut self`.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    /// A range for its one writer.
+    ///
+    /// # Safety
+    /// Nobody else may read or write the range until the caller has finished with it and published that.
+    #[expect(clippy::mut_from_ref, reason = "disjoint ranges of a shared buffer are the point of this type")]
+    pub unsafe fn range_mut(&self, start: usize, len: usize) -> &mut [u8] {
+        assert!(start <= self.len && len <= self.len - start, "range {start}+{len} outside a buffer of {}", self.len);
+        // SAFETY: inside the mapping by the assertion; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(start), len) }
+    }
+
+    /// A range whose writers have finished.
+    ///
+    /// # Safety
+    /// Whoever wrote the range has finished and published that, and nobody writes it again while it is borrowed.
+    pub unsafe fn range(&self, start: usize, len: usize) -> &[u8] {
+        assert!(start <= self.len && len <= self.len - start, "range {start}+{len} outside a buffer of {}", self.len);
+        // SAFETY: inside the mapping by the assertion; not written by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(start), len) }
+    }
+}
+
+impl Drop for SegmentBuffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`; nobody borrows from a value that is dropped.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A range of a buffer that keeps the buffer alive: values are handed out this way without a copy.
+pub struct BufferSlice {
+    /// The buffer.
+    pub buffer: Arc<SegmentBuffer>,
+    /// First byte.
+    pub start: usize,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+impl AsRef<[u8]> for BufferSlice {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: slices are only made of ranges found through the index, which are finished and never written again
+        // in this life of the buffer; the buffer is not reused while this slice holds it.
+        unsafe { self.buffer.range(self.start, self.len) }
+    }
+}
+
+/// Values from this size on are handed out as slices of the segment's buffer; smaller ones are copied, so that a
+/// small value that somebody keeps does not keep a whole segment in memory.
+pub const SHARED_VALUE_BYTES_MIN: usize = 16 << 10;
+
+/// A value out of a buffer: copied or shared, by its size.
+pub fn value_of(buffer: &Arc<SegmentBuffer>, start: usize, len: usize) -> Bytes {
+    if len >= SHARED_VALUE_BYTES_MIN {
+        return Bytes::from_owner(BufferSlice { buffer: Arc::clone(buffer), start, len });
+    }
+    // SAFETY: as in `BufferSlice::as_ref`.
+    Bytes::copy_from_slice(unsafe { buffer.range(start, len) })
+}
+
+struct Entry {
+    generation: AtomicU32,
+    base_lsn: AtomicU64,
+    buffer: ArcSwapOption<SegmentBuffer>,
+}
+
+/// All segments of a device.
+pub struct Segments {
+    /// Segment size in bytes, a power of two.
+    pub segment_bytes: u64,
+    shift: u32,
+    entries: Box<[Entry]>,
+    /// First segment that holds log, not superblocks.
+    first: u64,
+    lists: Mutex<Lists>,
+    buffers_max: usize,
+}
+
+struct Lists {
+    free: VecDeque<u64>,
+    recent: VecDeque<u64>,
+    spare: Vec<SegmentBuffer>,
+}
+
+impl Segments {
+    /// A table of `count` segments, of which those below `first` belong to the superblocks. Buffers of at most
+    /// `recent_bytes` (and at least of two segments) stay in memory.
+    pub fn new(segment_bytes: u64, first: u64, count: u64, recent_bytes: u64) -> Self {
+        let entries = (0..count)
+            .map(|_| Entry {
+                generation: AtomicU32::new(0),
+                base_lsn: AtomicU64::new(0),
+                buffer: ArcSwapOption::empty(),
+            })
+            .collect();
+        let buffers_max = usize::try_from(recent_bytes / segment_bytes).unwrap_or(usize::MAX).max(2);
+        let lists = Lists { free: VecDeque::new(), recent: VecDeque::new(), spare: Vec::new() };
+        Self {
+            segment_bytes,
+            shift: segment_bytes.trailing_zeros(),
+            entries,
+            first,
+            lists: Mutex::new(lists),
+            buffers_max,
+        }
+    }
+
+    /// Number of segments that can hold log.
+    pub fn log_segments(&self) -> u64 {
+        self.entries.len() as u64 - self.first
+    }
+
+    /// Number of free segments.
+    pub fn free_segments(&self) -> u64 {
+        self.lists.lock().free.len() as u64
+    }
+
+    /// Number of segments whose buffers are in memory.
+    pub fn buffers(&self) -> u64 {
+        self.lists.lock().recent.len() as u64
+    }
+
+    /// Says that a segment holds log of this generation.
+    pub fn place(&self, segment: u64, generation: u32, base_lsn: Lsn) {
+        let entry = &self.entries[segment as usize];
+        entry.base_lsn.store(base_lsn, Ordering::Release);
+        entry.generation.store(generation, Ordering::Release);
+    }
+
+    /// Makes every segment that holds no log free.
+    pub fn free_unplaced(&self) {
+        let free = (self.first..self.entries.len() as u64)
+            .filter(|segment| self.entries[*segment as usize].generation.load(Ordering::Acquire) == 0)
+            .collect();
+        self.lists.lock().free = free;
+    }
+
+    /// The next free segment, if any; it stays free until [`Segments::take_free`].
+    pub fn peek_free(&self) -> Option<u64> {
+        self.lists.lock().free.front().copied()
+    }
+
+    /// Takes a segment out of the free ones, if it is among them.
+    pub fn take(&self, segment: u64) {
+        self.lists.lock().free.retain(|free| *free != segment);
+    }
+
+    /// Takes the segment that [`Segments::peek_free`] named.
+    pub fn take_free(&self) -> Option<u64> {
+        self.lists.lock().free.pop_front()
+    }
+
+    /// Memory for a segment: a spare one, or new.
+    ///
+    /// # Errors
+    /// The operating system's, when memory is short.
+    pub fn new_buffer(&self) -> std::io::Result<SegmentBuffer> {
+        if let Some(spare) = self.lists.lock().spare.pop() {
+            return Ok(spare);
+        }
+        SegmentBuffer::new(self.segment_bytes as usize)
+    }
+
+    /// Shows a segment's buffer to readers.
+    pub fn publish_buffer(&self, segment: u64, buffer: Arc<SegmentBuffer>) {
+        self.entries[segment as usize].buffer.store(Some(buffer));
+        self.lists.lock().recent.push_back(segment);
+    }
+
+    /// Drops the oldest buffers above the budget whose segments are wholly below `written`.
+    pub fn evict_buffers(&self, written: Lsn) {
+        let mut dropped = Vec::new();
+        {
+            let mut lists = self.lists.lock();
+            while lists.recent.len() > self.buffers_max {
+                let Some(oldest) = lists.recent.front().copied() else { break };
+                if self.base_lsn(oldest) + self.segment_bytes > written {
+                    break;
+                }
+                lists.recent.pop_front();
+                dropped.push(self.entries[oldest as usize].buffer.swap(None));
+            }
+        }
+        for buffer in dropped.into_iter().flatten() {
+            if let Ok(buffer) = Arc::try_unwrap(buffer) {
+                let mut lists = self.lists.lock();
+                if lists.spare.len() < 2 {
+                    lists.spare.push(buffer);
+                }
+            }
+        }
+    }
+
+    /// Number of the segment that holds this device offset.
+    pub fn segment_of(&self, offset: u64) -> u64 {
+        offset >> self.shift
+    }
+
+    /// Offset inside its segment.
+    pub fn within(&self, offset: u64) -> u64 {
+        offset & (self.segment_bytes - 1)
+    }
+
+    /// Generation of a segment; 0 if it holds no log.
+    pub fn generation(&self, segment: u64) -> u32 {
+        self.entries.get(segment as usize).map_or(0, |entry| entry.generation.load(Ordering::Acquire))
+    }
+
+    /// Generation and number of every segment that holds log, oldest first.
+    pub fn in_log_order(&self) -> Vec<(u32, u64)> {
+        let placed = (self.first..self.entries.len() as u64).map(|segment| (self.generation(segment), segment));
+        let mut placed: Vec<_> = placed.filter(|(generation, _)| *generation != 0).collect();
+        placed.sort_unstable();
+        placed
+    }
+
+    fn base_lsn(&self, segment: u64) -> Lsn {
+        self.entries[segment as usize].base_lsn.load(Ordering::Acquire)
+    }
+
+    /// Log position of a device offset.
+    pub fn lsn_of(&self, offset: u64) -> Lsn {
+        self.base_lsn(self.segment_of(offset)) + self.within(offset)
+    }
+
+    /// Runs `f` on the buffer of the segment that holds `offset`, if it is in memory.
+    pub fn with_buffer<R>(&self, offset: u64, f: impl FnOnce(&Arc<SegmentBuffer>, usize) -> R) -> Option<R> {
+        let entry = self.entries.get(self.segment_of(offset) as usize)?;
+        let guard = entry.buffer.load();
+        guard.as_ref().map(|buffer| f(buffer, self.within(offset) as usize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_leaves_memory_only_when_it_is_written() {
+        let segments = Segments::new(1 << 16, 1, 8, 0);
+        segments.free_unplaced();
+        assert_eq!(segments.free_segments(), 7);
+        for (generation, lsn) in [(1, 0), (2, 1 << 16), (3, 2 << 16)] {
+            let segment = segments.take_free().unwrap();
+            segments.place(segment, generation, lsn);
+            segments.publish_buffer(segment, Arc::new(segments.new_buffer().unwrap()));
+        }
+        segments.evict_buffers((1 << 16) - 1);
+        assert_eq!(segments.buffers(), 3);
+        segments.evict_buffers(1 << 16);
+        assert_eq!(segments.buffers(), 2);
+        assert!(segments.with_buffer(1 << 16, |_, _| ()).is_none());
+        assert!(segments.with_buffer(2 << 16, |_, _| ()).is_some());
+    }
+
+    #[test]
+    fn a_shared_value_outlives_the_eviction_of_its_buffer() {
+        let buffer = Arc::new(SegmentBuffer::new(1 << 20).unwrap());
+        // SAFETY: nobody else knows of the buffer.
+        unsafe { buffer.range_mut(100, 20_000) }.fill(7);
+        let large = value_of(&buffer, 100, 20_000);
+        let small = value_of(&buffer, 100, 20);
+        drop(buffer);
+        assert!(large.iter().chain(&small[..]).all(|byte| *byte == 7));
+    }
+}

@@ -1,0 +1,126 @@
+//! What the engine tells of itself.
+
+use std::sync::atomic::Ordering;
+
+use crate::open::Engine;
+
+/// Figures of an open store, at one moment. Counters count since it was opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stats {
+    /// Objects.
+    pub objects: u64,
+    /// Filled slots.
+    pub slot_keys: u64,
+    /// Memory of the slots' index in bytes.
+    pub slot_index_bytes: u64,
+    /// Omap keys.
+    pub omap_keys: u64,
+    /// Memory of the omap index in bytes, keys included.
+    pub omap_index_bytes: u64,
+    /// Memory of the extents' index in bytes.
+    pub extent_index_bytes: u64,
+    /// Memory of the attributes in bytes.
+    pub xattr_bytes: u64,
+    /// Transactions appended.
+    pub records: u64,
+    /// Bytes of those records.
+    pub record_bytes: u64,
+    /// Syncs of the device.
+    pub syncs: u64,
+    /// Device writes.
+    pub device_writes: u64,
+    /// Bytes written to the device.
+    pub device_write_bytes: u64,
+    /// Device reads.
+    pub device_reads: u64,
+    /// Bytes read from the device.
+    pub device_read_bytes: u64,
+    /// Values found in the cache of values read before.
+    pub cache_hits: u64,
+    /// Bytes in that cache.
+    pub cache_bytes: u64,
+    /// Segments whose buffers are in memory.
+    pub buffered_segments: u64,
+    /// Segment size in bytes.
+    pub segment_bytes: u64,
+    /// Segments that can hold log.
+    pub segments: u64,
+    /// Of those, free.
+    pub free_segments: u64,
+    /// Last commit sequence number.
+    pub last_seq: u64,
+}
+
+impl Stats {
+    /// Index memory per slot key in bytes; 0 without slot keys.
+    pub fn slot_index_bytes_per_key(&self) -> f64 {
+        if self.slot_keys == 0 { 0.0 } else { self.slot_index_bytes as f64 / self.slot_keys as f64 }
+    }
+
+    /// All figures by name, as INFO shows them.
+    pub fn entries(&self) -> Vec<(&'static str, String)> {
+        let mut entries: Vec<(&'static str, String)> = [
+            ("objects", self.objects),
+            ("slot_keys", self.slot_keys),
+            ("slot_index_bytes", self.slot_index_bytes),
+            ("omap_keys", self.omap_keys),
+            ("omap_index_bytes", self.omap_index_bytes),
+            ("extent_index_bytes", self.extent_index_bytes),
+            ("xattr_bytes", self.xattr_bytes),
+            ("records", self.records),
+            ("record_bytes", self.record_bytes),
+            ("syncs", self.syncs),
+            ("device_writes", self.device_writes),
+            ("device_write_bytes", self.device_write_bytes),
+            ("device_reads", self.device_reads),
+            ("device_read_bytes", self.device_read_bytes),
+            ("cache_hits", self.cache_hits),
+            ("cache_bytes", self.cache_bytes),
+            ("buffered_segments", self.buffered_segments),
+            ("segment_bytes", self.segment_bytes),
+            ("segments", self.segments),
+            ("free_segments", self.free_segments),
+            ("last_seq", self.last_seq),
+        ]
+        .map(|(name, value)| (name, value.to_string()))
+        .into();
+        entries.insert(3, ("slot_index_bytes_per_key", format!("{:.2}", self.slot_index_bytes_per_key())));
+        entries
+    }
+}
+
+impl Engine {
+    /// The engine's figures. Walks all objects: cheap for a command, not for every request.
+    pub fn stats(&self) -> Stats {
+        let mut stats = Stats {
+            segment_bytes: self.segments.segment_bytes,
+            segments: self.segments.log_segments(),
+            free_segments: self.segments.free_segments(),
+            buffered_segments: self.segments.buffers(),
+            device_reads: self.reader.counters.device_reads.load(Ordering::Relaxed),
+            device_read_bytes: self.reader.counters.device_read_bytes.load(Ordering::Relaxed),
+            cache_hits: self.reader.counters.cache_hits.load(Ordering::Relaxed),
+            cache_bytes: self.reader.cached_bytes(),
+            objects: self.objects.len() as u64,
+            ..Stats::default()
+        };
+        self.objects.for_each(|object| {
+            let state = object.state.read();
+            let [slots, omap, extents, xattrs] = state.memory_bytes();
+            stats.slot_keys += state.slots.len();
+            stats.slot_index_bytes += slots;
+            stats.omap_keys += state.omap.len();
+            stats.omap_index_bytes += omap;
+            stats.extent_index_bytes += extents;
+            stats.xattr_bytes += xattrs;
+        });
+        if let Some(log) = &self.log {
+            (stats.records, stats.record_bytes) = log.appended();
+            stats.syncs = log.counters.syncs.load(Ordering::Relaxed);
+            stats.device_writes = log.counters.writes.load(Ordering::Relaxed);
+            stats.device_write_bytes = log.counters.written_bytes.load(Ordering::Relaxed);
+            stats.last_seq = log.last_seq();
+        }
+        stats
+    }
+}

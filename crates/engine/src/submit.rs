@@ -1,0 +1,539 @@
+//! Submitting: guards, then one record, then the index, all on the caller's thread.
+//!
+//! checksum payloads → lock names (only if names change) and objects → guards → plan → reserve → encode → apply → unlock
+//!
+//! Invariants:
+//! 1. Nothing changes before the reservation is given; nothing can fail after it.
+//! 2. An object that does not exist leaves no trace in the table when the call returns.
+//! 3. A guard that looks at a missing object holds the names' lock, so that the object cannot appear meanwhile.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use esker_store::{
+    Barrier, Change, Collection, CommitSeq, Completion, Condition, Durability, Error, Guard, ObjectId, Op, Result,
+    Transaction,
+};
+use parking_lot::RwLockWriteGuard;
+use smallvec::SmallVec;
+
+use crate::commit::{Log, Refused, record_header};
+use crate::format::{
+    Kind, OpHeader, Payload, RECORD_HEADER_BYTES, checksum_payload, encode_operation, operation_bytes,
+};
+use crate::index::Loc;
+use crate::objects::{Names, Object, ObjectState, Step};
+use crate::open::Engine;
+use crate::segments::Lsn;
+
+/// Key of a planned operation: the caller's, or made here.
+enum Key<'t> {
+    Given(&'t [u8]),
+    Made(SmallVec<[u8; 64]>),
+}
+
+impl Key<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Given(bytes) => bytes,
+            Self::Made(bytes) => bytes,
+        }
+    }
+}
+
+/// Payload of a planned operation: the caller's with its checksums made before, or a number.
+enum Body<'t> {
+    Given(&'t [u8], &'t Payload),
+    Word([u8; 8]),
+    Short(&'t [u8]),
+}
+
+impl Body<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Given(bytes, _) | Self::Short(bytes) => bytes,
+            Self::Word(word) => word,
+        }
+    }
+}
+
+/// One operation that will go into the record.
+struct Planned<'t> {
+    kind: Kind,
+    target: usize,
+    object: u64,
+    argument: u64,
+    key: Key<'t>,
+    body: Body<'t>,
+}
+
+/// What a transaction has to be told before it can be decided.
+enum Verdict {
+    Holds,
+    Fails(usize, Lsn),
+    /// The value there is not in memory: read it without locks, then try again.
+    Fetch(Loc),
+}
+
+type Fetched = SmallVec<[(Loc, Bytes); 1]>;
+
+/// The transaction's view of names that it changes itself.
+#[derive(Default)]
+struct NameChanges {
+    collections: BTreeMap<Collection, bool>,
+    objects: BTreeMap<Collection, i64>,
+}
+
+impl NameChanges {
+    fn exists(&self, names: &Names, collection: &Collection) -> bool {
+        self.collections.get(collection).copied().unwrap_or_else(|| names.contains_key(collection))
+    }
+
+    fn objects(&self, names: &Names, collection: &Collection) -> i64 {
+        names.get(collection).map_or(0, |objects| objects.len() as i64)
+            + self.objects.get(collection).copied().unwrap_or(0)
+    }
+}
+
+impl Engine {
+    pub(crate) fn submit_transaction(&self, txn: &Transaction) -> Completion<CommitSeq> {
+        let log = match self.writable(txn) {
+            Ok(log) => log,
+            Err(error) => return Completion::ready(Err(error)),
+        };
+        let sums: SmallVec<[Payload; 2]> = txn.ops.iter().map(checksums_of).collect();
+        let mut fetched = Fetched::new();
+        loop {
+            match self.attempt(log, txn, &sums, &fetched) {
+                Attempt::Done(completion) => return completion,
+                Attempt::Retry => {}
+                Attempt::Busy => {
+                    if let Err(error) = log.wait_for_room() {
+                        return Completion::ready(Err(error));
+                    }
+                }
+                Attempt::Fetch(loc) => match self.reader.fetch(loc, self.mark.durable()) {
+                    Ok(found) => fetched.push((loc, found.value)),
+                    Err(error) => return Completion::ready(Err(error)),
+                },
+            }
+        }
+    }
+
+    fn writable(&self, txn: &Transaction) -> Result<&Arc<Log>> {
+        txn.check()?;
+        let log = self.log.as_ref().ok_or(Error::ReadOnly)?;
+        if let Some(failure) = self.mark.failure() {
+            return Err(failure);
+        }
+        let unsupported = txn.ops.iter().any(|op| {
+            matches!(op, Op::Object(_, Change::CloneTo { .. } | Change::CloneRange { .. } | Change::Rename { .. }))
+        });
+        if unsupported {
+            return Err(Error::Unsupported { backend: "esker", what: "clone or rename objects" });
+        }
+        Ok(log)
+    }
+
+    fn attempt<'t>(&self, log: &Log, txn: &'t Transaction, sums: &'t [Payload], fetched: &Fetched) -> Attempt {
+        let ids = target_ids(txn);
+        let mut targets: SmallVec<[Arc<Object>; 2]> = SmallVec::new();
+        let mut changes_names = false;
+        for id in &ids {
+            match self.objects.get(id) {
+                Some(object) => targets.push(object),
+                None => changes_names = true,
+            }
+        }
+        changes_names |=
+            txn.ops.iter().any(|op| !matches!(op, Op::Object(_, change) if !matches!(change, Change::Remove)));
+        let mut names = changes_names.then(|| self.objects.names.write());
+        if changes_names {
+            targets = ids.iter().map(|id| self.objects.get_or_insert(id)).collect();
+        }
+        let mut states: SmallVec<[RwLockWriteGuard<'_, ObjectState>; 2]> =
+            targets.iter().map(|object| object.state.write()).collect();
+        if states.iter().any(|state| state.unlinked) {
+            drop_absent(self, &ids, &mut states, changes_names);
+            return Attempt::Retry;
+        }
+        let outcome = self.attempt_locked(log, txn, sums, fetched, &ids, &targets, &mut states, names.as_deref_mut());
+        drop_absent(self, &ids, &mut states, changes_names);
+        outcome
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one call site; the arguments are the locks that are held")]
+    fn attempt_locked<'t>(
+        &self,
+        log: &Log,
+        txn: &'t Transaction,
+        sums: &'t [Payload],
+        fetched: &Fetched,
+        ids: &[&ObjectId],
+        targets: &[Arc<Object>],
+        states: &mut [RwLockWriteGuard<'_, ObjectState>],
+        names: Option<&mut Names>,
+    ) -> Attempt {
+        match self.guards_hold(&txn.guards, ids, states, fetched) {
+            Verdict::Holds => {}
+            Verdict::Fetch(loc) => return Attempt::Fetch(loc),
+            Verdict::Fails(index, lsn) => {
+                let barrier = self.barrier(lsn);
+                return Attempt::Done(Completion::after(Err(Error::GuardFailed { index }), barrier));
+            }
+        }
+        let empty = Names::new();
+        let plan = match self.plan(txn, sums, ids, states, names.as_deref().unwrap_or(&empty)) {
+            Ok(plan) => plan,
+            Err(error) => return Attempt::Done(Completion::ready(Err(error))),
+        };
+        if plan.is_empty() {
+            // Nothing to do: whatever this depends on is in the objects' last changes.
+            let lsn = states.iter().map(|state| self.shown_lsn(state)).max().unwrap_or(0);
+            return Attempt::Done(Completion::after(Ok(CommitSeq(log.last_seq())), self.barrier(lsn)));
+        }
+        let len = plan.iter().fold(RECORD_HEADER_BYTES as u64, |len, op| {
+            len + operation_bytes(op.key.bytes().len(), op.body.bytes().len())
+        });
+        if len > self.record_bytes_max {
+            return Attempt::Done(Completion::ready(Err(Error::TooLarge {
+                what: "transaction",
+                len,
+                limit: "the segment's room for one record",
+                max: self.record_bytes_max,
+            })));
+        }
+        let mut reservation = match log.reserve(len) {
+            Ok(reservation) => reservation,
+            Err(Refused::Busy) => return Attempt::Busy,
+            Err(Refused::Error(error)) => return Attempt::Done(Completion::ready(Err(error))),
+        };
+        let applied_only = txn.durability == Durability::Applied || log.policy().acknowledges_applied();
+        let lsn_end = reservation.lsn + len;
+        let readers_wait_to = if applied_only { 0 } else { lsn_end };
+        let seq = CommitSeq(reservation.seq);
+        let header = record_header(&reservation, plan.len(), applied_only);
+        let (generation, offset) = (reservation.generation, reservation.device_offset);
+        let bytes = reservation.bytes();
+        header.encode(bytes, self.seed, offset);
+        let mut at = RECORD_HEADER_BYTES;
+        let mut places: SmallVec<[Loc; 2]> = SmallVec::new();
+        for op in &plan {
+            let header = OpHeader {
+                kind: op.kind,
+                flags: u8::from(applied_only),
+                key_len: 0,
+                payload_len: 0,
+                object: op.object,
+                argument: op.argument,
+                payload_crc: 0,
+            };
+            let place = offset + at as u64;
+            let (key, payload) = (op.key.bytes(), op.body.bytes());
+            let made;
+            let sums = match &op.body {
+                Body::Given(_, sums) => *sums,
+                Body::Word(_) | Body::Short(_) => {
+                    made = checksum_payload(payload);
+                    &made
+                }
+            };
+            let len = encode_operation(header, key, payload, sums, &mut bytes[at..], self.seed, generation, place);
+            places.push(Loc::new(place, len, 0));
+            at += len as usize;
+        }
+        // The record is whole: readers may learn of it.
+        drop(reservation);
+        self.publish(&plan, &places, targets, states, names, readers_wait_to);
+        let barrier = (!applied_only).then(|| Barrier::new(&self.mark, lsn_end));
+        Attempt::Done(Completion::after(Ok(seq), barrier))
+    }
+
+    /// Changes the index.
+    fn publish(
+        &self,
+        plan: &[Planned<'_>],
+        places: &[Loc],
+        targets: &[Arc<Object>],
+        states: &mut [RwLockWriteGuard<'_, ObjectState>],
+        mut names: Option<&mut Names>,
+        readers_wait_to: Lsn,
+    ) {
+        for (op, loc) in plan.iter().zip(places) {
+            let key = op.key.bytes();
+            match (op.kind, names.as_deref_mut()) {
+                (Kind::CreateCollection, Some(names)) => {
+                    names.entry(Collection::new(key.to_vec())).or_default();
+                }
+                (Kind::RemoveCollection, Some(names)) => {
+                    names.remove(&Collection::new(key.to_vec()));
+                }
+                (Kind::CreateObject, Some(names)) => {
+                    let object = &targets[op.target];
+                    states[op.target].number = op.object;
+                    // What the name held before may be gone through a removal that is not durable yet.
+                    states[op.target].removed_at_least(self.names_lsn.load(Ordering::Acquire));
+                    if let Some(collection) = names.get_mut(object.id.collection()) {
+                        collection.insert(object.id.name().clone(), Arc::clone(object));
+                    }
+                }
+                (Kind::RemoveObject, Some(names)) => {
+                    let id = &targets[op.target].id;
+                    if let Some(collection) = names.get_mut(id.collection()) {
+                        collection.remove(id.name());
+                    }
+                }
+                _ => {}
+            }
+            let names_changed = matches!(
+                op.kind,
+                Kind::CreateCollection | Kind::RemoveCollection | Kind::CreateObject | Kind::RemoveObject
+            );
+            if names_changed {
+                self.names_lsn.fetch_max(readers_wait_to, Ordering::AcqRel);
+            }
+            if matches!(op.kind, Kind::CreateCollection | Kind::RemoveCollection) {
+                continue;
+            }
+            let payload = op.body.bytes();
+            let payload_len = payload.len() as u32;
+            let step = Step { kind: op.kind, argument: op.argument, key, payload, payload_len, loc: *loc };
+            states[op.target].apply(&step, readers_wait_to);
+        }
+    }
+
+    /// The barrier of a position, if it is not durable yet.
+    pub(crate) fn barrier(&self, lsn: Lsn) -> Option<Barrier> {
+        (lsn > self.mark.durable()).then(|| Barrier::new(&self.mark, lsn))
+    }
+
+    fn guards_hold(
+        &self,
+        guards: &[Guard],
+        ids: &[&ObjectId],
+        states: &[RwLockWriteGuard<'_, ObjectState>],
+        fetched: &Fetched,
+    ) -> Verdict {
+        for (index, guard) in guards.iter().enumerate() {
+            let state = &states[target_of(ids, &guard.object)];
+            let holds = match &guard.condition {
+                Condition::Exists => state.exists(),
+                Condition::Absent => !state.exists(),
+                Condition::SizeEquals { size } => state.exists() && state.size == *size,
+                Condition::XattrAbsent { name } => !state.xattrs.contains_key(name),
+                Condition::XattrEquals { name, value } => state.xattrs.get(name) == Some(value),
+                Condition::XattrCompare { name, compare, value, absent_holds } => match state.xattrs.get(name) {
+                    None => *absent_holds,
+                    Some(stored) => <[u8; 8]>::try_from(&stored[..])
+                        .is_ok_and(|stored| compare.holds(u64::from_le_bytes(stored), *value)),
+                },
+                Condition::OmapAbsent { key } => state.omap.get(key).is_none(),
+                Condition::OmapPresent { key } => state.omap.get(key).is_some(),
+                Condition::SlotAbsent { index } => state.slots.get(*index).is_none(),
+                Condition::SlotPresent { index } => state.slots.get(*index).is_some(),
+                Condition::OmapEquals { key, value } => match self.equals(state.omap.get(key), value, fetched) {
+                    Ok(holds) => holds,
+                    Err(loc) => return Verdict::Fetch(loc),
+                },
+                Condition::SlotEquals { index, value } => match self.equals(state.slots.get(*index), value, fetched) {
+                    Ok(holds) => holds,
+                    Err(loc) => return Verdict::Fetch(loc),
+                },
+            };
+            if !holds {
+                return Verdict::Fails(index, self.shown_lsn(state));
+            }
+        }
+        Verdict::Holds
+    }
+
+    /// Position that has to be durable before anything about the object is told. That an object is missing is the
+    /// work of the last change of names.
+    fn shown_lsn(&self, state: &ObjectState) -> Lsn {
+        if state.exists() { state.changed_lsn } else { self.names_lsn.load(Ordering::Acquire) }
+    }
+
+    /// Whether the value at a place is this one; the place itself if the value has to be read first.
+    fn equals(&self, loc: Option<Loc>, value: &Bytes, fetched: &Fetched) -> std::result::Result<bool, Loc> {
+        let Some(loc) = loc else { return Ok(false) };
+        if let Some(found) = self.reader.peek(loc, Lsn::MAX) {
+            return Ok(found.value == *value);
+        }
+        match fetched.iter().find(|(at, _)| *at == loc) {
+            Some((_, found)) => Ok(found == value),
+            None => Err(loc),
+        }
+    }
+
+    /// What the record will hold: the operations that change something, with what they imply.
+    fn plan<'t>(
+        &self,
+        txn: &'t Transaction,
+        sums: &'t [Payload],
+        ids: &[&ObjectId],
+        states: &[RwLockWriteGuard<'_, ObjectState>],
+        names: &Names,
+    ) -> Result<SmallVec<[Planned<'t>; 2]>> {
+        let mut plan = SmallVec::new();
+        let mut numbers: SmallVec<[u64; 4]> = states.iter().map(|state| state.number).collect();
+        let mut changes = NameChanges::default();
+        for (op, sums) in txn.ops.iter().zip(sums) {
+            match op {
+                Op::CreateCollection(collection) => {
+                    if !changes.exists(names, collection) {
+                        changes.collections.insert(collection.clone(), true);
+                        plan.push(collection_op(Kind::CreateCollection, collection));
+                    }
+                }
+                Op::RemoveCollection(collection) => {
+                    if changes.exists(names, collection) {
+                        if changes.objects(names, collection) != 0 {
+                            return Err(Error::NotEmpty { collection: collection.to_string() });
+                        }
+                        changes.collections.insert(collection.clone(), false);
+                        plan.push(collection_op(Kind::RemoveCollection, collection));
+                    }
+                }
+                Op::Object(id, change) => {
+                    let target = target_of(ids, id);
+                    if numbers[target] == 0 {
+                        if !creates(change) {
+                            continue;
+                        }
+                        if !changes.exists(names, id.collection()) {
+                            return Err(Error::NoCollection { collection: id.collection().to_string() });
+                        }
+                        *changes.objects.entry(id.collection().clone()).or_default() += 1;
+                        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+                        numbers[target] = number;
+                        plan.push(create_object(target, number, id));
+                    }
+                    if matches!(change, Change::Remove) {
+                        *changes.objects.entry(id.collection().clone()).or_default() -= 1;
+                    }
+                    if let Some(planned) = plan_change(target, numbers[target], change, sums) {
+                        plan.push(planned);
+                    }
+                    if matches!(change, Change::Remove) {
+                        numbers[target] = 0;
+                    }
+                }
+            }
+        }
+        Ok(plan)
+    }
+}
+
+enum Attempt {
+    Done(Completion<CommitSeq>),
+    Retry,
+    Busy,
+    Fetch(Loc),
+}
+
+fn drop_absent(
+    engine: &Engine,
+    ids: &[&ObjectId],
+    states: &mut [RwLockWriteGuard<'_, ObjectState>],
+    changes_names: bool,
+) {
+    if !changes_names {
+        return;
+    }
+    for (id, state) in ids.iter().zip(states) {
+        if !state.exists() && !state.unlinked {
+            engine.objects.unlink(id, state);
+        }
+    }
+}
+
+/// The objects of a transaction, in order, each once.
+fn target_ids(txn: &Transaction) -> SmallVec<[&ObjectId; 2]> {
+    let mut ids: SmallVec<[&ObjectId; 2]> = txn.guards.iter().map(|guard| &guard.object).collect();
+    for op in &txn.ops {
+        if let Op::Object(id, _) = op {
+            ids.push(id);
+        }
+    }
+    if ids.len() > 1 {
+        ids.sort_unstable();
+        ids.dedup();
+    }
+    ids
+}
+
+fn target_of(ids: &[&ObjectId], id: &ObjectId) -> usize {
+    if ids.len() == 1 { 0 } else { ids.binary_search(&id).expect("every object of the transaction is a target") }
+}
+
+fn checksums_of(op: &Op) -> Payload {
+    match op {
+        Op::Object(_, Change::Write { data: payload, .. })
+        | Op::Object(_, Change::XattrSet { value: payload, .. })
+        | Op::Object(_, Change::OmapSet { value: payload, .. })
+        | Op::Object(_, Change::SlotSet { value: payload, .. }) => checksum_payload(payload),
+        _ => Payload::default(),
+    }
+}
+
+/// Whether the change makes a missing object.
+fn creates(change: &Change) -> bool {
+    match change {
+        Change::Touch
+        | Change::Write { .. }
+        | Change::Zero { .. }
+        | Change::XattrSet { .. }
+        | Change::OmapSet { .. }
+        | Change::SlotSet { .. } => true,
+        Change::Truncate { size } => *size > 0,
+        _ => false,
+    }
+}
+
+fn collection_op(kind: Kind, collection: &Collection) -> Planned<'_> {
+    Planned { kind, target: 0, object: 0, argument: 0, key: Key::Given(collection.name()), body: Body::Short(&[]) }
+}
+
+fn create_object(target: usize, number: u64, id: &ObjectId) -> Planned<'static> {
+    let collection = id.collection().name();
+    let mut key = SmallVec::with_capacity(1 + collection.len() + id.name().len());
+    key.push(collection.len() as u8);
+    key.extend_from_slice(collection);
+    key.extend_from_slice(id.name());
+    Planned {
+        kind: Kind::CreateObject,
+        target,
+        object: number,
+        argument: 0,
+        key: Key::Made(key),
+        body: Body::Short(&[]),
+    }
+}
+
+fn plan_change<'t>(target: usize, object: u64, change: &'t Change, sums: &'t Payload) -> Option<Planned<'t>> {
+    let empty: &[u8] = &[];
+    let (kind, argument, key, body) = match change {
+        Change::Touch | Change::CloneTo { .. } | Change::CloneRange { .. } | Change::Rename { .. } => return None,
+        Change::Write { data, .. } if data.is_empty() => return None,
+        Change::Zero { len: 0, .. } => return None,
+        Change::Write { offset, data } => (Kind::Write, *offset, empty, Body::Given(data, sums)),
+        Change::Zero { offset, len } => (Kind::Zero, *offset, empty, Body::Word(len.to_le_bytes())),
+        Change::Truncate { size } => (Kind::Truncate, *size, empty, Body::Short(empty)),
+        Change::Remove => (Kind::RemoveObject, 0, empty, Body::Short(empty)),
+        Change::XattrSet { name, value } => (Kind::XattrSet, 0, &name[..], Body::Given(value, sums)),
+        Change::XattrRemove { name } => (Kind::XattrRemove, 0, &name[..], Body::Short(empty)),
+        Change::OmapSet { key, value } => (Kind::OmapSet, 0, &key[..], Body::Given(value, sums)),
+        Change::OmapRemove { key } => (Kind::OmapRemove, 0, &key[..], Body::Short(empty)),
+        Change::OmapRemoveRange { start, end } => {
+            let body = Body::Short(end.as_deref().unwrap_or(empty));
+            (Kind::OmapRemoveRange, u64::from(end.is_some()), &start[..], body)
+        }
+        Change::OmapClear => (Kind::OmapClear, 0, empty, Body::Short(empty)),
+        Change::SlotSet { index, value } => (Kind::SlotSet, *index, empty, Body::Given(value, sums)),
+        Change::SlotRemove { index } => (Kind::SlotRemove, *index, empty, Body::Short(empty)),
+        Change::SlotRemoveRange { start, end } => (Kind::SlotRemoveRange, *start, empty, Body::Word(end.to_le_bytes())),
+    };
+    Some(Planned { kind, target, object, argument, key: Key::Given(key), body })
+}

@@ -1,0 +1,24 @@
+//! What a backend can and cannot do. A face that needs something says so in its constructor's error.
+
+/// Abilities of an [`ObjectStore`](crate::ObjectStore).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// Name of the backend, for messages.
+    pub backend: &'static str,
+    /// One transaction may touch several objects of a collection atomically.
+    pub atomic_across_objects: bool,
+    /// One transaction may touch several collections atomically.
+    pub atomic_across_collections: bool,
+    /// Slots are kept natively, not as omap keys.
+    pub native_slots: bool,
+    /// [`commit_scan`](crate::ObjectStore::commit_scan) works.
+    pub commit_order: bool,
+    /// `CloneTo`, `CloneRange` and `Rename` work.
+    pub clone: bool,
+    /// They copy no payload.
+    pub cheap_clone: bool,
+    /// What was acknowledged as durable survives the process (false for memory).
+    pub persistent: bool,
+    /// Largest transaction in bytes of names, keys and payload; at most [`crate::limits::TRANSACTION_BYTES_MAX`].
+    pub transaction_bytes_max: u64,
+}

@@ -1,0 +1,138 @@
+//! The waist of Esker: N faces and M backends meet in one object-safe trait.
+//!
+//! face → [`Transaction`] → [`ObjectStore::submit`] → [`Completion`] (applied, then durable)
+//!
+//! An object has four spaces: bytes, xattrs, omap, slots. A missing object reads like an empty one;
+//! [`ObjectStore::stat`] tells the difference.
+//!
+//! Invariants:
+//! 1. A transaction is applied whole or not at all; a refused one changes nothing.
+//! 2. No read and no guard shows what a power cut could take back, unless its writer asked only for
+//!    [`Durability::Applied`]: the [`Completion`] of such a read carries a [`Barrier`] and waits for it.
+//! 3. The `contract` feature states these semantics as tests that every backend passes unchanged.
+
+#![forbid(unsafe_code)]
+
+mod capability;
+mod completion;
+#[cfg(feature = "contract")]
+pub mod contract;
+mod error;
+mod id;
+pub mod limits;
+mod mark;
+#[cfg(feature = "contract")]
+pub mod model;
+mod transaction;
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+pub use capability::Capability;
+pub use completion::Completion;
+pub use error::{Error, Result};
+pub use id::{Collection, CommitSeq, IdHasher, ObjectId, ObjectMap};
+pub use mark::{Barrier, DurableMark};
+pub use transaction::{
+    Change, CommitCursor, CommitEntry, Compare, Condition, Durability, Guard, OmapScan, Op, Order, SlotScan,
+    Transaction,
+};
+
+/// What an object is, at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Size of the bytes space, in bytes.
+    pub size: u64,
+    /// Number of omap keys.
+    pub omap_keys: u64,
+    /// Number of filled slots.
+    pub slots: u64,
+    /// Number of xattrs.
+    pub xattrs: u64,
+}
+
+/// A run of bytes in an object that holds data; what lies between runs is a hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataRun {
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// A transactional store of objects.
+///
+/// Every call returns a [`Completion`]; blocking work, where a backend needs it, is done on the caller's
+/// thread before the call returns. Errors arrive in the completion.
+pub trait ObjectStore: Send + Sync {
+    /// What this store is called and what it can do.
+    fn capability(&self) -> Capability;
+
+    /// Applies a transaction. The value, its [`CommitSeq`], is there once applied; waiting for the completion
+    /// waits for what [`Transaction::durability`] asks.
+    ///
+    /// # Errors
+    /// Every variant of [`Error`]; see there. After any but `Stopped` nothing was applied.
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq>;
+
+    /// Completes when everything applied before the call is durable, whatever durability it asked for.
+    fn sync(&self) -> Completion<CommitSeq>;
+
+    /// What the object is, or `None` if it does not exist.
+    fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>>;
+
+    /// The bytes of `range`: holes are zeros, past the end is short. At most [`limits::TRANSACTION_BYTES_MAX`] bytes at once.
+    fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes>;
+
+    /// The runs of data inside `range`, in order, cut to it. Neighbouring runs are joined.
+    fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>>;
+
+    /// The value of an xattr.
+    fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>>;
+
+    /// All xattrs, by name.
+    fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>>;
+
+    /// The value of an omap key.
+    fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>>;
+
+    /// The values of several omap keys, all at the same moment.
+    fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>>;
+
+    /// Omap entries in key order, all at the same moment. May return fewer than `limit` (see
+    /// [`limits::SCAN_BYTES_MAX`]); it returns none only when none are left in the range.
+    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>>;
+
+    /// The value of a slot.
+    fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>>;
+
+    /// The values of several slots, all at the same moment.
+    fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>>;
+
+    /// Filled slots in key order, with the same rule for short answers as [`ObjectStore::omap_scan`].
+    fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>>;
+
+    /// Live slots and omap entries of the objects of `collection` whose names start with `name_prefix`, in the
+    /// order of the commits that last wrote them, oldest first: up to `limit` of them after `after`, and the
+    /// cursor to go on from (`None` at the end). Entries that are overwritten between two calls come later again.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where [`Capability::commit_order`] is false.
+    fn commit_scan(
+        &self,
+        collection: &Collection,
+        name_prefix: &[u8],
+        after: CommitCursor,
+        limit: usize,
+    ) -> Completion<(Vec<CommitEntry>, Option<CommitCursor>)>;
+
+    /// The collections, in name order.
+    fn collections(&self) -> Completion<Vec<Collection>>;
+
+    /// Object names of a collection in name order, up to `limit` of those above `after`.
+    ///
+    /// # Errors
+    /// [`Error::NoCollection`].
+    fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>>;
+}

@@ -1,0 +1,25 @@
+//! Limits that every store keeps, checked where a transaction enters and quoted by name in errors and docs.
+//! A backend may be tighter; it then says so in its [`Capability`](crate::Capability).
+
+/// Longest collection name, in bytes.
+pub const COLLECTION_BYTES_MAX: usize = 255;
+/// Longest object name, in bytes.
+pub const OBJECT_NAME_BYTES_MAX: usize = 1_024;
+/// Longest omap key, in bytes. The empty key is allowed.
+pub const OMAP_KEY_BYTES_MAX: usize = 4_096;
+/// Longest xattr name, in bytes.
+pub const XATTR_NAME_BYTES_MAX: usize = 255;
+/// Largest xattr value, in bytes.
+pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
+/// Largest omap or slot value, and largest single write, in bytes (16 MiB).
+pub const VALUE_BYTES_MAX: usize = 16 << 20;
+/// Largest transaction, in bytes of names, keys and payload together (32 MiB).
+pub const TRANSACTION_BYTES_MAX: usize = 32 << 20;
+/// Most operations in one transaction.
+pub const TRANSACTION_OPS_MAX: usize = 1 << 20;
+/// Largest object, in bytes: offsets stay below this (1 EiB).
+pub const OBJECT_BYTES_MAX: u64 = 1 << 60;
+/// Most entries that one scan call returns, whatever limit was asked for.
+pub const SCAN_ENTRIES_MAX: usize = 65_536;
+/// A scan call ends early once it holds this many bytes of keys and values (16 MiB) and at least one entry.
+pub const SCAN_BYTES_MAX: usize = 16 << 20;
