@@ -6,11 +6,12 @@
 //! Invariants:
 //! 1. One process has a device open at a time, for reading too: the lock is taken before anything is looked at.
 //! 2. A read past the end of a file that was cut short is an error, never zeros.
+//! 3. Both ways lead to the same file, even if another takes over the path meanwhile; a creation that fails leaves no file.
 //! Why direct: docs/decisions/0001-log-io.md
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
@@ -55,12 +56,15 @@ impl FileDevice {
     /// Opens or creates the device at `path` and locks it against other processes.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::InUse`], [`Error::Io`].
+    /// [`Error::Exists`]; [`Error::InUse`]; [`Error::NoSpace`] when the file system cannot take the new file;
+    /// [`Error::Io`], also for what is neither a regular file nor a block device.
     pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> Result<Self> {
         let path = path.as_ref();
         let failed = |what, source| Error::Io { name: path.display().to_string(), what, offset: 0, source };
         let mut options = OpenOptions::new();
         options.read(true).write(mode != OpenMode::ReadOnly).create_new(matches!(mode, OpenMode::Create { .. }));
+        // So that opening a pipe by mistake does not wait for its other end; no change for files and devices.
+        options.custom_flags(OFlags::NONBLOCK.bits() as i32);
         let file = match options.open(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(Error::Exists { name: path.display().to_string() });
@@ -71,12 +75,15 @@ impl FileDevice {
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(Error::InUse { name: path.display().to_string() }),
             other => other.map_err(|error| failed("lock", error.into()))?,
         }
-        if let OpenMode::Create { len } = mode {
-            file.set_len(len).map_err(|error| failed("create", error))?;
-            file.sync_all().map_err(|error| failed("create", error))?;
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let synced = File::open(folder).and_then(|folder| folder.sync_all());
-            synced.map_err(|error| failed("create", error))?;
+        if let OpenMode::Create { len } = mode
+            && let Err(error) = lay_out(&file, path, len)
+        {
+            // Only the first cause matters; what cannot be removed is told as `Exists` next time.
+            let _ = std::fs::remove_file(path);
+            if is_no_space(&error) {
+                return Err(Error::NoSpace { name: path.display().to_string(), offset: 0, len });
+            }
+            return Err(failed("create", error));
         }
         let metadata = file.metadata().map_err(|error| failed("open", error))?;
         let regular = metadata.file_type().is_file();
@@ -88,9 +95,17 @@ impl FileDevice {
         } else {
             io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(|error| failed("open", error))?
         };
-        let direct = (mode != OpenMode::ReadOnly)
-            .then(|| OpenOptions::new().write(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok())
-            .flatten();
+        let mut direct = None;
+        if mode != OpenMode::ReadOnly {
+            let flags = OFlags::DIRECT.bits() as i32;
+            direct = OpenOptions::new().write(true).custom_flags(flags).open(path).ok();
+        }
+        if let Some(direct) = &direct {
+            let again = direct.metadata().map_err(|error| failed("open", error))?;
+            if (again.dev(), again.ino()) != (metadata.dev(), metadata.ino()) {
+                return Err(failed("open", io::Error::other("the path was given to another file while it was opened")));
+            }
+        }
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -111,6 +126,15 @@ impl FileDevice {
         Error::Io { name: self.name(), what, offset, source }
     }
 
+    fn write_zeros(&self, offset: u64, len: u64) -> Result<()> {
+        for at in (offset..offset + len).step_by(FILL_BYTES) {
+            let take = (offset + len - at).min(FILL_BYTES as u64);
+            self.write(at, &ZEROS.0[..take as usize])?;
+        }
+        Ok(())
+    }
+
+    /// Checks the range; of changes (`aligned`) also that they are allowed and are whole blocks.
     fn check(&self, offset: u64, len: u64, aligned: bool) -> Result<()> {
         check_range(self, self.len, offset, len)?;
         if aligned {
@@ -121,6 +145,18 @@ impl FileDevice {
         }
         Ok(())
     }
+}
+
+/// Gives a new file its length and makes its name durable.
+fn lay_out(file: &File, path: &Path, len: u64) -> io::Result<()> {
+    file.set_len(len)?;
+    file.sync_all()?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
+}
+
+fn is_no_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Refuses what reaches past the end of a device.
@@ -153,9 +189,16 @@ impl Device for FileDevice {
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.check(offset, data.len() as u64, true)?;
         let aligned = (data.as_ptr() as usize).is_multiple_of(BLOCK_BYTES as usize);
-        let file = self.direct.as_ref().filter(|_| aligned).unwrap_or(&self.file);
-        match file.write_all_at(data, offset) {
-            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+        let mut written = match self.direct.as_ref().filter(|_| aligned) {
+            Some(direct) => direct.write_all_at(data, offset),
+            None => self.file.write_all_at(data, offset),
+        };
+        if written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput) {
+            // Some file systems open a file for direct I/O and then refuse it.
+            written = self.file.write_all_at(data, offset);
+        }
+        match written {
+            Err(error) if is_no_space(&error) => {
                 Err(Error::NoSpace { name: self.name(), offset, len: data.len() as u64 })
             }
             other => other.map_err(|error| self.failed("write", offset, error)),
@@ -185,15 +228,11 @@ impl Device for FileDevice {
     }
 
     fn prefill(&self, offset: u64, len: u64) -> Result<()> {
+        self.check(offset, len, true)?;
         if !self.regular {
             return Ok(());
         }
-        let mut at = offset;
-        while at < offset + len {
-            let take = (offset + len - at).min(FILL_BYTES as u64);
-            self.write(at, &ZEROS.0[..take as usize])?;
-            at += take;
-        }
+        self.write_zeros(offset, len)?;
         // Moves the change of the file's metadata out of the way of the syncs to come.
         self.sync()
     }
@@ -204,15 +243,7 @@ impl Device for FileDevice {
         match rustix::fs::fallocate(&self.file, flags, offset, len) {
             Ok(()) => Ok(()),
             // No holes here: zeros say the same, and cost their space.
-            Err(rustix::io::Errno::OPNOTSUPP) => {
-                let mut at = offset;
-                while at < offset + len {
-                    let take = (offset + len - at).min(FILL_BYTES as u64);
-                    self.write(at, &ZEROS.0[..take as usize])?;
-                    at += take;
-                }
-                Ok(())
-            }
+            Err(rustix::io::Errno::OPNOTSUPP) => self.write_zeros(offset, len),
             Err(error) => Err(self.failed("discard", offset, error.into())),
         }
     }

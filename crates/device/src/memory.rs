@@ -20,7 +20,7 @@ pub struct MemoryDevice {
     state: RwLock<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct State {
     chunks: BTreeMap<u64, Box<[u8]>>,
     /// Write pointers of zones, as offsets in the zone; absent means 0.
@@ -42,11 +42,20 @@ impl MemoryDevice {
     /// A device that holds `image`.
     pub fn from_image(image: &[u8]) -> Self {
         let device = Self::new(image.len() as u64);
-        device.put(0, &image[..device.len as usize]);
+        for (number, chunk) in image[..device.len as usize].chunks(CHUNK_BYTES as usize).enumerate() {
+            if chunk.iter().any(|byte| *byte != 0) {
+                device.state.write().put(number as u64 * CHUNK_BYTES, chunk);
+            }
+        }
         device
     }
 
-    /// A copy of everything on the device.
+    /// A device of its own with the same content and the same write pointers.
+    pub fn snapshot(&self) -> Self {
+        Self { len: self.len, zone_bytes: self.zone_bytes, state: RwLock::new(self.state.read().clone()) }
+    }
+
+    /// A copy of everything on the device, `len` bytes.
     pub fn image(&self) -> Vec<u8> {
         let mut image = vec![0; self.len as usize];
         self.get(0, &mut image);
@@ -68,14 +77,33 @@ impl MemoryDevice {
             }
         });
     }
+}
 
-    fn put(&self, offset: u64, data: &[u8]) {
-        let mut state = self.state.write();
+impl State {
+    fn put(&mut self, offset: u64, data: &[u8]) {
         each_chunk(offset, data.len(), |chunk, start, range| {
-            let bytes = state.chunks.entry(chunk).or_insert_with(|| vec![0; CHUNK_BYTES as usize].into_boxed_slice());
+            let bytes = self.chunks.entry(chunk).or_insert_with(|| vec![0; CHUNK_BYTES as usize].into_boxed_slice());
             let part = &data[range];
             bytes[start..start + part.len()].copy_from_slice(part);
         });
+    }
+
+    /// Moves the write pointers of all zones in the range, or of none: then the offset that was refused and the pointer.
+    fn advance(&mut self, offset: u64, len: u64, zone_bytes: u64) -> std::result::Result<(), (u64, u64)> {
+        let mut moved = Vec::new();
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let zone = at / zone_bytes;
+            let pointer = self.written.get(&zone).copied().unwrap_or(0);
+            if at % zone_bytes != pointer {
+                return Err((at, zone * zone_bytes + pointer));
+            }
+            let next = end.min((zone + 1) * zone_bytes);
+            moved.push((zone, pointer + next - at));
+            at = next;
+        }
+        self.written.extend(moved);
+        Ok(())
     }
 }
 
@@ -105,23 +133,14 @@ impl Device for MemoryDevice {
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         check_range(self, self.len, offset, data.len() as u64)?;
         check_alignment(self, offset, data.len() as u64)?;
+        // One lock over pointer and content: two writers cannot both find the pointer where it is.
+        let mut state = self.state.write();
         if let Some(zone_bytes) = self.zone_bytes {
-            let mut state = self.state.write();
-            let mut at = offset;
-            let end = offset + data.len() as u64;
-            while at < end {
-                let zone = at / zone_bytes;
-                let pointer = state.written.get(&zone).copied().unwrap_or(0);
-                if at % zone_bytes != pointer {
-                    let write_pointer = zone * zone_bytes + pointer;
-                    return Err(Error::NotSequential { name: self.name(), offset: at, write_pointer });
-                }
-                let next = end.min((zone + 1) * zone_bytes);
-                state.written.insert(zone, pointer + next - at);
-                at = next;
-            }
+            state
+                .advance(offset, data.len() as u64, zone_bytes)
+                .map_err(|(offset, write_pointer)| Error::NotSequential { name: self.name(), offset, write_pointer })?;
         }
-        self.put(offset, data);
+        state.put(offset, data);
         Ok(())
     }
 
@@ -135,18 +154,15 @@ impl Device for MemoryDevice {
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         check_range(self, self.len, offset, len)?;
-        check_alignment(self, offset, len)?;
-        if let Some(zone_bytes) = self.zone_bytes {
-            if !offset.is_multiple_of(zone_bytes) || !len.is_multiple_of(zone_bytes) {
-                let block_bytes = zone_bytes.min(u64::from(u32::MAX)) as u32;
-                return Err(Error::Unaligned { name: self.name(), offset, len, block_bytes });
-            }
-            self.state.write().written.retain(|zone, _| {
-                let start = zone * zone_bytes;
-                start < offset || start >= offset + len
-            });
+        let zone_bytes = self.zone_bytes.unwrap_or(u64::from(BLOCK_BYTES));
+        if !offset.is_multiple_of(zone_bytes) || !len.is_multiple_of(zone_bytes) {
+            let block_bytes = zone_bytes.min(u64::from(u32::MAX)) as u32;
+            return Err(Error::Unaligned { name: self.name(), offset, len, block_bytes });
         }
         let mut state = self.state.write();
+        if self.zone_bytes.is_some() {
+            state.written.retain(|zone, _| !(offset..offset + len).contains(&(zone * zone_bytes)));
+        }
         each_chunk(offset, len as usize, |chunk, start, range| {
             if range.len() == CHUNK_BYTES as usize {
                 state.chunks.remove(&chunk);
@@ -199,5 +215,38 @@ mod tests {
         device.discard(0, 1 << 16).unwrap();
         device.write(0, &[2; 4096]).unwrap();
         assert!(matches!(device.discard(4096, 4096), Err(Error::Unaligned { .. })));
+    }
+
+    #[test]
+    fn a_write_that_one_of_its_zones_refuses_changes_nothing() {
+        let device = MemoryDevice::zoned(1 << 20, 1 << 16);
+        device.write(1 << 16, &[1; 4096]).unwrap();
+        let before = device.image();
+        let refused = device.write(0, &[2; (1 << 16) + 4096]);
+        assert!(matches!(refused, Err(Error::NotSequential { offset: 65_536, write_pointer: 69_632, .. })));
+        assert_eq!(device.image(), before);
+        device.write(0, &[3; 1 << 16]).unwrap();
+        device.write((1 << 16) + 4096, &[4; 1 << 16]).unwrap();
+        assert!(device.image()[(1 << 16) + 4096..2 * (1 << 16) + 4096].iter().all(|byte| *byte == 4));
+    }
+
+    #[test]
+    fn a_snapshot_goes_its_own_way() {
+        let device = MemoryDevice::zoned(1 << 20, 1 << 16);
+        device.write(0, &[1; 4096]).unwrap();
+        let snapshot = device.snapshot();
+        device.write(4096, &[2; 4096]).unwrap();
+        snapshot.write(4096, &[3; 4096]).unwrap();
+        assert_eq!((device.image()[4096], snapshot.image()[4096], snapshot.image()[0]), (2, 3, 1));
+    }
+
+    #[test]
+    fn a_long_device_takes_no_memory_for_what_was_not_written() {
+        let device = MemoryDevice::new(1 << 50);
+        device.write((1 << 50) - 4096, &[1; 4096]).unwrap();
+        assert_eq!(device.memory_bytes(), CHUNK_BYTES);
+        let image = [vec![0; 1 << 20], vec![1; 4096]].concat();
+        assert_eq!(MemoryDevice::from_image(&image).memory_bytes(), CHUNK_BYTES);
+        assert_eq!(MemoryDevice::from_image(&image).image(), image);
     }
 }

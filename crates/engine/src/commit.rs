@@ -39,7 +39,7 @@ use crate::segments::{Lsn, SegmentBuffer, Segments};
 const APPEND_BYTES: u64 = 1 << 20;
 /// One device write is at most so many bytes, so that readers of the device are not held up.
 const WRITE_BYTES_MAX: usize = 8 << 20;
-/// A segment that was asked for at least so long after the one before is filled ahead.
+/// A segment that was ready for so long without being needed is filled ahead.
 const PREFILL_AGE_MIN: Duration = Duration::from_millis(500);
 
 /// What the log needs to know of its store.
@@ -422,10 +422,10 @@ impl Log {
         }
     }
 
-    /// Sees to it that the next segment is ready before it is needed. `prefill` has the device touch its space.
-    fn prepare_segment(&self, prefill: bool) -> Result<()> {
+    /// Sees to it that the next segment is ready before it is needed; whether it readied one.
+    fn prepare_segment(&self) -> Result<bool> {
         if self.state.lock().next.is_some() {
-            return Ok(());
+            return Ok(false);
         }
         let segment_bytes = self.segments.segment_bytes;
         let prepared = match self.segments.peek_free() {
@@ -438,12 +438,11 @@ impl Log {
                         let discarded = self.device.discard(segment * segment_bytes, segment_bytes);
                         discarded.map_err(|error| stopped("resetting the next segment's zones", &error))?;
                     }
-                    if prefill {
-                        let filled = self.device.prefill(segment * segment_bytes, segment_bytes);
-                        filled.map_err(|error| stopped("filling the next segment ahead", &error))?;
-                    }
                     let buffer = self.segments.new_buffer();
                     let buffer = buffer.map_err(|error| Error::io("allocating a segment buffer", error))?;
+                    if self.shape.threaded {
+                        buffer.populate();
+                    }
                     self.segments.take_free();
                     Some((segment, buffer))
                 }
@@ -453,14 +452,14 @@ impl Log {
         state.full = prepared.is_none();
         state.next = prepared;
         self.room.notify_all();
-        Ok(())
+        Ok(true)
     }
 
     /// Appends what is pending and, with `sync`, makes it durable. Returns once the mark has moved.
     pub fn commit(&self, sync: bool) {
         let committing = self.committing.lock();
-        let prepared = if self.shape.threaded { Ok(()) } else { self.prepare_segment(false) };
-        if let Err(error) = prepared.and_then(|()| self.append_and_sync(sync)) {
+        let prepared = if self.shape.threaded { Ok(false) } else { self.prepare_segment() };
+        if let Err(error) = prepared.and_then(|_| self.append_and_sync(sync)) {
             self.fail(error);
         }
         drop(committing);
@@ -474,30 +473,41 @@ impl Log {
         self.wanted_segment.notify_all();
     }
 
-    /// The preparing thread's life: readies one segment ahead, until [`Log::stop`]. A segment that lasts long is
-    /// filled ahead, because the first syncs of fresh space cost a file system more than those of space that was
-    /// written before; one that is needed soon is not, because writing it twice would cost more than it saves.
+    /// The preparing thread's life: readies one segment ahead, until [`Log::stop`].
+    ///
+    /// A segment that nobody needs soon is filled ahead: the first syncs of fresh space cost a file system more than
+    /// those of space that was written before. One that is needed at once is not, because writing it twice would
+    /// cost more than it saves.
     pub fn run_preparer(&self) {
-        let mut last = Instant::now();
+        let mut filled = false;
         loop {
-            let prefill = last.elapsed() >= PREFILL_AGE_MIN;
-            if let Err(error) = self.prepare_segment(prefill) {
-                return self.fail(error);
-            }
-            last = Instant::now();
+            let fresh = match self.prepare_segment() {
+                Ok(fresh) => fresh,
+                Err(error) => return self.fail(error),
+            };
+            filled &= !fresh;
             let mut state = self.state.lock();
-            while state.next.is_some() || state.full {
-                if state.stopping {
-                    return;
-                }
-                let retry = state.full;
-                self.wanted_segment.wait_for(&mut state, Duration::from_millis(500));
-                if retry {
-                    break;
-                }
+            // Taken already? Then there is no time to wait.
+            if !state.stopping && (state.next.is_some() || state.full) {
+                self.wanted_segment.wait_for(&mut state, PREFILL_AGE_MIN);
             }
             if state.stopping {
                 return;
+            }
+            let in_no_hurry = state.tail < self.segments.segment_bytes / 2;
+            if !filled
+                && in_no_hurry
+                && let Some((segment, buffer)) = state.next.take()
+            {
+                drop(state);
+                // Not needed while the open segment is half empty; should it be, writers wait for the fill.
+                let prefilled = self.device.prefill(segment * self.segments.segment_bytes, self.segments.segment_bytes);
+                if let Err(error) = prefilled {
+                    return self.fail(stopped("filling the next segment ahead", &error));
+                }
+                filled = true;
+                self.state.lock().next = Some((segment, buffer));
+                self.room.notify_all();
             }
         }
     }

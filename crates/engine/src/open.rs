@@ -94,6 +94,8 @@ pub struct Engine {
     /// End of the last change of names that a reader has to wait for.
     pub(crate) names_lsn: AtomicU64,
     pub(crate) record_bytes_max: u64,
+    /// The log cannot go on for want of a segment; only reads work.
+    pub(crate) full_since_open: bool,
     superblock: Mutex<FoundSuperblock>,
     recovery: RecoveryReport,
     closed: AtomicBool,
@@ -207,6 +209,7 @@ impl Engine {
             next_number: AtomicU64::new(next_number),
             names_lsn: AtomicU64::new(0),
             record_bytes_max,
+            full_since_open: false,
             superblock: Mutex::new(found),
             recovery,
             closed: AtomicBool::new(false),
@@ -243,7 +246,9 @@ impl Engine {
         // What was read may still be in a cache of the operating system: from here on it counts as durable.
         device.sync().map_err(|error| device_error("syncing the replayed log", error))?;
         let tail = round_up(end.offset, block);
-        let room = tail + 2 * block <= segment_bytes;
+        // Without a free segment the last one has to do, even if it has room for nothing but the end of a group.
+        let needed = if self.segments.free_segments() == 0 { u64::from(!end.group_ended) } else { 2 };
+        let room = tail + needed * block <= segment_bytes;
         let goes_on = end.generation > 0
             && end.generation == chain.generation_max
             && end.clean_after
@@ -261,7 +266,15 @@ impl Engine {
                 group: end.group + 1,
                 generation_max: chain.generation_max,
             },
-            _ => self.new_segment(chain, end, base_lsn, &superblock)?,
+            _ => match self.new_segment(chain, end, base_lsn, &superblock) {
+                Ok(log_end) => log_end,
+                Err(Error::Full { .. }) => {
+                    // Nothing can be appended after a torn end without a segment: what is there can be read.
+                    self.full_since_open = true;
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            },
         };
         if !end.group_ended {
             // The last group was cut short; it is durable now, and its end must say so before a later group begins.
@@ -321,6 +334,7 @@ impl Engine {
         if written {
             self.device.discard(offset, segment_bytes).map_err(|error| device_error("clearing a segment", error))?;
         }
+        self.device.prefill(offset, segment_bytes).map_err(|error| device_error("filling a segment ahead", error))?;
         let generation = chain.generation_max + 1;
         let group = end.group + 1;
         let header = SegmentHeader {

@@ -322,8 +322,9 @@ impl ObjectStore for Engine {
 type Walked = (Vec<CommitEntry>, Option<CommitCursor>, Lsn);
 
 impl Engine {
-    /// Live entries in log order: walks the log's records from the cursor (generation, offset in the segment) on and
-    /// keeps those operations that the index still points to.
+    /// Live entries in log order: walks the log's records from the cursor on and keeps those operations that the index
+    /// still points to. A cursor is a generation, and a record's offset in its segment (high 32 bits) with the number of
+    /// the operation in it (low 32 bits).
     fn walk_log(
         &self,
         collection: &Collection,
@@ -352,7 +353,9 @@ impl Engine {
         let (mut wait_to, mut bytes) = (0, 0);
         for (generation, segment) in log_segments {
             let base = segment * self.segments.segment_bytes;
-            let mut at = if u64::from(generation) == after.0 { after.1 } else { 0 }.max(self.block_bytes());
+            let resumed = u64::from(generation) == after.0;
+            let mut at = if resumed { after.1 >> 32 } else { 0 }.max(self.block_bytes());
+            let mut skip = if resumed { after.1 as u32 } else { 0 };
             let end = if generation == last_generation { last_end } else { self.segments.segment_bytes };
             let mut window = Window { engine: self, base, end, start: 0, bytes: Vec::new() };
             while at + RECORD_HEADER_BYTES as u64 <= end {
@@ -363,13 +366,17 @@ impl Engine {
                     continue;
                 };
                 let mut op_at = at + RECORD_HEADER_BYTES as u64;
-                for _ in 0..record.op_count {
+                for number in 0..record.op_count {
+                    if number >= skip && (entries.len() >= limit || bytes >= SCAN_BYTES_MAX) {
+                        let place = at << 32 | u64::from(number);
+                        return Ok((entries, Some(CommitCursor(u64::from(generation), place)), wait_to));
+                    }
                     let head = window.get(op_at, (1 << 13).min(end.saturating_sub(op_at)))?;
                     let header = OpHeader::decode(head, self.seed, generation, base + op_at).ok_or_else(|| {
                         Error::Corrupt { offset: base + op_at, what: "operation header checksum mismatch".into() }
                     })?;
                     let key = &head[header.key_start()..header.key_start() + usize::from(header.key_len)];
-                    if let Some(object) = objects.get(&header.object) {
+                    if let Some(object) = objects.get(&header.object).filter(|_| number >= skip) {
                         let state = object.state.read();
                         let live = match header.kind {
                             Kind::SlotSet => state.slots.get(header.argument),
@@ -392,9 +399,9 @@ impl Engine {
                     op_at += header.total_bytes();
                 }
                 at += u64::from(record.len);
-                // Cursors stand between records, so a record's entries come in one answer.
+                skip = 0;
                 if entries.len() >= limit || bytes >= SCAN_BYTES_MAX {
-                    return Ok((entries, Some(CommitCursor(u64::from(generation), at)), wait_to));
+                    return Ok((entries, Some(CommitCursor(u64::from(generation), at << 32)), wait_to));
                 }
             }
         }

@@ -55,6 +55,13 @@ impl SegmentBuffer {
         self.len
     }
 
+    /// Touches all of it now, so that writers do not have to.
+    pub fn populate(&self) {
+        // A kernel that cannot leaves it to the first writes.
+        // SAFETY: the range is the mapping made in `new`; its content does not change.
+        let _ = unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) };
+    }
+
     /// All of it, while nobody else knows of it.
     pub fn whole_mut(&mut self) -> &mut [u8] {
         // SAFETY: inside the mapping; exclusive by `&mut self`.

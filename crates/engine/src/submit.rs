@@ -124,6 +124,9 @@ impl Engine {
 
     fn writable(&self, txn: &Transaction) -> Result<&Arc<Log>> {
         txn.check()?;
+        if self.full_since_open {
+            return Err(Error::Full { needed: self.segments.segment_bytes, free: 0 });
+        }
         let log = self.log.as_ref().ok_or(Error::ReadOnly)?;
         if let Some(failure) = self.mark.failure() {
             return Err(failure);

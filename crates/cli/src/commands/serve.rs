@@ -1,0 +1,337 @@
+//! `esker serve`: a store behind the Redis protocol.
+//!
+//! settings under flags → store → server; SIGINT or SIGTERM → server stops → store closes cleanly
+//!
+//! Invariants:
+//! 1. The store closes after the last client was answered, whatever ends the server.
+//! 2. The figures and settings of the engine reach clients only through [`EngineInfo`].
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use esker::engine::Engine;
+use esker_server::resp::{Address, Config, EngineInfo, Error, InfoLine, NoEngineInfo, Server, TlsFiles};
+
+use super::builder;
+use crate::config::{ServeSettings, Settings, Text};
+use crate::exit::{Code, Failure};
+
+/// The arguments of `esker serve`. What is not given comes from the configuration.
+#[derive(Args)]
+pub struct Serve {
+    /// The store: a folder, a file, a block device or `memory:`; made if it does not exist
+    #[arg(long, short, value_name = "PATH")]
+    store: Option<String>,
+    /// Address to listen on; may be given several times
+    #[arg(long, short, value_name = "ADDRESS")]
+    listen: Vec<String>,
+    /// Address that speaks TLS; may be given several times
+    #[arg(long, value_name = "ADDRESS")]
+    tls_listen: Vec<String>,
+    /// Unix socket to listen on as well
+    #[arg(long, value_name = "PATH")]
+    unix_socket: Option<String>,
+    /// Password that clients give with AUTH; better in a file, since others see arguments
+    #[arg(long, env = "ESKER_PASSWORD", hide_env_values = true)]
+    password: Option<String>,
+    /// File whose first line is the password
+    #[arg(long, value_name = "FILE", conflicts_with = "password")]
+    password_file: Option<String>,
+    /// Certificate chain (PEM); without --tls-listen all addresses speak TLS then
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<String>,
+    /// Private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<String>,
+    /// When commits are synced: batch, group:WINDOW or periodic:INTERVAL
+    #[arg(long)]
+    policy: Option<esker::CommitPolicy>,
+    /// Database (0 to 15) whose plain u64 keys are kept in slots; may be given several times
+    #[arg(long, value_name = "N")]
+    int_db: Vec<u64>,
+    /// Memory for data that was read, such as 1g
+    #[arg(long, value_name = "SIZE")]
+    cache_bytes: Option<esker::ByteSize>,
+    /// Most clients at the same time
+    #[arg(long)]
+    max_clients: Option<u64>,
+    /// A client that says nothing for so long is closed, such as 5m; 0 means never
+    #[arg(long, value_name = "TIME")]
+    idle_timeout: Option<esker::Period>,
+    /// Threads that serve clients; 0 means one per processor, at most 4
+    #[arg(long)]
+    threads: Option<u64>,
+}
+
+impl Serve {
+    /// Runs the command until a signal or SHUTDOWN.
+    pub fn run(self, mut settings: Settings) -> Result<(), Failure> {
+        self.apply(&mut settings);
+        let config = config(&settings.serve)?;
+        let location = settings.store.location.clone();
+        let store = builder(&settings).expire_interval(Duration::ZERO).open(&location)?;
+        let served = serve(&store, config);
+        // Even if the server failed, what it acknowledged must end up in a clean store.
+        let closed = store.close().map_err(Failure::from);
+        served.and(closed)
+    }
+
+    /// Puts the flags over the configuration.
+    fn apply(self, settings: &mut Settings) {
+        fn over<T>(target: &mut T, flag: Option<T>) {
+            if let Some(value) = flag {
+                *target = value;
+            }
+        }
+        over(&mut settings.store.location, self.store);
+        over(&mut settings.store.policy, self.policy.map(Text));
+        over(&mut settings.store.cache, self.cache_bytes.map(Text));
+        let serve = &mut settings.serve;
+        // A password from the command line replaces the file's, however the file gave it.
+        if self.password.is_some() || self.password_file.is_some() {
+            serve.password = self.password.unwrap_or_default();
+            serve.password_file = self.password_file.unwrap_or_default();
+        }
+        over(&mut serve.listen, Some(self.listen).filter(|listen| !listen.is_empty()));
+        over(&mut serve.tls_listen, Some(self.tls_listen).filter(|listen| !listen.is_empty()));
+        over(&mut serve.unix_socket, self.unix_socket);
+        over(&mut serve.tls_cert, self.tls_cert);
+        over(&mut serve.tls_key, self.tls_key);
+        over(&mut serve.int_databases, Some(self.int_db).filter(|databases| !databases.is_empty()));
+        over(&mut serve.max_clients, self.max_clients);
+        over(&mut serve.idle_timeout, self.idle_timeout.map(Text));
+        over(&mut serve.threads, self.threads);
+    }
+}
+
+/// The server's configuration.
+fn config(settings: &ServeSettings) -> Result<Config, Failure> {
+    let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+    let tls = match (path(&settings.tls_cert), path(&settings.tls_key)) {
+        (Some(certificate), Some(key)) => {
+            Some(TlsFiles { certificate, key, client_authorities: path(&settings.tls_client_ca) })
+        }
+        (None, None) => None,
+        _ => return Err(Failure::usage("tls_cert and tls_key are only of use together")),
+    };
+    let (mut listen, mut tls_listen) = (addresses(&settings.listen)?, addresses(&settings.tls_listen)?);
+    if tls.is_some() && tls_listen.is_empty() {
+        std::mem::swap(&mut listen, &mut tls_listen);
+    }
+    let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+    let config = Config {
+        listen,
+        tls_listen,
+        tls,
+        unix_socket: path(&settings.unix_socket),
+        password: password(settings)?,
+        threads: number(settings.threads),
+        clients_max: number(settings.max_clients),
+        idle_seconds: settings.idle_timeout.0.0.as_millis().div_ceil(1_000) as u64,
+        int_databases: settings.int_databases.iter().map(|index| u8::try_from(*index).unwrap_or(u8::MAX)).collect(),
+        ..Config::default()
+    };
+    config.check().map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(config)
+}
+
+fn addresses(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
+    let mut addresses = Vec::new();
+    for text in texts {
+        let found = text.to_socket_addrs().map_err(|error| {
+            Failure::usage(format!(
+                "address {text:?}: {error}; expected HOST:PORT such as 127.0.0.1:6379 or [::1]:6379"
+            ))
+        })?;
+        addresses.extend(found);
+    }
+    Ok(addresses)
+}
+
+fn password(settings: &ServeSettings) -> Result<Option<String>, Failure> {
+    match (settings.password.as_str(), settings.password_file.as_str()) {
+        ("", "") => Ok(None),
+        (password, "") => Ok(Some(password.to_string())),
+        ("", file) => {
+            let text = std::fs::read_to_string(file)
+                .map_err(|error| Failure::usage(format!("password file {file}: {error}")))?;
+            match text.lines().next() {
+                Some(line) if !line.is_empty() => Ok(Some(line.to_string())),
+                _ => Err(Failure::usage(format!("password file {file}: its first line is empty"))),
+            }
+        }
+        _ => Err(Failure::usage("password and password_file are both given; one is enough")),
+    }
+}
+
+fn serve(store: &esker::Store, config: Config) -> Result<(), Failure> {
+    let kv = store.kv()?;
+    let engine: Arc<dyn EngineInfo> = match store.engine() {
+        Some(engine) => Arc::new(Wired(Arc::clone(engine))),
+        None => Arc::new(NoEngineInfo),
+    };
+    let server = Server::bind(config, kv, engine).map_err(failure)?;
+    announce(store, &server);
+    let handle = server.handle();
+    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])?;
+    let signals_handle = signals.handle();
+    let waiter = std::thread::Builder::new().name("esker-signals".into()).spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            tracing::info!(signal, "stopping");
+            handle.shutdown();
+        }
+    })?;
+    let served = server.run().map_err(failure);
+    signals_handle.close();
+    if waiter.join().is_err() {
+        tracing::error!("the thread that waits for signals panicked");
+    }
+    served
+}
+
+fn failure(error: Error) -> Failure {
+    match error {
+        Error::Kv(error) => error.into(),
+        Error::Store(error) => error.into(),
+        Error::Config(_) | Error::NoPassword(_) | Error::Tls { .. } => Failure::of(Code::Usage, &error),
+        error => Failure::of(Code::Failure, &error),
+    }
+}
+
+/// Says where everything is, for the person who has just started it.
+fn announce(store: &esker::Store, server: &Server) {
+    match (store.path(), store.engine()) {
+        (Some(path), Some(engine)) => {
+            let recovery = engine.recovery();
+            let age = if store.created() {
+                let len = std::fs::metadata(path).map(|metadata| metadata.len()).unwrap_or(0);
+                format!("made just now, {}", esker::ByteSize(len))
+            } else if recovery.clean {
+                format!("closed cleanly, opened in {} ms", recovery.elapsed.as_millis())
+            } else {
+                format!("recovered {} transactions in {} ms", recovery.records, recovery.elapsed.as_millis())
+            };
+            println!("store      {} ({age}, policy {})", path.display(), engine.policy());
+        }
+        _ => println!("store      in memory: gone when this process ends"),
+    }
+    for address in server.addresses() {
+        println!("listening  {address}");
+    }
+    if let Some(address) = server.addresses().first() {
+        println!("try        redis-cli {} set greeting hello", reach(address));
+    }
+}
+
+/// The options with which redis-cli reaches an address of this machine.
+fn reach(address: &Address) -> String {
+    let (address, encrypted) = match address {
+        Address::Unix(path) => return format!("-s {}", path.display()),
+        Address::Tcp(address) => (address, ""),
+        Address::Tls(address) => (address, " --tls"),
+    };
+    let host = match address.ip() {
+        ip if ip.is_unspecified() || ip == std::net::Ipv4Addr::LOCALHOST => String::new(),
+        ip => format!("-h {ip} "),
+    };
+    format!("{host}-p {}{encrypted}", address.port())
+}
+
+/// The engine as the server's clients see it.
+struct Wired(Arc<Engine>);
+
+impl EngineInfo for Wired {
+    fn info(&self) -> Vec<InfoLine> {
+        let line =
+            |section: &str, key: &str, value: String| InfoLine { section: section.into(), key: key.into(), value };
+        let mut lines = vec![line("Esker", "commit_policy", self.0.policy().to_string())];
+        lines.extend(self.0.stats().entries().into_iter().map(|(name, value)| line("Esker", name, value)));
+        let recovery = self.0.recovery();
+        for (name, value) in [
+            ("recovery_clean", u64::from(recovery.clean)),
+            ("recovery_segments", recovery.segments),
+            ("recovery_records", recovery.records),
+            ("recovery_bytes", recovery.bytes),
+            ("recovery_torn_bytes", recovery.torn_bytes),
+            ("recovery_ms", recovery.elapsed.as_millis() as u64),
+        ] {
+            lines.push(line("Esker", name, value.to_string()));
+        }
+        lines
+    }
+
+    fn settings(&self) -> Vec<(String, String)> {
+        vec![("policy".into(), self.0.policy().to_string())]
+    }
+
+    fn set(&self, name: &str, value: &str) -> Result<bool, String> {
+        match name {
+            "policy" => {
+                self.0.set_policy(value.parse().map_err(|error: esker::engine::PolicyError| error.to_string())?);
+                tracing::info!(policy = value, "commit policy changed");
+                Ok(true)
+            }
+            // The server has made `always` the default durability; a policy that acknowledges earlier would undo it.
+            "appendfsync" => {
+                if value.eq_ignore_ascii_case("always") && self.0.policy().acknowledges_applied() {
+                    self.0.set_policy(esker::CommitPolicy::Batch);
+                }
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_go_over_the_configuration() {
+        let mut settings = Settings::default();
+        settings.serve.password = "from the file".into();
+        let serve = Serve {
+            store: Some("elsewhere".into()),
+            listen: vec!["127.0.0.1:0".into()],
+            tls_listen: Vec::new(),
+            unix_socket: None,
+            password: None,
+            password_file: None,
+            tls_cert: None,
+            tls_key: None,
+            policy: Some("group:2ms".parse().unwrap()),
+            int_db: vec![3],
+            cache_bytes: None,
+            max_clients: Some(5),
+            idle_timeout: Some(esker::Period(Duration::from_millis(1_500))),
+            threads: None,
+        };
+        serve.apply(&mut settings);
+        assert_eq!(settings.store.location, "elsewhere");
+        assert_eq!(settings.store.policy.0.to_string(), "group:2ms");
+        let config = config(&settings.serve).unwrap();
+        assert_eq!(config.password.as_deref(), Some("from the file"));
+        assert_eq!((config.clients_max, config.idle_seconds), (5, 2));
+        assert_eq!(config.int_databases, [3]);
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_refused_with_the_reason() {
+        let check = |change: fn(&mut ServeSettings), expected: &str| {
+            let mut settings = ServeSettings::default();
+            change(&mut settings);
+            let error = config(&settings).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        };
+        check(|settings| settings.listen = vec!["0.0.0.0:6379".into()], "password");
+        check(|settings| settings.listen = vec!["6379".into()], "HOST:PORT");
+        check(|settings| settings.tls_cert = "cert.pem".into(), "together");
+        check(|settings| settings.int_databases = vec![16], "int_databases");
+        check(|settings| settings.max_clients = 0, "clients_max");
+        check(|settings| settings.password_file = "/nonexistent".into(), "password file");
+    }
+}

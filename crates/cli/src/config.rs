@@ -1,0 +1,239 @@
+//! The configuration file: one list of keys, each with its default and a line of documentation.
+//!
+//! `settings!` → the structs that TOML is read into, and the text that `esker config` prints, from the same lines.
+//!
+//! Invariants:
+//! 1. Every key has a default and a documentation line; the printed file, read back, is the default configuration.
+//! 2. A key that does not exist is an error that names it.
+
+use std::fmt;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::exit::Failure;
+
+/// A value of the configuration that TOML can hold.
+trait Setting {
+    /// The value as TOML.
+    fn toml(&self) -> String;
+}
+
+impl Setting for String {
+    fn toml(&self) -> String {
+        toml::Value::String(self.clone()).to_string()
+    }
+}
+
+impl Setting for u64 {
+    fn toml(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Setting for Vec<String> {
+    fn toml(&self) -> String {
+        let items: Vec<_> = self.iter().map(Setting::toml).collect();
+        format!("[{}]", items.join(", "))
+    }
+}
+
+impl Setting for Vec<u64> {
+    fn toml(&self) -> String {
+        let items: Vec<_> = self.iter().map(Setting::toml).collect();
+        format!("[{}]", items.join(", "))
+    }
+}
+
+/// A setting that is written as text and parsed, such as a size. Its own type says what it expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Text<T>(pub T);
+
+impl<T: fmt::Display> Setting for Text<T> {
+    fn toml(&self) -> String {
+        self.0.to_string().toml()
+    }
+}
+
+impl<'de, T: std::str::FromStr<Err: fmt::Display>> Deserialize<'de> for Text<T> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map(Text).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Declares a section: a struct with `Default` and `Deserialize`, and how it is printed with its documentation.
+macro_rules! settings {
+    ($(#[doc = $about:literal])* $name:ident { $($(#[doc = $doc:literal])+ $key:ident: $kind:ty = $default:expr,)* }) => {
+        $(#[doc = $about])*
+        #[derive(Clone, Debug, PartialEq, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $($(#[doc = $doc])+ pub $key: $kind,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($key: $default,)* }
+            }
+        }
+
+        impl $name {
+            fn print(&self, out: &mut String) {
+                $(
+                    $(out.push('#'); out.push_str($doc); out.push('\n');)+
+                    out.push_str(concat!(stringify!($key), " = "));
+                    out.push_str(&self.$key.toml());
+                    out.push('\n');
+                )*
+            }
+        }
+    };
+}
+
+settings! {
+    /// The section `[store]`: which store, and how it is opened.
+    StoreSettings {
+        /// The store: a folder, a file, a block device, or memory: (created on demand, block devices excepted).
+        location: String = "./esker-data".into(),
+        /// Length of a store that is created; 0 means 64g, or 90 % of the free disk if that is less.
+        size: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
+        /// Segment size of a store that is created, a power of two from 1m to 1g.
+        segment: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),
+        /// When commits are synced: batch, group:WINDOW (such as group:2ms) or periodic:INTERVAL (such as periodic:1s).
+        policy: Text<esker::CommitPolicy> = Text(esker::CommitPolicy::default()),
+        /// Memory for data that was just written.
+        recent: Text<esker::ByteSize> = Text(esker::ByteSize(esker::engine::Options::default().recent_bytes)),
+        /// Memory for data that was read from the device.
+        cache: Text<esker::ByteSize> = Text(esker::ByteSize(esker::engine::Options::default().cache_bytes)),
+        /// Longest time that an asynchronous write which nobody waits for stays unsynced.
+        async_flush: Text<esker::Period> = Text(esker::Period(esker::engine::Options::default().async_flush)),
+    }
+}
+
+settings! {
+    /// The section `[serve]`: the server of the Redis protocol.
+    ServeSettings {
+        /// Addresses to listen on; without a password only loopback addresses are allowed.
+        listen: Vec<String> = vec!["127.0.0.1:6379".into()],
+        /// The password that clients give with AUTH; empty means none.
+        password: String = String::new(),
+        /// A file whose first line is the password; empty means none.
+        password_file: String = String::new(),
+        /// Addresses that speak TLS; if empty and there is a certificate, those of listen do.
+        tls_listen: Vec<String> = Vec::new(),
+        /// A unix socket to listen on as well; empty means none.
+        unix_socket: String = String::new(),
+        /// Certificate chain (PEM) for TLS; empty means no TLS.
+        tls_cert: String = String::new(),
+        /// Private key (PEM) for TLS; empty means no TLS.
+        tls_key: String = String::new(),
+        /// Authorities (PEM) of client certificates; if given, TLS clients must show one.
+        tls_client_ca: String = String::new(),
+        /// Databases (0 to 15) whose plain u64 keys are kept in slots, 8 bytes of index per key.
+        int_databases: Vec<u64> = Vec::new(),
+        /// Most clients at the same time, from 1.
+        max_clients: u64 = 10_000,
+        /// A client that says nothing for so long is closed; 0 means never.
+        idle_timeout: Text<esker::Period> = Text(esker::Period::default()),
+        /// Threads that serve clients, up to 64; 0 means one per processor, at most 4.
+        threads: u64 = 0,
+    }
+}
+
+settings! {
+    /// The section `[log]`: what the server writes to stderr. Other commands write warnings only.
+    LogSettings {
+        /// What serve logs: error, warn, info, debug, trace, or a filter such as esker_engine=debug,info. RUST_LOG and --log go before it.
+        level: String = "info".into(),
+    }
+}
+
+/// The whole configuration.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// `[store]`
+    pub store: StoreSettings,
+    /// `[serve]`
+    pub serve: ServeSettings,
+    /// `[log]`
+    pub log: LogSettings,
+}
+
+impl Settings {
+    /// Reads a configuration file; without one, the defaults.
+    ///
+    /// # Errors
+    /// [`Failure::usage`] with the file, the line and the key.
+    pub fn load(path: Option<&Path>) -> Result<Self, Failure> {
+        let Some(path) = path else { return Ok(Self::default()) };
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Failure::usage(format!("configuration {}: {error}", path.display())))?;
+        Self::parse(&text).map_err(|error| Failure::usage(format!("configuration {}: {error}", path.display())))
+    }
+
+    fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    /// The configuration as a file with documentation.
+    pub fn print(&self) -> String {
+        let mut out =
+            String::from("# Configuration of Esker. Every key may be left out; what stands here is the default.\n");
+        out.push_str("\n[store]\n");
+        self.store.print(&mut out);
+        out.push_str("\n[serve]\n");
+        self.serve.print(&mut out);
+        out.push_str("\n[log]\n");
+        self.log.print(&mut out);
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_printed_default_file_reads_back_as_the_default() {
+        let printed = Settings::default().print();
+        assert_eq!(Settings::parse(&printed).unwrap(), Settings::default(), "{printed}");
+    }
+
+    #[test]
+    fn every_key_is_printed_under_a_line_that_explains_it() {
+        let printed = Settings::default().print();
+        let lines: Vec<_> = printed.lines().collect();
+        let keys = lines.windows(2).filter(|pair| pair[1].contains(" = ")).count();
+        let explained = lines.windows(2).filter(|pair| pair[1].contains(" = ") && pair[0].starts_with("# ")).count();
+        assert_eq!(keys, explained, "{printed}");
+        assert!(keys > 15, "{printed}");
+    }
+
+    #[test]
+    fn an_unknown_key_is_an_error_that_names_it() {
+        for (text, name) in [
+            ("[store]\npath = 'x'\n", "path"),
+            ("[serve]\nport = 6379\n", "port"),
+            ("colour = 'red'\n", "colour"),
+            ("[stroe]\n", "stroe"),
+        ] {
+            let error = Settings::parse(text).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("unknown field"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_bad_value_is_an_error_that_says_what_is_expected() {
+        for (text, expected) in [
+            ("[store]\nsize = '12 parsecs'\n", "64m"),
+            ("[store]\npolicy = 'sometimes'\n", "batch"),
+            ("[serve]\nidle_timeout = 'never'\n", "10ms"),
+            ("[serve]\nmax_clients = -1\n", "u64"),
+        ] {
+            let error = Settings::parse(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The `esker` binary: formats, serves, checks, dumps, loads and measures stores.
+//!
+//! arguments → [`config::Settings`] (file under flags) → one file of [`commands`] each → exit code
+//!
+//! Invariants:
+//! 1. What programs read (`--json`, values, the configuration) goes to stdout; all else goes to stderr.
+//! 2. The exit codes of [`exit`] are kept.
+
+#![forbid(unsafe_code)]
+
+mod commands;
+mod config;
+mod exit;
+mod progress;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::config::Settings;
+use crate::exit::Failure;
+
+/// A storage engine and server that writes every byte once, in order.
+#[derive(Parser)]
+#[command(name = "esker", version, after_help = exit::HELP)]
+struct Arguments {
+    /// Configuration file (TOML); `esker config` prints one with all keys, their defaults and what they mean
+    #[arg(long, short, global = true, value_name = "FILE", env = "ESKER_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// What is logged to stderr: error, warn, info, debug, trace, or a filter; goes before RUST_LOG and the file
+    #[arg(long, global = true, value_name = "FILTER")]
+    log: Option<String>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make a new store on a file or a block device
+    Format(commands::format::Format),
+    /// Serve a store over the Redis protocol
+    Serve(commands::serve::Serve),
+    /// Walk a store without changing it and report every damage
+    Check(commands::check::Check),
+    /// Show what stands on the device: superblocks, segments, records
+    Dump(commands::dump::Dump),
+    /// Read and write keys of a store that no server has open
+    Kv(commands::kv::KvArguments),
+    /// Measure the engine inside this process
+    Bench(commands::bench::Bench),
+    /// Print the default configuration file, every key explained
+    Config,
+    /// Print a completion script for a shell
+    Completions(commands::completions::Completions),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("esker: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<(), Failure> {
+    let settings = Settings::load(arguments.config.as_deref())?;
+    // Only a server has a life to tell of; for the others the result is enough.
+    let level = if matches!(arguments.command, Command::Serve(_)) { &settings.log.level } else { "warn" };
+    start_log(arguments.log.as_deref(), level)?;
+    match arguments.command {
+        Command::Format(command) => command.run(&settings),
+        Command::Serve(command) => command.run(settings),
+        Command::Check(command) => command.run(&settings),
+        Command::Dump(command) => command.run(&settings),
+        Command::Kv(command) => command.run(&settings),
+        Command::Bench(command) => command.run(&settings),
+        Command::Config => commands::print(&Settings::default().print()),
+        Command::Completions(command) => command.run(Arguments::command()),
+    }
+}
+
+fn start_log(flag: Option<&str>, level: &str) -> Result<(), Failure> {
+    let from_environment = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
+    let filter = flag.map(str::to_string).or(from_environment).unwrap_or_else(|| level.to_string());
+    let filter = tracing_subscriber::EnvFilter::try_new(&filter)
+        .map_err(|error| Failure::usage(format!("log filter {filter:?}: {error}")))?;
+    let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colour)
+        .with_target(false)
+        .init();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Arguments::command().debug_assert();
+    }
+}

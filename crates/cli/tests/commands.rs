@@ -1,0 +1,191 @@
+//! The binary as scripts see it: what goes to stdout, and the exit codes.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// Small enough that tests take no space.
+const SMALL: &str = "data?size=64m&segment=1m";
+
+fn esker(folder: &Path, arguments: &[&str]) -> Output {
+    with_input(folder, arguments, b"")
+}
+
+fn with_input(folder: &Path, arguments: &[&str], input: &[u8]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_esker"))
+        .args(arguments)
+        .current_dir(folder)
+        .env_remove("RUST_LOG")
+        .env_remove("ESKER_CONFIG")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let written = child.stdin.take().expect("stdin is a pipe").write_all(input);
+    let output = child.wait_with_output().expect("the binary ends");
+    // A command that reads no input may have ended before it was written.
+    drop(written);
+    output
+}
+
+/// Runs a command that must end with `code`, and returns what it printed.
+fn run(folder: &Path, arguments: &[&str], code: i32) -> String {
+    let output = esker(folder, arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{stderr}");
+    String::from_utf8(output.stdout).expect("stdout is text")
+}
+
+#[test]
+fn keys_are_put_read_listed_and_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    run(folder, &["kv", "--store", SMALL, "put", "b", "two"], 0);
+    run(folder, &["kv", "--store", SMALL, "put", "a", "one"], 0);
+    assert_eq!(run(folder, &["kv", "--store", "data", "get", "a"], 0), "one");
+    assert_eq!(run(folder, &["kv", "--store", "data", "scan"], 0), "a\tone\nb\ttwo\n");
+    assert_eq!(run(folder, &["kv", "--store", "data", "scan", "--reverse", "--keys", "--limit", "1"], 0), "b\n");
+    assert_eq!(run(folder, &["kv", "--store", "data", "del", "a", "zz"], 0), "1\n");
+    assert_eq!(run(folder, &["kv", "--store", "data", "get", "a"], 3), "");
+    assert_eq!(run(folder, &["kv", "--store", "data", "del", "a"], 3), "0\n");
+}
+
+#[test]
+fn what_scan_prints_load_reads_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let lines: Vec<u8> = (0..5_000).flat_map(|n| format!("key-{n:05}\tvalue {n}\n").into_bytes()).collect();
+    assert!(with_input(folder, &["kv", "--store", SMALL, "load"], &lines).status.success());
+    let listed = run(folder, &["kv", "--store", "data", "scan", "--json"], 0);
+    assert_eq!(listed.lines().count(), 5_000);
+    let copied =
+        with_input(folder, &["kv", "--store", "copy?size=64m&segment=1m", "load", "--json"], listed.as_bytes());
+    assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+    assert_eq!(run(folder, &["kv", "--store", "copy", "scan"], 0).into_bytes(), lines);
+    let bad = with_input(folder, &["kv", "--store", "copy", "load"], b"a\tb\nno tab\n");
+    assert_eq!(bad.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&bad.stderr).contains("line 2"), "{bad:?}");
+}
+
+#[test]
+fn integer_namespaces_take_numbers_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    run(folder, &["kv", "--store", SMALL, "-n", "numbers", "--int", "put", "7", "seven"], 0);
+    assert_eq!(run(folder, &["kv", "--store", "data", "-n", "numbers", "get", "7"], 0), "seven");
+    run(folder, &["kv", "--store", "data", "-n", "numbers", "get", "seven"], 2);
+    run(folder, &["kv", "--store", "data", "-n", "absent", "get", "7"], 3);
+}
+
+#[test]
+fn exit_codes_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    run(folder, &["kv", "--store", "nowhere", "get", "a"], 3);
+    run(folder, &["check", "--store", "nowhere"], 3);
+    run(folder, &["check", "--store", "rados:pool"], 2);
+    run(folder, &["check", "--colour"], 2);
+    run(folder, &["check", "--log", "=x=,", "--store", "nowhere"], 2);
+    run(folder, &["format", "data", "--size", "64m", "--segment", "1m"], 0);
+    run(folder, &["format", "data"], 1);
+    run(folder, &["format", "data", "--size", "32m", "--segment", "1m", "--force"], 0);
+    run(folder, &["check", "--store", "data"], 0);
+    let store = esker::Store::open(folder.join("data").to_str().unwrap()).unwrap();
+    run(folder, &["kv", "--store", "data", "get", "a"], 5);
+    run(folder, &["check", "--store", "data"], 5);
+    run(folder, &["format", "data", "--force"], 5);
+    store.close().unwrap();
+}
+
+#[test]
+fn damage_is_exit_code_4_and_names_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for n in 0..3 {
+        run(folder, &["kv", "--store", SMALL, "put", "key", &format!("a value to be damaged {n}")], 0);
+    }
+    let file = folder.join("data/store.esker");
+    let mut image = std::fs::read(&file).unwrap();
+    let at = image.windows(23).position(|window| window == b"a value to be damaged 0").unwrap();
+    image[at] ^= 1;
+    std::fs::write(&file, image).unwrap();
+    let output = esker(folder, &["check", "--store", "data"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{stderr}");
+    assert!(stderr.contains("offset"), "{stderr}");
+}
+
+#[test]
+fn check_and_dump_print_json_that_programs_can_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    run(folder, &["kv", "--store", SMALL, "put", "a", "one"], 0);
+    let report: serde_json::Value =
+        serde_json::from_str(&run(folder, &["check", "--store", "data", "--json"], 0)).unwrap();
+    assert_eq!(report["clean"], true);
+    assert!(report["records"].as_u64().unwrap() >= 2, "{report}");
+    let dumped = run(folder, &["dump", "--store", "data", "--operations", "--json"], 0);
+    let items: Vec<String> = dumped
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["item"].as_str().unwrap().to_string())
+        .collect();
+    for item in ["superblock", "segment", "record", "operation"] {
+        assert!(items.iter().any(|found| found == item), "no {item} in {dumped}");
+    }
+    assert!(run(folder, &["dump", "--store", "data"], 0).starts_with("superblock version="));
+}
+
+#[test]
+fn a_configuration_with_an_unknown_key_is_refused_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::write(folder.join("bad.toml"), "[store]\nplace = \"x\"\n").unwrap();
+    let output = esker(folder, &["--config", "bad.toml", "check"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("place"), "{output:?}");
+    run(folder, &["--config", "absent.toml", "check"], 2);
+
+    let printed = run(folder, &["config"], 0);
+    std::fs::write(folder.join("default.toml"), printed).unwrap();
+    run(folder, &["--config", "default.toml", "check"], 3);
+    std::fs::write(folder.join("good.toml"), "[store]\nlocation = \"data?size=64m&segment=1m\"\n").unwrap();
+    run(folder, &["--config", "good.toml", "kv", "put", "a", "b"], 0);
+    assert_eq!(run(folder, &["kv", "get", "a", "--store", "data"], 0), "b");
+}
+
+#[test]
+fn completions_exist_for_every_shell() {
+    let folder = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        assert!(run(folder.path(), &["completions", shell], 0).contains("esker"), "{shell}");
+    }
+}
+
+#[test]
+fn bench_prints_figures_that_add_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for kind in ["int", "bytes"] {
+        let arguments = [
+            "bench",
+            "kv",
+            "--keys",
+            "2000",
+            "--ops",
+            "2000",
+            "--threads",
+            "3",
+            "--in-flight",
+            "8",
+            "--kind",
+            kind,
+            "--json",
+        ];
+        let result: serde_json::Value = serde_json::from_str(&run(folder, &arguments, 0)).unwrap();
+        assert_eq!(result["phases"][0]["put"]["count"], 2000);
+        let mix = &result["phases"][1];
+        assert_eq!(mix["put"]["count"].as_u64().unwrap() + mix["get"]["count"].as_u64().unwrap(), 2000);
+    }
+    assert!(!folder.join("esker-bench-data").exists());
+}

@@ -1,0 +1,202 @@
+//! `esker serve` as its users see it: what it prints, that it answers, and what is left after it was stopped or killed.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// A server of its own for one test.
+struct Running {
+    child: Child,
+    address: SocketAddr,
+    printed: Vec<String>,
+}
+
+impl Running {
+    fn start(folder: &Path, arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_esker"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--log", "warn"])
+            .args(arguments)
+            .current_dir(folder)
+            .env_remove("ESKER_CONFIG")
+            .env_remove("ESKER_PASSWORD")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("stdout is a pipe")).lines();
+        let mut printed = Vec::new();
+        while !printed.last().is_some_and(|line: &String| line.starts_with("try ")) {
+            match lines.next() {
+                Some(Ok(line)) => printed.push(line),
+                _ => panic!("the server ended after printing {printed:?}"),
+            }
+        }
+        let address = printed.iter().find_map(|line| line.strip_prefix("listening")).expect("an address is printed");
+        let address = address.trim().parse().expect("an address");
+        Self { child, address, printed }
+    }
+
+    fn client(&self) -> Client {
+        let stream = TcpStream::connect(self.address).expect("the server accepts");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time limit");
+        Client(BufReader::new(stream))
+    }
+
+    fn signal(&mut self, name: &str) -> i32 {
+        let sent = Command::new("kill").args([name, &self.child.id().to_string()]).status().expect("kill runs");
+        assert!(sent.success());
+        self.child.wait().expect("the server ends").code().unwrap_or(-1)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn send(&mut self, words: &[&str]) {
+        let mut request = format!("*{}\r\n", words.len());
+        for word in words {
+            request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+        }
+        self.0.get_mut().write_all(request.as_bytes()).expect("the server reads");
+    }
+
+    /// One reply: a line, or the content of a bulk string.
+    fn reply(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).expect("the server answers");
+        let line = line.trim_end().to_string();
+        match line.strip_prefix('$').and_then(|len| len.parse::<usize>().ok()) {
+            Some(len) => {
+                let mut content = vec![0; len + 2];
+                self.0.read_exact(&mut content).expect("the whole reply");
+                String::from_utf8(content[..len].to_vec()).expect("text")
+            }
+            None => line,
+        }
+    }
+
+    fn call(&mut self, words: &[&str]) -> String {
+        self.send(words);
+        self.reply()
+    }
+}
+
+const SMALL: &str = "data?size=64m&segment=1m";
+
+#[test]
+fn a_server_makes_its_store_answers_and_stops_cleanly_on_sigterm() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Running::start(folder.path(), &["--store", SMALL]);
+    assert!(
+        server.printed[0].contains("store.esker") && server.printed[0].contains("made just now"),
+        "{:?}",
+        server.printed
+    );
+    let port = server.address.port().to_string();
+    assert!(server.printed.last().unwrap().contains(&format!("redis-cli -p {port}")), "{:?}", server.printed);
+    let mut client = server.client();
+    assert_eq!(client.call(&["SET", "greeting", "hello"]), "+OK");
+    assert_eq!(client.call(&["GET", "greeting"]), "hello");
+    let info = client.call(&["INFO"]);
+    for figure in ["commit_policy:batch", "slot_index_bytes_per_key:", "recovery_ms:"] {
+        assert!(info.contains(figure), "{figure} is not in {info}");
+    }
+    assert_eq!(server.signal("-TERM"), 0);
+
+    let server = Running::start(folder.path(), &["--store", "data"]);
+    assert!(server.printed[0].contains("closed cleanly"), "{:?}", server.printed);
+    assert_eq!(server.client().call(&["GET", "greeting"]), "hello");
+}
+
+#[test]
+fn acknowledged_writes_survive_kill_9() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Running::start(folder.path(), &["--store", SMALL, "--int-db", "1"]);
+    let mut client = server.client();
+    assert_eq!(client.call(&["SELECT", "1"]), "+OK");
+    for number in 0..300 {
+        assert_eq!(client.call(&["SET", &number.to_string(), &format!("value {number}")]), "+OK");
+    }
+    server.signal("-KILL");
+    let server = Running::start(folder.path(), &["--store", "data", "--int-db", "1"]);
+    assert!(server.printed[0].contains("recovered"), "{:?}", server.printed);
+    let mut client = server.client();
+    client.call(&["SELECT", "1"]);
+    for number in 0..300 {
+        assert_eq!(client.call(&["GET", &number.to_string()]), format!("value {number}"));
+    }
+}
+
+#[test]
+fn the_policy_is_switched_while_clients_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Running::start(folder.path(), &["--store", SMALL, "--policy", "group:1ms"]);
+    let mut client = server.client();
+    for policy in ["periodic:1s", "batch", "group:500us"] {
+        assert_eq!(client.call(&["CONFIG", "SET", "policy", policy]), "+OK");
+        assert_eq!(client.call(&["SET", "policy", policy]), "+OK");
+        assert!(client.call(&["INFO"]).contains(&format!("commit_policy:{policy}")));
+    }
+    let refused = client.call(&["CONFIG", "SET", "policy", "sometimes"]);
+    assert!(refused.starts_with('-') && refused.contains("batch"), "{refused}");
+    assert_eq!(client.call(&["CONFIG", "SET", "policy", "periodic:1s"]), "+OK");
+    assert_eq!(client.call(&["CONFIG", "SET", "appendfsync", "always"]), "+OK");
+    assert!(client.call(&["INFO"]).contains("commit_policy:batch"));
+}
+
+#[test]
+fn a_password_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("secret"), "open sesame\n").unwrap();
+    let server = Running::start(folder.path(), &["--store", "memory:", "--password-file", "secret"]);
+    let mut client = server.client();
+    assert!(client.call(&["GET", "a"]).starts_with("-NOAUTH"));
+    assert!(client.call(&["AUTH", "guess"]).starts_with("-WRONGPASS"));
+    assert_eq!(client.call(&["AUTH", "open sesame"]), "+OK");
+    assert_eq!(client.call(&["SET", "a", "b"]), "+OK");
+}
+
+#[test]
+fn a_second_server_on_the_same_store_is_refused_with_exit_code_5() {
+    let folder = tempfile::tempdir().unwrap();
+    let _first = Running::start(folder.path(), &["--store", SMALL]);
+    let second = Command::new(env!("CARGO_BIN_EXE_esker"))
+        .args(["serve", "--listen", "127.0.0.1:0", "--store", "data"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(5));
+    assert!(String::from_utf8_lossy(&second.stderr).contains("in use by another process"));
+}
+
+#[test]
+fn without_a_password_other_machines_are_not_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_esker"))
+        .args(["serve", "--listen", "0.0.0.0:0", "--store", "memory:"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("password"));
+}
+
+#[test]
+fn shutdown_ends_the_server_cleanly() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Running::start(folder.path(), &["--store", SMALL]);
+    let mut client = server.client();
+    assert_eq!(client.call(&["SET", "a", "b"]), "+OK");
+    client.send(&["SHUTDOWN"]);
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    let server = Running::start(folder.path(), &["--store", "data"]);
+    assert!(server.printed[0].contains("closed cleanly"), "{:?}", server.printed);
+}

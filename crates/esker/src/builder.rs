@@ -1,0 +1,262 @@
+//! How a store is opened: settings in code, overridden by the options of its location.
+//!
+//! [`Builder`] + `path?size=1g&policy=group:2ms` → [`Store`]
+//!
+//! Invariant: every setting has the same name and meaning in both, and an option that does not exist is an error.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use esker_device::Device;
+use esker_engine::{CheckReport, CommitPolicy, DumpItem, DumpOptions, Engine, Options};
+use esker_kv::{Clock, SystemClock};
+
+use crate::location::{Location, Place};
+use crate::place::{Made, device_path, format_device, is_block_device, make_file, open_device, remove, take_space};
+use crate::store::Backing;
+use crate::{ByteSize, Error, Period, Result, Store};
+
+/// The options that a location may carry, as messages name them.
+const OPTIONS: &str = "size, segment, policy, recent, cache, async_flush, expire, read_only, create";
+
+/// Settings for opening a store. Made by [`Store::builder`].
+///
+/// ```
+/// use std::time::Duration;
+/// use esker::{CommitPolicy, Store};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("data");
+/// # let path = path.to_str().unwrap();
+/// let store = Store::builder()
+///     .size(1 << 30)
+///     .policy(CommitPolicy::Group { window: Duration::from_millis(2) })
+///     .open(path)?;
+/// store.close()?;
+///
+/// // The same, in the location.
+/// let store = Store::open(&format!("{path}?size=1g&policy=group:2ms"))?;
+/// # store.close()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Builder {
+    size: Option<u64>,
+    segment_bytes: u64,
+    create: bool,
+    expire_interval: Duration,
+    options: Options,
+    clock: Arc<dyn Clock>,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            size: None,
+            segment_bytes: 64 << 20,
+            create: true,
+            expire_interval: Duration::from_secs(1),
+            options: Options::default(),
+            clock: Arc::new(SystemClock),
+        }
+    }
+}
+
+impl Builder {
+    /// Length in bytes of a store that is made (option `size`). By default 64 GiB, or 90 % of the free disk if that
+    /// is less; the file is sparse, so it takes only what is written.
+    pub fn size(mut self, bytes: u64) -> Self {
+        self.size = Some(bytes);
+        self
+    }
+
+    /// Segment size in bytes of a store that is made, a power of two from 64 KiB to 1 GiB (option `segment`).
+    /// 64 MiB by default. A transaction has to fit into a segment.
+    pub fn segment_bytes(mut self, bytes: u64) -> Self {
+        self.segment_bytes = bytes;
+        self
+    }
+
+    /// When commits are synced (option `policy`: `batch`, `group:WINDOW` or `periodic:INTERVAL`). `batch` by default.
+    pub fn policy(mut self, policy: CommitPolicy) -> Self {
+        self.options.policy = policy;
+        self
+    }
+
+    /// Memory for data that was just written, in bytes (option `recent`). 512 MiB by default.
+    pub fn recent_bytes(mut self, bytes: u64) -> Self {
+        self.options.recent_bytes = bytes;
+        self
+    }
+
+    /// Memory for data that was read from the device, in bytes (option `cache`). 256 MiB by default.
+    pub fn cache_bytes(mut self, bytes: u64) -> Self {
+        self.options.cache_bytes = bytes;
+        self
+    }
+
+    /// Longest time that a write which nobody waits for stays unsynced (option `async_flush`). One second by default.
+    pub fn async_flush(mut self, longest: Duration) -> Self {
+        self.options.async_flush = longest;
+        self
+    }
+
+    /// How often expired keys are removed in the background, once the key-value face is in use (option `expire`).
+    /// One second by default; zero means never. It only decides when their space comes back: an expired key is never
+    /// returned.
+    pub fn expire_interval(mut self, interval: Duration) -> Self {
+        self.expire_interval = interval;
+        self
+    }
+
+    /// Opens without writing a byte; writes are refused (option `read_only=true`). Nothing is made.
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.options.read_only = read_only;
+        self
+    }
+
+    /// Whether a store that does not exist is made (option `create`). True by default.
+    pub fn create(mut self, create: bool) -> Self {
+        self.create = create;
+        self
+    }
+
+    /// The clock that expiry goes by. The system's by default.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Opens the store at `location`: a path, `esker:PATH` or `memory:`, with options behind a `?`.
+    ///
+    /// # Errors
+    /// [`Error::Location`], [`Error::UnknownOption`], [`Error::BadOption`] say what was found and what is expected;
+    /// [`Error::InUse`] if another process has it open; [`Error::NotFound`] if it is not to be made;
+    /// [`Error::Store`] if what is there is no store, a newer one, or damaged.
+    pub fn open(self, location: &str) -> Result<Store> {
+        let (builder, place) = self.at(location)?;
+        let Place::Path(path) = place else {
+            let store = Arc::new(esker_memory::MemoryStore::new());
+            return Ok(Store::new(Backing::Memory(store), builder.clock, builder.expire_interval));
+        };
+        let path = device_path(&path);
+        let read_only = builder.options.read_only;
+        let (device, created) = match open_device(&path, read_only) {
+            Err(Error::NotFound { .. }) if builder.create && !read_only => {
+                let (_, device) = make_file(&path, builder.size, builder.segment_bytes, false, &mut |_, _| {})?;
+                (device, true)
+            }
+            other => (other?, false),
+        };
+        let engine = Arc::new(Engine::open(Arc::clone(&device) as Arc<dyn Device>, builder.options)?);
+        let expire_interval = if read_only { Duration::ZERO } else { builder.expire_interval };
+        Ok(Store::new(Backing::Engine { engine, device, path, created }, builder.clock, expire_interval))
+    }
+
+    /// Makes a store without opening it. Unlike [`Builder::open`] it also formats block devices, and with `force` it
+    /// overwrites what is there. With `preallocate` the file's space is taken now, reported to `progress` as (bytes
+    /// done, bytes in all).
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if something is there and `force` is not given; [`Error::InUse`]; [`Error::NoRoom`].
+    pub fn format(
+        self,
+        location: &str,
+        force: bool,
+        preallocate: bool,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Made> {
+        let (builder, place) = self.at(location)?;
+        let path = device_of(place, "formatting")?;
+        if is_block_device(&path) {
+            let device = open_device(&path, false)?;
+            if !force && !is_blank(&*device)? {
+                return Err(Error::Exists { path });
+            }
+            if preallocate {
+                take_space(&*device, device.geometry().len, progress)?;
+            }
+            return format_device(&path, &*device, builder.segment_bytes);
+        }
+        if path.exists() {
+            if !force {
+                return Err(Error::Exists { path });
+            }
+            // Refused while another process has it open.
+            drop(open_device(&path, false)?);
+            remove(&path)?;
+        }
+        let (made, _) = make_file(&path, builder.size, builder.segment_bytes, preallocate, progress)?;
+        Ok(made)
+    }
+
+    /// Walks the store at `location` without changing it and reports every damage; `deep` reads payloads as well.
+    /// `progress` is told (bytes done, bytes in all).
+    ///
+    /// # Errors
+    /// Those of opening; damage is in the report, unless it hides the store altogether.
+    pub fn check(self, location: &str, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
+        let (_, place) = self.at(location)?;
+        let device = open_device(&device_of(place, "checking")?, true)?;
+        Ok(esker_engine::check(&*device, deep, progress)?)
+    }
+
+    /// Shows what stands on the device at `location`, item by item.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub fn dump(self, location: &str, what: DumpOptions, sink: &mut dyn FnMut(DumpItem)) -> Result<()> {
+        let (_, place) = self.at(location)?;
+        let device = open_device(&device_of(place, "dumping")?, true)?;
+        Ok(esker_engine::dump(&*device, what, sink)?)
+    }
+
+    /// Parses the location and takes its options over.
+    fn at(mut self, location: &str) -> Result<(Self, Place)> {
+        let Location { place, options } = Location::parse(location)?;
+        for (key, value) in options {
+            self.set(&key, &value)?;
+        }
+        Ok((self, place))
+    }
+
+    /// Sets an option by its name in a location.
+    fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        fn read<T: std::str::FromStr<Err: std::fmt::Display>>(key: &str, value: &str) -> Result<T> {
+            value.parse().map_err(|error: T::Err| Error::BadOption {
+                key: key.to_string(),
+                found: value.to_string(),
+                why: error.to_string(),
+            })
+        }
+        let bytes = |key, value| read::<ByteSize>(key, value).map(|size| size.0);
+        let period = |key, value| read::<Period>(key, value).map(|period| period.0);
+        match key {
+            "size" => self.size = Some(bytes(key, value)?),
+            "segment" => self.segment_bytes = bytes(key, value)?,
+            "policy" => self.options.policy = read(key, value)?,
+            "recent" => self.options.recent_bytes = bytes(key, value)?,
+            "cache" => self.options.cache_bytes = bytes(key, value)?,
+            "async_flush" => self.options.async_flush = period(key, value)?,
+            "expire" => self.expire_interval = period(key, value)?,
+            "read_only" => self.options.read_only = read(key, value)?,
+            "create" => self.create = read(key, value)?,
+            _ => return Err(Error::UnknownOption { key: key.to_string(), expected: OPTIONS.to_string() }),
+        }
+        Ok(())
+    }
+}
+
+fn device_of(place: Place, what: &'static str) -> Result<std::path::PathBuf> {
+    match place {
+        Place::Path(path) => Ok(device_path(&path)),
+        Place::Memory => Err(Error::NoEngine { what, backend: "memory" }),
+    }
+}
+
+/// Whether a device's start is all zeros, so that nothing is lost by formatting it.
+fn is_blank(device: &dyn Device) -> Result<bool> {
+    let mut start = vec![0; (1 << 20).min(device.geometry().len as usize)];
+    device.read(0, &mut start)?;
+    Ok(start.iter().all(|byte| *byte == 0))
+}

@@ -1,0 +1,64 @@
+//! A device that can be let go while somebody still holds the engine above it.
+//!
+//! [`Store::close`](crate::Store::close) → [`Releasable::release`] → the file is closed and its lock is gone
+//!
+//! Invariant: after the release every call is an error; nothing reaches the file any more, so that the next owner of
+//! the store has it alone even if a face of the last one is still alive.
+
+use esker_device::{Device, Error, FileDevice, Geometry, Result};
+use parking_lot::RwLock;
+
+/// A file or block device with an end.
+pub(crate) struct Releasable {
+    name: String,
+    geometry: Geometry,
+    device: RwLock<Option<FileDevice>>,
+}
+
+impl Releasable {
+    pub fn new(device: FileDevice) -> Self {
+        Self { name: device.name(), geometry: device.geometry(), device: RwLock::new(Some(device)) }
+    }
+
+    /// Closes the device, once the calls under way are done.
+    pub fn release(&self) {
+        *self.device.write() = None;
+    }
+
+    fn with<T>(&self, what: &'static str, offset: u64, call: impl FnOnce(&FileDevice) -> Result<T>) -> Result<T> {
+        match &*self.device.read() {
+            Some(device) => call(device),
+            None => {
+                let source = std::io::Error::other("the store is closed");
+                Err(Error::Io { name: self.name.clone(), what, offset, source })
+            }
+        }
+    }
+}
+
+impl Device for Releasable {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.with("read", offset, |device| device.read(offset, buffer))
+    }
+    fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.with("write", offset, |device| device.write(offset, data))
+    }
+    fn sync(&self) -> Result<()> {
+        self.with("sync", 0, |device| device.sync())
+    }
+    fn reserve(&self, offset: u64, len: u64) -> Result<()> {
+        self.with("reserve", offset, |device| device.reserve(offset, len))
+    }
+    fn prefill(&self, offset: u64, len: u64) -> Result<()> {
+        self.with("prefill", offset, |device| device.prefill(offset, len))
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.with("discard", offset, |device| device.discard(offset, len))
+    }
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}

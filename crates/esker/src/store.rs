@@ -1,0 +1,202 @@
+//! An open store and the faces that it hands out.
+//!
+//! [`Store::open`] → [`Store::kv`] → … → [`Store::close`]
+//!
+//! Invariants:
+//! 1. All clones of a store are one store; it is closed by [`Store::close`] or with the last clone. A face does not
+//!    keep it open.
+//! 2. The background removal of expired keys ends before the store closes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use esker_engine::Engine;
+use esker_kv::{Clock, Kv};
+use esker_memory::MemoryStore;
+use esker_store::ObjectStore;
+use parking_lot::Mutex;
+
+use crate::releasable::Releasable;
+use crate::{Builder, Result};
+
+/// Expired keys that are removed in one go; while there are more, the next go follows at once.
+const EXPIRE_KEYS: usize = 1_000;
+
+/// What a store is kept by.
+pub(crate) enum Backing {
+    Memory(Arc<MemoryStore>),
+    Engine { engine: Arc<Engine>, device: Arc<Releasable>, path: PathBuf, created: bool },
+}
+
+/// An open store. Cheap to clone.
+///
+/// ```
+/// let store = esker::Store::open("memory:")?;
+/// let users = store.kv()?.namespace("users", esker::kv::Kind::Int)?;
+/// users.put(7, "Ada".into()).wait()?;
+/// assert_eq!(users.get(7).wait()?.as_deref(), Some(&b"Ada"[..]));
+/// store.close()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    backing: Backing,
+    clock: Arc<dyn Clock>,
+    expire_interval: Duration,
+    kv: Mutex<Option<Kv>>,
+    expiry: Mutex<Option<Expiry>>,
+}
+
+impl Store {
+    /// Opens the store at `location`, making it if it does not exist.
+    ///
+    /// `location` is a path, `esker:PATH` or `memory:`. A path that is a folder (or does not exist and does not end
+    /// in `.esker`) means the file `store.esker` in it; any other is the store's file or block device itself. Behind a
+    /// `?` come options, joined by `&`: see [`Builder`], whose methods name them.
+    ///
+    /// # Errors
+    /// See [`Builder::open`].
+    pub fn open(location: &str) -> Result<Self> {
+        Self::builder().open(location)
+    }
+
+    /// Settings for opening a store.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    pub(crate) fn new(backing: Backing, clock: Arc<dyn Clock>, expire_interval: Duration) -> Self {
+        let inner = Inner { backing, clock, expire_interval, kv: Mutex::new(None), expiry: Mutex::new(None) };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The key-value face. All calls hand out the same one. It works as long as the store is open, so keep the store.
+    ///
+    /// # Errors
+    /// Those of reading its catalogue, or of writing it the first time (so not on a new store that is read-only).
+    pub fn kv(&self) -> Result<Kv> {
+        let mut slot = self.inner.kv.lock();
+        if let Some(kv) = &*slot {
+            return Ok(kv.clone());
+        }
+        let kv = Kv::open(self.objects(), Arc::clone(&self.inner.clock))?;
+        if !self.inner.expire_interval.is_zero() {
+            *self.inner.expiry.lock() = Expiry::start(kv.clone(), self.inner.expire_interval);
+        }
+        *slot = Some(kv.clone());
+        Ok(kv)
+    }
+
+    /// The objects below all faces.
+    pub fn objects(&self) -> Arc<dyn ObjectStore> {
+        match &self.inner.backing {
+            Backing::Memory(store) => Arc::clone(store) as Arc<dyn ObjectStore>,
+            Backing::Engine { engine, .. } => Arc::clone(engine) as Arc<dyn ObjectStore>,
+        }
+    }
+
+    /// The engine: its figures, its policy, what recovery did. `None` for a store in memory.
+    pub fn engine(&self) -> Option<&Arc<Engine>> {
+        match &self.inner.backing {
+            Backing::Memory(_) => None,
+            Backing::Engine { engine, .. } => Some(engine),
+        }
+    }
+
+    /// The store's file or block device. `None` for a store in memory.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.inner.backing {
+            Backing::Memory(_) => None,
+            Backing::Engine { path, .. } => Some(path),
+        }
+    }
+
+    /// Whether opening made the store.
+    pub fn created(&self) -> bool {
+        matches!(self.inner.backing, Backing::Memory(_) | Backing::Engine { created: true, .. })
+    }
+
+    /// Makes everything durable, closes the store and lets go of its device, so that it may be opened again at once.
+    /// Faces that are still around refuse writes, and reads of what is not in memory. Does nothing the second time.
+    /// Dropping the last clone does the same but cannot tell of a failure.
+    ///
+    /// # Errors
+    /// The first failure of a write or sync, if there was one.
+    pub fn close(&self) -> Result<()> {
+        self.inner.close()
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("path", &self.path()).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn close(&self) -> Result<()> {
+        if let Some(expiry) = self.expiry.lock().take() {
+            expiry.stop();
+        }
+        let Backing::Engine { engine, device, .. } = &self.backing else { return Ok(()) };
+        let closed = engine.close();
+        device.release();
+        Ok(closed?)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::error!(%error, "closing the store failed");
+        }
+    }
+}
+
+/// The thread that removes expired keys.
+struct Expiry {
+    stop: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Expiry {
+    /// Starts it; a system without another thread to give goes on without one, since nothing depends on it.
+    fn start(kv: Kv, interval: Duration) -> Option<Self> {
+        let (stop, stopped) = channel::<()>();
+        let run = move || {
+            let mut pause = interval;
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
+                pause = match kv.expire_due(EXPIRE_KEYS) {
+                    Ok(removed) if removed >= EXPIRE_KEYS => Duration::ZERO,
+                    Ok(_) => interval,
+                    Err(error) => {
+                        tracing::warn!(%error, "removing expired keys failed; trying again later");
+                        interval.max(Duration::from_secs(10))
+                    }
+                };
+            }
+        };
+        let spawned = std::thread::Builder::new().name("esker-expire".into()).spawn(run);
+        match spawned {
+            Ok(thread) => Some(Self { stop, thread }),
+            Err(error) => {
+                tracing::warn!(%error, "no thread for removing expired keys");
+                None
+            }
+        }
+    }
+
+    fn stop(self) {
+        drop(self.stop);
+        if self.thread.join().is_err() {
+            tracing::error!("the thread that removes expired keys panicked");
+        }
+    }
+}

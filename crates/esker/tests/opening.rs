@@ -1,0 +1,188 @@
+//! Opening a store by path or URL: what is made, what is found again, what is refused.
+
+use std::process::Command;
+use std::sync::Arc;
+
+use esker::kv::{Entry, Kind, ManualClock};
+use esker::{Bytes, Durability, Error, Store};
+
+fn folder() -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().expect("a folder for the test");
+    let path = folder.path().join("data").display().to_string();
+    (folder, path)
+}
+
+/// Small enough that tests take no space.
+const SMALL: &str = "?size=64m&segment=1m";
+
+#[test]
+fn a_folder_path_makes_a_store_in_it_that_is_found_again() {
+    let (_folder, path) = folder();
+    let location = format!("{path}{SMALL}");
+    let store = Store::open(&location).unwrap();
+    assert!(store.created());
+    assert_eq!(store.path().unwrap().file_name().unwrap(), esker::DEVICE_FILE);
+    let names = store.kv().unwrap().namespace("names", Kind::Bytes).unwrap();
+    names.put("ada", "countess".into()).wait().unwrap();
+    store.close().unwrap();
+
+    let store = Store::open(&format!("esker:{path}")).unwrap();
+    assert!(!store.created());
+    assert!(store.engine().unwrap().recovery().clean);
+    let names = store.kv().unwrap().namespace("names", Kind::Bytes).unwrap();
+    assert_eq!(names.get("ada").wait().unwrap(), Some(Bytes::from("countess")));
+}
+
+#[test]
+fn a_path_that_ends_in_esker_is_the_device_itself() {
+    let (_folder, path) = folder();
+    let file = format!("{path}.esker");
+    let store = Store::open(&format!("{file}{SMALL}")).unwrap();
+    assert_eq!(store.path().unwrap().to_str(), Some(file.as_str()));
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 64 << 20);
+}
+
+#[test]
+fn a_default_store_is_sparse_and_leaves_room_on_the_disk() {
+    use std::os::unix::fs::MetadataExt;
+    let (_folder, path) = folder();
+    let store = Store::open(&path).unwrap();
+    let metadata = std::fs::metadata(store.path().unwrap()).unwrap();
+    assert!(metadata.len() <= esker::DEVICE_BYTES_DEFAULT);
+    assert!(metadata.blocks() * 512 <= 256 << 20, "{} bytes are taken", metadata.blocks() * 512);
+}
+
+#[test]
+fn a_second_opening_is_refused_until_the_first_is_closed() {
+    let (_folder, path) = folder();
+    let location = format!("{path}{SMALL}");
+    let store = Store::open(&location).unwrap();
+    let error = Store::open(&location).unwrap_err();
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    assert!(error.to_string().contains("in use by another process"), "{error}");
+    drop(store);
+    Store::open(&location).unwrap();
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_the_process_died() {
+    const MARK: &str = "ESKER_TEST_DIES";
+    if let Ok(location) = std::env::var(MARK) {
+        let store = Store::open(&location).unwrap();
+        let numbers = store.kv().unwrap().namespace("numbers", Kind::Int).unwrap();
+        for number in 0..500u64 {
+            numbers.put(number, number.to_string().into()).wait().unwrap();
+        }
+        std::process::abort();
+    }
+    let (_folder, path) = folder();
+    let location = format!("{path}{SMALL}");
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "what_was_acknowledged_is_there_after_the_process_died"])
+        .env(MARK, &location)
+        .output()
+        .unwrap()
+        .status;
+    assert!(!status.success());
+    let store = Store::open(&location).unwrap();
+    assert!(!store.engine().unwrap().recovery().clean);
+    let numbers = store.kv().unwrap().namespace("numbers", Kind::Int).unwrap();
+    for number in 0..500u64 {
+        assert_eq!(numbers.get(number).wait().unwrap(), Some(Bytes::from(number.to_string())));
+    }
+}
+
+#[test]
+fn an_interrupted_creation_is_replaced_by_the_next() {
+    let (_folder, path) = folder();
+    std::fs::create_dir(&path).unwrap();
+    std::fs::write(format!("{path}/store.esker.new"), b"half a superblo").unwrap();
+    let store = Store::open(&format!("{path}{SMALL}")).unwrap();
+    assert!(store.created());
+    assert!(!std::path::Path::new(&format!("{path}/store.esker.new")).exists());
+}
+
+#[test]
+fn a_store_that_is_not_to_be_made_is_not_made() {
+    let (_folder, path) = folder();
+    for location in [format!("{path}?create=false"), format!("{path}?read_only=true")] {
+        let error = Store::open(&location).unwrap_err();
+        assert!(matches!(error, Error::NotFound { .. }), "{error}");
+    }
+    assert!(!std::path::Path::new(&path).exists());
+}
+
+#[test]
+fn a_foreign_file_is_an_error_and_stays_as_it_is() {
+    let (_folder, path) = folder();
+    let file = format!("{path}.esker");
+    let content = vec![7u8; 8 << 20];
+    std::fs::write(&file, &content).unwrap();
+    assert!(matches!(Store::open(&file), Err(Error::Store(_))));
+    std::fs::write(&file, b"").unwrap();
+    assert!(matches!(Store::open(&file), Err(Error::Store(_))));
+    std::fs::write(&file, &content).unwrap();
+    assert!(matches!(Store::builder().format(&file, false, false, &mut |_, _| {}), Err(Error::Exists { .. })));
+    assert_eq!(std::fs::read(&file).unwrap(), content);
+}
+
+#[test]
+fn format_makes_a_store_of_the_size_that_was_asked_for() {
+    let (_folder, path) = folder();
+    let (mut done, mut total) = (0, 0);
+    let builder = Store::builder().size(32 << 20).segment_bytes(1 << 20);
+    let made = builder.format(&path, false, true, &mut |now, all| (done, total) = (now, all)).unwrap();
+    assert_eq!((made.len, made.segment_bytes), (32 << 20, 1 << 20));
+    assert_eq!((done, total), (32 << 20, 32 << 20));
+    let report = Store::builder().check(&path, true, &mut |_, _| {}).unwrap();
+    assert_eq!(report.records, 0);
+    Store::builder().size(16 << 20).segment_bytes(1 << 20).format(&path, true, false, &mut |_, _| {}).unwrap();
+    assert_eq!(std::fs::metadata(&made.path).unwrap().len(), 16 << 20);
+}
+
+#[test]
+fn unknown_and_bad_options_are_errors_that_say_what_is_expected() {
+    for (location, expected) in [
+        ("memory:?colour=red", "expected one of size, segment"),
+        ("x?size=big", "size=big"),
+        ("x?policy=sometimes", "batch"),
+        ("x?create=perhaps", "create=perhaps"),
+        ("rados:pool", "memory:"),
+    ] {
+        let error = Store::open(location).unwrap_err().to_string();
+        assert!(error.contains(expected), "{location}: {error}");
+    }
+}
+
+#[test]
+fn expired_keys_are_removed_in_the_background() {
+    let (_folder, path) = folder();
+    let clock = Arc::new(ManualClock::new(1_000));
+    let store = Store::builder()
+        .clock(Arc::clone(&clock) as Arc<dyn esker::kv::Clock>)
+        .expire_interval(std::time::Duration::from_millis(5))
+        .open(&format!("{path}{SMALL}"))
+        .unwrap();
+    let cache = store.kv().unwrap().namespace("cache", Kind::Bytes).unwrap();
+    let entry = Entry { value: "x".into(), expires_ms: Some(2_000), tag: 0 };
+    cache.put_with("a", entry, Durability::Applied).wait().unwrap();
+    assert_eq!(cache.len().wait().unwrap(), 1);
+    clock.set(2_000);
+    assert_eq!(cache.get("a").wait().unwrap(), None);
+    let started = std::time::Instant::now();
+    while cache.len().wait().unwrap() > 0 {
+        assert!(started.elapsed().as_secs() < 20, "the expired key is still stored");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    store.close().unwrap();
+}
+
+#[test]
+fn a_closed_store_refuses_further_writes() {
+    let (_folder, path) = folder();
+    let store = Store::open(&format!("{path}{SMALL}")).unwrap();
+    let names = store.kv().unwrap().namespace("names", Kind::Bytes).unwrap();
+    store.close().unwrap();
+    store.close().unwrap();
+    assert!(names.put("a", "b".into()).wait().is_err());
+}

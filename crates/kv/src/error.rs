@@ -1,0 +1,42 @@
+//! What can go wrong in this face beyond what goes wrong in the store.
+//!
+//! Invariant: a call that returns an error changed nothing, save for the store's `Stopped`. Checks of keys and
+//! values answer with the store's own `TooLarge` and `Invalid`, so that completions need one error type.
+
+use crate::Kind;
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// An error of the key-value face.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The store said no; see there for what to do.
+    #[error(transparent)]
+    Store(#[from] esker_store::Error),
+    /// The namespace exists with the other kind. Open it with that, or choose another name.
+    #[error("namespace {name} holds {found} keys, not {wanted} keys")]
+    WrongKind {
+        /// The namespace.
+        name: String,
+        /// The kind it has.
+        found: Kind,
+        /// The kind that was asked for.
+        wanted: Kind,
+    },
+    /// There is no such namespace. Create it first.
+    #[error("namespace {name} does not exist")]
+    NoNamespace {
+        /// The missing namespace.
+        name: String,
+    },
+    /// The name cannot be a namespace's. Choose another.
+    #[error("invalid namespace name {name:?}: {why}")]
+    InvalidName {
+        /// The name.
+        name: String,
+        /// Why not.
+        why: String,
+    },
+}

@@ -1,0 +1,100 @@
+//! Expiry: removing what nobody is shown any more, so that it gives back its space.
+//!
+//! expiry indexes → what is due, oldest first → stripe → entry still has that expiry? → remove both; else the index key only
+//!
+//! Invariants:
+//! 1. The index may hold keys whose entry was since overwritten or removed; they are dropped when their time comes.
+//! 2. A removal is guarded by the stored bytes it was decided on: a transaction that writes a key under another
+//!    key's stripe loses nothing.
+//! 3. Removals are `Applied`: a power cut may bring an expired entry back into the store, but never into an answer.
+
+use bytes::Bytes;
+use esker_store::{Change, Durability, Error, OmapScan, Transaction};
+
+use crate::entry::decode;
+use crate::{Kind, Kv, Namespace, OwnedKey, Result};
+
+/// Index keys looked at per round and namespace.
+const ROUND_KEYS: usize = 1_024;
+
+struct Due {
+    at_ms: u64,
+    namespace: Namespace,
+    index_key: Bytes,
+}
+
+impl Kv {
+    /// Removes up to `limit` entries whose time has come, oldest first, and returns how many: fewer than `limit`
+    /// only when none is left. Meant to be called now and then by a thread in the background; what it leaves is not
+    /// shown either, it only takes room.
+    ///
+    /// # Errors
+    /// The store's; what was removed before stays removed.
+    pub fn expire_due(&self, limit: usize) -> Result<usize> {
+        let now_ms = self.clock().now_ms();
+        let mut removed = 0;
+        while removed < limit {
+            let round = (limit - removed).min(ROUND_KEYS);
+            let due = self.due(now_ms, round)?;
+            if due.is_empty() {
+                break;
+            }
+            for due in due.into_iter().take(round) {
+                removed += usize::from(self.expire(&due)?);
+            }
+        }
+        Ok(removed)
+    }
+
+    fn due(&self, now_ms: u64, limit: usize) -> Result<Vec<Due>> {
+        let end = now_ms.checked_add(1).map(|end| Bytes::copy_from_slice(&end.to_be_bytes()));
+        let scan = OmapScan { end, limit, keys_only: true, ..OmapScan::default() };
+        let mut due = Vec::new();
+        for namespace in self.open_namespaces() {
+            let (page, _) = self.store().omap_scan(&namespace.placement().expiry, &scan).into_parts();
+            for (index_key, _) in page? {
+                let at_ms = index_key.first_chunk().map(|at| u64::from_be_bytes(*at));
+                let Some(at_ms) = at_ms else {
+                    let what =
+                        format!("expiry index of namespace {}: a key of {} bytes", namespace.name(), index_key.len());
+                    return Err(Error::Corrupt { offset: 0, what }.into());
+                };
+                due.push(Due { at_ms, namespace: namespace.clone(), index_key });
+            }
+        }
+        due.sort_by_key(|due| due.at_ms);
+        Ok(due)
+    }
+
+    /// Whether an entry was removed, and not just a key of the index.
+    fn expire(&self, due: &Due) -> Result<bool> {
+        let placement = due.namespace.placement();
+        let rest = due.index_key.slice(8..);
+        let key = match due.namespace.kind() {
+            Kind::Bytes => OwnedKey::Bytes(rest),
+            Kind::Int => OwnedKey::Int(u64::from_be_bytes(rest[..].try_into().map_err(|_| Error::Corrupt {
+                offset: 0,
+                what: format!("expiry index of namespace {}: an int key of {} bytes", due.namespace.name(), rest.len()),
+            })?)),
+        };
+        let _held = self.shared().locks.one(due.namespace.stripe(key.as_key()));
+        let (stored, _) = placement.get(&**self.store(), key.as_key()).into_parts();
+        let stored = stored?;
+        let matches = match &stored {
+            Some(stored) => decode(stored)?.expires_ms == Some(due.at_ms),
+            None => false,
+        };
+        let mut txn = Transaction::with(Durability::Applied);
+        placement.guard(&mut txn, key.as_key(), stored);
+        if matches {
+            placement.remove(&mut txn, key.as_key());
+        }
+        txn.push(&placement.expiry, Change::OmapRemove { key: due.index_key.clone() });
+        match self.store().submit(txn).into_parts().0 {
+            Ok(_) => Ok(matches),
+            // The key was written a moment ago; the next round decides anew.
+            Err(Error::GuardFailed { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Namespaces of keys on any [`ObjectStore`](esker_store::ObjectStore): the face of Zing Database.
+//!
+//! caller → [`Namespace`] (one key) or [`Txn`] (many) → stripe locks → one store transaction → `Completion`
+//!
+//! A namespace holds either `u64` keys, kept in slots, or byte keys, kept in an ordered omap ([`Kind`]). An
+//! entry has a value, an optional expiry in unix milliseconds and a small tag that belongs to the face above.
+//!
+//! Invariants:
+//! 1. Every change is one store transaction: an entry and its place in the expiry index come and go together.
+//! 2. A change that depends on what is stored holds the stripe of its key from reading to submitting, so no
+//!    update is lost; no lock is held while anybody waits for durability.
+//! 3. An expired entry is never returned, from the millisecond `expires_ms` on.
+//! 4. What a call returns waits for the barriers of everything that it read.
+//!
+//! Locks live in the process: one [`Kv`] per store. Format: docs/format.md#kv
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use esker_kv::{Kind, Kv, SystemClock};
+//!
+//! let kv = Kv::open(Arc::new(esker_memory::MemoryStore::new()), Arc::new(SystemClock))?;
+//! let users = kv.namespace("users", Kind::Bytes)?;
+//! users.put("ada", "1815".into()).wait()?;
+//! assert_eq!(users.get("ada").wait()?.as_deref(), Some(&b"1815"[..]));
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod clock;
+mod entry;
+mod error;
+mod expiry;
+mod key;
+mod kv;
+mod locks;
+mod namespace;
+mod placement;
+mod scan;
+mod txn;
+
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use entry::{Entry, TAG_MAX, VALUE_BYTES_MAX};
+pub use error::{Error, Result};
+pub use esker_store::{Barrier, Completion, Durability};
+pub use key::{KEY_BYTES_MAX, Key, Kind, OwnedKey};
+pub use kv::{Kv, NAMESPACE_NAME_BYTES_MAX};
+pub use namespace::Namespace;
+pub use scan::{InsertionIter, Scan, ScanIter};
+pub use txn::Txn;

@@ -1,0 +1,433 @@
+//! A namespace: the calls on one key, on several, and on all.
+//!
+//! read: check key → one store read → header off, expired or not
+//! blind write: check → encode → stripe → one transaction;   dependent write: stripe → read (applied) → one transaction
+//!
+//! Invariants:
+//! 1. Every changing call is one store transaction (but see [`Namespace::clear`] for huge int namespaces).
+//! 2. Dependent writes read the applied half of their read and answer behind its barrier, so that a pipeline of
+//!    them needs one sync.
+//! 3. A stored entry with an expiry has its key in the expiry index; whoever rewrites it without reading leaves the
+//!    old index key to be dropped when its time comes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use esker_store::{Barrier, Collection, Completion, Durability, Error, ObjectStore, Result, Transaction};
+
+use crate::entry::{Entry, check_value, decode, encode};
+use crate::key::KEY_BYTES_MAX;
+use crate::kv::{Shared, clear_in_parts};
+use crate::locks::stripe_of;
+use crate::placement::{Placement, split};
+use crate::{Key, Kind, OwnedKey};
+
+/// A set of keys in a [`Kv`](crate::Kv). Cloning costs one reference count.
+///
+/// Calls return [`Completion`]s: applied when they return, to be shown to others once waited for. Their errors are
+/// the store's, and `TooLarge` or `Invalid` for a key or value that this namespace cannot take, or once it was removed.
+#[derive(Clone)]
+pub struct Namespace(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    name: String,
+    kind: Kind,
+    seed: u64,
+    removed: AtomicBool,
+    placement: Placement,
+}
+
+impl std::fmt::Debug for Namespace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Namespace").field("name", &self.0.name).field("kind", &self.0.kind).finish()
+    }
+}
+
+/// `?` for functions that return a completion: an error is the answer, behind what was read so far.
+macro_rules! attempt {
+    ($result:expr, $barrier:expr) => {
+        match $result {
+            Ok(value) => value,
+            Err(error) => return Completion::after(Err(error), $barrier),
+        }
+    };
+}
+
+impl Namespace {
+    pub(crate) fn new(shared: &Arc<Shared>, collection: &Collection, name: &str, kind: Kind) -> Self {
+        let placement = Placement::new(collection, name, kind);
+        let seed = placement.bytes.hash64();
+        let (shared, name) = (Arc::clone(shared), name.to_owned());
+        Self(Arc::new(Inner { shared, name, kind, seed, removed: AtomicBool::new(false), placement }))
+    }
+
+    pub(crate) fn load(&self) -> Result<()> {
+        match self.0.kind {
+            Kind::Int => self.0.placement.load(self.store()),
+            Kind::Bytes => Ok(()),
+        }
+    }
+
+    pub(crate) fn mark_removed(&self) {
+        self.0.removed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn placement(&self) -> &Placement {
+        &self.0.placement
+    }
+
+    pub(crate) fn store(&self) -> &dyn ObjectStore {
+        &*self.0.shared.store
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.0.shared
+    }
+
+    pub(crate) fn stripe(&self, key: Key<'_>) -> usize {
+        stripe_of(self.0.seed, key)
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.0.removed.load(Ordering::Acquire) {
+            return Err(Error::Invalid { what: "namespace", why: format!("{} was removed", self.0.name) });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_key(&self, key: Key<'_>) -> Result<()> {
+        self.check()?;
+        if key.kind() != self.0.kind {
+            return Err(self.wrong_kind("key", key.kind()));
+        }
+        if let Key::Bytes(key) = key
+            && key.len() > KEY_BYTES_MAX
+        {
+            return Err(Error::TooLarge {
+                what: "key",
+                len: key.len() as u64,
+                limit: "esker_kv::KEY_BYTES_MAX",
+                max: KEY_BYTES_MAX as u64,
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn wrong_kind(&self, what: &'static str, kind: Kind) -> Error {
+        let (name, own) = (&self.0.name, self.0.kind);
+        Error::Invalid { what, why: format!("namespace {name} holds {own} keys, not {kind} keys") }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The kind of its keys.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    fn default_durability(&self) -> Durability {
+        self.0.shared.default_durability()
+    }
+
+    /// The entry if it has not expired; the clock is read only for entries that can.
+    fn live(&self, stored: Option<Bytes>) -> Result<Option<Entry>> {
+        let Some(stored) = stored else { return Ok(None) };
+        let entry = decode(&stored)?;
+        let expired = entry.expires_ms.is_some_and(|at| at <= self.0.shared.clock.now_ms());
+        Ok(if expired { None } else { Some(entry) })
+    }
+
+    /// The stored entry, expired or not.
+    fn stored(&self, key: Key<'_>) -> (Result<Option<Entry>>, Option<Barrier>) {
+        let (stored, barrier) = self.0.placement.get(self.store(), key).into_parts();
+        (stored.and_then(|stored| stored.as_ref().map(decode).transpose()), barrier)
+    }
+
+    /// The value of a key.
+    pub fn get<'k>(&self, key: impl Into<Key<'k>>) -> Completion<Option<Bytes>> {
+        self.entry(key).map(|entry| entry.map(|entry| entry.value))
+    }
+
+    /// The value of a key with its expiry and tag.
+    pub fn entry<'k>(&self, key: impl Into<Key<'k>>) -> Completion<Option<Entry>> {
+        let key = key.into();
+        attempt!(self.check_key(key), None);
+        self.0.placement.get(self.store(), key).then(|stored| self.live(stored?))
+    }
+
+    /// Whether the key is there.
+    pub fn has<'k>(&self, key: impl Into<Key<'k>>) -> Completion<bool> {
+        self.entry(key).map(|entry| entry.is_some())
+    }
+
+    /// The values of several keys, at one moment.
+    pub fn get_many(&self, keys: &[Key<'_>]) -> Completion<Vec<Option<Bytes>>> {
+        for key in keys {
+            attempt!(self.check_key(*key), None);
+        }
+        // The store answers for one object at one moment; where keys are in several, writers are kept out instead.
+        let range = |key: &Key<'_>| if let Key::Int(key) = key { split(*key).0 } else { 0 };
+        let several = keys.windows(2).any(|pair| range(&pair[0]) != range(&pair[1]));
+        let held = several.then(|| self.0.shared.locks.many(keys.iter().map(|key| self.stripe(*key))));
+        let (stored, barrier) = self.0.placement.get_many(self.store(), self.0.kind, keys);
+        drop(held);
+        let values = stored.and_then(|stored| {
+            stored.into_iter().map(|stored| Ok(self.live(stored)?.map(|entry| entry.value))).collect()
+        });
+        Completion::after(values, barrier)
+    }
+
+    /// Writes a value, without expiry and with tag 0, whatever was there.
+    pub fn put<'k>(&self, key: impl Into<Key<'k>>, value: Bytes) -> Completion<()> {
+        let key = key.into();
+        attempt!(self.check_key(key), None);
+        let stored = attempt!(encode(&value, None, 0), None);
+        self.write(key, stored, None, self.default_durability())
+    }
+
+    /// Writes an entry, whatever was there.
+    pub fn put_with<'k>(&self, key: impl Into<Key<'k>>, entry: Entry, durability: Durability) -> Completion<()> {
+        let key = key.into();
+        attempt!(self.check_key(key), None);
+        let stored = attempt!(entry.encode(), None);
+        self.write(key, stored, entry.expires_ms, durability)
+    }
+
+    fn write(&self, key: Key<'_>, stored: Bytes, expires_ms: Option<u64>, durability: Durability) -> Completion<()> {
+        let inner = &*self.0;
+        let mut txn = Transaction::with(durability);
+        let _held = inner.shared.locks.one(self.stripe(key));
+        inner.placement.set(&mut txn, key, stored);
+        if let Some(at) = expires_ms {
+            inner.placement.index_set(&mut txn, key, at);
+        }
+        inner.shared.store.submit(txn).map(|_| ())
+    }
+
+    /// Reads the entry under the stripe of `key`, lets `decide` say what becomes of it, and does that.
+    ///
+    /// `decide` is given the live entry. `None` changes nothing and answers false.
+    fn modify(
+        &self,
+        key: Key<'_>,
+        durability: Durability,
+        decide: impl FnOnce(Option<Entry>) -> Option<Become>,
+    ) -> Completion<bool> {
+        attempt!(self.check_key(key), None);
+        let placement = &self.0.placement;
+        let held = self.0.shared.locks.one(self.stripe(key));
+        let (old, barrier) = self.stored(key);
+        let old = attempt!(old, barrier);
+        let old_expiry = old.as_ref().and_then(|entry| entry.expires_ms);
+        let expired = old_expiry.is_some_and(|at| at <= self.0.shared.clock.now_ms());
+        let Some(new) = decide(old.filter(|_| !expired)) else {
+            return Completion::after(Ok(false), barrier);
+        };
+        let mut txn = Transaction::with(durability);
+        let new_expiry = match new {
+            Become::Gone => {
+                placement.remove(&mut txn, key);
+                None
+            }
+            Become::Entry(entry) => {
+                placement.set(&mut txn, key, attempt!(entry.encode(), barrier));
+                entry.expires_ms
+            }
+        };
+        if old_expiry != new_expiry {
+            if let Some(at) = old_expiry {
+                placement.index_remove(&mut txn, key, at);
+            }
+            if let Some(at) = new_expiry {
+                placement.index_set(&mut txn, key, at);
+            }
+        }
+        let done = self.store().submit(txn);
+        drop(held);
+        done.map(|_| true).behind(barrier)
+    }
+
+    /// Removes a key, and says whether it was there.
+    pub fn remove<'k>(&self, key: impl Into<Key<'k>>) -> Completion<bool> {
+        self.remove_with(key, self.default_durability())
+    }
+
+    /// [`Namespace::remove`] with this durability.
+    pub fn remove_with<'k>(&self, key: impl Into<Key<'k>>, durability: Durability) -> Completion<bool> {
+        self.modify(key.into(), durability, |old| old.map(|_| Become::Gone))
+    }
+
+    /// Writes a value, if the key is absent, and says whether it did.
+    pub fn add<'k>(&self, key: impl Into<Key<'k>>, value: Bytes) -> Completion<bool> {
+        self.add_with(key, Entry::new(value), self.default_durability())
+    }
+
+    /// [`Namespace::add`] of an entry with this durability.
+    pub fn add_with<'k>(&self, key: impl Into<Key<'k>>, entry: Entry, durability: Durability) -> Completion<bool> {
+        attempt!(check_value(&entry.value), None);
+        self.modify(key.into(), durability, |old| match old {
+            Some(_) => None,
+            None => Some(Become::Entry(entry)),
+        })
+    }
+
+    /// Writes a value, if the key is present, keeping expiry and tag, and says whether it did.
+    pub fn update<'k>(&self, key: impl Into<Key<'k>>, value: Bytes) -> Completion<bool> {
+        self.update_with(key, value, self.default_durability())
+    }
+
+    /// [`Namespace::update`] with this durability.
+    pub fn update_with<'k>(&self, key: impl Into<Key<'k>>, value: Bytes, durability: Durability) -> Completion<bool> {
+        attempt!(check_value(&value), None);
+        self.modify(key.into(), durability, |old| old.map(|old| Become::Entry(Entry { value, ..old })))
+    }
+
+    /// Writes a value, if the present one is `expected` (`None`: if the key is absent), keeping expiry and tag, and
+    /// says whether it did.
+    pub fn compare_and_set<'k>(
+        &self,
+        key: impl Into<Key<'k>>,
+        expected: Option<&[u8]>,
+        value: Bytes,
+    ) -> Completion<bool> {
+        self.compare_and_set_with(key, expected, value, self.default_durability())
+    }
+
+    /// [`Namespace::compare_and_set`] with this durability.
+    pub fn compare_and_set_with<'k>(
+        &self,
+        key: impl Into<Key<'k>>,
+        expected: Option<&[u8]>,
+        value: Bytes,
+        durability: Durability,
+    ) -> Completion<bool> {
+        attempt!(check_value(&value), None);
+        self.modify(key.into(), durability, |old| {
+            if old.as_ref().map(|old| &old.value[..]) != expected {
+                return None;
+            }
+            Some(Become::Entry(Entry { value, ..old.unwrap_or_default() }))
+        })
+    }
+
+    /// Sets when the key expires (unix milliseconds; `None`: never), and says whether it was there. A time that has
+    /// come already hides it at once.
+    pub fn expire_at<'k>(&self, key: impl Into<Key<'k>>, expires_ms: Option<u64>) -> Completion<bool> {
+        self.expire_at_with(key, expires_ms, self.default_durability())
+    }
+
+    /// [`Namespace::expire_at`] with this durability.
+    pub fn expire_at_with<'k>(
+        &self,
+        key: impl Into<Key<'k>>,
+        expires_ms: Option<u64>,
+        durability: Durability,
+    ) -> Completion<bool> {
+        self.modify(key.into(), durability, |old| old.map(|old| Become::Entry(old.expiring(expires_ms))))
+    }
+
+    /// Writes several values, without expiry, all or none; of one key given twice the last counts.
+    pub fn put_many(&self, entries: &[(Key<'_>, Bytes)]) -> Completion<()> {
+        self.put_many_with(entries, self.default_durability())
+    }
+
+    /// [`Namespace::put_many`] with this durability.
+    pub fn put_many_with(&self, entries: &[(Key<'_>, Bytes)], durability: Durability) -> Completion<()> {
+        let mut encoded = Vec::with_capacity(entries.len());
+        for (key, value) in entries {
+            attempt!(self.check_key(*key), None);
+            encoded.push(attempt!(encode(value, None, 0), None));
+        }
+        if entries.is_empty() {
+            return Completion::ready(Ok(()));
+        }
+        let mut txn = Transaction::with(durability);
+        let held = self.0.shared.locks.many(entries.iter().map(|(key, _)| self.stripe(*key)));
+        for ((key, _), stored) in entries.iter().zip(encoded) {
+            self.0.placement.set(&mut txn, *key, stored);
+        }
+        let done = self.store().submit(txn);
+        drop(held);
+        done.map(|_| ())
+    }
+
+    /// Removes several keys, all or none, and says how many were there.
+    pub fn remove_many(&self, keys: &[Key<'_>]) -> Completion<u64> {
+        self.remove_many_with(keys, self.default_durability())
+    }
+
+    /// [`Namespace::remove_many`] with this durability.
+    pub fn remove_many_with(&self, keys: &[Key<'_>], durability: Durability) -> Completion<u64> {
+        for key in keys {
+            attempt!(self.check_key(*key), None);
+        }
+        let mut keys: Vec<OwnedKey> = keys.iter().map(|key| key.to_owned_key()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let keys: Vec<Key<'_>> = keys.iter().map(OwnedKey::as_key).collect();
+        let placement = &self.0.placement;
+        let held = self.0.shared.locks.many(keys.iter().map(|key| self.stripe(*key)));
+        let (stored, barrier) = placement.get_many(self.store(), self.0.kind, &keys);
+        let stored = attempt!(stored, barrier);
+        let now_ms = self.0.shared.clock.now_ms();
+        let mut txn = Transaction::with(durability);
+        let mut removed = 0;
+        for (key, stored) in keys.iter().zip(stored) {
+            let Some(stored) = stored else { continue };
+            let entry = attempt!(decode(&stored), barrier);
+            removed += u64::from(!entry.is_expired(now_ms));
+            placement.remove(&mut txn, *key);
+            if let Some(at) = entry.expires_ms {
+                placement.index_remove(&mut txn, *key, at);
+            }
+        }
+        if txn.ops.is_empty() {
+            return Completion::after(Ok(0), barrier);
+        }
+        let done = self.store().submit(txn);
+        drop(held);
+        done.map(|_| removed).behind(barrier)
+    }
+
+    /// How many entries are stored: exact, with those that have expired and were not removed yet.
+    pub fn len(&self) -> Completion<u64> {
+        attempt!(self.check(), None);
+        let (len, barrier) = self.0.placement.len(self.store(), self.0.kind);
+        Completion::after(len, barrier)
+    }
+
+    /// Whether [`Namespace::len`] is 0.
+    pub fn is_empty(&self) -> Completion<bool> {
+        self.len().map(|len| len == 0)
+    }
+
+    /// Removes all entries. One transaction, unless it is an int namespace of over 100,000 ranges: then several, which
+    /// other calls do not see between, but a power cut may.
+    pub fn clear(&self) -> Completion<()> {
+        self.clear_with(self.default_durability())
+    }
+
+    /// [`Namespace::clear`] with this durability.
+    pub fn clear_with(&self, durability: Durability) -> Completion<()> {
+        attempt!(self.check(), None);
+        let held = self.0.shared.locks.all();
+        let done = clear_in_parts(self, durability, None);
+        drop(held);
+        done
+    }
+}
+
+/// What becomes of an entry.
+enum Become {
+    Gone,
+    Entry(Entry),
+}

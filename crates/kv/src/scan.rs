@@ -1,0 +1,441 @@
+//! Scans: entries in key order, by prefix and range, forward and back; and in the order of their last writes.
+//!
+//! [`Scan`] → [`Bounds`] → [`Walk`], page by page, one store call each → answer, iterator, or merge with a transaction
+//!
+//! Invariants:
+//! 1. After a page the bounds exclude what it held, so that the next call goes on behind it whatever was written since.
+//! 2. No expired entry is shown.
+//! 3. Keys alone are read only while no entry of the namespace can expire, since the expiry stands before the value.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use esker_store::{
+    Barrier, CommitCursor, CommitEntry, Completion, Error, OmapScan, Result as StoreResult, SlotScan, limits,
+};
+
+use crate::entry::{Entry, decode};
+use crate::kv::{just_above, prefix_end};
+use crate::placement::{RANGE_BITS, join, split};
+use crate::{Kind, Namespace, OwnedKey, Result};
+
+/// Entries that an iterator fetches at once, if they fit [`limits::SCAN_BYTES_MAX`].
+const ITER_ENTRIES: usize = 512;
+
+/// Which entries a scan returns, and in which order. Bounds combine: an entry must be inside all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scan {
+    /// Only keys at or above this.
+    pub start: Option<OwnedKey>,
+    /// Only keys below this.
+    pub end: Option<OwnedKey>,
+    /// Only keys that start with this; byte keys only.
+    pub prefix: Option<Bytes>,
+    /// From high keys to low ones.
+    pub reverse: bool,
+    /// At most so many entries; without bound by default. An answer is held in memory whole.
+    pub limit: usize,
+    /// Leave entries empty (no value, expiry or tag): keys are enough.
+    pub keys_only: bool,
+    /// Only keys behind this one in the order of the scan: the last key of the page before.
+    pub after: Option<OwnedKey>,
+}
+
+impl Default for Scan {
+    fn default() -> Self {
+        Self { start: None, end: None, prefix: None, reverse: false, limit: usize::MAX, keys_only: false, after: None }
+    }
+}
+
+impl Scan {
+    /// All entries.
+    pub fn all() -> Self {
+        Self::default()
+    }
+
+    /// Those whose byte keys start with `prefix`.
+    pub fn prefix(prefix: impl Into<Bytes>) -> Self {
+        Self { prefix: Some(prefix.into()), ..Self::default() }
+    }
+
+    /// Those from `start` on, up to but without `end`.
+    pub fn range(start: impl Into<OwnedKey>, end: impl Into<OwnedKey>) -> Self {
+        Self { start: Some(start.into()), end: Some(end.into()), ..Self::default() }
+    }
+
+    /// From high keys to low ones.
+    pub fn reversed(self) -> Self {
+        Self { reverse: true, ..self }
+    }
+
+    /// At most `limit` of them.
+    pub fn limited(self, limit: usize) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// Behind `key`.
+    pub fn after(self, key: impl Into<OwnedKey>) -> Self {
+        Self { after: Some(key.into()), ..self }
+    }
+
+    /// Without their entries.
+    pub fn keys(self) -> Self {
+        Self { keys_only: true, ..self }
+    }
+}
+
+/// The keys that a scan still has before it.
+#[derive(Clone, Debug)]
+pub(crate) enum Bounds {
+    /// None.
+    Empty,
+    /// These, both included.
+    Int { first: u64, last: u64 },
+    /// `start <= key < end`.
+    Bytes { start: Bytes, end: Option<Bytes> },
+}
+
+impl Bounds {
+    pub(crate) fn of(namespace: &Namespace, scan: &Scan) -> StoreResult<Self> {
+        namespace.check()?;
+        let wrong = || namespace.wrong_kind("scan bound", other(namespace.kind()));
+        let mut bounds = match namespace.kind() {
+            Kind::Int => {
+                if scan.prefix.is_some() {
+                    return Err(wrong());
+                }
+                let int = |key: &Option<OwnedKey>| key.as_ref().map(|key| key.as_int().ok_or_else(wrong)).transpose();
+                let first = int(&scan.start)?.unwrap_or(0);
+                match int(&scan.end)? {
+                    None => Self::Int { first, last: u64::MAX },
+                    Some(end) if end <= first => Self::Empty,
+                    Some(end) => Self::Int { first, last: end - 1 },
+                }
+            }
+            Kind::Bytes => {
+                let bytes = |key: &Option<OwnedKey>| {
+                    key.as_ref().map(|key| key.as_bytes().cloned().ok_or_else(wrong)).transpose()
+                };
+                let mut start = bytes(&scan.start)?.unwrap_or_default();
+                let mut end = bytes(&scan.end)?;
+                if let Some(prefix) = &scan.prefix {
+                    start = start.max(prefix.clone());
+                    end = [end, prefix_end(prefix)].into_iter().flatten().min();
+                }
+                Self::Bytes { start, end }.or_empty()
+            }
+        };
+        if let Some(after) = &scan.after {
+            if after.as_key().kind() != namespace.kind() {
+                return Err(wrong());
+            }
+            bounds.pass(after, scan.reverse);
+        }
+        Ok(bounds)
+    }
+
+    fn or_empty(self) -> Self {
+        match self {
+            Self::Int { first, last } if first > last => Self::Empty,
+            Self::Bytes { start, end: Some(end) } if start >= end => Self::Empty,
+            bounds => bounds,
+        }
+    }
+
+    /// Leaves out `key` and whatever the scan meets before it.
+    pub(crate) fn pass(&mut self, key: &OwnedKey, reverse: bool) {
+        let rest = match (std::mem::replace(self, Self::Empty), key) {
+            (Self::Int { first, last }, OwnedKey::Int(key)) => {
+                match (reverse, key.checked_sub(1), key.checked_add(1)) {
+                    (true, Some(below), _) => Self::Int { first, last: last.min(below) },
+                    (false, _, Some(above)) => Self::Int { first: first.max(above), last },
+                    _ => Self::Empty,
+                }
+            }
+            (Self::Bytes { start, end }, OwnedKey::Bytes(key)) if reverse => {
+                let end = end.map_or_else(|| key.clone(), |end| end.min(key.clone()));
+                Self::Bytes { start, end: Some(end) }
+            }
+            (Self::Bytes { start, end }, OwnedKey::Bytes(key)) => {
+                Self::Bytes { start: start.max(just_above(key)), end }
+            }
+            (_, _) => Self::Empty,
+        };
+        *self = rest.or_empty();
+    }
+
+    pub(crate) fn contains(&self, key: &OwnedKey) -> bool {
+        match (self, key) {
+            (Self::Int { first, last }, OwnedKey::Int(key)) => first <= key && key <= last,
+            (Self::Bytes { start, end }, OwnedKey::Bytes(key)) => {
+                start <= key && end.as_ref().is_none_or(|end| key < end)
+            }
+            (_, _) => false,
+        }
+    }
+}
+
+fn other(kind: Kind) -> Kind {
+    match kind {
+        Kind::Int => Kind::Bytes,
+        Kind::Bytes => Kind::Int,
+    }
+}
+
+/// A scan under way over what the store holds.
+pub(crate) struct Walk {
+    namespace: Namespace,
+    bounds: Bounds,
+    reverse: bool,
+    keys_only: bool,
+    /// Whether expired entries count too.
+    with_expired: bool,
+}
+
+/// One answer of the store: live entries, perhaps none of them; `None` at the end.
+pub(crate) type Page = Option<Vec<(OwnedKey, Entry)>>;
+
+impl Walk {
+    pub(crate) fn new(namespace: &Namespace, bounds: Bounds, reverse: bool, keys_only: bool) -> Self {
+        Self { namespace: namespace.clone(), bounds, reverse, keys_only, with_expired: false }
+    }
+
+    /// A walk over the keys of all that is stored, live or expired.
+    pub(crate) fn over_stored(namespace: &Namespace, bounds: Bounds) -> Self {
+        Self { namespace: namespace.clone(), bounds, reverse: false, keys_only: true, with_expired: true }
+    }
+
+    /// The next entries, at most `limit` of them, live at `now_ms` (the clock's reading if `None`).
+    pub(crate) fn page(&mut self, limit: usize, now_ms: Option<u64>) -> (StoreResult<Page>, Option<Barrier>) {
+        let mut barrier = None;
+        let page = self.page_behind(limit.clamp(1, limits::SCAN_ENTRIES_MAX), now_ms, &mut barrier);
+        (page, barrier)
+    }
+
+    fn page_behind(&mut self, limit: usize, now_ms: Option<u64>, barrier: &mut Option<Barrier>) -> StoreResult<Page> {
+        let mut bare = self.keys_only && (self.with_expired || !self.can_expire(barrier)?);
+        let mut stored = self.fetch(limit, bare, barrier)?;
+        // An entry that expires may have come between: look again with values.
+        if bare && !self.with_expired && self.can_expire(barrier)? {
+            bare = false;
+            stored = self.fetch(limit, bare, barrier)?;
+        }
+        let Some((last, _)) = stored.last() else { return Ok(None) };
+        let mut bounds = std::mem::replace(&mut self.bounds, Bounds::Empty);
+        bounds.pass(last, self.reverse);
+        self.bounds = bounds;
+        if bare {
+            return Ok(Some(stored.into_iter().map(|(key, _)| (key, Entry::default())).collect()));
+        }
+        let mut now_ms = now_ms;
+        let mut page = Vec::with_capacity(stored.len());
+        for (key, stored) in stored {
+            let entry = decode(&stored)?;
+            if entry.expires_ms.is_some() {
+                let now_ms = *now_ms.get_or_insert_with(|| self.namespace.shared().clock.now_ms());
+                if entry.is_expired(now_ms) {
+                    continue;
+                }
+            }
+            page.push((key, if self.keys_only { Entry::default() } else { entry }));
+        }
+        Ok(Some(page))
+    }
+
+    fn can_expire(&self, barrier: &mut Option<Barrier>) -> StoreResult<bool> {
+        let (stat, behind) = self.namespace.store().stat(&self.namespace.placement().expiry).into_parts();
+        *barrier = Barrier::later(barrier.take(), behind);
+        Ok(stat?.is_some_and(|stat| stat.omap_keys > 0))
+    }
+
+    fn fetch(
+        &self,
+        limit: usize,
+        keys_only: bool,
+        barrier: &mut Option<Barrier>,
+    ) -> StoreResult<Vec<(OwnedKey, Bytes)>> {
+        let (store, placement) = (self.namespace.store(), self.namespace.placement());
+        let reverse = self.reverse;
+        match &self.bounds {
+            Bounds::Empty => Ok(Vec::new()),
+            Bounds::Bytes { start, end } => {
+                let scan = OmapScan { start: Some(start.clone()), end: end.clone(), reverse, limit, keys_only };
+                let (page, behind) = store.omap_scan(&placement.bytes, &scan).into_parts();
+                *barrier = Barrier::later(barrier.take(), behind);
+                Ok(page?.into_iter().map(|(key, stored)| (OwnedKey::Bytes(key), stored)).collect())
+            }
+            Bounds::Int { first, last } => {
+                let ((mut low, low_index), (mut high, high_index)) = (split(*first), split(*last));
+                let (first_range, last_range) = (low, high);
+                while let Some((range, object)) = placement.next_range(low, high, reverse) {
+                    let start = if range == first_range { low_index } else { 0 };
+                    let end = if range == last_range { high_index + 1 } else { 1 << RANGE_BITS };
+                    let scan = SlotScan { range: start..end, reverse, limit, keys_only };
+                    let (page, behind) = store.slot_scan(&object, &scan).into_parts();
+                    *barrier = Barrier::later(barrier.take(), behind);
+                    let page = page?;
+                    if !page.is_empty() {
+                        let key = |index| OwnedKey::Int(join(range, index));
+                        return Ok(page.into_iter().map(|(index, stored)| (key(index), stored)).collect());
+                    }
+                    match reverse {
+                        true if range > low => high = range - 1,
+                        false if range < high => low = range + 1,
+                        _ => break,
+                    }
+                }
+                Ok(Vec::new())
+            }
+        }
+    }
+}
+
+impl Namespace {
+    /// The entries that `scan` asks for. An answer shorter than its limit holds the last of them; else go on with
+    /// [`Scan::after`] the last key. A long answer takes several store calls, and may show writes made between them;
+    /// within a [`Txn`](crate::Txn) that is exclusive it does not.
+    pub fn scan(&self, scan: &Scan) -> Completion<Vec<(OwnedKey, Entry)>> {
+        let mut barrier = None;
+        let found = self.scan_behind(scan, &mut barrier);
+        Completion::after(found, barrier)
+    }
+
+    fn scan_behind(&self, scan: &Scan, barrier: &mut Option<Barrier>) -> StoreResult<Vec<(OwnedKey, Entry)>> {
+        let mut walk = Walk::new(self, Bounds::of(self, scan)?, scan.reverse, scan.keys_only);
+        let mut found = Vec::new();
+        while found.len() < scan.limit {
+            let (page, behind) = walk.page(scan.limit - found.len(), None);
+            *barrier = Barrier::later(barrier.take(), behind);
+            let Some(page) = page? else { break };
+            found.extend(page);
+        }
+        Ok(found)
+    }
+
+    /// The entries that `scan` asks for, fetched as they are asked for. Waits for what it shows.
+    pub fn iter(&self, scan: Scan) -> ScanIter {
+        let (walk, failed) = match Bounds::of(self, &scan) {
+            Ok(bounds) => (Some(Walk::new(self, bounds, scan.reverse, scan.keys_only)), None),
+            Err(error) => (None, Some(error)),
+        };
+        ScanIter { walk, failed, page: VecDeque::new(), left: scan.limit }
+    }
+
+    /// All entries in the order in which they were last written. Waits for what it shows. An entry that is written
+    /// while the iterator is under way may be met again, later.
+    ///
+    /// # Errors
+    /// The store's `Unsupported` where it keeps no commit order.
+    pub fn insertion_iter(&self) -> InsertionIter {
+        InsertionIter { namespace: self.clone(), cursor: Some(CommitCursor::default()), page: VecDeque::new() }
+    }
+}
+
+/// Entries in key order; ends after an error. From [`Namespace::iter`].
+pub struct ScanIter {
+    walk: Option<Walk>,
+    failed: Option<Error>,
+    page: VecDeque<(OwnedKey, Entry)>,
+    left: usize,
+}
+
+impl Iterator for ScanIter {
+    type Item = Result<(OwnedKey, Entry)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(error) = self.failed.take() {
+            return Some(Err(error.into()));
+        }
+        if self.left == 0 {
+            return None;
+        }
+        while self.page.is_empty() {
+            let walk = self.walk.as_mut()?;
+            let (page, barrier) = walk.page(self.left.min(ITER_ENTRIES), None);
+            match Completion::after(page, barrier).wait() {
+                Ok(Some(page)) => self.page = page.into(),
+                Ok(None) => self.walk = None,
+                Err(error) => {
+                    self.walk = None;
+                    return Some(Err(error.into()));
+                }
+            }
+        }
+        self.left -= 1;
+        self.page.pop_front().map(Ok)
+    }
+}
+
+/// Entries in the order of their last writes; ends after an error. From [`Namespace::insertion_iter`].
+pub struct InsertionIter {
+    namespace: Namespace,
+    cursor: Option<CommitCursor>,
+    page: VecDeque<(OwnedKey, Bytes)>,
+}
+
+impl InsertionIter {
+    /// Whether there is a next page; its entries, if so, are in `page`.
+    fn fetch(&mut self) -> StoreResult<bool> {
+        let Some(cursor) = self.cursor.take() else { return Ok(false) };
+        self.namespace.check()?;
+        let placement = self.namespace.placement();
+        let answer =
+            self.namespace.store().commit_scan(placement.collection(), placement.prefix(), cursor, ITER_ENTRIES);
+        let (entries, cursor) = answer.wait()?;
+        for entry in entries {
+            match entry {
+                CommitEntry::Slot(object, index, stored) => {
+                    if let Some(range) = placement.range_of(object.name()) {
+                        self.page.push_back((OwnedKey::Int(join(range, index)), stored));
+                    }
+                }
+                CommitEntry::Omap(object, key, stored) => {
+                    if object == placement.bytes {
+                        self.page.push_back((OwnedKey::Bytes(key), stored));
+                    }
+                }
+            }
+        }
+        self.cursor = cursor;
+        Ok(true)
+    }
+}
+
+impl Iterator for InsertionIter {
+    type Item = Result<(OwnedKey, Entry)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let Some((key, stored)) = self.page.pop_front() else {
+                match self.fetch() {
+                    Ok(true) => continue,
+                    Ok(false) => return None,
+                    Err(error) => return Some(Err(error.into())),
+                }
+            };
+            match decode(&stored) {
+                Ok(entry) if entry.expires_ms.is_some() && entry.is_expired(self.namespace.shared().clock.now_ms()) => {
+                }
+                Ok(entry) => return Some(Ok((key, entry))),
+                Err(error) => {
+                    (self.cursor, self.page) = (None, VecDeque::new());
+                    return Some(Err(error.into()));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_end_at_the_next_key_that_lacks_them() {
+        let check = |prefix: &[u8], end: Option<&[u8]>| assert_eq!(prefix_end(prefix).as_deref(), end);
+        check(b"ab", Some(b"ac"));
+        check(b"a\xff\xff", Some(b"b"));
+        check(b"\xff", None);
+        check(b"", None);
+    }
+}

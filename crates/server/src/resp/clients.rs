@@ -1,0 +1,137 @@
+//! Who is connected: what CLIENT LIST shows and CLIENT KILL needs.
+//!
+//! Invariant: the event loop of a client updates its figures after each batch of commands, not after each command;
+//! others only read them, rename nothing and may at most mark it for disconnection.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+/// Names that a client gave itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Names {
+    pub(crate) name: String,
+    pub(crate) library: String,
+    pub(crate) library_version: String,
+}
+
+/// One connected client.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) id: u64,
+    pub(crate) address: String,
+    pub(crate) local_address: String,
+    pub(crate) event_loop: usize,
+    created: Instant,
+    pub(crate) names: Mutex<Names>,
+    pub(crate) killed: AtomicBool,
+    pub(crate) database: AtomicU8,
+    pub(crate) resp: AtomicU8,
+    /// Commands queued by MULTI, or -1.
+    pub(crate) queued: AtomicI64,
+    pub(crate) watched: AtomicUsize,
+    pub(crate) input_bytes: AtomicUsize,
+    pub(crate) output_bytes: AtomicUsize,
+    /// Name of the last command, as an index into the command table.
+    pub(crate) last_command: AtomicUsize,
+    /// Milliseconds from `created` to the last bytes.
+    active_ms: AtomicU64,
+}
+
+impl Client {
+    pub(crate) fn touch(&self, now: Instant) {
+        self.active_ms.store(now.duration_since(self.created).as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// One line, as CLIENT LIST has it.
+    pub(crate) fn line(&self, command: &str) -> String {
+        let names = self.names.lock().clone();
+        let age_ms = self.created.elapsed().as_millis() as u64;
+        let idle_s = age_ms.saturating_sub(self.active_ms.load(Ordering::Relaxed)) / 1_000;
+        let queued = self.queued.load(Ordering::Relaxed);
+        let mut line = String::new();
+        let _ = write!(
+            line,
+            "id={} addr={} laddr={} fd={} name={} age={} idle={idle_s} flags={} db={} sub=0 psub=0 ssub=0 multi={queued} \
+             watch={} qbuf={} qbuf-free=0 argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={} oll=0 omem=0 tot-mem={} events=r cmd={} \
+             user=default redir=-1 resp={} lib-name={} lib-ver={}",
+            self.id,
+            self.address,
+            self.local_address,
+            self.id,
+            names.name,
+            age_ms / 1_000,
+            if queued >= 0 { "x" } else { "N" },
+            self.database.load(Ordering::Relaxed),
+            self.watched.load(Ordering::Relaxed),
+            self.input_bytes.load(Ordering::Relaxed),
+            self.output_bytes.load(Ordering::Relaxed),
+            self.input_bytes.load(Ordering::Relaxed) + self.output_bytes.load(Ordering::Relaxed),
+            command,
+            self.resp.load(Ordering::Relaxed),
+            names.library,
+            names.library_version,
+        );
+        line
+    }
+}
+
+/// All connected clients.
+#[derive(Default)]
+pub(crate) struct Clients {
+    connected: Mutex<BTreeMap<u64, Arc<Client>>>,
+    count: AtomicUsize,
+    last_id: AtomicU64,
+}
+
+impl Clients {
+    /// Registers a client, if there are fewer than `max`.
+    pub(crate) fn add(
+        &self,
+        max: usize,
+        address: String,
+        local_address: String,
+        event_loop: usize,
+        now: Instant,
+    ) -> Option<Arc<Client>> {
+        if self.count.fetch_add(1, Ordering::SeqCst) >= max {
+            self.count.fetch_sub(1, Ordering::SeqCst);
+            return None;
+        }
+        let id = self.last_id.fetch_add(1, Ordering::SeqCst) + 1;
+        let client = Arc::new(Client {
+            id,
+            address,
+            local_address,
+            event_loop,
+            created: now,
+            names: Mutex::default(),
+            killed: AtomicBool::new(false),
+            database: AtomicU8::new(0),
+            resp: AtomicU8::new(2),
+            queued: AtomicI64::new(-1),
+            watched: AtomicUsize::new(0),
+            input_bytes: AtomicUsize::new(0),
+            output_bytes: AtomicUsize::new(0),
+            last_command: AtomicUsize::new(usize::MAX),
+            active_ms: AtomicU64::new(0),
+        });
+        self.connected.lock().insert(id, Arc::clone(&client));
+        Some(client)
+    }
+
+    pub(crate) fn remove(&self, id: u64) {
+        if self.connected.lock().remove(&id).is_some() {
+            self.count.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Clients by id.
+    pub(crate) fn all(&self) -> Vec<Arc<Client>> {
+        self.connected.lock().values().cloned().collect()
+    }
+}

@@ -1,0 +1,136 @@
+//! What a client says about its connection: PING, AUTH, HELLO, SELECT, QUIT.
+
+use crate::resp::commands::clients::set_name;
+use crate::resp::commands::{Call, Outcome, Refusal, SYNTAX, is, shown};
+use crate::resp::config::DATABASES;
+use crate::resp::number::parse_i64;
+
+/// The version of Redis whose commands and replies are followed.
+pub(crate) const REDIS_VERSION: &str = "7.0.15";
+const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
+
+pub(crate) fn ping(call: &mut Call<'_>) -> Outcome {
+    match call.args.len() {
+        1 => call.reply.simple("PONG"),
+        2 => call.reply.bulk(call.arg(1)),
+        _ => return Err(call.wrong_args("ping")),
+    }
+    Ok(())
+}
+
+pub(crate) fn echo(call: &mut Call<'_>) -> Outcome {
+    call.reply.bulk(call.arg(1));
+    Ok(())
+}
+
+pub(crate) fn quit(call: &mut Call<'_>) -> Outcome {
+    call.session.closing = true;
+    call.reply.ok();
+    Ok(())
+}
+
+pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
+    call.session.queue = None;
+    call.session.unwatch(&call.shared.keyspace);
+    call.session.database = 0;
+    call.session.resp3 = false;
+    call.session.authenticated = call.shared.settings.password.read().is_none();
+    call.session.client.names.lock().name.clear();
+    call.reply.set_resp3(false);
+    call.reply.simple("RESET");
+    Ok(())
+}
+
+pub(crate) fn select(call: &mut Call<'_>) -> Outcome {
+    let index = call.int_arg(1)?;
+    let index = u8::try_from(index).ok().filter(|index| usize::from(*index) < DATABASES);
+    let index = index.ok_or("ERR DB index is out of range")?;
+    call.shared.keyspace.database(index)?;
+    call.session.database = index;
+    call.reply.ok();
+    Ok(())
+}
+
+/// Compares in a time that does not tell where the difference is.
+fn same_secret(given: &[u8], secret: &[u8]) -> bool {
+    let differences = given.iter().zip(secret).fold(given.len() ^ secret.len(), |sum, (a, b)| sum | usize::from(a ^ b));
+    differences == 0
+}
+
+/// Authenticates the session, if the password is right.
+fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
+    let right = match call.shared.settings.password.read().as_deref() {
+        None => true,
+        Some(secret) => same_secret(password, secret.as_bytes()),
+    };
+    if user != b"default" || !right {
+        return Err(WRONG_PASSWORD.into());
+    }
+    call.session.authenticated = true;
+    Ok(())
+}
+
+pub(crate) fn auth(call: &mut Call<'_>) -> Outcome {
+    match call.args.len() {
+        2 if call.shared.settings.password.read().is_none() => {
+            return Err("ERR AUTH <password> called without any password configured for the default user. Are you \
+                        sure your configuration is correct?"
+                .into());
+        }
+        2 => authenticate(call, b"default", call.arg(1))?,
+        3 => authenticate(call, call.arg(1), call.arg(2))?,
+        _ => return Err(SYNTAX.into()),
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+pub(crate) fn hello(call: &mut Call<'_>) -> Outcome {
+    let mut resp3 = call.session.resp3;
+    if call.args.len() > 1 {
+        let version = parse_i64(call.arg(1)).ok_or("ERR Protocol version is not an integer or out of range")?;
+        resp3 = match version {
+            2 => false,
+            3 => true,
+            _ => return Err("NOPROTO unsupported protocol version".into()),
+        };
+    }
+    let mut at = 2;
+    while at < call.args.len() {
+        let word = call.arg(at);
+        let more = call.args.len() - at - 1;
+        if is(word, "auth") && more >= 2 {
+            authenticate(call, call.arg(at + 1), call.arg(at + 2))?;
+            at += 3;
+        } else if is(word, "setname") && more >= 1 {
+            set_name(call, call.arg(at + 1))?;
+            at += 2;
+        } else {
+            return Err(Refusal::from(format!("ERR Syntax error in HELLO option '{}'", shown(word))));
+        }
+    }
+    if !call.session.authenticated {
+        return Err("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO AUTH \
+                    <user> <pass> option can be used to authenticate the client and select the RESP protocol version \
+                    at the same time"
+            .into());
+    }
+    call.session.resp3 = resp3;
+    call.reply.set_resp3(resp3);
+    call.reply.map(7);
+    call.reply.bulk(b"server");
+    call.reply.bulk(b"redis");
+    call.reply.bulk(b"version");
+    call.reply.bulk(REDIS_VERSION.as_bytes());
+    call.reply.bulk(b"proto");
+    call.reply.int(if resp3 { 3 } else { 2 });
+    call.reply.bulk(b"id");
+    call.reply.int(call.session.client.id as i64);
+    call.reply.bulk(b"mode");
+    call.reply.bulk(b"standalone");
+    call.reply.bulk(b"role");
+    call.reply.bulk(b"master");
+    call.reply.bulk(b"modules");
+    call.reply.array(0);
+    Ok(())
+}

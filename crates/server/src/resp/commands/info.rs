@@ -1,0 +1,133 @@
+//! INFO: figures for people and monitors, in the sections of Redis, the engine's own behind them.
+
+use std::sync::atomic::Ordering;
+
+use crate::resp::commands::connection::REDIS_VERSION;
+use crate::resp::commands::{Call, Outcome, is};
+use crate::resp::shared::{LoopStats, Shared};
+
+type Section = (String, Vec<(String, String)>);
+
+pub(crate) fn info(call: &mut Call<'_>) -> Outcome {
+    let wanted: Vec<&[u8]> = call.args.from(1).collect();
+    let everything = wanted.iter().any(|name| ["all", "everything", "default"].iter().any(|word| is(name, word)));
+    let mut text = String::new();
+    for (name, lines) in sections(call.shared) {
+        if !wanted.is_empty() && !everything && !wanted.iter().any(|wanted| is(wanted, &name)) {
+            continue;
+        }
+        if !text.is_empty() {
+            text += "\r\n";
+        }
+        text += &format!("# {name}\r\n");
+        for (key, value) in lines {
+            text += &format!("{key}:{value}\r\n");
+        }
+    }
+    call.reply.verbatim(&text);
+    Ok(())
+}
+
+fn section(name: &str, lines: &[(&str, String)]) -> Section {
+    (name.to_owned(), lines.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect())
+}
+
+fn sections(shared: &Shared) -> Vec<Section> {
+    let sum = |counter: fn(&LoopStats) -> u64| shared.loops.iter().map(counter).sum::<u64>().to_string();
+    let uptime_s = shared.started.elapsed().as_secs();
+    let memory_bytes = memory_bytes();
+    let clients = shared.clients.all();
+    let deepest = |figure: fn(&crate::resp::clients::Client) -> usize| {
+        clients.iter().map(|client| figure(client)).max().unwrap_or(0).to_string()
+    };
+    let mut sections = vec![
+        section(
+            "Server",
+            &[
+                ("redis_version", REDIS_VERSION.into()),
+                ("redis_mode", "standalone".into()),
+                ("server_name", "esker".into()),
+                ("esker_version", env!("CARGO_PKG_VERSION").into()),
+                ("os", std::env::consts::OS.into()),
+                ("arch_bits", usize::BITS.to_string()),
+                ("process_id", std::process::id().to_string()),
+                ("run_id", shared.run_id.clone()),
+                ("tcp_port", shared.port.to_string()),
+                ("uptime_in_seconds", uptime_s.to_string()),
+                ("uptime_in_days", (uptime_s / 86_400).to_string()),
+                ("io_threads_active", shared.loops.len().to_string()),
+            ],
+        ),
+        section(
+            "Clients",
+            &[
+                ("connected_clients", clients.len().to_string()),
+                ("maxclients", shared.settings.clients_max.load(Ordering::Relaxed).to_string()),
+                ("client_recent_max_input_buffer", deepest(|client| client.input_bytes.load(Ordering::Relaxed))),
+                ("client_recent_max_output_buffer", deepest(|client| client.output_bytes.load(Ordering::Relaxed))),
+                ("blocked_clients", "0".into()),
+            ],
+        ),
+        section(
+            "Memory",
+            &[
+                ("used_memory", memory_bytes.to_string()),
+                ("used_memory_human", format!("{:.2}M", memory_bytes as f64 / f64::from(1 << 20))),
+                ("used_memory_rss", memory_bytes.to_string()),
+                ("maxmemory", "0".into()),
+                ("maxmemory_policy", "noeviction".into()),
+            ],
+        ),
+        section(
+            "Persistence",
+            &[
+                ("loading", "0".into()),
+                ("rdb_changes_since_last_save", "0".into()),
+                ("rdb_bgsave_in_progress", "0".into()),
+                ("rdb_last_save_time", shared.saved_s.load(Ordering::Relaxed).to_string()),
+                ("rdb_last_bgsave_status", "ok".into()),
+                ("aof_enabled", "1".into()),
+                ("aof_rewrite_in_progress", "0".into()),
+                ("aof_last_write_status", "ok".into()),
+                ("appendfsync", shared.fsync().name().into()),
+            ],
+        ),
+        section(
+            "Stats",
+            &[
+                ("total_connections_received", shared.connections.load(Ordering::Relaxed).to_string()),
+                ("total_commands_processed", sum(|stats| stats.commands.load(Ordering::Relaxed))),
+                ("total_net_input_bytes", sum(|stats| stats.input_bytes.load(Ordering::Relaxed))),
+                ("total_net_output_bytes", sum(|stats| stats.output_bytes.load(Ordering::Relaxed))),
+                ("rejected_connections", shared.rejected.load(Ordering::Relaxed).to_string()),
+                ("expired_keys", shared.expired.load(Ordering::Relaxed).to_string()),
+                ("expired_hashes_swept", shared.keyspace.swept.load(Ordering::Relaxed).to_string()),
+                ("evicted_keys", "0".into()),
+                ("keyspace_hits", sum(|stats| stats.hits.load(Ordering::Relaxed))),
+                ("keyspace_misses", sum(|stats| stats.misses.load(Ordering::Relaxed))),
+                ("total_error_replies", sum(|stats| stats.errors.load(Ordering::Relaxed))),
+            ],
+        ),
+        section("Replication", &[("role", "master".into()), ("connected_slaves", "0".into())]),
+        section("Cluster", &[("cluster_enabled", "0".into())]),
+    ];
+    let databases = shared.keyspace.open_databases().filter_map(|database| {
+        let keys = database.len_now();
+        (keys > 0).then(|| (format!("db{}", database.index), format!("keys={keys},expires=0,avg_ttl=0")))
+    });
+    sections.push(("Keyspace".into(), databases.collect()));
+    for line in shared.engine.info() {
+        match sections.last_mut() {
+            Some((name, lines)) if *name == line.section => lines.push((line.key, line.value)),
+            _ => sections.push((line.section, vec![(line.key, line.value)])),
+        }
+    }
+    sections
+}
+
+/// Resident memory of the process, 0 where the system does not tell.
+fn memory_bytes() -> u64 {
+    const PAGE_BYTES: u64 = 4_096;
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * PAGE_BYTES
+}

@@ -1,0 +1,138 @@
+//! MULTI, EXEC, DISCARD, WATCH.
+//!
+//! EXEC: exclusive transaction → nothing watched has changed → queued commands, each in the same transaction → commit
+//!
+//! Invariant: what EXEC does is one transaction of the store; if it cannot be committed, none of its commands counts
+//! and its only reply is the error. (Redis would go on; there a command cannot fail for want of room in a log.)
+
+use std::sync::atomic::Ordering;
+
+use esker_kv::{KEY_BYTES_MAX, Txn};
+
+use crate::resp::commands::{Call, MAKES_HASH, Outcome, Refusal, Run, finish};
+use crate::resp::reply::Reply;
+use crate::resp::session::{Queue, Queued, Watched};
+
+pub(crate) fn multi(call: &mut Call<'_>) -> Outcome {
+    if call.session.queue.is_some() {
+        return Err("ERR MULTI calls can not be nested".into());
+    }
+    call.session.queue = Some(Queue::default());
+    call.reply.ok();
+    Ok(())
+}
+
+pub(crate) fn discard(call: &mut Call<'_>) -> Outcome {
+    if call.session.queue.take().is_none() {
+        return Err("ERR DISCARD without MULTI".into());
+    }
+    call.session.unwatch(&call.shared.keyspace);
+    call.reply.ok();
+    Ok(())
+}
+
+pub(crate) fn watch(call: &mut Call<'_>) -> Outcome {
+    if call.session.queue.is_some() {
+        return Err("ERR WATCH inside MULTI is not allowed".into());
+    }
+    let (keyspace, database) = (&call.shared.keyspace, call.database()?);
+    for key in call.args.from(1) {
+        if call.session.watched.iter().any(|known| known.database == database.index && known.key == key) {
+            continue;
+        }
+        let (namespace, located) = database.locate(key);
+        keyspace.expect_watcher();
+        let mut txn = keyspace.kv.begin(&[(namespace, located)]);
+        let entry = match txn.get(namespace, located) {
+            Ok(entry) => entry,
+            Err(error) => {
+                keyspace.forget_watcher();
+                return Err(error.into());
+            }
+        };
+        keyspace.watches.add(database.index, key, &call.session.dirty);
+        let expires_ms = entry.and_then(|entry| entry.expires_ms);
+        call.session.watched.push(Watched { database: database.index, key: key.to_vec(), expires_ms });
+    }
+    call.reply.ok();
+    Ok(())
+}
+
+pub(crate) fn unwatch(call: &mut Call<'_>) -> Outcome {
+    call.session.unwatch(&call.shared.keyspace);
+    call.reply.ok();
+    Ok(())
+}
+
+pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
+    let Some(queue) = call.session.queue.take() else { return Err("ERR EXEC without MULTI".into()) };
+    let keyspace = &call.shared.keyspace;
+    if queue.broken {
+        call.session.unwatch(keyspace);
+        return Err("EXECABORT Transaction discarded because of previous errors.".into());
+    }
+    if queue.commands.iter().any(|queued| queued.command.flags & MAKES_HASH != 0) {
+        keyspace.expect_hashes();
+    }
+    let database = call.session.database;
+    let outcome = finish(call, keyspace.kv.begin_exclusive(), |call, txn| {
+        let now_ms = txn.now_ms();
+        let expired = call.session.watched.iter().any(|watched| watched.expires_ms.is_some_and(|at| at <= now_ms));
+        let dirty = call.session.dirty.load(Ordering::SeqCst);
+        call.session.unwatch(&call.shared.keyspace);
+        if dirty || expired {
+            call.reply.null_array();
+            return Ok(());
+        }
+        call.reply.array(queue.commands.len());
+        for queued in &queue.commands {
+            run_queued(call, txn, queued)?;
+        }
+        Ok(())
+    });
+    if outcome.is_err() {
+        call.session.database = database;
+        call.session.unwatch(keyspace);
+    }
+    outcome
+}
+
+/// Ends MULTI because EXEC itself was refused.
+pub(crate) fn abort(call: &mut Call<'_>, refusal: &Refusal) -> Refusal {
+    call.session.queue = None;
+    call.session.unwatch(&call.shared.keyspace);
+    let line = refusal.line();
+    format!("EXECABORT Transaction discarded because of: {}", line.strip_prefix("ERR ").unwrap_or(&line)).into()
+}
+
+/// Runs one queued command; its refusal is its reply, an error of the store ends everything.
+fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcome {
+    let resp3 = call.session.resp3;
+    let mut barrier = None;
+    let mut inner = Call {
+        shared: call.shared,
+        session: &mut *call.session,
+        args: queued.args(),
+        reply: Reply::new(call.reply.buffer(), resp3),
+        barrier: &mut barrier,
+        tally: &mut *call.tally,
+    };
+    let start = inner.reply.position();
+    let too_long = queued.command.keys_of(inner.args).find(|key| key.len() > KEY_BYTES_MAX);
+    let outcome = match queued.command.run {
+        _ if let Some(key) = too_long => {
+            Err(format!("ERR key of {} bytes exceeds esker_kv::KEY_BYTES_MAX = {KEY_BYTES_MAX}", key.len()).into())
+        }
+        Run::Plain(handler) => handler(&mut inner),
+        Run::Data(handler) | Run::Exclusive(handler) | Run::Fast(_, handler) => handler(&mut inner, txn),
+    };
+    if let Err(Refusal::Text(text)) = &outcome {
+        inner.reply.rewind(start);
+        inner.reply.error(text.as_bytes());
+    }
+    call.behind(barrier);
+    match outcome {
+        Err(Refusal::Store(error)) => Err(Refusal::Store(error)),
+        _ => call.check_output(),
+    }
+}

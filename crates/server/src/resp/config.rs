@@ -1,0 +1,188 @@
+//! Configuration of the Redis-protocol server, and what cannot be served.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use esker_kv::VALUE_BYTES_MAX;
+
+/// Number of databases that SELECT knows.
+pub const DATABASES: usize = 16;
+
+/// What the server listens on and how far it lets clients go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// TCP addresses. Port 0 picks a free one. Default: 127.0.0.1:6379. Only loopback without a password.
+    pub listen: Vec<SocketAddr>,
+    /// TCP addresses that speak TLS; needs `tls`. Default: none. Only loopback without a password.
+    pub tls_listen: Vec<SocketAddr>,
+    /// Certificate and key for `tls_listen`. Default: none.
+    pub tls: Option<TlsFiles>,
+    /// Path of a unix socket, replaced if a dead one is there. Default: none.
+    pub unix_socket: Option<PathBuf>,
+    /// Password that clients give with AUTH or HELLO, for the user `default`. Default: none.
+    pub password: Option<String>,
+    /// Event loops, each on its own thread: 1 to 64; 0 picks the number of cores, at most 4. Default: 0.
+    pub threads: usize,
+    /// Most clients at once. Default: 10,000.
+    pub clients_max: usize,
+    /// Seconds without a byte from a client after which it is disconnected; 0: never. Default: 0.
+    pub idle_seconds: u64,
+    /// Longest argument of a command, in bytes: at most the largest value of the store. Default: that.
+    pub arg_bytes_max: usize,
+    /// Longest command, in bytes with its framing; also the most that MULTI queues. Default: 64 MiB.
+    pub command_bytes_max: usize,
+    /// Unread replies, in bytes, above which no further command of a client is read. Default: 1 MiB.
+    pub output_bytes_soft: usize,
+    /// Unread replies, in bytes, above which a client is disconnected: what a single reply may take. Default: 256 MiB.
+    pub output_bytes_max: usize,
+    /// Databases, 0 to 15, in which a key that is a plain u64 is kept in slots. Default: none. Fixed per database once it holds keys.
+    pub int_databases: Vec<u8>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 6379))],
+            tls_listen: Vec::new(),
+            tls: None,
+            unix_socket: None,
+            password: None,
+            threads: 0,
+            clients_max: 10_000,
+            idle_seconds: 0,
+            arg_bytes_max: VALUE_BYTES_MAX,
+            command_bytes_max: 64 << 20,
+            output_bytes_soft: 1 << 20,
+            output_bytes_max: 256 << 20,
+            int_databases: Vec::new(),
+        }
+    }
+}
+
+/// PEM files for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificate chain, the server's own first.
+    pub certificate: PathBuf,
+    /// Private key: PKCS#8, PKCS#1 or SEC1.
+    pub key: PathBuf,
+    /// Authorities of client certificates; if given, clients must show one.
+    pub client_authorities: Option<PathBuf>,
+}
+
+/// Result of this module.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a server cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A configuration that cannot be served. Fix it.
+    #[error("invalid server configuration: {0}")]
+    Config(String),
+    /// Without a password everybody who reaches the address could read and write. Set one, or listen on loopback.
+    #[error("refusing to listen on {0} without a password: set one, or listen on a loopback address")]
+    NoPassword(SocketAddr),
+    /// The address cannot be listened on. Choose another, or stop who has it.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// The address or path.
+        address: String,
+        /// The operating system's cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A TLS file cannot be used. Fix it.
+    #[error("TLS file {path}: {why}")]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Waiting for sockets failed. Stop.
+    #[error("event loop: {what}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The operating system's cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The key-value face refused; see there.
+    #[error(transparent)]
+    Kv(#[from] esker_kv::Error),
+    /// The store refused; see there.
+    #[error(transparent)]
+    Store(#[from] esker_store::Error),
+}
+
+impl Config {
+    /// Checks what can be checked without opening anything.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the key; [`Error::NoPassword`].
+    pub fn check(&self) -> Result<()> {
+        let refuse = |why: String| Err(Error::Config(why));
+        if self.listen.is_empty() && self.tls_listen.is_empty() && self.unix_socket.is_none() {
+            return refuse("listen, tls_listen and unix_socket are all empty".into());
+        }
+        if !self.tls_listen.is_empty() && self.tls.is_none() {
+            return refuse("tls_listen needs a certificate and key in tls".into());
+        }
+        if self.threads > 64 {
+            return refuse(format!("threads = {} is above 64", self.threads));
+        }
+        if self.clients_max == 0 {
+            return refuse("clients_max must be at least 1".into());
+        }
+        if self.arg_bytes_max == 0 || self.arg_bytes_max > VALUE_BYTES_MAX {
+            return refuse(format!("arg_bytes_max = {} is not within 1..={VALUE_BYTES_MAX}", self.arg_bytes_max));
+        }
+        if self.command_bytes_max < 1_024 || self.command_bytes_max > 1 << 30 {
+            return refuse(format!("command_bytes_max = {} is not within 1 KiB..=1 GiB", self.command_bytes_max));
+        }
+        if self.output_bytes_max < self.output_bytes_soft {
+            return refuse("output_bytes_max is below output_bytes_soft".into());
+        }
+        if let Some(index) = self.int_databases.iter().find(|index| usize::from(**index) >= DATABASES) {
+            return refuse(format!("int_databases holds {index}, but databases are 0 to {}", DATABASES - 1));
+        }
+        if self.password.as_deref() == Some("") {
+            return refuse("password is empty".into());
+        }
+        if self.password.is_none()
+            && let Some(address) =
+                self.listen.iter().chain(&self.tls_listen).find(|address| !address.ip().is_loopback())
+        {
+            return Err(Error::NoPassword(*address));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_password_only_loopback_is_served() {
+        let open = Config { listen: vec![SocketAddr::from(([0, 0, 0, 0], 6379))], ..Config::default() };
+        assert!(matches!(open.check(), Err(Error::NoPassword(_))));
+        assert!(Config { password: Some("x".into()), ..open }.check().is_ok());
+        assert!(Config::default().check().is_ok());
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        let check = |config: Config, key: &str| {
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+        };
+        check(Config { int_databases: vec![16], ..Config::default() }, "int_databases");
+        check(Config { threads: 65, ..Config::default() }, "threads");
+        check(Config { tls_listen: vec![SocketAddr::from(([127, 0, 0, 1], 1))], ..Config::default() }, "tls_listen");
+        check(Config { arg_bytes_max: usize::MAX, ..Config::default() }, "arg_bytes_max");
+        check(Config { password: Some(String::new()), ..Config::default() }, "password");
+    }
+}

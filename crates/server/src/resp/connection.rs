@@ -1,0 +1,244 @@
+//! One connection: bytes in, commands run, replies out, both sides bounded.
+//!
+//! read → parse in place → execute → output → (barrier) → write
+//!
+//! Invariants:
+//! 1. Commands are looked for in the bytes as they were read; only the rest of a half command is copied.
+//! 2. While more than `output_bytes_soft` wait to be sent, nothing is read: a client that does not read is not read from.
+//! 3. A connection that ends is closed only once its replies are sent, if it still takes them.
+
+use std::io;
+use std::time::Instant;
+
+use crate::resp::commands::Executor;
+use crate::resp::output::{Batch, Output};
+use crate::resp::parse::{Limits, Parser, Step};
+use crate::resp::reply::Reply;
+use crate::resp::session::Session;
+use crate::resp::shared::Shared;
+use crate::resp::transport::{Arrived, Transport};
+
+/// Reads of one connection before others have their turn.
+const READS_PER_TURN: usize = 8;
+/// How often commands that waited for output to drain are gone on with before others have their turn.
+const DRAINS_PER_TURN: usize = 8;
+/// Memory that the input of a quiet connection keeps.
+const KEEP_BYTES: usize = 64 << 10;
+
+/// What becomes of a connection after its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It waits for the poll, or for a barrier.
+    Wait,
+    /// It has more to do at once.
+    Again,
+    /// It is over.
+    Close,
+}
+
+/// A connected client.
+pub(crate) struct Connection {
+    transport: Transport,
+    pub(crate) session: Session,
+    parser: Parser,
+    /// The rest of a half command, or commands that wait until output drains.
+    input: Vec<u8>,
+    pub(crate) output: Output,
+    /// `input` may hold whole commands.
+    stalled: bool,
+    /// The stream may have more bytes.
+    readable: bool,
+    /// The other side closed, as far as the poll knows: read until it shows.
+    hung_up: bool,
+    ended: bool,
+    pub(crate) active: Instant,
+    /// In the event loop's list of those that wait for a barrier.
+    pub(crate) waiting: bool,
+}
+
+impl Connection {
+    pub(crate) fn new(transport: Transport, session: Session, now: Instant) -> Self {
+        Self {
+            transport,
+            session,
+            parser: Parser::new(),
+            input: Vec::new(),
+            output: Output::default(),
+            stalled: false,
+            readable: true,
+            hung_up: false,
+            ended: false,
+            active: now,
+            waiting: false,
+        }
+    }
+
+    pub(crate) fn transport(&mut self) -> &mut Transport {
+        &mut self.transport
+    }
+
+    /// The poll says that there is something to read.
+    pub(crate) fn note_readable(&mut self, hung_up: bool) {
+        self.readable = true;
+        self.hung_up |= hung_up;
+    }
+
+    /// Reads, runs and replies, as far as that goes without waiting.
+    pub(crate) fn turn(&mut self, executor: &mut Executor<'_>, space: &mut [u8], now: Instant) -> Fate {
+        match self.try_turn(executor, space, now) {
+            Ok(fate) => fate,
+            Err(error) => {
+                tracing::debug!(client = %self.session.client.address, %error, "connection lost");
+                Fate::Close
+            }
+        }
+    }
+
+    fn try_turn(&mut self, executor: &mut Executor<'_>, space: &mut [u8], now: Instant) -> io::Result<Fate> {
+        let mut again = true;
+        for _ in 0..DRAINS_PER_TURN {
+            again = self.pump(executor, space, now)?;
+            self.flush(executor)?;
+            if again || !self.may_go_on(executor.shared) {
+                break;
+            }
+            // More can be done: now, or if this was the last time, in its next turn.
+            again = true;
+        }
+        if self.output.len() > executor.shared.config.output_bytes_max {
+            tracing::warn!(client = %self.session.client.address, "disconnecting a client that does not read its replies");
+            return Ok(Fate::Close);
+        }
+        let over = self.session.closing || self.ended && !self.stalled;
+        if over && self.output.is_empty() && self.transport.flush()? {
+            return Ok(Fate::Close);
+        }
+        Ok(if again && !over { Fate::Again } else { Fate::Wait })
+    }
+
+    /// Whether output has drained so far that commands which waited for it can run.
+    fn may_go_on(&self, shared: &Shared) -> bool {
+        (self.stalled || self.readable) && !self.session.closing && self.output.len() <= shared.config.output_bytes_soft
+    }
+
+    /// Reads and runs commands; whether there may be more at once.
+    fn pump(&mut self, executor: &mut Executor<'_>, space: &mut [u8], now: Instant) -> io::Result<bool> {
+        let soft = executor.shared.config.output_bytes_soft;
+        if self.stalled && !self.session.closing {
+            let input = std::mem::take(&mut self.input);
+            let used = self.run(&input, executor);
+            self.keep(input, used);
+        }
+        for _ in 0..READS_PER_TURN {
+            if self.stalled || self.session.closing || !self.readable || self.output.len() > soft {
+                return Ok(false);
+            }
+            match self.transport.read(space)? {
+                Arrived::Nothing => {
+                    self.readable = false;
+                    return Ok(false);
+                }
+                Arrived::End => {
+                    self.readable = false;
+                    self.ended = true;
+                    return Ok(false);
+                }
+                Arrived::Bytes(len, more) => {
+                    self.active = now;
+                    self.readable = more || self.hung_up;
+                    executor.tally.input_bytes += len as u64;
+                    self.take(&space[..len], executor);
+                }
+            }
+        }
+        Ok(self.readable)
+    }
+
+    fn take(&mut self, bytes: &[u8], executor: &mut Executor<'_>) {
+        if self.input.is_empty() {
+            let used = self.run(bytes, executor);
+            self.input.extend_from_slice(&bytes[used..]);
+            return;
+        }
+        let mut input = std::mem::take(&mut self.input);
+        input.extend_from_slice(bytes);
+        let used = self.run(&input, executor);
+        self.keep(input, used);
+    }
+
+    fn keep(&mut self, mut input: Vec<u8>, used: usize) {
+        input.drain(..used);
+        if input.is_empty() {
+            input.shrink_to(KEEP_BYTES);
+        }
+        self.input = input;
+    }
+
+    /// Runs the commands in `bytes`; returns how many bytes they took.
+    fn run(&mut self, bytes: &[u8], executor: &mut Executor<'_>) -> usize {
+        let shared = executor.shared;
+        let soft = shared.config.output_bytes_soft;
+        let mut limits = Limits {
+            arg_bytes_max: shared.settings.arg_bytes_max.load(std::sync::atomic::Ordering::Relaxed),
+            command_bytes_max: shared.settings.command_bytes_max.load(std::sync::atomic::Ordering::Relaxed),
+            unauthenticated: !self.session.authenticated,
+        };
+        let mut used = 0;
+        let mut batch = Batch::default();
+        self.stalled = false;
+        loop {
+            if self.session.closing {
+                used = bytes.len();
+                break;
+            }
+            if self.output.len() > soft {
+                self.stalled = used < bytes.len();
+                break;
+            }
+            let rest = &bytes[used..];
+            match self.parser.next(rest, &limits) {
+                Ok(Step::Incomplete) => break,
+                Ok(Step::Nothing(len)) => used += len,
+                Ok(Step::Command(len)) => {
+                    let from = self.output.bytes.len();
+                    let args = self.parser.args(rest);
+                    let barrier = executor.execute(&mut self.session, args, &mut self.output.bytes);
+                    batch.add(from, barrier);
+                    used += len;
+                    limits.unauthenticated = !self.session.authenticated;
+                }
+                Err(error) => {
+                    let from = self.output.bytes.len();
+                    Reply::new(&mut self.output.bytes, false).error(format!("ERR {error}").as_bytes());
+                    batch.add(from, None);
+                    self.session.closing = true;
+                }
+            }
+        }
+        self.output.end_batch(batch);
+        self.session.publish();
+        used
+    }
+
+    /// Sends what may be sent.
+    pub(crate) fn flush(&mut self, executor: &mut Executor<'_>) -> io::Result<()> {
+        self.output.release();
+        loop {
+            let sendable = self.output.sendable();
+            if sendable.is_empty() {
+                break;
+            }
+            let len = self.transport.write(sendable)?;
+            if len == 0 {
+                break;
+            }
+            executor.tally.output_bytes += len as u64;
+            self.output.sent(len);
+        }
+        self.transport.flush()?;
+        let client = &self.session.client;
+        client.input_bytes.store(self.input.len(), std::sync::atomic::Ordering::Relaxed);
+        client.output_bytes.store(self.output.len(), std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
+}

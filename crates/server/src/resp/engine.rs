@@ -1,0 +1,50 @@
+//! What the server lets others tell about the engine below, without knowing it.
+//!
+//! INFO, CONFIG GET → [`EngineInfo`] ← CONFIG SET; whoever wires server and engine together implements it.
+
+/// One line of INFO.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InfoLine {
+    /// Heading that it stands under, such as `Engine`; lines of one section come one after another.
+    pub section: String,
+    /// Left of the colon.
+    pub key: String,
+    /// Right of the colon.
+    pub value: String,
+}
+
+/// Statistics and run-time settings of what is below the key-value face.
+///
+/// Called on event loops: answers must not take long.
+pub trait EngineInfo: Send + Sync {
+    /// Lines for INFO, section after section.
+    fn info(&self) -> Vec<InfoLine>;
+
+    /// All settings with their values, for CONFIG GET. Names are lower case.
+    fn settings(&self) -> Vec<(String, String)>;
+
+    /// Changes a setting, for CONFIG SET; false if there is none of this name. Is asked about `appendfsync` too,
+    /// after the server has acted on it.
+    ///
+    /// # Errors
+    /// Why the value cannot be set, for people.
+    fn set(&self, name: &str, value: &str) -> std::result::Result<bool, String>;
+}
+
+/// An engine with nothing to tell.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoEngineInfo;
+
+impl EngineInfo for NoEngineInfo {
+    fn info(&self) -> Vec<InfoLine> {
+        Vec::new()
+    }
+
+    fn settings(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
+    fn set(&self, _name: &str, _value: &str) -> std::result::Result<bool, String> {
+        Ok(false)
+    }
+}

@@ -1,0 +1,353 @@
+//! An event loop: one thread, one poll, many connections.
+//!
+//! poll → turn of each ready connection → replies that wait for nothing are sent at once → the others' barrier is
+//! registered, one for the whole loop → the commit wakes the poll once → all that it covers is sent
+//!
+//! Invariants:
+//! 1. At most one waker is registered with the store per loop: that of the lowest barrier anybody waits for. The
+//!    highest is asked for, so that the next group is under way meanwhile.
+//! 2. The first loop accepts; connections are dealt out in turn and stay where they are.
+
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Wake};
+use std::time::{Duration, Instant};
+
+use esker_kv::Barrier;
+use mio::{Events, Poll, Token, Waker};
+use parking_lot::Mutex;
+
+use crate::resp::clients::Client;
+use crate::resp::commands::{Executor, Table};
+use crate::resp::config::{Error, Result};
+use crate::resp::connection::{Connection, Fate};
+use crate::resp::listen::{Accepted, Listener};
+use crate::resp::session::Session;
+use crate::resp::shared::{Shared, Tally};
+use crate::resp::transport::Transport;
+
+const WAKE: Token = Token(usize::MAX);
+/// Tokens from here on are listeners'.
+const LISTENERS: usize = usize::MAX / 2;
+const EVENTS: usize = 1_024;
+const READ_BYTES: usize = 64 << 10;
+/// Idle clients and settings are looked at so often.
+const TICK: Duration = Duration::from_secs(1);
+/// How long a server that stops waits for replies to be taken.
+const LINGER: Duration = Duration::from_secs(3);
+/// Connections accepted before others have their turn.
+const ACCEPTS_PER_TURN: usize = 256;
+
+/// Connections on their way from the accepting loop to theirs.
+pub(crate) type Inboxes = Arc<Vec<Mutex<Vec<(Transport, Arc<Client>)>>>>;
+
+/// Wakes a poll when a barrier is reached.
+struct WakePoll(Arc<Waker>);
+
+impl Wake for WakePoll {
+    fn wake(self: Arc<Self>) {
+        // It fails only once the loop is gone, and then nobody waits.
+        let _ = self.0.wake();
+    }
+}
+
+/// One loop.
+pub(crate) struct EventLoop {
+    index: usize,
+    shared: Arc<Shared>,
+    poll: Poll,
+    task: std::task::Waker,
+    listeners: Vec<Listener>,
+    accept_again: bool,
+    inboxes: Inboxes,
+    next_loop: usize,
+    connections: Vec<Option<Box<Connection>>>,
+    free: Vec<usize>,
+    /// Connections with more to do at once.
+    again: Vec<usize>,
+    /// Connections that wait for a barrier.
+    waiting: Vec<usize>,
+    /// The barrier that wakes this loop.
+    registered: Option<Barrier>,
+    /// The highest barrier that was not asked for yet.
+    unasked: Option<Barrier>,
+    kills: u64,
+    space: Box<[u8]>,
+}
+
+impl EventLoop {
+    /// Makes loop `index`, with the waker that others wake it by. `listeners` are the first loop's.
+    pub(crate) fn new(
+        index: usize,
+        shared: Arc<Shared>,
+        poll: Poll,
+        waker: Arc<Waker>,
+        mut listeners: Vec<Listener>,
+        inboxes: Inboxes,
+    ) -> Result<Self> {
+        for (at, listener) in listeners.iter_mut().enumerate() {
+            let registered = listener.register(poll.registry(), Token(LISTENERS + at));
+            registered.map_err(|source| Error::Io { what: "register a listener", source })?;
+        }
+        Ok(Self {
+            index,
+            shared,
+            poll,
+            task: Arc::new(WakePoll(waker)).into(),
+            listeners,
+            accept_again: false,
+            inboxes,
+            next_loop: 0,
+            connections: Vec::new(),
+            free: Vec::new(),
+            again: Vec::new(),
+            waiting: Vec::new(),
+            registered: None,
+            unasked: None,
+            kills: 0,
+            space: vec![0; READ_BYTES].into(),
+        })
+    }
+
+    /// A poll and its waker.
+    pub(crate) fn poll() -> Result<(Poll, Arc<Waker>)> {
+        let failed = |what| move |source| Error::Io { what, source };
+        let poll = Poll::new().map_err(failed("make a poll"))?;
+        let waker = Waker::new(poll.registry(), WAKE).map_err(failed("make a waker"))?;
+        Ok((poll, Arc::new(waker)))
+    }
+
+    /// Runs until the server stops.
+    pub(crate) fn run(mut self) -> Result<()> {
+        let mut events = Events::with_capacity(EVENTS);
+        let shared = Arc::clone(&self.shared);
+        let mut executor = Executor { shared: &shared, table: Table::get(), tally: Tally::default() };
+        let mut tick = Instant::now() + TICK;
+        while !shared.is_stopping() {
+            let wait = if self.again.is_empty() { TICK } else { Duration::ZERO };
+            self.wait(&mut events, wait)?;
+            let now = Instant::now();
+            self.serve(&events, &mut executor, now);
+            if now >= tick {
+                tick = now + TICK;
+                self.close_idle(now);
+                if self.accept_again {
+                    self.accept_all(now);
+                }
+            }
+        }
+        self.drain(&mut events, &mut executor)
+    }
+
+    fn wait(&mut self, events: &mut Events, wait: Duration) -> Result<()> {
+        match self.poll.poll(events, Some(wait)) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {
+                events.clear();
+                Ok(())
+            }
+            other => other.map_err(|source| Error::Io { what: "wait for sockets", source }),
+        }
+    }
+
+    /// One round: what is ready, what came in, what had more to do, what became durable.
+    fn serve(&mut self, events: &Events, executor: &mut Executor<'_>, now: Instant) {
+        let mut woken = false;
+        for event in events {
+            match event.token() {
+                WAKE => woken = true,
+                Token(at) if at >= LISTENERS => self.accept_all(now),
+                Token(at) => {
+                    let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { continue };
+                    if event.is_readable() || event.is_read_closed() || event.is_error() {
+                        connection.note_readable(event.is_read_closed() || event.is_error());
+                    }
+                    self.turn(at, executor, now);
+                }
+            }
+        }
+        if woken {
+            self.take_inbox(executor, now);
+        }
+        for at in std::mem::take(&mut self.again) {
+            self.turn(at, executor, now);
+        }
+        self.settle(executor, now);
+        let tally = std::mem::take(&mut executor.tally);
+        if tally.commands > 0 || tally.output_bytes > 0 {
+            self.shared.loops[self.index].add(tally);
+        }
+        let kills = self.shared.kills.load(Ordering::SeqCst);
+        if kills != self.kills {
+            self.kills = kills;
+            let killed = |connection: &Connection| connection.session.client.killed.load(Ordering::SeqCst);
+            self.close_where(killed);
+        }
+    }
+
+    fn turn(&mut self, at: usize, executor: &mut Executor<'_>, now: Instant) {
+        let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
+        match connection.turn(executor, &mut self.space, now) {
+            Fate::Close => return self.close(at),
+            Fate::Again => self.again.push(at),
+            Fate::Wait => {}
+        }
+        if let Some(last) = connection.output.last_barrier() {
+            if self.unasked.as_ref().is_none_or(|unasked| unasked.position() < last.position()) {
+                self.unasked = Some(last.clone());
+            }
+            if !connection.waiting {
+                connection.waiting = true;
+                self.waiting.push(at);
+            }
+        }
+    }
+
+    /// Sends what has become durable, asks for what has not, and has itself woken by the first of it.
+    fn settle(&mut self, executor: &mut Executor<'_>, now: Instant) {
+        loop {
+            if let Some(unasked) = self.unasked.take() {
+                unasked.want();
+            }
+            if self.registered.as_ref().is_some_and(|registered| registered.state().is_none()) {
+                return;
+            }
+            self.registered = None;
+            for at in std::mem::take(&mut self.waiting) {
+                let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { continue };
+                connection.waiting = false;
+                // Its turn sends what may be sent, and goes on with commands that waited for that.
+                self.turn(at, executor, now);
+            }
+            let lowest = self.waiting.iter().filter_map(|at| self.connections[*at].as_ref()?.output.first_barrier());
+            let Some(lowest) = lowest.min_by_key(|barrier| barrier.position()).cloned() else { return };
+            if lowest.poll(&mut Context::from_waker(&self.task)).is_pending() {
+                self.registered = Some(lowest);
+            }
+        }
+    }
+
+    fn accept_all(&mut self, now: Instant) {
+        self.accept_again = false;
+        for at in 0..self.listeners.len() {
+            for turn in 0.. {
+                if turn == ACCEPTS_PER_TURN {
+                    // The rest is dealt with in the next round; nobody would tell of it again.
+                    self.accept_again = true;
+                    break;
+                }
+                match self.listeners[at].accept() {
+                    Ok(accepted) => self.deal_out(accepted, now),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) if is_about_one(&error) => {}
+                    Err(error) => {
+                        tracing::warn!(address = %self.listeners[at].address, %error, "cannot accept; trying again soon");
+                        self.accept_again = true;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn deal_out(&mut self, accepted: Accepted, now: Instant) {
+        let Accepted { mut transport, address, local_address } = accepted;
+        let target = self.next_loop;
+        let max = self.shared.settings.clients_max.load(Ordering::Relaxed);
+        let Some(client) = self.shared.clients.add(max, address, local_address, target, now) else {
+            self.shared.rejected.fetch_add(1, Ordering::Relaxed);
+            if !matches!(transport, Transport::Tls(..)) {
+                // Whoever is refused may not read why.
+                let _ = transport.write(b"-ERR max number of clients reached\r\n");
+            }
+            return;
+        };
+        self.next_loop = (self.next_loop + 1) % self.inboxes.len();
+        self.shared.connections.fetch_add(1, Ordering::Relaxed);
+        self.inboxes[target].lock().push((transport, client));
+        if let Some(waker) = self.shared.wakers.get().and_then(|wakers| wakers.get(target)) {
+            // A loop that cannot be woken has ended, because the server stops.
+            let _ = waker.wake();
+        }
+    }
+
+    fn take_inbox(&mut self, executor: &mut Executor<'_>, now: Instant) {
+        let arrived = std::mem::take(&mut *self.inboxes[self.index].lock());
+        for (mut transport, client) in arrived {
+            let at = self.free.pop().unwrap_or_else(|| {
+                self.connections.push(None);
+                self.connections.len() - 1
+            });
+            if let Err(error) = transport.register(self.poll.registry(), Token(at)) {
+                tracing::warn!(client = %client.address, %error, "cannot register a connection");
+                self.shared.clients.remove(client.id);
+                self.free.push(at);
+                continue;
+            }
+            let authenticated = self.shared.settings.password.read().is_none();
+            let connection = Connection::new(transport, Session::new(client, authenticated), now);
+            self.connections[at] = Some(Box::new(connection));
+            self.turn(at, executor, now);
+        }
+    }
+
+    fn close(&mut self, at: usize) {
+        let Some(mut connection) = self.connections[at].take() else { return };
+        connection.transport().close();
+        connection.session.unwatch(&self.shared.keyspace);
+        self.shared.clients.remove(connection.session.client.id);
+        self.free.push(at);
+    }
+
+    fn close_where(&mut self, over: impl Fn(&Connection) -> bool) {
+        for at in 0..self.connections.len() {
+            if self.connections[at].as_ref().is_some_and(|connection| over(connection)) {
+                self.close(at);
+            }
+        }
+    }
+
+    fn close_idle(&mut self, now: Instant) {
+        for connection in self.connections.iter().flatten() {
+            connection.session.client.touch(connection.active);
+        }
+        let idle_seconds = self.shared.settings.idle_seconds.load(Ordering::Relaxed);
+        if idle_seconds > 0 {
+            let idle = Duration::from_secs(idle_seconds);
+            self.close_where(|connection| !connection.waiting && now.duration_since(connection.active) >= idle);
+        }
+    }
+
+    /// Sends the last replies, for a while, and closes everything.
+    fn drain(mut self, events: &mut Events, executor: &mut Executor<'_>) -> Result<()> {
+        self.listeners.clear();
+        let until = Instant::now() + LINGER;
+        for connection in self.connections.iter_mut().flatten() {
+            connection.session.closing = true;
+        }
+        loop {
+            let now = Instant::now();
+            for at in 0..self.connections.len() {
+                self.turn(at, executor, now);
+            }
+            self.settle(executor, now);
+            if self.connections.iter().all(Option::is_none) || now >= until {
+                break;
+            }
+            self.wait(events, Duration::from_millis(100))?;
+        }
+        self.close_where(|_| true);
+        for (_, client) in std::mem::take(&mut *self.inboxes[self.index].lock()) {
+            self.shared.clients.remove(client.id);
+        }
+        Ok(())
+    }
+}
+
+/// Errors of accept that concern the connection, not the listener.
+fn is_about_one(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted | ErrorKind::NotConnected
+    )
+}

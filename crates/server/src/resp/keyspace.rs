@@ -1,0 +1,447 @@
+//! Databases on namespaces: where a key is kept, strings and hashes, what goes when a key goes.
+//!
+//! Database N: strings and heads of hashes in `dbN` (bytes) or, for a plain u64 key of a database configured so, in
+//! `dbN.int`; fields of hashes in `dbN.fields`.
+//!
+//! ```text
+//! entry of a key     tag 0: the string | tag 1: id u64 LE, number of fields u64 LE
+//! dbN.fields         id u64 BE, field → value
+//!                    0 u64 BE, expiry u64 BE (unix ms), id u64 BE → key of the hash that expires then
+//! server             "epoch" → u64 LE, one more at each start: upper 24 bits of new ids, lower 40 count from 1
+//! ```
+//!
+//! Invariants:
+//! 1. A hash has at least one field, and its id was never used before in this store.
+//! 2. A hash that expires has exactly one key under id 0; whatever changes its expiry, name or existence changes that key.
+//! 3. Fields are removed with their head, in the same transaction; those of an expired one by [`sweep`](Keyspace::sweep).
+//! 4. All of these changes happen under the stripe of the hash's key.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use esker_kv::{Durability, Entry, Key, Kind, Kv, Namespace, OwnedKey, Result, Scan, Txn};
+use parking_lot::RwLock;
+
+use crate::resp::config::{Config, DATABASES};
+use crate::resp::number::{i64_text, parse_u64, push_u64};
+use crate::resp::watch::Watches;
+
+/// Tag of a string's entry.
+pub(crate) const STRING: u8 = 0;
+/// Tag of the head of a hash.
+pub(crate) const HASH: u8 = 1;
+
+/// Lower bits of an id count within one start of the server.
+const ID_COUNT_BITS: u32 = 40;
+/// Hashes swept at once.
+const SWEEP_ENTRIES: usize = 256;
+
+/// One of the databases.
+pub(crate) struct Database {
+    pub(crate) index: u8,
+    bytes: Namespace,
+    int: Option<Namespace>,
+    pub(crate) fields: Namespace,
+}
+
+impl Database {
+    fn open(kv: &Kv, index: u8, int: bool) -> Result<Self> {
+        let bytes = kv.namespace(&format!("db{index}"), Kind::Bytes)?;
+        let int = if int { Some(kv.namespace(&format!("db{index}.int"), Kind::Int)?) } else { None };
+        let fields = kv.namespace(&format!("db{index}.fields"), Kind::Bytes)?;
+        Ok(Self { index, bytes, int, fields })
+    }
+
+    /// Where the key is kept.
+    pub(crate) fn locate<'k>(&self, key: &'k [u8]) -> (&Namespace, Key<'k>) {
+        if let Some(int) = &self.int
+            && let Some(number) = parse_u64(key)
+        {
+            return (int, Key::Int(number));
+        }
+        (&self.bytes, Key::Bytes(key))
+    }
+
+    /// Namespaces of keys, in the order in which scans visit them.
+    pub(crate) fn namespaces(&self) -> impl DoubleEndedIterator<Item = &Namespace> {
+        self.int.iter().chain(std::iter::once(&self.bytes))
+    }
+
+    /// Number of keys, with those that expired and were not removed yet.
+    pub(crate) fn len(&self, txn: &mut Txn<'_>) -> Result<u64> {
+        self.namespaces().try_fold(0, |sum, namespace| Ok(sum + txn.len(namespace)?))
+    }
+
+    /// Number of keys as last written, without waiting.
+    pub(crate) fn len_now(&self) -> u64 {
+        self.namespaces().map(|namespace| namespace.len().into_parts().0.unwrap_or(0)).sum()
+    }
+}
+
+/// The head of a hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) id: u64,
+    pub(crate) fields: u64,
+}
+
+impl Head {
+    pub(crate) fn decode(entry: &Entry) -> Result<Self> {
+        let corrupt = || esker_store::Error::Corrupt {
+            offset: 0,
+            what: format!("head of a hash: {} bytes instead of 16", entry.value.len()),
+        };
+        let (words, rest) = entry.value.as_chunks::<8>();
+        let ([id, fields], []) = (words, rest) else { return Err(corrupt().into()) };
+        Ok(Self { id: u64::from_le_bytes(*id), fields: u64::from_le_bytes(*fields) })
+    }
+
+    pub(crate) fn entry(self, expires_ms: Option<u64>) -> Entry {
+        let mut value = [0; 16];
+        value[..8].copy_from_slice(&self.id.to_le_bytes());
+        value[8..].copy_from_slice(&self.fields.to_le_bytes());
+        Entry { value: Bytes::copy_from_slice(&value), expires_ms, tag: HASH }
+    }
+
+    /// The key of a field.
+    pub(crate) fn field_key(self, field: &[u8]) -> smallvec::SmallVec<[u8; 64]> {
+        let mut key = smallvec::SmallVec::from_slice(&self.id.to_be_bytes());
+        key.extend_from_slice(field);
+        key
+    }
+
+    fn expiry_key(self, expires_ms: u64) -> [u8; 24] {
+        let mut key = [0; 24];
+        key[8..16].copy_from_slice(&expires_ms.to_be_bytes());
+        key[16..].copy_from_slice(&self.id.to_be_bytes());
+        key
+    }
+}
+
+/// A key as text, whatever namespace it came from.
+pub(crate) fn key_text(key: &OwnedKey) -> Bytes {
+    match key {
+        OwnedKey::Bytes(bytes) => bytes.clone(),
+        OwnedKey::Int(number) => {
+            let mut text = Vec::new();
+            push_u64(&mut text, *number);
+            text.into()
+        }
+    }
+}
+
+/// All databases.
+pub(crate) struct Keyspace {
+    pub(crate) kv: Kv,
+    databases: [OnceLock<Database>; DATABASES],
+    int: [bool; DATABASES],
+    pub(crate) watches: Watches,
+    /// Held shared by writers that do not look at what they overwrite; held exclusively to forbid them.
+    blind: RwLock<()>,
+    hashes: AtomicBool,
+    watchers: AtomicUsize,
+    next_id: AtomicU64,
+    epoch: u64,
+    /// Hashes whose fields were removed after they had expired.
+    pub(crate) swept: AtomicU64,
+}
+
+impl Keyspace {
+    /// Opens the databases that exist, and database 0; counts this start.
+    pub(crate) fn open(kv: Kv, config: &Config) -> Result<Self> {
+        let server = kv.namespace("server", Kind::Bytes)?;
+        let stored = server.get("epoch").wait()?;
+        let epoch = match stored.as_deref().map(<[u8; 8]>::try_from) {
+            None => 1,
+            Some(Ok(epoch)) => u64::from_le_bytes(epoch) + 1,
+            Some(Err(_)) => {
+                return Err(
+                    esker_store::Error::Corrupt { offset: 0, what: "server epoch is not 8 bytes".into() }.into()
+                );
+            }
+        };
+        if epoch >= 1 << (64 - ID_COUNT_BITS) {
+            let why = format!("this store was started {epoch} times, more than ids of hashes allow");
+            return Err(esker_store::Error::Invalid { what: "server epoch", why }.into());
+        }
+        let epoch_entry = Entry::new(Bytes::copy_from_slice(&epoch.to_le_bytes()));
+        server.put_with("epoch", epoch_entry, Durability::Durable).wait()?;
+        let mut int = [false; DATABASES];
+        for index in &config.int_databases {
+            int[usize::from(*index)] = true;
+        }
+        let keyspace = Self {
+            databases: std::array::from_fn(|_| OnceLock::new()),
+            int,
+            watches: Watches::new(),
+            blind: RwLock::new(()),
+            hashes: AtomicBool::new(false),
+            watchers: AtomicUsize::new(0),
+            next_id: AtomicU64::new((epoch << ID_COUNT_BITS) + 1),
+            epoch,
+            swept: AtomicU64::new(0),
+            kv,
+        };
+        keyspace.database(0)?;
+        for (name, _) in keyspace.kv.namespaces()? {
+            let Some((index, int)) = database_of(&name) else { continue };
+            if int && !keyspace.int[usize::from(index)] && keyspace.kv.namespace(&name, Kind::Int)?.len().wait()? > 0 {
+                let why = format!("database {index} holds int keys: name it among the int databases");
+                return Err(esker_store::Error::Invalid { what: "configuration", why }.into());
+            }
+            keyspace.database(index)?;
+        }
+        for database in keyspace.open_databases() {
+            if database.fields.len().wait()? > 0 {
+                keyspace.hashes.store(true, Ordering::SeqCst);
+            }
+        }
+        Ok(keyspace)
+    }
+
+    /// Runs `write` if it may overwrite keys without looking at them: there are no hashes and no watchers.
+    pub(crate) fn blindly<T>(&self, write: impl FnOnce() -> T) -> Option<T> {
+        let _held = self.blind.read();
+        if self.hashes.load(Ordering::Relaxed) || self.watchers.load(Ordering::Relaxed) > 0 {
+            return None;
+        }
+        Some(write())
+    }
+
+    /// To be called before a transaction that makes a hash begins: while it is held, waiting here could be for ever.
+    pub(crate) fn expect_hashes(&self) {
+        if !self.hashes.load(Ordering::Relaxed) {
+            let _held = self.blind.write();
+            self.hashes.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// To be called before a watcher registers.
+    pub(crate) fn expect_watcher(&self) {
+        let _held = self.blind.write();
+        self.watchers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn forget_watcher(&self) {
+        self.watchers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// How often this store was started, with this time.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The database of this index, below [`DATABASES`]; made at its first use.
+    pub(crate) fn database(&self, index: u8) -> Result<&Database> {
+        let place = &self.databases[usize::from(index)];
+        if let Some(database) = place.get() {
+            return Ok(database);
+        }
+        let database = Database::open(&self.kv, index, self.int[usize::from(index)])?;
+        // Two may have opened it at once: both opened the same namespaces, one of them stays.
+        Ok(place.get_or_init(|| database))
+    }
+
+    /// Databases used so far.
+    pub(crate) fn open_databases(&self) -> impl Iterator<Item = &Database> {
+        self.databases.iter().filter_map(OnceLock::get)
+    }
+
+    /// An id for a new hash.
+    pub(crate) fn new_id(&self) -> Result<u64> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        if id >> ID_COUNT_BITS != self.epoch {
+            let why = "2^40 hashes were made since the server started: restart it".into();
+            return Err(esker_store::Error::Invalid { what: "hash id", why }.into());
+        }
+        Ok(id)
+    }
+
+    /// The live entry of a key.
+    pub(crate) fn get(&self, txn: &mut Txn<'_>, database: &Database, key: &[u8]) -> Result<Option<Entry>> {
+        let (namespace, key) = database.locate(key);
+        txn.get(namespace, key)
+    }
+
+    /// Writes a string over whatever is there.
+    pub(crate) fn put_string(
+        &self,
+        txn: &mut Txn<'_>,
+        database: &Database,
+        key: &[u8],
+        value: Bytes,
+        expires_ms: Option<u64>,
+    ) -> Result<()> {
+        if self.hashes.load(Ordering::SeqCst)
+            && let Some(old) = self.get(txn, database, key)?
+        {
+            self.drop_fields(txn, database, &old)?;
+        }
+        self.rewrite(txn, database, key, Entry { value, expires_ms, tag: STRING });
+        Ok(())
+    }
+
+    /// Writes an entry over one of the same type and, if it is a hash, the same id and expiry.
+    pub(crate) fn rewrite(&self, txn: &mut Txn<'_>, database: &Database, key: &[u8], entry: Entry) {
+        self.watches.touch(database.index, key);
+        let (namespace, key) = database.locate(key);
+        txn.put(namespace, key, entry);
+    }
+
+    /// Writes `entry`, which stood under `key` or stands nowhere, under `key`, over nothing or over itself.
+    pub(crate) fn place(&self, txn: &mut Txn<'_>, database: &Database, key: &[u8], entry: Entry) -> Result<()> {
+        if entry.tag == HASH
+            && let Some(at) = entry.expires_ms
+        {
+            let head = Head::decode(&entry)?;
+            txn.put(&database.fields, &head.expiry_key(at)[..], Entry::new(Bytes::copy_from_slice(key)));
+        }
+        self.rewrite(txn, database, key, entry);
+        Ok(())
+    }
+
+    /// Takes the entry of a key away but leaves its fields, for [`Keyspace::place`] to put it elsewhere.
+    pub(crate) fn take(&self, txn: &mut Txn<'_>, database: &Database, key: &[u8], entry: &Entry) -> Result<()> {
+        self.forget_expiry(txn, database, entry)?;
+        self.watches.touch(database.index, key);
+        let (namespace, key) = database.locate(key);
+        txn.remove(namespace, key);
+        Ok(())
+    }
+
+    /// Changes when the key expires.
+    pub(crate) fn set_expiry(
+        &self,
+        txn: &mut Txn<'_>,
+        database: &Database,
+        key: &[u8],
+        entry: Entry,
+        expires_ms: Option<u64>,
+    ) -> Result<()> {
+        self.forget_expiry(txn, database, &entry)?;
+        self.place(txn, database, key, entry.expiring(expires_ms))
+    }
+
+    /// Removes a key with all that belongs to it, and says whether it was there.
+    pub(crate) fn remove(&self, txn: &mut Txn<'_>, database: &Database, key: &[u8]) -> Result<bool> {
+        let Some(old) = self.get(txn, database, key)? else { return Ok(false) };
+        self.drop_fields(txn, database, &old)?;
+        self.watches.touch(database.index, key);
+        let (namespace, key) = database.locate(key);
+        txn.remove(namespace, key);
+        Ok(true)
+    }
+
+    /// Removes all keys of a database. The transaction has to be exclusive.
+    pub(crate) fn clear(&self, txn: &mut Txn<'_>, database: &Database) -> Result<()> {
+        for key in self.watches.keys(database.index) {
+            if self.get(txn, database, &key)?.is_some() {
+                self.watches.touch(database.index, &key);
+            }
+        }
+        for namespace in database.namespaces() {
+            txn.clear(namespace);
+        }
+        txn.clear(&database.fields);
+        Ok(())
+    }
+
+    fn drop_fields(&self, txn: &mut Txn<'_>, database: &Database, old: &Entry) -> Result<()> {
+        if old.tag == HASH {
+            self.forget_expiry(txn, database, old)?;
+            txn.remove_prefix(&database.fields, &Head::decode(old)?.id.to_be_bytes());
+        }
+        Ok(())
+    }
+
+    fn forget_expiry(&self, txn: &mut Txn<'_>, database: &Database, old: &Entry) -> Result<()> {
+        if old.tag == HASH
+            && let Some(at) = old.expires_ms
+        {
+            txn.remove(&database.fields, &Head::decode(old)?.expiry_key(at)[..]);
+        }
+        Ok(())
+    }
+
+    /// Removes the fields of hashes that have expired.
+    pub(crate) fn sweep(&self) -> Result<()> {
+        let now_ms = self.kv.clock().now_ms();
+        let mut end = [0; 16];
+        end[8..].copy_from_slice(&now_ms.saturating_add(1).to_be_bytes());
+        if !self.hashes.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        for database in self.open_databases() {
+            let scan = Scan::range(&[0u8; 8][..], &end[..]).limited(SWEEP_ENTRIES);
+            loop {
+                let (due, _) = database.fields.scan(&scan).into_parts();
+                let due = due?;
+                for (index_key, entry) in &due {
+                    self.sweep_one(database, index_key, &entry.value)?;
+                }
+                if due.len() < SWEEP_ENTRIES {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sweep_one(&self, database: &Database, index_key: &OwnedKey, key: &[u8]) -> Result<()> {
+        let (words, _) = index_key.as_bytes().map_or(&[][..], |index_key| index_key).as_chunks::<8>();
+        let [_, expires_ms, id] = words else {
+            let what = format!("expiry of hashes: key {index_key:?} in {}", database.fields.name());
+            return Err(esker_store::Error::Corrupt { offset: 0, what }.into());
+        };
+        let (namespace, located) = database.locate(key);
+        let mut txn = self.kv.begin(&[(namespace, located)]);
+        // It may have been removed, or moved to another time or name, a moment ago; or the clock went back.
+        let index_entry = txn.get(&database.fields, index_key)?;
+        if index_entry.is_none_or(|entry| entry.value != key) || txn.now_ms() < u64::from_be_bytes(*expires_ms) {
+            return Ok(());
+        }
+        txn.remove(&database.fields, index_key);
+        txn.remove_prefix(&database.fields, id);
+        if txn.get(namespace, located)?.is_none() {
+            txn.remove(namespace, located);
+        }
+        txn.commit(Durability::Applied).into_parts().0?;
+        self.swept.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+fn database_of(name: &str) -> Option<(u8, bool)> {
+    let rest = name.strip_prefix("db")?;
+    let (number, kind) = rest.split_once('.').unwrap_or((rest, ""));
+    let index: u8 = number.parse().ok().filter(|index| usize::from(*index) < DATABASES)?;
+    (i64_text(i64::from(index)) == number.as_bytes() && matches!(kind, "" | "int" | "fields"))
+        .then_some((index, kind == "int"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_namespaces_tell_their_database() {
+        let check = |name: &str, expected| assert_eq!(database_of(name), expected, "{name}");
+        check("db0", Some((0, false)));
+        check("db15.fields", Some((15, false)));
+        check("db3.int", Some((3, true)));
+        for other in ["db16", "db01", "db", "dbx", "db1.x", "server"] {
+            check(other, None);
+        }
+    }
+
+    #[test]
+    fn heads_have_these_bytes() {
+        let head = Head { id: 1 << 40 | 1, fields: 2 };
+        let entry = head.entry(Some(7));
+        assert_eq!(&entry.value[..], b"\x01\0\0\0\0\x01\0\0\x02\0\0\0\0\0\0\0");
+        assert_eq!(Head::decode(&entry).unwrap(), head);
+        assert_eq!(&head.field_key(b"f")[..], b"\0\0\x01\0\0\0\0\x01f");
+        assert!(Head::decode(&Entry::new("short")).is_err());
+    }
+}

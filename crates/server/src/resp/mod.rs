@@ -1,0 +1,207 @@
+//! The Redis protocol, RESP2 and RESP3, over the key-value face.
+//!
+//! [`Server::bind`] → addresses are open → [`Server::run`] → event loops → [`Handle::shutdown`]
+//!
+//! A connection stays on one event loop; a loop reads, parses and runs whatever is ready, and sends replies once
+//! what they tell is durable, if durability was asked for. Commands are those of Redis 7 on strings, hashes, keys,
+//! expiry, transactions and the server, with its replies and errors.
+//!
+//! Invariants:
+//! 1. One commit of the store answers everything that was submitted before it, however many clients and commands.
+//! 2. Without a password nothing but loopback addresses and a unix socket is listened on.
+
+pub(crate) mod clients;
+pub(crate) mod commands;
+mod config;
+mod connection;
+mod cursors;
+mod engine;
+mod event_loop;
+mod glob;
+mod keyspace;
+mod listen;
+mod number;
+mod output;
+mod parse;
+mod reply;
+mod session;
+mod shared;
+mod tls;
+mod transport;
+mod watch;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use esker_kv::Kv;
+use parking_lot::{Condvar, Mutex};
+
+pub use config::{Config, DATABASES, Error, Result, TlsFiles};
+pub use engine::{EngineInfo, InfoLine, NoEngineInfo};
+pub use listen::Address;
+pub use parse::{
+    ARGS_MAX, Args, LINE_BYTES_MAX, Limits, OwnedArgs, Parser, ProtocolError, Step, UNAUTHENTICATED_ARG_BYTES_MAX,
+    UNAUTHENTICATED_ARGS_MAX, parse,
+};
+
+use event_loop::{EventLoop, Inboxes};
+use keyspace::Keyspace;
+use listen::Listener;
+use shared::{LoopStats, Settings, Shared};
+
+/// Most event loops that `threads = 0` starts.
+const LOOPS_MAX_BY_DEFAULT: usize = 4;
+/// Expired keys are removed so often, and so many at once.
+const EXPIRE_EVERY: Duration = Duration::from_millis(100);
+const EXPIRE_KEYS: usize = 10_000;
+
+/// A server that listens; [`Server::run`] makes it answer.
+pub struct Server {
+    shared: Arc<Shared>,
+    addresses: Vec<Address>,
+    loops: Vec<EventLoop>,
+}
+
+/// Stops a server from anywhere. Cloning gives another handle of the same server.
+#[derive(Clone)]
+pub struct Handle(Arc<Shared>);
+
+impl Handle {
+    /// Makes [`Server::run`] return soon: replies under way are sent, up to three seconds long.
+    pub fn shutdown(&self) {
+        self.0.stop();
+    }
+}
+
+impl Server {
+    /// Opens the databases in `kv` and listens. Replies wait for what [`Kv::default_durability`] says at the time.
+    ///
+    /// # Errors
+    /// What [`Config::check`] refuses; [`Error::Listen`], [`Error::Tls`]; the key-value face's.
+    pub fn bind(config: Config, kv: Kv, info: Arc<dyn EngineInfo>) -> Result<Self> {
+        config.check()?;
+        let listeners = Listener::open_all(&config)?;
+        let addresses: Vec<Address> = listeners.iter().map(|listener| listener.address.clone()).collect();
+        let port = addresses.iter().find_map(|address| match address {
+            Address::Tcp(address) | Address::Tls(address) => Some(address.port()),
+            Address::Unix(_) => None,
+        });
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if config.threads == 0 { cores.min(LOOPS_MAX_BY_DEFAULT) } else { config.threads };
+        let now_ms = kv.clock().now_ms();
+        let keyspace = Keyspace::open(kv, &config)?;
+        let shared = Arc::new(Shared {
+            settings: Settings::new(&config),
+            clients: clients::Clients::default(),
+            cursors: cursors::Cursors::new(keyspace.epoch()),
+            engine: info,
+            started: Instant::now(),
+            port: port.unwrap_or(0),
+            run_id: format!("{:020x}{:020x}", now_ms, keyspace.epoch()),
+            saved_s: AtomicU64::new(now_ms / 1_000),
+            connections: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+            expired: AtomicU64::new(0),
+            kills: AtomicU64::new(0),
+            loops: (0..threads).map(|_| LoopStats::default()).collect(),
+            wakers: OnceLock::new(),
+            stopping: AtomicBool::new(false),
+            stop_lock: Mutex::new(()),
+            stopped: Condvar::new(),
+            keyspace,
+            config,
+        });
+        let inboxes: Inboxes = Arc::new((0..threads).map(|_| Mutex::default()).collect());
+        let (mut loops, mut wakers) = (Vec::new(), Vec::new());
+        let mut listeners = Some(listeners);
+        for index in 0..threads {
+            let (poll, waker) = EventLoop::poll()?;
+            wakers.push(Arc::clone(&waker));
+            let own = listeners.take().unwrap_or_default();
+            loops.push(EventLoop::new(index, Arc::clone(&shared), poll, waker, own, Arc::clone(&inboxes))?);
+        }
+        // Set once, here.
+        let _ = shared.wakers.set(wakers);
+        Ok(Self { shared, addresses, loops })
+    }
+
+    /// Where it listens, with the ports that were picked for port 0.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// What stops it.
+    pub fn handle(&self) -> Handle {
+        Handle(Arc::clone(&self.shared))
+    }
+
+    /// Answers clients until SHUTDOWN or [`Handle::shutdown`]. Blocks.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if a poll fails; the server has stopped then.
+    pub fn run(self) -> Result<()> {
+        let shared = &self.shared;
+        for address in &self.addresses {
+            tracing::info!(%address, "listening");
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| expire(shared));
+            let mut loops = self.loops.into_iter();
+            let first = loops.next();
+            let others: Vec<_> = loops
+                .map(|event_loop| {
+                    scope.spawn(move || {
+                        let _stop = StopOnDrop(shared);
+                        event_loop.run()
+                    })
+                })
+                .collect();
+            let stop = StopOnDrop(shared);
+            let mut outcome = first.map_or(Ok(()), EventLoop::run);
+            drop(stop);
+            for other in others {
+                // A panic there is a defect; it goes on here, as it would in a single thread.
+                let ended = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                outcome = outcome.and(ended);
+            }
+            outcome
+        })
+    }
+}
+
+/// A loop that ends, ends the server.
+struct StopOnDrop<'s>(&'s Shared);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// Removes what has expired, until the server stops.
+fn expire(shared: &Shared) {
+    let mut failing = false;
+    loop {
+        let mut held = shared.stop_lock.lock();
+        if !shared.is_stopping() {
+            shared.stopped.wait_for(&mut held, EXPIRE_EVERY);
+        }
+        drop(held);
+        if shared.is_stopping() {
+            return;
+        }
+        let removed = shared.keyspace.sweep().and_then(|()| shared.keyspace.kv.expire_due(EXPIRE_KEYS));
+        match removed {
+            Ok(removed) => {
+                shared.expired.fetch_add(removed as u64, Ordering::Relaxed);
+                failing = false;
+            }
+            Err(error) if !failing => {
+                tracing::warn!(%error, "cannot remove expired keys; they stay hidden");
+                failing = true;
+            }
+            Err(_) => {}
+        }
+    }
+}

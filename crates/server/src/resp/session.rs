@@ -1,0 +1,96 @@
+//! What a connection is to the commands: its database, protocol version, rights, queue and watched keys.
+//!
+//! Invariant: a session that ends, or whose MULTI ends, watches nothing any more.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::resp::clients::Client;
+use crate::resp::commands::Command;
+use crate::resp::keyspace::Keyspace;
+use crate::resp::parse::{Args, Span};
+
+/// A command waiting for EXEC.
+pub(crate) struct Queued {
+    pub(crate) command: &'static Command,
+    bytes: Vec<u8>,
+    spans: Vec<Span>,
+}
+
+impl Queued {
+    pub(crate) fn new(command: &'static Command, args: Args<'_>) -> Self {
+        let (bytes, spans) = args.to_owned_parts();
+        Self { command, bytes, spans }
+    }
+
+    pub(crate) fn args(&self) -> Args<'_> {
+        Args::new(&self.bytes, &self.spans)
+    }
+
+    /// Memory that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.len() + self.spans.len() * size_of::<Span>() + size_of::<Self>()
+    }
+}
+
+/// What MULTI collects.
+#[derive(Default)]
+pub(crate) struct Queue {
+    pub(crate) commands: Vec<Queued>,
+    pub(crate) bytes: usize,
+    /// A command was refused: EXEC will be too.
+    pub(crate) broken: bool,
+}
+
+/// A watched key, and until when the entry lasts that was seen.
+pub(crate) struct Watched {
+    pub(crate) database: u8,
+    pub(crate) key: Vec<u8>,
+    pub(crate) expires_ms: Option<u64>,
+}
+
+/// State of one connection.
+pub(crate) struct Session {
+    pub(crate) client: Arc<Client>,
+    pub(crate) database: u8,
+    pub(crate) resp3: bool,
+    pub(crate) authenticated: bool,
+    pub(crate) queue: Option<Queue>,
+    pub(crate) watched: Vec<Watched>,
+    pub(crate) dirty: Arc<AtomicBool>,
+    /// Close the connection once the replies so far are sent.
+    pub(crate) closing: bool,
+}
+
+impl Session {
+    pub(crate) fn new(client: Arc<Client>, authenticated: bool) -> Self {
+        Self {
+            client,
+            database: 0,
+            resp3: false,
+            authenticated,
+            queue: None,
+            watched: Vec::new(),
+            dirty: Arc::default(),
+            closing: false,
+        }
+    }
+
+    pub(crate) fn unwatch(&mut self, keyspace: &Keyspace) {
+        for watched in self.watched.drain(..) {
+            keyspace.watches.remove(watched.database, &watched.key, &self.dirty);
+            keyspace.forget_watcher();
+        }
+        self.dirty.store(false, Ordering::SeqCst);
+    }
+
+    /// Lets others see how it stands.
+    pub(crate) fn publish(&self) {
+        let client = &self.client;
+        client.database.store(self.database, Ordering::Relaxed);
+        client.resp.store(if self.resp3 { 3 } else { 2 }, Ordering::Relaxed);
+        let queued = self.queue.as_ref().map_or(-1, |queue| queue.commands.len() as i64);
+        client.queued.store(queued, Ordering::Relaxed);
+        client.watched.store(self.watched.len(), Ordering::Relaxed);
+    }
+}

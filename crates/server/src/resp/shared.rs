@@ -1,0 +1,173 @@
+//! What all event loops share: the keyspace, settings that change at run time, statistics, how to stop.
+//!
+//! Invariant: nothing here is locked while a command runs, save for the moment of a look-up.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use esker_kv::{Barrier, Durability};
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::resp::clients::Clients;
+use crate::resp::config::Config;
+use crate::resp::cursors::Cursors;
+use crate::resp::engine::EngineInfo;
+use crate::resp::keyspace::Keyspace;
+
+/// How `appendfsync` of Redis is understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fsync {
+    /// Replies wait for the log: durable.
+    Always,
+    /// Replies wait for nothing; the log is synced soon.
+    EverySecond,
+    /// As `everysec`.
+    No,
+}
+
+impl Fsync {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::EverySecond => "everysec",
+            Self::No => "no",
+        }
+    }
+}
+
+/// Settings that CONFIG SET changes.
+pub(crate) struct Settings {
+    pub(crate) clients_max: AtomicUsize,
+    pub(crate) idle_seconds: AtomicU64,
+    pub(crate) arg_bytes_max: AtomicUsize,
+    pub(crate) command_bytes_max: AtomicUsize,
+    pub(crate) password: RwLock<Option<String>>,
+    relaxed_fsync: AtomicU8,
+}
+
+impl Settings {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            clients_max: AtomicUsize::new(config.clients_max),
+            idle_seconds: AtomicU64::new(config.idle_seconds),
+            arg_bytes_max: AtomicUsize::new(config.arg_bytes_max),
+            command_bytes_max: AtomicUsize::new(config.command_bytes_max),
+            password: RwLock::new(config.password.clone()),
+            relaxed_fsync: AtomicU8::new(0),
+        }
+    }
+}
+
+/// What an event loop counts; written by it alone.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct LoopStats {
+    pub(crate) commands: AtomicU64,
+    pub(crate) hits: AtomicU64,
+    pub(crate) misses: AtomicU64,
+    pub(crate) errors: AtomicU64,
+    pub(crate) input_bytes: AtomicU64,
+    pub(crate) output_bytes: AtomicU64,
+}
+
+/// Counts of one batch, added to [`LoopStats`] after it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) commands: u64,
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) errors: u64,
+    pub(crate) input_bytes: u64,
+    pub(crate) output_bytes: u64,
+}
+
+impl LoopStats {
+    pub(crate) fn add(&self, tally: Tally) {
+        // One writer: plain loads and stores suffice.
+        let add =
+            |counter: &AtomicU64, more: u64| counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+        add(&self.commands, tally.commands);
+        add(&self.hits, tally.hits);
+        add(&self.misses, tally.misses);
+        add(&self.errors, tally.errors);
+        add(&self.input_bytes, tally.input_bytes);
+        add(&self.output_bytes, tally.output_bytes);
+    }
+}
+
+/// Shared by all threads of a server.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) settings: Settings,
+    pub(crate) keyspace: Keyspace,
+    pub(crate) clients: Clients,
+    pub(crate) cursors: Cursors,
+    pub(crate) engine: Arc<dyn EngineInfo>,
+    pub(crate) started: Instant,
+    pub(crate) port: u16,
+    pub(crate) run_id: String,
+    /// Unix seconds of the last SAVE, or of the start.
+    pub(crate) saved_s: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    pub(crate) rejected: AtomicU64,
+    pub(crate) expired: AtomicU64,
+    /// How often CLIENT KILL marked somebody.
+    pub(crate) kills: AtomicU64,
+    pub(crate) loops: Vec<LoopStats>,
+    /// Wakes each event loop.
+    pub(crate) wakers: OnceLock<Vec<Arc<mio::Waker>>>,
+    pub(crate) stopping: AtomicBool,
+    pub(crate) stop_lock: Mutex<()>,
+    pub(crate) stopped: Condvar,
+}
+
+impl Shared {
+    /// Makes all threads of the server end.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        drop(self.stop_lock.lock());
+        self.stopped.notify_all();
+        self.wake_all();
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn wake_all(&self) {
+        for waker in self.wakers.get().into_iter().flatten() {
+            // A loop that cannot be woken is one that has ended.
+            let _ = waker.wake();
+        }
+    }
+
+    pub(crate) fn durability(&self) -> Durability {
+        self.keyspace.kv.default_durability()
+    }
+
+    pub(crate) fn fsync(&self) -> Fsync {
+        match (self.durability(), self.settings.relaxed_fsync.load(Ordering::Relaxed)) {
+            (Durability::Durable, _) => Fsync::Always,
+            (Durability::Applied, 0) => Fsync::EverySecond,
+            (Durability::Applied, _) => Fsync::No,
+        }
+    }
+
+    pub(crate) fn set_fsync(&self, fsync: Fsync) {
+        self.settings.relaxed_fsync.store(u8::from(fsync == Fsync::No), Ordering::Relaxed);
+        let durability = if fsync == Fsync::Always { Durability::Durable } else { Durability::Applied };
+        self.keyspace.kv.set_default_durability(durability);
+    }
+
+    /// Asks for everything written so far to be made durable; the barrier says when it is.
+    pub(crate) fn save(&self) -> esker_store::Result<Option<Barrier>> {
+        let (saved, barrier) = self.keyspace.kv.store().sync().into_parts();
+        saved?;
+        if let Some(barrier) = &barrier {
+            barrier.want();
+        }
+        self.saved_s.store(self.keyspace.kv.clock().now_ms() / 1_000, Ordering::Relaxed);
+        Ok(barrier)
+    }
+}

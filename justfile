@@ -1,0 +1,41 @@
+# Short names for what one does every day. `just` lists them.
+
+default:
+    @just --list
+
+# Start a server on ./esker-data
+serve *ARGS:
+    cargo run --release --bin esker -- serve {{ARGS}}
+
+# Everything that continuous integration runs
+test:
+    ./scripts/test
+
+# Format all sources
+fmt:
+    cargo fmt --all
+    cargo fmt --manifest-path fuzz/Cargo.toml
+
+# Lints, as strict as continuous integration
+lint:
+    cargo clippy --workspace --all-targets -- -D warnings
+
+# The rules of the tree
+tidy:
+    cargo test -p esker-tidy
+
+# One fuzz target (record, recovery, resp) for some seconds
+fuzz TARGET SECONDS="60" SEED="1":
+    cargo run --release --manifest-path fuzz/Cargo.toml -- {{TARGET}} --seconds {{SECONDS}} --seed {{SEED}}
+
+# The crash simulation
+sim SEEDS="1000":
+    cargo run --release -p esker-sim -- --seeds {{SEEDS}}
+
+# Licences, bans and sources of dependencies (needs cargo-deny)
+deny:
+    cargo deny check
+
+# The documentation of all crates, opened in a browser
+doc:
+    cargo doc --workspace --no-deps --open

@@ -1,0 +1,116 @@
+//! Which crates there are, what each may depend on, and that ARCHITECTURE.md names them all.
+
+use std::collections::BTreeSet;
+
+use esker_tidy::{members, text};
+
+/// What each crate may depend on, its tests excepted. Whoever changes this changes the design.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("esker-device", &[]),
+    ("esker-store", &[]),
+    ("esker-engine", &["esker-device", "esker-store"]),
+    ("esker-memory", &["esker-store"]),
+    ("esker-kv", &["esker-store"]),
+    ("esker-server", &["esker-store", "esker-kv"]),
+    ("esker", &["esker-device", "esker-store", "esker-engine", "esker-memory", "esker-kv"]),
+    ("esker-cli", &["esker", "esker-server"]),
+    (
+        "esker-sim",
+        &["esker-device", "esker-store", "esker-engine", "esker-memory", "esker-kv", "esker-server", "esker"],
+    ),
+    ("esker-tidy", &[]),
+];
+
+/// The engine's foreign dependencies stay below this.
+const ENGINE_DEPENDENCIES_MAX: usize = 10;
+
+struct Member {
+    folder: String,
+    name: String,
+    dependencies: Vec<String>,
+}
+
+fn workspace() -> Vec<Member> {
+    members()
+        .into_iter()
+        .map(|folder| {
+            let manifest: toml::Table = text(format!("{folder}/Cargo.toml")).parse().expect("a manifest is TOML");
+            let name = manifest["package"]["name"].as_str().expect("a package has a name").to_string();
+            let dependencies = manifest
+                .get("dependencies")
+                .and_then(|table| table.as_table())
+                .map_or(Vec::new(), |table| table.keys().cloned().collect());
+            Member { folder, name, dependencies }
+        })
+        .collect()
+}
+
+fn ours(name: &str) -> bool {
+    name == "esker" || name.starts_with("esker-")
+}
+
+#[test]
+fn crates_depend_only_on_what_the_design_allows() {
+    for member in workspace() {
+        let Some((_, allowed)) = ALLOWED.iter().find(|(name, _)| *name == member.name) else {
+            panic!("{} in {} has no line in the table of allowed dependencies", member.name, member.folder);
+        };
+        for dependency in member.dependencies.iter().filter(|name| ours(name)) {
+            assert!(
+                allowed.contains(&dependency.as_str()),
+                "{} must not depend on {dependency}; allowed: {allowed:?}",
+                member.name
+            );
+        }
+    }
+}
+
+#[test]
+fn the_engine_stays_under_ten_foreign_dependencies() {
+    let workspace = workspace();
+    let engine = workspace.iter().find(|member| member.name == "esker-engine").unwrap();
+    let foreign: Vec<_> = engine.dependencies.iter().filter(|name| !ours(name)).collect();
+    assert!(foreign.len() < ENGINE_DEPENDENCIES_MAX, "{} foreign dependencies: {foreign:?}", foreign.len());
+}
+
+#[test]
+fn architecture_names_every_crate_and_no_other() {
+    let architecture = text("ARCHITECTURE.md");
+    let section = architecture.split("## Crates").nth(1).expect("ARCHITECTURE.md has a section `## Crates`");
+    let section = section.split("\n## ").next().unwrap();
+    let named: BTreeSet<String> = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .filter_map(|line| line.split('`').next())
+        .map(str::to_string)
+        .collect();
+    let existing: BTreeSet<String> = workspace().into_iter().map(|member| member.name).collect();
+    assert_eq!(named, existing, "left: ARCHITECTURE.md, right: the workspace");
+}
+
+#[test]
+fn crates_come_in_dependency_order() {
+    let workspace = workspace();
+    let mut before: BTreeSet<&str> = BTreeSet::new();
+    for member in &workspace {
+        for dependency in member.dependencies.iter().filter(|name| ours(name)) {
+            assert!(
+                before.contains(dependency.as_str()),
+                "{} stands before its dependency {dependency} in Cargo.toml",
+                member.name
+            );
+        }
+        before.insert(&member.name);
+    }
+}
+
+#[test]
+fn no_crate_uses_unsafe_but_device_and_engine() {
+    for member in workspace() {
+        if ["esker-device", "esker-engine"].contains(&member.name.as_str()) {
+            continue;
+        }
+        let root = ["lib.rs", "main.rs"].map(|file| text(format!("{}/src/{file}", member.folder))).concat();
+        assert!(root.contains("#![forbid(unsafe_code)]"), "{} does not forbid unsafe code", member.name);
+    }
+}
