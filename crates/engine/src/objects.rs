@@ -8,8 +8,10 @@
 //! 2. Names are added and removed under the names' write lock, which is taken before any object's lock.
 //! 3. Several objects are locked in the order of their ids.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use esker_store::{Collection, ObjectId, ObjectMap, Stat};
@@ -187,12 +189,44 @@ pub fn word(payload: &[u8]) -> u64 {
 /// The names: collections and, in each, objects by name.
 pub type Names = BTreeMap<Collection, BTreeMap<Bytes, Arc<Object>>>;
 
+/// Objects that a thread has looked at last, so that the next look takes no lock of the table.
+const SEEN: usize = 8;
+
+struct Seen {
+    table: u64,
+    object: Arc<Object>,
+}
+
+thread_local! {
+    static LAST_SEEN: RefCell<[Option<Seen>; SEEN]> = const { RefCell::new([const { None }; SEEN]) };
+}
+
 /// All objects of a store.
-#[derive(Default)]
 pub struct Objects {
+    /// Tells this table from others in what threads remember.
+    table: u64,
     /// The ordered names. The write lock is held by transactions that add or remove any.
     pub names: RwLock<Names>,
     shards: [RwLock<ObjectMap<Arc<Object>>>; SHARDS],
+}
+
+impl Default for Objects {
+    fn default() -> Self {
+        static TABLES: AtomicU64 = AtomicU64::new(1);
+        let table = TABLES.fetch_add(1, Ordering::Relaxed);
+        Self { table, names: RwLock::default(), shards: Default::default() }
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        // Threads may remember objects for as long as they live: they must not keep the index with them.
+        self.for_each(|object| {
+            let mut state = object.state.write();
+            state.reset();
+            state.unlinked = true;
+        });
+    }
 }
 
 impl Objects {
@@ -202,7 +236,26 @@ impl Objects {
 
     /// The object of this name.
     pub fn get(&self, id: &ObjectId) -> Option<Arc<Object>> {
-        self.shard(id).read().get(id).cloned()
+        self.with(id, |object| object.cloned())
+    }
+
+    /// Runs `f` on the object of this name. It may have left the table meanwhile: its state says so. `f` must not
+    /// look at another object.
+    pub fn with<R>(&self, id: &ObjectId, f: impl FnOnce(Option<&Arc<Object>>) -> R) -> R {
+        LAST_SEEN.with_borrow_mut(|seen| {
+            let place = &mut seen[(id.hash64() >> 32) as usize % SEEN];
+            let known = place.as_ref().is_some_and(|seen| seen.table == self.table && seen.object.id == *id);
+            if !known {
+                let Some(object) = self.shard(id).read().get(id).cloned() else { return f(None) };
+                *place = Some(Seen { table: self.table, object });
+            }
+            f(place.as_ref().map(|seen| &seen.object))
+        })
+    }
+
+    /// Forgets what this thread remembers of a name, because it has left the table.
+    pub fn forget(&self, id: &ObjectId) {
+        LAST_SEEN.with_borrow_mut(|seen| seen[(id.hash64() >> 32) as usize % SEEN] = None);
     }
 
     /// The object of this name, or a new absent one. The caller holds the names' write lock.

@@ -26,21 +26,29 @@ use crate::segments::Lsn;
 impl Engine {
     /// Looks at an object; `absent` if there is none.
     fn look<R>(&self, id: &ObjectId, absent: impl FnOnce(Lsn) -> R, look: impl FnOnce(&ObjectState) -> R) -> R {
-        loop {
-            let Some(object) = self.objects.get(id) else {
-                return absent(self.names_lsn.load(Ordering::Acquire));
-            };
-            let state = object.state.read();
-            if state.exists() {
-                return look(&state);
-            }
-            let unlinked = state.unlinked;
-            drop(state);
-            if !unlinked {
+        let mut outcome = None;
+        let mut actions = Some((absent, look));
+        while outcome.is_none() {
+            let gone = self.objects.with(id, |object| {
+                let Some(object) = object else {
+                    let lsn = self.names_lsn.load(Ordering::Acquire);
+                    outcome = actions.take().map(|(absent, _)| absent(lsn));
+                    return false;
+                };
+                let state = object.state.read();
+                if state.exists() {
+                    outcome = actions.take().map(|(_, look)| look(&state));
+                }
+                state.unlinked
+            });
+            if gone {
+                self.objects.forget(id);
+            } else if outcome.is_none() {
                 // Made by a transaction that did not go through, or just removed: it leaves the table at once.
                 std::thread::yield_now();
             }
         }
+        outcome.expect("the loop ends with an outcome")
     }
 
     fn completion<T>(&self, value: Result<T>, wait_to: Lsn) -> Completion<T> {

@@ -159,6 +159,7 @@ impl Engine {
         let mut states: SmallVec<[RwLockWriteGuard<'_, ObjectState>; 2]> =
             targets.iter().map(|object| object.state.write()).collect();
         if states.iter().any(|state| state.unlinked) {
+            ids.iter().for_each(|id| self.objects.forget(id));
             drop_absent(self, &ids, &mut states, changes_names);
             return Attempt::Retry;
         }

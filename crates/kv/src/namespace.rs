@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use esker_store::{Barrier, Collection, Completion, Durability, Error, ObjectStore, Result, Transaction};
 
-use crate::entry::{Entry, check_value, decode, encode};
+use crate::entry::{Entry, check_value, decode, decode_owned, encode};
 use crate::key::KEY_BYTES_MAX;
 use crate::kv::{Shared, clear_in_parts};
 use crate::locks::stripe_of;
@@ -141,7 +141,7 @@ impl Namespace {
     /// The entry if it has not expired; the clock is read only for entries that can.
     fn live(&self, stored: Option<Bytes>) -> Result<Option<Entry>> {
         let Some(stored) = stored else { return Ok(None) };
-        let entry = decode(&stored)?;
+        let entry = decode_owned(stored)?;
         let expired = entry.expires_ms.is_some_and(|at| at <= self.0.shared.clock.now_ms());
         Ok(if expired { None } else { Some(entry) })
     }

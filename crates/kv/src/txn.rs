@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 use esker_store::{Barrier, Change, Completion, Durability, Error, Result as StoreResult, Transaction};
 
-use crate::entry::{Entry, TAG_MAX, check_value, decode};
+use crate::entry::{Entry, TAG_MAX, check_value, decode_owned};
 use crate::kv::{Shared, prefix_end};
 use crate::locks::Held;
 use crate::scan::{Bounds, Scan, Walk};
@@ -148,7 +148,7 @@ impl<'a> Txn<'a> {
     /// The entry if it is live; remembers an expiry that it has.
     fn live(&mut self, namespace: &Namespace, key: Key<'_>, stored: Option<Bytes>) -> Result<Option<Entry>> {
         let Some(stored) = stored else { return Ok(None) };
-        let entry = decode(&stored)?;
+        let entry = decode_owned(stored)?;
         let Some(at) = entry.expires_ms else { return Ok(Some(entry)) };
         self.writes(namespace).seen.push((key.to_owned_key(), at));
         Ok(if at <= self.now_ms() { None } else { Some(entry) })
