@@ -41,6 +41,8 @@ const APPEND_BYTES: u64 = 1 << 20;
 const WRITE_BYTES_MAX: usize = 8 << 20;
 /// A segment that was ready for so long without being needed is filled ahead.
 const PREFILL_AGE_MIN: Duration = Duration::from_millis(500);
+/// But only if there were so many syncs meanwhile: a load that hardly syncs gains nothing from it.
+const PREFILL_SYNCS_MIN: u64 = 16;
 
 /// What the log needs to know of its store.
 #[derive(Clone, Copy, Debug)]
@@ -480,12 +482,16 @@ impl Log {
     /// cost more than it saves.
     pub fn run_preparer(&self) {
         let mut filled = false;
+        let mut syncs_before = 0;
         loop {
             let fresh = match self.prepare_segment() {
                 Ok(fresh) => fresh,
                 Err(error) => return self.fail(error),
             };
             filled &= !fresh;
+            let syncs = self.counters.syncs.load(Ordering::Relaxed);
+            let often_synced = syncs - syncs_before >= PREFILL_SYNCS_MIN;
+            syncs_before = syncs;
             let mut state = self.state.lock();
             // Taken already? Then there is no time to wait.
             if !state.stopping && (state.next.is_some() || state.full) {
@@ -497,6 +503,7 @@ impl Log {
             let in_no_hurry = state.tail < self.segments.segment_bytes / 2;
             if !filled
                 && in_no_hurry
+                && often_synced
                 && let Some((segment, buffer)) = state.next.take()
             {
                 drop(state);
