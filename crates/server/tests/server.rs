@@ -602,3 +602,50 @@ fn the_engine_is_seen_and_set_through_info_and_config() {
         client.check("CONFIG GET appendfsync", &format!("*2\r\n$11\r\nappendfsync\r\n${}\r\n{mode}\r\n", mode.len()));
     }
 }
+
+#[test]
+fn racing_strings_and_hashes_leave_no_fields_behind() {
+    let seed = std::env::var("ESKER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
+    println!("ESKER_SEED={seed}");
+    for round in 0..4 {
+        let server = Running::start(config());
+        let address = server.address();
+        let threads: Vec<_> = (0..4)
+            .map(|nth| {
+                std::thread::spawn(move || {
+                    let mut random = fastrand::Rng::with_seed(seed + round * 10 + nth);
+                    let mut client = Client::connect(address);
+                    for _ in 0..40 {
+                        let mut pipeline = Vec::new();
+                        for _ in 0..16 {
+                            let mut key = || format!("k{}", random.u8(..4));
+                            let (a, b) = (key(), key());
+                            let command: &[&str] = match random.u8(..8) {
+                                0 | 1 => &["SET", &a, "v"],
+                                2 | 3 => &["HSET", &a, "f", "v", "g", "w"],
+                                4 => &["DEL", &a],
+                                5 => &["RENAME", &a, &b],
+                                6 => &["PEXPIRE", &a, "1"],
+                                _ => &["HDEL", &a, "f"],
+                            };
+                            pipeline.extend(encode(command));
+                        }
+                        client.send(&pipeline);
+                        for _ in 0..16 {
+                            client.reply().unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let mut client = server.client();
+        // Keys that expire now go by themselves, with their fields, even under names that are taken again.
+        client.run("DEL k0 k1 k2 k3");
+        let kv = Kv::open(Arc::clone(&server.store) as _, Arc::new(SystemClock)).unwrap();
+        let fields = kv.namespace("db0.fields", esker_kv::Kind::Bytes).unwrap();
+        eventually("no field is left", || fields.len().wait().unwrap() == 0);
+    }
+}

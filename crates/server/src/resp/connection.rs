@@ -23,7 +23,7 @@ const READS_PER_TURN: usize = 8;
 /// How often commands that waited for output to drain are gone on with before others have their turn.
 const DRAINS_PER_TURN: usize = 8;
 /// Memory that the input of a quiet connection keeps.
-const KEEP_BYTES: usize = 64 << 10;
+const KEEP_BYTES: usize = 16 << 10;
 
 /// What becomes of a connection after its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use crate::resp::reply::Reply;
 /// Sent bytes are dropped from the front once there are so many.
 const COMPACT_BYTES: usize = 256 << 10;
 /// Memory kept by an empty buffer.
-const KEEP_BYTES: usize = 64 << 10;
+const KEEP_BYTES: usize = 16 << 10;
 
 struct Gate {
     /// The first byte that waits.
