@@ -8,6 +8,8 @@
 //! 2. A failed sync is never retried by the device; what it covered is in doubt for good.
 //! 3. A zoned device refuses every write that is not at its zone's write pointer.
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod file;
 mod memory;

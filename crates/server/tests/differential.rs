@@ -264,7 +264,7 @@ QUIT
 fn random_command(random: &mut fastrand::Rng, in_multi: bool) -> String {
     let mut key = || format!("k{}", random.u8(..6));
     let (a, b, c) = (key(), key(), key());
-    let number = ["0", "1", "-3", "7", "100", "9223372036854775807", "abc", "1.5", ""][random.usize(..8)];
+    let number = ["0", "1", "-3", "7", "100", "4294967296", "abc", "1.5", ""][random.usize(..8)];
     let float = ["0.5", "-1.5", "2", "0.25", "10", "x"][random.usize(..6)];
     let field = ["f", "g", "h", "\"\""][random.usize(..4)];
     let value = ["v", "1", "22", "hello", "3.5", "\"\"", "-7"][random.usize(..7)];
