@@ -95,7 +95,7 @@ struct State {
     group: u64,
     group_open: bool,
     parity: usize,
-    next: Option<(u64, SegmentBuffer)>,
+    next: Option<(u64, Arc<SegmentBuffer>)>,
     full: bool,
     stopping: bool,
     sealed: VecDeque<Piece>,
@@ -348,7 +348,7 @@ impl Log {
     }
 
     /// Seals the open segment and opens the next. The group goes on.
-    fn enter_segment(&self, state: &mut State, segment: u64, buffer: SegmentBuffer) {
+    fn enter_segment(&self, state: &mut State, segment: u64, buffer: Arc<SegmentBuffer>) {
         let block = self.shape.block_bytes;
         let end = round_up(state.tail, block);
         // SAFETY: nothing beyond `tail` has been given to anybody, and the lock that guards `tail` is held.
@@ -371,7 +371,7 @@ impl Log {
             group: state.group,
             previous_generation: state.generation,
         };
-        // SAFETY: the buffer is fresh and this thread's alone.
+        // SAFETY: the buffer is fresh: nobody else reads or writes it yet.
         let block_bytes = unsafe { buffer.range_mut(0, block as usize) };
         block_bytes.fill(0);
         header.encode(block_bytes);
@@ -379,7 +379,7 @@ impl Log {
         state.segment = segment;
         state.generation = generation;
         state.generation_max = generation;
-        state.buffer = Arc::new(buffer);
+        state.buffer = buffer;
         state.start = 0;
         state.tail = block;
         self.segments.place(segment, generation, state.base_lsn);
@@ -442,18 +442,22 @@ impl Log {
                     }
                     let buffer = self.segments.new_buffer();
                     let buffer = buffer.map_err(|error| Error::io("allocating a segment buffer", error))?;
-                    if self.shape.threaded {
-                        buffer.populate();
-                    }
                     self.segments.take_free();
-                    Some((segment, buffer))
+                    Some((segment, Arc::new(buffer)))
                 }
             },
         };
         let mut state = self.state.lock();
         state.full = prepared.is_none();
-        state.next = prepared;
+        state.next = prepared.clone();
         self.room.notify_all();
+        drop(state);
+        // Writers need not wait for this: memory that they reach first is touched by them.
+        if self.shape.threaded
+            && let Some((_, buffer)) = prepared
+        {
+            buffer.populate();
+        }
         Ok(true)
     }
 
