@@ -1,0 +1,51 @@
+//! Engines on fresh memory devices, for the suites that every backend passes.
+//!
+//! Small buffers, so that reads come from the device as well.
+
+use std::sync::Arc;
+
+use esker_device::{Device, MemoryDevice};
+use esker_engine::{Engine, FormatOptions, Options};
+use esker_store::ObjectStore;
+use esker_store::contract::{Harness, Opened};
+
+/// Makes engines on memory devices of `len` bytes, a zone a segment if `zoned`.
+pub struct OnMemory {
+    pub len: u64,
+    pub segment_bytes: u64,
+    pub zoned: bool,
+}
+
+struct Store {
+    device: Arc<MemoryDevice>,
+    engine: Option<Engine>,
+}
+
+fn open(device: &Arc<MemoryDevice>) -> Engine {
+    let options = Options { recent_bytes: 0, cache_bytes: 1 << 20, ..Options::default() };
+    Engine::open(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
+}
+
+impl Harness for OnMemory {
+    fn fresh(&self) -> Box<dyn Opened> {
+        let zone_bytes = self.segment_bytes.min(8 << 20);
+        let device = if self.zoned { MemoryDevice::zoned(self.len, zone_bytes) } else { MemoryDevice::new(self.len) };
+        let device = Arc::new(device);
+        Engine::format(&*device, &FormatOptions { segment_bytes: self.segment_bytes, uuid: [3; 16] }).unwrap();
+        let engine = Some(open(&device));
+        Box::new(Store { device, engine })
+    }
+}
+
+impl Opened for Store {
+    fn store(&self) -> &dyn ObjectStore {
+        self.engine.as_ref().unwrap()
+    }
+
+    fn reopen(&mut self) {
+        let engine = self.engine.take().unwrap();
+        engine.close().unwrap();
+        drop(engine);
+        self.engine = Some(open(&self.device));
+    }
+}
