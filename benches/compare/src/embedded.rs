@@ -121,6 +121,10 @@ pub struct Run {
     /// Pause between peers in seconds, after everything is synced
     #[arg(long, default_value_t = 0.3)]
     pause_seconds: f64,
+    /// Memory touched before the first round, in bytes, so that a virtual machine's host gives it before anybody is
+    /// timed; three quarters of what is available if not given
+    #[arg(long, value_parser = units::bytes)]
+    touch_memory: Option<u64>,
     /// Folder on the device to be measured; what is made there is deleted
     #[arg(long, default_value = ".")]
     dir: PathBuf,
@@ -150,6 +154,10 @@ impl Run {
         let bar = ProgressBar::new((steps * self.peers.len()) as u64 * u64::from(self.rounds));
         bar.set_style(ProgressStyle::with_template("{elapsed_precise} {bar:30} {pos}/{len} {msg} (left: {eta})")?);
         bar.enable_steady_tick(Duration::from_millis(500));
+        bar.set_message("touching memory");
+        let touched = self.touch_memory.unwrap_or_else(|| available_memory() / 4 * 3);
+        report.setup.insert("touched memory bytes".into(), touched.to_string());
+        touch_memory(touched);
         for round in 0..self.rounds {
             if page_cache {
                 for set in &self.values {
@@ -306,6 +314,22 @@ fn column(kind: Kind) -> Column {
 
 fn threads(number: u32) -> String {
     if number == 1 { "1 thread".into() } else { format!("{number} threads") }
+}
+
+/// What the system says can be taken without swapping, in bytes; 0 if it does not say.
+fn available_memory() -> u64 {
+    let told = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+/// Takes so much memory, writes to each of its pages and gives it back.
+fn touch_memory(bytes: u64) {
+    const CHUNK: usize = 64 << 20;
+    let chunks = usize::try_from(bytes).unwrap_or(usize::MAX) / CHUNK;
+    let touched: Vec<Vec<u8>> = (0..chunks).map(|_| std::hint::black_box(vec![1; CHUNK])).collect();
+    drop(touched);
 }
 
 /// Waits until the file system of `dir` has written everything, so that it is not paid for by the next.

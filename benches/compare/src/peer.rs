@@ -61,7 +61,8 @@ pub trait Session {
     /// Writes a value; returns when it is acknowledged.
     fn put(&mut self, key: u32, value: &[u8]) -> Result<()>;
 
-    /// Reads a value into `buffer` (or the peer's own copy) and shows it to `look`; false if there is none.
+    /// Reads a value and shows it to `look`; false if there is none. What the peer hands out to keep (its copy, a pin)
+    /// is shown in place; what is only valid until its next call or transaction is first copied to `buffer`.
     fn get(&mut self, key: u32, buffer: &mut [u8], look: &mut dyn FnMut(&[u8])) -> Result<bool>;
 }
 

@@ -10,7 +10,7 @@
 //!
 //! Invariants:
 //! 1. Sequence numbers, log positions and the order of reservations agree.
-//! 2. A record of group g + 1 is written only after the sync of group g has returned.
+//! 2. A record of group g + 1 is written only after the sync of group g has returned. A group lies in one segment.
 //! 3. No lock is held over device I/O, except the one that keeps a second committer out.
 //! 4. After a failed write or sync nothing is written any more; the first cause answers every waiter.
 //!
@@ -32,6 +32,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use crate::format::{
     RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, round_up,
 };
+use crate::gather::Gather;
 use crate::policy::CommitPolicy;
 use crate::segments::{Lsn, SegmentBuffer, Segments};
 
@@ -40,9 +41,15 @@ const APPEND_BYTES: u64 = 1 << 20;
 /// One device write is at most so many bytes, so that readers of the device are not held up.
 const WRITE_BYTES_MAX: usize = 8 << 20;
 /// A segment that was ready for so long without being needed is filled ahead.
-const PREFILL_AGE_MIN: Duration = Duration::from_millis(500);
+const PREFILL_AGE_MIN: Duration = Duration::from_millis(100);
+/// A wait for returning writers that is shorter than this is spent awake.
+const SPIN_MAX: Duration = Duration::from_micros(300);
 /// But only if there were so many syncs meanwhile: a load that hardly syncs gains nothing from it.
 const PREFILL_SYNCS_MIN: u64 = 16;
+/// Under a load that fills a segment faster than this, several are readied ahead.
+const HURRY: Duration = Duration::from_millis(500);
+/// So many at most.
+const READY_SEGMENTS_MAX: usize = 3;
 
 /// What the log needs to know of its store.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +102,9 @@ struct State {
     group: u64,
     group_open: bool,
     parity: usize,
-    next: Option<(u64, Arc<SegmentBuffer>)>,
+    next: VecDeque<(u64, Arc<SegmentBuffer>)>,
+    entered: Option<Instant>,
+    hurried: bool,
     full: bool,
     stopping: bool,
     sealed: VecDeque<Piece>,
@@ -109,6 +118,8 @@ struct Piece {
     buffer_start: u64,
     device_offset: u64,
     len: u64,
+    /// It ends a group, at this position: sync before anything else is written.
+    group_end: Option<Lsn>,
 }
 
 /// Why a reservation was not given.
@@ -181,7 +192,11 @@ pub struct Log {
     unwritten: AtomicU64,
     committing: Mutex<()>,
     policy: RwLock<CommitPolicy>,
+    applied: AtomicBool,
     parked: AtomicBool,
+    /// While the commit thread gathers: how many arrivals at the mark it waits for; else 0.
+    gather_to: AtomicU64,
+    gather: Mutex<Gather>,
     thread: OnceLock<Thread>,
     mark: OnceLock<Arc<DurableMark>>,
     /// What the commit thread has done.
@@ -209,7 +224,9 @@ impl Log {
             group: end.group,
             group_open: false,
             parity: 0,
-            next: None,
+            next: VecDeque::new(),
+            entered: None,
+            hurried: false,
             full: false,
             stopping: false,
             sealed: VecDeque::new(),
@@ -228,7 +245,10 @@ impl Log {
             unwritten: AtomicU64::new(0),
             committing: Mutex::new(()),
             policy: RwLock::new(policy),
+            applied: AtomicBool::new(policy.acknowledges_applied()),
             parked: AtomicBool::new(false),
+            gather_to: AtomicU64::new(0),
+            gather: Mutex::default(),
             thread: OnceLock::new(),
             mark: OnceLock::new(),
             counters: LogCounters::default(),
@@ -250,9 +270,17 @@ impl Log {
         *self.policy.read()
     }
 
+    /// Whether the policy in force acknowledges before the sync, see [`CommitPolicy::acknowledges_applied`].
+    pub fn acknowledges_applied(&self) -> bool {
+        self.applied.load(Ordering::Relaxed)
+    }
+
     /// Changes the policy; the next group obeys it.
     pub fn set_policy(&self, policy: CommitPolicy) {
-        *self.policy.write() = policy;
+        let mut current = self.policy.write();
+        *current = policy;
+        self.applied.store(policy.acknowledges_applied(), Ordering::Relaxed);
+        drop(current);
         self.nudge();
     }
 
@@ -300,7 +328,7 @@ impl Log {
         }
         let usable = self.segments.segment_bytes - 2 * self.shape.block_bytes;
         if state.tail + len > usable {
-            let Some((segment, buffer)) = state.next.take() else {
+            let Some((segment, buffer)) = state.next.pop_front() else {
                 if !state.full {
                     return Err(Refused::Busy);
                 }
@@ -347,9 +375,33 @@ impl Log {
         APPEND_BYTES.min(self.shape.pending_bytes_max / 2)
     }
 
-    /// Seals the open segment and opens the next. The group goes on.
+    /// Writes the record that ends the open group, if there is one. `reserve` keeps two blocks free for it.
+    fn end_group(&self, state: &mut State) {
+        if !state.group_open {
+            return;
+        }
+        let start = state.tail;
+        let device_offset = state.segment * self.segments.segment_bytes + start;
+        let header = RecordHeader {
+            len: RECORD_HEADER_BYTES as u32,
+            seq: state.seq,
+            group: state.group,
+            generation: state.generation,
+            op_count: 0,
+            flags: RECORD_FLAG_GROUP_END,
+        };
+        // SAFETY: beyond `tail`, which is guarded by the lock that the state comes from: given to nobody yet.
+        let bytes = unsafe { state.buffer.range_mut(start as usize, RECORD_HEADER_BYTES) };
+        header.encode(bytes, self.shape.seed, device_offset);
+        state.tail += RECORD_HEADER_BYTES as u64;
+        state.group += 1;
+        state.group_open = false;
+    }
+
+    /// Seals the open segment with its group and opens the next.
     fn enter_segment(&self, state: &mut State, segment: u64, buffer: Arc<SegmentBuffer>) {
         let block = self.shape.block_bytes;
+        self.end_group(state);
         let end = round_up(state.tail, block);
         // SAFETY: nothing beyond `tail` has been given to anybody, and the lock that guards `tail` is held.
         unsafe { state.buffer.range_mut(state.tail as usize, (end - state.tail) as usize) }.fill(0);
@@ -359,6 +411,7 @@ impl Log {
                 buffer_start: state.start,
                 device_offset: state.segment * self.segments.segment_bytes + state.start,
                 len: end - state.start,
+                group_end: Some(state.base_lsn + end),
             });
         }
         let generation = state.generation_max + 1;
@@ -375,6 +428,10 @@ impl Log {
         let block_bytes = unsafe { buffer.range_mut(0, block as usize) };
         block_bytes.fill(0);
         header.encode(block_bytes);
+        if self.shape.threaded {
+            let now = Instant::now();
+            state.hurried = state.entered.replace(now).is_some_and(|before| now - before < HURRY);
+        }
         state.base_lsn += self.segments.segment_bytes;
         state.segment = segment;
         state.generation = generation;
@@ -404,11 +461,19 @@ impl Log {
                 return Err(self.mark().failure().unwrap_or(Error::Closed));
             }
             let pending = self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max;
-            if !pending && (state.next.is_some() || state.full) {
+            if !pending && (!state.next.is_empty() || state.full) {
                 return Ok(());
             }
             self.nudge();
             self.room.wait_for(&mut state, Duration::from_millis(10));
+        }
+    }
+
+    /// Wakes the commit thread for somebody who waits for the mark, unless it gathers and more are to come.
+    pub fn nudge_for_waiter(&self) {
+        let to = self.gather_to.load(Ordering::Relaxed);
+        if to == 0 || self.mark().arrivals() >= to {
+            self.nudge();
         }
     }
 
@@ -424,10 +489,14 @@ impl Log {
         }
     }
 
-    /// Sees to it that the next segment is ready before it is needed; whether it readied one.
+    /// Sees to it that the next segment is ready before it is needed, or the next few under a load that fills them
+    /// quickly; whether it readied one.
     fn prepare_segment(&self) -> Result<bool> {
-        if self.state.lock().next.is_some() {
-            return Ok(false);
+        {
+            let state = self.state.lock();
+            if state.next.len() >= if state.hurried { READY_SEGMENTS_MAX } else { 1 } {
+                return Ok(false);
+            }
         }
         let segment_bytes = self.segments.segment_bytes;
         let prepared = match self.segments.peek_free() {
@@ -449,7 +518,7 @@ impl Log {
         };
         let mut state = self.state.lock();
         state.full = prepared.is_none();
-        state.next = prepared.clone();
+        state.next.extend(prepared.clone());
         self.room.notify_all();
         drop(state);
         // Writers need not wait for this: memory that they reach first is touched by them.
@@ -497,18 +566,24 @@ impl Log {
             let often_synced = syncs - syncs_before >= PREFILL_SYNCS_MIN;
             syncs_before = syncs;
             let mut state = self.state.lock();
-            // Taken already? Then there is no time to wait.
-            if !state.stopping && (state.next.is_some() || state.full) {
+            // Taken already, or more are needed? Then there is no time to wait.
+            let enough = !state.next.is_empty() && (!state.hurried || state.next.len() >= READY_SEGMENTS_MAX);
+            if !state.stopping && (enough || state.full) {
                 self.wanted_segment.wait_for(&mut state, PREFILL_AGE_MIN);
             }
             if state.stopping {
                 return;
             }
             let in_no_hurry = state.tail < self.segments.segment_bytes / 2;
+            if state.entered.is_none_or(|entered| entered.elapsed() > HURRY) {
+                state.hurried = false;
+            }
             if !filled
                 && in_no_hurry
+                && !state.hurried
                 && often_synced
-                && let Some((segment, buffer)) = state.next.take()
+                && state.next.len() == 1
+                && let Some((segment, buffer)) = state.next.pop_front()
             {
                 drop(state);
                 // Not needed while the open segment is half empty; should it be, writers wait for the fill.
@@ -517,7 +592,7 @@ impl Log {
                     return self.fail(stopped("filling the next segment ahead", &error));
                 }
                 filled = true;
-                self.state.lock().next = Some((segment, buffer));
+                self.state.lock().next.push_front((segment, buffer));
                 self.room.notify_all();
             }
         }
@@ -527,7 +602,9 @@ impl Log {
         if let Some(failure) = self.mark().failure() {
             return Err(failure);
         }
+        let began = Instant::now();
         let (pieces, end, parity) = self.cut(sync);
+        let arrivals = self.mark().arrivals();
         // Writers of this group are between reserving and finishing their copy: a matter of microseconds.
         let mut spins = 0u32;
         while self.filling[parity].0.load(Ordering::Acquire) != 0 {
@@ -536,13 +613,28 @@ impl Log {
         }
         for piece in &pieces {
             self.write_piece(piece)?;
+            if let Some(end) = piece.group_end {
+                self.sync_to(end)?;
+            }
         }
         if sync {
             self.device.sync().map_err(|error| stopped("syncing the log", &error))?;
             self.counters.syncs.fetch_add(1, Ordering::Relaxed);
+            if self.shape.threaded && self.policy() == CommitPolicy::Batch {
+                let now = Instant::now();
+                let to = self.gather.lock().after_sync(arrivals, self.mark().arrivals(), now - began, now);
+                self.gather_to.store(to, Ordering::Relaxed);
+            }
             self.mark().advance(end);
         }
         self.segments.evict_buffers(end);
+        Ok(())
+    }
+
+    fn sync_to(&self, end: Lsn) -> Result<()> {
+        self.device.sync().map_err(|error| stopped("syncing the log", &error))?;
+        self.counters.syncs.fetch_add(1, Ordering::Relaxed);
+        self.mark().advance(end);
         Ok(())
     }
 
@@ -550,26 +642,11 @@ impl Log {
     fn cut(&self, sync: bool) -> (Vec<Piece>, Lsn, usize) {
         let block = self.shape.block_bytes;
         let mut state = self.state.lock();
-        if sync && state.group_open {
-            let start = state.tail;
-            let device_offset = state.segment * self.segments.segment_bytes + start;
-            let header = RecordHeader {
-                len: RECORD_HEADER_BYTES as u32,
-                seq: state.seq,
-                group: state.group,
-                generation: state.generation,
-                op_count: 0,
-                flags: RECORD_FLAG_GROUP_END,
-            };
-            // SAFETY: beyond `tail`, under the lock that guards it; `reserve` keeps two blocks free at the end.
-            let bytes = unsafe { state.buffer.range_mut(start as usize, RECORD_HEADER_BYTES) };
-            header.encode(bytes, self.shape.seed, device_offset);
-            state.tail += RECORD_HEADER_BYTES as u64;
-            state.group += 1;
-            state.group_open = false;
+        if sync {
+            self.end_group(&mut state);
         }
         let end = round_up(state.tail, block);
-        // SAFETY: as above.
+        // SAFETY: nothing beyond `tail` has been given to anybody, and the lock that guards `tail` is held.
         unsafe { state.buffer.range_mut(state.tail as usize, (end - state.tail) as usize) }.fill(0);
         state.tail = end;
         let mut pieces: Vec<Piece> = state.sealed.drain(..).collect();
@@ -579,6 +656,7 @@ impl Log {
                 buffer_start: state.start,
                 device_offset: state.segment * self.segments.segment_bytes + state.start,
                 len: end - state.start,
+                group_end: None,
             });
         }
         state.start = end;
@@ -615,6 +693,8 @@ impl Log {
 
     /// The commit thread's life: sleeps, appends, syncs, until [`Log::stop`].
     pub fn run(&self) {
+        // Gathering sleeps for less than the kernel's usual slack of 50 us. Where that can't be set, groups are smaller.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
         let thread = std::thread::current();
         assert!(self.thread.set(thread).is_ok(), "a log has one commit thread");
         let mut first_waiter: Option<Instant> = None;
@@ -640,6 +720,24 @@ impl Log {
         }
     }
 
+    /// How long to wait for those whom the last sync woke to come back; zero when there is nothing to wait for.
+    fn gathering(&self) -> Duration {
+        let to = self.gather_to.load(Ordering::Relaxed);
+        if to == 0 {
+            return Duration::ZERO;
+        }
+        let mut gather = self.gather.lock();
+        let mut left = gather.left(self.mark().arrivals() >= to, Instant::now());
+        while !left.is_zero() && left < SPIN_MAX {
+            std::thread::yield_now();
+            left = gather.left(self.mark().arrivals() >= to, Instant::now());
+        }
+        if left.is_zero() {
+            self.gather_to.store(0, Ordering::Relaxed);
+        }
+        left
+    }
+
     fn next_step(&self, first_waiter: &mut Option<Instant>) -> Step {
         let (pending, oldest, stopping) = {
             let state = self.state.lock();
@@ -660,10 +758,15 @@ impl Log {
             };
             let waited = since.elapsed();
             if waited >= window {
-                *first_waiter = None;
-                return Step::Commit { sync: true };
+                let left = self.gathering();
+                if left.is_zero() {
+                    *first_waiter = None;
+                    return Step::Commit { sync: true };
+                }
+                sleep = left;
+            } else {
+                sleep = window - waited;
             }
-            sleep = window - waited;
         } else {
             *first_waiter = None;
         }

@@ -15,6 +15,7 @@
 mod check;
 mod commit;
 pub mod format;
+mod gather;
 mod index;
 mod objects;
 mod open;

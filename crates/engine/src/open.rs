@@ -61,7 +61,7 @@ pub struct Options {
     pub read_only: bool,
     /// Longest time that a write which nobody waits for stays unsynced under `batch` and `group`. 1 s by default.
     pub async_flush: Duration,
-    /// Bytes that writers may be ahead of the device; above it they wait. 64 MiB by default.
+    /// Bytes that writers may be ahead of the device; above it they wait. 256 MiB by default.
     pub pending_bytes_max: u64,
     /// Run a commit thread (default). Without one, whoever waits commits: for deterministic simulation.
     pub commit_thread: bool,
@@ -75,7 +75,7 @@ impl Default for Options {
             cache_bytes: 256 << 20,
             read_only: false,
             async_flush: Duration::from_secs(1),
-            pending_bytes_max: 64 << 20,
+            pending_bytes_max: 256 << 20,
             commit_thread: true,
         }
     }
@@ -285,7 +285,7 @@ impl Engine {
             uuid: superblock.uuid,
             seed: self.seed,
             block_bytes: block,
-            pending_bytes_max: options.pending_bytes_max.min(segment_bytes),
+            pending_bytes_max: options.pending_bytes_max,
             threaded: options.commit_thread,
             async_flush: options.async_flush,
         };
@@ -298,7 +298,7 @@ impl Engine {
         let threaded = options.commit_thread;
         let nudge = move || {
             if let Some(log) = weak.upgrade() {
-                if threaded { log.nudge() } else { log.commit(true) }
+                if threaded { log.nudge_for_waiter() } else { log.commit(true) }
             }
         };
         self.mark = DurableMark::new(durable, Box::new(nudge));

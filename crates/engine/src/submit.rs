@@ -19,7 +19,7 @@ use esker_store::{
 use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
 
-use crate::commit::{Log, Refused, record_header};
+use crate::commit::{Log, Refused, Reservation, record_header};
 use crate::format::{
     Kind, OpHeader, Payload, RECORD_HEADER_BYTES, checksum_payload, encode_operation, operation_bytes,
 };
@@ -104,6 +104,11 @@ impl Engine {
             Err(error) => return Completion::ready(Err(error)),
         };
         let sums: SmallVec<[Payload; 2]> = txn.ops.iter().map(checksums_of).collect();
+        if let ([], [Op::Object(id, change)], [sums]) = (&txn.guards[..], &txn.ops[..], &sums[..])
+            && let Some(completion) = self.attempt_one(log, id, change, sums, txn.durability)
+        {
+            return completion;
+        }
         let mut fetched = Fetched::new();
         loop {
             match self.attempt(log, txn, &sums, &fetched) {
@@ -138,6 +143,89 @@ impl Engine {
             return Err(Error::Unsupported { backend: "esker", what: "clone or rename objects" });
         }
         Ok(log)
+    }
+
+    /// The commonest transaction by a shorter way: one value set in an object that is there, without guards.
+    /// `None`: it is another one, or the log is busy.
+    fn attempt_one(
+        &self,
+        log: &Log,
+        id: &ObjectId,
+        change: &Change,
+        sums: &Payload,
+        durability: Durability,
+    ) -> Option<Completion<CommitSeq>> {
+        if !matches!(change, Change::SlotSet { .. } | Change::OmapSet { .. } | Change::Write { .. }) {
+            return None;
+        }
+        let applied_only = durability == Durability::Applied || log.acknowledges_applied();
+        let (seq, lsn_end) = self.objects.with(id, |object| {
+            let mut state = object?.state.write();
+            if !state.exists() {
+                return None;
+            }
+            let op = plan_change(0, state.number, change, sums)?;
+            let len = RECORD_HEADER_BYTES as u64 + operation_bytes(op.key.bytes().len(), op.body.bytes().len());
+            if len > self.record_bytes_max {
+                return None;
+            }
+            let reservation = log.reserve(len).ok()?;
+            let (seq, lsn_end) = (CommitSeq(reservation.seq), reservation.lsn + len);
+            let mut loc = None;
+            self.fill(reservation, std::slice::from_ref(&op), applied_only, |place| loc = Some(place));
+            let payload = op.body.bytes();
+            let step = Step {
+                kind: op.kind,
+                argument: op.argument,
+                key: op.key.bytes(),
+                payload,
+                payload_len: payload.len() as u32,
+                loc: loc?,
+            };
+            state.apply(&step, if applied_only { 0 } else { lsn_end });
+            Some((seq, lsn_end))
+        })?;
+        let barrier = (!applied_only).then(|| Barrier::new(&self.mark, lsn_end));
+        Some(Completion::after(Ok(seq), barrier))
+    }
+
+    /// Writes the record into its reservation and ends that; says where each operation stands.
+    fn fill(
+        &self,
+        mut reservation: Reservation<'_>,
+        plan: &[Planned<'_>],
+        applied_only: bool,
+        mut placed: impl FnMut(Loc),
+    ) {
+        let header = record_header(&reservation, plan.len(), applied_only);
+        let (generation, offset) = (reservation.generation, reservation.device_offset);
+        let bytes = reservation.bytes();
+        header.encode(bytes, self.seed, offset);
+        let mut at = RECORD_HEADER_BYTES;
+        for op in plan {
+            let header = OpHeader {
+                kind: op.kind,
+                flags: u8::from(applied_only),
+                key_len: 0,
+                payload_len: 0,
+                object: op.object,
+                argument: op.argument,
+                payload_crc: 0,
+            };
+            let place = offset + at as u64;
+            let (key, payload) = (op.key.bytes(), op.body.bytes());
+            let made;
+            let sums = match &op.body {
+                Body::Given(_, sums) => *sums,
+                Body::Word(_) | Body::Short(_) => {
+                    made = checksum_payload(payload);
+                    &made
+                }
+            };
+            let len = encode_operation(header, key, payload, sums, &mut bytes[at..], self.seed, generation, place);
+            placed(Loc::new(place, len, 0));
+            at += len as usize;
+        }
     }
 
     fn attempt<'t>(&self, log: &Log, txn: &'t Transaction, sums: &'t [Payload], fetched: &Fetched) -> Attempt {
@@ -209,47 +297,18 @@ impl Engine {
                 max: self.record_bytes_max,
             })));
         }
-        let mut reservation = match log.reserve(len) {
+        let reservation = match log.reserve(len) {
             Ok(reservation) => reservation,
             Err(Refused::Busy) => return Attempt::Busy,
             Err(Refused::Error(error)) => return Attempt::Done(Completion::ready(Err(error))),
         };
-        let applied_only = txn.durability == Durability::Applied || log.policy().acknowledges_applied();
+        let applied_only = txn.durability == Durability::Applied || log.acknowledges_applied();
         let lsn_end = reservation.lsn + len;
         let readers_wait_to = if applied_only { 0 } else { lsn_end };
         let seq = CommitSeq(reservation.seq);
-        let header = record_header(&reservation, plan.len(), applied_only);
-        let (generation, offset) = (reservation.generation, reservation.device_offset);
-        let bytes = reservation.bytes();
-        header.encode(bytes, self.seed, offset);
-        let mut at = RECORD_HEADER_BYTES;
         let mut places: SmallVec<[Loc; 2]> = SmallVec::new();
-        for op in &plan {
-            let header = OpHeader {
-                kind: op.kind,
-                flags: u8::from(applied_only),
-                key_len: 0,
-                payload_len: 0,
-                object: op.object,
-                argument: op.argument,
-                payload_crc: 0,
-            };
-            let place = offset + at as u64;
-            let (key, payload) = (op.key.bytes(), op.body.bytes());
-            let made;
-            let sums = match &op.body {
-                Body::Given(_, sums) => *sums,
-                Body::Word(_) | Body::Short(_) => {
-                    made = checksum_payload(payload);
-                    &made
-                }
-            };
-            let len = encode_operation(header, key, payload, sums, &mut bytes[at..], self.seed, generation, place);
-            places.push(Loc::new(place, len, 0));
-            at += len as usize;
-        }
+        self.fill(reservation, &plan, applied_only, |place| places.push(place));
         // The record is whole: readers may learn of it.
-        drop(reservation);
         self.publish(&plan, &places, targets, states, names, readers_wait_to);
         let barrier = (!applied_only).then(|| Barrier::new(&self.mark, lsn_end));
         Attempt::Done(Completion::after(Ok(seq), barrier))

@@ -16,7 +16,7 @@
 //! let users = store.kv()?.namespace("users", Kind::Bytes)?;
 //!
 //! // `wait` returns when the write is durable: a power cut after this line cannot take it back.
-//! users.put("ada", "countess".into()).wait()?;
+//! users.put("ada", "countess").wait()?;
 //! assert_eq!(users.get("ada").wait()?.as_deref(), Some(&b"countess"[..]));
 //!
 //! store.close()?;
@@ -37,7 +37,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let store = esker::Store::open("memory:")?;
 //! # let log = store.kv()?.namespace("log", esker::kv::Kind::Int)?;
-//! let pending: Vec<_> = (0..100u64).map(|line| log.put(line, format!("line {line}").into())).collect();
+//! let pending: Vec<_> = (0..100u64).map(|line| log.put(line, format!("line {line}"))).collect();
 //! for completion in pending {
 //!     completion.wait()?; // the first wait syncs, the others find it done
 //! }
@@ -73,8 +73,8 @@
 //! let store = esker::Store::open("memory:")?;
 //! let kv = store.kv()?;
 //! let accounts = kv.namespace("accounts", Kind::Int)?;
-//! accounts.put(1, "100".into()).wait()?;
-//! accounts.put(2, "20".into()).wait()?;
+//! accounts.put(1, "100").wait()?;
+//! accounts.put(2, "20").wait()?;
 //!
 //! let mut txn = kv.begin(&[(&accounts, Key::Int(1)), (&accounts, Key::Int(2))]);
 //! for (account, change) in [(1, -30), (2, 30)] {

@@ -36,7 +36,7 @@ pub(crate) enum Backing {
 /// ```
 /// let store = esker::Store::open("memory:")?;
 /// let users = store.kv()?.namespace("users", esker::kv::Kind::Int)?;
-/// users.put(7, "Ada".into()).wait()?;
+/// users.put(7, "Ada").wait()?;
 /// assert_eq!(users.get(7).wait()?.as_deref(), Some(&b"Ada"[..]));
 /// store.close()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -23,7 +23,7 @@ fn a_folder_path_makes_a_store_in_it_that_is_found_again() {
     assert!(store.created());
     assert_eq!(store.path().unwrap().file_name().unwrap(), esker::DEVICE_FILE);
     let names = store.kv().unwrap().namespace("names", Kind::Bytes).unwrap();
-    names.put("ada", "countess".into()).wait().unwrap();
+    names.put("ada", "countess").wait().unwrap();
     store.close().unwrap();
 
     let store = Store::open(&format!("esker:{path}")).unwrap();
@@ -71,7 +71,7 @@ fn what_was_acknowledged_is_there_after_the_process_died() {
         let store = Store::open(&location).unwrap();
         let numbers = store.kv().unwrap().namespace("numbers", Kind::Int).unwrap();
         for number in 0..500u64 {
-            numbers.put(number, number.to_string().into()).wait().unwrap();
+            numbers.put(number, number.to_string()).wait().unwrap();
         }
         std::process::abort();
     }
@@ -184,5 +184,5 @@ fn a_closed_store_refuses_further_writes() {
     let names = store.kv().unwrap().namespace("names", Kind::Bytes).unwrap();
     store.close().unwrap();
     store.close().unwrap();
-    assert!(names.put("a", "b".into()).wait().is_err());
+    assert!(names.put("a", "b").wait().is_err());
 }

@@ -21,7 +21,7 @@
 //!
 //! let kv = Kv::open(Arc::new(esker_memory::MemoryStore::new()), Arc::new(SystemClock))?;
 //! let users = kv.namespace("users", Kind::Bytes)?;
-//! users.put("ada", "1815".into()).wait()?;
+//! users.put("ada", "1815").wait()?;
 //! assert_eq!(users.get("ada").wait()?.as_deref(), Some(&b"1815"[..]));
 //! # Ok(())
 //! # }

@@ -187,10 +187,10 @@ impl Namespace {
     }
 
     /// Writes a value, without expiry and with tag 0, whatever was there.
-    pub fn put<'k>(&self, key: impl Into<Key<'k>>, value: Bytes) -> Completion<()> {
+    pub fn put<'k>(&self, key: impl Into<Key<'k>>, value: impl AsRef<[u8]>) -> Completion<()> {
         let key = key.into();
         attempt!(self.check_key(key), None);
-        let stored = attempt!(encode(&value, None, 0), None);
+        let stored = attempt!(encode(value.as_ref(), None, 0), None);
         self.write(key, stored, None, self.default_durability())
     }
 

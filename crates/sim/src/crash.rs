@@ -39,6 +39,8 @@ pub struct Outcome {
 
 struct Run {
     rng: fastrand::Rng,
+    /// Values are large: segments fill quickly.
+    large: bool,
     history: History,
     /// So many transactions must be there after the next crash.
     owed: usize,
@@ -55,7 +57,8 @@ pub fn run(seed: u64) -> Result<Outcome, String> {
     Engine::format(&blank, &format).map_err(|error| error.to_string())?;
     let mut image = blank.image();
     let rng = fastrand::Rng::with_seed(seed);
-    let mut run = Run { rng, history: History::new(), owed: 0, outcome: Outcome::default() };
+    let mut run =
+        Run { rng, large: seed.is_multiple_of(3), history: History::new(), owed: 0, outcome: Outcome::default() };
     for round in 0..ROUNDS {
         let device = Arc::new(FaultyDevice::new(image, run.rng.u64(..)));
         image = run.round(&device).map_err(|broken| format!("round {round}: {broken}"))?;
@@ -70,6 +73,8 @@ fn open(device: &Arc<FaultyDevice>, rng: &mut fastrand::Rng) -> Result<Engine, E
         commit_thread: false,
         recent_bytes: if rng.bool() { 0 } else { 1 << 20 },
         cache_bytes: 1 << 16,
+        // Little room makes the log append without a sync, much lets segments be sealed before they are written.
+        pending_bytes_max: rng.choice([4 << 10, 32 << 10, 4 * SEGMENT_BYTES]).unwrap_or(4 << 10),
         ..Options::default()
     };
     Engine::open(Arc::clone(device) as Arc<dyn Device>, options)
@@ -183,7 +188,7 @@ impl Run {
     }
 
     fn submit(&mut self, engine: &Engine) -> Result<bool, String> {
-        let txn = transaction(&mut self.rng);
+        let txn = transaction(&mut self.rng, self.large);
         let completion = engine.submit(txn.clone());
         let (result, barrier) = completion.into_parts();
         match result {
@@ -261,7 +266,7 @@ impl Run {
             None => Some(bytes::Bytes::from_static(b"never stored by a transaction of the model")),
         };
         let (object, condition) = probe.guard(wrong);
-        let txn = transaction(&mut self.rng).guard(&object, condition);
+        let txn = transaction(&mut self.rng, self.large).guard(&object, condition);
         let (result, lived) = self.shown(engine.submit(txn), depends_on);
         match result {
             Err(Error::GuardFailed { index: 0 }) => Ok(lived),

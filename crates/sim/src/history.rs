@@ -209,27 +209,28 @@ fn key(rng: &mut fastrand::Rng) -> Bytes {
     Bytes::from(format!("key{:02}", rng.u64(0..KEYS)))
 }
 
-fn value(rng: &mut fastrand::Rng) -> Bytes {
+fn value(rng: &mut fastrand::Rng, large: bool) -> Bytes {
     let len = match rng.u8(0..20) {
-        0 => rng.usize(4000..9000),
-        1..=4 => rng.usize(100..900),
+        0..10 if large => rng.usize(4_000..12_000),
+        0..=1 => rng.usize(4_000..9_000),
+        2..=5 => rng.usize(100..900),
         _ => rng.usize(0..40),
     };
     let fill = rng.u8(..);
     Bytes::from((0..len).map(|i| fill.wrapping_add(i as u8)).collect::<Vec<_>>())
 }
 
-/// A random transaction of one to four changes.
-pub fn transaction(rng: &mut fastrand::Rng) -> Transaction {
+/// A random transaction of one to four changes; with `large` values that fill segments quickly.
+pub fn transaction(rng: &mut fastrand::Rng, large: bool) -> Transaction {
     let durability = if rng.u8(0..4) == 0 { Durability::Applied } else { Durability::Durable };
     let mut txn = Transaction::with(durability);
     let changes = if rng.bool() { 1 } else { rng.usize(1..=4) };
     for _ in 0..changes {
         let change = match rng.u8(0..100) {
-            0..20 => Change::SlotSet { index: rng.u64(0..KEYS), value: value(rng) },
-            20..40 => Change::OmapSet { key: key(rng), value: value(rng) },
-            40..50 => Change::XattrSet { name: key(rng), value: value(rng) },
-            50..65 => Change::Write { offset: rng.u64(0..12_000), data: value(rng) },
+            0..20 => Change::SlotSet { index: rng.u64(0..KEYS), value: value(rng, large) },
+            20..40 => Change::OmapSet { key: key(rng), value: value(rng, large) },
+            40..50 => Change::XattrSet { name: key(rng), value: value(rng, large) },
+            50..65 => Change::Write { offset: rng.u64(0..12_000), data: value(rng, large) },
             65..69 => Change::Zero { offset: rng.u64(0..12_000), len: rng.u64(0..5_000) },
             69..72 => Change::Truncate { size: rng.u64(0..14_000) },
             72..79 => Change::SlotRemove { index: rng.u64(0..KEYS) },

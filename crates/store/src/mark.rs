@@ -9,11 +9,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
+use rustix::thread::futex;
 
 use crate::{Error, Result};
 
@@ -23,16 +24,14 @@ pub struct DurableMark {
     wanted: AtomicU64,
     failed: AtomicBool,
     cause: OnceLock<Error>,
-    waiters: Mutex<Waiters>,
-    threads: Condvar,
+    tasks: Mutex<Vec<(u64, Waker)>>,
+    /// Changes whenever the mark does: sleeping threads wait for that.
+    moves: AtomicU32,
+    /// Threads and tasks that wait.
+    waiters: AtomicU32,
+    arrivals: AtomicU64,
     /// Called when somebody begins to wait for a position that is not durable: wakes the commit thread.
     nudge: Box<dyn Fn() + Send + Sync>,
-}
-
-#[derive(Default)]
-struct Waiters {
-    threads: usize,
-    tasks: Vec<(u64, Waker)>,
 }
 
 impl DurableMark {
@@ -43,15 +42,17 @@ impl DurableMark {
             wanted: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             cause: OnceLock::new(),
-            waiters: Mutex::default(),
-            threads: Condvar::new(),
+            tasks: Mutex::default(),
+            moves: AtomicU32::new(0),
+            waiters: AtomicU32::new(0),
+            arrivals: AtomicU64::new(0),
             nudge,
         })
     }
 
     /// Everything up to this position is durable.
     pub fn durable(&self) -> u64 {
-        self.durable.load(Ordering::Acquire)
+        self.durable.load(Ordering::SeqCst)
     }
 
     /// The highest position that anybody has waited for.
@@ -61,7 +62,7 @@ impl DurableMark {
 
     /// The first failure, if the store has stopped.
     pub fn failure(&self) -> Option<Error> {
-        if self.failed.load(Ordering::Acquire) { self.cause.get().cloned() } else { None }
+        if self.failed.load(Ordering::SeqCst) { self.cause.get().cloned() } else { None }
     }
 
     /// Says that somebody waits, or will wait, for `position`.
@@ -79,7 +80,7 @@ impl DurableMark {
         if self.failed.load(Ordering::Acquire) {
             return;
         }
-        self.durable.fetch_max(position, Ordering::AcqRel);
+        self.durable.fetch_max(position, Ordering::SeqCst);
         self.wake(position);
     }
 
@@ -87,25 +88,38 @@ impl DurableMark {
     pub fn fail(&self, cause: Error) {
         // A second failure is not news: the first cause is the one that operators need.
         let _ = self.cause.set(cause);
-        self.failed.store(true, Ordering::Release);
+        self.failed.store(true, Ordering::SeqCst);
         self.wake(u64::MAX);
     }
 
+    /// How many times a thread or a task has begun to wait.
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals.load(Ordering::Relaxed)
+    }
+
+    fn arrive(&self, position: u64) {
+        self.arrivals.fetch_add(1, Ordering::Relaxed);
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        self.want(position);
+    }
+
     fn wake(&self, position: u64) {
-        let mut ready = Vec::new();
-        {
-            let mut waiters = self.waiters.lock();
-            if waiters.threads > 0 {
-                self.threads.notify_all();
-            }
-            waiters.tasks.retain_mut(|(at, waker)| {
-                if *at <= position {
-                    ready.push(std::mem::replace(waker, Waker::noop().clone()));
-                    return false;
-                }
-                true
-            });
+        self.moves.fetch_add(1, Ordering::SeqCst);
+        if self.waiters.load(Ordering::SeqCst) == 0 {
+            return;
         }
+        // One call for all threads, which then need no lock: those whose time has not come sleep on.
+        // A futex word that is ours alone cannot be refused.
+        let _ = futex::wake(&self.moves, futex::Flags::PRIVATE, i32::MAX as u32);
+        let mut ready = Vec::new();
+        self.tasks.lock().retain_mut(|(at, waker)| {
+            if *at <= position {
+                ready.push(std::mem::replace(waker, Waker::noop().clone()));
+                return false;
+            }
+            true
+        });
+        self.waiters.fetch_sub(ready.len() as u32, Ordering::SeqCst);
         for waker in ready {
             waker.wake();
         }
@@ -124,16 +138,16 @@ impl DurableMark {
         if let Some(state) = self.state(position) {
             return state;
         }
-        self.want(position);
-        let mut waiters = self.waiters.lock();
-        waiters.threads += 1;
+        self.arrive(position);
         let state = loop {
+            let moves = self.moves.load(Ordering::SeqCst);
             if let Some(state) = self.state(position) {
                 break state;
             }
-            self.threads.wait(&mut waiters);
+            // Interrupted, or the mark has moved already: look again.
+            let _ = futex::wait(&self.moves, futex::Flags::PRIVATE, moves, None);
         };
-        waiters.threads -= 1;
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
         state
     }
 
@@ -141,12 +155,13 @@ impl DurableMark {
         if let Some(state) = self.state(position) {
             return Poll::Ready(state);
         }
-        self.want(position);
-        let mut waiters = self.waiters.lock();
+        self.arrive(position);
+        let mut tasks = self.tasks.lock();
         if let Some(state) = self.state(position) {
+            self.waiters.fetch_sub(1, Ordering::SeqCst);
             return Poll::Ready(state);
         }
-        waiters.tasks.push((position, cx.waker().clone()));
+        tasks.push((position, cx.waker().clone()));
         Poll::Pending
     }
 }

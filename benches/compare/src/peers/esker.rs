@@ -3,17 +3,16 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use bytes::Bytes;
 use esker_device::{FileDevice, OpenMode};
 use esker_engine::{Engine, FormatOptions, Options};
 use esker_kv::{Durability, Kind, Kv, Namespace, SystemClock};
 use esker_memory::MemoryStore;
 use esker_store::ObjectStore;
 
-use crate::peer::{Peer, Session, Settings, Sync, land};
+use crate::peer::{Peer, Session, Settings, Sync};
 
 pub const SETUP: &str = "kv, int namespace, on the engine on a file; memory for recent segments and read cache together = \
-    --cache; page cache: Durability::Applied; synced: Durability::Durable, policy batch; get: copied once from Bytes";
+    --cache; page cache: Durability::Applied; synced: Durability::Durable, policy batch; get: its Bytes are looked at in place";
 pub const SETUP_MEMORY: &str = "kv, int namespace, on the memory backend; keeps nothing, for scale only";
 
 struct Esker {
@@ -74,14 +73,14 @@ struct Handle<'a>(&'a Namespace);
 
 impl Session for Handle<'_> {
     fn put(&mut self, key: u32, value: &[u8]) -> Result<()> {
-        Ok(self.0.put(u64::from(key), Bytes::copy_from_slice(value)).wait()?)
+        Ok(self.0.put(u64::from(key), value).wait()?)
     }
 
-    fn get(&mut self, key: u32, buffer: &mut [u8], look: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn get(&mut self, key: u32, _: &mut [u8], look: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let Some(value) = self.0.get(u64::from(key)).wait()? else {
             return Ok(false);
         };
-        look(land(&value, buffer)?);
+        look(&value);
         Ok(true)
     }
 }

@@ -8,11 +8,11 @@ use std::ptr;
 use anyhow::{Context, Result};
 
 use super::{c_error, c_path};
-use crate::peer::{Peer, Session, Settings, Sync, land};
+use crate::peer::{Peer, Session, Settings, Sync};
 
 pub const SETUP: &str = "7.8: 4 write buffers of 64 MiB, increase_parallelism(processors), LRU block cache = --cache, \
     bloom filter 10 bits, no compression, else defaults; write-ahead log on; synced: WriteOptions.sync; get: get_pinned, \
-    copied once; flush and compact_range before reads";
+    looked at in place; flush and compact_range before reads";
 pub const SETUP_BLOB: &str =
     "as rocksdb, with enable_blob_files, min_blob_size 512, blob cache = the block cache, blob garbage collection on";
 
@@ -179,7 +179,7 @@ impl Session for Handle<'_> {
         }
     }
 
-    fn get(&mut self, key: u32, buffer: &mut [u8], look: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn get(&mut self, key: u32, _: &mut [u8], look: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let (key, mut error, mut len) = (key.to_be_bytes(), ptr::null_mut(), 0);
         // SAFETY: the key outlives the call; the slice's bytes live until it is destroyed.
         unsafe {
@@ -189,9 +189,8 @@ impl Session for Handle<'_> {
                 return Ok(false);
             }
             let value = rocksdb_pinnableslice_value(slice, &mut len);
-            let landed = land(std::slice::from_raw_parts(value.cast(), len), buffer);
+            look(std::slice::from_raw_parts(value.cast(), len));
             rocksdb_pinnableslice_destroy(slice);
-            look(landed?);
         }
         Ok(true)
     }
