@@ -100,7 +100,7 @@ settings! {
         size: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// Segment size of a store that is created, a power of two from 1m to 1g.
         segment: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),
-        /// When commits are synced: batch, group:WINDOW (such as group:2ms) or periodic:INTERVAL (such as periodic:1s).
+        /// When commits are synced: adaptive, batch, group:WINDOW (such as group:2ms) or periodic:INTERVAL (such as periodic:1s).
         policy: Text<esker::CommitPolicy> = Text(esker::CommitPolicy::default()),
         /// Memory for data that was just written.
         recent: Text<esker::ByteSize> = Text(esker::ByteSize(esker::engine::Options::default().recent_bytes)),

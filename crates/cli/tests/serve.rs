@@ -106,7 +106,7 @@ fn a_server_makes_its_store_answers_and_stops_cleanly_on_sigterm() {
     assert_eq!(client.call(&["SET", "greeting", "hello"]), "+OK");
     assert_eq!(client.call(&["GET", "greeting"]), "hello");
     let info = client.call(&["INFO"]);
-    for figure in ["commit_policy:batch", "slot_index_bytes_per_key:", "recovery_ms:"] {
+    for figure in ["commit_policy:adaptive", "slot_index_bytes_per_key:", "recovery_ms:"] {
         assert!(info.contains(figure), "{figure} is not in {info}");
     }
     assert_eq!(server.signal("-TERM"), 0);
@@ -140,7 +140,7 @@ fn the_policy_is_switched_while_clients_write() {
     let folder = tempfile::tempdir().unwrap();
     let server = Running::start(folder.path(), &["--store", SMALL, "--policy", "group:1ms"]);
     let mut client = server.client();
-    for policy in ["periodic:1s", "batch", "group:500us"] {
+    for policy in ["periodic:1s", "batch", "adaptive", "group:500us"] {
         assert_eq!(client.call(&["CONFIG", "SET", "policy", policy]), "+OK");
         assert_eq!(client.call(&["SET", "policy", policy]), "+OK");
         assert!(client.call(&["INFO"]).contains(&format!("commit_policy:{policy}")));
@@ -149,7 +149,7 @@ fn the_policy_is_switched_while_clients_write() {
     assert!(refused.starts_with('-') && refused.contains("batch"), "{refused}");
     assert_eq!(client.call(&["CONFIG", "SET", "policy", "periodic:1s"]), "+OK");
     assert_eq!(client.call(&["CONFIG", "SET", "appendfsync", "always"]), "+OK");
-    assert!(client.call(&["INFO"]).contains("commit_policy:batch"));
+    assert!(client.call(&["INFO"]).contains("commit_policy:adaptive"));
 }
 
 #[test]

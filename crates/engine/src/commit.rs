@@ -280,6 +280,7 @@ impl Log {
         let mut current = self.policy.write();
         *current = policy;
         self.applied.store(policy.acknowledges_applied(), Ordering::Relaxed);
+        self.gather_to.store(0, Ordering::Relaxed);
         drop(current);
         self.nudge();
     }
@@ -620,7 +621,7 @@ impl Log {
         if sync {
             self.device.sync().map_err(|error| stopped("syncing the log", &error))?;
             self.counters.syncs.fetch_add(1, Ordering::Relaxed);
-            if self.shape.threaded && self.policy() == CommitPolicy::Batch {
+            if self.shape.threaded && self.policy() == CommitPolicy::Adaptive {
                 let now = Instant::now();
                 let to = self.gather.lock().after_sync(arrivals, self.mark().arrivals(), now - began, now);
                 self.gather_to.store(to, Ordering::Relaxed);
@@ -754,7 +755,7 @@ impl Log {
             let since = *first_waiter.get_or_insert_with(Instant::now);
             let window = match policy {
                 CommitPolicy::Group { window } => window,
-                CommitPolicy::Batch | CommitPolicy::Periodic { .. } => Duration::ZERO,
+                CommitPolicy::Adaptive | CommitPolicy::Batch | CommitPolicy::Periodic { .. } => Duration::ZERO,
             };
             let waited = since.elapsed();
             if waited >= window {
@@ -773,7 +774,7 @@ impl Log {
         if let Some(oldest) = oldest {
             let limit = match policy {
                 CommitPolicy::Periodic { interval } => interval,
-                CommitPolicy::Batch | CommitPolicy::Group { .. } => self.shape.async_flush,
+                CommitPolicy::Adaptive | CommitPolicy::Batch | CommitPolicy::Group { .. } => self.shape.async_flush,
             };
             let age = oldest.elapsed();
             if age >= limit {

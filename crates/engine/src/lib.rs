@@ -26,12 +26,14 @@ mod recover;
 mod segments;
 mod stats;
 mod submit;
+mod watch;
 
 pub use check::{CheckReport, DumpItem, DumpOptions, check, dump};
 pub use open::{Engine, FormatOptions, Options};
 pub use policy::{CommitPolicy, PolicyError};
 pub use recover::RecoveryReport;
 pub use stats::Stats;
+pub use watch::Latency;
 
 /// Arbitrary bytes through every decoder, for fuzzing: must return, whatever it is given.
 pub fn fuzz_decode(bytes: &[u8]) {

@@ -31,6 +31,7 @@ use crate::recover::{
     first_segment,
 };
 use crate::segments::{Lsn, SegmentBuffer, Segments};
+use crate::watch::Watched;
 
 /// How a store is laid out. Fixed when it is formatted.
 #[derive(Clone, Debug)]
@@ -51,7 +52,7 @@ impl FormatOptions {
 /// How an engine runs.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// When the log is synced. `batch` by default; may be changed with [`Engine::set_policy`].
+    /// When the log is synced. `adaptive` by default; may be changed with [`Engine::set_policy`].
     pub policy: CommitPolicy,
     /// Memory for the newest segments, in bytes; at least two segments. 512 MiB by default.
     pub recent_bytes: u64,
@@ -59,10 +60,12 @@ pub struct Options {
     pub cache_bytes: u64,
     /// Open without writing a byte; `submit` answers [`Error::ReadOnly`]. Off by default.
     pub read_only: bool,
-    /// Longest time that a write which nobody waits for stays unsynced under `batch` and `group`. 1 s by default.
+    /// Longest time that a write which nobody waits for stays unsynced under `adaptive`, `batch` and `group`. 1 s by default.
     pub async_flush: Duration,
     /// Bytes that writers may be ahead of the device; above it they wait. 256 MiB by default.
     pub pending_bytes_max: u64,
+    /// Calls of the device that take longer are logged with their stage and counted. 1 s by default.
+    pub slow_io: Duration,
     /// Run a commit thread (default). Without one, whoever waits commits: for deterministic simulation.
     pub commit_thread: bool,
 }
@@ -70,12 +73,13 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            policy: CommitPolicy::Batch,
+            policy: CommitPolicy::default(),
             recent_bytes: 512 << 20,
             cache_bytes: 256 << 20,
             read_only: false,
             async_flush: Duration::from_secs(1),
             pending_bytes_max: 256 << 20,
+            slow_io: Duration::from_secs(1),
             commit_thread: true,
         }
     }
@@ -83,7 +87,7 @@ impl Default for Options {
 
 /// An open store.
 pub struct Engine {
-    pub(crate) device: Arc<dyn Device>,
+    pub(crate) device: Arc<Watched>,
     pub(crate) segments: Arc<Segments>,
     pub(crate) reader: Reader,
     pub(crate) objects: Objects,
@@ -177,6 +181,7 @@ impl Engine {
     /// [`Error::Invalid`] if there is no store of a known version; [`Error::Corrupt`] for damage, with its place;
     /// [`Error::Io`].
     pub fn open(device: Arc<dyn Device>, options: Options) -> Result<Self> {
+        let device = Arc::new(Watched::new(device, options.slow_io));
         let found = find_superblock(&*device)?;
         let chain = find_chain(&*device, &found.superblock)?;
         let superblock = found.superblock;
@@ -196,7 +201,8 @@ impl Engine {
         let Replayer { objects, last, base_lsn, next_number, .. } = replayer;
         segments.evict_buffers(Lsn::MAX);
         segments.free_unplaced();
-        let reader = Reader::new(Arc::clone(&device), Arc::clone(&segments), seed, options.cache_bytes);
+        let reader =
+            Reader::new(Arc::clone(&device) as Arc<dyn Device>, Arc::clone(&segments), seed, options.cache_bytes);
         let record_bytes_max = superblock.segment_bytes - 3 * u64::from(superblock.block_bytes);
         let mut engine = Self {
             device,
@@ -292,7 +298,13 @@ impl Engine {
         let offset = log_end.segment * segment_bytes + log_end.tail;
         self.write_superblock(false, log_end.generation, offset, end.seq)?;
         let durable = log_end.base_lsn + log_end.tail;
-        let log = Log::new(Arc::clone(&self.device), shape, Arc::clone(&self.segments), log_end, options.policy);
+        let log = Log::new(
+            Arc::clone(&self.device) as Arc<dyn Device>,
+            shape,
+            Arc::clone(&self.segments),
+            log_end,
+            options.policy,
+        );
         let log = Arc::new(log);
         let weak = Arc::downgrade(&log);
         let threaded = options.commit_thread;
@@ -428,7 +440,7 @@ impl Engine {
 
     /// The commit policy in force.
     pub fn policy(&self) -> CommitPolicy {
-        self.log.as_ref().map_or(CommitPolicy::Batch, |log| log.policy())
+        self.log.as_ref().map_or_else(CommitPolicy::default, |log| log.policy())
     }
 
     /// Changes the commit policy; the next group obeys it.

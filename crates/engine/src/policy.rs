@@ -9,8 +9,11 @@ use std::time::Duration;
 /// When the commit thread syncs. May be changed while the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CommitPolicy {
-    /// Sync as soon as the last sync is done, if anybody waits. The default.
+    /// As [`CommitPolicy::Batch`], but a sync is put off for those whom the last one woke, where their measured return
+    /// time says that a larger group is worth it; never for longer than a sync takes. The default.
     #[default]
+    Adaptive,
+    /// Sync as soon as the last sync is done, if anybody waits.
     Batch,
     /// Sync at this interval, and acknowledge when applied: a power cut takes back up to the interval.
     Periodic {
@@ -27,7 +30,7 @@ pub enum CommitPolicy {
 /// A policy's text is not understood.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "commit policy {found:?}: expected batch, periodic:INTERVAL or group:WINDOW, with a time such as 500us, 10ms or 1s ({why})"
+    "commit policy {found:?}: expected adaptive, batch, periodic:INTERVAL or group:WINDOW, with a time such as 500us, 10ms or 1s ({why})"
 )]
 pub struct PolicyError {
     found: String,
@@ -44,6 +47,7 @@ impl CommitPolicy {
 impl fmt::Display for CommitPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Adaptive => f.write_str("adaptive"),
             Self::Batch => f.write_str("batch"),
             Self::Periodic { interval } => write!(f, "periodic:{}", Time(*interval)),
             Self::Group { window } => write!(f, "group:{}", Time(*window)),
@@ -87,6 +91,7 @@ impl FromStr for CommitPolicy {
             time(value).filter(|time| (min..=max).contains(time)).ok_or_else(|| error(why))
         };
         match name {
+            "adaptive" if value.is_empty() => Ok(Self::Adaptive),
             "batch" if value.is_empty() => Ok(Self::Batch),
             "periodic" => Ok(Self::Periodic {
                 interval: ranged(Duration::from_millis(1), Duration::from_secs(3600), "the interval is 1ms to 3600s")?,
@@ -105,10 +110,19 @@ mod tests {
 
     #[test]
     fn policies_survive_the_round_trip_through_text() {
-        for text in ["batch", "periodic:10s", "periodic:250ms", "group:2ms", "group:150us"] {
+        for text in ["adaptive", "batch", "periodic:10s", "periodic:250ms", "group:2ms", "group:150us"] {
             assert_eq!(text.parse::<CommitPolicy>().unwrap().to_string(), text);
         }
-        for text in ["", "batch:1s", "group", "group:0us", "group:2s", "periodic:1", "periodic:99999999999999999999s"] {
+        for text in [
+            "",
+            "adaptive:1s",
+            "batch:1s",
+            "group",
+            "group:0us",
+            "group:2s",
+            "periodic:1",
+            "periodic:99999999999999999999s",
+        ] {
             assert!(text.parse::<CommitPolicy>().is_err(), "{text}");
         }
     }

@@ -10,6 +10,7 @@ use std::ops::{Bound, Range};
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
+use esker_device::Device;
 use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
 use esker_store::{
     Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId, ObjectStore,

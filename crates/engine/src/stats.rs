@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::open::Engine;
+use crate::watch::Latency;
 
 /// Figures of an open store, at one moment. Counters count since it was opened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,6 +50,16 @@ pub struct Stats {
     pub free_segments: u64,
     /// Last commit sequence number.
     pub last_seq: u64,
+    /// Calls of the device that took longer than `Options::slow_io`.
+    pub slow_calls: u64,
+    /// Reads of the device that failed and were tried again.
+    pub read_retries: u64,
+    /// Times of device reads.
+    pub read_latency: Latency,
+    /// Times of device writes.
+    pub write_latency: Latency,
+    /// Times of syncs.
+    pub sync_latency: Latency,
 }
 
 impl Stats {
@@ -81,6 +92,17 @@ impl Stats {
             ("segments", self.segments),
             ("free_segments", self.free_segments),
             ("last_seq", self.last_seq),
+            ("slow_calls", self.slow_calls),
+            ("read_retries", self.read_retries),
+            ("device_read_p50_us", self.read_latency.p50_us),
+            ("device_read_p99_us", self.read_latency.p99_us),
+            ("device_read_max_us", self.read_latency.max_us),
+            ("device_write_p50_us", self.write_latency.p50_us),
+            ("device_write_p99_us", self.write_latency.p99_us),
+            ("device_write_max_us", self.write_latency.max_us),
+            ("sync_p50_us", self.sync_latency.p50_us),
+            ("sync_p99_us", self.sync_latency.p99_us),
+            ("sync_max_us", self.sync_latency.max_us),
         ]
         .map(|(name, value)| (name, value.to_string()))
         .into();
@@ -102,6 +124,11 @@ impl Engine {
             cache_hits: self.reader.counters.cache_hits.load(Ordering::Relaxed),
             cache_bytes: self.reader.cached_bytes(),
             objects: self.objects.len() as u64,
+            slow_calls: self.device.slow_calls.load(Ordering::Relaxed),
+            read_retries: self.device.read_retries.load(Ordering::Relaxed),
+            read_latency: self.device.reads.latency(),
+            write_latency: self.device.writes.latency(),
+            sync_latency: self.device.syncs.latency(),
             ..Stats::default()
         };
         self.objects.for_each(|object| {

@@ -206,7 +206,7 @@ fn policies_switch_while_running() {
             })
         })
         .collect();
-    for policy in ["group:1ms", "periodic:5ms", "batch", "group:200us", "batch"] {
+    for policy in ["group:1ms", "periodic:5ms", "batch", "group:200us", "adaptive"] {
         engine.set_policy(policy.parse::<CommitPolicy>().unwrap());
         assert_eq!(engine.policy().to_string(), policy);
         std::thread::sleep(std::time::Duration::from_millis(10));

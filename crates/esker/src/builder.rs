@@ -77,7 +77,8 @@ impl Builder {
         self
     }
 
-    /// When commits are synced (option `policy`: `batch`, `group:WINDOW` or `periodic:INTERVAL`). `batch` by default.
+    /// When commits are synced (option `policy`: `adaptive`, `batch`, `group:WINDOW` or
+    /// `periodic:INTERVAL`). `adaptive` by default.
     pub fn policy(mut self, policy: CommitPolicy) -> Self {
         self.options.policy = policy;
         self

@@ -1,6 +1,6 @@
 //! Inside the engine a file imports only files of layers before its own, so that the put path reads top to bottom.
 //!
-//! format → policy → gather → segments → index → reader → objects → commit → clean → recover → check → lib
+//! format → policy → gather → watch → segments → index → reader → objects → commit → clean → recover → check → lib
 //!
 //! The top layer, lib, is several files: the public type and its open, submit, read and stats.
 
@@ -11,8 +11,8 @@ use esker_tidy::{root, shown, walk};
 
 /// The layers, first to last.
 const ORDER: &[&str] = &[
-    "format", "policy", "gather", "segments", "index", "reader", "objects", "commit", "clean", "recover", "check",
-    "lib",
+    "format", "policy", "gather", "watch", "segments", "index", "reader", "objects", "commit", "clean", "recover",
+    "check", "lib",
 ];
 
 /// Files of the top layer, beside lib.rs.

@@ -12,7 +12,7 @@ use esker_store::ObjectStore;
 use crate::peer::{Peer, Session, Settings, Sync};
 
 pub const SETUP: &str = "kv, int namespace, on the engine on a file; memory for recent segments and read cache together = \
-    --cache; page cache: Durability::Applied; synced: Durability::Durable, policy batch; get: its Bytes are looked at in place";
+    --cache; page cache: Durability::Applied; synced: Durability::Durable, policy adaptive; get: its Bytes are looked at in place";
 pub const SETUP_MEMORY: &str = "kv, int namespace, on the memory backend; keeps nothing, for scale only";
 
 struct Esker {

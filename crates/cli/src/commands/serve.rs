@@ -46,7 +46,7 @@ pub struct Serve {
     /// Private key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<String>,
-    /// When commits are synced: batch, group:WINDOW or periodic:INTERVAL
+    /// When commits are synced: adaptive, batch, group:WINDOW or periodic:INTERVAL
     #[arg(long)]
     policy: Option<esker::CommitPolicy>,
     /// Database (0 to 15) whose plain u64 keys are kept in slots; may be given several times
@@ -277,7 +277,7 @@ impl EngineInfo for Wired {
             // The server has made `always` the default durability; a policy that acknowledges earlier would undo it.
             "appendfsync" => {
                 if value.eq_ignore_ascii_case("always") && self.0.policy().acknowledges_applied() {
-                    self.0.set_policy(esker::CommitPolicy::Batch);
+                    self.0.set_policy(esker::CommitPolicy::default());
                 }
                 Ok(true)
             }
