@@ -23,7 +23,7 @@ use crate::units;
 /// What an acknowledged write means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Safety {
-    /// Durable: `appendfsync always` beside `--policy batch`.
+    /// Durable: `appendfsync always` beside `--policy adaptive`.
     Safe,
     /// Durable within a second: `appendfsync everysec` beside `--policy periodic:1s`.
     Relaxed,
@@ -133,7 +133,7 @@ impl Redis {
                     "appendonly yes, save off; synced: appendfsync always; every second: appendfsync everysec",
                 ),
                 Target::Esker => {
-                    (Role::Ours, "esker serve; synced: --policy batch; every second: --policy periodic:1s")
+                    (Role::Ours, "esker serve; synced: --policy adaptive; every second: --policy periodic:1s")
                 }
             };
             report.columns.push(Column { name: target.name().into(), role, setup: setup.into() });
@@ -193,7 +193,7 @@ impl Redis {
             }
             Target::Esker => {
                 let mut command = Command::new(self.esker.as_ref().context("--esker")?);
-                let policy = if safety == Safety::Safe { "batch" } else { "periodic:1s" };
+                let policy = if safety == Safety::Safe { "adaptive" } else { "periodic:1s" };
                 command.arg("serve").arg("--store").arg(folder.join("store"));
                 command.args(["--listen", &address.to_string(), "--policy", policy]).args(&self.esker_arguments);
                 command

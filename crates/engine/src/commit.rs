@@ -472,7 +472,8 @@ impl Log {
 
     /// Wakes the commit thread for somebody who waits for the mark, unless it gathers and more are to come.
     pub fn nudge_for_waiter(&self) {
-        let to = self.gather_to.load(Ordering::Relaxed);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        let to = self.gather_to.load(Ordering::SeqCst);
         if to == 0 || self.mark().arrivals() >= to {
             self.nudge();
         }
@@ -722,6 +723,7 @@ impl Log {
     }
 
     /// How long to wait for those whom the last sync woke to come back; zero when there is nothing to wait for.
+    /// Whoever is timed here may be waited for without a nudge, so this is asked before every sleep.
     fn gathering(&self) -> Duration {
         let to = self.gather_to.load(Ordering::Relaxed);
         if to == 0 {
@@ -729,14 +731,19 @@ impl Log {
         }
         let mut gather = self.gather.lock();
         let mut left = gather.left(self.mark().arrivals() >= to, Instant::now());
-        while !left.is_zero() && left < SPIN_MAX {
+        while !left.is_zero() && left < SPIN_MAX && self.is_waited_for() {
             std::thread::yield_now();
             left = gather.left(self.mark().arrivals() >= to, Instant::now());
         }
         if left.is_zero() {
-            self.gather_to.store(0, Ordering::Relaxed);
+            self.gather_to.store(0, Ordering::SeqCst);
+            std::sync::atomic::fence(Ordering::SeqCst);
         }
         left
+    }
+
+    fn is_waited_for(&self) -> bool {
+        self.mark().wanted() > self.mark().durable()
     }
 
     fn next_step(&self, first_waiter: &mut Option<Instant>) -> Step {
@@ -748,9 +755,14 @@ impl Log {
         if stopping {
             return Step::Stop;
         }
-        let waited_for = self.mark().wanted() > self.mark().durable();
+        // The end of gathering comes before the look at who waits: whoever was not nudged until then is seen here.
+        let gathering = self.gathering();
+        let waited_for = self.is_waited_for();
         let policy = self.policy();
         let mut sleep = Duration::from_secs(1);
+        if !gathering.is_zero() {
+            sleep = gathering;
+        }
         if waited_for {
             let since = *first_waiter.get_or_insert_with(Instant::now);
             let window = match policy {
@@ -759,12 +771,10 @@ impl Log {
             };
             let waited = since.elapsed();
             if waited >= window {
-                let left = self.gathering();
-                if left.is_zero() {
+                if gathering.is_zero() {
                     *first_waiter = None;
                     return Step::Commit { sync: true };
                 }
-                sleep = left;
             } else {
                 sleep = window - waited;
             }

@@ -92,15 +92,9 @@ impl DurableMark {
         self.wake(u64::MAX);
     }
 
-    /// How many times a thread or a task has begun to wait.
+    /// How many times a thread has begun to wait. Tasks are not counted: one may stand for many clients, or poll often.
     pub fn arrivals(&self) -> u64 {
         self.arrivals.load(Ordering::Relaxed)
-    }
-
-    fn arrive(&self, position: u64) {
-        self.arrivals.fetch_add(1, Ordering::Relaxed);
-        self.waiters.fetch_add(1, Ordering::SeqCst);
-        self.want(position);
     }
 
     fn wake(&self, position: u64) {
@@ -138,7 +132,9 @@ impl DurableMark {
         if let Some(state) = self.state(position) {
             return state;
         }
-        self.arrive(position);
+        self.arrivals.fetch_add(1, Ordering::Relaxed);
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        self.want(position);
         let state = loop {
             let moves = self.moves.load(Ordering::SeqCst);
             if let Some(state) = self.state(position) {
@@ -155,7 +151,8 @@ impl DurableMark {
         if let Some(state) = self.state(position) {
             return Poll::Ready(state);
         }
-        self.arrive(position);
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        self.want(position);
         let mut tasks = self.tasks.lock();
         if let Some(state) = self.state(position) {
             self.waiters.fetch_sub(1, Ordering::SeqCst);
