@@ -42,8 +42,6 @@ const APPEND_BYTES: u64 = 1 << 20;
 const WRITE_BYTES_MAX: usize = 8 << 20;
 /// A segment that was ready for so long without being needed is filled ahead.
 const PREFILL_AGE_MIN: Duration = Duration::from_millis(100);
-/// A wait for returning writers that is shorter than this is spent awake.
-const SPIN_MAX: Duration = Duration::from_micros(300);
 /// But only if there were so many syncs meanwhile: a load that hardly syncs gains nothing from it.
 const PREFILL_SYNCS_MIN: u64 = 16;
 /// Under a load that fills a segment faster than this, several are readied ahead.
@@ -730,11 +728,7 @@ impl Log {
             return Duration::ZERO;
         }
         let mut gather = self.gather.lock();
-        let mut left = gather.left(self.mark().arrivals() >= to, Instant::now());
-        while !left.is_zero() && left < SPIN_MAX && self.is_waited_for() {
-            std::thread::yield_now();
-            left = gather.left(self.mark().arrivals() >= to, Instant::now());
-        }
+        let left = gather.left(self.mark().arrivals() >= to, Instant::now());
         if left.is_zero() {
             self.gather_to.store(0, Ordering::SeqCst);
             std::sync::atomic::fence(Ordering::SeqCst);

@@ -92,7 +92,8 @@ impl DurableMark {
         self.wake(u64::MAX);
     }
 
-    /// How many times a thread has begun to wait. Tasks are not counted: one may stand for many clients, or poll often.
+    /// How many times somebody has begun to wait: threads, and those for whom [`Barrier::want_for`] was called. A task that
+    /// polls is not counted by itself: it may stand for many, or poll often.
     pub fn arrivals(&self) -> u64 {
         self.arrivals.load(Ordering::Relaxed)
     }
@@ -194,6 +195,13 @@ impl Barrier {
 
     /// Asks for the point to be made durable soon, without waiting.
     pub fn want(&self) {
+        self.mark.want(self.position);
+    }
+
+    /// As [`Barrier::want`], on behalf of so many clients that have begun to wait for this or an earlier point since the
+    /// last call. A store may put off a sync until as many have come back as the last one answered.
+    pub fn want_for(&self, clients: u64) {
+        self.mark.arrivals.fetch_add(clients, Ordering::Relaxed);
         self.mark.want(self.position);
     }
 

@@ -72,6 +72,8 @@ pub(crate) struct EventLoop {
     registered: Option<Barrier>,
     /// The highest barrier that was not asked for yet.
     unasked: Option<Barrier>,
+    /// Connections that have begun to wait since the last time.
+    arrived: u64,
     kills: u64,
     space: Box<[u8]>,
 }
@@ -105,6 +107,7 @@ impl EventLoop {
             waiting: Vec::new(),
             registered: None,
             unasked: None,
+            arrived: 0,
             kills: 0,
             space: vec![0; READ_BYTES].into(),
         })
@@ -198,6 +201,7 @@ impl EventLoop {
             }
             if !connection.waiting {
                 connection.waiting = true;
+                self.arrived += 1;
                 self.waiting.push(at);
             }
         }
@@ -207,7 +211,7 @@ impl EventLoop {
     fn settle(&mut self, executor: &mut Executor<'_>, now: Instant) {
         loop {
             if let Some(unasked) = self.unasked.take() {
-                unasked.want();
+                unasked.want_for(std::mem::take(&mut self.arrived));
             }
             if self.registered.as_ref().is_some_and(|registered| registered.state().is_none()) {
                 return;
