@@ -268,7 +268,7 @@ impl Log {
         *self.policy.read()
     }
 
-    /// Whether the policy in force acknowledges before the sync, see [`CommitPolicy::acknowledges_applied`].
+    /// Whether the policy in force acknowledges before the sync, see [`CommitPolicy`].
     pub fn acknowledges_applied(&self) -> bool {
         self.applied.load(Ordering::Relaxed)
     }

@@ -27,7 +27,7 @@ impl Default for Times {
     }
 }
 
-/// What [`Times`] tell, in microseconds; quantiles are upper bounds within a factor of two.
+/// Times of a kind of device call, in microseconds; quantiles are upper bounds within a factor of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latency {
     /// Half of the calls took at most this.

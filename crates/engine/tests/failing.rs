@@ -125,3 +125,30 @@ fn slow_calls_are_counted() {
     assert!(stats.slow_calls > before, "{stats:?}");
     assert!(stats.sync_latency.max_us >= 20_000, "{stats:?}");
 }
+
+#[test]
+fn a_writer_that_comes_alone_after_a_crowd_is_not_slept_through() {
+    const ROUNDS: u64 = 20;
+    let device = Failing::new();
+    device.sync_ms.store(2, Ordering::Relaxed);
+    let options = Options { async_flush: Duration::from_secs(3600), ..Options::default() };
+    let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options).unwrap();
+    engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
+    let write = |index: u64| {
+        let value = Bytes::from_static(b"value");
+        engine.submit(Transaction::new().change(&object(), Change::SlotSet { index, value })).wait().unwrap();
+    };
+    let began = std::time::Instant::now();
+    for _ in 0..ROUNDS {
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                scope.spawn(move || (0..4).for_each(|turn| write(writer * 4 + turn)));
+            }
+        });
+        // The crowd does not come back. The commit thread must have given up on it by the time that somebody waits.
+        std::thread::sleep(Duration::from_millis(5));
+        write(100);
+    }
+    // Slept through, a write waits for a second.
+    assert!(began.elapsed() < Duration::from_secs(ROUNDS / 2), "{:?}", began.elapsed());
+}
