@@ -25,8 +25,8 @@ pub struct Extent {
     pub skip: u32,
 }
 
-/// The extents of one object. See the module.
-#[derive(Default)]
+/// The extents of one object. See the module. A clone shares all pages until one of the two changes them.
+#[derive(Clone, Default)]
 pub struct Extents {
     tree: Tree<Extent>,
 }
@@ -187,6 +187,11 @@ impl Extents {
         self.tree.dirty_pages()
     }
 
+    /// Makes one index page count as changed, if it is in use.
+    pub fn mark_page_dirty(&mut self, id: PageId) {
+        self.tree.mark_page_dirty(id);
+    }
+
     /// Makes every index page clean.
     pub fn clear_dirty(&mut self) {
         self.tree.clear_dirty();
@@ -195,6 +200,27 @@ impl Extents {
     /// The extents of an index page, ascending, each with its offset in the object; none when it is free.
     pub fn page_extents(&self, id: PageId) -> impl Iterator<Item = (u64, Extent)> + '_ {
         self.tree.page_entries(id).map(|(key, extent)| (offset_of(key), extent))
+    }
+
+    /// One more than the highest number of an index page.
+    #[must_use]
+    pub fn page_numbers(&self) -> PageId {
+        self.tree.page_numbers()
+    }
+
+    /// Extents of index pages that were saved with their numbers, see [`Tree::from_leaves`]. `None` unless they fit
+    /// together and do not overlap.
+    #[must_use]
+    pub fn from_pages(saved: Vec<(PageId, Vec<(Vec<u8>, Extent)>)>, numbers: PageId) -> Option<Self> {
+        let extents = Self { tree: Tree::from_leaves(saved, numbers)? };
+        let mut end = 0;
+        for (key, extent) in extents.tree.scan(Bound::Unbounded, Bound::Unbounded, false) {
+            let offset = offset_of(key);
+            let holds = key.len() == 8 && offset >= end && extent.len > 0;
+            end = offset.checked_add(u64::from(extent.len)).filter(|_| holds)?;
+            extent.skip.checked_add(extent.len)?;
+        }
+        Some(extents)
     }
 
     /// The last extent that begins at `offset` or before, and its own offset.

@@ -23,6 +23,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use triomphe::Arc;
+
 use super::loc::Loc;
 
 /// Slots in a page.
@@ -36,12 +38,15 @@ const SPARSE_MIN: usize = 24;
 /// What an entry of a `BTreeMap` or `BTreeSet` takes beyond its own size, on average: its nodes are two thirds full.
 const NODE_SLACK_BYTES: usize = 24;
 
+/// Shared with a clone of the slots until one of the two changes it.
+#[derive(Clone)]
 enum Body {
     /// Zero is an empty slot.
-    Dense(Box<[u64; PAGE_SLOTS]>),
+    Dense(Arc<[u64; PAGE_SLOTS]>),
     Sparse(Vec<(u16, u64)>),
 }
 
+#[derive(Clone)]
 struct Page {
     body: Body,
     count: u16,
@@ -70,7 +75,7 @@ impl Page {
     fn set(&mut self, place: usize, raw: u64) -> u64 {
         self.dirty = true;
         let old = match &mut self.body {
-            Body::Dense(raws) => std::mem::replace(&mut raws[place], raw),
+            Body::Dense(raws) => std::mem::replace(&mut Arc::make_mut(raws)[place], raw),
             Body::Sparse(list) => {
                 let above_all = list.last().is_none_or(|last| usize::from(last.0) < place);
                 let found =
@@ -97,7 +102,8 @@ impl Page {
 
     fn remove(&mut self, place: usize) -> u64 {
         let old = match &mut self.body {
-            Body::Dense(raws) => std::mem::take(&mut raws[place]),
+            Body::Dense(raws) if raws[place] == 0 => 0,
+            Body::Dense(raws) => std::mem::take(&mut Arc::make_mut(raws)[place]),
             Body::Sparse(list) => match list.binary_search_by_key(&(place as u16), |slot| slot.0) {
                 Ok(found) => list.remove(found).1,
                 Err(_) => 0,
@@ -116,6 +122,7 @@ impl Page {
         let before = self.count;
         match &mut self.body {
             Body::Dense(raws) => {
+                let raws = Arc::make_mut(raws);
                 for place in places {
                     let raw = std::mem::take(&mut raws[place]);
                     if raw != 0 {
@@ -139,13 +146,13 @@ impl Page {
     }
 
     fn make_dense(&mut self) -> &mut [u64; PAGE_SLOTS] {
-        let mut raws = Box::new([0; PAGE_SLOTS]);
+        let mut raws = [0; PAGE_SLOTS];
         if let Body::Sparse(list) = &self.body {
             list.iter().for_each(|(place, raw)| raws[usize::from(*place)] = *raw);
         }
-        self.body = Body::Dense(raws);
+        self.body = Body::Dense(Arc::new(raws));
         match &mut self.body {
-            Body::Dense(raws) => raws,
+            Body::Dense(raws) => Arc::make_mut(raws),
             Body::Sparse(_) => unreachable!("the body was just made dense"),
         }
     }
@@ -202,8 +209,8 @@ impl Page {
     }
 }
 
-/// The map. See the module.
-#[derive(Default)]
+/// The map. See the module. A clone shares its dense pages with its original until one of the two changes them.
+#[derive(Clone, Default)]
 pub struct Slots {
     low: Vec<Page>,
     high: BTreeMap<u64, Page>,
@@ -373,6 +380,17 @@ impl Slots {
             from = place + 1;
             Some((join(number, place), loc(raw)))
         })
+    }
+
+    /// Makes one page count as changed, if it is there.
+    pub fn mark_dirty(&mut self, number: u64) {
+        let page = match usize::try_from(number).ok().and_then(|number| self.low.get_mut(number)) {
+            Some(page) => Some(page),
+            None => self.high.get_mut(&number),
+        };
+        if let Some(page) = page.filter(|page| page.count > 0) {
+            page.dirty = true;
+        }
     }
 
     #[inline]
@@ -562,6 +580,7 @@ mod tests {
     fn run(seed: u64, shape: u32) {
         let mut rng = fastrand::Rng::with_seed(seed);
         let (mut slots, mut model, mut saved) = (Slots::new(), Model::new(), BTreeMap::new());
+        let mut kept = (Slots::new(), Model::new());
         for step in 0..8_000_u64 {
             let growing = step / 2_000 % 2 == 0;
             let at = index(&mut rng, shape);
@@ -595,6 +614,11 @@ mod tests {
                     assert_eq!(slots.dirty_pages().next(), None);
                     let all: Model = saved.values().flatten().copied().collect();
                     assert!(all == model, "changed pages alone have all slots");
+                    // What was cloned before has not changed since.
+                    let (clone, then) = &kept;
+                    clone.check();
+                    assert!(clone.scan(0..u64::MAX, false).eq(then.iter().map(|(index, loc)| (*index, *loc))));
+                    kept = (slots.clone(), model.clone());
                 }
                 _ => {
                     let range = at..if step % 5 == 0 { u64::MAX } else { index(&mut rng, shape) };

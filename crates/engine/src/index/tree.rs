@@ -22,6 +22,8 @@ mod page;
 
 use std::ops::Bound;
 
+use triomphe::Arc;
+
 use page::{Page, common_prefix_len};
 
 /// Longest key, in bytes.
@@ -38,15 +40,17 @@ const INNER_KEYS_MIN: usize = 8;
 const UNDERFULL_BYTES: usize = PAGE_BYTES / 4;
 const JOINED_BYTES_MAX: usize = PAGE_BYTES / 4 * 3;
 
+#[derive(Clone)]
 struct Leaf<V> {
-    page: Page<V>,
+    page: Arc<Page<V>>,
     previous: PageId,
     next: PageId,
 }
 
 /// Child 0 is `first`, child `n` is the value of separator `n - 1`.
+#[derive(Clone)]
 struct Inner {
-    page: Page<u32>,
+    page: Arc<Page<u32>>,
     first: u32,
 }
 
@@ -66,7 +70,8 @@ impl Inner {
     }
 }
 
-/// The map. See the module.
+/// The map. See the module. A clone shares all pages with its original until one of the two changes them.
+#[derive(Clone)]
 pub struct Tree<V> {
     leaves: Vec<Leaf<V>>,
     free_leaves: Vec<u32>,
@@ -153,7 +158,7 @@ impl<V: Copy> Tree<V> {
         let id = self.descend(key);
         let at = self.leaves.get(id as usize)?.page.find(key)?;
         self.mark_dirty(id);
-        Some(self.leaves[id as usize].page.value_mut(at))
+        Some(self.page_mut(id).value_mut(at))
     }
 
     /// The entry with the greatest key not above `key`.
@@ -200,13 +205,14 @@ impl<V: Copy> Tree<V> {
         }
         let id = self.descend(key);
         self.mark_dirty(id);
-        let page = &mut self.leaves[id as usize].page;
+        let page_bytes = &mut self.page_bytes;
+        let page = unshared(&mut self.leaves[id as usize].page, page_bytes);
         match page.position(key) {
             Ok(at) => return Some(std::mem::replace(page.value_mut(at), value)),
             Err(at) if page.used_bytes_with(key.len()) <= PAGE_BYTES || page.len() < LEAF_KEYS_MIN => {
                 let before = page.heap_bytes();
                 page.insert_at(at, key, value);
-                self.page_bytes += page.heap_bytes() - before;
+                *page_bytes += page.heap_bytes() - before;
             }
             Err(at) => self.insert_in_full(id, at, key, value),
         }
@@ -218,9 +224,8 @@ impl<V: Copy> Tree<V> {
     #[inline]
     pub fn remove(&mut self, key: &[u8]) -> Option<V> {
         let id = self.descend(key);
-        let page = &mut self.leaves.get_mut(id as usize)?.page;
-        let at = page.find(key)?;
-        let value = page.remove_at(at);
+        let at = self.leaves.get(id as usize)?.page.find(key)?;
+        let value = self.page_mut(id).remove_at(at);
         self.len -= 1;
         self.mark_dirty(id);
         if self.leaves[id as usize].page.used_bytes() < UNDERFULL_BYTES {
@@ -234,7 +239,7 @@ impl<V: Copy> Tree<V> {
     pub fn remove_range(&mut self, start: &[u8], end: Option<&[u8]>, mut gone: impl FnMut(&[u8], V)) -> u64 {
         let before = self.len;
         while let Some(((id, at), _)) = self.seek(start) {
-            let page = &mut self.leaves[id as usize].page;
+            let page = &self.leaves[id as usize].page;
             let until = match end.map(|end| page.position(end)) {
                 None => page.len(),
                 Some(Ok(until) | Err(until)) => until,
@@ -247,7 +252,7 @@ impl<V: Copy> Tree<V> {
             // A key of the leaf leads back to it, also when it is empty by then.
             let underfull = page.used_bytes() * (page.len() - (until - at)) / page.len() < UNDERFULL_BYTES;
             let way_back = underfull.then(|| page.key(at).to_vec());
-            page.remove(at..until);
+            self.page_mut(id).remove(at..until);
             self.len -= (until - at) as u64;
             self.mark_dirty(id);
             if let Some(key) = way_back {
@@ -325,6 +330,13 @@ impl<V: Copy> Tree<V> {
         })
     }
 
+    /// Makes one leaf count as changed, if it is in use.
+    pub fn mark_page_dirty(&mut self, id: PageId) {
+        if self.leaves.get(id as usize).is_some_and(|leaf| leaf.page.len() > 0) {
+            self.mark_dirty(id);
+        }
+    }
+
     /// Makes every page clean.
     pub fn clear_dirty(&mut self) {
         self.dirty.clear();
@@ -334,6 +346,82 @@ impl<V: Copy> Tree<V> {
     pub fn page_entries(&self, id: PageId) -> impl Iterator<Item = (&[u8], V)> {
         let page = self.leaves.get(id as usize).map(|leaf| &leaf.page);
         page.into_iter().flat_map(|page| (0..page.len()).map(|at| (page.key(at), page.value(at))))
+    }
+
+    /// One more than the highest number of a leaf: the length of a table of leaves.
+    #[must_use]
+    pub fn page_numbers(&self) -> PageId {
+        self.leaves.len() as PageId
+    }
+
+    /// A tree of leaves that were saved with their numbers, in any order; every page is clean. `None` unless the
+    /// leaves fit together: none empty, keys ascending from leaf to leaf, numbers below `numbers` and each once.
+    #[must_use]
+    pub fn from_leaves(mut saved: Vec<(PageId, Vec<(Vec<u8>, V)>)>, numbers: PageId) -> Option<Self> {
+        if saved.iter().any(|(id, entries)| entries.is_empty() || *id >= numbers) {
+            return None;
+        }
+        if saved.is_empty() {
+            return Some(Self::new());
+        }
+        saved.sort_by(|a, b| a.1[0].0.cmp(&b.1[0].0));
+        let mut tree = Self::new();
+        let empty = || Leaf { page: Arc::new(Page::new()), previous: NONE, next: NONE };
+        tree.leaves.resize_with(numbers as usize, empty);
+        let mut level: Vec<(Vec<u8>, u32)> = Vec::with_capacity(saved.len());
+        let (mut previous, mut last_key): (_, Vec<u8>) = (NONE, Vec::new());
+        for (id, entries) in saved {
+            let mut page = Page::new();
+            for (key, value) in &entries {
+                let first = level.is_empty() && page.len() == 0;
+                if key.len() > TREE_KEY_BYTES_MAX || !(first || *key > last_key) {
+                    return None;
+                }
+                page.insert_at(page.len(), key, *value);
+                last_key.clone_from(key);
+            }
+            page.shrink();
+            let leaf = tree.leaves.get_mut(id as usize).filter(|leaf| leaf.page.len() == 0)?;
+            tree.len += page.len() as u64;
+            tree.page_bytes += page.heap_bytes();
+            *leaf = Leaf { page: Arc::new(page), previous, next: NONE };
+            let separator = match level.last() {
+                None => Vec::new(),
+                Some(_) => {
+                    let before = &tree.leaves[previous as usize].page;
+                    let before = before.key(before.len() - 1);
+                    let first = &entries[0].0;
+                    first[..common_prefix_len(before, first) + 1].to_vec()
+                }
+            };
+            match previous {
+                NONE => tree.first_leaf = id,
+                previous => tree.leaves[previous as usize].next = id,
+            }
+            level.push((separator, id));
+            previous = id;
+        }
+        tree.last_leaf = previous;
+        tree.free_leaves = (0..numbers).filter(|id| tree.leaves[*id as usize].page.len() == 0).collect();
+        // Inner pages, level by level: the first separator of each page goes up.
+        while level.len() > 1 {
+            let mut above = Vec::new();
+            let mut rest = level.into_iter().peekable();
+            while let Some((separator, first)) = rest.next() {
+                let mut page = Page::new();
+                while let Some((key, child)) = rest.next_if(|(key, _)| {
+                    page.used_bytes_with(key.len()) <= PAGE_BYTES || page.len() < INNER_KEYS_MIN
+                }) {
+                    page.insert_at(page.len(), &key, child);
+                }
+                // A page with one child only is left alone at the end: allowed, it joins a neighbour when it shrinks.
+                above.push((separator, tree.add_inner(Inner { page: Arc::new(page), first })));
+            }
+            level = above;
+            tree.height += 1;
+        }
+        tree.root = level[0].1;
+        Some(tree)
     }
 
     #[inline]
@@ -383,7 +471,7 @@ impl<V: Copy> Tree<V> {
 
     fn add_leaf(&mut self, page: Page<V>, previous: PageId, next: PageId) -> PageId {
         self.page_bytes += page.heap_bytes();
-        let leaf = Leaf { page, previous, next };
+        let leaf = Leaf { page: Arc::new(page), previous, next };
         let id = place_in(&mut self.leaves, &mut self.free_leaves, leaf);
         if previous == NONE {
             self.first_leaf = id
@@ -400,8 +488,8 @@ impl<V: Copy> Tree<V> {
     }
 
     fn free_leaf(&mut self, id: PageId) {
-        let leaf =
-            std::mem::replace(&mut self.leaves[id as usize], Leaf { page: Page::new(), previous: NONE, next: NONE });
+        let empty = Leaf { page: Arc::new(Page::new()), previous: NONE, next: NONE };
+        let leaf = std::mem::replace(&mut self.leaves[id as usize], empty);
         self.page_bytes -= leaf.page.heap_bytes();
         let (previous, next) = (leaf.previous, leaf.next);
         if previous == NONE {
@@ -424,7 +512,8 @@ impl<V: Copy> Tree<V> {
     }
 
     fn free_inner(&mut self, id: u32) -> Inner {
-        let inner = std::mem::replace(&mut self.inners[id as usize], Inner { page: Page::new(), first: NONE });
+        let empty = Inner { page: Arc::new(Page::new()), first: NONE };
+        let inner = std::mem::replace(&mut self.inners[id as usize], empty);
         self.page_bytes -= inner.page.heap_bytes();
         self.free_inners.push(id);
         inner
@@ -432,20 +521,27 @@ impl<V: Copy> Tree<V> {
 
     /// Changes a leaf and keeps `page_bytes` right.
     fn with_leaf<T>(&mut self, id: PageId, change: impl FnOnce(&mut Page<V>) -> T) -> T {
-        let page = &mut self.leaves[id as usize].page;
+        let page = unshared(&mut self.leaves[id as usize].page, &mut self.page_bytes);
         let before = page.heap_bytes();
         let result = change(page);
         self.page_bytes = self.page_bytes - before + page.heap_bytes();
         result
     }
 
-    /// The same for an inner page.
-    fn with_inner<T>(&mut self, id: u32, change: impl FnOnce(&mut Inner) -> T) -> T {
+    /// The same for an inner page and its first child.
+    fn with_inner<T>(&mut self, id: u32, change: impl FnOnce(&mut Page<u32>, &mut u32) -> T) -> T {
         let inner = &mut self.inners[id as usize];
-        let before = inner.page.heap_bytes();
-        let result = change(inner);
-        self.page_bytes = self.page_bytes - before + inner.page.heap_bytes();
+        let page = unshared(&mut inner.page, &mut self.page_bytes);
+        let before = page.heap_bytes();
+        let result = change(page, &mut inner.first);
+        self.page_bytes = self.page_bytes - before + page.heap_bytes();
         result
+    }
+
+    /// A leaf's page, no longer shared with a clone, to change without changing its heap memory by much.
+    #[inline]
+    fn page_mut(&mut self, id: PageId) -> &mut Page<V> {
+        unshared(&mut self.leaves[id as usize].page, &mut self.page_bytes)
     }
 
     /// The inner pages from the root down to the leaf of `key`, each with the child taken.
@@ -489,29 +585,29 @@ impl<V: Copy> Tree<V> {
         while let Some((parent, nth)) = path.pop() {
             let page = &self.inners[parent as usize].page;
             if page.used_bytes_with(separator.len()) <= PAGE_BYTES || page.len() < INNER_KEYS_MIN {
-                self.with_inner(parent, |inner| inner.page.insert_at(nth, &separator, child));
+                self.with_inner(parent, |page, _| page.insert_at(nth, &separator, child));
                 return;
             }
             // The separator at `cut` goes up; those before it stay, those after it go right.
             let cut = if nth == page.len() { page.len() - 1 } else { page.middle() };
             let up = page.key(cut).to_vec();
-            let mut right = self.with_inner(parent, |inner| {
-                let mut page = inner.page.split_off(cut);
-                let first = page.remove_at(0);
+            let (mut right, first) = self.with_inner(parent, |page, _| {
+                let mut right = page.split_off(cut);
+                let first = right.remove_at(0);
                 if nth <= cut {
-                    inner.page.insert_at(nth, &separator, child);
+                    page.insert_at(nth, &separator, child);
                 }
-                Inner { page, first }
+                (right, first)
             });
             if nth > cut {
-                right.page.insert_at(nth - cut - 1, &separator, child);
+                right.insert_at(nth - cut - 1, &separator, child);
             }
-            child = self.add_inner(right);
+            child = self.add_inner(Inner { page: Arc::new(right), first });
             separator = up;
         }
         let mut page = Page::new();
         page.insert_at(0, &separator, child);
-        self.root = self.add_inner(Inner { page, first: self.root });
+        self.root = self.add_inner(Inner { page: Arc::new(page), first: self.root });
         self.height += 1;
     }
 
@@ -548,7 +644,7 @@ impl<V: Copy> Tree<V> {
             }
             let (left, right) = (inner.child(right_nth - 1), inner.child(right_nth));
             if used(left) + used(right) <= JOINED_BYTES_MAX {
-                let page = std::mem::replace(&mut self.leaves[right as usize].page, Page::new());
+                let page = std::mem::replace(&mut self.leaves[right as usize].page, Arc::new(Page::new()));
                 self.page_bytes -= page.heap_bytes();
                 self.with_leaf(left, |into| into.append(&page));
                 self.mark_dirty(left);
@@ -566,9 +662,9 @@ impl<V: Copy> Tree<V> {
     fn drop_child(&mut self, mut parent: u32, mut nth: usize, mut path: Vec<(u32, usize)>) {
         loop {
             if self.inners[parent as usize].page.len() > 0 {
-                self.with_inner(parent, |inner| match nth {
-                    0 => inner.first = inner.page.remove_at(0),
-                    nth => drop(inner.page.remove_at(nth - 1)),
+                self.with_inner(parent, |page, first| match nth {
+                    0 => *first = page.remove_at(0),
+                    nth => drop(page.remove_at(nth - 1)),
                 });
                 break;
             }
@@ -589,11 +685,11 @@ impl<V: Copy> Tree<V> {
             let (left, right) = (inner.child(right_nth - 1), inner.child(right_nth));
             let separator = inner.page.key(right_nth - 1).to_vec();
             let right = self.free_inner(right);
-            self.with_inner(left, |inner| {
-                inner.page.insert_at(inner.page.len(), &separator, right.first);
-                inner.page.append(&right.page);
+            self.with_inner(left, |page, _| {
+                page.insert_at(page.len(), &separator, right.first);
+                page.append(&right.page);
             });
-            self.with_inner(above, |inner| inner.page.remove_at(right_nth - 1));
+            self.with_inner(above, |page, _| page.remove_at(right_nth - 1));
             parent = above;
         }
         while self.height > 0 && self.inners[self.root as usize].page.len() == 0 {
@@ -602,6 +698,17 @@ impl<V: Copy> Tree<V> {
             self.height -= 1;
         }
     }
+}
+
+/// A page to change: copied first if a clone of the tree shares it. `page_bytes` is what the tree holds in all.
+#[inline]
+fn unshared<'a, V: Copy>(page: &'a mut Arc<Page<V>>, page_bytes: &mut usize) -> &'a mut Page<V> {
+    if !page.is_unique() {
+        let copy = Page::clone(page);
+        *page_bytes = *page_bytes - page.heap_bytes() + copy.heap_bytes();
+        *page = Arc::new(copy);
+    }
+    Arc::get_mut(page).expect("the page is shared with nobody")
 }
 
 #[inline]

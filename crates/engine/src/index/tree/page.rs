@@ -25,6 +25,7 @@ const MIXED: u16 = u16::MAX;
 const LINE_HEADS: usize = 16;
 
 /// See the module.
+#[derive(Clone)]
 pub(super) struct Page<V> {
     heads: Vec<i32>,
     ends: Vec<u16>,

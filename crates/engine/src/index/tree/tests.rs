@@ -92,6 +92,7 @@ fn run(seed: u64, shape: u32) {
     let (mut tree, mut model) = (Tree::new(), Model::new());
     let space = [50, 1_000, 20_000][rng.usize(..3)];
     let mut saved: BTreeMap<PageId, Vec<(Vec<u8>, u64)>> = BTreeMap::new();
+    let mut kept = (Tree::new(), Model::new());
     for step in 0..6_000_u64 {
         // Phases of growth and of decay.
         let growing = step / 1_500 % 2 == 0;
@@ -148,6 +149,15 @@ fn run(seed: u64, shape: u32) {
                 assert_eq!(tree.dirty_pages().next(), None);
                 let all: Model = saved.values().flatten().cloned().collect();
                 assert!(all == model, "seed {seed} shape {shape} step {step}");
+                let pages = saved.iter().filter(|(_, entries)| !entries.is_empty());
+                let pages = pages.map(|(id, entries)| (*id, entries.clone())).collect();
+                tree = Tree::from_leaves(pages, tree.page_numbers()).expect("the pages fit together");
+                tree.check();
+                // What was cloned before has not changed since.
+                let (clone, then) = &kept;
+                clone.check();
+                check_scan(clone, then, &Bound::Unbounded, &Bound::Unbounded);
+                kept = (tree.clone(), model.clone());
             }
             _ => {
                 assert_eq!(tree.first(), model.first_key_value().map(|(key, value)| (&key[..], *value)));
