@@ -1,40 +1,72 @@
 //! Read-only walks: `check` proves that what is on the device holds, `dump` shows it.
 //!
-//! Invariant: neither writes a byte, and neither needs the store to be opened.
+//! Invariant: neither writes a byte to the device.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use esker_device::Device;
-use esker_store::Result;
+use esker_store::{Error, ObjectId, Result};
 
-use crate::format::{FORMAT_VERSION, Kind, OpHeader, RecordHeader, SegmentHeader, Superblock, store_seed};
-use crate::recover::{FoundSuperblock, RecoveryReport, Replay, Walk, each_operation, find_chain, find_superblock};
-use crate::segments::SegmentBuffer;
+use crate::format::{
+    FORMAT_VERSION, Kind, Loc, OpHeader, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, Stream, Superblock,
+    round_up, store_seed,
+};
+use crate::objects::{Object, Spaces};
+use crate::open::{Engine, Options};
+use crate::reader::each_operation;
+use crate::recover::find_chain;
+use crate::superblocks::{device_error, find_superblock};
 
-/// What a check found. An error of [`check`] is damage that ends it; this is what holds.
+/// Places that are read and verified together.
+const RUN: usize = 1024;
+/// Damaged places that a report names; more are only counted.
+const DAMAGE_MAX: usize = 1000;
+
+/// A place that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Device offset.
+    pub offset: u64,
+    /// What is wrong, and what it held as far as known.
+    pub what: String,
+}
+
+/// What a check found.
 #[derive(Clone, Debug, Default)]
 pub struct CheckReport {
-    /// Whether every record was read, or only superblocks and segment headers.
+    /// Whether every value was read, or only what opening reads.
     pub deep: bool,
     /// Format version of the store.
     pub version: u32,
     /// Whether the store had been closed cleanly.
     pub clean: bool,
-    /// Segments of the log.
+    /// Segments in use.
     pub segments: u64,
-    /// Transactions that hold.
+    /// Of those, cold ones.
+    pub cold_segments: u64,
+    /// Free segments.
+    pub free_segments: u64,
+    /// Transactions of the log that the checkpoint does not cover.
     pub records: u64,
-    /// Operations that hold.
-    pub operations: u64,
-    /// Bytes of log that hold.
-    pub bytes: u64,
-    /// Bytes of a torn last group, which opening will cut off.
+    /// Bytes of a torn last group, which opening cuts off.
     pub torn_bytes: u64,
+    /// Objects.
+    pub objects: u64,
+    /// Entries of slots, omap and extents; with `deep` each was found to point at what it should, whole.
+    pub entries: u64,
+    /// Bytes that entries point to.
+    pub live_bytes: u64,
+    /// Bytes of the checkpoint.
+    pub index_bytes: u64,
     /// Superblock copies that do not hold. The store opens with another copy.
     pub damaged_superblocks: u64,
     /// Last sequence number.
     pub last_seq: u64,
+    /// Places that do not hold, the first thousand of them.
+    pub damage: Vec<Damage>,
+    /// How many places do not hold.
+    pub damaged: u64,
     /// How long the check took.
     pub elapsed: Duration,
 }
@@ -47,14 +79,26 @@ impl CheckReport {
             ("version", self.version.to_string()),
             ("clean", self.clean.to_string()),
             ("segments", self.segments.to_string()),
+            ("cold_segments", self.cold_segments.to_string()),
+            ("free_segments", self.free_segments.to_string()),
             ("records", self.records.to_string()),
-            ("operations", self.operations.to_string()),
-            ("bytes", self.bytes.to_string()),
             ("torn_bytes", self.torn_bytes.to_string()),
+            ("objects", self.objects.to_string()),
+            ("entries", self.entries.to_string()),
+            ("live_bytes", self.live_bytes.to_string()),
+            ("index_bytes", self.index_bytes.to_string()),
             ("damaged_superblocks", self.damaged_superblocks.to_string()),
+            ("damaged", self.damaged.to_string()),
             ("last_seq", self.last_seq.to_string()),
             ("elapsed_ms", self.elapsed.as_millis().to_string()),
         ]
+    }
+
+    fn damage(&mut self, offset: u64, what: String) {
+        self.damaged += 1;
+        if self.damage.len() < DAMAGE_MAX {
+            self.damage.push(Damage { offset, what });
+        }
     }
 }
 
@@ -64,49 +108,154 @@ impl std::fmt::Display for CheckReport {
     }
 }
 
-struct Nothing;
+/// Checks the store on `device`: what opening reads (superblocks, segment headers, checkpoint, the log after it), that the
+/// counts of live bytes are what the index adds up to, and with `deep` that every entry of the index points to a whole
+/// value which is its own. `progress(done, total)` is told entries. Takes as much memory as the index.
+///
+/// # Errors
+/// What opening would refuse: [`Corrupt`](esker_store::Error::Corrupt) with the place of damage that the store does not open with.
+/// Damage behind the index is in the report.
+pub fn check(device: Arc<dyn Device>, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
+    let options = Options { read_only: true, cache_bytes: 16 << 20, recent_bytes: 0, ..Options::default() };
+    let engine = Engine::open(device, options)?;
+    engine.check(deep, progress)
+}
 
-impl Replay for Nothing {
-    fn segment(&mut self, _: &SegmentHeader, _: &Arc<SegmentBuffer>) {}
-    fn record(&mut self, _: &RecordHeader, _: u64, _: &[u8]) -> Result<()> {
+/// An entry of the index, to be compared with what stands at its place.
+enum Expected<'a> {
+    Slot(u64),
+    Omap(&'a [u8]),
+    Extent(u64, u32, u32),
+}
+
+impl Engine {
+    /// As [`check`], of an open store, while it serves: what changes meanwhile is checked as it is when its object's turn comes.
+    /// The counts of live bytes are compared only in a store that is open read-only, where nothing changes.
+    ///
+    /// # Errors
+    /// [`Error::Io`](esker_store::Error::Io).
+    pub fn check(&self, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
+        let began = Instant::now();
+        let recovery = self.recovery();
+        let mut report = CheckReport {
+            deep,
+            version: FORMAT_VERSION,
+            clean: recovery.clean,
+            records: recovery.records,
+            torn_bytes: recovery.torn_bytes,
+            damaged_superblocks: recovery.damaged_superblocks,
+            last_seq: self.log.as_ref().map_or(recovery.last_seq, |log| log.last_seq()),
+            free_segments: self.segments.free_segments(),
+            ..CheckReport::default()
+        };
+        let mut objects = Vec::new();
+        self.objects.for_each(|object| objects.push(Arc::clone(object)));
+        let count = |spaces: &Spaces| spaces.slots.len() + spaces.omap.len() + spaces.extents.count();
+        let total = objects.iter().map(|object| count(&object.state.read())).sum();
+        let mut live = std::collections::HashMap::new();
+        for object in &objects {
+            let spaces = object.state.read().spaces.clone();
+            report.objects += 1;
+            report.entries += count(&spaces);
+            spaces.each_place(|offset, bytes| {
+                *live.entry(self.segments.segment_of(offset)).or_insert(0u64) += bytes;
+                report.live_bytes += bytes;
+            });
+            if deep {
+                self.check_object(object, &mut report)?;
+            }
+            progress(report.entries.min(total), total);
+        }
+        let read_only = self.log.is_none();
+        for usage in self.segments.in_use() {
+            report.segments += 1;
+            report.cold_segments += u64::from(usage.cold);
+            report.index_bytes += usage.index;
+            let found = live.remove(&usage.segment).unwrap_or(0);
+            if read_only && found != usage.live {
+                let offset = usage.segment * self.segments.segment_bytes;
+                report.damage(offset, format!("{} bytes count as live, the index has {found}", usage.live));
+            }
+        }
+        if read_only {
+            for (segment, bytes) in live.into_iter().filter(|(_, bytes)| *bytes > 0) {
+                let offset = segment * self.segments.segment_bytes;
+                report.damage(offset, format!("the index points to {bytes} bytes of a free segment"));
+            }
+        }
+        report.elapsed = began.elapsed();
+        Ok(report)
+    }
+
+    /// Reads everything that an object's index points to, as it is now.
+    fn check_object(&self, object: &Arc<Object>, report: &mut CheckReport) -> Result<()> {
+        let _pinned = self.segments.pin();
+        let (number, spaces) = {
+            let state = object.state.read();
+            (state.number, state.spaces.clone())
+        };
+        if let Some(log) = &self.log {
+            // What was just written may stand in memory only.
+            log.commit(false);
+        }
+        let all = std::ops::Bound::Unbounded;
+        let mut entries: Vec<(Loc, Expected<'_>)> = Vec::new();
+        entries.extend(spaces.slots.scan(0..u64::MAX, false).map(|(slot, loc)| (loc, Expected::Slot(slot))));
+        entries.extend(spaces.omap.scan(all, all, false).map(|(key, loc)| (loc, Expected::Omap(key))));
+        let extents = spaces.extents.iter();
+        entries.extend(extents.map(|(at, extent)| (extent.loc, Expected::Extent(at, extent.len, extent.skip))));
+        entries.sort_by_key(|(loc, _)| loc.offset());
+        for run in entries.chunks(RUN) {
+            let places: Vec<Loc> = run.iter().map(|(loc, _)| *loc).collect();
+            let mut at = 0;
+            self.reader.verify_run(&places, &mut |found| {
+                let (loc, expected) = &run[at];
+                at += 1;
+                match found {
+                    Err(Error::Corrupt { offset, what }) => {
+                        report.damage(offset, format!("{}: {what}", describe(&object.id, expected)));
+                        Ok(())
+                    }
+                    Err(other) => Err(other),
+                    Ok((header, operation)) => {
+                        if !is_what(expected, number, spaces.shares, &header, operation) {
+                            let what = format!(
+                                "{}: a {:?} of object number {} stands there",
+                                describe(&object.id, expected),
+                                header.kind,
+                                header.object
+                            );
+                            report.damage(loc.offset(), what);
+                        }
+                        Ok(())
+                    }
+                }
+            })?;
+        }
         Ok(())
     }
 }
 
-/// Checks the store on `device`: superblocks and segment headers, and with `deep` every record and payload.
-/// `progress(done, total)` is told bytes.
-///
-/// # Errors
-/// As opening would: [`Corrupt`](esker_store::Error::Corrupt) with the place of the first damage, or what opening would refuse.
-pub fn check(device: &dyn Device, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
-    let found = find_superblock(device)?;
-    let chain = find_chain(device, &found.superblock)?;
-    let report = if deep {
-        let (end, report) = Walk::new(device, &found).run(&chain, &mut Nothing, progress)?;
-        (end.seq, report)
-    } else {
-        let report = RecoveryReport {
-            segments: chain.links.len() as u64,
-            clean: found.superblock.clean,
-            damaged_superblocks: found.damaged,
-            ..RecoveryReport::default()
-        };
-        (found.superblock.end_seq, report)
-    };
-    let (last_seq, report) = report;
-    Ok(CheckReport {
-        deep,
-        version: FORMAT_VERSION,
-        clean: report.clean,
-        segments: report.segments,
-        records: report.records,
-        operations: report.operations,
-        bytes: report.bytes,
-        torn_bytes: report.torn_bytes,
-        damaged_superblocks: report.damaged_superblocks,
-        last_seq,
-        elapsed: report.elapsed,
-    })
+/// Whether what stands at a place is what the entry says. An object that shares data may have another's.
+fn is_what(expected: &Expected<'_>, number: u64, shares: bool, header: &OpHeader, operation: &[u8]) -> bool {
+    let own = shares || header.object == number;
+    own && match expected {
+        Expected::Slot(slot) => header.kind == Kind::SlotSet && header.argument == *slot,
+        Expected::Omap(key) => header.kind == Kind::OmapSet && header.key(operation).0 == *key,
+        Expected::Extent(at, len, skip) => {
+            let inside = u64::from(*skip) + u64::from(*len) <= u64::from(header.payload_len);
+            let here = shares || header.argument + u64::from(*skip) == *at;
+            header.kind == Kind::Write && inside && here
+        }
+    }
+}
+
+fn describe(id: &ObjectId, expected: &Expected<'_>) -> String {
+    match expected {
+        Expected::Slot(slot) => format!("slot {slot} of {id}"),
+        Expected::Omap(key) => format!("key {} of {id}", key.escape_ascii()),
+        Expected::Extent(at, len, _) => format!("{len} bytes at {at} of {id}"),
+    }
 }
 
 /// What [`dump`] shows.
@@ -160,10 +309,12 @@ impl DumpItem {
                 ("end_generation", block.end_generation.to_string()),
                 ("end_offset", block.end_offset.to_string()),
                 ("end_seq", block.end_seq.to_string()),
+                ("checkpoint", if block.root == 0 { "none".into() } else { block.replay.offset.to_string() }),
             ],
             Self::Segment(header) => vec![
                 ("generation", header.generation.to_string()),
                 ("segment", header.segment.to_string()),
+                ("stream", if header.stream == Stream::Cold { "cold" } else { "log" }.to_string()),
                 ("first_seq", header.first_seq.to_string()),
                 ("group", header.group.to_string()),
                 ("previous_generation", header.previous_generation.to_string()),
@@ -199,64 +350,60 @@ fn name_of(kind: Kind, key: &[u8]) -> String {
     }
 }
 
-struct Dump<'a> {
-    options: DumpOptions,
-    seed: u32,
-    shown: u64,
-    generation: u32,
-    sink: &'a mut dyn FnMut(DumpItem),
-}
-
-impl Dump<'_> {
-    fn wants(&self) -> bool {
-        self.options.generation.is_none_or(|generation| generation == self.generation)
-            && (self.options.records_max == 0 || self.shown < self.options.records_max)
-    }
-}
-
-impl Replay for Dump<'_> {
-    fn segment(&mut self, header: &SegmentHeader, _: &Arc<SegmentBuffer>) {
-        self.generation = header.generation;
-        if self.wants() {
-            (self.sink)(DumpItem::Segment(*header));
-        }
-    }
-
-    fn record(&mut self, header: &RecordHeader, offset: u64, operations: &[u8]) -> Result<()> {
-        if !self.wants() {
-            return Ok(());
-        }
-        self.shown += 1;
-        (self.sink)(DumpItem::Record(*header, offset));
-        if !self.options.operations {
-            return Ok(());
-        }
-        let sink = &mut self.sink;
-        each_operation(header, offset, operations, self.seed, |op, bytes, at| {
-            let key = bytes[op.key_start()..op.key_start() + usize::from(op.key_len)].to_vec();
-            sink(DumpItem::Operation(*op, at, key));
-            Ok(())
-        })
-    }
-}
-
-/// Shows what is on `device`, in log order.
+/// Shows what is on `device`: the superblock, and all segments in the order in which they were begun, cold ones too.
 ///
 /// # Errors
-/// As [`check`]; what came before the damage has been shown.
+/// What opening would refuse before the log; records that do not hold are left out.
 pub fn dump(device: &dyn Device, options: DumpOptions, sink: &mut dyn FnMut(DumpItem)) -> Result<()> {
-    let found: FoundSuperblock = find_superblock(device)?;
+    let found = find_superblock(device)?;
     sink(DumpItem::Superblock(found.superblock));
     let chain = find_chain(device, &found.superblock)?;
-    if !options.records && !options.operations {
-        for link in &chain.links {
-            if options.generation.is_none_or(|generation| generation == link.header.generation) {
-                sink(DumpItem::Segment(link.header));
-            }
-        }
-        return Ok(());
-    }
+    let mut headers: Vec<SegmentHeader> = chain.links.iter().map(|link| link.header).chain(chain.others).collect();
+    headers.sort_unstable_by_key(|header| header.generation);
     let seed = store_seed(&found.superblock.uuid);
-    let mut dump = Dump { options, seed, shown: 0, generation: 0, sink };
-    Walk::new(device, &found).run(&chain, &mut dump, &mut |_, _| {}).map(|_| ())
+    let segment_bytes = found.superblock.segment_bytes;
+    let block = u64::from(found.superblock.block_bytes);
+    let mut shown = 0;
+    let mut bytes = Vec::new();
+    for header in headers {
+        if options.generation.is_some_and(|generation| generation != header.generation) {
+            continue;
+        }
+        sink(DumpItem::Segment(header));
+        if !options.records && !options.operations {
+            continue;
+        }
+        let base = header.segment * segment_bytes;
+        bytes.resize(segment_bytes as usize, 0);
+        let read = device.read(base, &mut bytes);
+        read.map_err(|error| device_error(&format!("reading segment {} at {base}", header.segment), error))?;
+        let mut at = block;
+        while at + RECORD_HEADER_BYTES as u64 <= segment_bytes {
+            let record = RecordHeader::decode(&bytes[at as usize..], seed, base + at);
+            let record = record
+                .filter(|record| record.generation == header.generation && u64::from(record.len) <= segment_bytes - at);
+            let Some(record) = record else {
+                at = round_up(at + 1, block);
+                continue;
+            };
+            let start = at as usize + RECORD_HEADER_BYTES;
+            let body = &bytes[start..(at + u64::from(record.len)) as usize];
+            if !record.ends_group() {
+                shown += 1;
+                sink(DumpItem::Record(record, base + at));
+                if options.operations {
+                    // An operation that does not hold ends the record.
+                    let _ = each_operation(&record, base + at, body, seed, |op, bytes, at| {
+                        sink(DumpItem::Operation(*op, at, op.key(bytes).0.to_vec()));
+                        Ok(())
+                    });
+                }
+                if options.records_max != 0 && shown >= options.records_max {
+                    return Ok(());
+                }
+            }
+            at += u64::from(record.len);
+        }
+    }
+    Ok(())
 }

@@ -18,10 +18,15 @@
 //! copying under the log's lock (serialises large values).
 //! Source: Apollo Storage, Group Commit Log (2017).
 
+mod prepare;
+mod room;
+
+pub use room::{Class, Gate};
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -30,7 +35,8 @@ use esker_store::{DurableMark, Error, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::format::{
-    RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, round_up,
+    RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom, SegmentHeader, Stream,
+    round_up,
 };
 use crate::gather::Gather;
 use crate::policy::CommitPolicy;
@@ -40,14 +46,8 @@ use crate::segments::{Lsn, SegmentBuffer, Segments};
 const APPEND_BYTES: u64 = 1 << 20;
 /// One device write is at most so many bytes, so that readers of the device are not held up.
 const WRITE_BYTES_MAX: usize = 8 << 20;
-/// A segment that was ready for so long without being needed is filled ahead.
-const PREFILL_AGE_MIN: Duration = Duration::from_millis(100);
-/// But only if there were so many syncs meanwhile: a load that hardly syncs gains nothing from it.
-const PREFILL_SYNCS_MIN: u64 = 16;
 /// Under a load that fills a segment faster than this, several are readied ahead.
 const HURRY: Duration = Duration::from_millis(500);
-/// So many at most.
-const READY_SEGMENTS_MAX: usize = 3;
 
 /// What the log needs to know of its store.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +99,7 @@ struct State {
     seq: u64,
     group: u64,
     group_open: bool,
+    epoch: u32,
     parity: usize,
     next: VecDeque<(u64, Arc<SegmentBuffer>)>,
     entered: Option<Instant>,
@@ -148,6 +149,8 @@ pub struct Reservation<'a> {
     pub seq: u64,
     /// Group of the record.
     pub group: u64,
+    /// Epoch of checkpoints that the record belongs to.
+    pub epoch: u32,
 }
 
 impl Reservation<'_> {
@@ -195,6 +198,14 @@ pub struct Log {
     /// While the commit thread gathers: how many arrivals at the mark it waits for; else 0.
     gather_to: AtomicU64,
     gather: Mutex<Gather>,
+    /// See [`Gate`].
+    gate: AtomicU8,
+    /// Free segments that writes leave alone, and that writes which take away leave alone.
+    reserve: [AtomicU64; 2],
+    /// While the cleaner can hardly keep up: bytes that writers may still take. `i64::MAX` otherwise.
+    credit: AtomicI64,
+    /// Wakes the cleaner, or without threads cleans at once.
+    keeper: OnceLock<Box<dyn Fn() + Send + Sync>>,
     thread: OnceLock<Thread>,
     mark: OnceLock<Arc<DurableMark>>,
     /// What the commit thread has done.
@@ -221,6 +232,7 @@ impl Log {
             seq: end.seq,
             group: end.group,
             group_open: false,
+            epoch: 1,
             parity: 0,
             next: VecDeque::new(),
             entered: None,
@@ -247,6 +259,10 @@ impl Log {
             parked: AtomicBool::new(false),
             gather_to: AtomicU64::new(0),
             gather: Mutex::default(),
+            gate: AtomicU8::new(Gate::Open as u8),
+            reserve: [AtomicU64::new(0), AtomicU64::new(0)],
+            credit: AtomicI64::new(i64::MAX),
+            keeper: OnceLock::new(),
             thread: OnceLock::new(),
             mark: OnceLock::new(),
             counters: LogCounters::default(),
@@ -306,6 +322,26 @@ impl Log {
         (state.generation, state.segment * self.segments.segment_bytes + state.tail, state.seq)
     }
 
+    /// Generation of the open segment.
+    pub fn open_generation(&self) -> u32 {
+        self.state.lock().generation
+    }
+
+    /// Stops the log with this cause, as a failed write would.
+    pub fn stop_for(&self, error: Error) {
+        self.fail(error);
+    }
+
+    /// The epoch of checkpoints that records are written in.
+    pub fn epoch(&self) -> u32 {
+        self.state.lock().epoch
+    }
+
+    /// The last group that has ended.
+    pub fn last_group(&self) -> u64 {
+        self.state.lock().group - 1
+    }
+
     /// Generation of the open segment, and the offset in it up to which groups have been cut and written.
     /// Everything before it is on the device, though perhaps not synced.
     pub fn written_end(&self) -> (u32, u64) {
@@ -317,7 +353,14 @@ impl Log {
 
     /// Takes `len` bytes (a multiple of 8, at most what a segment has room for) of the open group and the next
     /// sequence number.
-    pub fn reserve(&self, len: u64) -> std::result::Result<Reservation<'_>, Refused> {
+    pub fn reserve(&self, len: u64, class: Class) -> std::result::Result<Reservation<'_>, Refused> {
+        if class == Class::Write && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
+            let full = self.gate.load(Ordering::Relaxed) == Gate::Full as u8;
+            return Err(if full { Refused::Error(Error::Full { needed: len, free: 0 }) } else { Refused::Busy });
+        }
+        if class == Class::Write && self.credit.load(Ordering::Relaxed) != i64::MAX && !self.spend(len) {
+            return Err(Refused::Busy);
+        }
         let mut state = self.state.lock();
         if state.stopping {
             return Err(Refused::Error(self.mark().failure().unwrap_or(Error::Closed)));
@@ -327,6 +370,18 @@ impl Log {
         }
         let usable = self.segments.segment_bytes - 2 * self.shape.block_bytes;
         if state.tail + len > usable {
+            let left = self.segments.free_segments() + state.next.len() as u64;
+            let refused = match class {
+                Class::Write => left <= self.reserve[0].load(Ordering::Relaxed),
+                Class::TakeAway => left <= self.reserve[1].load(Ordering::Relaxed),
+                Class::Keep => false,
+            };
+            if refused && self.keeper.get().is_some() {
+                drop(state);
+                self.wake_keeper();
+                let shut = self.gate.fetch_max(Gate::Wait as u8, Ordering::Relaxed) == Gate::Full as u8;
+                return Err(if shut { Refused::Error(Error::Full { needed: len, free: 0 }) } else { Refused::Busy });
+            }
             let Some((segment, buffer)) = state.next.pop_front() else {
                 if !state.full {
                     return Err(Refused::Busy);
@@ -336,6 +391,7 @@ impl Log {
             };
             self.enter_segment(&mut state, segment, buffer);
             self.wanted_segment.notify_one();
+            self.wake_keeper();
         }
         let parity = state.parity;
         self.filling[parity].0.fetch_add(1, Ordering::Relaxed);
@@ -360,6 +416,7 @@ impl Log {
             generation: state.generation,
             seq: state.seq,
             group: state.group,
+            epoch: state.epoch,
         };
         drop(state);
         let append_bytes = self.append_bytes();
@@ -367,6 +424,39 @@ impl Log {
             self.nudge();
         }
         Ok(reservation)
+    }
+
+    /// A generation for a segment that is not of the log.
+    pub fn next_generation(&self) -> u32 {
+        let mut state = self.state.lock();
+        state.generation_max += 1;
+        state.generation_max
+    }
+
+    /// Ends the open group, makes everything durable, and says where the log goes on and which epoch has ended there:
+    /// every transaction is of that epoch or earlier exactly if it stands before that place.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] with the first cause.
+    pub fn end_epoch(&self) -> Result<(ReplayFrom, u32)> {
+        let committing = self.committing.lock();
+        let mut ended = None;
+        let done = self.append_and_sync(true, |state| {
+            let from = ReplayFrom {
+                generation: state.generation,
+                offset: state.segment * self.segments.segment_bytes + state.tail,
+                seq: state.seq,
+                group: state.group - 1,
+            };
+            ended = Some((from, state.epoch));
+            state.epoch += 1;
+        });
+        if let Err(error) = done {
+            self.fail(error.clone());
+            return Err(error);
+        }
+        drop(committing);
+        Ok(ended.expect("the group was cut"))
     }
 
     /// So many pending bytes are appended without waiting for a sync.
@@ -413,6 +503,7 @@ impl Log {
                 group_end: Some(state.base_lsn + end),
             });
         }
+        self.segments.set_end(state.segment, state.tail);
         let generation = state.generation_max + 1;
         let header = SegmentHeader {
             generation,
@@ -422,6 +513,7 @@ impl Log {
             first_seq: state.seq + 1,
             group: state.group,
             previous_generation: state.generation,
+            stream: Stream::Log,
         };
         // SAFETY: the buffer is fresh: nobody else reads or writes it yet.
         let block_bytes = unsafe { buffer.range_mut(0, block as usize) };
@@ -438,34 +530,8 @@ impl Log {
         state.buffer = buffer;
         state.start = 0;
         state.tail = block;
-        self.segments.place(segment, generation, state.base_lsn);
+        self.segments.place(segment, generation, state.base_lsn, state.seq, false);
         self.segments.publish_buffer(segment, Arc::clone(&state.buffer));
-    }
-
-    /// Waits until a reservation that was refused as busy may succeed.
-    ///
-    /// # Errors
-    /// [`Error::Stopped`] or [`Error::Closed`] when it never will.
-    pub fn wait_for_room(&self) -> Result<()> {
-        if !self.shape.threaded {
-            self.commit(false);
-            return match self.mark().failure() {
-                Some(failure) => Err(failure),
-                None => Ok(()),
-            };
-        }
-        let mut state = self.state.lock();
-        loop {
-            if state.stopping {
-                return Err(self.mark().failure().unwrap_or(Error::Closed));
-            }
-            let pending = self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max;
-            if !pending && (!state.next.is_empty() || state.full) {
-                return Ok(());
-            }
-            self.nudge();
-            self.room.wait_for(&mut state, Duration::from_millis(10));
-        }
     }
 
     /// Wakes the commit thread for somebody who waits for the mark, unless it gathers and more are to come.
@@ -489,52 +555,11 @@ impl Log {
         }
     }
 
-    /// Sees to it that the next segment is ready before it is needed, or the next few under a load that fills them
-    /// quickly; whether it readied one.
-    fn prepare_segment(&self) -> Result<bool> {
-        {
-            let state = self.state.lock();
-            if state.next.len() >= if state.hurried { READY_SEGMENTS_MAX } else { 1 } {
-                return Ok(false);
-            }
-        }
-        let segment_bytes = self.segments.segment_bytes;
-        let prepared = match self.segments.peek_free() {
-            None => None,
-            Some(segment) => match self.device.reserve(segment * segment_bytes, segment_bytes) {
-                Err(esker_device::Error::NoSpace { .. }) => None,
-                Err(error) => return Err(stopped("reserving the next segment", &error)),
-                Ok(()) => {
-                    if self.device.geometry().zone_bytes.is_some() {
-                        let discarded = self.device.discard(segment * segment_bytes, segment_bytes);
-                        discarded.map_err(|error| stopped("resetting the next segment's zones", &error))?;
-                    }
-                    let buffer = self.segments.new_buffer();
-                    let buffer = buffer.map_err(|error| Error::io("allocating a segment buffer", error))?;
-                    self.segments.take_free();
-                    Some((segment, Arc::new(buffer)))
-                }
-            },
-        };
-        let mut state = self.state.lock();
-        state.full = prepared.is_none();
-        state.next.extend(prepared.clone());
-        self.room.notify_all();
-        drop(state);
-        // Writers need not wait for this: memory that they reach first is touched by them.
-        if self.shape.threaded
-            && let Some((_, buffer)) = prepared
-        {
-            buffer.populate();
-        }
-        Ok(true)
-    }
-
     /// Appends what is pending and, with `sync`, makes it durable. Returns once the mark has moved.
     pub fn commit(&self, sync: bool) {
         let committing = self.committing.lock();
         let prepared = if self.shape.threaded { Ok(false) } else { self.prepare_segment() };
-        if let Err(error) = prepared.and_then(|_| self.append_and_sync(sync)) {
+        if let Err(error) = prepared.and_then(|_| self.append_and_sync(sync, |_| ())) {
             self.fail(error);
         }
         drop(committing);
@@ -548,62 +573,12 @@ impl Log {
         self.wanted_segment.notify_all();
     }
 
-    /// The preparing thread's life: readies one segment ahead, until [`Log::stop`].
-    ///
-    /// A segment that nobody needs soon is filled ahead: the first syncs of fresh space cost a file system more than
-    /// those of space that was written before. One that is needed at once is not, because writing it twice would
-    /// cost more than it saves.
-    pub fn run_preparer(&self) {
-        let mut filled = false;
-        let mut syncs_before = 0;
-        loop {
-            let fresh = match self.prepare_segment() {
-                Ok(fresh) => fresh,
-                Err(error) => return self.fail(error),
-            };
-            filled &= !fresh;
-            let syncs = self.counters.syncs.load(Ordering::Relaxed);
-            let often_synced = syncs - syncs_before >= PREFILL_SYNCS_MIN;
-            syncs_before = syncs;
-            let mut state = self.state.lock();
-            // Taken already, or more are needed? Then there is no time to wait.
-            let enough = !state.next.is_empty() && (!state.hurried || state.next.len() >= READY_SEGMENTS_MAX);
-            if !state.stopping && (enough || state.full) {
-                self.wanted_segment.wait_for(&mut state, PREFILL_AGE_MIN);
-            }
-            if state.stopping {
-                return;
-            }
-            let in_no_hurry = state.tail < self.segments.segment_bytes / 2;
-            if state.entered.is_none_or(|entered| entered.elapsed() > HURRY) {
-                state.hurried = false;
-            }
-            if !filled
-                && in_no_hurry
-                && !state.hurried
-                && often_synced
-                && state.next.len() == 1
-                && let Some((segment, buffer)) = state.next.pop_front()
-            {
-                drop(state);
-                // Not needed while the open segment is half empty; should it be, writers wait for the fill.
-                let prefilled = self.device.prefill(segment * self.segments.segment_bytes, self.segments.segment_bytes);
-                if let Err(error) = prefilled {
-                    return self.fail(stopped("filling the next segment ahead", &error));
-                }
-                filled = true;
-                self.state.lock().next.push_front((segment, buffer));
-                self.room.notify_all();
-            }
-        }
-    }
-
-    fn append_and_sync(&self, sync: bool) -> Result<()> {
+    fn append_and_sync(&self, sync: bool, at_cut: impl FnOnce(&mut State)) -> Result<()> {
         if let Some(failure) = self.mark().failure() {
             return Err(failure);
         }
         let began = Instant::now();
-        let (pieces, end, parity) = self.cut(sync);
+        let (pieces, end, parity) = self.cut(sync, at_cut);
         let arrivals = self.mark().arrivals();
         // Writers of this group are between reserving and finishing their copy: a matter of microseconds.
         let mut spins = 0u32;
@@ -639,7 +614,7 @@ impl Log {
     }
 
     /// Ends the open group (with `sync`) or only pads it to a block, and takes what has to be written.
-    fn cut(&self, sync: bool) -> (Vec<Piece>, Lsn, usize) {
+    fn cut(&self, sync: bool, at_cut: impl FnOnce(&mut State)) -> (Vec<Piece>, Lsn, usize) {
         let block = self.shape.block_bytes;
         let mut state = self.state.lock();
         if sync {
@@ -667,6 +642,7 @@ impl Log {
         state.parity ^= 1;
         self.unwritten.store(0, Ordering::Relaxed);
         self.room.notify_all();
+        at_cut(&mut state);
         (pieces, state.base_lsn + end, parity)
     }
 
@@ -802,7 +778,8 @@ enum Step {
     Sleep(Duration),
 }
 
-fn stopped(what: &str, error: &esker_device::Error) -> Error {
+/// The error that stops the log: what failed and why.
+pub fn stopped(what: &str, error: &esker_device::Error) -> Error {
     let mut cause = format!("{what}: {error}");
     let mut source = std::error::Error::source(error);
     while let Some(inner) = source {

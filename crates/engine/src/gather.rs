@@ -3,71 +3,198 @@
 //! Writers that come back faster than a sync takes would otherwise split into two crowds that take turns: while one
 //! is synced the other queues, and each waits for two syncs. Merged, they share every sync.
 //!
-//! After a sync of `S` that answered `b` waiters while `p` were already queueing, waiting for `w` gains `b (S - w)`
-//! and costs `p w`; `w` is the time that the crowd took to come back, smoothed, with three deviations on top.
+//! Let `F(w)` be the part of those answered by a sync that is back after the time `w`, and `S(w)` what the next sync takes
+//! if it is put off by `w`. Then syncs follow each other every `w + S(w)`; whoever is back in time waits for one such
+//! round, the others for two. So a put takes `(w + S(w)) (2 - F(w))` from one answer to the next, and the `w` for which that
+//! is least is waited. `F` and `S` are learned for a few `w`, each from the waits that it was tried in. What has not been
+//! tried is taken to be good, shorter waits first, and is tried again after a while.
+//!
+//! `S(w)` is `S(0)` on most devices. On one that grants so many operations a second, as rented ones do, a sync takes as
+//! much less as it is put off: there waiting is free.
 //!
 //! Invariants:
-//! 1. One writer alone is never waited for longer than it takes to come back; a wait never exceeds the sync time.
-//! 2. A crowd that does not come back in time is waited for less and less.
+//! 1. One writer alone is never waited for; a wait never exceeds what a sync takes that is not put off.
+//! 2. Those who do not come back in time are waited for less and less.
+//!
+//! Tried and rejected: waiting until all are back, for as long as that took before: a crowd has its stragglers, and of
+//! writers who work in bursts a part never comes back soon.
 
 use std::time::{Duration, Instant};
 
-/// Weight of a new sample, as a divisor.
+/// Weight of a new sample, as a divisor; the first few weigh more.
 const SMOOTHING: f64 = 8.0;
-/// What a wait in vain counts for, in waits.
-const IN_VAIN: f64 = 2.0;
-/// By this the estimate sinks with each sync that is not put off, so that waiting is tried again now and then.
-const FORGETTING: f64 = 1.0 / 256.0;
+/// The waits that are weighed, in parts of a sync.
+const WAITS: [f64; 10] = [0.015_625, 0.031_25, 0.062_5, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875];
+/// A wait has to promise at least this: what it is expected to come to, as a part of what not waiting comes to.
+const WORTH: f64 = 0.97;
+/// With each sync, what is thought of a wait gets better by so much of what it lacks, times the part of a round that it
+/// could save: so that waiting is tried again now and then, and least where there is little to gain.
+const FORGETTING: f64 = 1.0 / 128.0;
+/// A queue of so many times those who were answered is not made to wait for them for the sake of later syncs.
+const QUEUE_MAX: u64 = 4;
+/// A sync that begins within this part of a sync after the last one was not put off.
+const AT_ONCE: f64 = 1.0 / 16.0;
+/// Where waits seem to make syncs shorter than this part, ...
+const SHORTER: f64 = 0.9;
+/// ... every so many syncs one is not put off, to see what that takes now.
+const PROBE: u32 = 64;
 
-/// What is known of syncs and of the writers' return. Times in seconds.
-#[derive(Debug, Default)]
-pub struct Gather {
-    sync: f64,
+/// A wait and what came of it.
+#[derive(Clone, Copy, Debug)]
+struct Tried {
+    /// Part of the answered that was back in time.
     back: f64,
-    deviation: f64,
+    /// How long it took, in syncs: less when all were back sooner, more when the thread woke late.
+    took: f64,
+    /// How long the sync took that followed, in syncs that are not put off.
+    sync: f64,
+    /// How often it was tried.
+    times: f64,
+}
+
+impl Tried {
+    /// What a put takes from one answer to the next, in syncs; without waiting it is 2.
+    fn rounds(&self) -> f64 {
+        (self.took + self.sync) * (2.0 - self.back)
+    }
+}
+
+/// A wait that is going on, or whose outcome is not known yet.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    /// Index into [`WAITS`].
+    choice: usize,
+    /// When it began.
+    since: Instant,
+    /// Arrivals when it began.
+    arrivals: u64,
+    /// Those who were answered.
+    answered: u64,
+    /// Whether enough were back before it was over; `None` while it goes on.
+    in_time: Option<bool>,
+}
+
+/// What is known of syncs and of the writers' return.
+#[derive(Debug)]
+pub struct Gather {
+    /// Seconds that a sync takes that is not put off.
+    sync: f64,
+    tried: [Tried; WAITS.len()],
     arrivals_before: u64,
-    since: Option<Instant>,
-    wait: f64,
+    ended: Option<Instant>,
+    waiting: Option<Waiting>,
+    unprobed: u32,
+}
+
+impl Default for Gather {
+    fn default() -> Self {
+        let tried = WAITS.map(|took| Tried { back: 1.0, took, sync: 1.0 - took, times: 0.0 });
+        Self { sync: 0.0, tried, arrivals_before: 0, ended: None, waiting: None, unprobed: 0 }
+    }
 }
 
 impl Gather {
     /// After a sync that took `sync_time`: the number of arrivals to wait for, 0 for none. `at_cut` and `now` are the
     /// arrivals when its group was cut and now, `at` the time.
     pub fn after_sync(&mut self, at_cut: u64, now: u64, sync_time: Duration, at: Instant) -> u64 {
-        let sync = sync_time.as_secs_f64();
-        self.sync = if self.sync == 0.0 { sync } else { self.sync + (sync - self.sync) / SMOOTHING };
+        let began = at.checked_sub(sync_time).unwrap_or(at);
+        let put_off = self.ended.map_or(Duration::ZERO, |ended| began.saturating_duration_since(ended));
+        self.ended = Some(at);
+        self.time(sync_time.as_secs_f64(), put_off.as_secs_f64());
+        // A wait that was broken off, as by a change of policy, tells nothing.
+        if let Some(waiting) = self.waiting.take().filter(|waiting| waiting.in_time.is_some()) {
+            self.learn(&waiting, at_cut, put_off.as_secs_f64(), sync_time.as_secs_f64());
+        }
         let (answered, queueing) = (at_cut.saturating_sub(self.arrivals_before), now.saturating_sub(at_cut));
         self.arrivals_before = at_cut;
-        if self.back == 0.0 {
-            self.back = self.sync / 4.0;
-        }
-        self.wait = (self.back + 3.0 * self.deviation).min(self.sync);
-        // Those who queue already pay for the wait at once, and share the gain from the next sync on.
-        let crowd = (answered + queueing) as f64 / answered.max(1) as f64;
-        let merged = self.back * crowd.min(2.0) < self.sync;
-        let gain = answered as f64 * (self.sync - self.wait);
-        if answered < 2 || (gain <= queueing as f64 * self.wait && !(merged && answered * 4 >= queueing)) {
-            self.back -= self.back * FORGETTING;
-            self.deviation -= self.deviation * FORGETTING;
+        self.forget();
+        if answered == 0 || answered + queueing < 2 {
             return 0;
         }
-        self.since = Some(at);
-        now + answered
+        let Some(choice) = self.choose() else { return 0 };
+        let Tried { back, took, sync, .. } = self.tried[choice];
+        if sync < SHORTER {
+            self.unprobed += 1;
+            if self.unprobed.is_multiple_of(PROBE) {
+                return 0;
+            }
+        }
+        // Those who queue already pay for the wait at once, and share the gain from the next sync on.
+        let gain = answered as f64 * back * (1.0 - took);
+        if gain <= queueing as f64 * (took + sync - 1.0) && queueing > QUEUE_MAX * answered {
+            return 0;
+        }
+        self.waiting = Some(Waiting { choice, since: at, arrivals: now, answered, in_time: None });
+        // More than this by chance is rare: the rest will not be back in time either.
+        let expected = answered as f64 * back + 2.0 * (answered as f64 * back * (1.0 - back)).sqrt();
+        now + (expected.ceil() as u64).clamp(1, answered)
+    }
+
+    /// Takes in the time of a sync that began so long after the last.
+    fn time(&mut self, sync: f64, put_off: f64) {
+        if self.sync == 0.0 {
+            self.sync = sync;
+            return;
+        }
+        let as_long_as_ever = match self.waiting {
+            // The wait may have made it shorter, but not longer.
+            Some(waiting) => sync > self.sync || self.tried[waiting.choice].sync >= SHORTER,
+            // So may an idle time.
+            None => sync > self.sync || put_off <= self.sync * AT_ONCE,
+        };
+        if as_long_as_ever {
+            self.sync += (sync - self.sync) / SMOOTHING;
+        }
+    }
+
+    /// Takes in what came of a wait: `arrivals` when the next group was cut, after `took`, and the time of its sync.
+    fn learn(&mut self, waiting: &Waiting, arrivals: u64, took: f64, sync: f64) {
+        let back = (arrivals.saturating_sub(waiting.arrivals) as f64 / waiting.answered as f64).min(1.0);
+        let took = (took / self.sync).min(2.0);
+        let in_time = waiting.in_time == Some(true);
+        let toward = |from: f64, to: f64, times: f64| from + (to - from) / (times + 2.0).min(SMOOTHING);
+        for (index, tried) in self.tried.iter_mut().enumerate() {
+            // Later than that more were back, and sooner fewer; at that time so many.
+            let more = tried.back < back && (took <= WAITS[index] || index >= waiting.choice);
+            let fewer = tried.back > back && (index < waiting.choice || (index == waiting.choice && !in_time));
+            if more || fewer {
+                tried.back = toward(tried.back, back, tried.times);
+            }
+        }
+        let tried = &mut self.tried[waiting.choice];
+        tried.took = toward(tried.took, took, tried.times);
+        // A wait shortens the sync by itself at most.
+        let shortest = (1.0 - took).clamp(0.0, 1.0).max(1.0 / 64.0);
+        tried.sync = toward(tried.sync, (sync / self.sync).clamp(shortest, 1.0), tried.times);
+        tried.times += 1.0;
+    }
+
+    fn forget(&mut self) {
+        let best = self.choose().map_or(2.0, |choice| self.tried[choice].rounds());
+        for tried in &mut self.tried {
+            let saves = (1.0 - (tried.took + tried.sync) / best).max(0.0);
+            tried.back += (1.0 - tried.back) * FORGETTING * saves;
+        }
+    }
+
+    /// The wait that promises most, if any is worth it.
+    fn choose(&self) -> Option<usize> {
+        let best = self.tried.iter().enumerate().min_by(|a, b| a.1.rounds().total_cmp(&b.1.rounds()));
+        best.filter(|(_, tried)| tried.rounds() < 2.0 * WORTH).map(|(choice, _)| choice)
     }
 
     /// How much longer to wait at the time `at`; zero when all are back or the time is over.
     pub fn left(&mut self, all_back: bool, at: Instant) -> Duration {
-        let Some(since) = self.since else { return Duration::ZERO };
-        let waited = at.saturating_duration_since(since).as_secs_f64();
-        if !all_back && waited < self.wait {
-            return Duration::from_secs_f64(self.wait - waited);
+        let Some(waiting) = &mut self.waiting else { return Duration::ZERO };
+        if waiting.in_time.is_some() {
+            return Duration::ZERO;
         }
-        self.since = None;
-        let in_vain = self.wait * IN_VAIN;
-        let sample = if all_back { waited.min(in_vain) } else { in_vain };
-        let error = sample - self.back;
-        self.back += error / SMOOTHING;
-        self.deviation += (error.abs() - self.deviation) / SMOOTHING;
+        let wait = WAITS[waiting.choice] * self.sync;
+        let waited = at.saturating_duration_since(waiting.since).as_secs_f64();
+        if !all_back && waited < wait {
+            return Duration::from_secs_f64(wait - waited);
+        }
+        waiting.in_time = Some(all_back);
         Duration::ZERO
     }
 }
@@ -77,30 +204,122 @@ mod tests {
     use super::*;
 
     const SYNC: Duration = Duration::from_millis(5);
+    const MS: Duration = Duration::from_millis(1);
+
+    /// The commit thread, and writers each of whom is back so long after its answer.
+    struct Log {
+        gather: Gather,
+        at: Instant,
+        /// How long each takes to come back, and when it is back.
+        writers: Vec<(Duration, Instant)>,
+        served: u64,
+        /// Syncs begin no sooner than [`SYNC`] after each other, and take 1 ms.
+        limited: bool,
+        began: Instant,
+        waited: Duration,
+        waits: u32,
+        in_vain: u32,
+    }
+
+    impl Log {
+        fn new(returns: impl IntoIterator<Item = Duration>) -> Self {
+            let at = Instant::now();
+            let mut log = Self {
+                gather: Gather::default(),
+                at,
+                writers: Vec::new(),
+                served: 0,
+                limited: false,
+                began: at,
+                waited: Duration::ZERO,
+                waits: 0,
+                in_vain: 0,
+            };
+            log.set(returns);
+            log
+        }
+
+        fn set(&mut self, returns: impl IntoIterator<Item = Duration>) {
+            self.writers = returns.into_iter().map(|back| (back, self.at)).collect();
+        }
+
+        fn arrivals(&self) -> u64 {
+            self.served + self.writers.iter().filter(|(_, due)| *due <= self.at).count() as u64
+        }
+
+        /// The mean wait of so many syncs.
+        fn run(&mut self, syncs: u32) -> Duration {
+            (self.waited, self.waits, self.in_vain) = (Duration::ZERO, 0, 0);
+            for _ in 0..syncs {
+                self.sync();
+            }
+            self.waited / syncs
+        }
+
+        fn sync(&mut self) {
+            let first = self.writers.iter().map(|(_, due)| *due).min().expect("there are writers");
+            self.at = self.at.max(first);
+            let (cut, at_cut) = (self.at, self.arrivals());
+            self.began = if self.limited { cut.max(self.began + SYNC) } else { cut };
+            self.at = self.began + if self.limited { MS } else { SYNC };
+            let (now, end) = (self.arrivals(), self.at);
+            self.served = at_cut;
+            for (back, due) in self.writers.iter_mut().filter(|(_, due)| *due <= cut) {
+                *due = end + *back;
+            }
+            let to = self.gather.after_sync(at_cut, now, end - cut, end);
+            if to == 0 {
+                return;
+            }
+            loop {
+                let left = self.gather.left(self.arrivals() >= to, self.at);
+                if left.is_zero() {
+                    break;
+                }
+                assert!(left <= SYNC, "{left:?} is longer than a sync");
+                self.at += left.min(SYNC / 500);
+            }
+            self.waits += 1;
+            self.in_vain += u32::from(self.arrivals() == now);
+            self.waited += self.at - end;
+        }
+    }
 
     #[test]
     fn a_crowd_that_comes_back_is_waited_for_and_one_that_does_not_is_not() {
-        let mut gather = Gather::default();
-        let mut at = Instant::now();
-        let mut arrivals = 16;
-        for _ in 0..100 {
-            assert_eq!(gather.after_sync(arrivals, arrivals, SYNC, at), arrivals + 16, "all sixteen are to come back");
-            at += Duration::from_millis(1);
-            assert!(!gather.left(false, at - Duration::from_micros(900)).is_zero());
-            assert!(gather.left(true, at).is_zero(), "they are back");
-            arrivals += 16;
-        }
+        let mut log = Log::new((0..16).map(|writer| MS + MS * writer / 100));
+        log.run(100);
+        let wait = log.run(100);
+        assert!((MS..MS * 13 / 10).contains(&wait), "they come back after 1 ms and a little: {wait:?}");
         // From now on nobody comes back in time.
-        let mut waits = 0;
-        for _ in 0..100 {
-            if gather.after_sync(arrivals, arrivals, SYNC, at) != 0 {
-                waits += 1;
-                at += SYNC;
-                assert!(gather.left(false, at).is_zero());
-            }
-            arrivals += 16;
-        }
-        assert!((1..30).contains(&waits), "{waits} waits in vain of 100");
+        log.set((0..16).map(|writer| SYNC * 20 + MS * writer));
+        log.run(100);
+        assert!(log.in_vain < 50, "{} waits in vain of 100", log.in_vain);
+        let wait = log.run(200);
+        assert!(wait < SYNC / 10, "{wait:?}");
+    }
+
+    #[test]
+    fn stragglers_are_not_waited_for() {
+        // Writers in bursts: three of four are back at once, the others think.
+        let mut log = Log::new((0..64).map(|writer| if writer % 4 > 0 { MS / 50 } else { SYNC * 30 + MS * writer }));
+        log.run(200);
+        let wait = log.run(200);
+        assert!(log.waits > 100 && wait < SYNC / 20, "{} waits, {wait:?}", log.waits);
+    }
+
+    #[test]
+    fn a_device_of_so_many_operations_a_second_is_waited_for_since_that_is_free() {
+        // They come back at any time, which on another device is not worth a wait.
+        let returns = || (0..64).map(|writer| MS * 7 / 10 * writer);
+        let mut log = Log { limited: true, ..Log::new(returns()) };
+        log.run(200);
+        let wait = log.run(200);
+        assert!(wait > SYNC / 2, "{wait:?}");
+        let mut log = Log::new(returns());
+        log.run(200);
+        let wait = log.run(200);
+        assert!(wait < SYNC / 10, "{wait:?}");
     }
 
     #[test]
@@ -111,8 +330,17 @@ mod tests {
     }
 
     #[test]
-    fn a_long_queue_is_not_made_to_wait() {
+    fn two_writers_who_take_turns_are_brought_together() {
         let mut gather = Gather::default();
-        assert_eq!(gather.after_sync(2, 100, SYNC, Instant::now()), 0);
+        assert_eq!(gather.after_sync(1, 2, SYNC, Instant::now()), 3, "the one who queues waits for the other");
+    }
+
+    #[test]
+    fn a_long_queue_is_not_made_to_wait_for_a_wait_that_is_not_free() {
+        let mut gather = Gather::default();
+        for tried in &mut gather.tried {
+            tried.sync = 1.0;
+        }
+        assert_eq!(gather.after_sync(2, 200, SYNC, Instant::now()), 0);
     }
 }

@@ -3,8 +3,10 @@
 //! submit → guards → reserve in the open group → encode once → index → commit thread: append, sync, mark
 //!
 //! Modules in import order; each imports only those before it:
-//! `format` → `policy` → `segments` → `index` → `reader` → `objects` → `commit` → `recover` → `check` → this file
-//! with `open`, `submit`, `read` and `stats`.
+//! `format` → `policy` → `gather` → `watch` → `superblocks` → `readers` →
+//! `segments` → `index` → `reader` → `objects` → `commit` →
+//! `cold` → `checkpoint` → `clean` → `keeper` → `load` → `recover` → this file with `open`, `submit`, `read`, `walk`,
+//! `check` and `stats`.
 //!
 //! Invariants:
 //! 1. Nothing is overwritten in place, superblocks included.
@@ -13,22 +15,30 @@
 //! 4. Every byte that comes from the device is verified before it is used.
 
 mod check;
+mod checkpoint;
+mod clean;
+mod cold;
 mod commit;
 pub mod format;
-mod gather;
+pub mod gather;
 mod index;
+mod keeper;
+mod load;
 mod objects;
 mod open;
 mod policy;
 mod read;
 mod reader;
+mod readers;
 mod recover;
 mod segments;
 mod stats;
 mod submit;
+mod superblocks;
+mod walk;
 mod watch;
 
-pub use check::{CheckReport, DumpItem, DumpOptions, check, dump};
+pub use check::{CheckReport, Damage, DumpItem, DumpOptions, check, dump};
 pub use open::{Engine, FormatOptions, Options};
 pub use policy::{CommitPolicy, PolicyError};
 pub use recover::RecoveryReport;
@@ -42,7 +52,7 @@ pub fn fuzz_decode(bytes: &[u8]) {
     let _ = format::SegmentHeader::decode(bytes, &[0; 16], 0);
     if let Some(record) = format::RecordHeader::decode(bytes, 0, 0) {
         let body = bytes.get(format::RECORD_HEADER_BYTES..).unwrap_or_default();
-        let _ = recover::each_operation(&record, 0, body, 0, |_, _, _| Ok(()));
+        let _ = reader::each_operation(&record, 0, body, 0, |_, _, _| Ok(()));
     }
     if let Some(header) = format::OpHeader::decode_trusted(bytes) {
         let _ = format::verify_payload(&header, bytes);

@@ -7,19 +7,23 @@
 //!    its lock (`number == 0` then means absent; `unlinked` that the entry has left the table for good).
 //! 2. Names are added and removed under the names' write lock, which is taken before any object's lock.
 //! 3. Several objects are locked in the order of their ids.
+//! 4. The live bytes of every segment are the sum over all objects of what their entries point to.
+//! 5. A checkpoint sees every object as it was at the checkpoint's cut: whoever changes one first after the cut leaves
+//!    what it was ([`Objects::enter`]).
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::{Bound, Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use esker_store::{Collection, ObjectId, ObjectMap, Stat};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
-use crate::format::Kind;
-use crate::index::{Extents, Loc, Slots, Tree};
-use crate::segments::Lsn;
+use crate::format::{Kind, Relocated, each_relocated, read_u64};
+use crate::index::{Extent, Extents, Loc, Slots, Tree};
+use crate::segments::{Lsn, Segments};
 
 const SHARDS: usize = 16;
 
@@ -31,13 +35,9 @@ pub struct Object {
     pub state: RwLock<ObjectState>,
 }
 
-/// The four spaces of an object, as the index sees them, and how far its changes reach in the log.
-#[derive(Default)]
-pub struct ObjectState {
-    /// The number that records know it by; 0 if it does not exist.
-    pub number: u64,
-    /// The entry has left the table: look the name up again.
-    pub unlinked: bool,
+/// The four spaces of an object, as the index sees them. A clone shares all pages until one of the two changes them.
+#[derive(Clone, Default)]
+pub struct Spaces {
     /// Size of the bytes space.
     pub size: u64,
     /// Where the bytes are.
@@ -48,6 +48,57 @@ pub struct ObjectState {
     pub omap: Tree<Loc>,
     /// Numbers to places.
     pub slots: Slots,
+    /// Some entries may point to operations that were written for another object or another offset.
+    pub shares: bool,
+}
+
+impl Spaces {
+    /// Runs `f` on the offset and the bytes of whatever the entries point to.
+    pub fn each_place(&self, mut f: impl FnMut(u64, u64)) {
+        self.slots.scan(0..u64::MAX, false).for_each(|(_, loc)| f(loc.offset(), loc.span_bytes()));
+        let all = self.omap.scan(Bound::Unbounded, Bound::Unbounded, false);
+        all.for_each(|(_, loc)| f(loc.offset(), loc.span_bytes()));
+        self.extents.iter().for_each(|(_, extent)| f(extent.loc.offset(), u64::from(extent.len)));
+    }
+
+    /// Makes all index pages count as saved.
+    pub fn clear_dirty(&mut self) {
+        self.slots.clear_dirty();
+        self.omap.clear_dirty();
+        self.extents.clear_dirty();
+    }
+
+    /// Counts all entries as live, or no longer.
+    pub fn account(&self, segments: &Segments, live: bool) {
+        let (mut at, mut bytes) = (0, 0);
+        let flush = |at: u64, bytes: u64| {
+            if live { segments.add_live(at, bytes) } else { segments.sub_live(at, bytes) }
+        };
+        self.each_place(|offset, more| {
+            if segments.segment_of(offset) != segments.segment_of(at) {
+                flush(at, bytes);
+                bytes = 0;
+            }
+            at = offset;
+            bytes += more;
+        });
+        flush(at, bytes);
+    }
+}
+
+/// An object: what it holds, and how far its changes reach in the log.
+#[derive(Default)]
+pub struct ObjectState {
+    /// The number that records know it by; 0 if it does not exist.
+    pub number: u64,
+    /// The entry has left the table: look the name up again.
+    pub unlinked: bool,
+    /// What it holds.
+    pub spaces: Spaces,
+    /// The last epoch in which it was changed; 0 for none since it was loaded.
+    pub touched: u32,
+    /// The last epoch whose state a checkpoint has taken.
+    pub captured: u32,
     /// End of the last change that a reader has to wait for.
     pub changed_lsn: Lsn,
     /// End of the last change that took something away, so that its absence has to be waited for.
@@ -79,13 +130,48 @@ impl ObjectState {
     }
 
     /// Empties all spaces; the object is absent then.
-    pub fn reset(&mut self) {
+    pub fn reset(&mut self, segments: &Segments) {
         self.number = 0;
-        self.size = 0;
-        self.extents = Extents::default();
-        self.xattrs.clear();
-        self.omap = Tree::new();
-        self.slots = Slots::default();
+        self.put(Spaces::default(), segments);
+    }
+
+    /// Replaces all spaces.
+    pub fn put(&mut self, spaces: Spaces, segments: &Segments) {
+        spaces.account(segments, true);
+        std::mem::replace(&mut self.spaces, spaces).account(segments, false);
+    }
+
+    /// What another object holds from now on that was this one: its number, spaces and history.
+    pub fn move_to(&mut self, other: &mut Self) {
+        other.number = std::mem::take(&mut self.number);
+        other.spaces = std::mem::take(&mut self.spaces);
+        (other.touched, other.captured) = (self.touched, self.captured);
+        (self.touched, self.captured) = (0, 0);
+        other.removed_at_least(self.changed_lsn.max(self.removed_lsn).max(self.xattr_lsn));
+    }
+
+    /// Takes `parts` of some object's bytes over `offset..offset + len` of this one: what is in no part is a hole.
+    pub fn take_range(
+        &mut self,
+        parts: &[(u64, Extent)],
+        from: u64,
+        len: u64,
+        to: u64,
+        readers_wait_to: Lsn,
+        segments: &Segments,
+    ) {
+        if len == 0 {
+            return;
+        }
+        self.spaces.extents.punch(to, len, |loc, bytes| segments.sub_live(loc.offset(), bytes.into()));
+        for (offset, extent) in parts {
+            let (len, loc) = (extent.len, extent.loc);
+            self.spaces.extents.write(to + (offset - from), len, loc, extent.skip, |_, _| ());
+            segments.add_live(loc.offset(), len.into());
+        }
+        self.spaces.size = self.spaces.size.max(to + len);
+        self.spaces.shares = true;
+        self.changed_lsn = self.changed_lsn.max(readers_wait_to);
     }
 
     /// Makes readers of whatever is missing wait for `lsn`.
@@ -96,94 +182,158 @@ impl ObjectState {
     }
 
     /// Does what the operation says. `readers_wait_to` is the log position that readers have to wait for, or 0 if
-    /// the writer asked only for applied.
-    pub fn apply(&mut self, step: &Step<'_>, readers_wait_to: Lsn) {
+    /// the writer asked only for applied. Names, clones and renames are the caller's.
+    pub fn apply(&mut self, step: &Step<'_>, readers_wait_to: Lsn, segments: &Segments) {
+        let gone = |loc: Loc| segments.sub_live(loc.offset(), loc.span_bytes());
+        let cut = |loc: Loc, bytes: u32| segments.sub_live(loc.offset(), bytes.into());
+        let new = |loc: Loc| segments.add_live(loc.offset(), loc.span_bytes());
         match step.kind {
             Kind::CreateCollection | Kind::RemoveCollection | Kind::CreateObject => {}
+            Kind::Clone | Kind::CloneRange | Kind::Rename | Kind::Index => {}
             Kind::RemoveObject => {
-                self.reset();
+                self.reset(segments);
                 self.removed_lsn = self.removed_lsn.max(readers_wait_to);
                 self.xattr_lsn = self.xattr_lsn.max(readers_wait_to);
             }
             Kind::Write => {
                 let len = u64::from(step.payload_len);
                 if len > 0 {
-                    self.extents.write(step.argument, step.payload_len, step.loc, 0, |_, _| {});
-                    self.size = self.size.max(step.argument + len);
+                    self.spaces.extents.write(step.argument, step.payload_len, step.loc, 0, cut);
+                    segments.add_live(step.loc.offset(), len);
+                    self.spaces.size = self.spaces.size.max(step.argument + len);
                 }
             }
             Kind::Zero => {
                 let len = word(step.payload);
-                self.extents.punch(step.argument, len, |_, _| {});
+                self.spaces.extents.punch(step.argument, len, cut);
                 if len > 0 {
-                    self.size = self.size.max(step.argument.saturating_add(len));
+                    self.spaces.size = self.spaces.size.max(step.argument.saturating_add(len));
                 }
             }
             Kind::Truncate => {
-                if step.argument < self.size {
-                    self.extents.truncate(step.argument, |_, _| {});
+                if step.argument < self.spaces.size {
+                    self.spaces.extents.truncate(step.argument, cut);
                 }
-                self.size = step.argument;
+                self.spaces.size = step.argument;
             }
             Kind::XattrSet => {
-                self.xattrs.insert(Bytes::copy_from_slice(step.key), Bytes::copy_from_slice(step.payload));
+                self.spaces.xattrs.insert(Bytes::copy_from_slice(step.key), Bytes::copy_from_slice(step.payload));
                 self.xattr_lsn = self.xattr_lsn.max(readers_wait_to);
             }
             Kind::XattrRemove => {
-                self.xattrs.remove(step.key);
+                self.spaces.xattrs.remove(step.key);
                 self.xattr_lsn = self.xattr_lsn.max(readers_wait_to);
             }
             Kind::OmapSet => {
-                self.omap.insert(step.key, step.loc);
+                new(step.loc);
+                self.spaces.omap.insert(step.key, step.loc).map(gone);
             }
             Kind::OmapRemove => {
-                self.omap.remove(step.key);
+                self.spaces.omap.remove(step.key).map(gone);
                 self.removed_lsn = self.removed_lsn.max(readers_wait_to);
             }
             Kind::OmapRemoveRange => {
                 let end = (step.argument == 1).then_some(step.payload);
-                self.omap.remove_range(step.key, end, |_, _| {});
+                self.spaces.omap.remove_range(step.key, end, |_, loc| gone(loc));
                 self.removed_lsn = self.removed_lsn.max(readers_wait_to);
             }
             Kind::OmapClear => {
-                self.omap.clear();
+                let all = self.spaces.omap.scan(Bound::Unbounded, Bound::Unbounded, false);
+                all.for_each(|(_, loc)| gone(loc));
+                self.spaces.omap.clear();
                 self.removed_lsn = self.removed_lsn.max(readers_wait_to);
             }
             Kind::SlotSet => {
-                self.slots.set(step.argument, step.loc);
+                new(step.loc);
+                self.spaces.slots.set(step.argument, step.loc).map(gone);
             }
             Kind::SlotRemove => {
-                self.slots.remove(step.argument);
+                self.spaces.slots.remove(step.argument).map(gone);
                 self.removed_lsn = self.removed_lsn.max(readers_wait_to);
             }
             Kind::SlotRemoveRange => {
-                self.slots.remove_range(step.argument, word(step.payload), |_, _| {});
+                self.spaces.slots.remove_range(step.argument, word(step.payload), |_, loc| gone(loc));
                 self.removed_lsn = self.removed_lsn.max(readers_wait_to);
+            }
+            Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => {
+                // The values are the same as before: nobody has to wait for them.
+                self.relocate(step.kind, step.payload, segments);
+                return;
             }
         }
         self.changed_lsn = self.changed_lsn.max(readers_wait_to);
     }
 
+    /// Points moved values to their new places.
+    fn relocate(&mut self, kind: Kind, payload: &[u8], segments: &Segments) {
+        let spaces = &mut self.spaces;
+        // Decoding has ruled out that an entry is cut short; a place that is none is passed over.
+        each_relocated(kind, payload, |entry| match entry {
+            Relocated::Slot(slot, place) => {
+                if let Some(loc) = Loc::from_raw(place) {
+                    segments.add_live(loc.offset(), loc.span_bytes());
+                    let old = spaces.slots.set(slot, loc);
+                    old.into_iter().for_each(|old| segments.sub_live(old.offset(), old.span_bytes()));
+                }
+            }
+            Relocated::Omap(key, place) => {
+                if let Some(loc) = Loc::from_raw(place) {
+                    segments.add_live(loc.offset(), loc.span_bytes());
+                    let old = spaces.omap.insert(key, loc);
+                    old.into_iter().for_each(|old| segments.sub_live(old.offset(), old.span_bytes()));
+                }
+            }
+            Relocated::Extent { offset, place, len, skip } => {
+                if let Some(loc) = Loc::from_raw(place) {
+                    segments.add_live(loc.offset(), len.into());
+                    let cut = |loc: Loc, bytes: u32| segments.sub_live(loc.offset(), bytes.into());
+                    spaces.extents.write(offset, len, loc, skip, cut);
+                }
+            }
+        });
+    }
+
     /// What `stat` tells.
     pub fn stat(&self) -> Option<Stat> {
         self.exists().then(|| Stat {
-            size: self.size,
-            omap_keys: self.omap.len(),
-            slots: self.slots.len(),
-            xattrs: self.xattrs.len() as u64,
+            size: self.spaces.size,
+            omap_keys: self.spaces.omap.len(),
+            slots: self.spaces.slots.len(),
+            xattrs: self.spaces.xattrs.len() as u64,
         })
     }
 
     /// Bytes of memory that the index of this object takes: slots, omap, extents and attributes apart.
     pub fn memory_bytes(&self) -> [u64; 4] {
-        let xattrs = self.xattrs.iter().map(|(name, value)| (name.len() + value.len() + 96) as u64).sum();
-        [self.slots.memory_bytes() as u64, self.omap.memory_bytes() as u64, self.extents.memory_bytes() as u64, xattrs]
+        let spaces = &self.spaces;
+        let xattrs = spaces.xattrs.iter().map(|(name, value)| (name.len() + value.len() + 96) as u64).sum();
+        let bytes = [spaces.slots.memory_bytes(), spaces.omap.memory_bytes(), spaces.extents.memory_bytes()];
+        [bytes[0] as u64, bytes[1] as u64, bytes[2] as u64, xattrs]
+    }
+}
+
+impl Deref for ObjectState {
+    type Target = Spaces;
+
+    fn deref(&self) -> &Spaces {
+        &self.spaces
+    }
+}
+
+impl DerefMut for ObjectState {
+    fn deref_mut(&mut self) -> &mut Spaces {
+        &mut self.spaces
     }
 }
 
 /// An 8-byte payload; 0 where it is not one, which decoding has ruled out.
 pub fn word(payload: &[u8]) -> u64 {
     payload.try_into().map_or(0, u64::from_le_bytes)
+}
+
+/// Target, first byte of the source, length and first byte of the target of a [`Kind::CloneRange`].
+pub fn clone_range_words(payload: &[u8]) -> Option<[u64; 4]> {
+    (payload.len() == 32).then(|| [0, 8, 16, 24].map(|at| read_u64(payload, at)))
 }
 
 /// The names: collections and, in each, objects by name.
@@ -207,6 +357,12 @@ pub struct Objects {
     table: u64,
     /// The ordered names. The write lock is held by transactions that add or remove any.
     pub names: RwLock<Names>,
+    /// Objects by number.
+    numbers: RwLock<HashMap<u64, Arc<Object>>>,
+    /// Numbers of the objects that changed in each epoch, the two last by parity.
+    touched: [Mutex<Vec<u64>>; 2],
+    /// What objects were at the last checkpoint's cut that have changed since and that it has not taken yet.
+    saved: Mutex<HashMap<u64, (ObjectId, Spaces)>>,
     shards: [RwLock<ObjectMap<Arc<Object>>>; SHARDS],
 }
 
@@ -214,7 +370,14 @@ impl Default for Objects {
     fn default() -> Self {
         static TABLES: AtomicU64 = AtomicU64::new(1);
         let table = TABLES.fetch_add(1, Ordering::Relaxed);
-        Self { table, names: RwLock::default(), shards: Default::default() }
+        Self {
+            table,
+            names: RwLock::default(),
+            numbers: RwLock::default(),
+            touched: Default::default(),
+            saved: Mutex::default(),
+            shards: Default::default(),
+        }
     }
 }
 
@@ -223,7 +386,8 @@ impl Drop for Objects {
         // Threads may remember objects for as long as they live: they must not keep the index with them.
         self.for_each(|object| {
             let mut state = object.state.write();
-            state.reset();
+            state.number = 0;
+            state.spaces = Spaces::default();
             state.unlinked = true;
         });
     }
@@ -269,6 +433,99 @@ impl Objects {
     pub fn unlink(&self, id: &ObjectId, state: &mut ObjectState) {
         state.unlinked = true;
         self.shard(id).write().remove(id);
+    }
+
+    /// The object of this number.
+    pub fn numbered(&self, number: u64) -> Option<Arc<Object>> {
+        self.numbers.read().get(&number).cloned()
+    }
+
+    /// Gives an object its number, or takes the number back.
+    pub fn set_number(&self, number: u64, object: Option<&Arc<Object>>) {
+        let mut numbers = self.numbers.write();
+        match object {
+            Some(object) => numbers.insert(number, Arc::clone(object)),
+            None => numbers.remove(&number),
+        };
+    }
+
+    /// Before an object changes in an epoch of checkpoints: notes that it does, and keeps what it was if the
+    /// checkpoint that is being written has not taken it yet.
+    #[inline]
+    pub fn enter(&self, id: &ObjectId, state: &mut ObjectState, epoch: u32) {
+        if state.touched != epoch {
+            self.enter_slowly(id, state, epoch);
+        }
+    }
+
+    #[cold]
+    fn enter_slowly(&self, id: &ObjectId, state: &mut ObjectState, epoch: u32) {
+        if state.number == 0 {
+            // It is being made: `touch` notes its number once it has one.
+            return;
+        }
+        if state.touched != 0 && state.touched + 1 == epoch && state.captured != state.touched {
+            self.saved.lock().insert(state.number, (id.clone(), state.spaces.clone()));
+            state.spaces.clear_dirty();
+        }
+        state.touched = epoch;
+        self.note(state.number, epoch);
+    }
+
+    /// Notes that an object changes in this epoch: one that is being made, before its record is filled.
+    pub fn note(&self, number: u64, epoch: u32) {
+        self.touched[epoch as usize % 2].lock().push(number);
+    }
+
+    /// Takes the numbers of the objects that changed in an epoch that has ended, some more than once.
+    pub fn take_touched(&self, epoch: u32) -> Vec<u64> {
+        std::mem::take(&mut *self.touched[epoch as usize % 2].lock())
+    }
+
+    /// For a checkpoint whose cut ended `epoch`: what the object was then, its pages that changed since the
+    /// checkpoint before marked; `None` if it did not exist. Asked once for each object that changed.
+    pub fn capture(&self, number: u64, epoch: u32) -> Option<(ObjectId, Spaces)> {
+        loop {
+            // One that was removed or renamed since the cut has left what it was.
+            let object = self.numbered(number);
+            let Some(object) = object else {
+                // Or it is just being made: whoever does that holds the names.
+                let names = self.names.read();
+                if self.numbered(number).is_some() {
+                    continue;
+                }
+                drop(names);
+                return self.saved.lock().remove(&number);
+            };
+            let mut state = object.state.write();
+            if let Some(saved) = self.saved.lock().remove(&number) {
+                return Some(saved);
+            }
+            if state.number != number {
+                // Renamed or removed between the two looks.
+                continue;
+            }
+            if state.touched > epoch {
+                // It was made after the cut.
+                return None;
+            }
+            state.captured = epoch;
+            let spaces = state.spaces.clone();
+            state.spaces.clear_dirty();
+            return Some((object.id.clone(), spaces));
+        }
+    }
+
+    /// For a checkpoint that did not come to an object: the next one takes it as it is then. Whether its pages no longer
+    /// tell what changed, because somebody had left behind what it was.
+    pub fn put_off(&self, number: u64, epoch: u32) -> bool {
+        if let Some(object) = self.numbered(number) {
+            let mut state = object.state.write();
+            if state.number == number && state.touched <= epoch {
+                state.captured = state.touched;
+            }
+        }
+        self.saved.lock().remove(&number).is_some()
     }
 
     /// Number of objects.

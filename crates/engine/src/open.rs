@@ -17,20 +17,21 @@ use esker_store::limits::TRANSACTION_BYTES_MAX;
 use esker_store::{Collection, DurableMark, Error, ObjectId, Result};
 use parking_lot::Mutex;
 
+use crate::checkpoint::{Parts, Saved};
+use crate::cold::Cold;
 use crate::commit::{Log, LogEnd, LogShape};
 use crate::format::{
-    Kind, OpHeader, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, Superblock, round_up,
-    store_seed,
+    DEVICE_BYTES_MAX, Kind, Loc, OpHeader, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom,
+    SegmentHeader, Stream, Superblock, round_up, store_seed,
 };
-use crate::index::{DEVICE_BYTES_MAX, Loc};
-use crate::objects::{Object, Objects, Step};
+use crate::keeper::Keeper;
+use crate::load::load;
+use crate::objects::{Objects, Step, clone_range_words};
 use crate::policy::CommitPolicy;
-use crate::reader::{Reader, device_error};
-use crate::recover::{
-    Chain, End, FoundSuperblock, RecoveryReport, Replay, SUPERBLOCK_SEGMENT_BYTES, Walk, find_chain, find_superblock,
-    first_segment,
-};
+use crate::reader::Reader;
+use crate::recover::{Chain, End, RecoveryReport, Replay, Walk, find_chain};
 use crate::segments::{Lsn, SegmentBuffer, Segments};
+use crate::superblocks::{SUPERBLOCK_SEGMENT_BYTES, Superblocks, device_error, find_superblock, first_segment};
 use crate::watch::Watched;
 
 /// How a store is laid out. Fixed when it is formatted.
@@ -89,18 +90,19 @@ impl Default for Options {
 pub struct Engine {
     pub(crate) device: Arc<Watched>,
     pub(crate) segments: Arc<Segments>,
-    pub(crate) reader: Reader,
-    pub(crate) objects: Objects,
+    pub(crate) reader: Arc<Reader>,
+    pub(crate) objects: Arc<Objects>,
     pub(crate) log: Option<Arc<Log>>,
+    pub(crate) keeper: Option<Arc<Keeper>>,
     pub(crate) mark: Arc<DurableMark>,
     pub(crate) seed: u32,
-    pub(crate) next_number: AtomicU64,
+    pub(crate) next_number: Arc<AtomicU64>,
     /// End of the last change of names that a reader has to wait for.
     pub(crate) names_lsn: AtomicU64,
     pub(crate) record_bytes_max: u64,
     /// The log cannot go on for want of a segment; only reads work.
     pub(crate) full_since_open: bool,
-    superblock: Mutex<FoundSuperblock>,
+    pub(crate) superblocks: Arc<Superblocks>,
     recovery: RecoveryReport,
     closed: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -144,6 +146,9 @@ impl Engine {
             clean: true,
             end_offset: 0,
             end_seq: 0,
+            root: 0,
+            root_generation: 0,
+            replay: ReplayFrom::default(),
         };
         let segments = geometry.len / segment_bytes;
         let first = first_segment(&superblock);
@@ -175,54 +180,91 @@ impl Engine {
         device.sync().map_err(|error| device_error("formatting", error))
     }
 
-    /// Opens the store on `device`, replaying its log.
+    /// Opens the store on `device`: loads its checkpoint and replays what came after it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is no store of a known version; [`Error::Corrupt`] for damage, with its place;
     /// [`Error::Io`].
     pub fn open(device: Arc<dyn Device>, options: Options) -> Result<Self> {
+        let began = std::time::Instant::now();
         let device = Arc::new(Watched::new(device, options.slow_io));
-        let found = find_superblock(&*device)?;
+        let mut found = find_superblock(&*device)?;
+        if !options.read_only {
+            // A device that has grown is used whole; the next superblock says so.
+            found.superblock.device_len = device.geometry().len;
+        }
         let chain = find_chain(&*device, &found.superblock)?;
         let superblock = found.superblock;
         let seed = store_seed(&superblock.uuid);
         let first = first_segment(&superblock);
         let count = superblock.device_len / superblock.segment_bytes;
         let segments = Arc::new(Segments::new(superblock.segment_bytes, first, count, options.recent_bytes));
-        let mut replayer = Replayer {
-            objects: Objects::default(),
-            by_number: std::collections::HashMap::new(),
-            segments: &segments,
-            base_lsn: 0,
-            last: None,
-            next_number: 1,
+        for other in &chain.others {
+            segments.place(other.segment, other.generation, 0, other.first_seq, other.stream == Stream::Cold);
+        }
+        for link in &chain.links {
+            segments.place(link.header.segment, link.header.generation, 0, link.header.first_seq, false);
+        }
+        let headers = || chain.others.iter().chain(chain.links.iter().map(|link| &link.header));
+        for next in headers().filter(|header| header.stream == Stream::Log && header.previous_generation != 0) {
+            let before = segments.segment_of(next.previous_end);
+            if segments.generation(before) == next.previous_generation {
+                segments.set_end(before, segments.within(next.previous_end));
+            }
+        }
+        let device_dyn = Arc::clone(&device) as Arc<dyn Device>;
+        let reader = Arc::new(Reader::new(Arc::clone(&device_dyn), Arc::clone(&segments), seed, options.cache_bytes));
+        let objects = Arc::new(Objects::default());
+        let (saved, next_number) = if superblock.root == 0 {
+            (Saved::default(), 1)
+        } else {
+            let loaded = load(&superblock, &reader, &segments, &objects, &|_, _| ())?;
+            (loaded.saved, loaded.next_number)
         };
-        let (end, recovery) = Walk::new(&*device, &found).run(&chain, &mut replayer, &mut |_, _| {})?;
-        let Replayer { objects, last, base_lsn, next_number, .. } = replayer;
+        // Positions of what is replayed stand above those of everything else, which is durable.
+        let base_lsn = superblock.segment_bytes;
+        let mut replayer = Replayer { objects: &objects, segments: &segments, base_lsn, last: None, next_number };
+        let (end, mut recovery) = Walk::new(&*device, &found).run(&chain, &mut replayer, &mut |_, _| {})?;
+        let Replayer { last, base_lsn, next_number, .. } = replayer;
+        recovery.elapsed = began.elapsed();
+        if end.generation > 0 {
+            // What a torn end has left behind this place counts for nothing, even if the log goes on elsewhere.
+            segments.set_end(end.segment, end.offset);
+        }
         segments.evict_buffers(Lsn::MAX);
+        for usage in segments.in_use() {
+            let tail = usage.generation >= superblock.replay.generation.max(1) && !usage.cold;
+            if !tail && usage.live == 0 && usage.index == 0 {
+                segments.release(usage.segment, true);
+            } else if usage.cold {
+                // What has died in it is not known: it was probably nearly full.
+                let filled = (usage.live + usage.index).max(superblock.segment_bytes / 4 * 3);
+                segments.add_filled(usage.segment, filled);
+            }
+        }
         segments.free_unplaced();
-        let reader =
-            Reader::new(Arc::clone(&device) as Arc<dyn Device>, Arc::clone(&segments), seed, options.cache_bytes);
         let record_bytes_max = superblock.segment_bytes - 3 * u64::from(superblock.block_bytes);
         let mut engine = Self {
+            superblocks: Arc::new(Superblocks::new(device_dyn, found)),
             device,
             segments,
             reader,
             objects,
             log: None,
+            keeper: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
             seed,
-            next_number: AtomicU64::new(next_number),
+            next_number: Arc::new(AtomicU64::new(next_number)),
             names_lsn: AtomicU64::new(0),
             record_bytes_max,
             full_since_open: false,
-            superblock: Mutex::new(found),
             recovery,
             closed: AtomicBool::new(false),
             threads: Mutex::default(),
         };
         if !options.read_only {
             engine.start_log(&chain, end, last, base_lsn, &options)?;
+            engine.start_keeper(saved, &options)?;
         }
         let report = engine.recovery;
         tracing::info!(
@@ -245,7 +287,7 @@ impl Engine {
         base_lsn: Lsn,
         options: &Options,
     ) -> Result<()> {
-        let superblock = self.superblock.lock().superblock;
+        let superblock = self.superblocks.newest();
         let block = u64::from(superblock.block_bytes);
         let segment_bytes = superblock.segment_bytes;
         let device = &*self.device;
@@ -256,10 +298,12 @@ impl Engine {
         let needed = if self.segments.free_segments() == 0 { u64::from(!end.group_ended) } else { 2 };
         let room = tail + needed * block <= segment_bytes;
         let goes_on = end.generation > 0
-            && end.generation == chain.generation_max
+            && chain.links.last().is_some_and(|link| link.header.generation == end.generation)
             && end.clean_after
             && room
             && (device.geometry().zone_bytes.is_none() || (superblock.clean && end.group_ended));
+        // Headers of the segments that were being opened may be lost: their generations must not come back.
+        let generation_max = chain.generation_max + if superblock.clean { 0 } else { GENERATIONS_IN_FLIGHT };
         let mut log_end = match last {
             Some(buffer) if goes_on => LogEnd {
                 segment: end.segment,
@@ -270,9 +314,9 @@ impl Engine {
                 start: tail,
                 seq: end.seq,
                 group: end.group + 1,
-                generation_max: chain.generation_max,
+                generation_max,
             },
-            _ => match self.new_segment(chain, end, base_lsn, &superblock) {
+            _ => match self.new_segment(chain, generation_max + 1, end, base_lsn, &superblock) {
                 Ok(log_end) => log_end,
                 Err(Error::Full { .. }) => {
                     // Nothing can be appended after a torn end without a segment: what is there can be read.
@@ -287,6 +331,7 @@ impl Engine {
             self.end_group(&mut log_end, end, block)?;
         }
         self.segments.take(log_end.segment);
+        self.segments.set_end(log_end.segment, u64::MAX);
         let shape = LogShape {
             uuid: superblock.uuid,
             seed: self.seed,
@@ -296,7 +341,8 @@ impl Engine {
             async_flush: options.async_flush,
         };
         let offset = log_end.segment * segment_bytes + log_end.tail;
-        self.write_superblock(false, log_end.generation, offset, end.seq)?;
+        let generation = log_end.generation;
+        self.superblocks.write(|superblock| end_at(superblock, false, generation, offset, end.seq))?;
         let durable = log_end.base_lsn + log_end.tail;
         let log = Log::new(
             Arc::clone(&self.device) as Arc<dyn Device>,
@@ -323,16 +369,53 @@ impl Engine {
         Ok(())
     }
 
-    fn spawn(&self, name: &str, log: &Arc<Log>, run: fn(&Log)) -> Result<()> {
-        let log = Arc::clone(log);
-        let spawned = std::thread::Builder::new().name(name.into()).spawn(move || run(&log));
+    /// Starts the cleaner.
+    fn start_keeper(&mut self, saved: Saved, options: &Options) -> Result<()> {
+        let Some(log) = &self.log else { return Ok(()) };
+        let superblock = self.superblocks.newest();
+        let device = Arc::clone(&self.device) as Arc<dyn Device>;
+        let cold =
+            Cold::new(Arc::clone(&device), Arc::clone(&self.segments), Arc::clone(log), superblock.uuid, self.seed);
+        let parts = Parts {
+            segments: Arc::clone(&self.segments),
+            reader: Arc::clone(&self.reader),
+            objects: Arc::clone(&self.objects),
+            log: Arc::clone(log),
+            superblocks: Arc::clone(&self.superblocks),
+            next_number: Arc::clone(&self.next_number),
+        };
+        let keeper = Arc::new(Keeper::new(parts, device, self.seed, cold, saved, options.commit_thread));
+        let weak = Arc::downgrade(&keeper);
+        log.set_keeper(Box::new(move || {
+            if let Some(keeper) = weak.upgrade() {
+                keeper.wake();
+            }
+        }));
+        keeper.set_reserve();
+        if options.commit_thread {
+            self.spawn("esker-clean", &keeper, Keeper::run)?;
+        }
+        self.keeper = Some(keeper);
+        Ok(())
+    }
+
+    fn spawn<T: Send + Sync + 'static>(&self, name: &str, what: &Arc<T>, run: fn(&T)) -> Result<()> {
+        let what = Arc::clone(what);
+        let spawned = std::thread::Builder::new().name(name.into()).spawn(move || run(&what));
         let handle = spawned.map_err(|error| Error::io(format!("starting the thread {name}"), error))?;
         self.threads.lock().push(handle);
         Ok(())
     }
 
     /// A new segment for the log to go on in, its header written and durable.
-    fn new_segment(&self, chain: &Chain, end: End, base_lsn: Lsn, superblock: &Superblock) -> Result<LogEnd> {
+    fn new_segment(
+        &self,
+        chain: &Chain,
+        generation: u32,
+        end: End,
+        base_lsn: Lsn,
+        superblock: &Superblock,
+    ) -> Result<LogEnd> {
         let segment_bytes = superblock.segment_bytes;
         let block = u64::from(superblock.block_bytes);
         let full = Error::Full { needed: segment_bytes, free: 0 };
@@ -347,7 +430,6 @@ impl Engine {
             self.device.discard(offset, segment_bytes).map_err(|error| device_error("clearing a segment", error))?;
         }
         self.device.prefill(offset, segment_bytes).map_err(|error| device_error("filling a segment ahead", error))?;
-        let generation = chain.generation_max + 1;
         let group = end.group + 1;
         let header = SegmentHeader {
             generation,
@@ -357,15 +439,16 @@ impl Engine {
             first_seq: end.seq + 1,
             group,
             previous_generation: end.generation,
+            stream: Stream::Log,
         };
         let mut buffer = self.segments.new_buffer().map_err(|error| Error::io("allocating a segment buffer", error))?;
         header.encode(&mut buffer.whole_mut()[..block as usize]);
         let head = &buffer.whole_mut()[..block as usize];
         self.device.write(offset, head).map_err(|error| device_error("writing a segment header", error))?;
         self.device.sync().map_err(|error| device_error("syncing a segment header", error))?;
-        let base_lsn = if end.generation == 0 { 0 } else { base_lsn + segment_bytes };
+        let base_lsn = if end.generation == 0 { base_lsn } else { base_lsn + segment_bytes };
         let buffer = Arc::new(buffer);
-        self.segments.place(segment, generation, base_lsn);
+        self.segments.place(segment, generation, base_lsn, end.seq, false);
         self.segments.publish_buffer(segment, Arc::clone(&buffer));
         Ok(LogEnd {
             segment,
@@ -402,35 +485,34 @@ impl Engine {
         Ok(())
     }
 
-    /// Appends a superblock to the half that does not hold the newest.
-    fn write_superblock(&self, clean: bool, end_generation: u32, end_offset: u64, end_seq: u64) -> Result<()> {
-        let mut found = self.superblock.lock();
-        let sequence = found.superblock.sequence + 1;
-        let block = u64::from(found.superblock.block_bytes);
-        let segment_bytes = found.superblock.superblock_segment_bytes;
-        let half = (sequence + 1) % 2;
-        let start = half * segment_bytes;
-        let failed = |error| device_error("writing a superblock", error);
-        let free = match found.free_blocks[half as usize] {
-            Some(free) => free,
-            None => {
-                self.device.discard(start, segment_bytes).map_err(failed)?;
-                if self.device.geometry().zone_bytes.is_none() {
-                    let zeros = vec![0; segment_bytes as usize];
-                    self.device.write(start, &zeros).map_err(failed)?;
-                }
-                self.device.sync().map_err(failed)?;
-                0
-            }
-        };
-        found.superblock = Superblock { sequence, clean, end_generation, end_offset, end_seq, ..found.superblock };
-        let mut bytes = vec![0; block as usize];
-        found.superblock.encode(&mut bytes);
-        self.device.write(start + free * block, &bytes).map_err(failed)?;
-        self.device.sync().map_err(failed)?;
-        let blocks = segment_bytes.min(1 << 20) / block;
-        found.free_blocks[half as usize] = (free + 1 < blocks).then_some(free + 1);
-        Ok(())
+    /// Writes a checkpoint now, so that opening costs only what comes after. The engine writes them by itself; this is
+    /// for tests and for whoever is about to copy the device.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], [`Error::Stopped`], [`Error::Io`].
+    pub fn checkpoint(&self) -> Result<()> {
+        self.keeper()?.checkpoint()
+    }
+
+    /// Cleans the segment that is worth most now; whether there was one. The engine cleans by itself when space runs short.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], [`Error::Full`] without room for copies, [`Error::Stopped`], [`Error::Io`].
+    pub fn clean(&self) -> Result<bool> {
+        self.keeper()?.clean()
+    }
+
+    /// Cleans every segment of which more than a tenth is dead. `progress(done, total)` is told segments, and returns
+    /// false to stop early.
+    ///
+    /// # Errors
+    /// As [`Engine::clean`].
+    pub fn compact(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        self.keeper()?.compact(progress)
+    }
+
+    fn keeper(&self) -> Result<&Keeper> {
+        self.keeper.as_deref().ok_or(Error::ReadOnly)
     }
 
     /// What opening did.
@@ -459,6 +541,12 @@ impl Engine {
             return Ok(());
         }
         let Some(log) = &self.log else { return Ok(()) };
+        if let Some(keeper) = &self.keeper {
+            // Without a checkpoint the next opening replays the log: slower, but nothing is lost.
+            if let Err(error) = keeper.close() {
+                tracing::warn!(%error, "no checkpoint was written at the end");
+            }
+        }
         log.stop();
         let threads = std::mem::take(&mut *self.threads.lock());
         if threads.is_empty() {
@@ -473,7 +561,14 @@ impl Engine {
             return Err(failure);
         }
         let (generation, offset, seq) = log.clean_end();
-        let written = self.write_superblock(true, generation, offset, seq);
+        let checkpoint = self.keeper.as_ref().and_then(|keeper| keeper.covered(seq));
+        let written = self.superblocks.write(|superblock| {
+            end_at(superblock, true, generation, offset, seq);
+            if checkpoint.is_some() {
+                let group = log.last_group();
+                superblock.replay = ReplayFrom { generation, offset, seq, group };
+            }
+        });
         tracing::info!(seq, "store closed");
         written
     }
@@ -484,6 +579,13 @@ impl Engine {
     }
 }
 
+fn end_at(superblock: &mut Superblock, clean: bool, generation: u32, offset: u64, seq: u64) {
+    superblock.clean = clean;
+    superblock.end_generation = generation;
+    superblock.end_offset = offset;
+    superblock.end_seq = seq;
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
@@ -492,9 +594,13 @@ impl Drop for Engine {
     }
 }
 
+/// More segments than this are never open or ready at a time.
+const GENERATIONS_IN_FLIGHT: u32 = 16;
+/// The epoch of what is replayed: the first checkpoint after opening takes it.
+const EPOCH: u32 = 1;
+
 struct Replayer<'a> {
-    objects: Objects,
-    by_number: std::collections::HashMap<u64, Arc<Object>>,
+    objects: &'a Objects,
     segments: &'a Segments,
     base_lsn: Lsn,
     last: Option<Arc<SegmentBuffer>>,
@@ -506,7 +612,7 @@ impl Replay for Replayer<'_> {
         if self.last.is_some() {
             self.base_lsn += self.segments.segment_bytes;
         }
-        self.segments.place(header.segment, header.generation, self.base_lsn);
+        self.segments.place(header.segment, header.generation, self.base_lsn, header.first_seq, false);
         self.segments.publish_buffer(header.segment, Arc::clone(buffer));
         self.segments.evict_buffers(Lsn::MAX);
         self.last = Some(Arc::clone(buffer));
@@ -532,6 +638,7 @@ impl Replayer<'_> {
         let nonsense = |what: &str| Error::Corrupt { offset: at, what: format!("{:?}: {what}", header.kind) };
         let key = &operation[header.key_start()..header.key_start() + usize::from(header.key_len)];
         let payload = &operation[header.payload_start()..header.payload_end()];
+        let find = |number: u64| self.objects.numbered(number).ok_or_else(|| nonsense("its object does not exist"));
         match header.kind {
             Kind::CreateCollection => {
                 self.objects.names.write().entry(Collection::new(key.to_vec())).or_default();
@@ -540,39 +647,77 @@ impl Replayer<'_> {
                 self.objects.names.write().remove(&Collection::new(key.to_vec()));
             }
             Kind::CreateObject => {
-                let Some((len, names)) = key.split_first() else { return Err(nonsense("no name")) };
-                let Some((collection, name)) = names.split_at_checked(usize::from(*len)) else {
-                    return Err(nonsense("name is short"));
-                };
-                let collection = Collection::new(collection.to_vec());
-                let id = ObjectId::new(collection.clone(), name.to_vec());
+                let id = full_name(key).ok_or_else(|| nonsense("name is short"))?;
                 let object = self.objects.get_or_insert(&id);
-                object.state.write().number = header.object;
+                {
+                    let mut state = object.state.write();
+                    state.number = header.object;
+                    state.touched = EPOCH;
+                }
+                self.objects.note(header.object, EPOCH);
+                self.objects.set_number(header.object, Some(&object));
+                // A checkpoint may know of a collection's removal before the log comes to it.
                 let mut names = self.objects.names.write();
-                let Some(collection) = names.get_mut(&collection) else {
-                    return Err(nonsense("its collection does not exist"));
-                };
-                collection.insert(id.name().clone(), Arc::clone(&object));
-                self.by_number.insert(header.object, object);
+                names.entry(id.collection().clone()).or_default().insert(id.name().clone(), object);
                 self.next_number = self.next_number.max(header.object + 1);
             }
+            Kind::Rename => {
+                let to_id = full_name(key).ok_or_else(|| nonsense("name is short"))?;
+                let from = find(header.object)?;
+                let to = self.objects.get_or_insert(&to_id);
+                let mut state = from.state.write();
+                self.objects.enter(&from.id, &mut state, EPOCH);
+                state.move_to(&mut to.state.write());
+                let mut names = self.objects.names.write();
+                if let Some(collection) = names.get_mut(from.id.collection()) {
+                    collection.remove(from.id.name());
+                }
+                names.entry(to_id.collection().clone()).or_default().insert(to_id.name().clone(), Arc::clone(&to));
+                self.objects.unlink(&from.id, &mut state);
+                self.objects.set_number(header.object, Some(&to));
+            }
+            Kind::Clone => {
+                let (from, to) = (find(header.object)?, find(header.argument)?);
+                let mut copy = from.state.read().spaces.clone();
+                copy.shares = true;
+                let mut state = to.state.write();
+                self.objects.enter(&to.id, &mut state, EPOCH);
+                state.put(copy, self.segments);
+            }
+            Kind::CloneRange => {
+                let [number, offset, len, to_offset] =
+                    clone_range_words(payload).ok_or_else(|| nonsense("payload is short"))?;
+                let (from, to) = (find(header.object)?, find(number)?);
+                let range = offset..offset.saturating_add(len);
+                let parts: Vec<_> = from.state.read().extents.lookup(range).collect();
+                let mut state = to.state.write();
+                self.objects.enter(&to.id, &mut state, EPOCH);
+                state.take_range(&parts, offset, len, to_offset, 0, self.segments);
+            }
+            Kind::Index => return Err(nonsense("has no place in the log")),
             kind => {
-                let Some(object) = self.by_number.get(&header.object).cloned() else {
-                    return Err(nonsense("its object does not exist"));
-                };
+                let object = find(header.object)?;
                 let loc = Loc::new(at, header.payload_end() as u64, 0);
                 let mut state = object.state.write();
+                self.objects.enter(&object.id, &mut state, EPOCH);
                 let (argument, payload_len) = (header.argument, header.payload_len);
-                state.apply(&Step { kind, argument, key, payload, payload_len, loc }, 0);
+                state.apply(&Step { kind, argument, key, payload, payload_len, loc }, 0, self.segments);
                 if kind == Kind::RemoveObject {
                     if let Some(collection) = self.objects.names.write().get_mut(object.id.collection()) {
                         collection.remove(object.id.name());
                     }
                     self.objects.unlink(&object.id, &mut state);
-                    self.by_number.remove(&header.object);
+                    self.objects.set_number(header.object, None);
                 }
             }
         }
         Ok(())
     }
+}
+
+/// The name that a key holds: length of the collection's name, that name, and the object's.
+fn full_name(key: &[u8]) -> Option<ObjectId> {
+    let (len, names) = key.split_first()?;
+    let (collection, name) = names.split_at_checked(usize::from(*len))?;
+    Some(ObjectId::new(Collection::new(collection.to_vec()), name.to_vec()))
 }

@@ -28,14 +28,23 @@ pub enum CommitPolicy {
 }
 
 /// A policy's text is not understood.
-#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
-#[error(
-    "commit policy {found:?}: expected adaptive, batch, periodic:INTERVAL or group:WINDOW, with a time such as 500us, 10ms or 1s ({why})"
-)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyError {
     found: String,
     why: &'static str,
 }
+
+impl std::fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { found, why } = self;
+        write!(
+            f,
+            "commit policy {found:?}: expected adaptive, batch, periodic:INTERVAL or group:WINDOW, with a time such as 500us, 10ms or 1s ({why})"
+        )
+    }
+}
+
+impl std::error::Error for PolicyError {}
 
 impl CommitPolicy {
     /// Whether a transaction is acknowledged before it is durable.

@@ -5,23 +5,22 @@
 //! Invariants:
 //! 1. The places of one call are taken under one lock, so that they show one moment.
 //! 2. What is missing because of a removal that is not durable waits for that removal.
+//! 3. From the look at the index until the value is there the thread is pinned: no segment is used again meanwhile.
 
 use std::ops::{Bound, Range};
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
-use esker_device::Device;
 use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
 use esker_store::{
     Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId, ObjectStore,
     OmapScan, Result, SlotScan, Stat, Transaction,
 };
 
-use crate::format::{Kind, OpHeader, RECORD_HEADER_BYTES, RecordHeader};
-use crate::index::{Extent, Loc};
+use crate::format::Loc;
+use crate::index::Extent;
 use crate::objects::ObjectState;
 use crate::open::Engine;
-use crate::reader::device_error;
 use crate::segments::Lsn;
 
 impl Engine {
@@ -158,8 +157,8 @@ impl ObjectStore for Engine {
             atomic_across_collections: true,
             native_slots: true,
             commit_order: true,
-            clone: false,
-            cheap_clone: false,
+            clone: true,
+            cheap_clone: true,
             persistent: true,
             transaction_bytes_max: self.transaction_bytes_max(),
         }
@@ -181,6 +180,7 @@ impl ObjectStore for Engine {
     }
 
     fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
+        let _pinned = self.segments.pin();
         if range.start > range.end {
             let why = format!("{}..{} ends before it starts", range.start, range.end);
             return Completion::ready(Err(Error::Invalid { what: "byte range", why }));
@@ -240,11 +240,13 @@ impl ObjectStore for Engine {
     }
 
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
+        let _pinned = self.segments.pin();
         let (loc, removed) = self.look(object, |lsn| (None, lsn), |state| (state.omap.get(key), state.removed_lsn));
         self.value(loc, removed)
     }
 
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
+        let _pinned = self.segments.pin();
         let (places, removed) = self.look(
             object,
             |lsn| (vec![None; keys.len()], lsn),
@@ -254,6 +256,7 @@ impl ObjectStore for Engine {
     }
 
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
+        let _pinned = self.segments.pin();
         let start = scan.start.as_deref().map_or(Bound::Unbounded, Bound::Included);
         let end = scan.end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
         let empty = matches!((&scan.start, &scan.end), (Some(start), Some(end)) if start >= end);
@@ -272,11 +275,13 @@ impl ObjectStore for Engine {
     }
 
     fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
+        let _pinned = self.segments.pin();
         let (loc, removed) = self.look(object, |lsn| (None, lsn), |state| (state.slots.get(index), state.removed_lsn));
         self.value(loc, removed)
     }
 
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
+        let _pinned = self.segments.pin();
         let (places, removed) = self.look(
             object,
             |lsn| (vec![None; indexes.len()], lsn),
@@ -286,6 +291,7 @@ impl ObjectStore for Engine {
     }
 
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
+        let _pinned = self.segments.pin();
         let (places, removed) = self.look(
             object,
             |lsn| (Vec::new(), lsn),
@@ -304,7 +310,7 @@ impl ObjectStore for Engine {
         after: CommitCursor,
         limit: usize,
     ) -> Completion<(Vec<CommitEntry>, Option<CommitCursor>)> {
-        match self.walk_log(collection, name_prefix, after, scan_limit(limit)) {
+        match self.walk(collection, name_prefix, after, scan_limit(limit)) {
             Ok((entries, cursor, wait_to)) => self.completion(Ok((entries, cursor)), wait_to),
             Err(error) => Completion::ready(Err(error)),
         }
@@ -325,135 +331,5 @@ impl ObjectStore for Engine {
         let found = objects.range::<Bytes, _>((start, Bound::Unbounded));
         let list = found.take(scan_limit(limit)).map(|(name, _)| name.clone()).collect();
         self.completion(Ok(list), self.names_lsn.load(Ordering::Acquire))
-    }
-}
-
-type Walked = (Vec<CommitEntry>, Option<CommitCursor>, Lsn);
-
-impl Engine {
-    /// Live entries in log order: walks the log's records from the cursor on and keeps those operations that the index
-    /// still points to. A cursor is a generation, and a record's offset in its segment (high 32 bits) with the number of
-    /// the operation in it (low 32 bits).
-    fn walk_log(
-        &self,
-        collection: &Collection,
-        name_prefix: &[u8],
-        after: CommitCursor,
-        limit: usize,
-    ) -> Result<Walked> {
-        let objects: std::collections::HashMap<u64, _> = {
-            let names = self.objects.names.read();
-            let Some(objects) = names.get(collection) else { return Ok((Vec::new(), None, 0)) };
-            let found = objects.range::<Bytes, _>(Bytes::copy_from_slice(name_prefix)..);
-            let found = found.take_while(|(name, _)| name.starts_with(name_prefix));
-            found.map(|(_, object)| (object.state.read().number, std::sync::Arc::clone(object))).collect()
-        };
-        // What is in the open group is written out first, so that the walk reads nothing that is being written.
-        if let Some(log) = &self.log {
-            log.commit(false);
-        }
-        let (last_generation, last_end) = match &self.log {
-            Some(log) => log.written_end(),
-            None => (u32::MAX, 0),
-        };
-        let mut log_segments = self.segments.in_log_order();
-        log_segments.retain(|(generation, _)| u64::from(*generation) >= after.0 && *generation <= last_generation);
-        let mut entries = Vec::new();
-        let (mut wait_to, mut bytes) = (0, 0);
-        for (generation, segment) in log_segments {
-            let base = segment * self.segments.segment_bytes;
-            let resumed = u64::from(generation) == after.0;
-            let mut at = if resumed { after.1 >> 32 } else { 0 }.max(self.block_bytes());
-            let mut skip = if resumed { after.1 as u32 } else { 0 };
-            let end = if generation == last_generation { last_end } else { self.segments.segment_bytes };
-            let mut window = Window { engine: self, base, end, start: 0, bytes: Vec::new() };
-            while at + RECORD_HEADER_BYTES as u64 <= end {
-                let head = window.get(at, RECORD_HEADER_BYTES as u64)?;
-                let Some(record) = RecordHeader::decode(head, self.seed, base + at) else {
-                    let next = crate::format::round_up(at + 1, self.block_bytes());
-                    at = next;
-                    continue;
-                };
-                let mut op_at = at + RECORD_HEADER_BYTES as u64;
-                for number in 0..record.op_count {
-                    if number >= skip && (entries.len() >= limit || bytes >= SCAN_BYTES_MAX) {
-                        let place = at << 32 | u64::from(number);
-                        return Ok((entries, Some(CommitCursor(u64::from(generation), place)), wait_to));
-                    }
-                    let head = window.get(op_at, (1 << 13).min(end.saturating_sub(op_at)))?;
-                    let header = OpHeader::decode(head, self.seed, generation, base + op_at).ok_or_else(|| {
-                        Error::Corrupt { offset: base + op_at, what: "operation header checksum mismatch".into() }
-                    })?;
-                    let key = &head[header.key_start()..header.key_start() + usize::from(header.key_len)];
-                    if let Some(object) = objects.get(&header.object).filter(|_| number >= skip) {
-                        let state = object.state.read();
-                        let live = match header.kind {
-                            Kind::SlotSet => state.slots.get(header.argument),
-                            Kind::OmapSet => state.omap.get(key),
-                            _ => None,
-                        };
-                        drop(state);
-                        if let Some(loc) = live.filter(|loc| loc.offset() == base + op_at) {
-                            let key = Bytes::copy_from_slice(key);
-                            let found = self.reader.fetch(loc, self.mark.durable())?;
-                            wait_to = wait_to.max(found.wait_to);
-                            bytes += found.value.len() + key.len();
-                            entries.push(if header.kind == Kind::SlotSet {
-                                CommitEntry::Slot(object.id.clone(), header.argument, found.value)
-                            } else {
-                                CommitEntry::Omap(object.id.clone(), key, found.value)
-                            });
-                        }
-                    }
-                    op_at += header.total_bytes();
-                }
-                at += u64::from(record.len);
-                skip = 0;
-                if entries.len() >= limit || bytes >= SCAN_BYTES_MAX {
-                    return Ok((entries, Some(CommitCursor(u64::from(generation), at << 32)), wait_to));
-                }
-            }
-        }
-        Ok((entries, None, wait_to))
-    }
-
-    fn block_bytes(&self) -> u64 {
-        u64::from(self.device.geometry().block_bytes)
-    }
-}
-
-/// A piece of a segment that is being walked: from its buffer if that is in memory, else read in large steps.
-struct Window<'a> {
-    engine: &'a Engine,
-    base: u64,
-    end: u64,
-    start: u64,
-    bytes: Vec<u8>,
-}
-
-const WINDOW_BYTES: u64 = 1 << 20;
-
-impl Window<'_> {
-    fn get(&mut self, at: u64, len: u64) -> Result<&[u8]> {
-        let end = self.start + self.bytes.len() as u64;
-        if at + len > self.end {
-            return Err(Error::Corrupt { offset: self.base + at, what: "record reaches past the log's end".into() });
-        }
-        if at < self.start || at + len > end {
-            let take = WINDOW_BYTES.max(len).min(self.end - at) as usize;
-            self.start = at;
-            self.bytes.resize(take, 0);
-            let bytes = &mut self.bytes;
-            let copied = self.engine.segments.with_buffer(self.base + at, |buffer, start| {
-                // SAFETY: the walk stays below the written end, whose writers have all finished.
-                bytes.copy_from_slice(unsafe { buffer.range(start, take) });
-            });
-            if copied.is_none() {
-                let read = self.engine.device.read(self.base + at, &mut self.bytes);
-                read.map_err(|error| device_error(&format!("walking the log at {}", self.base + at), error))?;
-            }
-        }
-        let from = (at - self.start) as usize;
-        Ok(&self.bytes[from..from + len as usize])
     }
 }

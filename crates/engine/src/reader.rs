@@ -5,6 +5,8 @@
 //! Invariants:
 //! 1. No byte from the device is handed out before its checksums held, for this place and this life of the segment.
 //! 2. The cache keeps to its budget; what it holds has been verified.
+//! 3. A segment is used again only when nobody reads it any more: whoever takes places from the index and reads them
+//!    keeps [`Segments::pin`] for as long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,18 +18,26 @@ use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 use crate::format::{
-    CRC_BLOCK_BYTES, OP_HEADER_BYTES, OpHeader, RECORD_FLAG_APPLIED, verify_payload, verify_payload_part,
+    CRC_BLOCK_BYTES, OP_FLAG_APPLIED, OP_HEADER_BYTES, OpHeader, RECORD_HEADER_BYTES, RecordHeader, verify_payload,
+    verify_payload_part,
 };
 use crate::index::Loc;
 use crate::segments::{Lsn, Segments, value_of};
+use crate::superblocks::device_error;
 
 /// Payloads up to this are read whole, verified and cached; of larger ones only the blocks that are asked for.
 const WHOLE_PAYLOAD_BYTES_MAX: usize = 128 << 10;
 
+/// Neighbours are read together if no more than this lies between them, in bytes.
+const RUN_GAP_MAX: u64 = 32 << 10;
+/// At most so many bytes are read together.
+const RUN_BYTES_MAX: u64 = 1 << 20;
+
+/// A place and the generation of its segment: a segment that is used again holds something else.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Key {
-    Payload(u64),
-    Head(u64),
+    Payload(u64, u32),
+    Head(u64, u32),
 }
 
 #[derive(Clone)]
@@ -88,7 +98,7 @@ impl Reader {
     }
 
     fn wait_to(&self, loc: Loc, header: &OpHeader, durable: Lsn) -> Lsn {
-        if u32::from(header.flags) & RECORD_FLAG_APPLIED != 0 {
+        if header.flags & OP_FLAG_APPLIED != 0 {
             return 0;
         }
         let lsn = self.segments.lsn_of(loc.offset());
@@ -108,7 +118,7 @@ impl Reader {
         if let Some(Some(found)) = from_buffer {
             return Some(found);
         }
-        let cached = self.cache.get(&Key::Payload(loc.raw()))?;
+        let cached = self.cache.get(&Key::Payload(loc.raw(), self.generation(loc)))?;
         self.counters.cache_hits.fetch_add(1, Ordering::Relaxed);
         Some(Found { wait_to: self.wait_to(loc, &cached.header, durable), value: cached.bytes })
     }
@@ -128,8 +138,57 @@ impl Reader {
         }
         let wait_to = self.wait_to(loc, &header, durable);
         let value = Bytes::from(operation).slice(header.payload_start()..header.payload_end());
-        self.cache.insert(Key::Payload(loc.raw()), Cached { header, bytes: value.clone() });
+        self.cache.insert(Key::Payload(loc.raw(), self.generation(loc)), Cached { header, bytes: value.clone() });
         Ok(Found { value, wait_to })
+    }
+
+    /// The whole payloads at places that are sorted by offset and lie on the device: neighbours are read together, and
+    /// nothing is kept in the cache.
+    ///
+    /// # Errors
+    /// As [`Reader::fetch`].
+    pub fn fetch_run(&self, locs: &[Loc]) -> Result<Vec<Bytes>> {
+        let mut values = Vec::with_capacity(locs.len());
+        self.verify_run(locs, &mut |found| {
+            let (header, operation) = found?;
+            values.push(Bytes::copy_from_slice(&operation[header.payload_start()..header.payload_end()]));
+            Ok(())
+        })?;
+        Ok(values)
+    }
+
+    /// Reads what stands at places that are sorted by offset and lie on the device, neighbours together, and gives each
+    /// operation's header and bytes to `f`, or the [`Error::Corrupt`] that it is.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; those of `f`.
+    pub fn verify_run(&self, locs: &[Loc], f: &mut dyn FnMut(Result<(OpHeader, &[u8])>) -> Result<()>) -> Result<()> {
+        let mut rest = locs;
+        while let Some(first) = rest.first() {
+            let start = first.offset();
+            let end_of = |loc: &Loc| loc.offset() + self.clamp_span(*loc);
+            let mut end = end_of(first);
+            let mut together = 1;
+            for loc in &rest[1..] {
+                let same_segment = self.segments.segment_of(loc.offset()) == self.segments.segment_of(start);
+                if !same_segment || loc.offset() > end + RUN_GAP_MAX || end_of(loc) - start > RUN_BYTES_MAX {
+                    break;
+                }
+                end = end.max(end_of(loc));
+                together += 1;
+            }
+            let bytes = self.read_device(start, end - start)?;
+            for loc in &rest[..together] {
+                let at = (loc.offset() - start) as usize;
+                let operation = &bytes[at..at + self.clamp_span(*loc) as usize];
+                f(self.decode(operation, *loc).and_then(|header| {
+                    let holds = verify_payload(&header, operation);
+                    if holds { Ok((header, operation)) } else { Err(corrupt(*loc, &header, "payload")) }
+                }))?;
+            }
+            rest = &rest[together..];
+        }
+        Ok(())
     }
 
     /// `len` bytes from `skip` on of the payload at `loc`.
@@ -163,7 +222,7 @@ impl Reader {
 
     /// Reads only the blocks of a large payload that `range` touches.
     fn fetch_blocks(&self, loc: Loc, range: std::ops::Range<usize>, durable: Lsn) -> Result<Found> {
-        let head = match self.cache.get(&Key::Head(loc.raw())) {
+        let head = match self.cache.get(&Key::Head(loc.raw(), self.generation(loc))) {
             Some(head) => head,
             None => self.read_head(loc)?,
         };
@@ -202,14 +261,17 @@ impl Reader {
             return Err(corrupt(loc, &header, "block checksums"));
         }
         let head = Cached { header, bytes: Bytes::copy_from_slice(crcs) };
-        self.cache.insert(Key::Head(loc.raw()), head.clone());
+        self.cache.insert(Key::Head(loc.raw(), self.generation(loc)), head.clone());
         Ok(head)
     }
 
     fn decode(&self, operation: &[u8], loc: Loc) -> Result<OpHeader> {
-        let generation = self.segments.generation(self.segments.segment_of(loc.offset()));
-        OpHeader::decode(operation, self.store_seed, generation, loc.offset())
+        OpHeader::decode(operation, self.store_seed, self.generation(loc), loc.offset())
             .ok_or_else(|| Error::Corrupt { offset: loc.offset(), what: "operation header checksum mismatch".into() })
+    }
+
+    fn generation(&self, loc: Loc) -> u32 {
+        self.segments.generation(self.segments.segment_of(loc.offset()))
     }
 
     /// The span that the index remembers is rounded up: it must not reach past the segment.
@@ -239,10 +301,30 @@ fn short_payload(loc: Loc) -> Error {
     Error::Corrupt { offset: loc.offset(), what: "payload is shorter than the index says".into() }
 }
 
-/// A device's error as a store's.
-pub fn device_error(what: &str, error: esker_device::Error) -> Error {
-    match error {
-        esker_device::Error::Io { source, .. } => Error::io(what, source),
-        other => Error::io(what, std::io::Error::other(other)),
+/// Walks the operations of a record's body, verifying each: `f(header, operation bytes, device offset)`.
+///
+/// # Errors
+/// [`Error::Corrupt`] for the first that does not hold; errors of `f`.
+pub fn each_operation(
+    record: &RecordHeader,
+    offset: u64,
+    operations: &[u8],
+    store_seed: u32,
+    mut f: impl FnMut(&OpHeader, &[u8], u64) -> Result<()>,
+) -> Result<()> {
+    let bad = |offset: u64, what: &str| Error::Corrupt { offset, what: what.into() };
+    let mut rest = operations;
+    let mut at = offset + RECORD_HEADER_BYTES as u64;
+    for _ in 0..record.op_count {
+        let header = OpHeader::decode(rest, store_seed, record.generation, at)
+            .ok_or_else(|| bad(at, "operation header checksum mismatch"))?;
+        let total = header.total_bytes() as usize;
+        if total > rest.len() || !verify_payload(&header, rest) {
+            return Err(bad(at, "payload checksum mismatch"));
+        }
+        f(&header, &rest[..total], at)?;
+        rest = &rest[total..];
+        at += total as u64;
     }
+    if rest.is_empty() { Ok(()) } else { Err(bad(at, "record is longer than its operations")) }
 }

@@ -20,102 +20,11 @@ use esker_device::Device;
 use esker_store::{Error, Result};
 
 use crate::format::{
-    OpHeader, RECORD_ALIGN, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, Superblock, SuperblockError, round_up,
-    store_seed, verify_payload,
+    RECORD_ALIGN, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, Stream, Superblock, round_up, store_seed,
 };
-use crate::reader::device_error;
+use crate::reader::each_operation;
 use crate::segments::SegmentBuffer;
-
-/// Where the superblocks are and which one counts.
-#[derive(Clone, Debug)]
-pub struct FoundSuperblock {
-    /// The newest valid one.
-    pub superblock: Superblock,
-    /// Free block in each of the two superblock segments; `None` when full.
-    pub free_blocks: [Option<u64>; 2],
-    /// Blocks that hold neither zeros nor a valid superblock.
-    pub damaged: u64,
-}
-
-/// Size of a superblock segment on a device that is not zoned, in bytes.
-pub const SUPERBLOCK_SEGMENT_BYTES: u64 = 64 << 10;
-
-/// Finds the newest superblock.
-///
-/// # Errors
-/// [`Error::Invalid`] says what stands there instead: nothing, something foreign, a newer version, or damage.
-pub fn find_superblock(device: &dyn Device) -> Result<FoundSuperblock> {
-    let geometry = device.geometry();
-    let block = u64::from(geometry.block_bytes);
-    let segment_bytes = geometry.zone_bytes.unwrap_or(SUPERBLOCK_SEGMENT_BYTES);
-    let name = device.name();
-    if geometry.len < 2 * segment_bytes {
-        return Err(Error::Invalid {
-            what: "store",
-            why: format!("{name} is {} bytes long, too short for a store: truncated?", geometry.len),
-        });
-    }
-    let mut newest: Option<Superblock> = None;
-    let mut free_blocks = [None; 2];
-    let mut worst = SuperblockError::Empty;
-    let mut damaged = 0;
-    for half in 0..2u64 {
-        let mut area = vec![0; segment_bytes.min(1 << 20) as usize];
-        let read = device.read(half * segment_bytes, &mut area);
-        read.map_err(|error| device_error(&format!("reading the superblocks of {name}"), error))?;
-        let mut used = 0;
-        for (number, bytes) in area.chunks(block as usize).enumerate() {
-            let number = number as u64;
-            match Superblock::decode(bytes) {
-                Ok(found) => {
-                    used = number + 1;
-                    if newest.is_none_or(|newest| found.sequence > newest.sequence) {
-                        newest = Some(found);
-                    }
-                }
-                Err(SuperblockError::Empty) => {}
-                Err(error) => {
-                    used = number + 1;
-                    damaged += 1;
-                    if !matches!(worst, SuperblockError::Newer(_)) {
-                        worst = error;
-                    }
-                }
-            }
-        }
-        let blocks = area.len() as u64 / block;
-        free_blocks[half as usize] = (used < blocks).then_some(used);
-    }
-    // A newer version anywhere means that a newer program has written here: its superblock counts, not an older one.
-    if let SuperblockError::Newer(version) = worst {
-        return Err(refuse(
-            &name,
-            &format!("has format version {version}; this program knows up to {}", crate::format::FORMAT_VERSION),
-        ));
-    }
-    let Some(superblock) = newest else {
-        return Err(match worst {
-            SuperblockError::Damaged => Error::Corrupt { offset: 0, what: format!("no superblock of {name} holds") },
-            SuperblockError::Foreign => refuse(&name, "is not an Esker store: it holds something else"),
-            _ => refuse(&name, "is not an Esker store: it was never formatted"),
-        });
-    };
-    let long_enough = geometry.len >= superblock.device_len;
-    if !long_enough {
-        return Err(refuse(
-            &name,
-            &format!("is truncated: {} bytes long, formatted with {}", geometry.len, superblock.device_len),
-        ));
-    }
-    if superblock.superblock_segment_bytes != segment_bytes || u64::from(superblock.block_bytes) != block {
-        return Err(refuse(&name, "was formatted on a device of another shape (block or zone size)"));
-    }
-    Ok(FoundSuperblock { superblock, free_blocks, damaged })
-}
-
-fn refuse(name: &str, why: &str) -> Error {
-    Error::Invalid { what: "store", why: format!("{name} {why}") }
-}
+use crate::superblocks::{FoundSuperblock, device_error, first_segment};
 
 /// One segment of the log.
 #[derive(Clone, Copy, Debug)]
@@ -135,9 +44,12 @@ pub struct Chain {
     pub headless: Vec<u64>,
     /// The highest generation seen in any header.
     pub generation_max: u32,
+    /// Segments with a valid header that are not replayed: log that a checkpoint covers, and cold ones. Nothing may
+    /// point to them any more.
+    pub others: Vec<SegmentHeader>,
 }
 
-/// Reads all segment headers and links them.
+/// Reads all segment headers and links those that are to be replayed.
 ///
 /// # Errors
 /// [`Error::Corrupt`] when a segment that the log passes through has no valid header.
@@ -147,11 +59,15 @@ pub fn find_chain(device: &dyn Device, superblock: &Superblock) -> Result<Chain>
     let mut headers: HashMap<u32, SegmentHeader> = HashMap::new();
     let mut headless = Vec::new();
     let mut start = vec![0; 2 * block as usize];
+    let mut others = Vec::new();
     for segment in first_segment(superblock)..superblock.device_len / segment_bytes {
         let offset = segment * segment_bytes;
         let read = device.read(offset, &mut start);
         read.map_err(|error| device_error(&format!("reading the header of segment {segment} at {offset}"), error))?;
         match SegmentHeader::decode(&start, &superblock.uuid, segment) {
+            Some(header) if header.stream == Stream::Cold || header.generation < superblock.replay.generation => {
+                others.push(header);
+            }
             Some(header) => {
                 headers.insert(header.generation, header);
             }
@@ -159,9 +75,10 @@ pub fn find_chain(device: &dyn Device, superblock: &Superblock) -> Result<Chain>
             None => {}
         }
     }
-    let generation_max = headers.keys().copied().max().unwrap_or(0);
+    let last = headers.keys().copied().max().unwrap_or(superblock.replay.generation);
+    let generation_max = others.iter().map(|header| header.generation).max().unwrap_or(0).max(last);
     let mut links = Vec::new();
-    let mut next = (generation_max > 0).then_some((generation_max, None));
+    let mut next = (last > 0).then_some((last, None));
     while let Some((generation, end)) = next {
         let Some(header) = headers.get(&generation) else {
             return Err(Error::Corrupt {
@@ -179,15 +96,18 @@ pub fn find_chain(device: &dyn Device, superblock: &Superblock) -> Result<Chain>
                 what: format!("segment generation {generation} claims to follow generation {before}"),
             });
         }
-        next = (before > 0).then(|| (before, Some(header.previous_end % segment_bytes)));
+        let more = before > 0 && generation > superblock.replay.generation;
+        next = more.then(|| (before, Some(header.previous_end % segment_bytes)));
     }
     links.reverse();
-    Ok(Chain { links, headless, generation_max })
-}
-
-/// First segment that holds log: the superblocks come before it.
-pub fn first_segment(superblock: &Superblock) -> u64 {
-    round_up(2 * superblock.superblock_segment_bytes, superblock.segment_bytes) / superblock.segment_bytes
+    let begins = links.first().map_or(0, |link: &ChainLink| link.header.generation);
+    if superblock.replay.generation != 0 && begins != superblock.replay.generation {
+        return Err(Error::Corrupt {
+            offset: superblock.replay.offset,
+            what: format!("the log goes on with generation {begins}, not where the checkpoint ends"),
+        });
+    }
+    Ok(Chain { links, headless, generation_max, others })
 }
 
 /// Where the log ends.
@@ -222,6 +142,8 @@ pub struct RecoveryReport {
     pub bytes: u64,
     /// Bytes of a torn last group that were cut off.
     pub torn_bytes: u64,
+    /// Last sequence number of the log.
+    pub last_seq: u64,
     /// Whether the store had been closed cleanly.
     pub clean: bool,
     /// Blocks among the superblocks that do not hold; another copy was used.
@@ -239,34 +161,6 @@ pub trait Replay {
     /// # Errors
     /// [`Error::Corrupt`] when it makes no sense after what came before.
     fn record(&mut self, header: &RecordHeader, offset: u64, operations: &[u8]) -> Result<()>;
-}
-
-/// Walks the operations of a record's body, verifying each: `f(header, operation bytes, device offset)`.
-///
-/// # Errors
-/// [`Error::Corrupt`] for the first that does not hold; errors of `f`.
-pub fn each_operation(
-    record: &RecordHeader,
-    offset: u64,
-    operations: &[u8],
-    store_seed: u32,
-    mut f: impl FnMut(&OpHeader, &[u8], u64) -> Result<()>,
-) -> Result<()> {
-    let bad = |offset: u64, what: &str| Error::Corrupt { offset, what: what.into() };
-    let mut rest = operations;
-    let mut at = offset + RECORD_HEADER_BYTES as u64;
-    for _ in 0..record.op_count {
-        let header = OpHeader::decode(rest, store_seed, record.generation, at)
-            .ok_or_else(|| bad(at, "operation header checksum mismatch"))?;
-        let total = header.total_bytes() as usize;
-        if total > rest.len() || !verify_payload(&header, rest) {
-            return Err(bad(at, "payload checksum mismatch"));
-        }
-        f(&header, &rest[..total], at)?;
-        rest = &rest[total..];
-        at += total as u64;
-    }
-    if rest.is_empty() { Ok(()) } else { Err(bad(at, "record is longer than its operations")) }
 }
 
 /// Walks the log and finds its end.
@@ -296,7 +190,12 @@ impl<'a> Walk<'a> {
             device,
             superblock,
             seed: store_seed(&superblock.uuid),
-            end: End { group_ended: true, ..End::default() },
+            end: End {
+                group_ended: true,
+                seq: superblock.replay.seq,
+                group: superblock.replay.group,
+                ..End::default()
+            },
             report,
         }
     }
@@ -331,6 +230,7 @@ impl<'a> Walk<'a> {
             });
         }
         self.report.elapsed = began.elapsed();
+        self.report.last_seq = self.end.seq;
         Ok((self.end, self.report))
     }
 
@@ -340,8 +240,18 @@ impl<'a> Walk<'a> {
         let block = u64::from(self.superblock.block_bytes);
         let len = self.superblock.segment_bytes as usize;
         let mut buffer = SegmentBuffer::new(len).map_err(|error| Error::io("allocating a segment buffer", error))?;
-        let bytes = buffer.whole_mut();
-        let read = self.device.read(base, bytes);
+        let known = self.superblock;
+        let at = if known.replay.generation == link.header.generation {
+            known.replay.offset.saturating_sub(base).clamp(block, len as u64)
+        } else {
+            block
+        };
+        // What the checkpoint covers is not read here, and verified when it is.
+        buffer.begins_at(at as usize);
+        let exact_end = (known.clean && known.end_generation == link.header.generation && link.end.is_none())
+            .then(|| known.end_offset.saturating_sub(base).min(len as u64));
+        let read_to = exact_end.map_or(len, |end| round_up(end, block) as usize).max(at as usize);
+        let read = self.device.read(base + at, &mut buffer.whole_mut()[at as usize..read_to]);
         read.map_err(|error| device_error(&format!("reading segment {} at {base}", link.header.segment), error))?;
         self.report.segments += 1;
         let buffer = Arc::new(buffer);
@@ -349,10 +259,35 @@ impl<'a> Walk<'a> {
         // SAFETY: the buffer was filled above and nobody writes it while the log is replayed.
         let bytes = unsafe { buffer.range(0, len) };
         let stop = link.end.unwrap_or(len as u64).min(len as u64);
-        let mut at = block;
         self.end.generation = link.header.generation;
         self.end.segment = link.header.segment;
         self.end.offset = at;
+        if let Some(end) = exact_end {
+            // It ends exactly there, whatever a former use of the segment has left behind.
+            if at > end {
+                return Err(Error::Corrupt { offset: base + end, what: "the log ends before its checkpoint".into() });
+            }
+            return self.records(chain, number, link, bytes, at..end, true, replay);
+        }
+        self.records(chain, number, link, bytes, at..stop, false, replay)
+    }
+
+    /// Replays the records of a segment in a range, whose end is certain with `exact`; false if the log ends before.
+    #[expect(clippy::too_many_arguments, reason = "the second half of `segment`, which is the one call site")]
+    fn records(
+        &mut self,
+        chain: &Chain,
+        number: usize,
+        link: &ChainLink,
+        bytes: &[u8],
+        range: std::ops::Range<u64>,
+        exact: bool,
+        replay: &mut dyn Replay,
+    ) -> Result<bool> {
+        let (mut at, stop) = (range.start, range.end);
+        let base = link.header.segment * self.superblock.segment_bytes;
+        let block = u64::from(self.superblock.block_bytes);
+        let len = bytes.len();
         while at < stop {
             match self.parse(bytes, base, at, link.header.generation) {
                 Parsed::Record(header) => {
@@ -378,7 +313,7 @@ impl<'a> Walk<'a> {
                         at = next_block;
                         continue;
                     }
-                    if link.end.is_some() && padded && next_block >= stop {
+                    if (link.end.is_some() || exact) && padded && next_block >= stop {
                         break;
                     }
                     self.classify(chain, number, bytes, base, at)?;

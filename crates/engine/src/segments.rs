@@ -11,11 +11,13 @@
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use parking_lot::Mutex;
+
+use crate::readers::{Pinned, Readers};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// A log position: bytes laid down since the store was opened, pads included.
@@ -25,6 +27,8 @@ pub type Lsn = u64;
 pub struct SegmentBuffer {
     start: NonNull<u8>,
     len: usize,
+    /// What stands before was not read from the device.
+    from: usize,
 }
 
 // SAFETY: the memory is plain bytes owned by this value; ranges are handed out disjointly (see `range_mut`), and
@@ -47,12 +51,17 @@ impl SegmentBuffer {
         // SAFETY: the range is the mapping made above.
         let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxHugepage) };
         let start = NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("mapped at address zero"))?;
-        Ok(Self { start, len })
+        Ok(Self { start, len, from: 0 })
     }
 
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Says that what stands before `from` is not there: readers have to look on the device.
+    pub fn begins_at(&mut self, from: usize) {
+        self.from = from;
     }
 
     /// Touches all of it now, so that writers do not have to.
@@ -131,7 +140,43 @@ pub fn value_of(buffer: &Arc<SegmentBuffer>, start: usize, len: usize) -> Bytes 
 struct Entry {
     generation: AtomicU32,
     base_lsn: AtomicU64,
+    /// Age of what it holds: a commit sequence number.
+    age: AtomicU64,
+    cold: AtomicBool,
+    /// Bytes that objects point to.
+    live: AtomicI64,
+    /// Bytes of the last checkpoint.
+    index: AtomicI64,
+    /// Of a cold segment: bytes of the operations in it, living or not.
+    filled: AtomicU64,
+    /// First and last transaction that a cold segment holds something of, once somebody has walked it.
+    range: Mutex<(u32, u64, u64)>,
+    /// Where the log left it: what stands behind counts for nothing.
+    end: AtomicU64,
     buffer: ArcSwapOption<SegmentBuffer>,
+}
+
+/// A segment in use, as the cleaner sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Its number.
+    pub segment: u64,
+    /// Its generation.
+    pub generation: u32,
+    /// Whether it holds what was moved, and checkpoints; else log.
+    pub cold: bool,
+    /// Age of what it holds: a commit sequence number.
+    pub age: u64,
+    /// Bytes that objects point to; a byte that two objects share counts twice.
+    pub live: u64,
+    /// Bytes of the last checkpoint.
+    pub index: u64,
+    /// Of a cold segment: bytes of the operations in it, living or not, as far as known.
+    pub filled: u64,
+    /// Of a cold segment: first and last transaction that it holds something of, as far as known.
+    pub range: (u64, u64),
+    /// Where the log left it, as an offset in the segment: what stands behind counts for nothing.
+    pub end: u64,
 }
 
 /// All segments of a device.
@@ -144,6 +189,7 @@ pub struct Segments {
     first: u64,
     lists: Mutex<Lists>,
     buffers_max: usize,
+    readers: Readers,
 }
 
 struct Lists {
@@ -160,6 +206,13 @@ impl Segments {
             .map(|_| Entry {
                 generation: AtomicU32::new(0),
                 base_lsn: AtomicU64::new(0),
+                age: AtomicU64::new(0),
+                cold: AtomicBool::new(false),
+                live: AtomicI64::new(0),
+                index: AtomicI64::new(0),
+                filled: AtomicU64::new(0),
+                range: Mutex::default(),
+                end: AtomicU64::new(u64::MAX),
                 buffer: ArcSwapOption::empty(),
             })
             .collect();
@@ -172,7 +225,18 @@ impl Segments {
             first,
             lists: Mutex::new(lists),
             buffers_max,
+            readers: Readers::default(),
         }
+    }
+
+    /// Taken before places are looked up in the index, kept until what stands there was read.
+    pub fn pin(&self) -> Pinned<'_> {
+        self.readers.pin()
+    }
+
+    /// Waits until nobody reads what was in the index before now.
+    pub fn wait_for_readers(&self) {
+        self.readers.wait();
     }
 
     /// Number of segments that can hold log.
@@ -190,11 +254,107 @@ impl Segments {
         self.lists.lock().recent.len() as u64
     }
 
-    /// Says that a segment holds log of this generation.
-    pub fn place(&self, segment: u64, generation: u32, base_lsn: Lsn) {
+    /// Says that a segment holds this generation of the log, or with `cold` of what was moved; `age` tells how old it is.
+    pub fn place(&self, segment: u64, generation: u32, base_lsn: Lsn, age: u64, cold: bool) {
         let entry = &self.entries[segment as usize];
         entry.base_lsn.store(base_lsn, Ordering::Release);
+        entry.age.store(age, Ordering::Release);
+        entry.cold.store(cold, Ordering::Release);
         entry.generation.store(generation, Ordering::Release);
+    }
+
+    /// An object points to `bytes` at this device offset from now on.
+    #[inline]
+    pub fn add_live(&self, offset: u64, bytes: u64) {
+        if let Some(entry) = self.entries.get(self.segment_of(offset) as usize) {
+            entry.live.fetch_add(bytes as i64, Ordering::Relaxed);
+        }
+    }
+
+    /// An object no longer points to `bytes` at this device offset.
+    #[inline]
+    pub fn sub_live(&self, offset: u64, bytes: u64) {
+        if let Some(entry) = self.entries.get(self.segment_of(offset) as usize) {
+            // Whoever sees that nothing is left also sees everything that was done before.
+            entry.live.fetch_sub(bytes as i64, Ordering::Release);
+        }
+    }
+
+    /// The checkpoint holds so many bytes more, or fewer, at this device offset.
+    pub fn add_index(&self, offset: u64, bytes: i64) {
+        if let Some(entry) = self.entries.get(self.segment_of(offset) as usize) {
+            entry.index.fetch_add(bytes, Ordering::AcqRel);
+        }
+    }
+
+    /// A cold segment has got `bytes` of operations more.
+    pub fn add_filled(&self, segment: u64, bytes: u64) {
+        if let Some(entry) = self.entries.get(segment as usize) {
+            entry.filled.fetch_add(bytes, Ordering::AcqRel);
+        }
+    }
+
+    /// A cold segment that is sealed holds something of these transactions, first and last.
+    pub fn set_range(&self, segment: u64, generation: u32, first: u64, last: u64) {
+        if let Some(entry) = self.entries.get(segment as usize) {
+            *entry.range.lock() = (generation, first, last);
+        }
+    }
+
+    /// The log left the segment at this offset in it.
+    pub fn set_end(&self, segment: u64, end: u64) {
+        if let Some(entry) = self.entries.get(segment as usize) {
+            entry.end.store(end, Ordering::Release);
+        }
+    }
+
+    /// One segment, if it is in use.
+    pub fn usage(&self, segment: u64) -> Option<Usage> {
+        let entry = self.entries.get(segment as usize)?;
+        let generation = entry.generation.load(Ordering::Acquire);
+        (generation != 0).then(|| Usage {
+            segment,
+            generation,
+            cold: entry.cold.load(Ordering::Acquire),
+            age: entry.age.load(Ordering::Acquire),
+            live: entry.live.load(Ordering::Acquire).max(0) as u64,
+            index: entry.index.load(Ordering::Acquire).max(0) as u64,
+            filled: entry.filled.load(Ordering::Acquire),
+            end: entry.end.load(Ordering::Acquire).min(self.segment_bytes),
+            range: match *entry.range.lock() {
+                (known, first, last) if known == generation => (first, last),
+                _ => (0, u64::MAX),
+            },
+        })
+    }
+
+    /// All segments in use.
+    pub fn in_use(&self) -> Vec<Usage> {
+        (self.first..self.entries.len() as u64).filter_map(|segment| self.usage(segment)).collect()
+    }
+
+    /// Makes a segment free that nothing points to any more, and that nobody reads. One that is `warm` still has its
+    /// blocks on the device, and is taken again first.
+    pub fn release(&self, segment: u64, warm: bool) {
+        let entry = &self.entries[segment as usize];
+        entry.generation.store(0, Ordering::Release);
+        entry.live.store(0, Ordering::Release);
+        entry.index.store(0, Ordering::Release);
+        entry.filled.store(0, Ordering::Release);
+        entry.end.store(u64::MAX, Ordering::Release);
+        let buffer = entry.buffer.swap(None);
+        let mut lists = self.lists.lock();
+        lists.recent.retain(|recent| *recent != segment);
+        if warm {
+            lists.free.push_front(segment);
+        } else {
+            lists.free.push_back(segment);
+        }
+        if let Some(Ok(buffer)) = buffer.map(Arc::try_unwrap)
+            && lists.spare.len() < 2
+        {
+            lists.spare.push(buffer);
+        }
     }
 
     /// Makes every segment that holds no log free.
@@ -220,12 +380,18 @@ impl Segments {
         self.lists.lock().free.pop_front()
     }
 
+    /// Gives a segment back that was taken and not used, for want of space under it: others are tried before it.
+    pub fn give_back(&self, segment: u64) {
+        self.lists.lock().free.push_back(segment);
+    }
+
     /// Memory for a segment: a spare one, or new.
     ///
     /// # Errors
     /// The operating system's, when memory is short.
     pub fn new_buffer(&self) -> std::io::Result<SegmentBuffer> {
-        if let Some(spare) = self.lists.lock().spare.pop() {
+        if let Some(mut spare) = self.lists.lock().spare.pop() {
+            spare.begins_at(0);
             return Ok(spare);
         }
         SegmentBuffer::new(self.segment_bytes as usize)
@@ -276,14 +442,6 @@ impl Segments {
         self.entries.get(segment as usize).map_or(0, |entry| entry.generation.load(Ordering::Acquire))
     }
 
-    /// Generation and number of every segment that holds log, oldest first.
-    pub fn in_log_order(&self) -> Vec<(u32, u64)> {
-        let placed = (self.first..self.entries.len() as u64).map(|segment| (self.generation(segment), segment));
-        let mut placed: Vec<_> = placed.filter(|(generation, _)| *generation != 0).collect();
-        placed.sort_unstable();
-        placed
-    }
-
     fn base_lsn(&self, segment: u64) -> Lsn {
         self.entries[segment as usize].base_lsn.load(Ordering::Acquire)
     }
@@ -297,7 +455,8 @@ impl Segments {
     pub fn with_buffer<R>(&self, offset: u64, f: impl FnOnce(&Arc<SegmentBuffer>, usize) -> R) -> Option<R> {
         let entry = self.entries.get(self.segment_of(offset) as usize)?;
         let guard = entry.buffer.load();
-        guard.as_ref().map(|buffer| f(buffer, self.within(offset) as usize))
+        let within = self.within(offset) as usize;
+        guard.as_ref().filter(|buffer| within >= buffer.from).map(|buffer| f(buffer, within))
     }
 }
 
@@ -312,7 +471,7 @@ mod tests {
         assert_eq!(segments.free_segments(), 7);
         for (generation, lsn) in [(1, 0), (2, 1 << 16), (3, 2 << 16)] {
             let segment = segments.take_free().unwrap();
-            segments.place(segment, generation, lsn);
+            segments.place(segment, generation, lsn, 0, false);
             segments.publish_buffer(segment, Arc::new(segments.new_buffer().unwrap()));
         }
         segments.evict_buffers((1 << 16) - 1);

@@ -48,6 +48,30 @@ pub struct Stats {
     pub segments: u64,
     /// Of those, free.
     pub free_segments: u64,
+    /// Bytes that objects point to; what two objects share counts twice.
+    pub live_bytes: u64,
+    /// Bytes of the last checkpoint on the device.
+    pub checkpoint_bytes: u64,
+    /// Checkpoints written.
+    pub checkpoints: u64,
+    /// Bytes that the last checkpoint wrote: what had changed.
+    pub checkpoint_write_bytes: u64,
+    /// How long the last checkpoint took, in microseconds.
+    pub checkpoint_us: u64,
+    /// Segments cleaned.
+    pub cleaned_segments: u64,
+    /// Bytes copied by cleaning.
+    pub cleaned_copy_bytes: u64,
+    /// Segments made free again.
+    pub freed_segments: u64,
+    /// Segments that could not be cleaned because something in them does not hold.
+    pub damaged_segments: u64,
+    /// Bytes written to cold segments: copies and checkpoints.
+    pub cold_write_bytes: u64,
+    /// Syncs of cold segments.
+    pub cold_syncs: u64,
+    /// 0: writes are let in; 1: they wait for the cleaner; 2: refused, the device is full.
+    pub gate: u64,
     /// Last commit sequence number.
     pub last_seq: u64,
     /// Calls of the device that took longer than `Options::slow_io`.
@@ -66,6 +90,12 @@ impl Stats {
     /// Index memory per slot key in bytes; 0 without slot keys.
     pub fn slot_index_bytes_per_key(&self) -> f64 {
         if self.slot_keys == 0 { 0.0 } else { self.slot_index_bytes as f64 / self.slot_keys as f64 }
+    }
+
+    /// Bytes written to the device for each byte of transactions; 0 before the first.
+    pub fn write_amplification(&self) -> f64 {
+        let written = self.device_write_bytes + self.cold_write_bytes;
+        if self.record_bytes == 0 { 0.0 } else { written as f64 / self.record_bytes as f64 }
     }
 
     /// All figures by name, as INFO shows them.
@@ -91,6 +121,18 @@ impl Stats {
             ("segment_bytes", self.segment_bytes),
             ("segments", self.segments),
             ("free_segments", self.free_segments),
+            ("live_bytes", self.live_bytes),
+            ("checkpoint_bytes", self.checkpoint_bytes),
+            ("checkpoints", self.checkpoints),
+            ("checkpoint_write_bytes", self.checkpoint_write_bytes),
+            ("checkpoint_us", self.checkpoint_us),
+            ("cleaned_segments", self.cleaned_segments),
+            ("cleaned_copy_bytes", self.cleaned_copy_bytes),
+            ("freed_segments", self.freed_segments),
+            ("damaged_segments", self.damaged_segments),
+            ("cold_write_bytes", self.cold_write_bytes),
+            ("cold_syncs", self.cold_syncs),
+            ("gate", self.gate),
             ("last_seq", self.last_seq),
             ("slow_calls", self.slow_calls),
             ("read_retries", self.read_retries),
@@ -106,6 +148,7 @@ impl Stats {
         ]
         .map(|(name, value)| (name, value.to_string()))
         .into();
+        entries.push(("write_amplification", format!("{:.3}", self.write_amplification())));
         entries.insert(3, ("slot_index_bytes_per_key", format!("{:.2}", self.slot_index_bytes_per_key())));
         entries
     }
@@ -147,6 +190,23 @@ impl Engine {
             stats.device_writes = log.counters.writes.load(Ordering::Relaxed);
             stats.device_write_bytes = log.counters.written_bytes.load(Ordering::Relaxed);
             stats.last_seq = log.last_seq();
+        }
+        for usage in self.segments.in_use() {
+            stats.live_bytes += usage.live;
+            stats.checkpoint_bytes += usage.index;
+        }
+        if let (Some(keeper), Some(log)) = (&self.keeper, &self.log) {
+            let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+            stats.checkpoints = load(&keeper.counters.checkpoints);
+            stats.checkpoint_write_bytes = load(&keeper.counters.checkpoint_bytes);
+            stats.checkpoint_us = load(&keeper.counters.checkpoint_us);
+            stats.cleaned_segments = load(&keeper.counters.cleaned);
+            stats.cleaned_copy_bytes = load(&keeper.counters.copied_bytes);
+            stats.freed_segments = load(&keeper.counters.freed);
+            stats.damaged_segments = load(&keeper.counters.damaged);
+            stats.cold_write_bytes = load(&keeper.cold().written_bytes);
+            stats.cold_syncs = load(&keeper.cold().syncs);
+            stats.gate = log.gate() as u64;
         }
         stats
     }

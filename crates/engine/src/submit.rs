@@ -19,12 +19,12 @@ use esker_store::{
 use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
 
-use crate::commit::{Log, Refused, Reservation, record_header};
+use crate::commit::{Class, Log, Refused, Reservation, record_header};
 use crate::format::{
     Kind, OpHeader, Payload, RECORD_HEADER_BYTES, checksum_payload, encode_operation, operation_bytes,
 };
 use crate::index::Loc;
-use crate::objects::{Names, Object, ObjectState, Step};
+use crate::objects::{Names, Object, ObjectState, Step, clone_range_words};
 use crate::open::Engine;
 use crate::segments::Lsn;
 
@@ -47,6 +47,7 @@ impl Key<'_> {
 enum Body<'t> {
     Given(&'t [u8], &'t Payload),
     Word([u8; 8]),
+    Words([u8; 32]),
     Short(&'t [u8]),
 }
 
@@ -55,6 +56,7 @@ impl Body<'_> {
         match self {
             Self::Given(bytes, _) | Self::Short(bytes) => bytes,
             Self::Word(word) => word,
+            Self::Words(words) => words,
         }
     }
 }
@@ -63,6 +65,8 @@ impl Body<'_> {
 struct Planned<'t> {
     kind: Kind,
     target: usize,
+    /// Where a clone or rename goes, else `target`.
+    to: usize,
     object: u64,
     argument: u64,
     key: Key<'t>,
@@ -110,14 +114,32 @@ impl Engine {
             return completion;
         }
         let mut fetched = Fetched::new();
+        // Places that guards look at stay what they are for as long as this is held.
+        let mut pinned = Some(self.segments.pin());
+        let mut looked_again = false;
         loop {
             match self.attempt(log, txn, &sums, &fetched) {
+                Attempt::Full if !looked_again => {
+                    // Perhaps something was removed since the cleaner looked last.
+                    looked_again = true;
+                    fetched.clear();
+                    pinned = None;
+                    log.look_again();
+                    pinned = pinned.or_else(|| Some(self.segments.pin()));
+                }
+                Attempt::Full => {
+                    let error = Error::Full { needed: self.record_bytes_max.min(txn_bytes(txn)), free: 0 };
+                    return Completion::ready(Err(error));
+                }
                 Attempt::Done(completion) => return completion,
                 Attempt::Retry => {}
                 Attempt::Busy => {
+                    fetched.clear();
+                    drop(pinned.take());
                     if let Err(error) = log.wait_for_room() {
                         return Completion::ready(Err(error));
                     }
+                    pinned = Some(self.segments.pin());
                 }
                 Attempt::Fetch(loc) => match self.reader.fetch(loc, self.mark.durable()) {
                     Ok(found) => fetched.push((loc, found.value)),
@@ -135,12 +157,6 @@ impl Engine {
         let log = self.log.as_ref().ok_or(Error::ReadOnly)?;
         if let Some(failure) = self.mark.failure() {
             return Err(failure);
-        }
-        let unsupported = txn.ops.iter().any(|op| {
-            matches!(op, Op::Object(_, Change::CloneTo { .. } | Change::CloneRange { .. } | Change::Rename { .. }))
-        });
-        if unsupported {
-            return Err(Error::Unsupported { backend: "esker", what: "clone or rename objects" });
         }
         Ok(log)
     }
@@ -169,8 +185,9 @@ impl Engine {
             if len > self.record_bytes_max {
                 return None;
             }
-            let reservation = log.reserve(len).ok()?;
+            let reservation = log.reserve(len, Class::Write).ok()?;
             let (seq, lsn_end) = (CommitSeq(reservation.seq), reservation.lsn + len);
+            self.objects.enter(id, &mut state, reservation.epoch);
             let mut loc = None;
             self.fill(reservation, std::slice::from_ref(&op), applied_only, |place| loc = Some(place));
             let payload = op.body.bytes();
@@ -182,7 +199,7 @@ impl Engine {
                 payload_len: payload.len() as u32,
                 loc: loc?,
             };
-            state.apply(&step, if applied_only { 0 } else { lsn_end });
+            state.apply(&step, if applied_only { 0 } else { lsn_end }, &self.segments);
             Some((seq, lsn_end))
         })?;
         let barrier = (!applied_only).then(|| Barrier::new(&self.mark, lsn_end));
@@ -217,7 +234,7 @@ impl Engine {
             let made;
             let sums = match &op.body {
                 Body::Given(_, sums) => *sums,
-                Body::Word(_) | Body::Short(_) => {
+                Body::Word(_) | Body::Words(_) | Body::Short(_) => {
                     made = checksum_payload(payload);
                     &made
                 }
@@ -238,8 +255,12 @@ impl Engine {
                 None => changes_names = true,
             }
         }
-        changes_names |=
-            txn.ops.iter().any(|op| !matches!(op, Op::Object(_, change) if !matches!(change, Change::Remove)));
+        changes_names |= txn.ops.iter().any(|op| match op {
+            Op::Object(_, change) => {
+                matches!(change, Change::Remove | Change::CloneTo { .. } | Change::Rename { .. })
+            }
+            Op::CreateCollection(_) | Op::RemoveCollection(_) => true,
+        });
         let mut names = changes_names.then(|| self.objects.names.write());
         if changes_names {
             targets = ids.iter().map(|id| self.objects.get_or_insert(id)).collect();
@@ -279,7 +300,12 @@ impl Engine {
         let empty = Names::new();
         let plan = match self.plan(txn, sums, ids, states, names.as_deref().unwrap_or(&empty)) {
             Ok(plan) => plan,
-            Err(error) => return Attempt::Done(Completion::ready(Err(error))),
+            Err(error) => {
+                // It tells what there is, and what there is not.
+                let lsn = states.iter().map(|state| self.shown_lsn(state)).max().unwrap_or(0);
+                let lsn = lsn.max(self.names_lsn.load(Ordering::Acquire));
+                return Attempt::Done(Completion::after(Err(error), self.barrier(lsn)));
+            }
         };
         if plan.is_empty() {
             // Nothing to do: whatever this depends on is in the objects' last changes.
@@ -297,24 +323,34 @@ impl Engine {
                 max: self.record_bytes_max,
             })));
         }
-        let reservation = match log.reserve(len) {
+        let class = if txn.ops.iter().all(takes_away) { Class::TakeAway } else { Class::Write };
+        let reservation = match log.reserve(len, class) {
             Ok(reservation) => reservation,
             Err(Refused::Busy) => return Attempt::Busy,
+            Err(Refused::Error(Error::Full { .. })) => return Attempt::Full,
             Err(Refused::Error(error)) => return Attempt::Done(Completion::ready(Err(error))),
         };
         let applied_only = txn.durability == Durability::Applied || log.acknowledges_applied();
         let lsn_end = reservation.lsn + len;
         let readers_wait_to = if applied_only { 0 } else { lsn_end };
         let seq = CommitSeq(reservation.seq);
+        let epoch = reservation.epoch;
+        for (object, state) in targets.iter().zip(states.iter_mut()) {
+            self.objects.enter(&object.id, state, epoch);
+        }
+        for op in plan.iter().filter(|op| op.kind == Kind::CreateObject) {
+            self.objects.note(op.object, epoch);
+        }
         let mut places: SmallVec<[Loc; 2]> = SmallVec::new();
         self.fill(reservation, &plan, applied_only, |place| places.push(place));
         // The record is whole: readers may learn of it.
-        self.publish(&plan, &places, targets, states, names, readers_wait_to);
+        self.publish(&plan, &places, targets, states, names, readers_wait_to, epoch);
         let barrier = (!applied_only).then(|| Barrier::new(&self.mark, lsn_end));
         Attempt::Done(Completion::after(Ok(seq), barrier))
     }
 
     /// Changes the index.
+    #[expect(clippy::too_many_arguments, reason = "one call site; most arguments are the locks that are held")]
     fn publish(
         &self,
         plan: &[Planned<'_>],
@@ -323,6 +359,7 @@ impl Engine {
         states: &mut [RwLockWriteGuard<'_, ObjectState>],
         mut names: Option<&mut Names>,
         readers_wait_to: Lsn,
+        epoch: u32,
     ) {
         for (op, loc) in plan.iter().zip(places) {
             let key = op.key.bytes();
@@ -335,24 +372,67 @@ impl Engine {
                 }
                 (Kind::CreateObject, Some(names)) => {
                     let object = &targets[op.target];
-                    states[op.target].number = op.object;
+                    let state = &mut states[op.target];
+                    state.number = op.object;
+                    self.objects.set_number(op.object, Some(object));
+                    state.touched = epoch;
                     // What the name held before may be gone through a removal that is not durable yet.
-                    states[op.target].removed_at_least(self.names_lsn.load(Ordering::Acquire));
+                    state.removed_at_least(self.names_lsn.load(Ordering::Acquire));
                     if let Some(collection) = names.get_mut(object.id.collection()) {
                         collection.insert(object.id.name().clone(), Arc::clone(object));
                     }
                 }
                 (Kind::RemoveObject, Some(names)) => {
+                    self.objects.set_number(op.object, None);
                     let id = &targets[op.target].id;
                     if let Some(collection) = names.get_mut(id.collection()) {
                         collection.remove(id.name());
                     }
                 }
+                (Kind::Rename, Some(names)) => {
+                    let (from, to) = (&targets[op.target].id, &targets[op.to]);
+                    if let Some(collection) = names.get_mut(from.collection()) {
+                        collection.remove(from.name());
+                    }
+                    if let Some(collection) = names.get_mut(to.id.collection()) {
+                        collection.insert(to.id.name().clone(), Arc::clone(to));
+                    }
+                    let mut moved = ObjectState::default();
+                    states[op.target].move_to(&mut moved);
+                    moved.move_to(&mut states[op.to]);
+                    states[op.target].removed_at_least(readers_wait_to);
+                    states[op.to].removed_at_least(readers_wait_to);
+                    self.objects.set_number(op.object, Some(to));
+                }
+                _ => {}
+            }
+            match op.kind {
+                Kind::Clone => {
+                    let mut copy = states[op.target].spaces.clone();
+                    copy.shares = true;
+                    let changed = states[op.target].changed_lsn.max(states[op.target].removed_lsn);
+                    let to = &mut states[op.to];
+                    to.put(copy, &self.segments);
+                    to.removed_at_least(changed.max(readers_wait_to));
+                }
+                Kind::CloneRange => {
+                    let Some([_, from, len, to]) = clone_range_words(op.body.bytes()) else { continue };
+                    let parts: Vec<_> = states[op.target].extents.lookup(from..from.saturating_add(len)).collect();
+                    let changed = states[op.target].changed_lsn;
+                    let state = &mut states[op.to];
+                    state.take_range(&parts, from, len, to, readers_wait_to, &self.segments);
+                    // A hole may be the work of a change of the source that is not durable yet.
+                    state.changed_lsn = state.changed_lsn.max(changed);
+                }
                 _ => {}
             }
             let names_changed = matches!(
                 op.kind,
-                Kind::CreateCollection | Kind::RemoveCollection | Kind::CreateObject | Kind::RemoveObject
+                Kind::CreateCollection
+                    | Kind::RemoveCollection
+                    | Kind::CreateObject
+                    | Kind::RemoveObject
+                    | Kind::Rename
             );
             if names_changed {
                 self.names_lsn.fetch_max(readers_wait_to, Ordering::AcqRel);
@@ -363,7 +443,7 @@ impl Engine {
             let payload = op.body.bytes();
             let payload_len = payload.len() as u32;
             let step = Step { kind: op.kind, argument: op.argument, key, payload, payload_len, loc: *loc };
-            states[op.target].apply(&step, readers_wait_to);
+            states[op.target].apply(&step, readers_wait_to, &self.segments);
         }
     }
 
@@ -461,6 +541,17 @@ impl Engine {
                 }
                 Op::Object(id, change) => {
                     let target = target_of(ids, id);
+                    if let Some(to_id) = destination(change) {
+                        if numbers[target] == 0 {
+                            return Err(Error::NoObject { object: id.to_string() });
+                        }
+                        let to = target_of(ids, to_id);
+                        if numbers[to] == 0 && !changes.exists(names, to_id.collection()) {
+                            return Err(Error::NoCollection { collection: to_id.collection().to_string() });
+                        }
+                        self.plan_copy(&mut plan, &mut numbers, &mut changes, (target, id), (to, to_id), change)?;
+                        continue;
+                    }
                     if numbers[target] == 0 {
                         if !creates(change) {
                             continue;
@@ -468,10 +559,7 @@ impl Engine {
                         if !changes.exists(names, id.collection()) {
                             return Err(Error::NoCollection { collection: id.collection().to_string() });
                         }
-                        *changes.objects.entry(id.collection().clone()).or_default() += 1;
-                        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-                        numbers[target] = number;
-                        plan.push(create_object(target, number, id));
+                        self.plan_creation(&mut plan, &mut numbers, &mut changes, target, id);
                     }
                     if matches!(change, Change::Remove) {
                         *changes.objects.entry(id.collection().clone()).or_default() -= 1;
@@ -487,12 +575,112 @@ impl Engine {
         }
         Ok(plan)
     }
+
+    fn plan_creation(
+        &self,
+        plan: &mut SmallVec<[Planned<'_>; 2]>,
+        numbers: &mut [u64],
+        changes: &mut NameChanges,
+        target: usize,
+        id: &ObjectId,
+    ) {
+        *changes.objects.entry(id.collection().clone()).or_default() += 1;
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        numbers[target] = number;
+        plan.push(create_object(target, number, id));
+    }
+
+    /// Plans a clone, a clone-range or a rename of an object that is there.
+    fn plan_copy(
+        &self,
+        plan: &mut SmallVec<[Planned<'_>; 2]>,
+        numbers: &mut [u64],
+        changes: &mut NameChanges,
+        (from, from_id): (usize, &ObjectId),
+        (to, to_id): (usize, &ObjectId),
+        change: &Change,
+    ) -> Result<()> {
+        match change {
+            Change::Rename { .. } => {
+                if numbers[to] != 0 {
+                    return Err(Error::Invalid { what: "rename", why: format!("object {to_id} exists") });
+                }
+                let key = Key::Made(full_name(to_id));
+                plan.push(Planned { kind: Kind::Rename, key, ..made_clone(from, to, numbers[from]) });
+                *changes.objects.entry(from_id.collection().clone()).or_default() -= 1;
+                *changes.objects.entry(to_id.collection().clone()).or_default() += 1;
+                numbers[to] = std::mem::take(&mut numbers[from]);
+            }
+            // An object is its own copy already.
+            Change::CloneTo { .. } if from == to => {}
+            Change::CloneTo { .. } => {
+                // The copy is a new object, whatever its name held before.
+                if numbers[to] != 0 {
+                    let object = numbers[to];
+                    plan.push(Planned { kind: Kind::RemoveObject, ..made_clone(to, to, object) });
+                    *changes.objects.entry(to_id.collection().clone()).or_default() -= 1;
+                }
+                self.plan_creation(plan, numbers, changes, to, to_id);
+                let copy = Planned { argument: numbers[to], ..made_clone(from, to, numbers[from]) };
+                plan.push(copy);
+            }
+            Change::CloneRange { from_offset, len, to_offset, .. } => {
+                if numbers[to] == 0 {
+                    self.plan_creation(plan, numbers, changes, to, to_id);
+                }
+                if *len > 0 {
+                    let mut words = [0; 32];
+                    let numbers_to = [numbers[to], *from_offset, *len, *to_offset];
+                    for (word, value) in words.chunks_mut(8).zip(numbers_to) {
+                        word.copy_from_slice(&value.to_le_bytes());
+                    }
+                    let copy = made_clone(from, to, numbers[from]);
+                    plan.push(Planned { kind: Kind::CloneRange, body: Body::Words(words), ..copy });
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn made_clone(target: usize, to: usize, object: u64) -> Planned<'static> {
+    Planned { kind: Kind::Clone, target, to, object, argument: 0, key: Key::Given(&[]), body: Body::Short(&[]) }
+}
+
+/// Where a clone, clone-range or rename goes.
+fn destination(change: &Change) -> Option<&ObjectId> {
+    match change {
+        Change::CloneTo { to } | Change::CloneRange { to, .. } | Change::Rename { to } => Some(to),
+        _ => None,
+    }
+}
+
+/// Whether the operation frees space and takes none but its own record: these go on when the device is full.
+fn takes_away(op: &Op) -> bool {
+    match op {
+        Op::CreateCollection(_) => false,
+        Op::RemoveCollection(_) => true,
+        Op::Object(_, change) => matches!(
+            change,
+            Change::Remove
+                | Change::Truncate { .. }
+                | Change::Zero { .. }
+                | Change::XattrRemove { .. }
+                | Change::OmapRemove { .. }
+                | Change::OmapRemoveRange { .. }
+                | Change::OmapClear
+                | Change::SlotRemove { .. }
+                | Change::SlotRemoveRange { .. }
+        ),
+    }
 }
 
 enum Attempt {
     Done(Completion<CommitSeq>),
     Retry,
     Busy,
+    Full,
     Fetch(Loc),
 }
 
@@ -512,12 +700,23 @@ fn drop_absent(
     }
 }
 
+/// About how much a transaction takes, for an error message.
+fn txn_bytes(txn: &Transaction) -> u64 {
+    let payload = |op: &Op| match op {
+        Op::Object(_, Change::Write { data, .. }) => data.len(),
+        Op::Object(_, Change::OmapSet { value, .. } | Change::SlotSet { value, .. }) => value.len(),
+        _ => 0,
+    };
+    txn.ops.iter().map(|op| operation_bytes(64, payload(op))).sum()
+}
+
 /// The objects of a transaction, in order, each once.
 fn target_ids(txn: &Transaction) -> SmallVec<[&ObjectId; 2]> {
     let mut ids: SmallVec<[&ObjectId; 2]> = txn.guards.iter().map(|guard| &guard.object).collect();
     for op in &txn.ops {
-        if let Op::Object(id, _) = op {
+        if let Op::Object(id, change) = op {
             ids.push(id);
+            ids.extend(destination(change));
         }
     }
     if ids.len() > 1 {
@@ -556,21 +755,35 @@ fn creates(change: &Change) -> bool {
 }
 
 fn collection_op(kind: Kind, collection: &Collection) -> Planned<'_> {
-    Planned { kind, target: 0, object: 0, argument: 0, key: Key::Given(collection.name()), body: Body::Short(&[]) }
+    Planned {
+        kind,
+        target: 0,
+        to: 0,
+        object: 0,
+        argument: 0,
+        key: Key::Given(collection.name()),
+        body: Body::Short(&[]),
+    }
 }
 
-fn create_object(target: usize, number: u64, id: &ObjectId) -> Planned<'static> {
+/// Collection and name in one key.
+fn full_name(id: &ObjectId) -> SmallVec<[u8; 64]> {
     let collection = id.collection().name();
     let mut key = SmallVec::with_capacity(1 + collection.len() + id.name().len());
     key.push(collection.len() as u8);
     key.extend_from_slice(collection);
     key.extend_from_slice(id.name());
+    key
+}
+
+fn create_object(target: usize, number: u64, id: &ObjectId) -> Planned<'static> {
     Planned {
         kind: Kind::CreateObject,
         target,
+        to: target,
         object: number,
         argument: 0,
-        key: Key::Made(key),
+        key: Key::Made(full_name(id)),
         body: Body::Short(&[]),
     }
 }
@@ -598,5 +811,5 @@ fn plan_change<'t>(target: usize, object: u64, change: &'t Change, sums: &'t Pay
         Change::SlotRemove { index } => (Kind::SlotRemove, *index, empty, Body::Short(empty)),
         Change::SlotRemoveRange { start, end } => (Kind::SlotRemoveRange, *start, empty, Body::Word(end.to_le_bytes())),
     };
-    Some(Planned { kind, target, object, argument, key: Key::Given(key), body })
+    Some(Planned { kind, target, to: target, object, argument, key: Key::Given(key), body })
 }

@@ -42,12 +42,17 @@ fn fill(engine: &Engine, from: u64, to: u64) {
 }
 
 fn verify(engine: &Engine, to: u64) {
+    try_verify(engine, to).unwrap();
+}
+
+/// Every value is right, or the first error.
+fn try_verify(engine: &Engine, to: u64) -> Result<(), Error> {
     for i in 0..to {
         let value = Bytes::from(vec![i as u8; (i * 37 % 6000) as usize]);
-        assert_eq!(engine.slot_get(&object("slots"), i).wait().unwrap(), Some(value.clone()), "slot {i}");
-        assert_eq!(engine.omap_get(&object("omap"), format!("key{i:05}").as_bytes()).wait().unwrap(), Some(value));
+        assert!(engine.slot_get(&object("slots"), i).wait()? == Some(value.clone()), "slot {i}");
+        assert!(engine.omap_get(&object("omap"), format!("key{i:05}").as_bytes()).wait()? == Some(value), "key {i}");
     }
-    let last = engine.xattr(&object("bytes"), b"last").wait().unwrap().unwrap();
+    let last = engine.xattr(&object("bytes"), b"last").wait()?.unwrap();
     assert_eq!(last, Bytes::from((to - 1).to_string()));
     let mut expected = Vec::new();
     for i in 0..to {
@@ -58,7 +63,8 @@ fn verify(engine: &Engine, to: u64) {
             expected[offset..offset + value.len()].copy_from_slice(&value);
         }
     }
-    assert_eq!(engine.read(&object("bytes"), 0..u64::MAX).wait().unwrap(), expected);
+    assert_eq!(engine.read(&object("bytes"), 0..u64::MAX).wait()?, expected);
+    Ok(())
 }
 
 #[test]
@@ -110,7 +116,7 @@ fn reads_are_verified_wherever_a_bit_flips() {
     drop(engine);
     let image = clean.image();
     let used: Vec<usize> = (0..image.len()).filter(|at| image[*at] != 0).collect();
-    let (mut refused, mut unharmed) = (0, 0);
+    let (mut refused, mut told, mut unharmed) = (0, 0, 0);
     for at in used.iter().step_by(211).chain(used.iter().take(400)) {
         let mut image = image.clone();
         image[*at] ^= 1 << (at % 8);
@@ -118,14 +124,18 @@ fn reads_are_verified_wherever_a_bit_flips() {
         match open(&device) {
             Err(Error::Corrupt { .. } | Error::Invalid { .. }) => refused += 1,
             Err(other) => panic!("byte {at}: {other}"),
-            Ok(engine) => {
-                verify(&engine, 20);
-                unharmed += 1;
-            }
+            Ok(engine) => match try_verify(&engine, 20) {
+                Ok(()) => unharmed += 1,
+                Err(Error::Corrupt { offset, .. }) => {
+                    assert!(offset / SEGMENT_BYTES == *at as u64 / SEGMENT_BYTES, "byte {at}: error at {offset}");
+                    told += 1;
+                }
+                Err(other) => panic!("byte {at}: {other}"),
+            },
         }
     }
-    println!("{refused} refused, {unharmed} unharmed");
-    assert!(refused > 0);
+    println!("{refused} refused, {told} told when read, {unharmed} unharmed");
+    assert!(refused > 0 && told > 0);
 }
 
 #[test]
@@ -158,10 +168,13 @@ fn check_finds_what_opening_would() {
     fill(&engine, 0, 30);
     engine.close().unwrap();
     drop(engine);
-    let report = check(&*device, true, &mut |_, _| {}).unwrap();
-    assert_eq!((report.records, report.clean), (31, true));
-    assert!(check(&*device, false, &mut |_, _| {}).unwrap().segments > 1);
-    assert!(matches!(check(&MemoryDevice::new(4 << 20), true, &mut |_, _| {}), Err(Error::Invalid { .. })));
+    let device: Arc<dyn Device> = device;
+    let report = check(Arc::clone(&device), true, &mut |_, _| {}).unwrap();
+    assert_eq!((report.objects, report.clean, report.records, report.damage), (3, true, 0, vec![]));
+    assert!(report.entries >= 30 + 30 + 29 && report.live_bytes > 30 * 500 * 3);
+    assert!(check(device, false, &mut |_, _| {}).unwrap().segments > 1);
+    let blank = Arc::new(MemoryDevice::new(4 << 20));
+    assert!(matches!(check(blank, true, &mut |_, _| {}), Err(Error::Invalid { .. })));
 }
 
 #[test]

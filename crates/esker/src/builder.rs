@@ -191,15 +191,15 @@ impl Builder {
         Ok(made)
     }
 
-    /// Walks the store at `location` without changing it and reports every damage; `deep` reads payloads as well.
-    /// `progress` is told (bytes done, bytes in all).
+    /// Checks the store at `location` without changing it and reports every damage; `deep` reads all values as well.
+    /// `progress` is told (entries done, entries in all).
     ///
     /// # Errors
     /// Those of opening; damage is in the report, unless it hides the store altogether.
     pub fn check(self, location: &str, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
         let (_, place) = self.at(location)?;
         let device = open_device(&device_of(place, "checking")?, true)?;
-        Ok(esker_engine::check(&*device, deep, progress)?)
+        Ok(esker_engine::check(device, deep, progress)?)
     }
 
     /// Shows what stands on the device at `location`, item by item.

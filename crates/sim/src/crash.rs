@@ -1,103 +1,155 @@
-//! Crash runs: random transactions, a power cut or a failure at any I/O, recovery, and the promises of DESIGN §5.
+//! Crash runs: random transactions, power cuts and failures at any I/O, recovery, and the promises of DESIGN §5.
 //!
-//! open → transactions, reads, waits → power cut at the n-th I/O → what survives → open → equal to a prefix? → again
+//! open → transactions, reads, maintenance, waits → power cut, failure or clean stop → what survives → open → equal to
+//! a prefix? → again; at the end one flipped bit
 //!
 //! Checked in every run:
 //! - `acknowledged_writes_survive`: the recovered prefix holds every transaction whose completion was waited for.
-//! - `recovery_is_a_prefix` and `transactions_are_atomic`: the recovered state equals the model after some number of
-//!   transactions, in all spaces of all objects of both collections.
+//! - `recovery_is_a_prefix`, `transactions_are_atomic` and `deleted_stays_deleted`: the recovered state equals the model
+//!   after some number of transactions, in all spaces of all objects of all collections; commit order as well.
 //! - `nothing_unwritten_is_read`: whatever a read or a failed guard showed without a pending barrier is in the prefix.
-//! - `reads_are_verified`: after a clean stop one flipped bit gives an error or changes nothing.
+//! - `reads_are_verified`: one flipped bit, under an open store or a stopped one, gives an error or changes nothing.
+//! - `full_device_recovers`: a refused transaction changes nothing; with [`RECLAIMS`], deletes go through and then
+//!   writes do.
+//! - No error without a cause: the store refuses and stops only when the model, the room or the device says why.
+//! - [`esker_engine::check`] finds nothing on an undamaged image, and something wherever reading finds damage.
+//!
+//! What happens during one life of the store stands in `life.rs`; which devices and failures in [`crate::kind`].
 
 use std::sync::Arc;
 
-use esker_device::{Device, MemoryDevice};
-use esker_engine::{Engine, FormatOptions, Options};
-use esker_store::{Collection, Completion, Error, ObjectStore, Transaction};
+use esker_device::Device;
+use esker_engine::{Engine, FormatOptions, Options, check};
+use esker_store::{CommitEntry, Error, ObjectStore};
 
-use crate::fault::{Faults, FaultyDevice, Survival};
-use crate::history::{History, Probe, transaction, whole_state};
+use crate::fault::{FaultyDevice, Image, Survival};
+use crate::generate::Taste;
+use crate::history::{History, Unread, commit_order, whole_state};
+use crate::kind::{self, Kind, SEGMENT_BYTES};
+use crate::model::{ModelState, difference};
 
-const DEVICE_BYTES: u64 = 3 << 20;
-const SEGMENT_BYTES: u64 = 64 << 10;
-/// Power cuts in one run.
+/// Whether the engine wins back the space of what was overwritten and deleted. Where it does, a full device takes
+/// deletes, and once at most a quarter of the device is alive, it takes writes.
+pub const RECLAIMS: bool = true;
+
+/// Whether entries keep their commit order, whatever is cleaned, copied and reopened. Where not, it is not compared.
+pub const COMMIT_ORDER_IS_KEPT: bool = true;
+
+/// Whether commit order can be read after a crash has left a torn record in a segment that the log then left. Where it
+/// cannot, a scan in commit order may answer [`Error::Corrupt`].
+pub const COMMIT_ORDER_AFTER_TORN_END: bool = true;
+
+/// Whether a deep check finds all damage that reading finds.
+pub const CHECK_FINDS_ALL_DAMAGE: bool = true;
+
+/// Lives of the store in one run.
 const ROUNDS: usize = 4;
-const STEPS_MAX: usize = 60;
+
+/// Maintenance between two transactions, at the run's choice: two times of three one segment is cleaned, else a
+/// checkpoint is written. Whether anything was done.
+///
+/// The one place where runs ask for it. With `Ok(false)` for a body they do without.
+///
+/// # Errors
+/// The engine's.
+pub(crate) fn maintain(engine: &Engine, rng: &mut fastrand::Rng) -> Result<bool, Error> {
+    match rng.u8(0..3) {
+        0..2 => engine.clean(),
+        _ => engine.checkpoint().map(|()| true),
+    }
+}
 
 /// What a run did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Transactions applied.
     pub transactions: u64,
+    /// Transactions refused for what they name, as the model says.
+    pub refused: u64,
+    /// Transactions refused because the device was full.
+    pub full: u64,
+    /// Times that maintenance did something.
+    pub maintained: u64,
     /// Power cuts and failures survived.
     pub crashes: u64,
     /// Transactions that a crash took back, none of them acknowledged.
     pub taken_back: u64,
+    /// Most zones that were partly written at once.
+    pub open_zones: u64,
     /// Hash of every I/O of the run.
     pub trace: u64,
 }
 
-struct Run {
-    rng: fastrand::Rng,
-    /// Values are large: segments fill quickly.
-    large: bool,
-    history: History,
+pub(crate) struct Run {
+    pub(crate) kind: Kind,
+    pub(crate) rng: fastrand::Rng,
+    pub(crate) taste: Taste,
+    pub(crate) history: History,
     /// So many transactions must be there after the next crash.
-    owed: usize,
-    outcome: Outcome,
+    pub(crate) owed: usize,
+    /// The store was stopped cleanly, and the device not touched since.
+    stopped_cleanly: bool,
+    /// The policy in force acknowledges before the sync.
+    pub(crate) acknowledges_applied: bool,
+    /// Of 100 steps, so many are maintenance.
+    pub(crate) maintain_percent: u8,
+    pub(crate) outcome: Outcome,
 }
 
-/// Runs one seed.
+/// Runs one seed, as the kind that it chooses.
 ///
 /// # Errors
 /// The promise that was broken, and how.
 pub fn run(seed: u64) -> Result<Outcome, String> {
-    let blank = MemoryDevice::new(DEVICE_BYTES);
+    run_as(Kind::of_seed(seed), seed)
+}
+
+/// Runs one seed as this kind.
+///
+/// # Errors
+/// The promise that was broken, and how.
+pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let blank = FaultyDevice::new(Image::blank(kind.shape(&mut rng)), rng.u64(..));
     let format = FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [seed as u8; 16] };
-    Engine::format(&blank, &format).map_err(|error| error.to_string())?;
-    let mut image = blank.image();
-    let rng = fastrand::Rng::with_seed(seed);
-    let mut run =
-        Run { rng, large: seed.is_multiple_of(3), history: History::new(), owed: 0, outcome: Outcome::default() };
+    Engine::format(&blank, &format).map_err(|error| format!("formatting: {error}"))?;
+    let mut image = blank.image_after_power_cut(Survival::None);
+    let taste =
+        Taste { large: kind.fills() || rng.u8(0..3) == 0, hoards: false, copies: false, payload_bytes_max: 36 << 10 };
+    let mut run = Run {
+        kind,
+        rng,
+        taste,
+        history: History::new(),
+        owed: 0,
+        stopped_cleanly: false,
+        acknowledges_applied: false,
+        maintain_percent: 0,
+        outcome: Outcome::default(),
+    };
     for round in 0..ROUNDS {
-        let device = Arc::new(FaultyDevice::new(image, run.rng.u64(..)));
-        image = run.round(&device).map_err(|broken| format!("round {round}: {broken}"))?;
-        run.outcome.trace ^= device.counts().trace.rotate_left(round as u32);
+        image = run.round(image).map_err(|broken| format!("round {round}: {broken}"))?;
     }
-    run.flip(image)?;
+    run.damage(image).map_err(|broken| format!("damage: {broken}"))?;
     Ok(run.outcome)
 }
 
-fn open(device: &Arc<FaultyDevice>, rng: &mut fastrand::Rng) -> Result<Engine, Error> {
-    let options = Options {
-        commit_thread: false,
-        recent_bytes: if rng.bool() { 0 } else { 1 << 20 },
-        cache_bytes: 1 << 16,
-        // Little room makes the log append without a sync, much lets segments be sealed before they are written.
-        pending_bytes_max: rng.choice([4 << 10, 32 << 10, 4 * SEGMENT_BYTES]).unwrap_or(4 << 10),
-        ..Options::default()
-    };
-    Engine::open(Arc::clone(device) as Arc<dyn Device>, options)
-}
-
 impl Run {
-    /// One life of the store; returns what the crash leaves of the device.
-    fn round(&mut self, device: &Arc<FaultyDevice>) -> Result<Vec<u8>, String> {
-        // Sometimes power goes again while the store recovers.
-        if self.rng.u8(0..4) == 0 {
-            let at = self.rng.u64(1..6);
-            device.set_faults(Faults { power_cut_at: Some(at), ..Faults::default() });
-            if let Err(error) = open(device, &mut self.rng).map(|engine| engine.close())
-                && !device.power_is_off()
-            {
-                return Err(format!("opening failed: {error}"));
-            }
-            self.outcome.crashes += 1;
-            let survival = self.survival();
-            let again = FaultyDevice::new(device.image_after_power_cut(survival), self.rng.u64(..));
-            return self.life(&Arc::new(again));
-        }
-        self.life(device)
+    fn device(&mut self, image: Image) -> Arc<FaultyDevice> {
+        Arc::new(FaultyDevice::new(image, self.rng.u64(..)))
+    }
+
+    /// The device is not used any more.
+    fn done(&mut self, device: &FaultyDevice) {
+        let counts = device.counts();
+        self.outcome.trace = self.outcome.trace.rotate_left(7) ^ counts.trace;
+        self.outcome.open_zones = self.outcome.open_zones.max(counts.open_zones as u64);
+    }
+
+    fn open(&mut self, device: &Arc<FaultyDevice>) -> Result<Engine, Error> {
+        let options = kind::options(&mut self.rng);
+        self.acknowledges_applied = options.policy.acknowledges_applied();
+        Engine::open(Arc::clone(device) as Arc<dyn Device>, options)
     }
 
     fn survival(&mut self) -> Survival {
@@ -105,222 +157,228 @@ impl Run {
         all[self.rng.usize(0..all.len())]
     }
 
-    fn life(&mut self, device: &Arc<FaultyDevice>) -> Result<Vec<u8>, String> {
-        let engine = open(device, &mut self.rng).map_err(|error| format!("opening after a crash failed: {error}"))?;
-        self.recovered(&engine)?;
-        let mut faults = Faults::default();
-        match self.rng.u8(0..8) {
-            0 => faults.failed_write_at = Some(self.rng.u64(1..30)),
-            1 => faults.failed_sync_at = Some(self.rng.u64(1..20)),
-            2 => {}
-            _ => faults.power_cut_at = Some(self.rng.u64(1..60)),
-        }
-        device.set_faults(faults);
-        let steps = self.rng.usize(1..STEPS_MAX);
-        let mut lived = self.collections(&engine);
-        for _ in 0..steps {
-            if !lived {
-                break;
+    /// One opening, perhaps after some that failed, and one life; returns what is left of the device.
+    fn round(&mut self, image: Image) -> Result<Image, String> {
+        let mut device = self.device(image);
+        while let Some(faults) = self.kind.opening_faults(&mut self.rng) {
+            device.set_faults(faults);
+            match self.open(&device).and_then(|engine| engine.close()) {
+                Err(error) if !device.has_failed() && device.counts().failed_reads == 0 => {
+                    return Err(format!("opening failed: {error}"));
+                }
+                _ => {}
             }
-            lived = self.step(&engine)?;
+            self.stopped_cleanly = false;
+            self.outcome.crashes += 1;
+            let survival = self.survival();
+            self.done(&device);
+            device = self.device(device.image_after_power_cut(survival));
         }
-        if lived && self.rng.u8(0..4) == 0 && engine.close().is_ok() {
-            self.owed = self.history.len();
+        if self.rng.u8(0..6) == 0 {
+            self.checked(&device, "before opening")?;
         }
-        if !lived && !device.power_is_off() {
-            self.after_failure(&engine)?;
+        let seen = if self.rng.u8(0..8) == 0 { Some(self.read_only(&device)?) } else { None };
+        let engine = self.open(&device).map_err(|error| format!("opening after a crash failed: {error}"))?;
+        if self.stopped_cleanly && !engine.recovery().clean {
+            return Err("the store was stopped cleanly, and its opening does not say so".into());
         }
-        let survival = self.survival();
-        let image = device.image_after_power_cut(survival);
+        self.stopped_cleanly = false;
+        self.recovered(&engine, seen.as_ref())?;
+        if self.rng.u8(0..6) == 0 {
+            self.checked(&device, "after opening")?;
+        }
+        self.taste.copies = engine.capability().clone;
+        let survivor = self.life(&engine, &device)?;
         // The process is gone: what the engine would still do as it closes no longer counts.
-        device.set_faults(Faults { power_cut_at: Some(1), ..Faults::default() });
+        device.cut_power();
         drop(engine);
-        self.outcome.crashes += 1;
-        Ok(image)
+        self.done(&device);
+        Ok(survivor)
     }
 
-    /// The recovered state must be a prefix that holds everything owed.
-    fn recovered(&mut self, engine: &Engine) -> Result<(), String> {
-        let found = whole_state(engine)?;
-        let seq = engine.stats().last_seq;
-        let by_seq = self.history.seqs.iter().take_while(|known| known.0 <= seq).count();
-        if by_seq < self.owed {
+    fn life(&mut self, engine: &Engine, device: &FaultyDevice) -> Result<Image, String> {
+        let faults = self.kind.faults(&mut self.rng);
+        device.set_faults(faults);
+        self.taste.hoards = self.kind.fills() && self.rng.u8(0..4) != 0;
+        self.maintain_percent = self.rng.choice([2, 10, 40]).unwrap_or(2);
+        let steps = self.rng.usize(1..self.kind.steps_max());
+        let lived = self.live(engine, device, steps)?;
+        if lived && self.rng.u64(0..16) < self.kind.clean_stops() {
+            // A store that found itself full as it opened has no log to end.
+            let has_log = engine.stats().last_seq > 0;
+            match engine.close() {
+                Ok(()) => {
+                    self.owed = self.history.len();
+                    self.stopped_cleanly = has_log;
+                }
+                Err(_) if device.has_failed() => {}
+                Err(error) => return Err(format!("closing failed: {error}")),
+            }
+        }
+        if !lived && !device.power_is_off() {
+            self.after_failure(engine, device)?;
+        }
+        self.outcome.crashes += u64::from(!self.stopped_cleanly);
+        let survival = self.survival();
+        Ok(device.image_after_power_cut(survival))
+    }
+
+    /// A deep check of what is on the device: nothing is damaged, and nothing is written.
+    fn checked(&mut self, device: &Arc<FaultyDevice>, when: &str) -> Result<(), String> {
+        let before = device.counts();
+        let report = check(Arc::clone(device) as Arc<dyn Device>, true, &mut |_, _| {})
+            .map_err(|error| format!("the check {when} finds: {error}"))?;
+        if let Some(damage) = report.damage.first() {
+            return Err(format!("the check {when} finds at {}: {}", damage.offset, damage.what));
+        }
+        let after = device.counts();
+        if (before.writes, before.discards) != (after.writes, after.discards) {
+            return Err(format!("the check {when} wrote: {after:?}"));
+        }
+        Ok(())
+    }
+
+    /// Opens read-only: nothing is written; returns what is read.
+    fn read_only(&mut self, device: &Arc<FaultyDevice>) -> Result<ModelState, String> {
+        let options = Options { read_only: true, ..kind::options(&mut self.rng) };
+        let engine = Engine::open(Arc::clone(device) as Arc<dyn Device>, options);
+        let engine = engine.map_err(|error| format!("opening read-only failed: {error}"))?;
+        let found = whole_state(&engine).map_err(|unread| format!("read-only: {unread}"))?;
+        drop(engine);
+        let counts = device.counts();
+        if counts.writes + counts.discards > 0 {
+            return Err(format!("opened read-only, the engine wrote: {counts:?}"));
+        }
+        Ok(found)
+    }
+
+    /// The recovered state must be a prefix that holds everything owed, and what a read-only opening showed before.
+    fn recovered(&mut self, engine: &Engine, seen: Option<&ModelState>) -> Result<(), String> {
+        let found = whole_state(engine).map_err(|unread| unread.to_string())?;
+        if let Some(difference) = seen.and_then(|seen| difference(seen, &found)) {
+            return Err(format!("after a read-only opening: {difference}"));
+        }
+        let states = &self.history.states;
+        let prefix = match engine.stats().last_seq {
+            // A store that is full as it opens has no log and tells no number.
+            0 => (self.owed..states.len()).rev().find(|n| *states[*n] == found).unwrap_or(0),
+            seq => self.history.up_to(seq),
+        };
+        if self.history.up_to_change(prefix) < self.owed {
             return Err(format!(
-                "acknowledged_writes_survive: {} transactions were acknowledged or shown, {by_seq} are there",
+                "acknowledged_writes_survive: {} transactions were acknowledged or shown, {prefix} are there",
                 self.owed
             ));
         }
-        if *self.history.states[by_seq] != found {
-            let near = self.history.states.iter().position(|state| **state == found);
+        if let Some(difference) = difference(&states[prefix], &found) {
+            let near = states.iter().position(|state| **state == found);
             return Err(format!(
-                "recovery_is_a_prefix: sequence number {seq} is transaction {by_seq}, but the state is that after {near:?} (of {})",
-                self.history.len()
+                "recovery_is_a_prefix: {prefix} of {} transactions are there by sequence number {}, but {difference}; the state is that after {near:?}",
+                self.history.len(),
+                engine.stats().last_seq,
             ));
         }
-        self.outcome.taken_back += (self.history.len() - by_seq) as u64;
-        self.history.truncate(by_seq);
+        self.outcome.taken_back += (self.history.len() - prefix) as u64;
+        self.history.truncate(prefix);
         self.owed = self.history.len();
-        Ok(())
+        if self.rng.u8(0..3) == 0 { self.in_commit_order(engine).map_err(|unread| unread.to_string()) } else { Ok(()) }
     }
 
-    /// Makes the collections; false if the device failed meanwhile.
-    fn collections(&mut self, engine: &Engine) -> bool {
-        let txn =
-            Transaction::new().create_collection(&Collection::new("even")).create_collection(&Collection::new("odd"));
-        engine.submit(txn).wait().is_ok()
-    }
-
-    /// One step; false if the store has stopped.
-    fn step(&mut self, engine: &Engine) -> Result<bool, String> {
-        match self.rng.u8(0..10) {
-            0..5 => self.submit(engine),
-            5..8 => self.probe(engine),
-            8 => self.failing_guard(engine),
-            _ => {
-                let all = self.history.len();
-                let synced = engine.sync().wait().is_ok();
-                if synced {
-                    self.owed = all;
-                }
-                Ok(synced)
-            }
-        }
-    }
-
-    fn submit(&mut self, engine: &Engine) -> Result<bool, String> {
-        let txn = transaction(&mut self.rng, self.large);
-        let completion = engine.submit(txn.clone());
-        let (result, barrier) = completion.into_parts();
-        match result {
-            Ok(seq) => {
-                let before = self.history.seqs.last().map_or(0, |seq| seq.0);
-                // A transaction that changes nothing has no record and no number of its own.
-                if seq.0 > before && engine.stats().last_seq == seq.0 {
-                    self.history.push(&txn, seq);
-                    self.outcome.transactions += 1;
-                }
-            }
-            Err(Error::Full { .. }) => return Ok(false),
-            Err(Error::Stopped { .. }) => return Ok(false),
-            Err(other) => return Err(format!("submit: {other}")),
-        }
-        if self.rng.bool() {
-            let all = self.history.len();
-            match barrier.map(|barrier| barrier.wait()) {
-                Some(Ok(())) => self.owed = self.owed.max(all),
-                Some(Err(_)) => return Ok(false),
-                None => {}
-            }
-        }
-        Ok(true)
-    }
-
-    /// Which transactions the value of a probe depends on: the last one that changed it and asked for durability.
-    fn depends_on(&self, probe: &Probe) -> usize {
-        let states = &self.history.states;
-        let now = probe.expected(self.history.now());
-        (1..states.len())
-            .rev()
-            .find(|n| probe.expected(&states[n - 1]) != now)
-            .filter(|n| !self.history.applied_only[n - 1])
-            .unwrap_or(0)
-    }
-
-    fn shown<T>(&mut self, completion: Completion<T>, depends_on: usize) -> (Result<T, Error>, bool) {
-        let (result, barrier) = completion.into_parts();
-        let Some(barrier) = barrier else {
-            self.owed = self.owed.max(depends_on);
-            return (result, true);
-        };
-        if self.rng.bool() {
-            return (result, true);
-        }
-        let reached = barrier.wait().is_ok();
-        if reached {
-            self.owed = self.owed.max(depends_on);
-        }
-        (result, reached)
-    }
-
-    fn probe(&mut self, engine: &Engine) -> Result<bool, String> {
-        let probe = Probe::random(&mut self.rng);
-        let depends_on = self.depends_on(&probe);
-        let (result, lived) = self.shown(probe.read(engine), depends_on);
-        match result {
-            Ok(value) if value == probe.expected(self.history.now()) => Ok(lived),
-            Ok(value) => {
-                let expected = probe.expected(self.history.now());
-                Err(format!("{probe:?} is {value:?}, expected {expected:?}"))
-            }
-            Err(Error::Io { .. }) => Ok(false),
-            Err(other) => Err(format!("{probe:?}: {other}")),
-        }
-    }
-
-    fn failing_guard(&mut self, engine: &Engine) -> Result<bool, String> {
-        let probe = Probe::random(&mut self.rng);
-        let depends_on = self.depends_on(&probe);
-        // The opposite of what holds.
-        let wrong = match probe.expected(self.history.now()) {
-            Some(_) => None,
-            None => Some(bytes::Bytes::from_static(b"never stored by a transaction of the model")),
-        };
-        let (object, condition) = probe.guard(wrong);
-        let txn = transaction(&mut self.rng, self.large).guard(&object, condition);
-        let (result, lived) = self.shown(engine.submit(txn), depends_on);
-        match result {
-            Err(Error::GuardFailed { index: 0 }) => Ok(lived),
-            Err(Error::Stopped { .. } | Error::Io { .. }) => Ok(false),
-            other => Err(format!("a guard on {probe:?} that does not hold: {other:?}")),
-        }
-    }
-
-    /// After a failed write or sync: writes are refused with the cause, what was durable is still readable.
-    fn after_failure(&mut self, engine: &Engine) -> Result<(), String> {
-        let txn = Transaction::new().create_collection(&Collection::new("late"));
-        match engine.submit(txn).wait() {
-            Err(Error::Stopped { .. } | Error::Full { .. }) => {}
-            other => return Err(format!("after a failure, submit: {other:?}")),
-        }
-        for _ in 0..10 {
-            let probe = Probe::random(&mut self.rng);
-            let (result, barrier) = probe.read(engine).into_parts();
-            if barrier.is_some_and(|barrier| barrier.state().is_none_or(|state| state.is_err())) {
-                continue;
-            }
-            let expected = probe.expected(self.history.now());
-            if !matches!(&result, Ok(value) if *value == expected) {
-                return Err(format!("after a failure {probe:?} is {result:?}, expected {expected:?}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// One flipped bit after a clean stop: an error, or no change.
-    fn flip(&mut self, image: Vec<u8>) -> Result<(), String> {
-        let device = Arc::new(FaultyDevice::new(image, 1));
-        let engine = open(&device, &mut self.rng).map_err(|error| format!("last opening: {error}"))?;
-        self.recovered(&engine)?;
-        if engine.close().is_err() {
+    /// Entries come in the order of the commits that wrote them.
+    pub(crate) fn in_commit_order(&mut self, engine: &Engine) -> Result<(), Unread> {
+        if !COMMIT_ORDER_IS_KEPT || !engine.capability().commit_order {
             return Ok(());
         }
-        drop(engine);
-        let mut image = device.image_after_power_cut(Survival::None);
-        let at = loop {
-            let at = self.rng.usize(0..image.len());
-            if image[at / 512 * 512..at / 512 * 512 + 512].iter().any(|byte| *byte != 0) {
-                break at;
+        let limit = self.rng.usize(1..40);
+        let now = self.history.now();
+        for collection in &now.collections {
+            let found = match commit_order(engine, collection, limit) {
+                Ok(found) => found,
+                Err(Unread { error: Some(Error::Corrupt { .. }), .. }) if !COMMIT_ORDER_AFTER_TORN_END => continue,
+                Err(unread) => return Err(unread),
+            };
+            // Copies are all there, once each; the order is that of what was written.
+            let apart = |entries: Vec<CommitEntry>| {
+                let (mut copied, own): (Vec<_>, Vec<_>) = entries.into_iter().partition(|entry| now.is_copied(entry));
+                copied.sort_by_cached_key(|entry| format!("{entry:?}"));
+                copied.into_iter().chain(own).collect::<Vec<_>>()
+            };
+            let (found, expected) = (apart(found), apart(now.commit_order(collection)));
+            if found != expected {
+                let at = found.iter().zip(&expected).position(|(a, b)| a != b);
+                let (found, expected) = (found.len(), expected.len());
+                let why =
+                    format!("commit order of {collection} differs at {at:?}: {found} entries, expected {expected}");
+                return Err(Unread { why, error: None });
             }
-        };
-        image[at] ^= 1 << self.rng.u8(0..8);
-        let device = Arc::new(FaultyDevice::new(image, 1));
-        let Ok(engine) = open(&device, &mut self.rng) else { return Ok(()) };
-        match whole_state(&engine) {
+        }
+        Ok(())
+    }
+
+    /// One flipped bit, under the open store or after a clean stop: an error, or no change.
+    fn damage(&mut self, image: Image) -> Result<(), String> {
+        let device = self.device(image);
+        let engine = self.open(&device).map_err(|error| format!("last opening: {error}"))?;
+        self.recovered(&engine, None)?;
+        // Without a log (it opened full) nothing says where the log ended: damage there looks like a torn end.
+        let has_log = engine.stats().last_seq > 0;
+        if has_log && self.rng.bool() {
+            engine.close().map_err(|error| format!("closing: {error}"))?;
+            drop(engine);
+            self.done(&device);
+            return self.damaged_at_rest(device.image_after_power_cut(Survival::None));
+        }
+        let image = device.image();
+        let Some(at) = image.place_with_content(&mut self.rng) else { return Ok(()) };
+        device.flip_bit(at, self.rng.u8(0..8));
+        let now = Arc::clone(self.history.now());
+        let still_right = |store: &Engine, when: &str| match whole_state(store) {
+            Ok(found) => match difference(&now, &found) {
+                None => Ok(()),
+                Some(difference) => Err(format!("reads_are_verified: byte {at} was flipped {when}: {difference}")),
+            },
+            Err(unread) if unread.error.is_none() => Err(format!("byte {at} was flipped {when}: {unread}")),
             Err(_) => Ok(()),
-            Ok(found) if found == *self.history.now() => Ok(()),
-            Ok(_) => {
-                Err(format!("reads_are_verified: byte {at} was flipped, and other data was read without an error"))
+        };
+        still_right(&engine, "under the open store")?;
+        // Moving damaged data must not make it good.
+        for _ in 0..4 {
+            if maintain(&engine, &mut self.rng).is_err() {
+                break;
             }
+        }
+        still_right(&engine, "before maintenance")?;
+        // It may stop for the damage that it met.
+        let _ = engine.close();
+        drop(engine);
+        let options = kind::options(&mut self.rng);
+        if has_log && let Ok(engine) = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options) {
+            still_right(&engine, "before reopening")?;
+        }
+        self.done(&device);
+        Ok(())
+    }
+
+    fn damaged_at_rest(&mut self, mut image: Image) -> Result<(), String> {
+        let Some(at) = image.place_with_content(&mut self.rng) else { return Ok(()) };
+        image.flip_bit(at, self.rng.u8(0..8));
+        let device = self.device(image);
+        let checked = check(Arc::clone(&device) as Arc<dyn Device>, true, &mut |_, _| {});
+        let read = match self.open(&device) {
+            Ok(engine) => whole_state(&engine).map_err(|unread| (unread.why, unread.error)),
+            Err(error) => Err((format!("opening: {error}"), Some(error))),
+        };
+        self.done(&device);
+        match read {
+            Err((why, None)) => Err(format!("reads_are_verified: byte {at} was flipped: {why}")),
+            Err((why, _)) if CHECK_FINDS_ALL_DAMAGE && checked.as_ref().is_ok_and(|report| report.damaged == 0) => {
+                Err(format!("byte {at} was flipped: reading says {why}, but the check finds nothing"))
+            }
+            Err(_) => Ok(()),
+            Ok(found) => match difference(self.history.now(), &found) {
+                None => Ok(()),
+                Some(difference) => Err(format!("reads_are_verified: byte {at} was flipped: {difference}")),
+            },
         }
     }
 }

@@ -1,11 +1,16 @@
 //! Deterministic simulation: the real engine on a device that fails, checked against a model.
 //!
-//! seed → [`fault::FaultyDevice`] + [`history::History`] → [`crash::run`] → outcome, trace
+//! seed → [`kind::Kind`] → [`fault::FaultyDevice`] + [`history::History`] → [`crash::run`] → outcome, trace
 //!
-//! Invariant: everything random comes from the seed; the same seed gives the same trace.
+//! Invariant: everything random comes from the seed; the same seed and kind give the same trace.
 
 #![forbid(unsafe_code)]
 
 pub mod crash;
 pub mod fault;
+pub mod generate;
 pub mod history;
+mod image;
+pub mod kind;
+mod life;
+pub mod model;

@@ -1,8 +1,9 @@
 //! Inside the engine a file imports only files of layers before its own, so that the put path reads top to bottom.
 //!
-//! format → policy → gather → watch → segments → index → reader → objects → commit → clean → recover → check → lib
+//! format → policy → gather → watch → superblocks → readers → segments → index → reader → objects → commit → cold → checkpoint →
+//! clean → keeper → load → recover → lib
 //!
-//! The top layer, lib, is several files: the public type and its open, submit, read and stats.
+//! The top layer, lib, is several files: the public type and its open, submit, read, walk, check and stats.
 
 use std::fs;
 use std::path::Path;
@@ -11,12 +12,28 @@ use esker_tidy::{root, shown, walk};
 
 /// The layers, first to last.
 const ORDER: &[&str] = &[
-    "format", "policy", "gather", "watch", "segments", "index", "reader", "objects", "commit", "clean", "recover",
-    "check", "lib",
+    "format",
+    "policy",
+    "gather",
+    "watch",
+    "superblocks",
+    "readers",
+    "segments",
+    "index",
+    "reader",
+    "objects",
+    "commit",
+    "cold",
+    "checkpoint",
+    "clean",
+    "keeper",
+    "load",
+    "recover",
+    "lib",
 ];
 
 /// Files of the top layer, beside lib.rs.
-const TOP: &[&str] = &["open", "submit", "read", "stats"];
+const TOP: &[&str] = &["open", "submit", "read", "walk", "check", "stats"];
 
 fn rank(module: &str) -> Option<usize> {
     if TOP.contains(&module) {

@@ -16,6 +16,13 @@ use super::{RECORD_ALIGN, place_seed, read_u32, read_u64, round_up, write_u32, w
 
 /// Bytes of an operation header.
 pub const OP_HEADER_BYTES: usize = 32;
+/// The writer asked only for `Durability::Applied`.
+pub const OP_FLAG_APPLIED: u8 = 1;
+/// The cleaner has moved it: the key ends with the sequence number of the transaction that it comes from (8 bytes) and
+/// its place among that transaction's operations (4 bytes).
+pub const OP_FLAG_MOVED: u8 = 2;
+/// Bytes that [`OP_FLAG_MOVED`] adds to a key.
+const MOVED_BYTES: usize = 12;
 /// Payloads above this have one checksum per this many bytes.
 pub const CRC_BLOCK_BYTES: usize = 4096;
 
@@ -66,6 +73,21 @@ pub enum Kind {
     SlotRemove = 15,
     /// object; argument: first slot; payload: end (8 bytes)
     SlotRemoveRange = 16,
+    /// object; payload: slots and the places that their values were moved to
+    RelocateSlots = 17,
+    /// object; payload: omap keys and the places that their values were moved to
+    RelocateOmap = 18,
+    /// object; payload: stretches of bytes and the places that they were moved to
+    RelocateExtents = 19,
+    /// object: the source; argument: number of the copy, made just before
+    Clone = 20,
+    /// object: the source; payload: number of the target, first byte of the source, length, first byte of the target
+    /// (8 bytes each)
+    CloneRange = 21,
+    /// object; key: its new name, as in `CreateObject`
+    Rename = 22,
+    /// Part of a checkpoint. object: number of the object, or 0; argument: see [`Role`](super::Role)
+    Index = 23,
 }
 
 impl Kind {
@@ -88,6 +110,13 @@ impl Kind {
             14 => Self::SlotSet,
             15 => Self::SlotRemove,
             16 => Self::SlotRemoveRange,
+            17 => Self::RelocateSlots,
+            18 => Self::RelocateOmap,
+            19 => Self::RelocateExtents,
+            20 => Self::Clone,
+            21 => Self::CloneRange,
+            22 => Self::Rename,
+            23 => Self::Index,
             _ => return None,
         })
     }
@@ -98,7 +127,7 @@ impl Kind {
 pub struct OpHeader {
     /// What it does.
     pub kind: Kind,
-    /// Bit 0: the writer asked only for `Durability::Applied`.
+    /// `OP_FLAG_*`.
     pub flags: u8,
     /// Bytes of the key.
     pub key_len: u16,
@@ -121,6 +150,17 @@ impl OpHeader {
     /// Where the key starts in the operation.
     pub const fn key_start(&self) -> usize {
         OP_HEADER_BYTES
+    }
+
+    /// The key proper, and where in commit order it comes from if the cleaner has moved it, given the operation's bytes.
+    pub fn key<'a>(&self, operation: &'a [u8]) -> (&'a [u8], Option<(u64, u32)>) {
+        let key = &operation[OP_HEADER_BYTES..OP_HEADER_BYTES + usize::from(self.key_len)];
+        match key.split_last_chunk::<MOVED_BYTES>() {
+            Some((key, origin)) if self.flags & OP_FLAG_MOVED != 0 => {
+                (key, Some((read_u64(origin, 0), read_u32(origin, 8))))
+            }
+            _ => (key, None),
+        }
     }
 
     /// Where the payload starts in the operation.

@@ -24,9 +24,19 @@ pub(super) const LAYOUT: &[(&str, usize, usize)] = &[
     ("first_seq", 48, 8),
     ("group", 56, 8),
     ("previous_generation", 64, 4),
-    ("reserved", 68, 4),
+    ("stream", 68, 4),
     ("crc", 72, 4),
 ];
+
+/// What a segment holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stream {
+    /// Log: transactions in commit order, replayed at opening.
+    #[default]
+    Log,
+    /// What the cleaner has moved, and checkpoints. Never replayed: the index alone says what counts.
+    Cold,
+}
 
 /// The start of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,12 +49,14 @@ pub struct SegmentHeader {
     pub segment: u64,
     /// Device offset at which the log left the previous segment; 0 for the first.
     pub previous_end: u64,
-    /// Sequence number that the first record of the segment will have.
+    /// Sequence number that the first record of the segment will have; of a cold segment, the age of what it holds.
     pub first_seq: u64,
     /// The group that was open when the segment was entered.
     pub group: u64,
     /// Generation of the segment before; 0 for the first.
     pub previous_generation: u32,
+    /// What the segment holds.
+    pub stream: Stream,
 }
 
 impl SegmentHeader {
@@ -59,7 +71,7 @@ impl SegmentHeader {
         write_u64(block, 48, self.first_seq);
         write_u64(block, 56, self.group);
         write_u32(block, 64, self.previous_generation);
-        write_u32(block, 68, 0);
+        write_u32(block, 68, u32::from(self.stream == Stream::Cold));
         let crc = crc32c::crc32c(&block[..72]);
         write_u32(block, 72, crc);
     }
@@ -68,7 +80,7 @@ impl SegmentHeader {
     pub fn decode(block: &[u8], uuid: &[u8; 16], segment: u64) -> Option<Self> {
         if block.len() < SEGMENT_HEADER_BYTES
             || read_u64(block, 0) != MAGIC
-            || read_u32(block, 8) != FORMAT_VERSION
+            || !(1..=FORMAT_VERSION).contains(&read_u32(block, 8))
             || crc32c::crc32c(&block[..72]) != read_u32(block, 72)
             || block[16..32] != uuid[..]
             || read_u64(block, 32) != segment
@@ -83,6 +95,11 @@ impl SegmentHeader {
             first_seq: read_u64(block, 48),
             group: read_u64(block, 56),
             previous_generation: read_u32(block, 64),
+            stream: match read_u32(block, 68) {
+                0 => Stream::Log,
+                1 => Stream::Cold,
+                _ => return None,
+            },
         })
     }
 }
@@ -101,6 +118,7 @@ mod tests {
             first_seq: 1000,
             group: 44,
             previous_generation: 4,
+            stream: Stream::Cold,
         };
         let mut block = vec![0; 512];
         header.encode(&mut block);

@@ -9,9 +9,13 @@
 use super::{FORMAT_VERSION, read_u32, read_u64, write_u32, write_u64};
 
 /// Bytes of a superblock; the rest of its block is zero.
-pub const SUPERBLOCK_BYTES: usize = 92;
+pub const SUPERBLOCK_BYTES: usize = 132;
+/// The same in format version 1, which ended after `end_seq`.
+const VERSION_1_BYTES: usize = 92;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ESKERSUP");
+/// A version above this is taken for damage, not for a newer program.
+const VERSION_MAX: u32 = 1_000;
 
 pub(super) const LAYOUT: &[(&str, usize, usize)] = &[
     ("magic", 0, 8),
@@ -26,7 +30,13 @@ pub(super) const LAYOUT: &[(&str, usize, usize)] = &[
     ("clean", 68, 4),
     ("end_offset", 72, 8),
     ("end_seq", 80, 8),
-    ("crc", 88, 4),
+    ("root", 88, 8),
+    ("root_generation", 96, 4),
+    ("replay_generation", 100, 4),
+    ("replay_offset", 104, 8),
+    ("replay_seq", 112, 8),
+    ("replay_group", 120, 8),
+    ("crc", 128, 4),
 ];
 
 /// What a store is.
@@ -42,7 +52,7 @@ pub struct Superblock {
     pub segment_bytes: u64,
     /// Size of each of the two superblock segments at the start of the device, in bytes.
     pub superblock_segment_bytes: u64,
-    /// Length of the device when the store was formatted, in bytes.
+    /// Length of the device that the store uses, in bytes. Grows when the device has grown.
     pub device_len: u64,
     /// Generation of the segment in which the log ended.
     pub end_generation: u32,
@@ -52,6 +62,25 @@ pub struct Superblock {
     pub end_offset: u64,
     /// Sequence number of the last record before the end.
     pub end_seq: u64,
+    /// The checkpoint's root, as a [`Loc`](super::Loc)'s eight bytes; 0 without a checkpoint.
+    pub root: u64,
+    /// Generation of the segment that the root stands in.
+    pub root_generation: u32,
+    /// Where the log goes on after what the checkpoint covers.
+    pub replay: ReplayFrom,
+}
+
+/// A place in the log between two groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplayFrom {
+    /// Generation of the segment; 0: the start of the log.
+    pub generation: u32,
+    /// Device offset.
+    pub offset: u64,
+    /// Sequence number of the last record before it.
+    pub seq: u64,
+    /// The last group before it.
+    pub group: u64,
 }
 
 /// Why a block is not a superblock that this code can use.
@@ -82,8 +111,14 @@ impl Superblock {
         write_u32(block, 68, u32::from(self.clean));
         write_u64(block, 72, self.end_offset);
         write_u64(block, 80, self.end_seq);
-        let crc = crc32c::crc32c(&block[..88]);
-        write_u32(block, 88, crc);
+        write_u64(block, 88, self.root);
+        write_u32(block, 96, self.root_generation);
+        write_u32(block, 100, self.replay.generation);
+        write_u64(block, 104, self.replay.offset);
+        write_u64(block, 112, self.replay.seq);
+        write_u64(block, 120, self.replay.group);
+        let crc = crc32c::crc32c(&block[..128]);
+        write_u32(block, 128, crc);
     }
 
     /// Reads a superblock from the start of `block`.
@@ -95,13 +130,15 @@ impl Superblock {
             let empty = block.iter().all(|byte| *byte == 0);
             return Err(if empty { SuperblockError::Empty } else { SuperblockError::Foreign });
         }
-        let crc_holds = crc32c::crc32c(&block[..88]) == read_u32(block, 88);
         let version = read_u32(block, 8);
-        if !crc_holds {
-            return Err(SuperblockError::Damaged);
-        }
-        if version != FORMAT_VERSION {
+        // The checksum ends the structure. A newer version keeps these places for magic and version, and its own
+        // checksum is not known here: it is refused by its number.
+        let crc_at = if version == 1 { VERSION_1_BYTES - 4 } else { SUPERBLOCK_BYTES - 4 };
+        if version > FORMAT_VERSION && version <= VERSION_MAX {
             return Err(SuperblockError::Newer(version));
+        }
+        if version == 0 || version > FORMAT_VERSION || crc32c::crc32c(&block[..crc_at]) != read_u32(block, crc_at) {
+            return Err(SuperblockError::Damaged);
         }
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&block[16..32]);
@@ -116,6 +153,18 @@ impl Superblock {
             clean: read_u32(block, 68) == 1,
             end_offset: read_u64(block, 72),
             end_seq: read_u64(block, 80),
+            root: if version == 1 { 0 } else { read_u64(block, 88) },
+            root_generation: if version == 1 { 0 } else { read_u32(block, 96) },
+            replay: if version == 1 {
+                ReplayFrom::default()
+            } else {
+                ReplayFrom {
+                    generation: read_u32(block, 100),
+                    offset: read_u64(block, 104),
+                    seq: read_u64(block, 112),
+                    group: read_u64(block, 120),
+                }
+            },
         };
         let sizes_hold = superblock.block_bytes.is_power_of_two()
             && superblock.block_bytes >= 512
@@ -142,6 +191,9 @@ mod tests {
             clean: true,
             end_offset: 123_456,
             end_seq: 77,
+            root: 99 << 20,
+            root_generation: 8,
+            replay: ReplayFrom { generation: 7, offset: 65_536, seq: 70, group: 12 },
         }
     }
 
@@ -158,13 +210,25 @@ mod tests {
     }
 
     #[test]
+    fn version_1_is_read_without_a_checkpoint() {
+        let mut block = vec![0; 4096];
+        sample().encode(&mut block);
+        write_u32(&mut block, 8, 1);
+        let crc = crc32c::crc32c(&block[..88]);
+        write_u32(&mut block, 88, crc);
+        block[92..].fill(0);
+        let expected = Superblock { root: 0, root_generation: 0, replay: ReplayFrom::default(), ..sample() };
+        assert_eq!(Superblock::decode(&block), Ok(expected));
+    }
+
+    #[test]
     fn a_newer_version_is_refused_with_its_number() {
         let mut block = vec![0; 4096];
         sample().encode(&mut block);
-        write_u32(&mut block, 8, 2);
-        let crc = crc32c::crc32c(&block[..88]);
-        write_u32(&mut block, 88, crc);
-        assert_eq!(Superblock::decode(&block), Err(SuperblockError::Newer(2)));
+        write_u32(&mut block, 8, 3);
+        let crc = crc32c::crc32c(&block[..128]);
+        write_u32(&mut block, 128, crc);
+        assert_eq!(Superblock::decode(&block), Err(SuperblockError::Newer(3)));
         assert_eq!(Superblock::decode(&[0; 4096]), Err(SuperblockError::Empty));
         assert_eq!(Superblock::decode(&[1; 4096]), Err(SuperblockError::Foreign));
     }

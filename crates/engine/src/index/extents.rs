@@ -11,8 +11,8 @@
 
 use std::ops::{Bound, Range};
 
-use super::loc::Loc;
-use super::tree::{PageId, Tree};
+use super::tree::{PageId, SavedLeaf, Tree};
+use crate::format::Loc;
 
 /// `len` bytes of an object. Its offset in the object is the key it is kept under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,18 +36,13 @@ fn offset_of(key: &[u8]) -> u64 {
 }
 
 impl Extents {
-    /// No extents: all holes; takes no heap memory.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { tree: Tree::new() }
-    }
-
     /// Number of extents.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.tree.len()
     }
 
+    #[cfg(test)]
     /// Nothing but a hole.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -136,6 +131,7 @@ impl Extents {
         self.punch(size, u64::MAX - size, freed);
     }
 
+    #[cfg(test)]
     /// Takes out everything; `freed` is told the place and bytes of each extent.
     pub fn clear(&mut self, mut freed: impl FnMut(Loc, u32)) {
         self.iter().for_each(|(_, extent)| freed(extent.loc, extent.len));
@@ -211,7 +207,7 @@ impl Extents {
     /// Extents of index pages that were saved with their numbers, see [`Tree::from_leaves`]. `None` unless they fit
     /// together and do not overlap.
     #[must_use]
-    pub fn from_pages(saved: Vec<(PageId, Vec<(Vec<u8>, Extent)>)>, numbers: PageId) -> Option<Self> {
+    pub fn from_pages(saved: Vec<(PageId, SavedLeaf<Extent>)>, numbers: PageId) -> Option<Self> {
         let extents = Self { tree: Tree::from_leaves(saved, numbers)? };
         let mut end = 0;
         for (key, extent) in extents.tree.scan(Bound::Unbounded, Bound::Unbounded, false) {
@@ -281,7 +277,7 @@ mod tests {
 
     fn run(seed: u64) {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let (mut extents, mut model): (_, Model) = (Extents::new(), vec![None; SPACE]);
+        let (mut extents, mut model): (_, Model) = (Extents::default(), vec![None; SPACE]);
         let block = [1, 1, 64][rng.usize(..3)];
         for step in 0..1_500_u64 {
             let (a, b) = (rng.usize(..=SPACE / block) * block, rng.usize(..=SPACE / block) * block);
@@ -337,7 +333,7 @@ mod tests {
 
     #[test]
     fn extents_at_the_end_of_the_offset_space_hold() {
-        let (mut extents, loc) = (Extents::new(), Loc::new(64, 4096, 0));
+        let (mut extents, loc) = (Extents::default(), Loc::new(64, 4096, 0));
         extents.write(u64::MAX - 4096, 4096, loc, 0, |_, _| ());
         assert_eq!(extents.end(), u64::MAX);
         assert_eq!(extents.runs(0..u64::MAX).collect::<Vec<_>>(), [(u64::MAX - 4096, 4096)]);
@@ -350,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_full_overwrite_of_the_same_blocks_keeps_the_count() {
-        let mut extents = Extents::new();
+        let mut extents = Extents::default();
         for round in 0..3_u64 {
             let mut freed = 0;
             for nth in 0..10_000_u64 {

@@ -25,10 +25,7 @@ use std::ops::Range;
 
 use triomphe::Arc;
 
-use super::loc::Loc;
-
-/// Slots in a page.
-pub const PAGE_SLOTS: usize = 512;
+use crate::format::{Loc, PAGE_SLOTS};
 
 const PAGE_BITS: u32 = PAGE_SLOTS.trailing_zeros();
 /// A sparse page with more slots becomes dense.
@@ -254,17 +251,12 @@ impl Slots {
         self.len
     }
 
+    #[cfg(test)]
     /// No slot is filled.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
-    }
-
-    /// Number of pages with a filled slot.
-    #[must_use]
-    pub fn page_count(&self) -> u64 {
-        self.pages
     }
 
     /// Memory the slots hold, in bytes, themselves included. Walks the pages. Exact but for the pages outside the
@@ -340,6 +332,7 @@ impl Slots {
         before - self.len
     }
 
+    #[cfg(test)]
     /// Empties all slots. Their pages become dirty.
     pub fn clear(&mut self) {
         let mut emptied = std::mem::take(&mut self.emptied);
@@ -369,6 +362,12 @@ impl Slots {
             (page.dirty, page.kept) = (false, page.count > 0);
         }
         self.emptied.clear();
+    }
+
+    /// Numbers of all pages with a filled slot, ascending.
+    pub fn pages(&self) -> impl Iterator<Item = u64> + '_ {
+        let low = self.low.iter().zip(0u64..).filter(|(page, _)| page.count > 0).map(|(_, number)| number);
+        low.chain(self.high.keys().copied())
     }
 
     /// The filled slots of page `number`, ascending: slots `number * PAGE_SLOTS` and on.

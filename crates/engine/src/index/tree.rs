@@ -121,6 +121,7 @@ impl<V: Copy> Tree<V> {
         self.len
     }
 
+    #[cfg(test)]
     /// No key at all.
     #[inline]
     #[must_use]
@@ -174,12 +175,14 @@ impl<V: Copy> Tree<V> {
         }
     }
 
+    #[cfg(test)]
     /// The entry with the least key not below `key`.
     #[must_use]
     pub fn ceil(&self, key: &[u8]) -> Option<(&[u8], V)> {
         self.seek(key).map(|((id, at), _)| self.entry(id, at))
     }
 
+    #[cfg(test)]
     /// The entry with the least key.
     #[must_use]
     pub fn first(&self) -> Option<(&[u8], V)> {
@@ -357,43 +360,36 @@ impl<V: Copy> Tree<V> {
     /// A tree of leaves that were saved with their numbers, in any order; every page is clean. `None` unless the
     /// leaves fit together: none empty, keys ascending from leaf to leaf, numbers below `numbers` and each once.
     #[must_use]
-    pub fn from_leaves(mut saved: Vec<(PageId, Vec<(Vec<u8>, V)>)>, numbers: PageId) -> Option<Self> {
-        if saved.iter().any(|(id, entries)| entries.is_empty() || *id >= numbers) {
+    pub fn from_leaves(mut saved: Vec<(PageId, SavedLeaf<V>)>, numbers: PageId) -> Option<Self> {
+        if saved.iter().any(|(id, leaf)| leaf.0.len() == 0 || *id >= numbers) {
             return None;
         }
         if saved.is_empty() {
             return Some(Self::new());
         }
-        saved.sort_by(|a, b| a.1[0].0.cmp(&b.1[0].0));
+        saved.sort_by(|(_, a), (_, b)| a.0.key(0).cmp(b.0.key(0)));
         let mut tree = Self::new();
         let empty = || Leaf { page: Arc::new(Page::new()), previous: NONE, next: NONE };
         tree.leaves.resize_with(numbers as usize, empty);
         let mut level: Vec<(Vec<u8>, u32)> = Vec::with_capacity(saved.len());
-        let (mut previous, mut last_key): (_, Vec<u8>) = (NONE, Vec::new());
-        for (id, entries) in saved {
-            let mut page = Page::new();
-            for (key, value) in &entries {
-                let first = level.is_empty() && page.len() == 0;
-                if key.len() > TREE_KEY_BYTES_MAX || !(first || *key > last_key) {
-                    return None;
-                }
-                page.insert_at(page.len(), key, *value);
-                last_key.clone_from(key);
-            }
+        let mut previous = NONE;
+        for (id, SavedLeaf(mut page)) in saved {
             page.shrink();
+            let separator = match previous {
+                NONE => Vec::new(),
+                previous => {
+                    let before = &tree.leaves[previous as usize].page;
+                    let (before, first) = (before.key(before.len() - 1), page.key(0));
+                    if before >= first {
+                        return None;
+                    }
+                    first[..common_prefix_len(before, first) + 1].to_vec()
+                }
+            };
             let leaf = tree.leaves.get_mut(id as usize).filter(|leaf| leaf.page.len() == 0)?;
             tree.len += page.len() as u64;
             tree.page_bytes += page.heap_bytes();
             *leaf = Leaf { page: Arc::new(page), previous, next: NONE };
-            let separator = match level.last() {
-                None => Vec::new(),
-                Some(_) => {
-                    let before = &tree.leaves[previous as usize].page;
-                    let before = before.key(before.len() - 1);
-                    let first = &entries[0].0;
-                    first[..common_prefix_len(before, first) + 1].to_vec()
-                }
-            };
             match previous {
                 NONE => tree.first_leaf = id,
                 previous => tree.leaves[previous as usize].next = id,
@@ -409,9 +405,9 @@ impl<V: Copy> Tree<V> {
             let mut rest = level.into_iter().peekable();
             while let Some((separator, first)) = rest.next() {
                 let mut page = Page::new();
-                while let Some((key, child)) = rest.next_if(|(key, _)| {
-                    page.used_bytes_with(key.len()) <= PAGE_BYTES || page.len() < INNER_KEYS_MIN
-                }) {
+                while let Some((key, child)) = rest
+                    .next_if(|(key, _)| page.used_bytes_with(key.len()) <= PAGE_BYTES || page.len() < INNER_KEYS_MIN)
+                {
                     page.insert_at(page.len(), &key, child);
                 }
                 // A page with one child only is left alone at the end: allowed, it joins a neighbour when it shrinks.
@@ -732,6 +728,29 @@ fn place_in<T>(arena: &mut Vec<T>, free: &mut Vec<u32>, item: T) -> u32 {
     let id = u32::try_from(arena.len() - 1).expect("an arena has fewer than 2^32 pages");
     assert!(id != NONE, "an arena has fewer than 2^32 pages");
     id
+}
+
+/// A leaf that is filled before its tree is made, see [`Tree::from_leaves`].
+pub struct SavedLeaf<V>(Page<V>);
+
+impl<V: Copy> SavedLeaf<V> {
+    /// An empty one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Page::new())
+    }
+
+    /// Adds an entry; false, and nothing is added, unless its key is above all others and not too long.
+    pub fn push(&mut self, key: &[u8], value: V) -> bool {
+        let at = self.0.len();
+        let ascending = at == 0 || self.0.key(at - 1) < key;
+        let fits = key.len() <= TREE_KEY_BYTES_MAX && at < usize::from(u16::MAX) / 8;
+        if ascending && fits && self.0.used_bytes_with(key.len()) < usize::from(u16::MAX) {
+            self.0.insert_at(at, key, value);
+            return true;
+        }
+        false
+    }
 }
 
 /// Entries in order. See [`Tree::scan`].

@@ -150,7 +150,13 @@ fn run(seed: u64, shape: u32) {
                 let all: Model = saved.values().flatten().cloned().collect();
                 assert!(all == model, "seed {seed} shape {shape} step {step}");
                 let pages = saved.iter().filter(|(_, entries)| !entries.is_empty());
-                let pages = pages.map(|(id, entries)| (*id, entries.clone())).collect();
+                let pages = pages
+                    .map(|(id, entries)| {
+                        let mut leaf = SavedLeaf::new();
+                        assert!(entries.iter().all(|(key, value)| leaf.push(key, *value)));
+                        (*id, leaf)
+                    })
+                    .collect();
                 tree = Tree::from_leaves(pages, tree.page_numbers()).expect("the pages fit together");
                 tree.check();
                 // What was cloned before has not changed since.

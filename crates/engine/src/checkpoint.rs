@@ -1,0 +1,409 @@
+//! Checkpoints: the index as it was at one place of the log, so that opening costs what came after that place.
+//!
+//! ```text
+//! end the epoch (one sync) → changed objects as they were at that place → changed pages, lists, heads, table, root
+//!   → cold segments, synced → log synced → superblock → what the checkpoint replaced counts no longer
+//! ```
+//!
+//! Runs while transactions go on: a transaction that changes an object which the checkpoint has not taken yet leaves
+//! behind what it was ([`Objects::enter`](crate::objects::Objects::enter)), which costs a list of page references.
+//!
+//! Invariants:
+//! 1. A superblock names a checkpoint only when all of it is durable, and all of the log before its place.
+//! 2. What the last named checkpoint needs stays where it is until the next is named.
+//! 3. Only what changed since the last checkpoint is written, with the lists that lead to it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use esker_store::{Error, ObjectId, Result};
+
+use crate::cold::Cold;
+use crate::commit::Log;
+use crate::format::{
+    Head, Loc, PARTS, PageList, Role, Root, Space, encode_slot_page, push_extent, push_omap, push_slot, read_u64,
+};
+use crate::index::PageId;
+use crate::objects::{Objects, Spaces};
+use crate::reader::Reader;
+use crate::segments::{Lsn, Segments};
+use crate::superblocks::Superblocks;
+
+/// A space whose entries take no more than this stays in its object's head, in bytes.
+const INLINE_BYTES_MAX: u64 = 1024;
+/// Heads in one part of the table.
+pub const TABLE_PART: u64 = 4096;
+
+/// The pages of one space of one object, as the last checkpoint has them.
+#[derive(Clone, Debug)]
+pub struct SavedSpace {
+    /// Pages by number.
+    pub pages: BTreeMap<u64, Loc>,
+    /// Where the list of them is.
+    pub list: Loc,
+}
+
+/// What the last checkpoint holds and where.
+#[derive(Default)]
+pub struct Saved {
+    /// Heads by object number, in parts of [`TABLE_PART`].
+    pub table: BTreeMap<u64, BTreeMap<u64, Loc>>,
+    /// Where each part of the table is.
+    pub parts: BTreeMap<u64, Loc>,
+    /// Spaces that have pages, by object number.
+    pub spaces: HashMap<u64, [Option<SavedSpace>; 3]>,
+    /// The root.
+    pub root: Option<Loc>,
+    /// Parts of the table that have to be written again.
+    pub dirty_parts: BTreeSet<u64>,
+    /// Objects whose pages all have to be written again, because a checkpoint that did not come to its end had begun
+    /// with them.
+    rewrite: BTreeSet<u64>,
+    /// What the checkpoint that is named by the superblock has, and the one being made has not any more.
+    replaced: Vec<Loc>,
+}
+
+/// What the engine's background work needs.
+pub struct Parts {
+    /// Segments of the device.
+    pub segments: Arc<Segments>,
+    /// Reads what the index points to.
+    pub reader: Arc<Reader>,
+    /// All objects.
+    pub objects: Arc<Objects>,
+    /// The log.
+    pub log: Arc<Log>,
+    /// Superblocks.
+    pub superblocks: Arc<Superblocks>,
+    /// Number of the next object.
+    pub next_number: Arc<std::sync::atomic::AtomicU64>,
+}
+
+/// What a checkpoint did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CheckpointReport {
+    /// Objects that had changed.
+    pub objects: u64,
+    /// Pages of them that had changed.
+    pub pages: u64,
+    /// Bytes written for all that.
+    pub bytes: u64,
+    /// Generation of the segment where the log goes on: older ones are not replayed any more.
+    pub generation: u32,
+}
+
+/// One checkpoint being written.
+struct Run<'a> {
+    saved: &'a mut Saved,
+    parts: &'a Parts,
+    cold: &'a mut Cold,
+    age: u64,
+    report: CheckpointReport,
+    /// Called after each piece with the bytes written so far.
+    pace: &'a mut dyn FnMut(u64),
+}
+
+impl Saved {
+    /// Writes a checkpoint of all that changed since the last. `pace` is told the bytes written so far, and may wait.
+    ///
+    /// # Errors
+    /// [`Error::Full`](esker_store::Error::Full), [`Error::Io`](esker_store::Error::Io) and
+    /// [`Error::Corrupt`](esker_store::Error::Corrupt) of a read: the last checkpoint still counts, and the next one goes on with
+    /// what this one has not come to. [`Error::Stopped`](esker_store::Error::Stopped): the device failed, and the log has to stop.
+    pub fn checkpoint(
+        &mut self,
+        parts: &Parts,
+        cold: &mut Cold,
+        pace: &mut dyn FnMut(u64),
+    ) -> Result<CheckpointReport> {
+        let (replay, epoch) = parts.log.end_epoch()?;
+        let mut touched = parts.objects.take_touched(epoch);
+        touched.sort_unstable();
+        touched.dedup();
+        let report = CheckpointReport { generation: replay.generation, ..CheckpointReport::default() };
+        let mut run = Run { saved: self, parts, cold, age: replay.seq, report, pace };
+        let mut left = touched.iter();
+        let mut written = Ok(());
+        for number in left.by_ref() {
+            written = run.object(*number, parts.objects.capture(*number, epoch));
+            if written.is_err() {
+                run.saved.rewrite.insert(*number);
+                parts.objects.note(*number, epoch + 1);
+                break;
+            }
+            run.saved.rewrite.remove(number);
+        }
+        if let Err(error) = written {
+            for number in left {
+                if parts.objects.put_off(*number, epoch) {
+                    run.saved.rewrite.insert(*number);
+                }
+                parts.objects.note(*number, epoch + 1);
+            }
+            return Err(error);
+        }
+        let root = run.table_and_root()?;
+        run.cold.flush()?;
+        // The names of collections are of a later moment than the rest: what made or removed them becomes durable
+        // first, and replay makes or removes them again without harm.
+        parts.log.commit(true);
+        if let Some(failure) = parts.log.mark().failure() {
+            return Err(failure);
+        }
+        let root_generation = parts.segments.generation(parts.segments.segment_of(root.offset()));
+        parts
+            .superblocks
+            .write(|superblock| {
+                superblock.root = root.raw();
+                superblock.root_generation = root_generation;
+                superblock.replay = replay;
+                superblock.clean = false;
+                superblock.end_generation = replay.generation;
+                superblock.end_offset = replay.offset;
+                superblock.end_seq = replay.seq;
+            })
+            .map_err(|error| Error::Stopped { cause: error.to_string().into() })?;
+        let report = run.report;
+        for loc in std::mem::take(&mut self.replaced) {
+            parts.segments.add_index(loc.offset(), -(loc.span_bytes() as i64));
+        }
+        Ok(report)
+    }
+
+    /// Whether the last checkpoint has this piece at this place.
+    pub fn holds(&self, object: u64, role: Role, offset: u64) -> bool {
+        let is = |loc: Option<&Loc>| loc.is_some_and(|loc| loc.offset() == offset || loc.flags() & PARTS != 0);
+        let space = |space: Space| self.spaces.get(&object).and_then(|spaces| spaces[space as usize].as_ref());
+        match role {
+            Role::Root => false,
+            Role::Table(part) => is(self.parts.get(&part)),
+            Role::Head => is(self.table.get(&(object / TABLE_PART)).and_then(|part| part.get(&object))),
+            Role::List(of) => is(space(of).map(|space| &space.list)),
+            Role::Page(of, number) => is(space(of).and_then(|space| space.pages.get(&number))),
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Writes a piece; what stood in its place before is replaced. When this fails, what was there still is.
+    fn put(&mut self, object: u64, role: Role, payload: &[u8], before: Option<Loc>) -> Result<Loc> {
+        let replaced = self.places_of(before)?;
+        let (loc, places) = self.cold.append_index(object, role, payload, self.age)?;
+        self.saved.replaced.extend(replaced);
+        for place in places {
+            self.report.bytes += place.span_bytes();
+            self.parts.segments.add_index(place.offset(), place.span_bytes() as i64);
+        }
+        (self.pace)(self.report.bytes);
+        Ok(loc)
+    }
+
+    /// All places that a piece takes.
+    fn places_of(&self, piece: Option<Loc>) -> Result<Vec<Loc>> {
+        let Some(loc) = piece else { return Ok(Vec::new()) };
+        let mut places = vec![loc];
+        if loc.flags() & PARTS != 0 {
+            let list: Bytes = self.parts.reader.fetch(loc.with_flags(0), Lsn::MAX)?.value;
+            places.extend(list.chunks_exact(8).filter_map(|raw| Loc::from_raw(read_u64(raw, 0))));
+        }
+        Ok(places)
+    }
+
+    fn replace(&mut self, before: Option<Loc>) -> Result<()> {
+        let places = self.places_of(before)?;
+        self.saved.replaced.extend(places);
+        Ok(())
+    }
+
+    fn drop_space(&mut self, number: u64, space: Space) -> Result<()> {
+        let Some(spaces) = self.saved.spaces.get_mut(&number) else { return Ok(()) };
+        let dropped = spaces[space as usize].take();
+        if spaces.iter().all(Option::is_none) {
+            self.saved.spaces.remove(&number);
+        }
+        if let Some(dropped) = dropped {
+            self.replace(Some(dropped.list))?;
+            dropped.pages.into_values().try_for_each(|page| self.replace(Some(page)))?;
+        }
+        Ok(())
+    }
+
+    fn object(&mut self, number: u64, captured: Option<(ObjectId, Spaces)>) -> Result<()> {
+        self.report.objects += 1;
+        let part = number / TABLE_PART;
+        let before = self.saved.table.get(&part).and_then(|part| part.get(&number)).copied();
+        let Some((id, spaces)) = captured else {
+            Space::ALL.into_iter().try_for_each(|space| self.drop_space(number, space))?;
+            self.replace(before)?;
+            if before.is_some() {
+                self.saved.dirty_parts.insert(part);
+                let heads = self.saved.table.entry(part).or_default();
+                heads.remove(&number);
+            }
+            return Ok(());
+        };
+        let xattrs = spaces.xattrs.iter().map(|(name, value)| (name.to_vec(), value.to_vec())).collect();
+        let head = Head {
+            number,
+            collection: id.collection().name().to_vec(),
+            name: id.name().to_vec(),
+            size: spaces.size,
+            shares: spaces.shares,
+            xattrs,
+            spaces: [
+                self.space(number, Space::Slots, &spaces)?,
+                self.space(number, Space::Omap, &spaces)?,
+                self.space(number, Space::Extents, &spaces)?,
+            ],
+        };
+        let loc = self.put(number, Role::Head, &head.encode(), before)?;
+        self.saved.table.entry(part).or_default().insert(number, loc);
+        self.saved.dirty_parts.insert(part);
+        Ok(())
+    }
+
+    fn space(&mut self, number: u64, space: Space, spaces: &Spaces) -> Result<PageList> {
+        if let Some(inline) = inline(space, spaces) {
+            self.drop_space(number, space)?;
+            return Ok(if inline.is_empty() { PageList::Empty } else { PageList::Inline(inline) });
+        }
+        let known = self.saved.spaces.entry(number).or_default()[space as usize].take();
+        let (mut pages, list) = match known {
+            Some(known) => (known.pages, Some(known.list)),
+            None => (BTreeMap::new(), None),
+        };
+        // Without a list nothing of it was saved before.
+        let changed = if list.is_none() || self.saved.rewrite.contains(&number) {
+            let mut all = all_pages(space, spaces);
+            all.extend(pages.keys());
+            all.sort_unstable();
+            all.dedup();
+            all
+        } else {
+            dirty_pages(space, spaces)
+        };
+        let written = changed.into_iter().try_for_each(|page| {
+            let before = pages.get(&page).copied();
+            let payload = encode_page(space, spaces, page);
+            if payload.is_empty() {
+                self.replace(before)?;
+                pages.remove(&page);
+                return Ok(());
+            }
+            self.report.pages += 1;
+            let loc = self.put(number, Role::Page(space, page), &payload, before)?;
+            pages.insert(page, loc);
+            Ok(())
+        });
+        let mut payload = Vec::with_capacity(pages.len() * 16);
+        pages.iter().for_each(|(page, loc)| push_slot(&mut payload, *page, *loc));
+        let written = written.and_then(|()| self.put(number, Role::List(space), &payload, list));
+        let list = match (written, list) {
+            (Ok(written), _) => written,
+            (Err(error), Some(list)) => {
+                self.saved.spaces.entry(number).or_default()[space as usize] = Some(SavedSpace { pages, list });
+                return Err(error);
+            }
+            (Err(error), None) => {
+                // Nothing leads to these pages: the next checkpoint writes them again.
+                self.saved.replaced.extend(pages.into_values());
+                return Err(error);
+            }
+        };
+        let numbers = pages.last_key_value().map_or(0, |(page, _)| page + 1);
+        self.saved.spaces.entry(number).or_default()[space as usize] = Some(SavedSpace { pages, list });
+        Ok(PageList::Pages { numbers, list })
+    }
+
+    fn table_and_root(&mut self) -> Result<Loc> {
+        while let Some(part) = self.saved.dirty_parts.first().copied() {
+            let before = self.saved.parts.get(&part).copied();
+            let heads = self.saved.table.get(&part).filter(|heads| !heads.is_empty());
+            let mut payload = Vec::new();
+            match heads {
+                Some(heads) => heads.iter().for_each(|(number, loc)| push_slot(&mut payload, *number, *loc)),
+                None => {
+                    self.replace(before)?;
+                    self.saved.table.remove(&part);
+                    self.saved.parts.remove(&part);
+                    self.saved.dirty_parts.remove(&part);
+                    continue;
+                }
+            }
+            let loc = self.put(0, Role::Table(part), &payload, before)?;
+            self.saved.parts.insert(part, loc);
+            self.saved.dirty_parts.remove(&part);
+        }
+        let collections = self.parts.objects.names.read().keys().map(|name| name.name().to_vec()).collect();
+        let root = Root {
+            next_number: self.parts.next_number.load(std::sync::atomic::Ordering::Acquire),
+            collections,
+            ends: self
+                .parts
+                .segments
+                .in_use()
+                .iter()
+                .filter(|usage| !usage.cold && usage.generation < self.report.generation)
+                .map(|usage| (usage.segment, usage.generation, usage.end))
+                .collect(),
+            table: self.saved.parts.iter().map(|(part, loc)| (*part, *loc)).collect(),
+        };
+        let before = self.saved.root;
+        let loc = self.put(0, Role::Root, &root.encode(), before)?;
+        self.saved.root = Some(loc);
+        Ok(loc)
+    }
+}
+
+/// All entries of a space, if they are few.
+fn inline(space: Space, spaces: &Spaces) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    match space {
+        Space::Slots if spaces.slots.len() * 16 <= INLINE_BYTES_MAX => {
+            spaces.slots.scan(0..u64::MAX, false).for_each(|(slot, loc)| push_slot(&mut bytes, slot, loc));
+        }
+        Space::Omap if spaces.omap.page_count() <= 1 && spaces.omap.len() * 10 <= INLINE_BYTES_MAX => {
+            let all = spaces.omap.scan(Bound::Unbounded, Bound::Unbounded, false);
+            all.for_each(|(key, loc)| push_omap(&mut bytes, key, loc));
+        }
+        Space::Extents if spaces.extents.count() * 24 <= INLINE_BYTES_MAX => {
+            let all = spaces.extents.iter();
+            all.for_each(|(at, extent)| push_extent(&mut bytes, at, extent.loc, extent.len, extent.skip));
+        }
+        _ => return None,
+    }
+    (bytes.len() as u64 <= INLINE_BYTES_MAX).then_some(bytes)
+}
+
+fn dirty_pages(space: Space, spaces: &Spaces) -> Vec<u64> {
+    match space {
+        Space::Slots => spaces.slots.dirty_pages().collect(),
+        Space::Omap => spaces.omap.dirty_pages().map(u64::from).collect(),
+        Space::Extents => spaces.extents.dirty_pages().map(u64::from).collect(),
+    }
+}
+
+fn all_pages(space: Space, spaces: &Spaces) -> Vec<u64> {
+    match space {
+        Space::Slots => spaces.slots.pages().collect(),
+        Space::Omap => (0..u64::from(spaces.omap.page_numbers())).collect(),
+        Space::Extents => (0..u64::from(spaces.extents.page_numbers())).collect(),
+    }
+}
+
+fn encode_page(space: Space, spaces: &Spaces, page: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match space {
+        Space::Slots => return encode_slot_page(spaces.slots.page_slots(page)),
+        Space::Omap => {
+            spaces.omap.page_entries(page as PageId).for_each(|(key, loc)| push_omap(&mut bytes, key, loc));
+        }
+        Space::Extents => {
+            let extents = spaces.extents.page_extents(page as PageId);
+            extents.for_each(|(at, extent)| push_extent(&mut bytes, at, extent.loc, extent.len, extent.skip));
+        }
+    }
+    bytes
+}

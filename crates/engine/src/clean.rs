@@ -1,0 +1,485 @@
+//! The cleaner's one step: what still lives in a segment is copied to a cold one, and the log says so.
+//!
+//! ```text
+//! segment → records → does the index still point here? → copy (verified) → cold segment, synced
+//!   → object's lock: those that still are where they were → one record of relocations → index
+//! ```
+//!
+//! Invariants:
+//! 1. A copy is made only of what has been verified.
+//! 2. A relocation is written and applied under the object's lock, for entries that still point to the old place: what
+//!    was deleted or overwritten meanwhile stays so, whatever the order of crash and cleaning.
+//! 3. Data that several objects share is copied once in a run.
+//! Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System (1992), section 3.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use esker_device::Device;
+use esker_store::Result;
+
+use crate::checkpoint::{Parts, Saved};
+use crate::cold::Cold;
+use crate::commit::{Class, Refused, record_header};
+use crate::format::{
+    Kind, Loc, OP_FLAG_MOVED, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Relocated, Role, Space, checksum_payload,
+    encode_operation, operation_bytes, push_relocated, round_up, verify_payload,
+};
+use crate::objects::{Object, ObjectState, Step};
+use crate::reader::each_operation;
+use crate::segments::Usage;
+use crate::superblocks::device_error;
+
+/// Copies are synced and relocated when so many bytes have gathered.
+const BATCH_BYTES: u64 = 4 << 20;
+/// At most so many entries are relocated under one lock and in one record.
+const RELOCATIONS_MAX: usize = 512;
+
+/// What cleaning a segment came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cleaned {
+    /// Bytes copied.
+    pub copied_bytes: u64,
+    /// Values copied.
+    pub copied: u64,
+    /// Operations that do not hold: they stay where they are, and so does the segment.
+    pub damaged: u64,
+}
+
+/// One segment being cleaned.
+pub struct Clean<'a> {
+    /// The engine's parts.
+    pub parts: &'a Parts,
+    /// The device.
+    pub device: &'a dyn Device,
+    /// Seed of all checksums.
+    pub seed: u32,
+    /// Where copies go.
+    pub cold: &'a mut Cold,
+    /// The last checkpoint.
+    pub saved: &'a mut Saved,
+    /// Called before and after entries get new places.
+    pub moved: &'a dyn Fn(),
+    /// Told the bytes copied after each batch.
+    pub pace: &'a mut dyn FnMut(u64),
+}
+
+enum Entry {
+    Slot(u64),
+    Omap(Vec<u8>),
+    /// Offset in the object, length, and first byte in the old payload.
+    Extent(u64, u32, u32),
+}
+
+struct Moved {
+    entry: Entry,
+    old: Loc,
+    new: Loc,
+    /// The copy begins at this byte of the old payload.
+    skip: u32,
+}
+
+/// A stretch of an old payload and where its copy is.
+struct Copy {
+    skip: u32,
+    len: u32,
+    new: Loc,
+}
+
+struct Victim<'a> {
+    base: u64,
+    generation: u32,
+    end: u64,
+    bytes: &'a [u8],
+}
+
+#[derive(Default)]
+struct Batch {
+    objects: BTreeMap<u64, (Arc<Object>, Vec<Moved>)>,
+    bytes: u64,
+}
+
+impl Clean<'_> {
+    /// Moves all that lives in a segment, which is sealed and covered by a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Full`](esker_store::Error::Full) without room for copies; [`Error::Stopped`](esker_store::Error::Stopped);
+    /// [`Error::Io`](esker_store::Error::Io). What was moved stays moved.
+    pub fn segment(&mut self, victim: Usage) -> Result<Cleaned> {
+        let segment_bytes = self.parts.segments.segment_bytes;
+        let base = victim.segment * segment_bytes;
+        let mut bytes = vec![0; segment_bytes as usize];
+        let read = self.device.read(base, &mut bytes);
+        read.map_err(|error| device_error(&format!("reading segment {} to clean it", victim.segment), error))?;
+        let view = Victim { base, generation: victim.generation, end: victim.end, bytes: &bytes };
+        let mut cleaned = Cleaned::default();
+        let mut batch = Batch::default();
+        let mut copies: HashMap<u64, Vec<Copy>> = HashMap::new();
+        let shared = self.sharing_objects();
+        let block = u64::from(self.device.geometry().block_bytes);
+        let mut at = block;
+        while at + RECORD_HEADER_BYTES as u64 <= victim.end {
+            let record = RecordHeader::decode(&bytes[at as usize..], self.seed, base + at);
+            let record = record
+                .filter(|record| record.generation == victim.generation && u64::from(record.len) <= victim.end - at);
+            let Some(record) = record else {
+                at = round_up(at + 1, block);
+                continue;
+            };
+            let body = &bytes[at as usize + RECORD_HEADER_BYTES..(at + u64::from(record.len)) as usize];
+            let mut failed = None;
+            let mut number = 0;
+            let walked = each_operation(&record, base + at, body, self.seed, |header, operation, place| {
+                let origin = (record.seq, number);
+                number += 1;
+                if failed.is_none() {
+                    let live = self.operation(
+                        header,
+                        operation,
+                        place,
+                        origin,
+                        &mut batch,
+                        &mut cleaned,
+                        (!shared.is_empty()).then_some(&mut copies),
+                    );
+                    failed = live.err();
+                }
+                Ok(())
+            });
+            cleaned.damaged += u64::from(walked.is_err());
+            failed.map_or(Ok(()), Err)?;
+            if batch.bytes >= BATCH_BYTES {
+                self.relocate(&mut batch)?;
+            }
+            at += u64::from(record.len);
+        }
+        self.relocate(&mut batch)?;
+        if !shared.is_empty() && self.parts.segments.usage(victim.segment).is_some_and(|usage| usage.live > 0) {
+            for object in shared {
+                self.sharing(&view, &object, &mut batch, &mut copies, &mut cleaned)?;
+            }
+            self.relocate(&mut batch)?;
+        }
+        Ok(cleaned)
+    }
+
+    fn sharing_objects(&self) -> Vec<Arc<Object>> {
+        let mut shared = Vec::new();
+        self.parts.objects.for_each(|object| {
+            if object.state.read().shares {
+                shared.push(Arc::clone(object));
+            }
+        });
+        shared
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "an operation, its place, and what gathers")]
+    fn operation(
+        &mut self,
+        header: &OpHeader,
+        operation: &[u8],
+        place: u64,
+        origin: (u64, u32),
+        batch: &mut Batch,
+        cleaned: &mut Cleaned,
+        copies: Option<&mut HashMap<u64, Vec<Copy>>>,
+    ) -> Result<()> {
+        if header.kind == Kind::Index {
+            self.index_piece(header, place);
+            return Ok(());
+        }
+        if !matches!(header.kind, Kind::SlotSet | Kind::OmapSet | Kind::Write) {
+            return Ok(());
+        }
+        let Some(object) = self.parts.objects.numbered(header.object) else { return Ok(()) };
+        let (key, moved_from) = header.key(operation);
+        let origin = moved_from.unwrap_or(origin);
+        let payload = &operation[header.payload_start()..header.payload_end()];
+        let here = |loc: &Loc| loc.offset() == place;
+        let state = object.state.read();
+        if state.number != header.object {
+            return Ok(());
+        }
+        let live: Vec<(Entry, Loc)> = match header.kind {
+            Kind::SlotSet => {
+                let loc = state.slots.get(header.argument).filter(here);
+                loc.into_iter().map(|loc| (Entry::Slot(header.argument), loc)).collect()
+            }
+            Kind::OmapSet => {
+                let loc = state.omap.get(key).filter(here);
+                loc.into_iter().map(|loc| (Entry::Omap(key.to_vec()), loc)).collect()
+            }
+            _ => {
+                let range = header.argument..header.argument + u64::from(header.payload_len);
+                let pieces = state.extents.lookup(range).filter(|(_, extent)| here(&extent.loc));
+                pieces.map(|(at, extent)| (Entry::Extent(at, extent.len, extent.skip), extent.loc)).collect()
+            }
+        };
+        drop(state);
+        let mut copies = copies;
+        for (entry, old) in live {
+            let new = self.copy(header, &entry, payload, origin, batch, cleaned)?;
+            if let Some(copies) = &mut copies {
+                let (skip, len) = stretch(&entry, header.payload_len);
+                copies.entry(place).or_default().push(Copy { skip, len, new });
+            }
+            let skip = stretch(&entry, header.payload_len).0;
+            let moved = &mut batch.objects.entry(header.object).or_insert_with(|| (Arc::clone(&object), Vec::new())).1;
+            moved.push(Moved { entry, old, new, skip });
+        }
+        Ok(())
+    }
+
+    /// Copies a value, or a stretch of it, to the cold segment.
+    fn copy(
+        &mut self,
+        header: &OpHeader,
+        entry: &Entry,
+        payload: &[u8],
+        origin: (u64, u32),
+        batch: &mut Batch,
+        cleaned: &mut Cleaned,
+    ) -> Result<Loc> {
+        let (skip, len) = stretch(entry, header.payload_len);
+        let payload = &payload[skip as usize..skip as usize + len as usize];
+        let (argument, key): (u64, &[u8]) = match entry {
+            Entry::Slot(slot) => (*slot, &[]),
+            Entry::Omap(key) => (0, key),
+            Entry::Extent(at, ..) => (*at, &[]),
+        };
+        let mut long_key = Vec::with_capacity(key.len() + 12);
+        long_key.extend_from_slice(key);
+        long_key.extend_from_slice(&origin.0.to_le_bytes());
+        long_key.extend_from_slice(&origin.1.to_le_bytes());
+        let header = OpHeader { flags: header.flags | OP_FLAG_MOVED, argument, ..*header };
+        let new = self.cold.append(header, &long_key, payload, origin.0)?;
+        cleaned.copied += 1;
+        cleaned.copied_bytes += new.span_bytes();
+        batch.bytes += new.span_bytes();
+        Ok(new)
+    }
+
+    /// A piece of the last checkpoint is moved by having the next one write it again.
+    fn index_piece(&mut self, header: &OpHeader, place: u64) {
+        let Some(role) = Role::from_argument(header.argument) else { return };
+        if !self.saved.holds(header.object, role, place) {
+            return;
+        }
+        if let Role::Table(part) = role {
+            self.saved.dirty_parts.insert(part);
+        }
+        let Some(object) = self.parts.objects.numbered(header.object) else { return };
+        let epoch = self.parts.log.epoch();
+        let mut state = object.state.write();
+        if state.number != header.object {
+            return;
+        }
+        self.parts.objects.enter(&object.id, &mut state, epoch);
+        if let Role::Page(space, number) = role {
+            match space {
+                Space::Slots => state.slots.mark_dirty(number),
+                Space::Omap => state.omap.mark_page_dirty(number as u32),
+                Space::Extents => state.extents.mark_page_dirty(number as u32),
+            }
+        }
+    }
+
+    /// Makes the copies durable and points the index to them.
+    fn relocate(&mut self, batch: &mut Batch) -> Result<()> {
+        let gathered = std::mem::take(batch);
+        if gathered.objects.is_empty() {
+            return Ok(());
+        }
+        self.cold.flush()?;
+        (self.moved)();
+        for (number, (object, moved)) in gathered.objects {
+            for moved in moved.chunks(RELOCATIONS_MAX) {
+                for kind in [Kind::RelocateSlots, Kind::RelocateOmap, Kind::RelocateExtents] {
+                    self.relocate_some(number, &object, moved, kind)?;
+                }
+            }
+        }
+        (self.moved)();
+        (self.pace)(gathered.bytes);
+        Ok(())
+    }
+
+    fn relocate_some(&self, number: u64, object: &Arc<Object>, moved: &[Moved], kind: Kind) -> Result<()> {
+        let of_kind = |entry: &Entry| match entry {
+            Entry::Slot(_) => Kind::RelocateSlots,
+            Entry::Omap(_) => Kind::RelocateOmap,
+            Entry::Extent(..) => Kind::RelocateExtents,
+        };
+        if !moved.iter().any(|moved| of_kind(&moved.entry) == kind) {
+            return Ok(());
+        }
+        let log = &self.parts.log;
+        loop {
+            // It may have got another name, which is another entry of the table.
+            let object = self.parts.objects.numbered(number).unwrap_or_else(|| Arc::clone(object));
+            let mut state = object.state.write();
+            if state.number != number {
+                if self.parts.objects.numbered(number).is_some_and(|now| !Arc::ptr_eq(&now, &object)) {
+                    continue;
+                }
+                return Ok(());
+            }
+            let mut payload = Vec::new();
+            moved.iter().filter(|moved| of_kind(&moved.entry) == kind).for_each(|moved| {
+                still_there(&state, moved, &mut payload);
+            });
+            if payload.is_empty() {
+                return Ok(());
+            }
+            let len = RECORD_HEADER_BYTES as u64 + operation_bytes(0, payload.len());
+            let mut reservation = match log.reserve(len, Class::Keep) {
+                Ok(reservation) => reservation,
+                Err(Refused::Error(error)) => return Err(error),
+                Err(Refused::Busy) => {
+                    drop(state);
+                    log.make_room()?;
+                    continue;
+                }
+            };
+            self.parts.objects.enter(&object.id, &mut state, reservation.epoch);
+            let (generation, offset) = (reservation.generation, reservation.device_offset);
+            let record = record_header(&reservation, 1, false);
+            let bytes = reservation.bytes();
+            record.encode(bytes, self.seed, offset);
+            let header =
+                OpHeader { kind, flags: 0, key_len: 0, payload_len: 0, object: number, argument: 0, payload_crc: 0 };
+            let sums = checksum_payload(&payload);
+            let rest = &mut bytes[RECORD_HEADER_BYTES..];
+            let at = offset + RECORD_HEADER_BYTES as u64;
+            encode_operation(header, &[], &payload, &sums, rest, self.seed, generation, at);
+            drop(reservation);
+            let loc = Loc::new(at, 8, 0);
+            let step = Step { kind, argument: 0, key: &[], payload: &payload, payload_len: payload.len() as u32, loc };
+            state.apply(&step, 0, &self.parts.segments);
+            return Ok(());
+        }
+    }
+
+    /// Where in commit order the operations of a segment come from, by their offsets.
+    fn origins(&self, victim: &Victim<'_>) -> HashMap<u64, (u64, u32)> {
+        let mut origins = HashMap::new();
+        let block = u64::from(self.device.geometry().block_bytes);
+        let (mut at, len) = (block, victim.end);
+        while at + RECORD_HEADER_BYTES as u64 <= len {
+            let record = RecordHeader::decode(&victim.bytes[at as usize..], self.seed, victim.base + at);
+            let fits =
+                |record: &RecordHeader| record.generation == victim.generation && u64::from(record.len) <= len - at;
+            let Some(record) = record.filter(fits) else {
+                at = round_up(at + 1, block);
+                continue;
+            };
+            let body = &victim.bytes[at as usize + RECORD_HEADER_BYTES..(at + u64::from(record.len)) as usize];
+            let mut number = 0;
+            // What does not hold has no entry that could be moved.
+            let _ = each_operation(&record, victim.base + at, body, self.seed, |_, _, place| {
+                origins.insert(place, (record.seq, number));
+                number += 1;
+                Ok(())
+            });
+            at += u64::from(record.len);
+        }
+        origins
+    }
+
+    /// Moves what an object that shares data still has in the segment: the walk over the records finds an entry only
+    /// where it was written.
+    fn sharing(
+        &mut self,
+        victim: &Victim<'_>,
+        object: &Arc<Object>,
+        batch: &mut Batch,
+        copies: &mut HashMap<u64, Vec<Copy>>,
+        cleaned: &mut Cleaned,
+    ) -> Result<()> {
+        let inside = |loc: Loc| (victim.base..victim.base + victim.bytes.len() as u64).contains(&loc.offset());
+        let mut origins = None;
+        let (number, entries) = {
+            let state = object.state.read();
+            let mut entries: Vec<(Entry, Loc)> = Vec::new();
+            let slots = state.slots.scan(0..u64::MAX, false).filter(|(_, loc)| inside(*loc));
+            entries.extend(slots.map(|(slot, loc)| (Entry::Slot(slot), loc)));
+            let omap = state.omap.scan(Bound::Unbounded, Bound::Unbounded, false).filter(|(_, loc)| inside(*loc));
+            entries.extend(omap.map(|(key, loc)| (Entry::Omap(key.to_vec()), loc)));
+            let extents = state.extents.iter().filter(|(_, extent)| inside(extent.loc));
+            entries.extend(extents.map(|(at, extent)| (Entry::Extent(at, extent.len, extent.skip), extent.loc)));
+            (state.number, entries)
+        };
+        if number == 0 {
+            return Ok(());
+        }
+        for (entry, old) in entries {
+            let operation = &victim.bytes[(old.offset() - victim.base) as usize..];
+            let header = OpHeader::decode(operation, self.seed, victim.generation, old.offset());
+            let holds =
+                |header: &OpHeader| header.payload_end() <= operation.len() && verify_payload(header, operation);
+            let Some(header) = header.filter(holds) else {
+                cleaned.damaged += 1;
+                continue;
+            };
+            let (skip, len) = stretch(&entry, header.payload_len);
+            if u64::from(skip) + u64::from(len) > u64::from(header.payload_len) {
+                cleaned.damaged += 1;
+                continue;
+            }
+            let known = copies.get(&old.offset()).and_then(|copies| {
+                let within = |copy: &&Copy| copy.skip <= skip && skip + len <= copy.skip + copy.len;
+                copies.iter().find(within).map(|copy| (copy.new, copy.skip))
+            });
+            let (new, copy_skip) = match known {
+                Some(known) => known,
+                None => {
+                    let payload = &operation[header.payload_start()..header.payload_end()];
+                    let origins = origins.get_or_insert_with(|| self.origins(victim));
+                    let known = origins.get(&old.offset()).copied().unwrap_or_default();
+                    let origin = header.key(operation).1.unwrap_or(known);
+                    let owned = OpHeader { object: number, ..header };
+                    let new = self.copy(&owned, &entry, payload, origin, batch, cleaned)?;
+                    copies.entry(old.offset()).or_default().push(Copy { skip, len, new });
+                    (new, skip)
+                }
+            };
+            let moved = &mut batch.objects.entry(number).or_insert_with(|| (Arc::clone(object), Vec::new())).1;
+            moved.push(Moved { entry, old, new, skip: copy_skip });
+            if batch.bytes >= BATCH_BYTES {
+                self.relocate(batch)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// First byte and length of what an entry has of its payload.
+fn stretch(entry: &Entry, payload_len: u32) -> (u32, u32) {
+    match entry {
+        Entry::Extent(_, len, skip) => (*skip, *len),
+        Entry::Slot(_) | Entry::Omap(_) => (0, payload_len),
+    }
+}
+
+/// Adds the relocations of what still points to the old place.
+fn still_there(state: &ObjectState, moved: &Moved, payload: &mut Vec<u8>) {
+    let place = moved.new.raw();
+    match &moved.entry {
+        Entry::Slot(slot) if state.slots.get(*slot) == Some(moved.old) => {
+            push_relocated(payload, Relocated::Slot(*slot, place));
+        }
+        Entry::Omap(key) if state.omap.get(key) == Some(moved.old) => {
+            push_relocated(payload, Relocated::Omap(key, place));
+        }
+        Entry::Extent(at, len, skip) => {
+            for (offset, extent) in state.extents.lookup(*at..*at + u64::from(*len)) {
+                if extent.loc == moved.old && u64::from(extent.skip) == u64::from(*skip) + (offset - at) {
+                    let skip = extent.skip - moved.skip;
+                    push_relocated(payload, Relocated::Extent { offset, place, len: extent.len, skip });
+                }
+            }
+        }
+        Entry::Slot(_) | Entry::Omap(_) => {}
+    }
+}

@@ -1,0 +1,209 @@
+//! Cold segments: where the cleaner puts what it moves, and checkpoints their pages. Apart from the log, so that what
+//! lives long is not moved again and again with what dies young.
+//!
+//! operations → a batch in memory → one record → cold segment → [`Cold::flush`]: durable
+//!
+//! Invariants:
+//! 1. A cold segment is never replayed: it counts for nothing until the log or a superblock, written after
+//!    [`Cold::flush`], points into it.
+//! 2. One writer at a time, in order. A record lies in one segment and starts at a block.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use esker_device::Device;
+use esker_store::{Error, Result};
+
+use crate::commit::{Log, stopped};
+use crate::format::{
+    Kind, Loc, OpHeader, PARTS, RECORD_HEADER_BYTES, RecordHeader, Role, SegmentHeader, Stream, checksum_payload,
+    encode_operation, operation_bytes, round_up,
+};
+use crate::segments::Segments;
+
+/// A batch is written when it has grown to this.
+const BATCH_BYTES: u64 = 1 << 20;
+
+/// Counters of the cold writer.
+#[derive(Default)]
+pub struct ColdCounters {
+    /// Bytes written, headers and pads included.
+    pub written_bytes: AtomicU64,
+    /// Device writes.
+    pub writes: AtomicU64,
+    /// Syncs.
+    pub syncs: AtomicU64,
+}
+
+struct Open {
+    segment: u64,
+    generation: u32,
+    /// Where the batch begins in the segment.
+    start: u64,
+    batch: Vec<u8>,
+    op_count: u32,
+}
+
+/// Writes cold segments.
+pub struct Cold {
+    device: Arc<dyn Device>,
+    segments: Arc<Segments>,
+    log: Arc<Log>,
+    uuid: [u8; 16],
+    seed: u32,
+    block: u64,
+    open: Option<Open>,
+    unsynced: bool,
+    /// What was written.
+    pub counters: Arc<ColdCounters>,
+}
+
+impl Cold {
+    /// A writer that has no segment yet.
+    pub fn new(device: Arc<dyn Device>, segments: Arc<Segments>, log: Arc<Log>, uuid: [u8; 16], seed: u32) -> Self {
+        let block = u64::from(device.geometry().block_bytes);
+        let counters = Arc::default();
+        Self { device, segments, log, uuid, seed, block, open: None, unsynced: false, counters }
+    }
+
+    /// The segment that is being written.
+    pub fn open_segment(&self) -> Option<u64> {
+        self.open.as_ref().map(|open| open.segment)
+    }
+
+    /// Largest payload of one operation in bytes.
+    pub fn payload_bytes_max(&self) -> u64 {
+        self.segments.segment_bytes / 4
+    }
+
+    /// Adds an operation; `age` tells how old what it holds is. It is durable after the next [`Cold::flush`].
+    ///
+    /// # Errors
+    /// [`Error::Full`] when there is no segment left, and nothing was added; [`Error::Stopped`] when the device failed.
+    pub fn append(&mut self, header: OpHeader, key: &[u8], payload: &[u8], age: u64) -> Result<Loc> {
+        let len = operation_bytes(key.len(), payload.len());
+        let left = self.open.as_ref().map_or(0, |open| {
+            let batch = (open.batch.len() as u64).max(RECORD_HEADER_BYTES as u64);
+            self.segments.segment_bytes.saturating_sub(open.start + batch)
+        });
+        if left < len {
+            self.write_batch()?;
+            self.open_next(age)?;
+        }
+        let Some(open) = &mut self.open else { return Err(Error::Full { needed: len, free: 0 }) };
+        if open.batch.is_empty() {
+            open.batch.resize(RECORD_HEADER_BYTES, 0);
+        }
+        let at = open.batch.len();
+        let offset = open.segment * self.segments.segment_bytes + open.start + at as u64;
+        open.batch.resize(at + len as usize, 0);
+        let sums = checksum_payload(payload);
+        encode_operation(header, key, payload, &sums, &mut open.batch[at..], self.seed, open.generation, offset);
+        open.op_count += 1;
+        self.segments.add_filled(open.segment, len);
+        if open.batch.len() as u64 >= BATCH_BYTES {
+            self.write_batch()?;
+        }
+        Ok(Loc::new(offset, len, 0))
+    }
+
+    /// Adds a piece of a checkpoint, a large one in parts; returns where it is, and all places that it takes.
+    ///
+    /// # Errors
+    /// As [`Cold::append`].
+    pub fn append_index(&mut self, object: u64, role: Role, payload: &[u8], age: u64) -> Result<(Loc, Vec<Loc>)> {
+        let argument = role.argument();
+        let header =
+            OpHeader { kind: Kind::Index, flags: 0, key_len: 0, payload_len: 0, object, argument, payload_crc: 0 };
+        let max = self.payload_bytes_max() as usize;
+        if payload.len() <= max {
+            let loc = self.append(header, &[], payload, age)?;
+            return Ok((loc, vec![loc]));
+        }
+        let (mut places, mut list) = (Vec::new(), Vec::new());
+        for part in payload.chunks(max) {
+            let loc = self.append(header, &[], part, age)?;
+            list.extend_from_slice(&loc.raw().to_le_bytes());
+            places.push(loc);
+        }
+        let loc = self.append(header, &[], &list, age)?;
+        places.push(loc);
+        Ok((loc.with_flags(PARTS), places))
+    }
+
+    fn write_batch(&mut self) -> Result<()> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        if open.batch.is_empty() {
+            return Ok(());
+        }
+        let offset = open.segment * self.segments.segment_bytes + open.start;
+        let header = RecordHeader {
+            len: open.batch.len() as u32,
+            seq: 0,
+            group: 0,
+            generation: open.generation,
+            op_count: open.op_count,
+            flags: 0,
+        };
+        header.encode(&mut open.batch, self.seed, offset);
+        open.batch.resize(round_up(open.batch.len() as u64, self.block) as usize, 0);
+        self.device.write(offset, &open.batch).map_err(|error| stopped("writing a cold segment", &error))?;
+        self.counters.writes.fetch_add(1, Ordering::Relaxed);
+        self.counters.written_bytes.fetch_add(open.batch.len() as u64, Ordering::Relaxed);
+        open.start += open.batch.len() as u64;
+        open.batch.clear();
+        open.op_count = 0;
+        self.unsynced = true;
+        Ok(())
+    }
+
+    /// Writes what was added and makes it durable.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when the device failed.
+    pub fn flush(&mut self) -> Result<()> {
+        self.write_batch()?;
+        if std::mem::take(&mut self.unsynced) {
+            self.device.sync().map_err(|error| stopped("syncing a cold segment", &error))?;
+            self.counters.syncs.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn open_next(&mut self, age: u64) -> Result<()> {
+        let segment_bytes = self.segments.segment_bytes;
+        let full = Error::Full { needed: segment_bytes, free: 0 };
+        let segment = self.segments.take_free().ok_or_else(|| full.clone())?;
+        let offset = segment * segment_bytes;
+        match self.device.reserve(offset, segment_bytes) {
+            Err(esker_device::Error::NoSpace { .. }) => {
+                self.segments.give_back(segment);
+                return Err(full);
+            }
+            other => other.map_err(|error| stopped("reserving a cold segment", &error))?,
+        }
+        let failed = |error| stopped("opening a cold segment", &error);
+        if self.device.geometry().zone_bytes.is_some() {
+            self.device.discard(offset, segment_bytes).map_err(failed)?;
+        }
+        let generation = self.log.next_generation();
+        let header = SegmentHeader {
+            generation,
+            uuid: self.uuid,
+            segment,
+            previous_end: 0,
+            first_seq: age,
+            group: 0,
+            previous_generation: 0,
+            stream: Stream::Cold,
+        };
+        let mut block = vec![0; self.block as usize];
+        header.encode(&mut block);
+        self.device.write(offset, &block).map_err(failed)?;
+        // Whatever points here stands on the device before: no reader has to wait.
+        self.segments.place(segment, generation, 0, age, true);
+        self.open = Some(Open { segment, generation, start: self.block, batch: Vec::new(), op_count: 0 });
+        self.unsynced = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,164 @@
+//! Room: who may use up how much of the device, and how fast while the cleaner can hardly keep up.
+//!
+//! free segments:  writes | … only what takes away … | … only the cleaner
+//!
+//! Invariants:
+//! 1. A write is refused before anything has changed.
+//! 2. What takes away goes on where writes are refused: it makes the space that they wait for.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use esker_store::{Error, Result};
+
+use super::Log;
+
+/// How long a write that does not fit waits for the cleaner to say so once more.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// What a record is for, which decides how far it may use up the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Adds something: refused when only the reserve is left.
+    Write,
+    /// Only takes away: may use part of the reserve, because it makes space.
+    TakeAway,
+    /// The cleaner's: may use all there is.
+    Keep,
+}
+
+/// Whether writes are let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Gate {
+    /// Yes.
+    Open = 0,
+    /// Not until the cleaner has made space.
+    Wait = 1,
+    /// No: there is nothing to clean.
+    Full = 2,
+}
+
+impl Log {
+    /// Takes bytes of the credit that writers have while the cleaner can hardly keep up; whether there was enough.
+    pub(super) fn spend(&self, len: u64) -> bool {
+        let spent = self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |credit| match credit {
+            i64::MAX => Some(i64::MAX),
+            credit if credit > 0 => Some(credit - len as i64),
+            _ => None,
+        });
+        spent.is_ok()
+    }
+
+    /// Gives writers so many bytes more, or with `None` as many as they like.
+    pub fn pace(&self, bytes: Option<u64>) {
+        match bytes {
+            None => self.credit.store(i64::MAX, Ordering::Relaxed),
+            Some(bytes) => {
+                let add = |credit| Some(if credit == i64::MAX { bytes as i64 } else { credit + bytes as i64 });
+                // The closure always gives a value.
+                let _ = self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+            }
+        }
+        let _state = self.state.lock();
+        self.room.notify_all();
+    }
+
+    /// Whether writers have a credit to keep to.
+    pub fn is_paced(&self) -> bool {
+        self.credit.load(Ordering::Relaxed) != i64::MAX
+    }
+
+    /// Lets writes in or not, and says how many free segments each class leaves alone.
+    pub fn set_gate(&self, gate: Gate, reserve: [u64; 2]) {
+        self.reserve[0].store(reserve[0], Ordering::Relaxed);
+        self.reserve[1].store(reserve[1], Ordering::Relaxed);
+        self.gate.store(gate as u8, Ordering::Relaxed);
+        let _state = self.state.lock();
+        self.room.notify_all();
+    }
+
+    /// Whether writes are let in.
+    pub fn gate(&self) -> Gate {
+        match self.gate.load(Ordering::Relaxed) {
+            0 => Gate::Open,
+            1 => Gate::Wait,
+            _ => Gate::Full,
+        }
+    }
+
+    /// Gives the log its cleaner: called when segments run short and when one was entered.
+    pub fn set_keeper(&self, keeper: Box<dyn Fn() + Send + Sync>) {
+        assert!(self.keeper.set(keeper).is_ok(), "a log has one keeper");
+    }
+
+    pub(super) fn wake_keeper(&self) {
+        if self.shape.threaded
+            && let Some(keeper) = self.keeper.get()
+        {
+            keeper();
+        }
+    }
+
+    /// Segments that are free or readied for the log.
+    pub fn segments_left(&self) -> u64 {
+        let ready = self.state.lock().next.len() as u64;
+        self.segments.free_segments() + ready
+    }
+
+    /// A write was refused because the device is full: has the cleaner look once more, and waits until it has.
+    pub fn look_again(&self) {
+        let Some(keeper) = self.keeper.get() else { return };
+        keeper();
+        if self.shape.threaded {
+            let mut state = self.state.lock();
+            self.room.wait_for(&mut state, LOOK_AGAIN);
+        }
+    }
+
+    /// Writes out what is pending, for the cleaner, which waits for nobody else.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] with the first cause.
+    pub fn make_room(&self) -> Result<()> {
+        self.commit(false);
+        if self.shape.threaded {
+            self.nudge();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        self.mark().failure().map_or(Ok(()), Err)
+    }
+
+    /// Waits until a reservation that was refused as busy may succeed.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] or [`Error::Closed`] when it never will.
+    pub fn wait_for_room(&self) -> Result<()> {
+        if !self.shape.threaded {
+            self.commit(false);
+            if let Some(keeper) = self.keeper.get() {
+                keeper();
+            }
+            return match self.mark().failure() {
+                Some(failure) => Err(failure),
+                None => Ok(()),
+            };
+        }
+        let mut state = self.state.lock();
+        loop {
+            if state.stopping {
+                return Err(self.mark().failure().unwrap_or(Error::Closed));
+            }
+            let pending = self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max;
+            let shut = self.gate() == Gate::Wait || self.credit.load(Ordering::Relaxed) <= 0;
+            if !pending && !shut && (!state.next.is_empty() || state.full) {
+                return Ok(());
+            }
+            self.nudge();
+            if shut {
+                self.wake_keeper();
+            }
+            self.room.wait_for(&mut state, Duration::from_millis(10));
+        }
+    }
+}

@@ -1,0 +1,556 @@
+//! The keeper: decides when to write a checkpoint and what to clean, frees segments, and lets writes in or not.
+//!
+//! ```text
+//! a segment was entered → wake → free what nothing points to → checkpoint due? → space short? clean the best → gate
+//! ```
+//!
+//! A segment is free again when no entry points to it, no piece of the last checkpoint stands in it, the log that made
+//! it so is durable, and whoever may still be reading it has finished.
+//!
+//! The best segment is the one with the highest `(1 - u) age / (1 + u)`, u being the part of it that lives: cleaning
+//! it costs reading it once and writing u of it, and what is old is likely to stay.
+//!
+//! Invariants:
+//! 1. One thread at a time does this work.
+//! 2. Writes stop while so many segments are still free as a checkpoint, the cleaner and deletes need.
+//!
+//! Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System (1992), section 3.5.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use esker_device::Device;
+use esker_store::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+
+use crate::checkpoint::{Parts, Saved};
+use crate::clean::Clean;
+use crate::cold::{Cold, ColdCounters};
+use crate::commit::{Gate, stopped};
+use crate::segments::Usage;
+
+/// A checkpoint is due when so many bytes of log have gathered, or so many times the last checkpoint's bytes.
+const CHECKPOINT_LOG_BYTES: u64 = 256 << 20;
+const CHECKPOINT_LOG_FACTOR: u64 = 8;
+/// A checkpoint is written at most this fast, unless space is short, in bytes per second.
+const CHECKPOINT_BYTES_PER_S: u64 = 256 << 20;
+/// A segment that lives by more than this is not worth cleaning: of log all of it counts, because headers and gaps go
+/// when it is cleaned, of a cold segment what was put into it, because it would be as full again.
+const FULL_SHARE: f64 = 0.9;
+/// When no more segments than this are left above the reserve, writers get as many bytes as cleaning makes free.
+const PACED_SEGMENTS: u64 = 2;
+/// How long the thread sleeps when nothing wakes it.
+const IDLE: Duration = Duration::from_secs(1);
+/// How long the cleaner leaves everything in place after somebody has walked part of the log.
+const WALK: Duration = Duration::from_secs(5);
+/// Free segments that keep their blocks, ready to be written again without a change of the file.
+const WARM_SEGMENTS: u64 = 8;
+
+/// What the keeper has done.
+#[derive(Default)]
+pub struct KeeperCounters {
+    /// Checkpoints written.
+    pub checkpoints: AtomicU64,
+    /// Bytes of the last checkpoint that had changed.
+    pub checkpoint_bytes: AtomicU64,
+    /// How long the last checkpoint took, in microseconds.
+    pub checkpoint_us: AtomicU64,
+    /// Segments cleaned.
+    pub cleaned: AtomicU64,
+    /// Bytes copied by cleaning.
+    pub copied_bytes: AtomicU64,
+    /// Segments made free.
+    pub freed: AtomicU64,
+    /// Segments that hold operations which do not hold, so that they cannot be cleaned.
+    pub damaged: AtomicU64,
+}
+
+struct Work {
+    cold: Cold,
+    saved: Saved,
+    /// Generation from which the log is replayed.
+    floor: u32,
+    /// The log's last sequence number at the last checkpoint.
+    covered: Option<u64>,
+    /// Bytes of log at the last checkpoint.
+    log_bytes: u64,
+    checkpoint_bytes: u64,
+    /// Segments, by generation, that were cleaned and wait for the next checkpoint, and whether as a whole.
+    spent: HashMap<u32, bool>,
+    /// Segments, by generation, that hold something which cannot be moved.
+    stuck: HashSet<u32>,
+    /// Bytes that were moved since writes last had to wait.
+    effort: u64,
+    /// Bytes that lived when the device was found to be full.
+    full_at: Option<u64>,
+}
+
+/// See the module.
+pub struct Keeper {
+    parts: Parts,
+    device: Arc<dyn Device>,
+    seed: u32,
+    threaded: bool,
+    work: Mutex<Work>,
+    woken: Mutex<bool>,
+    waking: Condvar,
+    stopping: AtomicBool,
+    /// Grows whenever entries get new places.
+    moves: AtomicU64,
+    /// The cold segment that is being written; `u64::MAX` for none.
+    open_cold: AtomicU64,
+    /// Until then nothing is moved unless space is short, for somebody who walks the log; in microseconds of `since`.
+    walked_until: AtomicU64,
+    since: Instant,
+    /// While this is not zero no segment is made free: somebody copies segments.
+    held: AtomicU64,
+    cold_counters: Arc<ColdCounters>,
+    /// What was done.
+    pub counters: KeeperCounters,
+}
+
+impl Keeper {
+    /// A keeper that goes on from what the last checkpoint holds.
+    pub fn new(parts: Parts, device: Arc<dyn Device>, seed: u32, cold: Cold, saved: Saved, threaded: bool) -> Self {
+        let superblock = parts.superblocks.newest();
+        let cold_counters = Arc::clone(&cold.counters);
+        let covered = (superblock.root != 0).then_some(superblock.replay.seq);
+        let work = Work {
+            cold,
+            saved,
+            floor: superblock.replay.generation.max(1),
+            covered,
+            log_bytes: 0,
+            checkpoint_bytes: 0,
+            spent: HashMap::new(),
+            stuck: HashSet::new(),
+            effort: 0,
+            full_at: None,
+        };
+        Self {
+            parts,
+            device,
+            seed,
+            threaded,
+            work: Mutex::new(work),
+            woken: Mutex::new(false),
+            waking: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            moves: AtomicU64::new(0),
+            open_cold: AtomicU64::new(u64::MAX),
+            walked_until: AtomicU64::new(0),
+            since: Instant::now(),
+            held: AtomicU64::new(0),
+            cold_counters,
+            counters: KeeperCounters::default(),
+        }
+    }
+
+    /// Counters of the cold writer.
+    pub fn cold(&self) -> &ColdCounters {
+        &self.cold_counters
+    }
+
+    /// Has the thread look what is to be done; without threads it is done at once.
+    pub fn wake(&self) {
+        if !self.threaded {
+            // What goes wrong stops the log, which tells everybody.
+            let _ = self.step();
+            return;
+        }
+        *self.woken.lock() = true;
+        self.waking.notify_one();
+    }
+
+    /// The thread's life. Should it panic, the log stops: without a keeper writers would wait for ever.
+    pub fn run(&self) {
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.run_until_stopped()));
+        if ran.is_err() {
+            self.parts.log.stop_for(Error::Stopped { cause: "the cleaner panicked".into() });
+        }
+    }
+
+    fn run_until_stopped(&self) {
+        while !self.stopping.load(Ordering::Acquire) {
+            match self.step() {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(_) => return,
+            }
+            let mut woken = self.woken.lock();
+            if !*woken && !self.stopping.load(Ordering::Acquire) {
+                self.waking.wait_for(&mut woken, IDLE);
+            }
+            *woken = false;
+        }
+    }
+
+    /// Somebody walks the log in order: for a while nothing is moved unless writes would have to wait.
+    pub fn a_walk_goes_on(&self) {
+        let until = (self.since.elapsed() + WALK).as_micros() as u64;
+        self.walked_until.fetch_max(until, Ordering::Relaxed);
+    }
+
+    /// A number that grows whenever entries get new places.
+    pub fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
+    }
+
+    /// Whether more may come into this cold segment.
+    pub fn writes(&self, segment: u64) -> bool {
+        self.open_cold.load(Ordering::Acquire) == segment
+    }
+
+    /// Runs `f` while the cleaner waits.
+    pub fn while_nothing_moves<R>(&self, f: impl FnOnce() -> R) -> R {
+        let _work = self.work.lock();
+        f()
+    }
+
+    /// Ends the thread's work and writes a last checkpoint, if anything has changed since the last.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Stopped`].
+    pub fn close(&self) -> Result<()> {
+        self.stopping.store(true, Ordering::Release);
+        self.waking.notify_one();
+        let mut work = self.work.lock();
+        if work.covered == Some(self.parts.log.last_seq()) || self.parts.log.mark().failure().is_some() {
+            return Ok(());
+        }
+        self.checkpoint_now(&mut work, true)
+    }
+
+    /// The last sequence number if a checkpoint covers it.
+    pub fn covered(&self, seq: u64) -> Option<u64> {
+        self.work.lock().covered.filter(|covered| *covered == seq)
+    }
+
+    /// Says how many free segments each class of writes leaves alone.
+    pub fn set_reserve(&self) {
+        let reserve = self.reserve();
+        self.parts.log.set_gate(self.parts.log.gate(), reserve);
+    }
+
+    /// Free segments that writes leave alone, and that what takes away leaves alone.
+    ///
+    /// A checkpoint may have to write the whole index again while the last one still stands; the cleaner needs an open
+    /// segment and one more; relocations need log; and an opening after a crash begins one segment of each kind. On a device
+    /// of few segments it is two fifths of them.
+    fn reserve(&self) -> [u64; 2] {
+        let segments = &self.parts.segments;
+        let index: u64 = segments.in_use().iter().map(|usage| usage.index).sum();
+        let keep = (index + index / 8).div_ceil(segments.segment_bytes) + 5;
+        let most = segments.log_segments() * 2 / 5;
+        [(keep + 2).min(most), (keep + 1).min(most.saturating_sub(1))]
+    }
+
+    /// Writes a checkpoint now.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
+    pub fn checkpoint(&self) -> Result<()> {
+        let mut work = self.work.lock();
+        self.checkpoint_now(&mut work, true)?;
+        self.free_dead(&mut work)?;
+        Ok(())
+    }
+
+    /// Cleans the segment that is worth most; whether there was one.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
+    pub fn clean(&self) -> Result<bool> {
+        let mut work = self.work.lock();
+        let cleaned = self.clean_best(&mut work, FULL_SHARE)?;
+        self.free_dead(&mut work)?;
+        Ok(cleaned)
+    }
+
+    /// Cleans all segments that hold anything dead. `progress(done, total)` is told segments; it returns false to stop.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
+    pub fn compact(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        self.checkpoint()?;
+        let share = FULL_SHARE;
+        let newest = self.parts.segments.in_use().iter().map(|usage| usage.generation).max().unwrap_or(0);
+        let left = || {
+            let work = self.work.lock();
+            self.candidates(&work, share).filter(|(usage, _)| usage.generation <= newest).count() as u64
+        };
+        let total = left();
+        let mut more = progress(0, total);
+        while more {
+            let mut work = self.work.lock();
+            let best = self.best(&work, share).filter(|usage| usage.generation <= newest);
+            let Some(best) = best else { break };
+            self.clean_segment(&mut work, best)?;
+            self.free_dead(&mut work)?;
+            if self.parts.log.segments_left() <= self.reserve()[0] {
+                self.checkpoint_now(&mut work, true)?;
+                self.free_dead(&mut work)?;
+            }
+            drop(work);
+            more = progress(total - left().min(total), total);
+        }
+        self.checkpoint()
+    }
+
+    /// One look at what is to be done; whether anything was.
+    fn step(&self) -> Result<bool> {
+        let mut work = self.work.lock();
+        if let Some(failure) = self.parts.log.mark().failure() {
+            return Err(failure);
+        }
+        match self.step_locked(&mut work) {
+            Err(Error::Stopped { cause }) => Err(Error::Stopped { cause }),
+            // Nothing is lost by that: it is tried again when the thread wakes.
+            Err(error) => {
+                tracing::warn!(%error, "checkpoint or cleaning put off");
+                let reserve = self.reserve();
+                let left = self.parts.log.segments_left();
+                self.pace(None);
+                self.parts.log.set_gate(if left > reserve[0] { Gate::Open } else { Gate::Full }, reserve);
+                Ok(false)
+            }
+            done => done,
+        }
+    }
+
+    fn step_locked(&self, work: &mut Work) -> Result<bool> {
+        let log = &self.parts.log;
+        let reserve = self.reserve();
+        let total = self.parts.segments.log_segments();
+        let low = reserve[0] + 2 + total / 50;
+        let mut done = self.free_dead(work)?;
+        let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.live).sum();
+        if let Some(full_at) = work.full_at {
+            // All that could be gained was: only what goes from now on makes room.
+            let gone = full_at.saturating_sub(live) >= self.parts.segments.segment_bytes / 2;
+            if !gone && log.segments_left() <= reserve[0] {
+                log.set_gate(Gate::Full, reserve);
+                self.pace(None);
+                return Ok(false);
+            }
+            work.full_at = None;
+            work.effort = 0;
+        }
+        let (_, appended) = log.appended();
+        let tail = self.tail_segments(work);
+        let tail_bytes = appended.saturating_sub(work.log_bytes);
+        let due = tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * work.checkpoint_bytes)
+            && tail_bytes >= 4 * self.parts.segments.segment_bytes;
+        let short = log.segments_left() < low;
+        let walked =
+            self.threaded && self.since.elapsed().as_micros() as u64 <= self.walked_until.load(Ordering::Relaxed);
+        let short = short && !(walked && log.segments_left() > reserve[0]);
+        let best = if short { self.best(work, FULL_SHARE) } else { None };
+        let long_tail = tail >= 2.max(total / 8);
+        if due
+            || (short && tail > 0 && (best.is_none() || long_tail))
+            || (short && best.is_none() && !work.spent.is_empty())
+        {
+            if short {
+                // Writers go on meanwhile, out of the slack.
+                self.pace(Some(self.parts.segments.segment_bytes));
+            }
+            self.checkpoint_now(work, short)?;
+            self.free_dead(work)?;
+            done = true;
+        } else if let Some(best) = best {
+            done |= self.clean_segment(work, best)?;
+            self.free_dead(work)?;
+        }
+        let left = log.segments_left();
+        let gate = if left > reserve[0] {
+            work.effort = 0;
+            Gate::Open
+        } else if done && work.effort <= live + 4 * self.parts.segments.segment_bytes {
+            Gate::Wait
+        } else {
+            // Everything that lives was moved once, or nothing is worth it: there is no more room to be had.
+            work.full_at = Some(live);
+            Gate::Full
+        };
+        log.set_gate(gate, reserve);
+        if left > reserve[0] + PACED_SEGMENTS || !done {
+            self.pace(None);
+        } else {
+            self.pace(Some(0));
+        }
+        Ok(done && left < low)
+    }
+
+    /// Gives writers so many bytes more, or with `None` as many as they like. Only a thread can be waited for.
+    fn pace(&self, bytes: Option<u64>) {
+        if self.threaded {
+            self.parts.log.pace(bytes);
+        }
+    }
+
+    /// Segments of log that the last checkpoint does not cover and that are sealed.
+    fn tail_segments(&self, work: &Work) -> u64 {
+        let open = self.parts.log.open_generation();
+        let tail = |usage: &&Usage| !usage.cold && (work.floor..open).contains(&usage.generation);
+        self.parts.segments.in_use().iter().filter(tail).count() as u64
+    }
+
+    fn checkpoint_now(&self, work: &mut Work, hurry: bool) -> Result<()> {
+        let began = Instant::now();
+        let slow = self.threaded && !hurry;
+        let mut pace = |bytes: u64| {
+            let due = Duration::from_micros(bytes * 1_000_000 / CHECKPOINT_BYTES_PER_S);
+            if slow && let Some(ahead) = due.checked_sub(began.elapsed()).filter(|ahead| ahead.as_millis() > 0) {
+                std::thread::sleep(ahead);
+            }
+        };
+        let Work { saved, cold, .. } = work;
+        let written = saved.checkpoint(&self.parts, cold, &mut pace);
+        self.open_cold.store(cold.open_segment().unwrap_or(u64::MAX), Ordering::Release);
+        let report = written.map_err(|error| self.stop_if_failed(error))?;
+        (work.floor, work.covered) = (report.generation, Some(self.parts.superblocks.newest().replay.seq));
+        work.log_bytes = self.parts.log.appended().1;
+        work.checkpoint_bytes = report.bytes;
+        work.effort += report.bytes + self.parts.segments.segment_bytes / 4;
+        // What was cleaned as a whole and still lives cannot be moved: it is not tried again and again.
+        let spent = std::mem::take(&mut work.spent);
+        let lives = |generation: u32| {
+            self.parts.segments.in_use().iter().any(|usage| usage.generation == generation && usage.live > 0)
+        };
+        work.stuck
+            .extend(spent.into_iter().filter(|(generation, whole)| *whole && lives(*generation)).map(|spent| spent.0));
+        let took = began.elapsed();
+        self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
+        self.counters.checkpoint_bytes.store(report.bytes, Ordering::Relaxed);
+        self.counters.checkpoint_us.store(took.as_micros() as u64, Ordering::Relaxed);
+        tracing::debug!(
+            objects = report.objects,
+            pages = report.pages,
+            bytes = report.bytes,
+            elapsed_ms = took.as_millis() as u64,
+            "checkpoint"
+        );
+        Ok(())
+    }
+
+    /// A failed write or sync stops the log; a failed read or a want of room does not.
+    fn stop_if_failed(&self, error: Error) -> Error {
+        if matches!(error, Error::Stopped { .. }) && self.parts.log.mark().failure().is_none() {
+            self.parts.log.stop_for(error.clone());
+        }
+        error
+    }
+
+    /// Segments that could be cleaned and how much that is worth.
+    fn candidates<'a>(&'a self, work: &'a Work, share: f64) -> impl Iterator<Item = (Usage, f64)> + 'a {
+        let now = self.parts.log.last_seq();
+        let size = self.parts.segments.segment_bytes as f64;
+        let open = work.cold.open_segment();
+        let sealed = move |usage: &Usage| {
+            let closed = if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor };
+            closed && !work.spent.contains_key(&usage.generation) && !work.stuck.contains(&usage.generation)
+        };
+        self.parts.segments.in_use().into_iter().filter(sealed).filter_map(move |usage| {
+            let lives = (usage.live + usage.index) as f64;
+            let age = (now.saturating_sub(usage.age) + 1) as f64;
+            let whole = if usage.cold { usage.filled as f64 } else { size };
+            let used = lives / size;
+            (lives < share * whole).then(|| (usage, (1.0 - used) * age / (1.0 + used)))
+        })
+    }
+
+    fn best(&self, work: &Work, share: f64) -> Option<Usage> {
+        self.candidates(work, share).max_by(|a, b| a.1.total_cmp(&b.1)).map(|(usage, _)| usage)
+    }
+
+    fn clean_best(&self, work: &mut Work, share: f64) -> Result<bool> {
+        let Some(best) = self.best(work, share) else { return Ok(false) };
+        self.clean_segment(work, best)
+    }
+
+    /// Cleans a segment; false without room for the copies.
+    fn clean_segment(&self, work: &mut Work, victim: Usage) -> Result<bool> {
+        let segment_bytes = self.parts.segments.segment_bytes;
+        let lives = (victim.live + victim.index).clamp(segment_bytes / 64, segment_bytes);
+        let paced = self.parts.log.is_paced();
+        let mut pace = |copied: u64| {
+            if paced {
+                self.pace(Some(copied * (segment_bytes - lives) / lives));
+            }
+        };
+        let mut clean = Clean {
+            parts: &self.parts,
+            device: &*self.device,
+            seed: self.seed,
+            cold: &mut work.cold,
+            saved: &mut work.saved,
+            moved: &|| {
+                self.moves.fetch_add(1, Ordering::AcqRel);
+            },
+            pace: &mut pace,
+        };
+        let outcome = clean.segment(victim);
+        self.open_cold.store(work.cold.open_segment().unwrap_or(u64::MAX), Ordering::Release);
+        let cleaned = match outcome {
+            // What was moved is moved, the rest stays: the next checkpoint frees what it can.
+            Err(Error::Full { .. }) => {
+                work.spent.insert(victim.generation, false);
+                return Ok(false);
+            }
+            other => other.map_err(|error| self.stop_if_failed(error))?,
+        };
+        work.spent.insert(victim.generation, true);
+        work.effort += cleaned.copied_bytes;
+        self.counters.cleaned.fetch_add(1, Ordering::Relaxed);
+        self.counters.copied_bytes.fetch_add(cleaned.copied_bytes, Ordering::Relaxed);
+        if cleaned.damaged > 0 {
+            self.counters.damaged.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(segment = victim.segment, operations = cleaned.damaged, "damage found while cleaning");
+        }
+        Ok(true)
+    }
+
+    /// Makes segments free that nothing points to; whether there was one.
+    fn free_dead(&self, work: &mut Work) -> Result<bool> {
+        let open = work.cold.open_segment();
+        let dead: Vec<Usage> = self
+            .parts
+            .segments
+            .in_use()
+            .into_iter()
+            .filter(|usage| usage.live == 0 && usage.index == 0)
+            .filter(|usage| if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor })
+            .collect();
+        if dead.is_empty() || self.held.load(Ordering::Acquire) > 0 {
+            return Ok(false);
+        }
+        // What emptied them must be durable, or a power cut would bring back entries that point there.
+        self.parts.log.commit(true);
+        if let Some(failure) = self.parts.log.mark().failure() {
+            return Err(failure);
+        }
+        self.parts.segments.wait_for_readers();
+        for usage in &dead {
+            let warm = self.device_keeps(usage.segment)?;
+            work.spent.remove(&usage.generation);
+            self.parts.segments.release(usage.segment, warm);
+            self.counters.freed.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(true)
+    }
+
+    /// Gives a free segment's blocks back, unless it is one of a few that are kept for what comes next.
+    fn device_keeps(&self, segment: u64) -> Result<bool> {
+        let zoned = self.device.geometry().zone_bytes.is_some();
+        if zoned || self.parts.segments.free_segments() < WARM_SEGMENTS {
+            return Ok(true);
+        }
+        let bytes = self.parts.segments.segment_bytes;
+        let discarded = self.device.discard(segment * bytes, bytes);
+        discarded.map_err(|error| self.stop_if_failed(stopped("discarding a segment", &error)))?;
+        Ok(false)
+    }
+}

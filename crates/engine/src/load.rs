@@ -1,0 +1,285 @@
+//! Loading a checkpoint: root → table → heads → pages, many reads at a time, every piece verified.
+//!
+//! Invariants:
+//! 1. Every byte is verified before it is used, and every list is checked against what it leads to.
+//! 2. What is loaded is counted as live, so that the counts are exact from the start.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use esker_store::{Collection, Error, ObjectId, Result};
+use parking_lot::Mutex;
+
+use crate::checkpoint::{Saved, SavedSpace};
+use crate::format::{
+    Head, Loc, PARTS, PageList, Root, Space, Superblock, decode_slot_page, each_extent, each_omap, each_place,
+    each_slot, read_u64,
+};
+use crate::index::{Extent, Extents, PageId, SavedLeaf, Slots, Tree};
+use crate::objects::{Objects, Spaces};
+use crate::reader::Reader;
+use crate::segments::Segments;
+
+/// Threads that load.
+const THREADS: usize = 8;
+/// Pieces that one thread takes at a time.
+const CHUNK: usize = 256;
+
+/// What was loaded.
+pub struct Loaded {
+    /// Where the checkpoint has what.
+    pub saved: Saved,
+    /// Number of the next object.
+    pub next_number: u64,
+}
+
+/// Loads the checkpoint that `superblock` names into `objects`.
+///
+/// # Errors
+/// [`Error::Corrupt`] with the place; [`Error::Io`].
+pub fn load(
+    superblock: &Superblock,
+    reader: &Reader,
+    segments: &Segments,
+    objects: &Objects,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<Loaded> {
+    let root_loc = Loc::from_raw(superblock.root).ok_or_else(|| damaged(0, "the superblock names no checkpoint"))?;
+    let root = whole(reader, root_loc)?;
+    let root = Root::decode(&root).ok_or_else(|| damaged(root_loc.offset(), "the checkpoint's root"))?;
+    count(reader, segments, root_loc)?;
+    for name in &root.collections {
+        objects.names.write().entry(Collection::new(name.clone())).or_default();
+    }
+    for (segment, generation, end) in root.ends {
+        if segments.generation(segment) == generation {
+            segments.set_end(segment, end);
+        }
+    }
+    let mut saved = Saved::default();
+    saved.root = Some(root_loc);
+    let mut heads = Vec::new();
+    for (part, loc) in root.table {
+        count(reader, segments, loc)?;
+        let mut table = BTreeMap::new();
+        if !each_place(&whole(reader, loc)?, |number, head| {
+            table.insert(number, head);
+        }) {
+            return Err(damaged(loc.offset(), "part of the checkpoint's table"));
+        }
+        heads.extend(table.iter().map(|(number, loc)| (*number, *loc)));
+        saved.table.insert(part, table);
+        saved.parts.insert(part, loc);
+    }
+    heads.sort_unstable_by_key(|(_, loc)| loc.offset());
+    let spaces = Mutex::new(&mut saved.spaces);
+    let (done, total) = (AtomicUsize::new(0), heads.len());
+    in_parallel(heads.chunks(CHUNK), |chunk| {
+        let locs: Vec<Loc> = chunk.iter().map(|(_, loc)| *loc).collect();
+        for ((number, loc), bytes) in chunk.iter().zip(read_many(reader, &locs)?) {
+            count(reader, segments, *loc)?;
+            let head = Head::decode(&bytes).filter(|head| head.number == *number);
+            let head = head.ok_or_else(|| damaged(loc.offset(), "an object's head in the checkpoint"))?;
+            let pages = object(head, reader, segments, objects)?;
+            if pages.iter().any(Option::is_some) {
+                spaces.lock().insert(*number, pages);
+            }
+        }
+        let done = done.fetch_add(chunk.len(), Ordering::Relaxed) + chunk.len();
+        progress(done as u64, total as u64);
+        Ok(())
+    })?;
+    Ok(Loaded { saved, next_number: root.next_number })
+}
+
+fn object(head: Head, reader: &Reader, segments: &Segments, objects: &Objects) -> Result<[Option<SavedSpace>; 3]> {
+    let mut lists = [None, None, None];
+    let mut spaces = Spaces { size: head.size, shares: head.shares, ..Spaces::default() };
+    spaces.xattrs = head.xattrs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+    for (space, list) in Space::ALL.into_iter().zip(head.spaces) {
+        let holds = match list {
+            PageList::Empty => true,
+            PageList::Inline(bytes) => fill_inline(space, &bytes, &mut spaces),
+            PageList::Pages { numbers, list } => {
+                count(reader, segments, list)?;
+                let mut pages = BTreeMap::new();
+                let holds = each_place(&whole(reader, list)?, |number, loc| {
+                    pages.insert(number, loc);
+                });
+                let fits = pages.last_key_value().is_none_or(|(last, _)| *last < numbers);
+                if holds && fits {
+                    fill_pages(space, &pages, numbers, &mut spaces, reader, segments)?;
+                }
+                lists[space as usize] = Some(SavedSpace { pages, list });
+                holds && fits
+            }
+        };
+        if !holds {
+            let what = format!("the {space:?} of object {} in the checkpoint", head.number);
+            return Err(damaged(superblock_place(&lists), &what));
+        }
+    }
+    spaces.clear_dirty();
+    spaces.account(segments, true);
+    let collection = Collection::new(head.collection);
+    let id = ObjectId::new(collection.clone(), head.name);
+    let mut names = objects.names.write();
+    let object = objects.get_or_insert(&id);
+    let mut state = object.state.write();
+    state.number = head.number;
+    state.spaces = spaces;
+    drop(state);
+    names.entry(collection).or_default().insert(id.name().clone(), std::sync::Arc::clone(&object));
+    objects.set_number(head.number, Some(&object));
+    Ok(lists)
+}
+
+fn superblock_place(lists: &[Option<SavedSpace>; 3]) -> u64 {
+    lists.iter().flatten().last().map_or(0, |list| list.list.offset())
+}
+
+fn fill_inline(space: Space, bytes: &[u8], spaces: &mut Spaces) -> bool {
+    match space {
+        Space::Slots => each_slot(bytes, |slot, loc| {
+            spaces.slots.set(slot, loc);
+        }),
+        Space::Omap => each_omap(bytes, |key, loc| {
+            spaces.omap.insert(key, loc);
+        }),
+        Space::Extents => {
+            let mut leaf = SavedLeaf::new();
+            let holds = each_extent(bytes, |offset, loc, len, skip| {
+                leaf.push(&offset.to_be_bytes(), Extent { loc, len, skip });
+            });
+            let pages = if bytes.is_empty() { Vec::new() } else { vec![(0, leaf)] };
+            Extents::from_pages(pages, 1).filter(|_| holds).map(|extents| spaces.extents = extents).is_some()
+        }
+    }
+}
+
+fn fill_pages(
+    space: Space,
+    pages: &BTreeMap<u64, Loc>,
+    numbers: u64,
+    spaces: &mut Spaces,
+    reader: &Reader,
+    segments: &Segments,
+) -> Result<()> {
+    let mut by_place: Vec<(u64, Loc)> = pages.iter().map(|(number, loc)| (*number, *loc)).collect();
+    by_place.sort_unstable_by_key(|(_, loc)| loc.offset());
+    let (omap, extents) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let slots = Mutex::new(Slots::new());
+    let bad = |loc: Loc| damaged(loc.offset(), &format!("a page of {space:?} in the checkpoint"));
+    in_parallel(by_place.chunks(CHUNK), |chunk| {
+        let locs: Vec<Loc> = chunk.iter().map(|(_, loc)| *loc).collect();
+        for ((number, loc), bytes) in chunk.iter().zip(read_many(reader, &locs)?) {
+            count(reader, segments, *loc)?;
+            let mut holds = true;
+            holds &= match space {
+                Space::Slots => {
+                    let mut slots = slots.lock();
+                    decode_slot_page(*number, &bytes, |slot, loc| {
+                        slots.set(slot, loc);
+                    })
+                }
+                Space::Omap => {
+                    let mut leaf = SavedLeaf::new();
+                    let whole = each_omap(&bytes, |key, loc| holds &= leaf.push(key, loc));
+                    omap.lock().push((*number as PageId, leaf));
+                    whole
+                }
+                Space::Extents => {
+                    let mut leaf = SavedLeaf::new();
+                    let whole = each_extent(&bytes, |offset, loc, len, skip| {
+                        holds &= leaf.push(&offset.to_be_bytes(), Extent { loc, len, skip });
+                    });
+                    extents.lock().push((*number as PageId, leaf));
+                    whole
+                }
+            };
+            if !holds {
+                return Err(bad(*loc));
+            }
+        }
+        Ok(())
+    })?;
+    let first = by_place.first().map_or(Loc::new(0, 8, 0), |(_, loc)| *loc);
+    let numbers = PageId::try_from(numbers).unwrap_or(PageId::MAX);
+    match space {
+        Space::Slots => spaces.slots = slots.into_inner(),
+        Space::Omap => spaces.omap = Tree::from_leaves(omap.into_inner(), numbers).ok_or_else(|| bad(first))?,
+        Space::Extents => {
+            spaces.extents = Extents::from_pages(extents.into_inner(), numbers).ok_or_else(|| bad(first))?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs `work` on every chunk, on several threads when there are several chunks; the first error ends it.
+fn in_parallel<'a, T: Sync + 'a>(
+    chunks: impl Iterator<Item = &'a [T]>,
+    work: impl Fn(&'a [T]) -> Result<()> + Sync,
+) -> Result<()> {
+    let chunks: Vec<&[T]> = chunks.collect();
+    if chunks.len() <= 1 {
+        return chunks.into_iter().try_for_each(work);
+    }
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+    let (next, failed_at, work, chunks) = (&next, &failed, &work, &chunks);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS.min(chunks.len()) {
+            scope.spawn(move || {
+                while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if failed_at.lock().is_some() {
+                        return;
+                    }
+                    if let Err(error) = work(chunk) {
+                        failed_at.lock().get_or_insert(error);
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner().map_or(Ok(()), Err)
+}
+
+/// The pieces at these places, sorted by offset: neighbours are read together.
+fn read_many(reader: &Reader, locs: &[Loc]) -> Result<Vec<Bytes>> {
+    let mut pieces = Vec::with_capacity(locs.len());
+    for (piece, loc) in reader.fetch_run(locs)?.into_iter().zip(locs) {
+        pieces.push(if loc.flags() & PARTS == 0 { piece } else { join(reader, &piece)? });
+    }
+    Ok(pieces)
+}
+
+/// One piece, its parts joined.
+pub fn whole(reader: &Reader, loc: Loc) -> Result<Bytes> {
+    let piece = reader.fetch(loc.with_flags(0), u64::MAX)?.value;
+    if loc.flags() & PARTS == 0 { Ok(piece) } else { join(reader, &piece) }
+}
+
+fn join(reader: &Reader, list: &[u8]) -> Result<Bytes> {
+    let mut joined = Vec::new();
+    for raw in list.chunks_exact(8) {
+        let part = Loc::from_raw(read_u64(raw, 0)).ok_or_else(|| damaged(0, "a list of parts"))?;
+        joined.extend_from_slice(&reader.fetch(part, u64::MAX)?.value);
+    }
+    Ok(joined.into())
+}
+
+/// Counts a piece of the checkpoint, with its parts.
+fn count(reader: &Reader, segments: &Segments, loc: Loc) -> Result<()> {
+    segments.add_index(loc.offset(), loc.span_bytes() as i64);
+    if loc.flags() & PARTS != 0 {
+        let list = reader.fetch(loc.with_flags(0), u64::MAX)?.value;
+        let parts = list.chunks_exact(8).filter_map(|raw| Loc::from_raw(read_u64(raw, 0)));
+        parts.for_each(|part| segments.add_index(part.offset(), part.span_bytes() as i64));
+    }
+    Ok(())
+}
+
+fn damaged(offset: u64, what: &str) -> Error {
+    Error::Corrupt { offset, what: format!("{what} does not hold") }
+}

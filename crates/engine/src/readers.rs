@@ -1,0 +1,109 @@
+//! Readers: who may still be reading places that the index no longer has, so that a segment is not used again too early.
+//!
+//! [`Readers::pin`] before looking at the index … value in hand → drop; the cleaner: [`Readers::wait`]
+//!
+//! There are two counts. Readers enter the one that is current; a wait makes the other one current, and returns when
+//! the former is empty: whoever comes later looks at the index as it is now.
+//!
+//! Invariants:
+//! 1. [`Readers::wait`] returns only after everybody who was pinned when it was called has finished. One waits at a time.
+//! 2. Nobody who is pinned waits for room in the log: the cleaner makes that room.
+
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+
+const SHARDS: usize = 16;
+
+#[repr(align(64))]
+#[derive(Default)]
+struct Shard([AtomicUsize; 2]);
+
+/// See the module.
+#[derive(Default)]
+pub struct Readers {
+    current: AtomicUsize,
+    shards: [Shard; SHARDS],
+}
+
+/// While this lives no segment that was in use when it was made is used again.
+pub struct Pinned<'a>(&'a AtomicUsize);
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+fn shard_of_thread() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static SHARD: usize = THREADS.fetch_add(1, Ordering::Relaxed) % SHARDS;
+    }
+    SHARD.with(|shard| *shard)
+}
+
+impl Readers {
+    /// Counts the caller as a reader.
+    pub fn pin(&self) -> Pinned<'_> {
+        let shard = &self.shards[shard_of_thread()].0;
+        loop {
+            let current = self.current.load(Ordering::Relaxed);
+            shard[current].fetch_add(1, Ordering::SeqCst);
+            // A wait that began meanwhile may not have seen this.
+            fence(Ordering::SeqCst);
+            if self.current.load(Ordering::SeqCst) == current {
+                return Pinned(&shard[current]);
+            }
+            shard[current].fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Waits until everybody has finished who may have looked at the index before now.
+    pub fn wait(&self) {
+        let former = self.current.load(Ordering::Relaxed);
+        self.current.store(1 - former, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let mut rounds = 0u32;
+        while self.shards.iter().any(|shard| shard.0[former].load(Ordering::Acquire) != 0) {
+            rounds += 1;
+            if rounds < 100 {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(std::time::Duration::from_micros(100));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_only_when_those_before_it_have_finished() {
+        let readers = Arc::new(Readers::default());
+        let (life, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (readers, life, stop) = (Arc::clone(&readers), Arc::clone(&life), Arc::clone(&stop));
+                std::thread::spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        let _pinned = readers.pin();
+                        let began = life.load(Ordering::SeqCst);
+                        std::thread::yield_now();
+                        // One change of life may be under way, but it cannot have ended and another begun.
+                        assert!(life.load(Ordering::SeqCst) <= began + 1);
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..2_000 {
+            readers.wait();
+            life.fetch_add(1, Ordering::SeqCst);
+        }
+        stop.store(true, Ordering::Relaxed);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}

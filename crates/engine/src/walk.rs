@@ -1,0 +1,289 @@
+//! Entries in commit order: the order of the transactions that wrote them, wherever the cleaner has put them since.
+//!
+//! ```text
+//! segments that may hold what comes after the cursor, by the oldest thing in each → their operations → those that the
+//!   index points to → the first few by (transaction, operation) → values
+//! ```
+//!
+//! No second index is kept. A page of the answer costs the segments whose ranges of sequence numbers reach into it: one
+//! or two as long as nothing was moved, more where the cleaner has mixed old and new.
+//!
+//! Invariants:
+//! 1. A page holds whole groups of entries with one place in the order: what objects share is not cut in two.
+//! 2. An entry that the cleaner moves while a page is made is neither missed nor shown twice: the page is made again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use esker_device::Device;
+use esker_store::limits::SCAN_BYTES_MAX;
+use esker_store::{Collection, CommitCursor, CommitEntry, Error, Result};
+
+use crate::format::{Kind, Loc, OpHeader, RECORD_HEADER_BYTES, RecordHeader, round_up};
+use crate::objects::Object;
+use crate::open::Engine;
+use crate::segments::{Lsn, Usage};
+use crate::superblocks::device_error;
+
+/// Entries of a page, where the next begins, and what has to be durable before they are shown.
+pub(crate) type Walked = (Vec<CommitEntry>, Option<CommitCursor>, Lsn);
+
+/// Transaction and operation.
+type Place = (u64, u32);
+
+/// So many times a page is made again because something was moved; then the cleaner has to wait.
+const TRIES: usize = 3;
+
+struct Found {
+    object: Arc<Object>,
+    kind: Kind,
+    slot: u64,
+    key: Bytes,
+    loc: Loc,
+}
+
+struct Page {
+    limit: usize,
+    after: Place,
+    found: BTreeMap<Place, Vec<Found>>,
+    count: usize,
+    /// Something was left out at the end.
+    more: bool,
+}
+
+impl Page {
+    fn add(&mut self, place: Place, found: Vec<Found>) {
+        self.count += found.len();
+        self.found.entry(place).or_default().extend(found);
+        while let Some(last) = self.found.last_entry() {
+            if self.count - last.get().len() < self.limit {
+                break;
+            }
+            self.count -= last.remove().len();
+            self.more = true;
+        }
+    }
+
+    fn wants(&self, place: Place) -> bool {
+        place > self.after
+            && (self.count < self.limit || self.found.last_key_value().is_some_and(|last| place <= *last.0))
+    }
+}
+
+impl Engine {
+    /// A page of live entries in commit order.
+    pub(crate) fn walk(
+        &self,
+        collection: &Collection,
+        name_prefix: &[u8],
+        after: CommitCursor,
+        limit: usize,
+    ) -> Result<Walked> {
+        let _pinned = self.segments.pin();
+        let Some(keeper) = &self.keeper else { return self.walk_once(collection, name_prefix, after, limit) };
+        keeper.a_walk_goes_on();
+        for _ in 0..TRIES {
+            let before = keeper.moves();
+            let walked = self.walk_once(collection, name_prefix, after, limit)?;
+            if keeper.moves() == before {
+                return Ok(walked);
+            }
+        }
+        keeper.while_nothing_moves(|| self.walk_once(collection, name_prefix, after, limit))
+    }
+
+    fn walk_once(
+        &self,
+        collection: &Collection,
+        name_prefix: &[u8],
+        after: CommitCursor,
+        limit: usize,
+    ) -> Result<Walked> {
+        let objects: HashMap<u64, Arc<Object>> = {
+            let names = self.objects.names.read();
+            let Some(objects) = names.get(collection) else { return Ok((Vec::new(), None, 0)) };
+            let found = objects.range::<Bytes, _>(Bytes::copy_from_slice(name_prefix)..);
+            let found = found.take_while(|(name, _)| name.starts_with(name_prefix));
+            found.map(|(_, object)| (object.state.read().number, Arc::clone(object))).collect()
+        };
+        let sharing: Vec<_> = objects.values().filter(|object| object.state.read().shares).cloned().collect();
+        // What is in the open group is written out first, so that the walk reads nothing that is being written.
+        if let Some(log) = &self.log {
+            log.commit(false);
+        }
+        let (last_generation, last_end) = match &self.log {
+            Some(log) => log.written_end(),
+            None => (u32::MAX, 0),
+        };
+        let mut in_use = self.segments.in_use();
+        in_use.retain(|usage| usage.cold || usage.generation <= last_generation);
+        let ranges = ranges(&in_use);
+        let after = (after.0, after.1 as u32);
+        let mut page = Page { limit: limit.max(1), after, found: BTreeMap::new(), count: 0, more: false };
+        for (usage, (first, last)) in ranges {
+            if last < after.0 {
+                continue;
+            }
+            if page.count >= page.limit && page.found.last_key_value().is_some_and(|(place, _)| first > place.0) {
+                page.more = true;
+                break;
+            }
+            let end = if usage.generation == last_generation { last_end } else { usage.end };
+            self.walk_segment(&usage, end, &objects, &sharing, &mut page)?;
+        }
+        self.page_values(page)
+    }
+
+    fn walk_segment(
+        &self,
+        usage: &Usage,
+        end: u64,
+        objects: &HashMap<u64, Arc<Object>>,
+        sharing: &[Arc<Object>],
+        page: &mut Page,
+    ) -> Result<()> {
+        let base = usage.segment * self.segments.segment_bytes;
+        let block = u64::from(self.device.geometry().block_bytes);
+        let mut window = Window { engine: self, base, end, start: 0, bytes: Vec::new() };
+        let (mut at, mut first, mut last) = (block, u64::MAX, 0);
+        while at + RECORD_HEADER_BYTES as u64 <= end {
+            let head = window.get(at, RECORD_HEADER_BYTES as u64)?;
+            let record = RecordHeader::decode(head, self.seed, base + at);
+            let Some(record) = record.filter(|record| record.generation == usage.generation) else {
+                at = round_up(at + 1, block);
+                continue;
+            };
+            let mut op_at = at + RECORD_HEADER_BYTES as u64;
+            for number in 0..record.op_count {
+                let head = window.get(op_at, (1 << 13).min(end.saturating_sub(op_at)))?;
+                let Some(header) = OpHeader::decode(head, self.seed, usage.generation, base + op_at) else {
+                    // A crash may have torn a batch of a cold segment that nothing points to yet.
+                    let rest = base + op_at..base + at + u64::from(record.len);
+                    if usage.cold && !objects.values().any(|object| points_into(object, &rest)) {
+                        break;
+                    }
+                    let what = "operation header checksum mismatch".into();
+                    return Err(Error::Corrupt { offset: base + op_at, what });
+                };
+                let (key, origin) = header.key(head);
+                let place = origin.unwrap_or((record.seq, number));
+                if matches!(header.kind, Kind::SlotSet | Kind::OmapSet) {
+                    (first, last) = (first.min(place.0), last.max(place.0));
+                    if page.wants(place) {
+                        let of = |object: &Arc<Object>| find(object, &header, key, base + op_at);
+                        // Values that several objects share were written for one of them.
+                        let owner = objects.get(&header.object).and_then(of);
+                        let own = |found: &Found| {
+                            owner.as_ref().is_some_and(|owner| Arc::ptr_eq(&owner.object, &found.object))
+                        };
+                        let sharers: Vec<_> = sharing.iter().filter_map(of).filter(|found| !own(found)).collect();
+                        let found: Vec<_> = owner.into_iter().chain(sharers).collect();
+                        if !found.is_empty() {
+                            page.add(place, found);
+                        }
+                    } else {
+                        page.more |= place > page.after;
+                    }
+                }
+                op_at += header.total_bytes();
+            }
+            at += u64::from(record.len);
+        }
+        if usage.cold && self.keeper.as_ref().is_none_or(|keeper| !keeper.writes(usage.segment)) {
+            self.segments.set_range(usage.segment, usage.generation, first, last);
+        }
+        Ok(())
+    }
+
+    fn page_values(&self, page: Page) -> Result<Walked> {
+        let mut entries = Vec::with_capacity(page.count);
+        let (mut wait_to, mut bytes, mut more) = (0, 0, page.more);
+        let mut last = page.after;
+        for (place, group) in page.found {
+            if bytes >= SCAN_BYTES_MAX {
+                more = true;
+                break;
+            }
+            for found in group {
+                let value = self.reader.fetch(found.loc, self.mark.durable())?;
+                wait_to = wait_to.max(value.wait_to);
+                bytes += value.value.len() + found.key.len();
+                let id = found.object.id.clone();
+                entries.push(match found.kind {
+                    Kind::SlotSet => CommitEntry::Slot(id, found.slot, value.value),
+                    _ => CommitEntry::Omap(id, found.key, value.value),
+                });
+            }
+            last = place;
+        }
+        Ok((entries, more.then_some(CommitCursor(last.0, u64::from(last.1))), wait_to))
+    }
+}
+
+/// Whether slots or omap of an object have anything in this range of the device.
+fn points_into(object: &Object, range: &std::ops::Range<u64>) -> bool {
+    let state = object.state.read();
+    let all = std::ops::Bound::Unbounded;
+    state.slots.scan(0..u64::MAX, false).any(|(_, loc)| range.contains(&loc.offset()))
+        || state.omap.scan(all, all, false).any(|(_, loc)| range.contains(&loc.offset()))
+}
+
+/// The entry that the operation at `offset` made, if the object still has it there.
+fn find(object: &Arc<Object>, header: &OpHeader, key: &[u8], offset: u64) -> Option<Found> {
+    let state = object.state.read();
+    let loc = match header.kind {
+        Kind::SlotSet => state.slots.get(header.argument),
+        _ => state.omap.get(key),
+    };
+    let (kind, slot, key) = (header.kind, header.argument, Bytes::copy_from_slice(key));
+    let found = |loc| Found { object: Arc::clone(object), kind, slot, key, loc };
+    loc.filter(|loc| loc.offset() == offset).map(found)
+}
+
+/// Segments with the first and last transaction that they may hold something of, by the first.
+fn ranges(in_use: &[Usage]) -> Vec<(Usage, (u64, u64))> {
+    let mut log: Vec<&Usage> = in_use.iter().filter(|usage| !usage.cold).collect();
+    log.sort_unstable_by_key(|usage| usage.generation);
+    let lasts = log.iter().skip(1).map(|next| next.age).chain([u64::MAX]);
+    let mut ranges: Vec<_> = log.iter().zip(lasts).map(|(usage, last)| (**usage, (usage.age, last))).collect();
+    ranges.extend(in_use.iter().filter(|usage| usage.cold).map(|usage| (*usage, usage.range)));
+    ranges.sort_unstable_by_key(|(_, range)| range.0);
+    ranges
+}
+
+/// A piece of a segment that is being walked: from its buffer if that is in memory, else read in large steps.
+struct Window<'a> {
+    engine: &'a Engine,
+    base: u64,
+    end: u64,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+const WINDOW_BYTES: u64 = 1 << 20;
+
+impl Window<'_> {
+    fn get(&mut self, at: u64, len: u64) -> Result<&[u8]> {
+        let end = self.start + self.bytes.len() as u64;
+        if at + len > self.end {
+            return Err(Error::Corrupt { offset: self.base + at, what: "record reaches past the log's end".into() });
+        }
+        if at < self.start || at + len > end {
+            let take = WINDOW_BYTES.max(len).min(self.end - at) as usize;
+            self.start = at;
+            self.bytes.resize(take, 0);
+            let bytes = &mut self.bytes;
+            let copied = self.engine.segments.with_buffer(self.base + at, |buffer, start| {
+                // SAFETY: the walk stays below the written end, whose writers have all finished.
+                bytes.copy_from_slice(unsafe { buffer.range(start, take) });
+            });
+            if copied.is_none() {
+                let read = self.engine.device.read(self.base + at, &mut self.bytes);
+                read.map_err(|error| device_error(&format!("walking the log at {}", self.base + at), error))?;
+            }
+        }
+        let from = (at - self.start) as usize;
+        Ok(&self.bytes[from..from + len as usize])
+    }
+}
