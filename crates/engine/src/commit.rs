@@ -399,7 +399,7 @@ impl Log {
         state.tail += len;
         state.seq += 1;
         state.group_open = true;
-        state.records += 1;
+        state.records += u64::from(class != Class::Keep);
         state.record_bytes += len;
         if state.oldest_unsynced.is_none() {
             state.oldest_unsynced = Some(Instant::now());

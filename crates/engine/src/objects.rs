@@ -105,6 +105,8 @@ pub struct ObjectState {
     pub removed_lsn: Lsn,
     /// End of the last change of the attributes.
     pub xattr_lsn: Lsn,
+    /// End of the last clone, clone-range or rename to here: what it brought stands elsewhere, and may be durable there.
+    pub copied_lsn: Lsn,
 }
 
 /// One operation as the index sees it.
@@ -148,6 +150,7 @@ impl ObjectState {
         (other.touched, other.captured) = (self.touched, self.captured);
         (self.touched, self.captured) = (0, 0);
         other.removed_at_least(self.changed_lsn.max(self.removed_lsn).max(self.xattr_lsn));
+        other.copied_lsn = other.copied_lsn.max(self.copied_lsn);
     }
 
     /// Takes `parts` of some object's bytes over `offset..offset + len` of this one: what is in no part is a hole.
@@ -172,6 +175,13 @@ impl ObjectState {
         self.spaces.size = self.spaces.size.max(to + len);
         self.spaces.shares = true;
         self.changed_lsn = self.changed_lsn.max(readers_wait_to);
+        self.copied_lsn = self.copied_lsn.max(readers_wait_to);
+    }
+
+    /// Makes readers of everything wait for `lsn`: it came here from another object or name.
+    pub fn copied_at_least(&mut self, lsn: Lsn) {
+        self.copied_lsn = self.copied_lsn.max(lsn);
+        self.removed_at_least(lsn);
     }
 
     /// Makes readers of whatever is missing wait for `lsn`.

@@ -55,21 +55,21 @@ impl Engine {
         Completion::after(value, self.barrier(wait_to))
     }
 
-    fn value(&self, loc: Option<Loc>, absent_wait_to: Lsn) -> Completion<Option<Bytes>> {
-        let Some(loc) = loc else { return self.completion(Ok(None), absent_wait_to) };
+    fn value(&self, loc: Option<Loc>, shown: Shown) -> Completion<Option<Bytes>> {
+        let Some(loc) = loc else { return self.completion(Ok(None), shown.absent) };
         match self.reader.fetch(loc, self.mark.durable()) {
-            Ok(found) => self.completion(Ok(Some(found.value)), found.wait_to),
+            Ok(found) => self.completion(Ok(Some(found.value)), found.wait_to.max(shown.present)),
             Err(error) => Completion::ready(Err(error)),
         }
     }
 
-    fn values(&self, places: Vec<Option<Loc>>, removed_lsn: Lsn) -> Completion<Vec<Option<Bytes>>> {
+    fn values(&self, places: Vec<Option<Loc>>, shown: Shown) -> Completion<Vec<Option<Bytes>>> {
         let durable = self.mark.durable();
-        let mut wait_to = 0;
+        let mut wait_to = shown.present;
         let mut values = Vec::with_capacity(places.len());
         for place in places {
             let Some(loc) = place else {
-                wait_to = wait_to.max(removed_lsn);
+                wait_to = wait_to.max(shown.absent);
                 values.push(None);
                 continue;
             };
@@ -90,10 +90,10 @@ impl Engine {
         places: Vec<(K, Loc)>,
         key_len: impl Fn(&K) -> usize,
         keys_only: bool,
-        removed_lsn: Lsn,
+        shown: Shown,
     ) -> Completion<Vec<(K, Bytes)>> {
         let durable = self.mark.durable();
-        let mut wait_to = removed_lsn;
+        let mut wait_to = shown.absent.max(shown.present);
         let mut bytes = 0;
         let mut entries = Vec::with_capacity(places.len());
         for (key, loc) in places {
@@ -145,6 +145,24 @@ impl Engine {
     }
 }
 
+/// Positions that have to be durable before something is shown to be there, or not to be there.
+#[derive(Clone, Copy)]
+struct Shown {
+    present: Lsn,
+    absent: Lsn,
+}
+
+impl Shown {
+    fn of(state: &ObjectState) -> Self {
+        Self { present: state.copied_lsn, absent: state.removed_lsn }
+    }
+
+    /// There is no object.
+    fn none(lsn: Lsn) -> Self {
+        Self { present: 0, absent: lsn }
+    }
+}
+
 fn scan_limit(limit: usize) -> usize {
     limit.min(SCAN_ENTRIES_MAX)
 }
@@ -185,12 +203,12 @@ impl ObjectStore for Engine {
             let why = format!("{}..{} ends before it starts", range.start, range.end);
             return Completion::ready(Err(Error::Invalid { what: "byte range", why }));
         }
-        let (size, parts, changed) = self.look(
+        let (size, parts, changed, copied) = self.look(
             object,
-            |lsn| (0, Vec::new(), lsn),
+            |lsn| (0, Vec::new(), lsn, lsn),
             |state| {
                 let wanted = range.start..range.end.min(state.size).max(range.start);
-                (state.size, state.extents.lookup(wanted).collect(), state.changed_lsn)
+                (state.size, state.extents.lookup(wanted).collect(), state.changed_lsn, state.copied_lsn)
             },
         );
         match self.read_range(size, &parts, &range) {
@@ -198,7 +216,7 @@ impl ObjectStore for Engine {
             Ok((bytes, wait_to)) => {
                 let data: u64 = parts.iter().map(|(_, extent)| u64::from(extent.len)).sum();
                 let whole = data == range.end - range.start;
-                self.completion(Ok(bytes), if whole { wait_to } else { wait_to.max(changed) })
+                self.completion(Ok(bytes), if whole { wait_to.max(copied) } else { wait_to.max(changed) })
             }
             Err(error) => Completion::ready(Err(error)),
         }
@@ -241,7 +259,8 @@ impl ObjectStore for Engine {
 
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
         let _pinned = self.segments.pin();
-        let (loc, removed) = self.look(object, |lsn| (None, lsn), |state| (state.omap.get(key), state.removed_lsn));
+        let (loc, removed) =
+            self.look(object, |lsn| (None, Shown::none(lsn)), |state| (state.omap.get(key), Shown::of(state)));
         self.value(loc, removed)
     }
 
@@ -249,8 +268,8 @@ impl ObjectStore for Engine {
         let _pinned = self.segments.pin();
         let (places, removed) = self.look(
             object,
-            |lsn| (vec![None; keys.len()], lsn),
-            |state| (keys.iter().map(|key| state.omap.get(key)).collect(), state.removed_lsn),
+            |lsn| (vec![None; keys.len()], Shown::none(lsn)),
+            |state| (keys.iter().map(|key| state.omap.get(key)).collect(), Shown::of(state)),
         );
         self.values(places, removed)
     }
@@ -262,13 +281,13 @@ impl ObjectStore for Engine {
         let empty = matches!((&scan.start, &scan.end), (Some(start), Some(end)) if start >= end);
         let (places, removed) = self.look(
             object,
-            |lsn| (Vec::new(), lsn),
+            |lsn| (Vec::new(), Shown::none(lsn)),
             |state| {
                 if empty {
-                    return (Vec::new(), 0);
+                    return (Vec::new(), Shown::none(0));
                 }
                 let found = state.omap.scan(start, end, scan.reverse).take(scan_limit(scan.limit));
-                (found.map(|(key, loc)| (Bytes::copy_from_slice(key), loc)).collect(), state.removed_lsn)
+                (found.map(|(key, loc)| (Bytes::copy_from_slice(key), loc)).collect(), Shown::of(state))
             },
         );
         self.entries(places, Bytes::len, scan.keys_only, removed)
@@ -276,7 +295,8 @@ impl ObjectStore for Engine {
 
     fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
         let _pinned = self.segments.pin();
-        let (loc, removed) = self.look(object, |lsn| (None, lsn), |state| (state.slots.get(index), state.removed_lsn));
+        let (loc, removed) =
+            self.look(object, |lsn| (None, Shown::none(lsn)), |state| (state.slots.get(index), Shown::of(state)));
         self.value(loc, removed)
     }
 
@@ -284,8 +304,8 @@ impl ObjectStore for Engine {
         let _pinned = self.segments.pin();
         let (places, removed) = self.look(
             object,
-            |lsn| (vec![None; indexes.len()], lsn),
-            |state| (indexes.iter().map(|index| state.slots.get(*index)).collect(), state.removed_lsn),
+            |lsn| (vec![None; indexes.len()], Shown::none(lsn)),
+            |state| (indexes.iter().map(|index| state.slots.get(*index)).collect(), Shown::of(state)),
         );
         self.values(places, removed)
     }
@@ -294,10 +314,10 @@ impl ObjectStore for Engine {
         let _pinned = self.segments.pin();
         let (places, removed) = self.look(
             object,
-            |lsn| (Vec::new(), lsn),
+            |lsn| (Vec::new(), Shown::none(lsn)),
             |state| {
                 let found = state.slots.scan(scan.range.clone(), scan.reverse).take(scan_limit(scan.limit));
-                (found.collect(), state.removed_lsn)
+                (found.collect(), Shown::of(state))
             },
         );
         self.entries(places, |_| 8, scan.keys_only, removed)

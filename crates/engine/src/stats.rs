@@ -22,9 +22,9 @@ pub struct Stats {
     pub extent_index_bytes: u64,
     /// Memory of the attributes in bytes.
     pub xattr_bytes: u64,
-    /// Transactions appended.
+    /// Transactions appended; what the cleaner writes to the log is not one.
     pub records: u64,
-    /// Bytes of those records.
+    /// Bytes of log appended, the cleaner's too.
     pub record_bytes: u64,
     /// Syncs of the device.
     pub syncs: u64,

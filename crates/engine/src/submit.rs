@@ -401,7 +401,7 @@ impl Engine {
                     states[op.target].move_to(&mut moved);
                     moved.move_to(&mut states[op.to]);
                     states[op.target].removed_at_least(readers_wait_to);
-                    states[op.to].removed_at_least(readers_wait_to);
+                    states[op.to].copied_at_least(readers_wait_to);
                     self.objects.set_number(op.object, Some(to));
                 }
                 _ => {}
@@ -410,19 +410,21 @@ impl Engine {
                 Kind::Clone => {
                     let mut copy = states[op.target].spaces.clone();
                     copy.shares = true;
-                    let changed = states[op.target].changed_lsn.max(states[op.target].removed_lsn);
+                    let source = &states[op.target];
+                    let changed = source.changed_lsn.max(source.removed_lsn).max(source.copied_lsn);
                     let to = &mut states[op.to];
                     to.put(copy, &self.segments);
-                    to.removed_at_least(changed.max(readers_wait_to));
+                    to.copied_at_least(changed.max(readers_wait_to));
                 }
                 Kind::CloneRange => {
                     let Some([_, from, len, to]) = clone_range_words(op.body.bytes()) else { continue };
                     let parts: Vec<_> = states[op.target].extents.lookup(from..from.saturating_add(len)).collect();
-                    let changed = states[op.target].changed_lsn;
+                    let changed = states[op.target].changed_lsn.max(states[op.target].copied_lsn);
                     let state = &mut states[op.to];
                     state.take_range(&parts, from, len, to, readers_wait_to, &self.segments);
                     // A hole may be the work of a change of the source that is not durable yet.
                     state.changed_lsn = state.changed_lsn.max(changed);
+                    state.copied_lsn = state.copied_lsn.max(changed);
                 }
                 _ => {}
             }

@@ -107,6 +107,7 @@ impl Engine {
             let found = found.take_while(|(name, _)| name.starts_with(name_prefix));
             found.map(|(_, object)| (object.state.read().number, Arc::clone(object))).collect()
         };
+        let copied = objects.values().map(|object| object.state.read().copied_lsn).max().unwrap_or(0);
         let sharing: Vec<_> = objects.values().filter(|object| object.state.read().shares).cloned().collect();
         // What is in the open group is written out first, so that the walk reads nothing that is being written.
         if let Some(log) = &self.log {
@@ -132,7 +133,7 @@ impl Engine {
             let end = if usage.generation == last_generation { last_end } else { usage.end };
             self.walk_segment(&usage, end, &objects, &sharing, &mut page)?;
         }
-        self.page_values(page)
+        self.page_values(page, copied)
     }
 
     fn walk_segment(
@@ -196,9 +197,9 @@ impl Engine {
         Ok(())
     }
 
-    fn page_values(&self, page: Page) -> Result<Walked> {
+    fn page_values(&self, page: Page, copied: Lsn) -> Result<Walked> {
         let mut entries = Vec::with_capacity(page.count);
-        let (mut wait_to, mut bytes, mut more) = (0, 0, page.more);
+        let (mut wait_to, mut bytes, mut more) = (copied, 0, page.more);
         let mut last = page.after;
         for (place, group) in page.found {
             if bytes >= SCAN_BYTES_MAX {

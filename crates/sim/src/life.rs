@@ -104,6 +104,7 @@ impl Run {
     fn submit(&mut self, engine: &Engine, device: &FaultyDevice, txn: Transaction) -> Result<Answer, String> {
         let mut order = self.history.order;
         let expected = self.history.now().after(&txn, &mut order);
+        let records = engine.stats().records;
         let (result, barrier) = engine.submit(txn.clone()).into_parts();
         let seq = match (result, expected) {
             (Ok(seq), Ok(state)) => {
@@ -114,7 +115,7 @@ impl Run {
                     return Err(format!("{txn} changed something, but its number {} is not above {before}", seq.0));
                 }
                 // A transaction that changes nothing has no record and no number of its own.
-                if seq.0 > before && engine.stats().last_seq >= seq.0 {
+                if seq.0 > before && engine.stats().records > records {
                     let applied_only = txn.durability == Durability::Applied || self.acknowledges_applied;
                     self.history.order = order;
                     self.history.push(state, seq, applied_only);
