@@ -204,6 +204,9 @@ pub struct Log {
     reserve: [AtomicU64; 2],
     /// While the cleaner can hardly keep up: bytes that writers may still take. `i64::MAX` otherwise.
     credit: AtomicI64,
+    /// How often a refused write has asked the cleaner to look again, and up to which of these it has.
+    asked: AtomicU64,
+    looked: AtomicU64,
     /// Wakes the cleaner, or without threads cleans at once.
     keeper: OnceLock<Box<dyn Fn() + Send + Sync>>,
     thread: OnceLock<Thread>,
@@ -262,6 +265,8 @@ impl Log {
             gate: AtomicU8::new(Gate::Open as u8),
             reserve: [AtomicU64::new(0), AtomicU64::new(0)],
             credit: AtomicI64::new(i64::MAX),
+            asked: AtomicU64::new(0),
+            looked: AtomicU64::new(0),
             keeper: OnceLock::new(),
             thread: OnceLock::new(),
             mark: OnceLock::new(),

@@ -305,7 +305,10 @@ impl Keeper {
         if let Some(failure) = self.parts.log.mark().failure() {
             return Err(failure);
         }
-        match self.step_locked(&mut work) {
+        let asked = self.parts.log.asked();
+        let outcome = self.step_locked(&mut work);
+        self.parts.log.has_looked(asked);
+        match outcome {
             Err(Error::Stopped { cause }) => Err(Error::Stopped { cause }),
             // Nothing is lost by that: it is tried again when the thread wakes.
             Err(error) => {

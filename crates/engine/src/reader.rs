@@ -74,6 +74,9 @@ pub struct ReadCounters {
     pub cache_hits: AtomicU64,
 }
 
+/// Told an operation's header and bytes, or why it does not hold.
+pub type Verified<'a> = dyn FnMut(Result<(OpHeader, &[u8])>) -> Result<()> + 'a;
+
 /// Reads what the index points to.
 pub struct Reader {
     device: Arc<dyn Device>,
@@ -162,7 +165,7 @@ impl Reader {
     ///
     /// # Errors
     /// [`Error::Io`]; those of `f`.
-    pub fn verify_run(&self, locs: &[Loc], f: &mut dyn FnMut(Result<(OpHeader, &[u8])>) -> Result<()>) -> Result<()> {
+    pub fn verify_run(&self, locs: &[Loc], f: &mut Verified<'_>) -> Result<()> {
         let mut rest = locs;
         while let Some(first) = rest.first() {
             let start = first.offset();

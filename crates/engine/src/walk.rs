@@ -112,6 +112,10 @@ impl Engine {
         // What is in the open group is written out first, so that the walk reads nothing that is being written.
         if let Some(log) = &self.log {
             log.commit(false);
+            if let Some(failure) = self.mark.failure() {
+                // What was never written would be left out.
+                return Err(failure);
+            }
         }
         let (last_generation, last_end) = match &self.log {
             Some(log) => log.written_end(),

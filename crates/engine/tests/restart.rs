@@ -193,7 +193,7 @@ fn a_full_device_refuses_and_opens_again() {
         }
     };
     assert!(matches!(error, Error::Full { .. }), "{error}");
-    assert!(written > 1000);
+    assert!(written > 900, "{written} values");
     assert_eq!(engine.stat(&object("s")).wait().unwrap().unwrap().slots, written);
     engine.close().unwrap();
     drop(engine);

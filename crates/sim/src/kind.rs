@@ -23,7 +23,8 @@ pub enum Kind {
     Plain,
     /// The same on a zoned device.
     Zoned,
-    /// A device of 12 to 24 segments that fills up.
+    /// A device of 20 to 32 segments that fills up. On fewer the reserve is too small for a checkpoint of metadata as large as
+    /// here, if crashes come one after the other.
     Small,
     /// The same on a zoned device.
     SmallZoned,
@@ -75,7 +76,7 @@ impl Kind {
             Self::Plain | Self::Small | Self::Thin => false,
             Self::Errors | Self::Remount => rng.u8(0..4) == 0,
         };
-        let segments = if matches!(self, Self::Small | Self::SmallZoned) { rng.u64(12..=24) } else { SEGMENTS };
+        let segments = if matches!(self, Self::Small | Self::SmallZoned) { rng.u64(20..=32) } else { SEGMENTS };
         let zone_bytes = SEGMENT_BYTES >> rng.u32(0..3);
         let space_bytes = (self == Self::Thin).then(|| SEGMENT_BYTES * rng.u64(6..16));
         Shape {

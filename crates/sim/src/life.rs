@@ -343,5 +343,10 @@ impl Run {
 
 /// Whether the device gave a cause for a read to fail so.
 fn may_fail(error: Option<&Error>, device: &FaultyDevice) -> bool {
-    matches!(error, Some(Error::Io { .. })) && (device.power_is_off() || device.counts().failed_reads > 0)
+    match error {
+        Some(Error::Io { .. }) => device.power_is_off() || device.counts().failed_reads > 0,
+        // A scan in commit order needs what was never written.
+        Some(Error::Stopped { .. }) => device.has_failed(),
+        _ => false,
+    }
 }

@@ -14,7 +14,7 @@ use esker_store::{Error, Result};
 use super::Log;
 
 /// How long a write that does not fit waits for the cleaner to say so once more.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// What a record is for, which decides how far it may use up the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,11 +109,26 @@ impl Log {
     /// A write was refused because the device is full: has the cleaner look once more, and waits until it has.
     pub fn look_again(&self) {
         let Some(keeper) = self.keeper.get() else { return };
+        let asked = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
         keeper();
-        if self.shape.threaded {
+        let began = std::time::Instant::now();
+        while self.shape.threaded && self.looked.load(Ordering::Acquire) < asked && began.elapsed() < LOOK_AGAIN {
             let mut state = self.state.lock();
-            self.room.wait_for(&mut state, LOOK_AGAIN);
+            if state.stopping {
+                return;
+            }
+            self.room.wait_for(&mut state, Duration::from_millis(1));
         }
+    }
+
+    /// How often somebody has asked for another look.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Acquire)
+    }
+
+    /// The cleaner has looked, for everybody who had asked before it began.
+    pub fn has_looked(&self, asked: u64) {
+        self.looked.fetch_max(asked, Ordering::AcqRel);
     }
 
     /// Writes out what is pending, for the cleaner, which waits for nobody else.

@@ -203,24 +203,33 @@ pub fn decode_slot_page(number: u64, page: &[u8], mut slot: impl FnMut(u64, Loc)
 /// Slots of no page in particular; whether the list holds.
 pub fn each_slot(bytes: &[u8], mut slot: impl FnMut(u64, Loc)) -> bool {
     let mut cursor = Cursor(bytes);
-    cursor.each(|cursor| Some(slot(cursor.u64()?, cursor.loc()?)))
+    cursor.each(|cursor| {
+        slot(cursor.u64()?, cursor.loc()?);
+        Some(())
+    })
 }
 
 /// Entries of the omap, in order; whether the list holds.
 pub fn each_omap(bytes: &[u8], mut entry: impl FnMut(&[u8], Loc)) -> bool {
     let mut cursor = Cursor(bytes);
-    cursor.each(|cursor| Some(entry(cursor.short()?, cursor.loc()?)))
+    cursor.each(|cursor| {
+        entry(cursor.short()?, cursor.loc()?);
+        Some(())
+    })
 }
 
 /// Extents, in order: offset, place, length, skip; whether the list holds.
 pub fn each_extent(bytes: &[u8], mut extent: impl FnMut(u64, Loc, u32, u32)) -> bool {
     let mut cursor = Cursor(bytes);
-    cursor.each(|cursor| Some(extent(cursor.u64()?, cursor.loc()?, cursor.u32()?, cursor.u32()?)))
+    cursor.each(|cursor| {
+        extent(cursor.u64()?, cursor.loc()?, cursor.u32()?, cursor.u32()?);
+        Some(())
+    })
 }
 
 /// Pages or other pieces by number; whether the list holds.
-pub fn each_place(bytes: &[u8], mut place: impl FnMut(u64, Loc)) -> bool {
-    each_slot(bytes, |number, loc| place(number, loc))
+pub fn each_place(bytes: &[u8], place: impl FnMut(u64, Loc)) -> bool {
+    each_slot(bytes, place)
 }
 
 /// Where a space of an object is.

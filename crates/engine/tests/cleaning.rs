@@ -1,0 +1,244 @@
+//! Checkpoints, cleaning, clones and a full device, on a device in memory.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use esker_device::{Device, MemoryDevice};
+use esker_engine::{Engine, FormatOptions, Options, check};
+use esker_store::{Change, Collection, Durability, Error, ObjectId, ObjectStore, Transaction};
+
+fn device(bytes: u64) -> Arc<MemoryDevice> {
+    let device = Arc::new(MemoryDevice::new(bytes));
+    Engine::format(&*device, &FormatOptions { segment_bytes: 64 << 10, uuid: [5; 16] }).unwrap();
+    device
+}
+
+fn open(device: &Arc<MemoryDevice>) -> Engine {
+    Engine::open(Arc::clone(device) as Arc<dyn Device>, Options { recent_bytes: 0, ..Options::default() }).unwrap()
+}
+
+fn object(name: &'static str) -> ObjectId {
+    ObjectId::new(Collection::from("c"), name)
+}
+
+fn submit(engine: &Engine, txn: Transaction) {
+    engine.submit(txn).wait().unwrap();
+}
+
+fn start(engine: &Engine) {
+    submit(engine, Transaction::new().create_collection(&Collection::from("c")));
+}
+
+fn value(key: u64, version: u64) -> Bytes {
+    let mut value = vec![key as u8; 500 + (key * 7 % 300) as usize];
+    value[..8].copy_from_slice(&version.to_le_bytes());
+    value.into()
+}
+
+fn set(engine: &Engine, key: u64, version: u64) -> Result<(), Error> {
+    let txn = Transaction::with(Durability::Applied)
+        .change(&object("slots"), Change::SlotSet { index: key, value: value(key, version) });
+    engine.submit(txn).wait().map(|_| ())
+}
+
+#[test]
+fn overwritten_space_comes_back_while_serving() {
+    let device = device(8 << 20);
+    let engine = open(&device);
+    start(&engine);
+    // Thirty times the device, with a third of it alive.
+    let keys = 4_000;
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut versions = vec![0; keys as usize];
+    for round in 1..=400_000u64 {
+        let key = rng.u64(..keys);
+        set(&engine, key, round).unwrap();
+        versions[key as usize] = round;
+    }
+    let stats = engine.stats();
+    assert!(stats.cleaned_segments > 100 && stats.checkpoints > 3, "{stats:?}");
+    let verify = |engine: &Engine| {
+        for (key, version) in versions.iter().enumerate().filter(|(_, version)| **version > 0) {
+            let found = engine.slot_get(&object("slots"), key as u64).wait().unwrap();
+            assert!(found == Some(value(key as u64, *version)), "key {key}");
+        }
+    };
+    verify(&engine);
+    engine.close().unwrap();
+    drop(engine);
+    let report = check(Arc::clone(&device) as Arc<dyn Device>, true, &mut |_, _| {}).unwrap();
+    assert_eq!((report.damage, report.records), (vec![], 0));
+    verify(&open(&device));
+}
+
+#[test]
+fn full_device_recovers() {
+    let device = device(6 << 20);
+    let mut engine = open(&device);
+    start(&engine);
+    for round in 0..20u64 {
+        let mut written = 0;
+        let error = loop {
+            match set(&engine, written, round) {
+                Ok(()) => written += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::Full { .. }), "round {round}: {error}");
+        assert!(written > 4_000, "round {round}: {written} values");
+        for key in 0..written {
+            let found = engine.slot_get(&object("slots"), key).wait().unwrap();
+            assert!(found == Some(value(key, round)), "round {round} key {key}");
+        }
+        if round % 3 == 0 {
+            engine.close().unwrap();
+            drop(engine);
+            engine = open(&device);
+        }
+        submit(&engine, Transaction::new().change(&object("slots"), Change::Remove));
+    }
+}
+
+#[test]
+fn a_clone_costs_no_payload_and_lives_apart() {
+    let device = device(64 << 20);
+    let engine = open(&device);
+    start(&engine);
+    for at in 0..160u64 {
+        let data = Bytes::from(vec![at as u8; 50_000]);
+        submit(&engine, Transaction::new().change(&object("a"), Change::Write { offset: at * 50_000, data }));
+    }
+    for key in 0..20_000u64 {
+        let txn = Transaction::with(Durability::Applied);
+        let key = Bytes::from(format!("key{key:08}"));
+        submit(&engine, txn.change(&object("a"), Change::OmapSet { key, value: Bytes::from_static(b"value") }));
+    }
+    engine.sync().wait().unwrap();
+    let before = engine.stats();
+    submit(&engine, Transaction::new().change(&object("a"), Change::CloneTo { to: object("b") }));
+    let after = engine.stats();
+    assert!(after.device_write_bytes - before.device_write_bytes <= 8192, "{before:?} {after:?}");
+    submit(&engine, Transaction::new().change(&object("a"), Change::Remove));
+    // The cleaner moves what only the copy has left, and frees what nobody has.
+    engine.compact(&mut |_, _| true).unwrap();
+    let read = |engine: &Engine| {
+        let bytes = engine.read(&object("b"), 0..8_000_000).wait().unwrap();
+        assert!(bytes.chunks(50_000).zip(0u64..).all(|(chunk, at)| chunk.iter().all(|byte| *byte == at as u8)));
+        assert_eq!(engine.stat(&object("b")).wait().unwrap().unwrap().omap_keys, 20_000);
+        assert!(engine.omap_get(&object("b"), b"key00012345").wait().unwrap().is_some());
+    };
+    read(&engine);
+    engine.close().unwrap();
+    drop(engine);
+    let engine = open(&device);
+    read(&engine);
+    submit(&engine, Transaction::new().change(&object("b"), Change::Remove));
+    engine.checkpoint().unwrap();
+    assert_eq!(engine.stats().live_bytes, 0, "nothing is left of either");
+}
+
+#[test]
+fn reads_go_on_while_everything_is_moved() {
+    let device = device(16 << 20);
+    let engine = Arc::new(open(&device));
+    start(&engine);
+    (0..8_000).for_each(|key| set(&engine, key, 1).unwrap());
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let readers: Vec<_> = (0..2)
+        .map(|seed| {
+            let (engine, stop) = (Arc::clone(&engine), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                let mut rng = fastrand::Rng::with_seed(seed);
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let key = rng.u64(..8_000);
+                    let found = engine.slot_get(&object("slots"), key).wait().unwrap().unwrap();
+                    let version = u64::from_le_bytes(found[..8].try_into().unwrap());
+                    assert!(found == value(key, version), "key {key}");
+                }
+            })
+        })
+        .collect();
+    let mut rng = fastrand::Rng::with_seed(9);
+    for round in 2..60_000u64 {
+        set(&engine, rng.u64(..8_000), round).unwrap();
+        if round % 4_000 == 0 {
+            engine.checkpoint().unwrap();
+            engine.clean().unwrap();
+        }
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+    assert!(engine.stats().cleaned_segments > 0);
+}
+
+#[test]
+fn a_device_that_has_grown_is_used_whole() {
+    let small = device(4 << 20);
+    let engine = open(&small);
+    start(&engine);
+    let mut written = 0;
+    while set(&engine, written, 7).is_ok() {
+        written += 1;
+    }
+    engine.close().unwrap();
+    drop(engine);
+    let mut image = small.image();
+    image.resize(8 << 20, 0);
+    let large = Arc::new(MemoryDevice::from_image(&image));
+    let engine = open(&large);
+    for key in written..written + 4_000 {
+        set(&engine, key, 7).unwrap();
+    }
+    for key in 0..written + 4_000 {
+        assert!(engine.slot_get(&object("slots"), key).wait().unwrap() == Some(value(key, 7)), "key {key}");
+    }
+}
+
+#[test]
+fn every_flipped_byte_of_a_small_store_is_told_or_harmless() {
+    let device = device(2 << 20);
+    let engine = open(&device);
+    start(&engine);
+    (0..60).for_each(|key| set(&engine, key, 1).unwrap());
+    engine.checkpoint().unwrap();
+    (0..30).for_each(|key| set(&engine, key, 2).unwrap());
+    submit(&engine, Transaction::new().change(&object("slots"), Change::CloneTo { to: object("copy") }));
+    engine.clean().unwrap();
+    engine.close().unwrap();
+    drop(engine);
+    let image = device.image();
+    let (mut told, mut harmless) = (0, 0);
+    let used = (0..image.len()).filter(|at| image[*at] != 0);
+    // Every byte of headers, superblocks and checkpoint pieces is in some sample of this stride; all of them by a full run.
+    let stride = if std::env::var_os("ESKER_FLIP_ALL").is_some() { 1 } else { 23 };
+    for at in used.step_by(stride) {
+        let mut image = image.clone();
+        image[at] ^= 1 << (at % 8);
+        let device: Arc<dyn Device> = Arc::new(MemoryDevice::from_image(&image));
+        let options = Options { read_only: true, ..Options::default() };
+        let engine = match Engine::open(device, options) {
+            Err(Error::Corrupt { .. } | Error::Invalid { .. }) => {
+                told += 1;
+                continue;
+            }
+            Err(other) => panic!("byte {at}: {other}"),
+            Ok(engine) => engine,
+        };
+        let mut damaged = false;
+        for (name, key) in ["slots", "copy"].into_iter().flat_map(|name| (0..60).map(move |key| (name, key))) {
+            let version = if key < 30 { 2 } else { 1 };
+            match engine.slot_get(&object(name), key).wait() {
+                Ok(found) => assert!(found == Some(value(key, version)), "byte {at}, {name} {key}: wrong data"),
+                Err(Error::Corrupt { .. }) => damaged = true,
+                Err(other) => panic!("byte {at}, {name} {key}: {other}"),
+            }
+        }
+        let report = engine.check(true, &mut |_, _| {}).unwrap();
+        assert!(!damaged || report.damaged > 0, "byte {at}: reading tells of damage, the check does not");
+        if damaged { told += 1 } else { harmless += 1 }
+    }
+    println!("{told} told, {harmless} harmless");
+    assert!(told > 100);
+}
