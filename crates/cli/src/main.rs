@@ -1,4 +1,4 @@
-//! The `esker` binary: formats, serves, checks, dumps, loads and measures stores.
+//! The `esker` binary: formats, serves, watches, checks, compacts, dumps, loads and measures stores.
 //!
 //! arguments → [`config::Settings`] (file under flags) → one file of [`commands`] each → exit code
 //!
@@ -12,6 +12,7 @@ mod commands;
 mod config;
 mod exit;
 mod progress;
+mod resp;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,6 +48,10 @@ enum Command {
     Check(commands::check::Check),
     /// Show what stands on the device: superblocks, segments, records
     Dump(commands::dump::Dump),
+    /// Clean segments that hold dead data and give their space back
+    Compact(commands::compact::Compact),
+    /// Show the figures of a running server, once or again and again
+    Stat(commands::stat::Stat),
     /// Read and write keys of a store that no server has open
     Kv(commands::kv::KvArguments),
     /// Measure the engine inside this process
@@ -78,6 +83,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Serve(command) => command.run(settings),
         Command::Check(command) => command.run(&settings),
         Command::Dump(command) => command.run(&settings),
+        Command::Compact(command) => command.run(&settings),
+        Command::Stat(command) => command.run(settings),
         Command::Kv(command) => command.run(&settings),
         Command::Bench(command) => command.run(&settings),
         Command::Config => commands::print(&Settings::default().print()),

@@ -189,3 +189,32 @@ fn bench_prints_figures_that_add_up() {
     }
     assert!(!folder.join("esker-bench-data").exists());
 }
+
+#[test]
+fn compact_gives_the_space_of_what_was_overwritten_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    run(folder, &["compact", "--store", "nowhere"], 3);
+    run(folder, &["compact", "--store", "memory:"], 1);
+    let value = "v".repeat(500);
+    let lines = |round: u32, keys: u32| -> Vec<u8> {
+        (0..keys).flat_map(|key| format!("{key}\t{round}{value}\n").into_bytes()).collect()
+    };
+    assert!(with_input(folder, &["kv", "--store", SMALL, "load"], &lines(0, 12_000)).status.success());
+    // A third of every segment stays: nothing becomes free without a copy.
+    let odd: Vec<String> = (0..12_000).filter(|key| key % 3 != 0).map(|key| key.to_string()).collect();
+    let mut arguments = vec!["kv", "--store", "data", "del"];
+    arguments.extend(odd.iter().map(String::as_str));
+    run(folder, &arguments, 0);
+    let result: serde_json::Value =
+        serde_json::from_str(&run(folder, &["compact", "--store", "data", "--json"], 0)).unwrap();
+    assert!(result["freed_segments"].as_u64().unwrap() >= 3, "{result}");
+    assert!(result["copied_bytes"].as_u64().unwrap() >= 1_500_000, "{result}");
+    assert_eq!(
+        result["freed_bytes"].as_u64().unwrap(),
+        result["freed_segments"].as_u64().unwrap() * result["segment_bytes"].as_u64().unwrap()
+    );
+    assert!(run(folder, &["compact", "--store", "data"], 0).contains("freed   "));
+    run(folder, &["check", "--store", "data"], 0);
+    assert_eq!(run(folder, &["kv", "--store", "data", "scan", "--keys"], 0).lines().count(), 4_000);
+}

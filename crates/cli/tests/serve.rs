@@ -200,3 +200,59 @@ fn shutdown_ends_the_server_cleanly() {
     let server = Running::start(folder.path(), &["--store", "data"]);
     assert!(server.printed[0].contains("closed cleanly"), "{:?}", server.printed);
 }
+
+fn stat(folder: &Path, arguments: &[&str]) -> std::process::Output {
+    Command::new(env!("CARGO_BIN_EXE_esker"))
+        .arg("stat")
+        .args(arguments)
+        .current_dir(folder)
+        .env_remove("ESKER_CONFIG")
+        .env_remove("ESKER_PASSWORD")
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn stat_shows_a_running_server_once_or_in_intervals() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::write(folder.join("secret"), "open sesame\n").unwrap();
+    let server =
+        Running::start(folder, &["--store", SMALL, "--password-file", "secret", "--unix-socket", "esker.sock"]);
+    let mut client = server.client();
+    assert_eq!(client.call(&["AUTH", "open sesame"]), "+OK");
+    let address = server.address.to_string();
+    let password = ["--password-file", "secret"];
+    let once = stat(folder, &[&[address.as_str()], &password[..]].concat());
+    assert!(once.status.success(), "{once:?}");
+    let table = String::from_utf8(once.stdout).unwrap();
+    assert!(table.contains("txn/s") && table.contains("open") && table.lines().count() == 2, "{table}");
+    let refused = stat(folder, &[&address]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("NOAUTH"), "{refused:?}");
+    let writer = std::thread::spawn(move || {
+        for number in 0..400 {
+            client.call(&["SET", &format!("key-{number}"), "value"]);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    });
+    let intervals = ["./esker.sock", "--json", "--interval", "200ms", "--count", "3"];
+    let lines = stat(folder, &[&intervals[..], &password[..]].concat());
+    writer.join().unwrap();
+    let lines = String::from_utf8(lines.stdout).unwrap();
+    let objects: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(objects.len(), 3, "{lines}");
+    assert!(objects.iter().any(|object| object["transactions_per_s"].as_f64().unwrap() > 0.0), "{lines}");
+    assert!(objects[0]["free_segments"].as_u64().unwrap() > 0, "{lines}");
+}
+
+#[test]
+fn stat_of_a_server_without_an_engine_or_of_none_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Running::start(folder.path(), &["--store", "memory:"]);
+    let output = stat(folder.path(), &[&server.address.to_string()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("in memory"), "{output:?}");
+    assert_eq!(stat(folder.path(), &["nowhere"]).status.code(), Some(2));
+    assert_eq!(stat(folder.path(), &["./absent.sock"]).status.code(), Some(1));
+}

@@ -20,7 +20,7 @@ use esker_store::ObjectStore;
 use parking_lot::Mutex;
 
 use crate::releasable::Releasable;
-use crate::{Builder, Result};
+use crate::{Builder, Error, Result};
 
 /// Expired keys that are removed in one go; while there are more, the next go follows at once.
 const EXPIRE_KEYS: usize = 1_000;
@@ -121,6 +121,21 @@ impl Store {
     /// Whether opening made the store.
     pub fn created(&self) -> bool {
         matches!(self.inner.backing, Backing::Memory(_) | Backing::Engine { created: true, .. })
+    }
+
+    /// Cleans every segment of which more than a tenth is dead, and gives the space back. `progress(done, total)` is told
+    /// segments, and returns false to stop early: what was gained until then stays so. The engine cleans by itself when
+    /// space runs short; this is for whoever wants the space now.
+    ///
+    /// # Errors
+    /// [`Error::NoEngine`] for a store in memory; [`Error::Store`] if it is open read-only, if there is no room for
+    /// copies, or if the device failed.
+    pub fn compact(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        Ok(self.engine_for("compacting")?.compact(progress)?)
+    }
+
+    fn engine_for(&self, what: &'static str) -> Result<&Arc<Engine>> {
+        self.engine().ok_or(Error::NoEngine { what, backend: "memory" })
     }
 
     /// Makes everything durable, closes the store and lets go of its device, so that it may be opened again at once.

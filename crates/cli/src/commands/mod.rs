@@ -4,11 +4,13 @@
 
 pub mod bench;
 pub mod check;
+pub mod compact;
 pub mod completions;
 pub mod dump;
 pub mod format;
 pub mod kv;
 pub mod serve;
+pub mod stat;
 
 use std::io::{ErrorKind, Write};
 

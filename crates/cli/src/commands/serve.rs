@@ -151,7 +151,8 @@ fn addresses(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
     Ok(addresses)
 }
 
-fn password(settings: &ServeSettings) -> Result<Option<String>, Failure> {
+/// The password that clients give, from the setting or the first line of the file that it names.
+pub fn password(settings: &ServeSettings) -> Result<Option<String>, Failure> {
     match (settings.password.as_str(), settings.password_file.as_str()) {
         ("", "") => Ok(None),
         (password, "") => Ok(Some(password.to_string())),

@@ -1,0 +1,295 @@
+//! `esker stat`: the figures of a running server, as rates.
+//!
+//! INFO server esker → [`Sample`] → the difference of two, divided by the time between them → a line of a table, or JSON
+//!
+//! Invariants:
+//! 1. Without `--interval` the rates are those since the server was started.
+//! 2. A figure that the server does not know is 0, and a counter that went back (the server was restarted) gives no rate.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use super::{print, serve};
+use crate::config::Settings;
+use crate::exit::{Code, Failure};
+use crate::resp::Client;
+
+/// Lines between two headings of the table.
+const HEADING_LINES: u64 = 20;
+
+/// The arguments of `esker stat`.
+#[derive(Args)]
+pub struct Stat {
+    /// The server: HOST:PORT, or the path of its unix socket; without it the first address that the configuration listens on
+    address: Option<String>,
+    /// Show what happened in each interval, such as 1s, until interrupted; without it, averages since the server was started
+    #[arg(long, short, value_name = "TIME")]
+    interval: Option<esker::Period>,
+    /// End after so many intervals
+    #[arg(long, short = 'n', requires = "interval", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// The server's password; better in a file, since others see arguments
+    #[arg(long, env = "ESKER_PASSWORD", hide_env_values = true)]
+    password: Option<String>,
+    /// File whose first line is the password
+    #[arg(long, value_name = "FILE", conflicts_with = "password")]
+    password_file: Option<String>,
+    /// One JSON object per interval
+    #[arg(long)]
+    json: bool,
+}
+
+impl Stat {
+    /// Runs the command.
+    pub fn run(self, mut settings: Settings) -> Result<(), Failure> {
+        if self.password.is_some() || self.password_file.is_some() {
+            settings.serve.password = self.password.clone().unwrap_or_default();
+            settings.serve.password_file = self.password_file.clone().unwrap_or_default();
+        }
+        let configured = settings.serve.listen.first().cloned();
+        let address = self.address.clone().or(configured).ok_or_else(|| Failure::usage("no address of a server"))?;
+        let interval = self.interval.map(|interval| interval.0);
+        if interval.is_some_and(|interval| interval.is_zero()) {
+            return Err(Failure::usage("an interval of 0: expected a time such as 1s"));
+        }
+        let mut client = Client::connect(&address, serve::password(&settings.serve)?.as_deref())?;
+        let mut take = || Sample::parse(&client.call(&["INFO", "server", "esker"])?, &address);
+        let Some(interval) = interval else {
+            let now = take()?;
+            let elapsed = Duration::from_secs(now.get("uptime_in_seconds").max(1));
+            return self.show(0, &Figures::between(&Sample::default(), &now, elapsed));
+        };
+        let (mut before, mut taken) = (take()?, Instant::now());
+        for line in 0..self.count.unwrap_or(u64::MAX) {
+            std::thread::sleep(interval);
+            let (now, at) = (take()?, Instant::now());
+            self.show(line, &Figures::between(&before, &now, at - taken))?;
+            (before, taken) = (now, at);
+        }
+        Ok(())
+    }
+
+    fn show(&self, line: u64, figures: &Figures) -> Result<(), Failure> {
+        if self.json {
+            return print(&format!("{}\n", figures.json()));
+        }
+        let mut text = String::new();
+        if line.is_multiple_of(HEADING_LINES) {
+            COLUMNS.iter().for_each(|(name, width, _)| text.push_str(&format!("{name:>width$}")));
+            text.push('\n');
+        }
+        COLUMNS.iter().for_each(|(_, width, cell)| text.push_str(&format!("{:>width$}", cell(figures))));
+        text.push('\n');
+        print(&text)
+    }
+}
+
+/// What INFO said at one moment.
+#[derive(Default)]
+struct Sample(HashMap<String, String>);
+
+impl Sample {
+    fn parse(info: &str, address: &str) -> Result<Self, Failure> {
+        let lines = info.lines().filter_map(|line| line.split_once(':'));
+        let sample = Self(lines.map(|(key, value)| (key.to_string(), value.trim().to_string())).collect());
+        if !sample.0.contains_key("segment_bytes") {
+            let why = "tells no figures of an engine: its store is in memory, or it is no Esker server";
+            return Err(Failure::new(Code::Failure, format!("the server at {address} {why}")));
+        }
+        Ok(sample)
+    }
+
+    fn get(&self, name: &str) -> u64 {
+        self.0.get(name).and_then(|value| value.parse().ok()).unwrap_or(0)
+    }
+}
+
+/// What happened between two samples, and how things stand at the second.
+struct Figures {
+    transactions_per_s: f64,
+    log_bytes_per_s: f64,
+    device_write_bytes_per_s: f64,
+    syncs_per_s: f64,
+    records_per_sync: f64,
+    write_amplification: f64,
+    cache_hits_per_s: f64,
+    cache_hit_share: f64,
+    free_segments: u64,
+    segments: u64,
+    gate: &'static str,
+    read_us: [u64; 2],
+    write_us: [u64; 2],
+    sync_us: [u64; 2],
+    checkpoints: u64,
+    checkpoint_ms: f64,
+    cleaned_segments: u64,
+    cleaned_copy_bytes_per_s: f64,
+    freed_segments: u64,
+    elapsed_s: f64,
+}
+
+impl Figures {
+    fn between(before: &Sample, now: &Sample, elapsed: Duration) -> Self {
+        let seconds = elapsed.as_secs_f64().max(1e-6);
+        let more = |name: &str| now.get(name).saturating_sub(before.get(name));
+        let rate = |count: u64| count as f64 / seconds;
+        let part = |count: u64, of: u64| if of == 0 { 0.0 } else { count as f64 / of as f64 };
+        let written = more("device_write_bytes") + more("cold_write_bytes");
+        let syncs = more("syncs") + more("cold_syncs");
+        let hits = more("cache_hits");
+        let pair = |name: &str| ["p50", "p99"].map(|rank| now.get(&format!("{name}_{rank}_us")));
+        Self {
+            transactions_per_s: rate(more("records")),
+            log_bytes_per_s: rate(more("record_bytes")),
+            device_write_bytes_per_s: rate(written),
+            syncs_per_s: rate(syncs),
+            records_per_sync: part(more("records"), more("syncs")),
+            write_amplification: part(written, more("record_bytes")),
+            cache_hits_per_s: rate(hits),
+            cache_hit_share: part(hits, hits + more("device_reads")),
+            free_segments: now.get("free_segments"),
+            segments: now.get("segments"),
+            // As the engine's gate counts.
+            gate: match now.get("gate") {
+                0 => "open",
+                1 => "wait",
+                _ => "full",
+            },
+            read_us: pair("device_read"),
+            write_us: pair("device_write"),
+            sync_us: pair("sync"),
+            checkpoints: more("checkpoints"),
+            checkpoint_ms: now.get("checkpoint_us") as f64 / 1e3,
+            cleaned_segments: more("cleaned_segments"),
+            cleaned_copy_bytes_per_s: rate(more("cleaned_copy_bytes")),
+            freed_segments: more("freed_segments"),
+            elapsed_s: elapsed.as_secs_f64(),
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let round = |value: f64| (value * 1e3).round() / 1e3;
+        serde_json::json!({
+            "elapsed_s": round(self.elapsed_s),
+            "transactions_per_s": round(self.transactions_per_s),
+            "log_bytes_per_s": round(self.log_bytes_per_s),
+            "device_write_bytes_per_s": round(self.device_write_bytes_per_s),
+            "syncs_per_s": round(self.syncs_per_s),
+            "records_per_sync": round(self.records_per_sync),
+            "write_amplification": round(self.write_amplification),
+            "cache_hits_per_s": round(self.cache_hits_per_s),
+            "cache_hit_share": round(self.cache_hit_share),
+            "free_segments": self.free_segments,
+            "segments": self.segments,
+            "gate": self.gate,
+            "device_read_p50_us": self.read_us[0],
+            "device_read_p99_us": self.read_us[1],
+            "device_write_p50_us": self.write_us[0],
+            "device_write_p99_us": self.write_us[1],
+            "sync_p50_us": self.sync_us[0],
+            "sync_p99_us": self.sync_us[1],
+            "checkpoints": self.checkpoints,
+            "checkpoint_ms": round(self.checkpoint_ms),
+            "cleaned_segments": self.cleaned_segments,
+            "cleaned_copy_bytes_per_s": round(self.cleaned_copy_bytes_per_s),
+            "freed_segments": self.freed_segments,
+        })
+    }
+}
+
+/// A column: its heading, its width and its text.
+type Column = (&'static str, usize, fn(&Figures) -> String);
+
+/// The table; times are in microseconds, 50th/99th percentile since the server was started.
+const COLUMNS: &[Column] = &[
+    ("txn/s", 8, |figures| short(figures.transactions_per_s)),
+    ("log/s", 8, |figures| short(figures.log_bytes_per_s)),
+    ("device/s", 9, |figures| short(figures.device_write_bytes_per_s)),
+    ("sync/s", 8, |figures| short(figures.syncs_per_s)),
+    ("rec/sync", 9, |figures| format!("{:.1}", figures.records_per_sync)),
+    ("wamp", 6, |figures| format!("{:.2}", figures.write_amplification)),
+    ("hit/s", 8, |figures| short(figures.cache_hits_per_s)),
+    ("hit%", 5, |figures| format!("{:.0}", figures.cache_hit_share * 100.0)),
+    ("free", 12, |figures| format!("{}/{}", figures.free_segments, figures.segments)),
+    ("gate", 6, |figures| figures.gate.to_string()),
+    ("read us", 12, |figures| ranks(figures.read_us)),
+    ("write us", 12, |figures| ranks(figures.write_us)),
+    ("sync us", 12, |figures| ranks(figures.sync_us)),
+    ("ckpt", 5, |figures| figures.checkpoints.to_string()),
+    ("ckpt ms", 9, |figures| format!("{:.1}", figures.checkpoint_ms)),
+    ("cleaned", 8, |figures| figures.cleaned_segments.to_string()),
+    ("copy/s", 8, |figures| short(figures.cleaned_copy_bytes_per_s)),
+    ("freed", 6, |figures| figures.freed_segments.to_string()),
+];
+
+fn ranks([middle, high]: [u64; 2]) -> String {
+    format!("{}/{}", short(middle as f64), short(high as f64))
+}
+
+/// A figure in five characters or so: 12.3k, 4.56m (powers of 1,000).
+fn short(value: f64) -> String {
+    const UNITS: &[&str] = &["", "k", "m", "g", "t"];
+    let (mut value, mut unit) = (value, 0);
+    while value >= 1e3 && unit + 1 < UNITS.len() {
+        value /= 1e3;
+        unit += 1;
+    }
+    let digits = match value {
+        _ if value == value.trunc() && unit == 0 => 0,
+        ..10.0 => 2,
+        10.0..100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$}{}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(lines: &str) -> Sample {
+        Sample::parse(&format!("# Esker\r\nsegment_bytes:65536\r\n{lines}"), "here").unwrap()
+    }
+
+    #[test]
+    fn rates_are_differences_over_time_and_a_counter_that_went_back_gives_none() {
+        let before = sample("records:100\r\nrecord_bytes:1000\r\nsyncs:10\r\ncold_write_bytes:0\r\ncheckpoints:5\r\n");
+        let now = sample(
+            "records:300\r\nrecord_bytes:3000\r\nsyncs:20\r\ndevice_write_bytes:6000\r\ncold_write_bytes:2000\r\ncheckpoints:1\r\ngate:1\r\nsync_p99_us:70\r\n",
+        );
+        let figures = Figures::between(&before, &now, Duration::from_secs(2));
+        let json = figures.json();
+        assert_eq!(json["transactions_per_s"], 100.0);
+        assert_eq!(json["log_bytes_per_s"], 1000.0);
+        assert_eq!(json["device_write_bytes_per_s"], 4000.0);
+        assert_eq!(json["records_per_sync"], 20.0);
+        assert_eq!(json["write_amplification"], 4.0);
+        assert_eq!(json["checkpoints"], 0);
+        assert_eq!(json["gate"], "wait");
+        assert_eq!(json["sync_p99_us"], 70);
+        assert_eq!(json["cache_hit_share"], 0.0);
+    }
+
+    #[test]
+    fn figures_are_short() {
+        for (value, expected) in [
+            (0.0, "0"),
+            (7.0, "7"),
+            (7.25, "7.25"),
+            (999.0, "999"),
+            (1234.0, "1.23k"),
+            (5.6e7, "56.0m"),
+            (1e15, "1000t"),
+        ] {
+            assert_eq!(short(value), expected);
+        }
+    }
+
+    #[test]
+    fn a_server_without_an_engine_is_told_so() {
+        let refused = Sample::parse("# Server\r\nredis_version:7\r\n", "here:1").err().unwrap();
+        assert!(refused.to_string().contains("here:1"), "{refused}");
+    }
+}

@@ -1,0 +1,82 @@
+//! `formats_stay_readable`: a small store of every format version is opened, read and checked.
+//!
+//! A fixture is written by the version of the code that had that format, with `ESKER_WRITE_FIXTURE=FILE cargo test -p
+//! esker-engine --test fixtures`, and never changed again.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use esker_device::{Device, MemoryDevice};
+use esker_engine::{Engine, FormatOptions, Options, check};
+use esker_store::{Change, Collection, Durability, ObjectId, ObjectStore, Transaction};
+
+fn object(name: &'static str) -> ObjectId {
+    ObjectId::new(Collection::from("fixtures"), name)
+}
+
+fn value(key: u64) -> Bytes {
+    Bytes::from(format!("value {key} ").repeat(1 + key as usize % 9))
+}
+
+/// What every fixture holds.
+fn fill(engine: &Engine) {
+    engine.submit(Transaction::new().create_collection(&Collection::from("fixtures"))).wait().unwrap();
+    for key in 0..200u64 {
+        let omap_key = Bytes::from(format!("key {key:03}"));
+        let txn = Transaction::with(Durability::Applied)
+            .change(&object("slots"), Change::SlotSet { index: key * 3, value: value(key) })
+            .change(&object("omap"), Change::OmapSet { key: omap_key, value: value(key) });
+        engine.submit(txn).wait().unwrap();
+    }
+    let data = Bytes::from(vec![7; 9_000]);
+    let txn = Transaction::new()
+        .change(&object("bytes"), Change::Write { offset: 5_000, data })
+        .change(&object("bytes"), Change::Zero { offset: 6_000, len: 1_000 })
+        .change(&object("bytes"), Change::XattrSet { name: "epoch".into(), value: "17".into() })
+        .change(&object("slots"), Change::SlotRemove { index: 30 });
+    engine.submit(txn).wait().unwrap();
+}
+
+fn verify(engine: &Engine) {
+    for key in 0..200u64 {
+        let expected = (key != 10).then(|| value(key));
+        assert_eq!(engine.slot_get(&object("slots"), key * 3).wait().unwrap(), expected, "slot {key}");
+        let found = engine.omap_get(&object("omap"), format!("key {key:03}").as_bytes()).wait().unwrap();
+        assert_eq!(found, Some(value(key)), "key {key}");
+    }
+    let mut expected = vec![0; 14_000];
+    expected[5_000..].fill(7);
+    expected[6_000..7_000].fill(0);
+    assert_eq!(engine.read(&object("bytes"), 0..20_000).wait().unwrap(), expected);
+    assert_eq!(engine.xattr(&object("bytes"), b"epoch").wait().unwrap(), Some(Bytes::from("17")));
+}
+
+#[test]
+fn formats_stay_readable() {
+    if let Some(file) = std::env::var_os("ESKER_WRITE_FIXTURE") {
+        let device = Arc::new(MemoryDevice::new(768 << 10));
+        Engine::format(&*device, &FormatOptions { segment_bytes: 64 << 10, uuid: *b"esker's fixtures" }).unwrap();
+        let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, Options::default()).unwrap();
+        fill(&engine);
+        engine.close().unwrap();
+        std::fs::write(file, device.image()).unwrap();
+    }
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let mut versions = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let image = std::fs::read(entry.unwrap().path()).unwrap();
+        let device = Arc::new(MemoryDevice::from_image(&image));
+        let report = check(Arc::clone(&device) as Arc<dyn Device>, true, &mut |_, _| {}).unwrap();
+        assert_eq!(report.damage, vec![]);
+        // Twice: the second opening reads what this version has written.
+        for _ in 0..2 {
+            let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, Options::default()).unwrap();
+            verify(&engine);
+            engine.close().unwrap();
+        }
+        versions += 1;
+    }
+    assert_eq!(versions, 2);
+}
