@@ -1,10 +1,12 @@
 //! Esker beside other stores, in one run, on one device, with the same durability.
 //!
-//! `run` compares embedded stores; `redis` compares servers. Both print medians with ratios and write JSON.
+//! `run` compares embedded stores; `redis` compares servers; `overwrite` looks at what stays when the store is full of
+//! old values. All print medians with ratios and write JSON.
 
 mod embedded;
 mod keys;
 mod load;
+mod overwrite;
 mod peer;
 mod peers;
 mod redis;
@@ -28,11 +30,14 @@ enum Command {
     Run(embedded::Run),
     /// Servers: Redis and `esker serve` under redis-benchmark
     Redis(redis::Redis),
+    /// The steady state under uniform random overwrite: throughput, latency and write amplification by fill level
+    Overwrite(overwrite::Overwrite),
 }
 
 fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Run(run) => run.run(),
         Command::Redis(redis) => redis.run(),
+        Command::Overwrite(overwrite) => overwrite.run(),
     }
 }

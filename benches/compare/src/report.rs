@@ -178,7 +178,7 @@ fn entry<T>(list: &mut Vec<T>, is: impl Fn(&T) -> bool, new: impl Fn() -> T) -> 
 }
 
 /// Prints a table in Markdown: first and last column to the left, figures to the right.
-fn print_aligned(lines: &[Vec<String>]) {
+pub fn print_aligned(lines: &[Vec<String>]) {
     let columns = lines.first().map_or(0, Vec::len);
     let widths: Vec<usize> =
         (0..columns).map(|column| lines.iter().map(|line| line[column].len()).max().unwrap_or(0)).collect();

@@ -136,6 +136,8 @@ settings! {
         max_clients: u64 = 10_000,
         /// A client that says nothing for so long is closed; 0 means never.
         idle_timeout: Text<esker::Period> = Text(esker::Period::default()),
+        /// The folder that ESKER.BACKUP makes backups in; empty means that clients cannot ask for any.
+        backup_folder: String = String::new(),
         /// Threads that serve clients, up to 64; 0 means one per processor, at most 4.
         threads: u64 = 0,
     }

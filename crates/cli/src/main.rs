@@ -1,4 +1,4 @@
-//! The `esker` binary: formats, serves, watches, checks, compacts, dumps, loads and measures stores.
+//! The `esker` binary: formats, serves, watches, checks, compacts, backs up, dumps, loads and measures stores.
 //!
 //! arguments → [`config::Settings`] (file under flags) → one file of [`commands`] each → exit code
 //!
@@ -50,6 +50,10 @@ enum Command {
     Dump(commands::dump::Dump),
     /// Clean segments that hold dead data and give their space back
     Compact(commands::compact::Compact),
+    /// Copy a store into a folder; later backups into it copy only what is new
+    Backup(commands::backup::Backup),
+    /// Make a store from a backup
+    Restore(commands::backup::Restore),
     /// Show the figures of a running server, once or again and again
     Stat(commands::stat::Stat),
     /// Read and write keys of a store that no server has open
@@ -84,6 +88,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Check(command) => command.run(&settings),
         Command::Dump(command) => command.run(&settings),
         Command::Compact(command) => command.run(&settings),
+        Command::Backup(command) => command.run(&settings),
+        Command::Restore(command) => command.run(&settings),
         Command::Stat(command) => command.run(settings),
         Command::Kv(command) => command.run(&settings),
         Command::Bench(command) => command.run(&settings),

@@ -218,3 +218,44 @@ fn compact_gives_the_space_of_what_was_overwritten_back() {
     run(folder, &["check", "--store", "data"], 0);
     assert_eq!(run(folder, &["kv", "--store", "data", "scan", "--keys"], 0).lines().count(), 4_000);
 }
+
+#[test]
+fn a_store_is_backed_up_pruned_and_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&run(folder, &[arguments, &["--json"]].concat(), 0)).unwrap()
+    };
+    run(folder, &["backup", "nowhere", "backups"], 3);
+    run(folder, &["restore", "backups", "copy"], 1);
+    run(folder, &["kv", "--store", SMALL, "put", "a", "one"], 0);
+    assert_eq!(json(&["backup", "data", "backups"])["sequence"], 1);
+    run(folder, &["kv", "--store", "data", "put", "a", "two"], 0);
+    assert!(run(folder, &["backup", "data", "backups"], 0).starts_with("backup 2 of "));
+    run(folder, &["restore", "backups", "copy"], 0);
+    assert_eq!(run(folder, &["kv", "--store", "copy", "get", "a"], 0), "two");
+    run(folder, &["restore", "backups", "copy", "--at", "1"], 1);
+    assert_eq!(json(&["restore", "backups", "copy", "--at", "1", "--force"])["sequence"], 1);
+    assert_eq!(run(folder, &["kv", "--store", "copy", "get", "a"], 0), "one");
+    run(folder, &["check", "--store", "copy"], 0);
+    let pruned = json(&["backup", "data", "backups", "--prune", "2"]);
+    assert_eq!((&pruned["sequence"], &pruned["pruned_backups"]), (&3.into(), &1.into()), "{pruned}");
+    let gone = esker(folder, &["restore", "backups", "old", "--at", "1"]);
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&gone.stderr).contains("only 2, 3"), "{gone:?}");
+    assert!(!folder.join("old/store.esker").exists());
+    run(folder, &["restore", "backups", "old", "--size", "96m"], 0);
+    assert_eq!(std::fs::metadata(folder.join("old/store.esker")).unwrap().len(), 96 << 20);
+    assert_eq!(run(folder, &["kv", "--store", "old", "get", "a"], 0), "two");
+    // A damaged backup does not take the place of a store, whatever was forced.
+    let manifest = std::fs::read_to_string(folder.join("backups/backup-00000003.manifest")).unwrap();
+    let file = manifest.lines().rev().find_map(|line| line.strip_prefix("segment ")?.rsplit(' ').next()).unwrap();
+    let file = folder.join("backups/segments").join(file);
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[4000] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let refused = esker(folder, &["restore", "backups", "old", "--force"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains(file.file_name().unwrap().to_str().unwrap()));
+    assert_eq!(run(folder, &["kv", "--store", "old", "get", "a"], 0), "two");
+}

@@ -209,7 +209,7 @@ fn stat(folder: &Path, arguments: &[&str]) -> std::process::Output {
         .env_remove("ESKER_CONFIG")
         .env_remove("ESKER_PASSWORD")
         .output()
-        .unwrap()
+        .expect("the binary runs")
 }
 
 #[test]
@@ -255,4 +255,38 @@ fn stat_of_a_server_without_an_engine_or_of_none_says_so() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("in memory"), "{output:?}");
     assert_eq!(stat(folder.path(), &["nowhere"]).status.code(), Some(2));
     assert_eq!(stat(folder.path(), &["./absent.sock"]).status.code(), Some(1));
+}
+
+#[test]
+fn a_running_server_makes_a_backup_that_can_be_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let server = Running::start(folder, &["--store", SMALL, "--backup-folder", "backups"]);
+    let mut client = server.client();
+    for number in 0..500 {
+        assert_eq!(client.call(&["SET", &format!("key-{number}"), &format!("value {number}")]), "+OK");
+    }
+    assert_eq!(client.call(&["ESKER.BACKUP"]), "+Backup started");
+    let mut info = String::new();
+    while !info.contains("backup_last_status:ok") {
+        assert!(!info.contains("backup_in_progress:0") || info.contains("backup_last_status:none"), "{info}");
+        std::thread::sleep(Duration::from_millis(10));
+        info = client.call(&["INFO", "esker"]);
+    }
+    assert!(info.contains("backup_last_sequence:1"), "{info}");
+    client.call(&["SET", "key-0", "later"]);
+    let restored = Command::new(env!("CARGO_BIN_EXE_esker"))
+        .args(["restore", "backups", "copy"])
+        .current_dir(folder)
+        .env_remove("ESKER_CONFIG")
+        .output()
+        .unwrap();
+    assert!(restored.status.success(), "{restored:?}");
+    let copy = Running::start(folder, &["--store", "copy"]);
+    assert!(copy.printed[0].contains("closed cleanly"), "{:?}", copy.printed);
+    let mut client = copy.client();
+    for number in 0..500 {
+        assert_eq!(client.call(&["GET", &format!("key-{number}")]), format!("value {number}"));
+    }
+    assert!(client.call(&["ESKER.BACKUP"]).contains("--backup-folder"));
 }

@@ -31,7 +31,7 @@ use crate::reader::Reader;
 use crate::segments::{Lsn, Segments};
 use crate::superblocks::Superblocks;
 
-/// A space whose entries take no more than this stays in its object's head, in bytes.
+/// A space whose entries take no more than this stays in its object's head, in bytes; less where segments are small.
 const INLINE_BYTES_MAX: u64 = 1024;
 /// Heads in one part of the table.
 pub const TABLE_PART: u64 = 4096;
@@ -130,6 +130,7 @@ impl Saved {
             written = run.object(*number, parts.objects.capture(*number, epoch));
             if written.is_err() {
                 run.saved.rewrite.insert(*number);
+                parts.objects.put_off(*number, epoch);
                 parts.objects.note(*number, epoch + 1);
                 break;
             }
@@ -265,7 +266,8 @@ impl Run<'_> {
     }
 
     fn space(&mut self, number: u64, space: Space, spaces: &Spaces) -> Result<PageList> {
-        if let Some(inline) = inline(space, spaces) {
+        let inline_max = INLINE_BYTES_MAX.min(self.parts.segments.segment_bytes / 512);
+        if let Some(inline) = inline(space, spaces, inline_max) {
             self.drop_space(number, space)?;
             return Ok(if inline.is_empty() { PageList::Empty } else { PageList::Inline(inline) });
         }
@@ -358,23 +360,23 @@ impl Run<'_> {
 }
 
 /// All entries of a space, if they are few.
-fn inline(space: Space, spaces: &Spaces) -> Option<Vec<u8>> {
+fn inline(space: Space, spaces: &Spaces, max: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     match space {
-        Space::Slots if spaces.slots.len() * 16 <= INLINE_BYTES_MAX => {
+        Space::Slots if spaces.slots.len() * 16 <= max => {
             spaces.slots.scan(0..u64::MAX, false).for_each(|(slot, loc)| push_slot(&mut bytes, slot, loc));
         }
-        Space::Omap if spaces.omap.page_count() <= 1 && spaces.omap.len() * 10 <= INLINE_BYTES_MAX => {
+        Space::Omap if spaces.omap.page_count() <= 1 && spaces.omap.len() * 10 <= max => {
             let all = spaces.omap.scan(Bound::Unbounded, Bound::Unbounded, false);
             all.for_each(|(key, loc)| push_omap(&mut bytes, key, loc));
         }
-        Space::Extents if spaces.extents.count() * 24 <= INLINE_BYTES_MAX => {
+        Space::Extents if spaces.extents.count() * 24 <= max => {
             let all = spaces.extents.iter();
             all.for_each(|(at, extent)| push_extent(&mut bytes, at, extent.loc, extent.len, extent.skip));
         }
         _ => return None,
     }
-    (bytes.len() as u64 <= INLINE_BYTES_MAX).then_some(bytes)
+    (bytes.len() as u64 <= max).then_some(bytes)
 }
 
 fn dirty_pages(space: Space, spaces: &Spaces) -> Vec<u64> {

@@ -186,6 +186,8 @@ impl Cold {
         if self.device.geometry().zone_bytes.is_some() {
             self.device.discard(offset, segment_bytes).map_err(failed)?;
         }
+        // What was just moved counts as new: by the age of its values it would soon be moved again.
+        let age = age.max(self.log.last_seq());
         let generation = self.log.next_generation();
         let header = SegmentHeader {
             generation,

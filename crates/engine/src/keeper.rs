@@ -29,6 +29,7 @@ use crate::checkpoint::{Parts, Saved};
 use crate::clean::Clean;
 use crate::cold::{Cold, ColdCounters};
 use crate::commit::{Gate, stopped};
+use crate::format::Superblock;
 use crate::segments::Usage;
 
 /// A checkpoint is due when so many bytes of log have gathered, or so many times the last checkpoint's bytes.
@@ -38,7 +39,7 @@ const CHECKPOINT_LOG_FACTOR: u64 = 8;
 const CHECKPOINT_BYTES_PER_S: u64 = 256 << 20;
 /// A segment that lives by more than this is not worth cleaning: of log all of it counts, because headers and gaps go
 /// when it is cleaned, of a cold segment what was put into it, because it would be as full again.
-const FULL_SHARE: f64 = 0.9;
+const FULL_SHARE: f64 = 0.95;
 /// When no more segments than this are left above the reserve, writers get as many bytes as cleaning makes free.
 const PACED_SEGMENTS: u64 = 2;
 /// How long the thread sleeps when nothing wakes it.
@@ -85,6 +86,24 @@ struct Work {
     effort: u64,
     /// Bytes that lived when the device was found to be full.
     full_at: Option<u64>,
+}
+
+/// A checkpoint whose segments stay as long as this lives.
+pub struct Held<'a> {
+    /// Names the checkpoint.
+    pub superblock: Superblock,
+    /// The segments that it may need, its own and those of the data.
+    pub segments: Vec<Usage>,
+    /// The one of them that the cleaner still writes.
+    pub open_cold: Option<u64>,
+    keeper: &'a Keeper,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.keeper.held.fetch_sub(1, Ordering::AcqRel);
+        self.keeper.wake();
+    }
 }
 
 /// See the module.
@@ -156,8 +175,10 @@ impl Keeper {
     /// Has the thread look what is to be done; without threads it is done at once.
     pub fn wake(&self) {
         if !self.threaded {
-            // What goes wrong stops the log, which tells everybody.
-            let _ = self.step();
+            // What goes wrong stops the log, which tells everybody. Whoever is inside a checkpoint cannot begin another.
+            if let Some(mut work) = self.work.try_lock() {
+                let _ = self.look(&mut work);
+            }
             return;
         }
         *self.woken.lock() = true;
@@ -220,7 +241,7 @@ impl Keeper {
         if work.covered == Some(self.parts.log.last_seq()) || self.parts.log.mark().failure().is_some() {
             return Ok(());
         }
-        self.checkpoint_now(&mut work, true)
+        self.checkpoint_now(&mut work, true, &mut || ())
     }
 
     /// The last sequence number if a checkpoint covers it.
@@ -252,10 +273,43 @@ impl Keeper {
     /// # Errors
     /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
     pub fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_while(&mut || ())
+    }
+
+    /// The same; `during` is called after each piece that is written, as if by somebody who changes the store meanwhile.
+    ///
+    /// # Errors
+    /// As [`Keeper::checkpoint`].
+    pub fn checkpoint_while(&self, during: &mut dyn FnMut()) -> Result<()> {
         let mut work = self.work.lock();
-        self.checkpoint_now(&mut work, true)?;
+        self.checkpoint_now(&mut work, true, during)?;
         self.free_dead(&mut work)?;
         Ok(())
+    }
+
+    /// Sees to it that a checkpoint, and all that it needs, stays where it is until what this returns is dropped.
+    ///
+    /// # Errors
+    /// As [`Keeper::checkpoint`].
+    pub fn hold(&self) -> Result<Held<'_>> {
+        let mut work = self.work.lock();
+        let covers_all = |work: &Work| work.covered == Some(self.parts.log.last_seq());
+        if !covers_all(&work) {
+            self.checkpoint_now(&mut work, true, &mut || ())?;
+        }
+        self.free_dead(&mut work)?;
+        self.held.fetch_add(1, Ordering::AcqRel);
+        // What died since that checkpoint may just have been made free: then only a later one is whole without the log.
+        if !covers_all(&work)
+            && let Err(error) = self.checkpoint_now(&mut work, true, &mut || ())
+        {
+            self.held.fetch_sub(1, Ordering::AcqRel);
+            return Err(error);
+        }
+        let superblock = self.parts.superblocks.newest();
+        let mut segments = self.parts.segments.in_use();
+        segments.retain(|usage| usage.cold || usage.generation <= superblock.replay.generation);
+        Ok(Held { superblock, segments, open_cold: work.cold.open_segment(), keeper: self })
     }
 
     /// Cleans the segment that is worth most; whether there was one.
@@ -290,7 +344,7 @@ impl Keeper {
             self.clean_segment(&mut work, best)?;
             self.free_dead(&mut work)?;
             if self.parts.log.segments_left() <= self.reserve()[0] {
-                self.checkpoint_now(&mut work, true)?;
+                self.checkpoint_now(&mut work, true, &mut || ())?;
                 self.free_dead(&mut work)?;
             }
             drop(work);
@@ -301,12 +355,15 @@ impl Keeper {
 
     /// One look at what is to be done; whether anything was.
     fn step(&self) -> Result<bool> {
-        let mut work = self.work.lock();
+        self.look(&mut self.work.lock())
+    }
+
+    fn look(&self, work: &mut Work) -> Result<bool> {
         if let Some(failure) = self.parts.log.mark().failure() {
             return Err(failure);
         }
         let asked = self.parts.log.asked();
-        let outcome = self.step_locked(&mut work);
+        let outcome = self.step_locked(work);
         self.parts.log.has_looked(asked);
         match outcome {
             Err(Error::Stopped { cause }) => Err(Error::Stopped { cause }),
@@ -327,7 +384,7 @@ impl Keeper {
         let log = &self.parts.log;
         let reserve = self.reserve();
         let total = self.parts.segments.log_segments();
-        let low = reserve[0] + 2 + total / 50;
+        let low = reserve[0] + 2 + total / 20;
         let mut done = self.free_dead(work)?;
         let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.live).sum();
         if let Some(full_at) = work.full_at {
@@ -350,17 +407,19 @@ impl Keeper {
         let walked =
             self.threaded && self.since.elapsed().as_micros() as u64 <= self.walked_until.load(Ordering::Relaxed);
         let short = short && !(walked && log.segments_left() > reserve[0]);
+        // While segments are held cleaning only takes space.
+        let short = short && self.held.load(Ordering::Acquire) == 0;
         let best = if short { self.best(work, FULL_SHARE) } else { None };
         let long_tail = tail >= 2.max(total / 8);
         if due
             || (short && tail > 0 && (best.is_none() || long_tail))
             || (short && best.is_none() && !work.spent.is_empty())
         {
-            if short {
+            if log.segments_left() <= reserve[0] + PACED_SEGMENTS {
                 // Writers go on meanwhile, out of the slack.
                 self.pace(Some(self.parts.segments.segment_bytes));
             }
-            self.checkpoint_now(work, short)?;
+            self.checkpoint_now(work, short, &mut || ())?;
             self.free_dead(work)?;
             done = true;
         } else if let Some(best) = best {
@@ -375,7 +434,8 @@ impl Keeper {
             Gate::Wait
         } else {
             // Everything that lives was moved once, or nothing is worth it: there is no more room to be had.
-            work.full_at = Some(live);
+            // (While segments are held that is not known.)
+            work.full_at = (self.held.load(Ordering::Acquire) == 0).then_some(live);
             Gate::Full
         };
         log.set_gate(gate, reserve);
@@ -401,10 +461,11 @@ impl Keeper {
         self.parts.segments.in_use().iter().filter(tail).count() as u64
     }
 
-    fn checkpoint_now(&self, work: &mut Work, hurry: bool) -> Result<()> {
+    fn checkpoint_now(&self, work: &mut Work, hurry: bool, during: &mut dyn FnMut()) -> Result<()> {
         let began = Instant::now();
         let slow = self.threaded && !hurry;
         let mut pace = |bytes: u64| {
+            during();
             let due = Duration::from_micros(bytes * 1_000_000 / CHECKPOINT_BYTES_PER_S);
             if slow && let Some(ahead) = due.checked_sub(began.elapsed()).filter(|ahead| ahead.as_millis() > 0) {
                 std::thread::sleep(ahead);

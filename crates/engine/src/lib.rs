@@ -6,7 +6,7 @@
 //! `format` → `policy` → `gather` → `watch` → `superblocks` → `readers` →
 //! `segments` → `index` → `reader` → `objects` → `commit` →
 //! `cold` → `checkpoint` → `clean` → `keeper` → `load` → `recover` → this file with `open`, `submit`, `read`, `walk`,
-//! `check` and `stats`.
+//! `check`, `backup` and `stats`.
 //!
 //! Invariants:
 //! 1. Nothing is overwritten in place, superblocks included.
@@ -14,6 +14,7 @@
 //! 3. No lock is held over device I/O, other than the committer's own.
 //! 4. Every byte that comes from the device is verified before it is used.
 
+mod backup;
 mod check;
 mod checkpoint;
 mod clean;
@@ -38,6 +39,7 @@ mod superblocks;
 mod walk;
 mod watch;
 
+pub use backup::{BackupReport, Pruned, RestoreReport, backups, prune, restore, restored_len};
 pub use check::{CheckReport, Damage, DumpItem, DumpOptions, check, dump};
 pub use open::{Engine, FormatOptions, Options};
 pub use policy::{CommitPolicy, PolicyError};

@@ -532,7 +532,7 @@ impl Objects {
         if let Some(object) = self.numbered(number) {
             let mut state = object.state.write();
             if state.number == number && state.touched <= epoch {
-                state.captured = state.touched;
+                state.touched = epoch + 1;
             }
         }
         self.saved.lock().remove(&number).is_some()

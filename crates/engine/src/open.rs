@@ -494,6 +494,15 @@ impl Engine {
         self.keeper()?.checkpoint()
     }
 
+    /// Writes a checkpoint; `during` is called after each piece of it, for tests of what happens meanwhile.
+    ///
+    /// # Errors
+    /// As [`Engine::checkpoint`].
+    #[doc(hidden)]
+    pub fn checkpoint_while(&self, during: &mut dyn FnMut()) -> Result<()> {
+        self.keeper()?.checkpoint_while(during)
+    }
+
     /// Cleans the segment that is worth most now; whether there was one. The engine cleans by itself when space runs short.
     ///
     /// # Errors
@@ -511,7 +520,7 @@ impl Engine {
         self.keeper()?.compact(progress)
     }
 
-    fn keeper(&self) -> Result<&Keeper> {
+    pub(crate) fn keeper(&self) -> Result<&Keeper> {
         self.keeper.as_deref().ok_or(Error::ReadOnly)
     }
 

@@ -60,8 +60,10 @@ impl Superblocks {
         let free = match found.free_blocks[half as usize] {
             Some(free) => free,
             None => {
-                self.device.discard(start, segment_bytes).map_err(failed)?;
-                if self.device.geometry().zone_bytes.is_none() {
+                // Where zones need no reset its space is kept: somebody else might take it.
+                if self.device.geometry().zone_bytes.is_some() {
+                    self.device.discard(start, segment_bytes).map_err(failed)?;
+                } else {
                     let zeros = vec![0; segment_bytes as usize];
                     self.device.write(start, &zeros).map_err(failed)?;
                 }

@@ -4,15 +4,19 @@
 //!
 //! Invariant: every setting has the same name and meaning in both, and an option that does not exist is an error.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use esker_device::Device;
-use esker_engine::{CheckReport, CommitPolicy, DumpItem, DumpOptions, Engine, Options};
+use esker_engine::{CheckReport, CommitPolicy, DumpItem, DumpOptions, Engine, Options, RestoreReport};
 use esker_kv::{Clock, SystemClock};
 
 use crate::location::{Location, Place};
-use crate::place::{Made, device_path, format_device, is_block_device, make_file, open_device, remove, take_space};
+use crate::place::{
+    Made, device_path, fill_file, format_device, is_block_device, make_file, open_device, random_number, remove,
+    take_space,
+};
 use crate::store::Backing;
 use crate::{ByteSize, Error, Period, Result, Store};
 
@@ -191,6 +195,47 @@ impl Builder {
         Ok(made)
     }
 
+    /// Makes the store at `location` from the backup `sequence` of `folder`, or from the newest, without opening it. It is as long as
+    /// the store that was backed up, or as [`Builder::size`] says; a block device must be so long. `progress(done, total)`
+    /// is told bytes. Returns the path of its device as well.
+    ///
+    /// # Errors
+    /// [`Error::Exists`] if something is there and `force` is not given; [`Error::InUse`]; [`Error::Store`] names the file of
+    /// the backup that does not hold. A file appears under its name only when it is whole.
+    pub fn restore(
+        self,
+        folder: &Path,
+        sequence: Option<u64>,
+        location: &str,
+        force: bool,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(PathBuf, RestoreReport)> {
+        let (builder, place) = self.at(location)?;
+        let path = device_of(place, "restoring")?;
+        let salt = random_number()?;
+        if is_block_device(&path) {
+            let device = open_device(&path, false)?;
+            if !force && !is_blank(&*device)? {
+                return Err(Error::Exists { path });
+            }
+            let report = esker_engine::restore(folder, sequence, &*device, salt, progress)?;
+            return Ok((path, report));
+        }
+        let needed = esker_engine::restored_len(folder, sequence)?;
+        if path.exists() {
+            if !force {
+                return Err(Error::Exists { path });
+            }
+            // Refused while another process has it open. It stays until the restored store is whole.
+            drop(open_device(&path, false)?);
+        }
+        let len = builder.size.unwrap_or(needed);
+        let (report, _) = fill_file(&path, len, force, |device| {
+            Ok(esker_engine::restore(folder, sequence, device, salt, progress)?)
+        })?;
+        Ok((path, report))
+    }
+
     /// Checks the store at `location` without changing it and reports every damage; `deep` reads all values as well.
     /// `progress` is told (entries done, entries in all).
     ///
@@ -248,7 +293,7 @@ impl Builder {
     }
 }
 
-fn device_of(place: Place, what: &'static str) -> Result<std::path::PathBuf> {
+fn device_of(place: Place, what: &'static str) -> Result<PathBuf> {
     match place {
         Place::Path(path) => Ok(device_path(&path)),
         Place::Memory => Err(Error::NoEngine { what, backend: "memory" }),

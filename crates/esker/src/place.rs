@@ -73,16 +73,39 @@ pub(crate) fn make_file(
     preallocate: bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Made, Arc<Releasable>)> {
+    let folder = folder_of(path)?;
+    let len = match size {
+        Some(size) => size - size % BLOCK_BYTES,
+        None => length_for(folder, path, segment_bytes)?,
+    };
+    fill_file(path, len, false, |device| {
+        if preallocate {
+            take_space(device, len, progress)?;
+        }
+        format_device(path, device, segment_bytes)
+    })
+}
+
+/// The folder of a device file, which is made if it is not there.
+fn folder_of(path: &Path) -> Result<&Path> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(|source| Error::Io {
         what: "create",
         path: folder.to_path_buf(),
         source,
     })?;
-    let len = match size {
-        Some(size) => size - size % BLOCK_BYTES,
-        None => length_for(folder, path, segment_bytes)?,
-    };
+    Ok(folder)
+}
+
+/// Makes a device file of `len` bytes that `fill` puts a store on, under its final name only when it is whole; what has
+/// this name goes only then, and only with `replace`.
+pub(crate) fn fill_file<T>(
+    path: &Path,
+    len: u64,
+    replace: bool,
+    fill: impl FnOnce(&FileDevice) -> Result<T>,
+) -> Result<(T, Arc<Releasable>)> {
+    let folder = folder_of(path)?;
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(".new");
     let unfinished = PathBuf::from(unfinished);
@@ -92,15 +115,12 @@ pub(crate) fn make_file(
         remove(&unfinished)?;
     }
     let device = FileDevice::open(&unfinished, OpenMode::Create { len }).map_err(|error| named(path, error))?;
-    let mut make = || -> Result<Made> {
-        if path.exists() {
+    let make = || -> Result<T> {
+        if !replace && path.exists() {
             // Another process has made it since; ours must not replace it.
             return Err(Error::Exists { path: path.to_path_buf() });
         }
-        if preallocate {
-            take_space(&device, len, progress)?;
-        }
-        let made = format_device(path, &device, segment_bytes)?;
+        let made = fill(&device)?;
         std::fs::rename(&unfinished, path).map_err(|source| Error::Io {
             what: "rename",
             path: unfinished.clone(),
@@ -122,9 +142,21 @@ pub(crate) fn make_file(
 /// Formats a device.
 pub(crate) fn format_device(path: &Path, device: &dyn Device, segment_bytes: u64) -> Result<Made> {
     let uuid = random_id()?;
+    let segment_bytes = segment_for(device.geometry().len, segment_bytes);
     Engine::format(device, &FormatOptions { segment_bytes, uuid })?;
     let uuid = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(Made { path: path.to_path_buf(), len: device.geometry().len, segment_bytes, uuid })
+}
+
+/// Segments of at most this size, but so small that a store has enough of them for the cleaner to work with.
+fn segment_for(len: u64, segment_bytes: u64) -> u64 {
+    const SEGMENTS_WANTED: u64 = 16;
+    const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+    let mut fit = segment_bytes;
+    while fit > SEGMENT_BYTES_MIN && len / fit < SEGMENTS_WANTED {
+        fit /= 2;
+    }
+    fit
 }
 
 /// Takes the device's space from the file system, a step at a time.
@@ -159,6 +191,12 @@ fn length_for(folder: &Path, path: &Path, segment_bytes: u64) -> Result<u64> {
         return Err(Error::NoRoom { path: path.to_path_buf(), free, needed });
     }
     Ok(len)
+}
+
+/// A random number.
+pub(crate) fn random_number() -> Result<u32> {
+    let [a, b, c, d, ..] = random_id()?;
+    Ok(u32::from_le_bytes([a, b, c, d]))
 }
 
 /// A random 128-bit id. The one place that takes randomness from the operating system.

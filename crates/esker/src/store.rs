@@ -13,7 +13,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use esker_engine::Engine;
+use esker_engine::{BackupReport, Engine};
 use esker_kv::{Clock, Kv};
 use esker_memory::MemoryStore;
 use esker_store::ObjectStore;
@@ -132,6 +132,15 @@ impl Store {
     /// copies, or if the device failed.
     pub fn compact(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         Ok(self.engine_for("compacting")?.compact(progress)?)
+    }
+
+    /// Copies the store as it is now into `folder`, while it goes on being read and written. Later backups into the folder
+    /// copy only what is new. `progress(done, total)` is told bytes. [`Builder::restore`] is the way back.
+    ///
+    /// # Errors
+    /// [`Error::NoEngine`] for a store in memory; [`Error::Store`] names the place of damage, or says why the folder does not do.
+    pub fn backup(&self, folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<BackupReport> {
+        Ok(self.engine_for("a backup")?.backup(folder, progress)?)
     }
 
     fn engine_for(&self, what: &'static str) -> Result<&Arc<Engine>> {

@@ -100,6 +100,12 @@ impl Run {
         }
     }
 
+    /// A random transaction, inside a checkpoint: where it does not fit nothing is asked of the store, which cannot clean now.
+    fn transact_simply(&mut self, engine: &Engine, device: &FaultyDevice) -> Result<bool, String> {
+        let txn = transaction(&mut self.rng, self.history.now(), self.taste);
+        Ok(!matches!(self.submit(engine, device, txn)?, Answer::Stopped))
+    }
+
     /// Submits, compares with the model, and sometimes waits.
     fn submit(&mut self, engine: &Engine, device: &FaultyDevice, txn: Transaction) -> Result<Answer, String> {
         let mut order = self.history.order;
@@ -154,7 +160,24 @@ impl Run {
 
     /// Maintenance changes nothing that can be read.
     fn maintenance(&mut self, engine: &Engine, device: &FaultyDevice) -> Result<bool, String> {
-        match maintain(engine, &mut self.rng) {
+        let maintained = if self.rng.u8(0..3) == 0 {
+            // Transactions go on while the checkpoint is written.
+            let (mut left, mut outcome) = (self.rng.u8(0..4), Ok(true));
+            let written = engine.checkpoint_while(&mut || {
+                let stats = engine.stats();
+                if left > 0 && stats.gate == 0 && stats.free_segments > 10 && matches!(outcome, Ok(true)) {
+                    left -= 1;
+                    outcome = self.transact_simply(engine, device);
+                }
+            });
+            if !outcome? {
+                return Ok(false);
+            }
+            written.map(|()| true)
+        } else {
+            maintain(engine, &mut self.rng)
+        };
+        match maintained {
             Ok(done) => self.outcome.maintained += u64::from(done),
             Err(Error::Stopped { .. } | Error::Io { .. }) if device.has_failed() => return Ok(false),
             Err(Error::Io { .. }) if device.counts().failed_reads > 0 => {}

@@ -3,7 +3,7 @@
 //! format → policy → gather → watch → superblocks → readers → segments → index → reader → objects → commit → cold → checkpoint →
 //! clean → keeper → load → recover → lib
 //!
-//! The top layer, lib, is several files: the public type and its open, submit, read, walk, check and stats.
+//! The top layer, lib, is several files: the public type and its open, submit, read, walk, check, backup and stats.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +33,7 @@ const ORDER: &[&str] = &[
 ];
 
 /// Files of the top layer, beside lib.rs.
-const TOP: &[&str] = &["open", "submit", "read", "walk", "check", "stats"];
+const TOP: &[&str] = &["open", "submit", "read", "walk", "check", "stats", "backup"];
 
 fn rank(module: &str) -> Option<usize> {
     if TOP.contains(&module) {

@@ -15,6 +15,9 @@ pub const SETUP: &str = "kv, int namespace, on the engine on a file; memory for 
     --cache; page cache: Durability::Applied; synced: Durability::Durable, policy adaptive; get: its Bytes are looked at in place";
 pub const SETUP_MEMORY: &str = "kv, int namespace, on the memory backend; keeps nothing, for scale only";
 
+/// The id of every store made here.
+pub const UUID: [u8; 16] = *b"esker-compare-00";
+
 struct Esker {
     namespace: Namespace,
     /// Kept to be closed; none on the memory backend.
@@ -24,9 +27,15 @@ struct Esker {
 pub fn open(settings: &Settings<'_>) -> Result<Box<dyn Peer>> {
     // Sparse: room for every record's framing and for the cleaner.
     let len = 2 * settings.data_bytes() + 256 * u64::from(settings.keys) + (4 << 30);
+    let layout = FormatOptions::new(UUID);
+    Ok(open_sized(settings, len.next_multiple_of(64 << 20), &layout)?.0)
+}
+
+/// A store on a file of `len` bytes, and its engine for those who want to see its figures.
+pub fn open_sized(settings: &Settings<'_>, len: u64, layout: &FormatOptions) -> Result<(Box<dyn Peer>, Arc<Engine>)> {
     let path = settings.dir.join("store.esker");
-    let device = FileDevice::open(&path, OpenMode::Create { len: len.next_multiple_of(64 << 20) })?;
-    Engine::format(&device, &FormatOptions::new(*b"esker-compare-00"))?;
+    let device = FileDevice::open(&path, OpenMode::Create { len })?;
+    Engine::format(&device, layout)?;
     let defaults = Options::default();
     let recent_bytes = defaults.recent_bytes.min(settings.cache_bytes / 2).max(128 << 20);
     let options = Options {
@@ -36,7 +45,8 @@ pub fn open(settings: &Settings<'_>) -> Result<Box<dyn Peer>> {
         ..defaults
     };
     let engine = Arc::new(Engine::open(Arc::new(device), options)?);
-    peer(Arc::clone(&engine) as Arc<dyn ObjectStore>, Some(engine), settings)
+    let shown = Arc::clone(&engine);
+    Ok((peer(Arc::clone(&engine) as Arc<dyn ObjectStore>, Some(engine), settings)?, shown))
 }
 
 pub fn open_memory(settings: &Settings<'_>) -> Result<Box<dyn Peer>> {

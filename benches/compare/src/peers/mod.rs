@@ -1,10 +1,10 @@
 //! The stores under comparison, by name, with how each is set up.
 
-mod esker;
+pub mod esker;
 mod kyoto;
 mod leveldb;
 mod lmdb;
-mod rocksdb;
+pub mod rocksdb;
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -79,8 +79,8 @@ impl Kind {
         match self {
             Self::Leveldb => leveldb::open(settings),
             Self::Kyoto => kyoto::open(settings),
-            Self::Rocksdb => rocksdb::open(settings, false),
-            Self::RocksdbBlob => rocksdb::open(settings, true),
+            Self::Rocksdb => rocksdb::open(settings, None),
+            Self::RocksdbBlob => rocksdb::open(settings, Some(rocksdb::BlobFiles::default())),
             Self::Lmdb => lmdb::open(settings),
             Self::Esker => esker::open(settings),
             Self::EskerMemory => esker::open_memory(settings),

@@ -30,6 +30,8 @@ unsafe extern "C" {
     fn rocksdb_options_set_enable_blob_files(options: Opaque, on: c_uchar);
     fn rocksdb_options_set_min_blob_size(options: Opaque, bytes: u64);
     fn rocksdb_options_set_enable_blob_gc(options: Opaque, on: c_uchar);
+    fn rocksdb_options_set_blob_gc_age_cutoff(options: Opaque, part: c_double);
+    fn rocksdb_options_set_blob_gc_force_threshold(options: Opaque, part: c_double);
     fn rocksdb_options_set_blob_cache(options: Opaque, cache: Opaque);
     fn rocksdb_options_set_block_based_table_factory(options: Opaque, table: Opaque);
     fn rocksdb_block_based_options_create() -> Opaque;
@@ -77,6 +79,22 @@ unsafe extern "C" {
     fn rocksdb_free(pointer: *mut c_void);
 }
 
+/// How values are kept in blob files.
+#[derive(Clone, Copy, Debug)]
+pub struct BlobFiles {
+    /// Compaction moves values out of this part of the blob files, the oldest.
+    pub gc_age_cutoff: f64,
+    /// When so much of the oldest blob files is garbage, compactions are made for its sake; 1 never does.
+    pub gc_force_threshold: f64,
+}
+
+impl Default for BlobFiles {
+    /// RocksDB's own.
+    fn default() -> Self {
+        Self { gc_age_cutoff: 0.25, gc_force_threshold: 1.0 }
+    }
+}
+
 struct Rocksdb {
     db: Opaque,
     options: Opaque,
@@ -91,7 +109,7 @@ unsafe impl Send for Rocksdb {}
 // SAFETY: as above.
 unsafe impl std::marker::Sync for Rocksdb {}
 
-pub fn open(settings: &Settings<'_>, blob_files: bool) -> Result<Box<dyn Peer>> {
+pub fn open(settings: &Settings<'_>, blob_files: Option<BlobFiles>) -> Result<Box<dyn Peer>> {
     let path = c_path(&settings.dir.join("rocksdb"))?;
     let processors = std::thread::available_parallelism().map_or(2, |n| n.get()) as c_int;
     let mut error = ptr::null_mut();
@@ -105,10 +123,12 @@ pub fn open(settings: &Settings<'_>, blob_files: bool) -> Result<Box<dyn Peer>> 
         rocksdb_options_set_write_buffer_size(options, 64 << 20);
         rocksdb_options_set_max_write_buffer_number(options, 4);
         rocksdb_options_set_compression(options, 0);
-        if blob_files {
+        if let Some(blob_files) = blob_files {
             rocksdb_options_set_enable_blob_files(options, 1);
             rocksdb_options_set_min_blob_size(options, 512);
             rocksdb_options_set_enable_blob_gc(options, 1);
+            rocksdb_options_set_blob_gc_age_cutoff(options, blob_files.gc_age_cutoff);
+            rocksdb_options_set_blob_gc_force_threshold(options, blob_files.gc_force_threshold);
             rocksdb_options_set_blob_compression_type(options, 0);
             rocksdb_options_set_blob_cache(options, cache);
         }

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a closed pipe (`esker kv scan | head`) ends the program quietly.
 
+pub mod backup;
 pub mod bench;
 pub mod check;
 pub mod compact;

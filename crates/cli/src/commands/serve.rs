@@ -15,6 +15,7 @@ use clap::Args;
 use esker::engine::Engine;
 use esker_server::resp::{Address, Config, EngineInfo, Error, InfoLine, NoEngineInfo, Server, TlsFiles};
 
+use super::backup::Backups;
 use super::builder;
 use crate::config::{ServeSettings, Settings, Text};
 use crate::exit::{Code, Failure};
@@ -61,6 +62,9 @@ pub struct Serve {
     /// A client that says nothing for so long is closed, such as 5m; 0 means never
     #[arg(long, value_name = "TIME")]
     idle_timeout: Option<esker::Period>,
+    /// Folder that the command ESKER.BACKUP makes backups in; without it clients cannot ask for any
+    #[arg(long, value_name = "FOLDER")]
+    backup_folder: Option<String>,
     /// Threads that serve clients; 0 means one per processor, at most 4
     #[arg(long)]
     threads: Option<u64>,
@@ -73,7 +77,8 @@ impl Serve {
         let config = config(&settings.serve)?;
         let location = settings.store.location.clone();
         let store = builder(&settings).expire_interval(Duration::ZERO).open(&location)?;
-        let served = serve(&store, config);
+        let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
+        let served = serve(&store, config, backups.map(PathBuf::from));
         // Even if the server failed, what it acknowledged must end up in a clean store.
         let closed = store.close().map_err(Failure::from);
         served.and(closed)
@@ -103,6 +108,7 @@ impl Serve {
         over(&mut serve.int_databases, Some(self.int_db).filter(|databases| !databases.is_empty()));
         over(&mut serve.max_clients, self.max_clients);
         over(&mut serve.idle_timeout, self.idle_timeout.map(Text));
+        over(&mut serve.backup_folder, self.backup_folder);
         over(&mut serve.threads, self.threads);
     }
 }
@@ -168,10 +174,10 @@ pub fn password(settings: &ServeSettings) -> Result<Option<String>, Failure> {
     }
 }
 
-fn serve(store: &esker::Store, config: Config) -> Result<(), Failure> {
+fn serve(store: &esker::Store, config: Config, backups: Option<PathBuf>) -> Result<(), Failure> {
     let kv = store.kv()?;
     let engine: Arc<dyn EngineInfo> = match store.engine() {
-        Some(engine) => Arc::new(Wired(Arc::clone(engine))),
+        Some(engine) => Arc::new(Wired { engine: Arc::clone(engine), backups: backups.map(Backups::new) }),
         None => Arc::new(NoEngineInfo),
     };
     let server = Server::bind(config, kv, engine).map_err(failure)?;
@@ -242,15 +248,18 @@ fn reach(address: &Address) -> String {
 }
 
 /// The engine as the server's clients see it.
-struct Wired(Arc<Engine>);
+struct Wired {
+    engine: Arc<Engine>,
+    backups: Option<Backups>,
+}
 
 impl EngineInfo for Wired {
     fn info(&self) -> Vec<InfoLine> {
         let line =
             |section: &str, key: &str, value: String| InfoLine { section: section.into(), key: key.into(), value };
-        let mut lines = vec![line("Esker", "commit_policy", self.0.policy().to_string())];
-        lines.extend(self.0.stats().entries().into_iter().map(|(name, value)| line("Esker", name, value)));
-        let recovery = self.0.recovery();
+        let mut lines = vec![line("Esker", "commit_policy", self.engine.policy().to_string())];
+        lines.extend(self.engine.stats().entries().into_iter().map(|(name, value)| line("Esker", name, value)));
+        let recovery = self.engine.recovery();
         for (name, value) in [
             ("recovery_clean", u64::from(recovery.clean)),
             ("recovery_segments", recovery.segments),
@@ -261,24 +270,32 @@ impl EngineInfo for Wired {
         ] {
             lines.push(line("Esker", name, value.to_string()));
         }
+        for (name, value) in self.backups.iter().flat_map(Backups::figures) {
+            lines.push(line("Esker", name, value));
+        }
         lines
     }
 
+    fn backup(&self) -> Result<(), String> {
+        let none = "the server was started without --backup-folder, and so makes no backups";
+        self.backups.as_ref().ok_or(none)?.start(&self.engine)
+    }
+
     fn settings(&self) -> Vec<(String, String)> {
-        vec![("policy".into(), self.0.policy().to_string())]
+        vec![("policy".into(), self.engine.policy().to_string())]
     }
 
     fn set(&self, name: &str, value: &str) -> Result<bool, String> {
         match name {
             "policy" => {
-                self.0.set_policy(value.parse().map_err(|error: esker::engine::PolicyError| error.to_string())?);
+                self.engine.set_policy(value.parse().map_err(|error: esker::engine::PolicyError| error.to_string())?);
                 tracing::info!(policy = value, "commit policy changed");
                 Ok(true)
             }
             // The server has made `always` the default durability; a policy that acknowledges earlier would undo it.
             "appendfsync" => {
-                if value.eq_ignore_ascii_case("always") && self.0.policy().acknowledges_applied() {
-                    self.0.set_policy(esker::CommitPolicy::default());
+                if value.eq_ignore_ascii_case("always") && self.engine.policy().acknowledges_applied() {
+                    self.engine.set_policy(esker::CommitPolicy::default());
                 }
                 Ok(true)
             }
@@ -309,6 +326,7 @@ mod tests {
             cache_bytes: None,
             max_clients: Some(5),
             idle_timeout: Some(esker::Period(Duration::from_millis(1_500))),
+            backup_folder: None,
             threads: None,
         };
         serve.apply(&mut settings);

@@ -29,6 +29,15 @@ pub trait EngineInfo: Send + Sync {
     /// # Errors
     /// Why the value cannot be set, for people.
     fn set(&self, name: &str, value: &str) -> std::result::Result<bool, String>;
+
+    /// Starts a backup in the background, to the place that the operator has chosen, for ESKER.BACKUP; how it ends stands
+    /// in INFO.
+    ///
+    /// # Errors
+    /// Why there can be none now, for people.
+    fn backup(&self) -> std::result::Result<(), String> {
+        Err("this store makes no backups".into())
+    }
 }
 
 /// An engine with nothing to tell.

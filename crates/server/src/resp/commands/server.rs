@@ -42,6 +42,13 @@ pub(crate) fn bgrewriteaof(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// ESKER.BACKUP: the place is the operator's to choose, so that no client has files written where it likes.
+pub(crate) fn backup(call: &mut Call<'_>) -> Outcome {
+    call.shared.engine.backup().map_err(|why| Refusal::from(format!("ERR {why}")))?;
+    call.reply.simple("Backup started");
+    Ok(())
+}
+
 pub(crate) fn lastsave(call: &mut Call<'_>) -> Outcome {
     call.reply.int(call.shared.saved_s.load(Ordering::Relaxed) as i64);
     Ok(())

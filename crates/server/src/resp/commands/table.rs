@@ -175,6 +175,7 @@ static COMMANDS: &[Command] = &[
     command("save", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::save)),
     command("bgsave", -1, ADMIN, (0, 0, 0), "server", Plain(server::bgsave)),
     command("bgrewriteaof", 1, ADMIN, (0, 0, 0), "server", Plain(server::bgrewriteaof)),
+    command("esker.backup", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::backup)),
     command("lastsave", 1, FAST, (0, 0, 0), "server", Plain(server::lastsave)),
     command("shutdown", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::shutdown)),
 ];

@@ -1,0 +1,334 @@
+//! Backups: a checkpoint and the segments that it needs, copied into a folder while the store serves.
+//!
+//! ```text
+//! checkpoint, held → segments in use → each verified, and copied unless the folder has it → manifest
+//! FOLDER/segments/GENERATION-NUMBER.seg             a sealed segment: it never changes, so later backups share it
+//! FOLDER/segments/GENERATION-NUMBER-LENGTH.seg      the start of one that is still being written
+//! FOLDER/backup-SEQUENCE.manifest                   one backup
+//! ```
+//!
+//! A backup shows the store as it was at one moment, between two transactions. Only names of collections without
+//! objects may be of a little later.
+//!
+//! Invariants:
+//! 1. Nothing that a manifest names changes or goes before the manifest goes.
+//! 2. What is copied was verified: damage ends the backup, with its place.
+//! 3. What an interrupted backup has copied is used by the next, after it was verified again.
+
+mod manifest;
+mod restore;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use esker_device::Device;
+use esker_store::{Error, Result};
+
+pub use manifest::backups;
+use manifest::{Manifest, Piece, damaged, failed, sync_folder, write_durably};
+pub use restore::{RestoreReport, restore, restored_len};
+
+use crate::format::{Loc, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, read_u32, round_up};
+use crate::keeper::Held;
+use crate::open::Engine;
+use crate::reader::each_operation;
+use crate::segments::Usage;
+use crate::superblocks::device_error;
+
+/// What a backup did.
+#[derive(Clone, Debug, Default)]
+pub struct BackupReport {
+    /// Its number in the folder.
+    pub sequence: u64,
+    /// Its manifest.
+    pub manifest: PathBuf,
+    /// Last sequence number that it holds.
+    pub last_seq: u64,
+    /// Segments that it consists of.
+    pub segments: u64,
+    /// Bytes that it consists of.
+    pub bytes: u64,
+    /// Segments that were copied; the folder held the others.
+    pub copied_segments: u64,
+    /// Bytes that were copied.
+    pub copied_bytes: u64,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+/// What pruning removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pruned {
+    /// Backups.
+    pub backups: u64,
+    /// Files that no backup names any more.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+fn segments_of(folder: &Path) -> PathBuf {
+    folder.join("segments")
+}
+
+/// One backup or pruning at a time: the lock goes with the file.
+fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join("lock");
+    let file = File::create(&path).map_err(|error| failed("locking", &path, error))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            Err(damaged(folder, "another backup into this folder is under way: wait for it"))
+        }
+        Err(std::fs::TryLockError::Error(error)) => Err(failed("locking", &path, error)),
+    }
+}
+
+impl Engine {
+    /// Copies the store as it is now into `folder`, which is made if it is not there. Reads and writes go on meanwhile.
+    /// What earlier backups in the folder have copied is not copied again. `progress(done, total)` is told bytes.
+    ///
+    /// While it runs no segment becomes free: writes that need more space than is left are refused with
+    /// [`Error::Full`] until it is done.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] names the place of damage; the backup is not made then. [`Error::Invalid`] if the folder holds backups
+    /// of another store, or another backup into it is under way. [`Error::ReadOnly`], [`Error::Full`] without room for the checkpoint,
+    /// [`Error::Stopped`], [`Error::Io`].
+    pub fn backup(&self, folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<BackupReport> {
+        let began = Instant::now();
+        let pieces_folder = segments_of(folder);
+        std::fs::create_dir_all(&pieces_folder).map_err(|error| failed("making", &pieces_folder, error))?;
+        let _lock = lock(folder)?;
+        let before = backups(folder)?;
+        let mut known = HashMap::new();
+        for sequence in &before {
+            let manifest = Manifest::read(folder, *sequence)?;
+            if manifest.superblock.uuid != self.superblocks.newest().uuid {
+                return Err(damaged(folder, "it holds backups of another store: use a folder of its own"));
+            }
+            known.extend(manifest.pieces.into_iter().map(|piece| (piece.file.clone(), piece)));
+        }
+        let held = self.keeper()?.hold()?;
+        let mut report = BackupReport {
+            sequence: before.last().map_or(1, |last| last + 1),
+            last_seq: held.superblock.replay.seq,
+            ..BackupReport::default()
+        };
+        let mut copier = Copier { engine: self, held: &held, folder: &pieces_folder, known, far: None };
+        let total = held.segments.iter().map(|usage| copier.end(usage)).sum();
+        let (mut done, mut pieces) = (0, Vec::with_capacity(held.segments.len()));
+        for usage in &held.segments {
+            progress(done, total);
+            let (piece, copied) = copier.piece(usage)?;
+            if copied {
+                report.copied_segments += 1;
+                report.copied_bytes += piece.len;
+            }
+            report.segments += 1;
+            report.bytes += piece.len;
+            done += copier.end(usage);
+            pieces.push(piece);
+        }
+        progress(total, total);
+        let superblock = held.superblock;
+        let root = Loc::from_raw(superblock.root).map_or(0, |root| root.offset());
+        if !pieces.iter().any(|piece| holds(piece, root, superblock.segment_bytes)) {
+            return Err(Error::Corrupt { offset: root, what: "the checkpoint's root is gone".into() });
+        }
+        drop(held);
+        sync_folder(&pieces_folder)?;
+        let manifest = Manifest { sequence: report.sequence, superblock, pieces };
+        report.manifest = manifest.write(folder)?;
+        report.elapsed = began.elapsed();
+        tracing::info!(
+            sequence = report.sequence,
+            segments = report.segments,
+            copied_bytes = report.copied_bytes,
+            elapsed_ms = report.elapsed.as_millis() as u64,
+            "backup made"
+        );
+        Ok(report)
+    }
+}
+
+/// Whether a piece has what stands at this device offset.
+fn holds(piece: &Piece, offset: u64, segment_bytes: u64) -> bool {
+    let base = piece.segment * segment_bytes;
+    (base..base + piece.len).contains(&offset)
+}
+
+struct Copier<'a> {
+    engine: &'a Engine,
+    held: &'a Held<'a>,
+    folder: &'a Path,
+    /// What earlier backups have, by file name.
+    known: HashMap<String, Piece>,
+    /// The furthest place in each segment that the index points to.
+    far: Option<HashMap<u64, u64>>,
+}
+
+impl Copier<'_> {
+    fn is_replay(&self, usage: &Usage) -> bool {
+        !usage.cold && usage.generation == self.held.superblock.replay.generation
+    }
+
+    /// The first byte of a segment that does not count.
+    fn end(&self, usage: &Usage) -> u64 {
+        let base = usage.segment * self.held.superblock.segment_bytes;
+        if self.is_replay(usage) { self.held.superblock.replay.offset.saturating_sub(base) } else { usage.end }
+    }
+
+    /// The file of a segment, and whether it was copied now.
+    fn piece(&mut self, usage: &Usage) -> Result<(Piece, bool)> {
+        let grows = self.is_replay(usage) || self.held.open_cold == Some(usage.segment);
+        let Usage { segment, generation, .. } = *usage;
+        let file = format!("{generation:010}-{segment}.seg");
+        if !grows {
+            if let Some(piece) = self.known.get(&file) {
+                let path = self.folder.join(&file);
+                let metadata = std::fs::metadata(&path);
+                if metadata.is_ok_and(|metadata| metadata.len() == piece.len) {
+                    return Ok((piece.clone(), false));
+                }
+                return Err(damaged(&path, "it is missing or was cut short, and earlier backups need it"));
+            }
+            if let Some(piece) = self.left_behind(usage, &file)? {
+                return Ok((piece, false));
+            }
+        }
+        let segment_bytes = self.held.superblock.segment_bytes;
+        let base = segment * segment_bytes;
+        let end = self.end(usage);
+        let mut bytes = vec![0; end as usize];
+        let read = self.engine.device.read(base, &mut bytes);
+        read.map_err(|error| device_error(&format!("reading segment {segment} at {base}"), error))?;
+        let len = self.verified(usage, &bytes)?;
+        if let Some(far) = (!grows).then(|| self.far(segment)).flatten().filter(|far| *far >= base + len) {
+            return Err(Error::Corrupt { offset: far, what: "the record that the index points to is gone".into() });
+        }
+        let bytes = &bytes[..len as usize];
+        let file = if grows { format!("{generation:010}-{segment}-{len}.seg") } else { file };
+        let piece = Piece { segment, generation, len, crc: crc32c::crc32c(bytes), file };
+        if self.known.get(&piece.file) == Some(&piece) {
+            return Ok((piece, false));
+        }
+        write_durably(&self.folder.join(&piece.file), &[bytes])?;
+        Ok((piece, true))
+    }
+
+    /// A sealed segment that a backup which did not come to its end has copied.
+    fn left_behind(&self, usage: &Usage, file: &str) -> Result<Option<Piece>> {
+        let path = self.folder.join(file);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed("reading", &path, error)),
+        };
+        let len = bytes.len() as u64;
+        if len > self.end(usage) || self.verified(usage, &bytes).ok() != Some(len) {
+            // Not what it should be, and nothing depends on it: it is copied again.
+            return Ok(None);
+        }
+        let Usage { segment, generation, .. } = *usage;
+        Ok(Some(Piece { segment, generation, len, crc: crc32c::crc32c(&bytes), file: file.into() }))
+    }
+
+    fn far(&mut self, segment: u64) -> Option<u64> {
+        let engine = self.engine;
+        let far = self.far.get_or_insert_with(|| {
+            let mut far = HashMap::new();
+            engine.objects.for_each(|object| {
+                let spaces = object.state.read().spaces.clone();
+                spaces.each_place(|offset, _| {
+                    let furthest = far.entry(engine.segments.segment_of(offset)).or_insert(0);
+                    *furthest = offset.max(*furthest);
+                });
+            });
+            far
+        });
+        far.get(&segment).copied()
+    }
+
+    /// Verifies the start of a segment, and returns where its last record ends.
+    fn verified(&self, usage: &Usage, bytes: &[u8]) -> Result<u64> {
+        let superblock = &self.held.superblock;
+        let (base, block) = (usage.segment * superblock.segment_bytes, u64::from(superblock.block_bytes));
+        let damage = |offset: u64, what: &str| Error::Corrupt { offset: base + offset, what: what.into() };
+        let header = SegmentHeader::decode(bytes, &superblock.uuid, usage.segment);
+        if header.is_none_or(|header| header.generation != usage.generation) {
+            return Err(damage(0, "segment header does not hold"));
+        }
+        // Where the log left a segment is known; how far a cold one was written is not.
+        let exact = !usage.cold && self.end(usage) < superblock.segment_bytes;
+        let (end, mut at, mut len, mut gap) = (bytes.len() as u64, block, block, None);
+        while at + RECORD_HEADER_BYTES as u64 <= end {
+            let rest = &bytes[at as usize..];
+            let record = RecordHeader::decode(rest, self.engine.seed, base + at);
+            let of_this_life = |record: &RecordHeader| record.generation == usage.generation;
+            if let Some(record) = record.filter(of_this_life) {
+                if u64::from(record.len) > end - at {
+                    return Err(damage(at, "record is longer than its segment"));
+                }
+                if let Some(gap) = gap {
+                    return Err(damage(gap, "what stands here does not hold, and a good record follows"));
+                }
+                let body = &rest[RECORD_HEADER_BYTES..record.len as usize];
+                each_operation(&record, base + at, body, self.engine.seed, |_, _, _| Ok(()))?;
+                at += u64::from(record.len);
+                len = at;
+                continue;
+            }
+            let next = round_up(at + 1, block);
+            let padded = rest[..(next.min(end) - at) as usize].iter().all(|byte| *byte == 0);
+            if at % block != 0 && padded {
+                at = next;
+                continue;
+            }
+            let was_of_this_life = rest.starts_with(b"ESKR") && read_u32(rest, 24) == usage.generation;
+            if exact || at % block != 0 || was_of_this_life {
+                return Err(damage(at, "record header checksum mismatch"));
+            }
+            gap.get_or_insert(at);
+            at = next;
+        }
+        Ok(len)
+    }
+}
+
+/// Removes all backups of `folder` but the newest `keep`, at least one, and the files that no backup names any more.
+///
+/// # Errors
+/// [`Error::Invalid`] if a manifest that stays does not hold (nothing is removed then), or a backup into the folder is
+/// under way; [`Error::Io`].
+pub fn prune(folder: &Path, keep: u64) -> Result<Pruned> {
+    let _lock = lock(folder)?;
+    let mut old = backups(folder)?;
+    let stay = old.split_off(old.len().saturating_sub(keep.max(1).try_into().unwrap_or(usize::MAX)));
+    let mut needed = BTreeSet::new();
+    for sequence in stay {
+        needed.extend(Manifest::read(folder, sequence)?.pieces.into_iter().map(|piece| piece.file));
+    }
+    let mut pruned = Pruned::default();
+    for sequence in old {
+        let path = Manifest::path(folder, sequence);
+        std::fs::remove_file(&path).map_err(|error| failed("removing", &path, error))?;
+        pruned.backups += 1;
+    }
+    // No manifest must come back whose files are gone.
+    sync_folder(folder)?;
+    let segments = segments_of(folder);
+    for entry in std::fs::read_dir(&segments).map_err(|error| failed("reading", &segments, error))? {
+        let entry = entry.map_err(|error| failed("reading", &segments, error))?;
+        let name = entry.file_name();
+        let ours = name.to_str().filter(|name| name.ends_with(".seg") || name.ends_with(".new"));
+        if ours.is_some_and(|name| !needed.contains(name)) {
+            pruned.bytes += entry.metadata().map(|metadata| metadata.len()).unwrap_or(0);
+            std::fs::remove_file(entry.path()).map_err(|error| failed("removing", &entry.path(), error))?;
+            pruned.files += 1;
+        }
+    }
+    Ok(pruned)
+}
