@@ -135,7 +135,7 @@ impl Target for Recovery {
         let mut image = input.to_vec();
         image.resize((SEGMENT_BYTES * SEGMENTS) as usize, 0);
         let device = Arc::new(MemoryDevice::from_image(&image));
-        let checked = check(&*device, true, &mut |_, _| {}).is_ok();
+        let checked = check(Arc::clone(&device) as Arc<dyn Device>, true, &mut |_, _| {}).is_ok();
         let opened = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options());
         assert_eq!(checked, opened.is_ok(), "check and opening disagree about the same image: {:?}", opened.err());
         let Ok(engine) = opened else { return false };
