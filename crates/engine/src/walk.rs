@@ -80,7 +80,7 @@ impl Engine {
         after: CommitCursor,
         limit: usize,
     ) -> Result<Walked> {
-        let _pinned = self.segments.pin();
+        // Nobody may be pinned who waits for the keeper: it waits for readers.
         let Some(keeper) = &self.keeper else { return self.walk_once(collection, name_prefix, after, limit) };
         keeper.a_walk_goes_on();
         for _ in 0..TRIES {
@@ -100,6 +100,7 @@ impl Engine {
         after: CommitCursor,
         limit: usize,
     ) -> Result<Walked> {
+        let _pinned = self.segments.pin();
         let objects: HashMap<u64, Arc<Object>> = {
             let names = self.objects.names.read();
             let Some(objects) = names.get(collection) else { return Ok((Vec::new(), None, 0)) };

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_device::{Device, MemoryDevice};
 use esker_engine::{Engine, FormatOptions, Options, check};
-use esker_store::{Change, Collection, Durability, Error, ObjectId, ObjectStore, Transaction};
+use esker_store::{
+    Change, Collection, CommitCursor, CommitEntry, Durability, Error, ObjectId, ObjectStore, Transaction,
+};
 
 fn device(bytes: u64) -> Arc<MemoryDevice> {
     let device = Arc::new(MemoryDevice::new(bytes));
@@ -170,6 +172,49 @@ fn reads_go_on_while_everything_is_moved() {
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
     readers.into_iter().for_each(|reader| reader.join().unwrap());
+    assert!(engine.stats().cleaned_segments > 0);
+}
+
+#[test]
+fn a_scan_in_commit_order_misses_nothing_while_everything_is_moved() {
+    let device = device(16 << 20);
+    let engine = Arc::new(open(&device));
+    start(&engine);
+    (0..8_000).for_each(|key| set(&engine, key, 1).unwrap());
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let scanner = {
+        let (engine, stop) = (Arc::clone(&engine), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            let mut scans = 0;
+            while scans == 0 || !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let (mut after, mut found) = (CommitCursor::default(), Vec::new());
+                loop {
+                    let (entries, next) = engine.commit_scan(&Collection::from("c"), b"", after, 2_000).wait().unwrap();
+                    found.extend(entries.iter().filter_map(|entry| match entry {
+                        CommitEntry::Slot(_, slot, _) if *slot < 4_000 => Some(*slot),
+                        _ => None,
+                    }));
+                    match next {
+                        Some(next) => after = next,
+                        None => break,
+                    }
+                }
+                // These are never overwritten: each is there once, in the order in which they were written.
+                assert!(found.into_iter().eq(0..4_000), "scan {scans}");
+                scans += 1;
+            }
+        })
+    };
+    let mut rng = fastrand::Rng::with_seed(9);
+    for round in 2..30_000u64 {
+        set(&engine, rng.u64(4_000..8_000), round).unwrap();
+        if round % 500 == 0 {
+            engine.checkpoint().unwrap();
+            engine.clean().unwrap();
+        }
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    scanner.join().unwrap();
     assert!(engine.stats().cleaned_segments > 0);
 }
 
