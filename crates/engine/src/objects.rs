@@ -7,7 +7,8 @@
 //!    its lock (`number == 0` then means absent; `unlinked` that the entry has left the table for good).
 //! 2. Names are added and removed under the names' write lock, which is taken before any object's lock.
 //! 3. Several objects are locked in the order of their ids.
-//! 4. The live bytes of every segment are the sum over all objects of what their entries point to.
+//! 4. The live bytes of every segment are the sum over all objects of what their entries point to. What is pointed to
+//!    anew is counted before what no longer is, so that a segment never counts as dead for a moment.
 //! 5. A checkpoint sees every object as it was at the checkpoint's cut: whoever changes one first after the cut leaves
 //!    what it was ([`Objects::enter`]).
 
@@ -166,11 +167,12 @@ impl ObjectState {
         if len == 0 {
             return;
         }
+        // Counted before anything is given up: source and target may be one object, and a segment of which nothing
+        // counts for a moment would be made free.
+        parts.iter().for_each(|(_, extent)| segments.add_live(extent.loc.offset(), extent.len.into()));
         self.spaces.extents.punch(to, len, |loc, bytes| segments.sub_live(loc.offset(), bytes.into()));
         for (offset, extent) in parts {
-            let (len, loc) = (extent.len, extent.loc);
-            self.spaces.extents.write(to + (offset - from), len, loc, extent.skip, |_, _| ());
-            segments.add_live(loc.offset(), len.into());
+            self.spaces.extents.write(to + (offset - from), extent.len, extent.loc, extent.skip, |_, _| ());
         }
         self.spaces.size = self.spaces.size.max(to + len);
         self.spaces.shares = true;
