@@ -236,6 +236,7 @@ impl Keeper {
     /// [`Error::Full`], [`Error::Stopped`].
     pub fn close(&self) -> Result<()> {
         self.stopping.store(true, Ordering::Release);
+        *self.woken.lock() = true;
         self.waking.notify_one();
         let mut work = self.work.lock();
         if work.covered == Some(self.parts.log.last_seq()) || self.parts.log.mark().failure().is_some() {

@@ -191,7 +191,7 @@ impl Engine {
         let mut found = find_superblock(&*device)?;
         if !options.read_only {
             // A device that has grown is used whole; the next superblock says so.
-            found.superblock.device_len = device.geometry().len;
+            found.superblock.device_len = device.geometry().len.min(DEVICE_BYTES_MAX);
         }
         let chain = find_chain(&*device, &found.superblock)?;
         let superblock = found.superblock;

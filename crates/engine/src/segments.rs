@@ -443,7 +443,8 @@ impl Segments {
     }
 
     fn base_lsn(&self, segment: u64) -> Lsn {
-        self.entries[segment as usize].base_lsn.load(Ordering::Acquire)
+        // A place outside the device reads as an error, whatever is said of its position.
+        self.entries.get(segment as usize).map_or(0, |entry| entry.base_lsn.load(Ordering::Acquire))
     }
 
     /// Log position of a device offset.
