@@ -8,13 +8,10 @@ use std::time::{Duration, Instant};
 use esker_device::Device;
 use esker_store::{Error, ObjectId, Result};
 
-use crate::format::{
-    FORMAT_VERSION, Kind, Loc, OpHeader, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, Stream, Superblock,
-    round_up, store_seed,
-};
+use crate::format::{FORMAT_VERSION, Kind, Loc, OpHeader, RecordHeader, SegmentHeader, Stream, Superblock, store_seed};
 use crate::objects::{Object, Spaces};
 use crate::open::{Engine, Options};
-use crate::reader::each_operation;
+use crate::reader::{SegmentView, each_operation};
 use crate::recover::find_chain;
 use crate::superblocks::{device_error, find_superblock};
 
@@ -377,23 +374,15 @@ pub fn dump(device: &dyn Device, options: DumpOptions, sink: &mut dyn FnMut(Dump
         bytes.resize(segment_bytes as usize, 0);
         let read = device.read(base, &mut bytes);
         read.map_err(|error| device_error(&format!("reading segment {} at {base}", header.segment), error))?;
-        let mut at = block;
-        while at + RECORD_HEADER_BYTES as u64 <= segment_bytes {
-            let record = RecordHeader::decode(&bytes[at as usize..], seed, base + at);
-            let record = record
-                .filter(|record| record.generation == header.generation && u64::from(record.len) <= segment_bytes - at);
-            let Some(record) = record else {
-                at = round_up(at + 1, block);
-                continue;
-            };
-            let start = at as usize + RECORD_HEADER_BYTES;
-            let body = &bytes[start..(at + u64::from(record.len)) as usize];
+        let (generation, end) = (header.generation, segment_bytes);
+        let view = SegmentView { bytes: &bytes, base, generation, end, block, seed };
+        for (record, at, body) in view.records() {
             if !record.ends_group() {
                 shown += 1;
-                sink(DumpItem::Record(record, base + at));
+                sink(DumpItem::Record(record, at));
                 if options.operations {
                     // An operation that does not hold ends the record.
-                    let _ = each_operation(&record, base + at, body, seed, |op, bytes, at| {
+                    let _ = each_operation(&record, at, body, seed, |op, bytes, at| {
                         sink(DumpItem::Operation(*op, at, op.key(bytes).0.to_vec()));
                         Ok(())
                     });
@@ -402,7 +391,6 @@ pub fn dump(device: &dyn Device, options: DumpOptions, sink: &mut dyn FnMut(Dump
                     return Ok(());
                 }
             }
-            at += u64::from(record.len);
         }
     }
     Ok(())

@@ -23,11 +23,11 @@ use crate::checkpoint::{Parts, Saved};
 use crate::cold::Cold;
 use crate::commit::{Class, Refused, record_header};
 use crate::format::{
-    Kind, Loc, OP_FLAG_MOVED, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Relocated, Role, Space, checksum_payload,
-    encode_operation, operation_bytes, push_relocated, round_up, verify_payload,
+    Kind, Loc, OP_FLAG_MOVED, OpHeader, RECORD_HEADER_BYTES, Relocated, Role, Space, checksum_payload,
+    encode_operation, operation_bytes, push_relocated, verify_payload,
 };
 use crate::objects::{Object, ObjectState, Step};
-use crate::reader::each_operation;
+use crate::reader::{SegmentView, each_operation};
 use crate::segments::Usage;
 use crate::superblocks::device_error;
 
@@ -87,13 +87,6 @@ struct Copy {
     new: Loc,
 }
 
-struct Victim<'a> {
-    base: u64,
-    generation: u32,
-    end: u64,
-    bytes: &'a [u8],
-}
-
 #[derive(Default)]
 struct Batch {
     objects: BTreeMap<u64, (Arc<Object>, Vec<Moved>)>,
@@ -112,25 +105,22 @@ impl Clean<'_> {
         let mut bytes = vec![0; segment_bytes as usize];
         let read = self.device.read(base, &mut bytes);
         read.map_err(|error| device_error(&format!("reading segment {} to clean it", victim.segment), error))?;
-        let view = Victim { base, generation: victim.generation, end: victim.end, bytes: &bytes };
+        let view = SegmentView {
+            bytes: &bytes,
+            base,
+            generation: victim.generation,
+            end: victim.end,
+            block: u64::from(self.device.geometry().block_bytes),
+            seed: self.seed,
+        };
         let mut cleaned = Cleaned::default();
         let mut batch = Batch::default();
         let mut copies: HashMap<u64, Vec<Copy>> = HashMap::new();
         let shared = self.sharing_objects();
-        let block = u64::from(self.device.geometry().block_bytes);
-        let mut at = block;
-        while at + RECORD_HEADER_BYTES as u64 <= victim.end {
-            let record = RecordHeader::decode(&bytes[at as usize..], self.seed, base + at);
-            let record = record
-                .filter(|record| record.generation == victim.generation && u64::from(record.len) <= victim.end - at);
-            let Some(record) = record else {
-                at = round_up(at + 1, block);
-                continue;
-            };
-            let body = &bytes[at as usize + RECORD_HEADER_BYTES..(at + u64::from(record.len)) as usize];
+        for (record, at, body) in view.records() {
             let mut failed = None;
             let mut number = 0;
-            let walked = each_operation(&record, base + at, body, self.seed, |header, operation, place| {
+            let walked = each_operation(&record, at, body, self.seed, |header, operation, place| {
                 let origin = (record.seq, number);
                 number += 1;
                 if failed.is_none() {
@@ -152,7 +142,6 @@ impl Clean<'_> {
             if batch.bytes >= BATCH_BYTES {
                 self.relocate(&mut batch)?;
             }
-            at += u64::from(record.len);
         }
         self.relocate(&mut batch)?;
         if !shared.is_empty() && self.parts.segments.usage(victim.segment).is_some_and(|usage| usage.live > 0) {
@@ -362,27 +351,16 @@ impl Clean<'_> {
     }
 
     /// Where in commit order the operations of a segment come from, by their offsets.
-    fn origins(&self, victim: &Victim<'_>) -> HashMap<u64, (u64, u32)> {
+    fn origins(&self, victim: &SegmentView<'_>) -> HashMap<u64, (u64, u32)> {
         let mut origins = HashMap::new();
-        let block = u64::from(self.device.geometry().block_bytes);
-        let (mut at, len) = (block, victim.end);
-        while at + RECORD_HEADER_BYTES as u64 <= len {
-            let record = RecordHeader::decode(&victim.bytes[at as usize..], self.seed, victim.base + at);
-            let fits =
-                |record: &RecordHeader| record.generation == victim.generation && u64::from(record.len) <= len - at;
-            let Some(record) = record.filter(fits) else {
-                at = round_up(at + 1, block);
-                continue;
-            };
-            let body = &victim.bytes[at as usize + RECORD_HEADER_BYTES..(at + u64::from(record.len)) as usize];
+        for (record, at, body) in victim.records() {
             let mut number = 0;
             // What does not hold has no entry that could be moved.
-            let _ = each_operation(&record, victim.base + at, body, self.seed, |_, _, place| {
+            let _ = each_operation(&record, at, body, self.seed, |_, _, place| {
                 origins.insert(place, (record.seq, number));
                 number += 1;
                 Ok(())
             });
-            at += u64::from(record.len);
         }
         origins
     }
@@ -391,7 +369,7 @@ impl Clean<'_> {
     /// where it was written.
     fn sharing(
         &mut self,
-        victim: &Victim<'_>,
+        victim: &SegmentView<'_>,
         object: &Arc<Object>,
         batch: &mut Batch,
         copies: &mut HashMap<u64, Vec<Copy>>,
