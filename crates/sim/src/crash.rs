@@ -9,8 +9,8 @@
 //!   after some number of transactions, in all spaces of all objects of all collections; commit order as well.
 //! - `nothing_unwritten_is_read`: whatever a read or a failed guard showed without a pending barrier is in the prefix.
 //! - `reads_are_verified`: one flipped bit, under an open store or a stopped one, gives an error or changes nothing.
-//! - `full_device_recovers`: a refused transaction changes nothing; with [`RECLAIMS`], deletes go through and then
-//!   writes do.
+//! - `full_device_recovers`: a refused transaction changes nothing; then deletes go through, and once at most a
+//!   quarter of the device is alive, writes do.
 //! - No error without a cause: the store refuses and stops only when the model, the room or the device says why.
 //! - [`esker_engine::check`] finds nothing on an undamaged image, and something wherever reading finds damage.
 //!
@@ -27,20 +27,6 @@ use crate::generate::Taste;
 use crate::history::{History, Unread, commit_order, whole_state};
 use crate::kind::{self, Kind, SEGMENT_BYTES};
 use crate::model::{ModelState, difference};
-
-/// Whether the engine wins back the space of what was overwritten and deleted. Where it does, a full device takes
-/// deletes, and once at most a quarter of the device is alive, it takes writes.
-pub const RECLAIMS: bool = true;
-
-/// Whether entries keep their commit order, whatever is cleaned, copied and reopened. Where not, it is not compared.
-pub const COMMIT_ORDER_IS_KEPT: bool = true;
-
-/// Whether commit order can be read after a crash has left a torn record in a segment that the log then left. Where it
-/// cannot, a scan in commit order may answer [`Error::Corrupt`].
-pub const COMMIT_ORDER_AFTER_TORN_END: bool = true;
-
-/// Whether a deep check finds all damage that reading finds.
-pub const CHECK_FINDS_ALL_DAMAGE: bool = true;
 
 /// Lives of the store in one run.
 const ROUNDS: usize = 4;
@@ -286,17 +272,13 @@ impl Run {
 
     /// Entries come in the order of the commits that wrote them.
     pub(crate) fn in_commit_order(&mut self, engine: &Engine) -> Result<(), Unread> {
-        if !COMMIT_ORDER_IS_KEPT || !engine.capability().commit_order {
+        if !engine.capability().commit_order {
             return Ok(());
         }
         let limit = self.rng.usize(1..40);
         let now = self.history.now();
         for collection in &now.collections {
-            let found = match commit_order(engine, collection, limit) {
-                Ok(found) => found,
-                Err(Unread { error: Some(Error::Corrupt { .. }), .. }) if !COMMIT_ORDER_AFTER_TORN_END => continue,
-                Err(unread) => return Err(unread),
-            };
+            let found = commit_order(engine, collection, limit)?;
             // Copies are all there, once each; the order is that of what was written.
             let apart = |entries: Vec<CommitEntry>| {
                 let (mut copied, own): (Vec<_>, Vec<_>) = entries.into_iter().partition(|entry| now.is_copied(entry));
@@ -371,7 +353,7 @@ impl Run {
         self.done(&device);
         match read {
             Err((why, None)) => Err(format!("reads_are_verified: byte {at} was flipped: {why}")),
-            Err((why, _)) if CHECK_FINDS_ALL_DAMAGE && checked.as_ref().is_ok_and(|report| report.damaged == 0) => {
+            Err((why, _)) if checked.as_ref().is_ok_and(|report| report.damaged == 0) => {
                 Err(format!("byte {at} was flipped: reading says {why}, but the check finds nothing"))
             }
             Err(_) => Ok(()),

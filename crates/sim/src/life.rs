@@ -7,7 +7,7 @@
 use esker_engine::Engine;
 use esker_store::{Change, Collection, Completion, Durability, Error, ObjectStore, Transaction};
 
-use crate::crash::{RECLAIMS, Run, maintain};
+use crate::crash::{Run, maintain};
 use crate::fault::FaultyDevice;
 use crate::generate::{in_words, lasting_collections, one_write, removal, transaction};
 use crate::history::{Probe, Unread, whole_state};
@@ -95,7 +95,7 @@ impl Run {
                     self.unchanged(engine, device, "after a transaction that did not fit")?;
                 }
                 // On a thin device the reserve is not there when somebody else has taken the space.
-                if RECLAIMS && self.kind != Kind::Thin { self.full_device_recovers(engine, device) } else { Ok(true) }
+                if self.kind == Kind::Thin { Ok(true) } else { self.full_device_recovers(engine, device) }
             }
         }
     }
@@ -182,7 +182,7 @@ impl Run {
             Err(Error::Stopped { .. } | Error::Io { .. }) if device.has_failed() => return Ok(false),
             Err(Error::Io { .. }) if device.counts().failed_reads > 0 => {}
             // There may be no room to move anything to, or no log since the store opened full.
-            Err(Error::Full { .. } | Error::ReadOnly) if self.kind.fills() || !RECLAIMS => {}
+            Err(Error::Full { .. } | Error::ReadOnly) if self.kind.fills() => {}
             Err(error) => return Err(format!("maintenance: {error}")),
         }
         if self.rng.u8(0..3) == 0 {
@@ -335,7 +335,7 @@ impl Run {
             Err(Error::Io { .. }) if device.power_is_off() => Ok(false),
             Err(Error::Io { .. }) if device.counts().failed_reads > 0 => Ok(true),
             // A store that opened full looks at no guards.
-            Err(Error::Full { .. }) if self.kind.fills() || !RECLAIMS => Ok(true),
+            Err(Error::Full { .. }) if self.kind.fills() => Ok(true),
             other => Err(format!("a guard on {probe:?} that does not hold: {other:?}")),
         }
     }
