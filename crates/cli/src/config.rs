@@ -106,6 +106,8 @@ settings! {
         recent: Text<esker::ByteSize> = Text(esker::ByteSize(esker::engine::Options::default().recent_bytes)),
         /// Memory for data that was read from the device.
         cache: Text<esker::ByteSize> = Text(esker::ByteSize(esker::engine::Options::default().cache_bytes)),
+        /// Memory for pages of the index, at least 1m: above it pages leave memory and are read back; 0 means no limit.
+        index: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// Longest time that an asynchronous write which nobody waits for stays unsynced.
         async_flush: Text<esker::Period> = Text(esker::Period(esker::engine::Options::default().async_flush)),
     }

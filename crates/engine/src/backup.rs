@@ -33,6 +33,7 @@ pub use restore::{RestoreReport, restore, restored_len};
 use crate::format::{Loc, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, read_u32, round_up};
 use crate::keeper::Held;
 use crate::open::Engine;
+use crate::pages::each_page;
 use crate::reader::each_operation;
 use crate::segments::Usage;
 use crate::superblocks::device_error;
@@ -206,7 +207,8 @@ impl Copier<'_> {
         let read = self.engine.device.read(base, &mut bytes);
         read.map_err(|error| device_error(&format!("reading segment {segment} at {base}"), error))?;
         let len = self.verified(usage, &bytes)?;
-        if let Some(far) = (!grows).then(|| self.far(segment)).flatten().filter(|far| *far >= base + len) {
+        let far = if grows { None } else { self.far(segment)? };
+        if let Some(far) = far.filter(|far| *far >= base + len) {
             return Err(Error::Corrupt { offset: far, what: "the record that the index points to is gone".into() });
         }
         let bytes = &bytes[..len as usize];
@@ -236,20 +238,28 @@ impl Copier<'_> {
         Ok(Some(Piece { segment, generation, len, crc: crc32c::crc32c(&bytes), file: file.into() }))
     }
 
-    fn far(&mut self, segment: u64) -> Option<u64> {
+    fn far(&mut self, segment: u64) -> Result<Option<u64>> {
+        if let Some(far) = &self.far {
+            return Ok(far.get(&segment).copied());
+        }
         let engine = self.engine;
-        let far = self.far.get_or_insert_with(|| {
-            let mut far = HashMap::new();
-            engine.objects.for_each(|object| {
-                let spaces = object.state.read().spaces.clone();
-                spaces.each_place(|offset, _| {
+        let mut objects = Vec::new();
+        engine.objects.for_each(|object| objects.push(std::sync::Arc::clone(object)));
+        let mut far = HashMap::new();
+        for object in objects {
+            // Nothing is made free while a backup runs: what is not in memory can be read.
+            let spaces = object.state.read().spaces.clone();
+            each_page(&engine.reader, &spaces, &mut |page| {
+                page.each_place(|offset, _| {
                     let furthest = far.entry(engine.segments.segment_of(offset)).or_insert(0);
                     *furthest = offset.max(*furthest);
                 });
-            });
-            far
-        });
-        far.get(&segment).copied()
+                Ok(())
+            })?;
+        }
+        let found = far.get(&segment).copied();
+        self.far = Some(far);
+        Ok(found)
     }
 
     /// Verifies the start of a segment, and returns where its last record ends.

@@ -2,21 +2,29 @@
 //!
 //! Invariant: neither writes a byte to the device.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use esker_device::Device;
 use esker_store::{Error, ObjectId, Result};
 
-use crate::format::{FORMAT_VERSION, Kind, Loc, OpHeader, RecordHeader, SegmentHeader, Stream, Superblock, store_seed};
-use crate::objects::{Object, Spaces};
+use crate::format::{
+    FORMAT_VERSION, Kind, Loc, OpHeader, RecordHeader, SegmentHeader, Space, Stream, Superblock, store_seed,
+};
+use crate::index::offset_of;
+use crate::objects::Object;
 use crate::open::{Engine, Options};
+use crate::pages::{Page, page};
 use crate::reader::{SegmentView, each_operation};
 use crate::recover::find_chain;
+use crate::spaces::Spaces;
 use crate::superblocks::{device_error, find_superblock};
 
 /// Places that are read and verified together.
 const RUN: usize = 1024;
+/// Index pages that are looked at together.
+const PAGES_AT_ONCE: usize = 256;
 /// Damaged places that a report names; more are only counted.
 const DAMAGE_MAX: usize = 1000;
 
@@ -149,17 +157,15 @@ impl Engine {
         self.objects.for_each(|object| objects.push(Arc::clone(object)));
         let count = |spaces: &Spaces| spaces.slots.len() + spaces.omap.len() + spaces.extents.count();
         let total = objects.iter().map(|object| count(&object.state.read())).sum();
-        let mut live = std::collections::HashMap::new();
+        let mut live = HashMap::new();
         for object in &objects {
-            let spaces = object.state.read().spaces.clone();
             report.objects += 1;
-            report.entries += count(&spaces);
-            spaces.each_place(|offset, bytes| {
-                *live.entry(self.segments.segment_of(offset)).or_insert(0u64) += bytes;
-                report.live_bytes += bytes;
-            });
-            if deep {
-                self.check_object(object, &mut report)?;
+            for space in Space::ALL {
+                let mut from = Some(0);
+                while let Some(first) = from {
+                    from = self.check_pages(object, space, first, &mut live, &mut report)?;
+                    progress(report.entries.min(total), total);
+                }
             }
             progress(report.entries.min(total), total);
         }
@@ -184,8 +190,16 @@ impl Engine {
         Ok(report)
     }
 
-    /// Reads everything that an object's index points to, as it is now.
-    fn check_object(&self, object: &Arc<Object>, report: &mut CheckReport) -> Result<()> {
+    /// Looks at some pages of an object's index from number `first` on, as they are now, and with `deep` reads everything
+    /// that they point to. Where to go on, if there are more. Between two calls segments can be made free.
+    fn check_pages(
+        &self,
+        object: &Arc<Object>,
+        space: Space,
+        first: u64,
+        live: &mut HashMap<u64, u64>,
+        report: &mut CheckReport,
+    ) -> Result<Option<u64>> {
         let _pinned = self.segments.pin();
         let (number, spaces) = {
             let state = object.state.read();
@@ -195,12 +209,49 @@ impl Engine {
             // What was just written may stand in memory only.
             log.commit(false);
         }
-        let all = std::ops::Bound::Unbounded;
+        let mut numbers = spaces.pages(space).into_iter().skip_while(|number| *number < first);
+        let mut pages = Vec::new();
+        for at in numbers.by_ref().take(PAGES_AT_ONCE) {
+            match page(&self.reader, &spaces, space, at) {
+                Err(Error::Corrupt { offset, what }) => {
+                    report.damage(offset, format!("the index of {}: {what}", object.id));
+                }
+                page => pages.push(page?),
+            }
+        }
+        for page in &pages {
+            page.each_place(|offset, bytes| {
+                *live.entry(self.segments.segment_of(offset)).or_insert(0u64) += bytes;
+                report.live_bytes += bytes;
+                report.entries += 1;
+            });
+        }
+        if report.deep {
+            self.check_values(object, number, spaces.shares, &pages, report)?;
+        }
+        Ok(numbers.next())
+    }
+
+    /// Reads everything that some pages of an object's index point to.
+    fn check_values(
+        &self,
+        object: &Arc<Object>,
+        number: u64,
+        shares: bool,
+        pages: &[Page],
+        report: &mut CheckReport,
+    ) -> Result<()> {
         let mut entries: Vec<(Loc, Expected<'_>)> = Vec::new();
-        entries.extend(spaces.slots.scan(0..u64::MAX, false).map(|(slot, loc)| (loc, Expected::Slot(slot))));
-        entries.extend(spaces.omap.scan(all, all, false).map(|(key, loc)| (loc, Expected::Omap(key))));
-        let extents = spaces.extents.iter();
-        entries.extend(extents.map(|(at, extent)| (extent.loc, Expected::Extent(at, extent.len, extent.skip))));
+        for page in pages {
+            match page {
+                Page::Slots(slots) => entries.extend(slots.iter().map(|(slot, loc)| (*loc, Expected::Slot(*slot)))),
+                Page::Omap(leaf) => entries.extend(leaf.entries().map(|(key, loc)| (loc, Expected::Omap(key)))),
+                Page::Extents(leaf) => entries.extend(
+                    leaf.entries()
+                        .map(|(key, extent)| (extent.loc, Expected::Extent(offset_of(key), extent.len, extent.skip))),
+                ),
+            }
+        }
         entries.sort_by_key(|(loc, _)| loc.offset());
         for run in entries.chunks(RUN) {
             let places: Vec<Loc> = run.iter().map(|(loc, _)| *loc).collect();
@@ -215,7 +266,7 @@ impl Engine {
                     }
                     Err(other) => Err(other),
                     Ok((header, operation)) => {
-                        if !is_what(expected, number, spaces.shares, &header, operation) {
+                        if !is_what(expected, number, shares, &header, operation) {
                             let what = format!(
                                 "{}: a {:?} of object number {} stands there",
                                 describe(&object.id, expected),

@@ -13,7 +13,7 @@
 //! 2. What the last named checkpoint needs stays where it is until the next is named.
 //! 3. Only what changed since the last checkpoint is written, with the lists that lead to it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ pub struct Saved {
     /// Where each part of the table is.
     pub parts: BTreeMap<u64, Loc>,
     /// Spaces that have pages, by object number.
-    pub spaces: HashMap<u64, [Option<SavedSpace>; 3]>,
+    pub spaces: BTreeMap<u64, [Option<SavedSpace>; 3]>,
     /// The root.
     pub root: Option<Loc>,
     /// Parts of the table that have to be written again.
@@ -173,6 +173,11 @@ impl Saved {
         Ok(report)
     }
 
+    /// Whether an object's pages tell what has changed since the last checkpoint.
+    pub fn knows(&self, number: u64) -> bool {
+        !self.rewrite.contains(&number)
+    }
+
     /// Whether the last checkpoint has this piece at this place.
     pub fn holds(&self, object: u64, role: Role, offset: u64) -> bool {
         let is = |loc: Option<&Loc>| loc.is_some_and(|loc| loc.offset() == offset || loc.flags() & PARTS != 0);
@@ -278,8 +283,10 @@ impl Run<'_> {
         };
         // Without a list nothing of it was saved before.
         let changed = if list.is_none() || self.saved.rewrite.contains(&number) {
-            let mut all = all_pages(space, spaces);
+            // What is not in memory has not changed: it stays where it is.
+            let mut all = spaces.pages(space);
             all.extend(pages.keys());
+            all.retain(|page| spaces.cold_page(space, *page).is_none());
             all.sort_unstable();
             all.dedup();
             all
@@ -359,20 +366,25 @@ impl Run<'_> {
     }
 }
 
-/// All entries of a space, if they are few.
+/// All entries of a space, if they are few and in memory.
 fn inline(space: Space, spaces: &Spaces, max: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     match space {
         Space::Slots if spaces.slots.len() * 16 <= max => {
-            spaces.slots.scan(0..u64::MAX, false).for_each(|(slot, loc)| push_slot(&mut bytes, slot, loc));
+            for entry in spaces.slots.scan(0..u64::MAX, false) {
+                entry.map(|(slot, loc)| push_slot(&mut bytes, slot, loc)).ok()?;
+            }
         }
         Space::Omap if spaces.omap.page_count() <= 1 && spaces.omap.len() * 10 <= max => {
-            let all = spaces.omap.scan(Bound::Unbounded, Bound::Unbounded, false);
-            all.for_each(|(key, loc)| push_omap(&mut bytes, key, loc));
+            for entry in spaces.omap.scan(Bound::Unbounded, Bound::Unbounded, false) {
+                entry.map(|(key, loc)| push_omap(&mut bytes, key, loc)).ok()?;
+            }
         }
         Space::Extents if spaces.extents.count() * 24 <= max => {
-            let all = spaces.extents.iter();
-            all.for_each(|(at, extent)| push_extent(&mut bytes, at, extent.loc, extent.len, extent.skip));
+            for entry in spaces.extents.iter() {
+                let (at, extent) = entry.ok()?;
+                push_extent(&mut bytes, at, extent.loc, extent.len, extent.skip);
+            }
         }
         _ => return None,
     }
@@ -384,14 +396,6 @@ fn dirty_pages(space: Space, spaces: &Spaces) -> Vec<u64> {
         Space::Slots => spaces.slots.dirty_pages().collect(),
         Space::Omap => spaces.omap.dirty_pages().map(u64::from).collect(),
         Space::Extents => spaces.extents.dirty_pages().map(u64::from).collect(),
-    }
-}
-
-fn all_pages(space: Space, spaces: &Spaces) -> Vec<u64> {
-    match space {
-        Space::Slots => spaces.slots.pages().collect(),
-        Space::Omap => (0..u64::from(spaces.omap.page_numbers())).collect(),
-        Space::Extents => (0..u64::from(spaces.extents.page_numbers())).collect(),
     }
 }
 

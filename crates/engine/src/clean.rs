@@ -13,7 +13,6 @@
 //! Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System (1992), section 3.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Bound;
 use std::sync::Arc;
 
 use esker_device::Device;
@@ -23,10 +22,12 @@ use crate::checkpoint::{Parts, Saved};
 use crate::cold::Cold;
 use crate::commit::{Class, Refused, record_header};
 use crate::format::{
-    Kind, Loc, OP_FLAG_MOVED, OpHeader, RECORD_HEADER_BYTES, Relocated, Role, Space, checksum_payload,
-    encode_operation, operation_bytes, push_relocated, verify_payload,
+    Kind, Loc, OP_FLAG_MOVED, OpHeader, RECORD_HEADER_BYTES, Relocated, Role, checksum_payload, encode_operation,
+    operation_bytes, push_relocated, verify_payload,
 };
+use crate::index::{Missing, offset_of};
 use crate::objects::{Object, ObjectState, Step};
+use crate::pages::{Page, bring, each_page};
 use crate::reader::{SegmentView, each_operation};
 use crate::segments::Usage;
 use crate::superblocks::device_error;
@@ -175,37 +176,29 @@ impl Clean<'_> {
         copies: Option<&mut HashMap<u64, Vec<Copy>>>,
     ) -> Result<()> {
         if header.kind == Kind::Index {
-            self.index_piece(header, place);
-            return Ok(());
+            return self.index_piece(header, place);
         }
         if !matches!(header.kind, Kind::SlotSet | Kind::OmapSet | Kind::Write) {
             return Ok(());
         }
-        let Some(object) = self.parts.objects.numbered(header.object) else { return Ok(()) };
+        let objects = &self.parts.objects;
+        let Some(object) = objects.numbered(header.object) else { return Ok(()) };
         let (key, moved_from) = header.key(operation);
         let origin = moved_from.unwrap_or(origin);
         let payload = &operation[header.payload_start()..header.payload_end()];
-        let here = |loc: &Loc| loc.offset() == place;
-        let state = object.state.read();
-        if state.number != header.object {
-            return Ok(());
-        }
-        let live: Vec<(Entry, Loc)> = match header.kind {
-            Kind::SlotSet => {
-                let loc = state.slots.get(header.argument).filter(here);
-                loc.into_iter().map(|loc| (Entry::Slot(header.argument), loc)).collect()
+        let live = loop {
+            let state = object.state.read();
+            if state.number != header.object {
+                return Ok(());
             }
-            Kind::OmapSet => {
-                let loc = state.omap.get(key).filter(here);
-                loc.into_iter().map(|loc| (Entry::Omap(key.to_vec()), loc)).collect()
-            }
-            _ => {
-                let range = header.argument..header.argument + u64::from(header.payload_len);
-                let pieces = state.extents.lookup(range).filter(|(_, extent)| here(&extent.loc));
-                pieces.map(|(at, extent)| (Entry::Extent(at, extent.len, extent.skip), extent.loc)).collect()
+            match live_entries(&state, header, key, place) {
+                Ok(live) => break live,
+                Err(missing) => {
+                    drop(state);
+                    bring(&self.parts.reader, objects, &object, &[missing])?;
+                }
             }
         };
-        drop(state);
         let mut copies = copies;
         for (entry, old) in live {
             let new = self.copy(header, &entry, payload, origin, batch, cleaned)?;
@@ -250,28 +243,33 @@ impl Clean<'_> {
     }
 
     /// A piece of the last checkpoint is moved by having the next one write it again.
-    fn index_piece(&mut self, header: &OpHeader, place: u64) {
-        let Some(role) = Role::from_argument(header.argument) else { return };
+    fn index_piece(&mut self, header: &OpHeader, place: u64) -> Result<()> {
+        let Some(role) = Role::from_argument(header.argument) else { return Ok(()) };
         if !self.saved.holds(header.object, role, place) {
-            return;
+            return Ok(());
         }
         if let Role::Table(part) = role {
             self.saved.dirty_parts.insert(part);
         }
-        let Some(object) = self.parts.objects.numbered(header.object) else { return };
+        let objects = &self.parts.objects;
+        let Some(object) = objects.numbered(header.object) else { return Ok(()) };
         let epoch = self.parts.log.epoch();
         let mut state = object.state.write();
+        if let Role::Page(space, page) = role
+            && let Some(loc) = state.cold_page(space, page)
+        {
+            drop(state);
+            bring(&self.parts.reader, objects, &object, &[Missing { space, page, loc }])?;
+            state = object.state.write();
+        }
         if state.number != header.object {
-            return;
+            return Ok(());
         }
-        self.parts.objects.enter(&object.id, &mut state, epoch);
-        if let Role::Page(space, number) = role {
-            match space {
-                Space::Slots => state.slots.mark_dirty(number),
-                Space::Omap => state.omap.mark_page_dirty(number as u32),
-                Space::Extents => state.extents.mark_page_dirty(number as u32),
-            }
+        objects.enter(&object.id, &mut state, epoch);
+        if let Role::Page(space, page) = role {
+            state.mark_dirty(space, page);
         }
+        Ok(())
     }
 
     /// Makes the copies durable and points the index to them.
@@ -315,9 +313,18 @@ impl Clean<'_> {
                 return Ok(());
             }
             let mut payload = Vec::new();
+            let mut missing = Vec::new();
             moved.iter().filter(|moved| of_kind(&moved.entry) == kind).for_each(|moved| {
-                still_there(&state, moved, &mut payload);
+                missing.extend(still_there(&state, moved, &mut payload).err());
             });
+            if missing.is_empty() {
+                state.missing(kind, 0, &[], &payload, 0, &mut missing);
+            }
+            if !missing.is_empty() {
+                drop(state);
+                bring(&self.parts.reader, &self.parts.objects, &object, &missing)?;
+                continue;
+            }
             if payload.is_empty() {
                 return Ok(());
             }
@@ -346,6 +353,7 @@ impl Clean<'_> {
             let loc = Loc::new(at, 8, 0);
             let step = Step { kind, argument: 0, key: &[], payload: &payload, payload_len: payload.len() as u32, loc };
             state.apply(&step, 0, &self.parts.segments);
+            self.parts.objects.count(&mut state);
             return Ok(());
         }
     }
@@ -377,20 +385,24 @@ impl Clean<'_> {
     ) -> Result<()> {
         let inside = |loc: Loc| (victim.base..victim.base + victim.bytes.len() as u64).contains(&loc.offset());
         let mut origins = None;
-        let (number, entries) = {
+        // As it is now, page by page: what is not in memory is looked at and left where it is.
+        let (number, spaces) = {
             let state = object.state.read();
-            let mut entries: Vec<(Entry, Loc)> = Vec::new();
-            let slots = state.slots.scan(0..u64::MAX, false).filter(|(_, loc)| inside(*loc));
-            entries.extend(slots.map(|(slot, loc)| (Entry::Slot(slot), loc)));
-            let omap = state.omap.scan(Bound::Unbounded, Bound::Unbounded, false).filter(|(_, loc)| inside(*loc));
-            entries.extend(omap.map(|(key, loc)| (Entry::Omap(key.to_vec()), loc)));
-            let extents = state.extents.iter().filter(|(_, extent)| inside(extent.loc));
-            entries.extend(extents.map(|(at, extent)| (Entry::Extent(at, extent.len, extent.skip), extent.loc)));
-            (state.number, entries)
+            (state.number, state.spaces.clone())
         };
         if number == 0 {
             return Ok(());
         }
+        let mut entries: Vec<(Entry, Loc)> = Vec::new();
+        each_page(&self.parts.reader, &spaces, &mut |page| {
+            each_entry(page, &mut |entry, loc| {
+                if inside(loc) {
+                    entries.push((entry, loc));
+                }
+            });
+            Ok(())
+        })?;
+        drop(spaces);
         for (entry, old) in entries {
             let operation = &victim.bytes[(old.offset() - victim.base) as usize..];
             let header = OpHeader::decode(operation, self.seed, victim.generation, old.offset());
@@ -440,24 +452,70 @@ fn stretch(entry: &Entry, payload_len: u32) -> (u32, u32) {
     }
 }
 
+/// What the operation at `place` has brought that the object still has there.
+fn live_entries(
+    state: &ObjectState,
+    header: &OpHeader,
+    key: &[u8],
+    place: u64,
+) -> std::result::Result<Vec<(Entry, Loc)>, Missing> {
+    let here = |loc: &Loc| loc.offset() == place;
+    Ok(match header.kind {
+        Kind::SlotSet => {
+            let loc = state.slots.get(header.argument)?.filter(here);
+            loc.into_iter().map(|loc| (Entry::Slot(header.argument), loc)).collect()
+        }
+        Kind::OmapSet => {
+            let loc = state.omap.get(key)?.filter(here);
+            loc.into_iter().map(|loc| (Entry::Omap(key.to_vec()), loc)).collect()
+        }
+        _ => {
+            let range = header.argument..header.argument + u64::from(header.payload_len);
+            let mut live = Vec::new();
+            for piece in state.extents.lookup(range) {
+                let (at, extent) = piece?;
+                if here(&extent.loc) {
+                    live.push((Entry::Extent(at, extent.len, extent.skip), extent.loc));
+                }
+            }
+            live
+        }
+    })
+}
+
+fn each_entry(page: &Page, f: &mut dyn FnMut(Entry, Loc)) {
+    match page {
+        Page::Slots(slots) => slots.iter().for_each(|(slot, loc)| f(Entry::Slot(*slot), *loc)),
+        Page::Omap(leaf) => leaf.entries().for_each(|(key, loc)| f(Entry::Omap(key.to_vec()), loc)),
+        Page::Extents(leaf) => leaf.entries().for_each(|(key, extent)| {
+            f(Entry::Extent(offset_of(key), extent.len, extent.skip), extent.loc);
+        }),
+    }
+}
+
 /// Adds the relocations of what still points to the old place.
-fn still_there(state: &ObjectState, moved: &Moved, payload: &mut Vec<u8>) {
+fn still_there(state: &ObjectState, moved: &Moved, payload: &mut Vec<u8>) -> std::result::Result<(), Missing> {
     let place = moved.new.raw();
     match &moved.entry {
-        Entry::Slot(slot) if state.slots.get(*slot) == Some(moved.old) => {
-            push_relocated(payload, Relocated::Slot(*slot, place));
+        Entry::Slot(slot) => {
+            if state.slots.get(*slot)? == Some(moved.old) {
+                push_relocated(payload, Relocated::Slot(*slot, place));
+            }
         }
-        Entry::Omap(key) if state.omap.get(key) == Some(moved.old) => {
-            push_relocated(payload, Relocated::Omap(key, place));
+        Entry::Omap(key) => {
+            if state.omap.get(key)? == Some(moved.old) {
+                push_relocated(payload, Relocated::Omap(key, place));
+            }
         }
         Entry::Extent(at, len, skip) => {
-            for (offset, extent) in state.extents.lookup(*at..*at + u64::from(*len)) {
+            for piece in state.extents.lookup(*at..*at + u64::from(*len)) {
+                let (offset, extent) = piece?;
                 if extent.loc == moved.old && u64::from(extent.skip) == u64::from(*skip) + (offset - at) {
                     let skip = extent.skip - moved.skip;
                     push_relocated(payload, Relocated::Extent { offset, place, len: extent.len, skip });
                 }
             }
         }
-        Entry::Slot(_) | Entry::Omap(_) => {}
     }
+    Ok(())
 }

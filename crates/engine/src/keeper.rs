@@ -29,6 +29,7 @@ use crate::checkpoint::{Parts, Saved};
 use crate::clean::Clean;
 use crate::cold::{Cold, ColdCounters};
 use crate::commit::{Gate, stopped};
+use crate::evict::Hand;
 use crate::format::Superblock;
 use crate::segments::Usage;
 
@@ -48,6 +49,11 @@ const IDLE: Duration = Duration::from_secs(1);
 const WALK: Duration = Duration::from_secs(5);
 /// Free segments that keep their blocks, ready to be written again without a change of the file.
 const WARM_SEGMENTS: u64 = 8;
+/// With more changed pages than the budget allows a checkpoint is due when the budget's bytes divided by this have been
+/// written: what changes a page of 4 KiB takes about a hundred bytes of log.
+const CROWDED_LOG_SHARE: u64 = 64;
+/// The least budget for index pages, in bytes.
+pub const INDEX_BYTES_MIN: u64 = 1 << 20;
 
 /// What the keeper has done.
 #[derive(Default)]
@@ -64,6 +70,8 @@ pub struct KeeperCounters {
     pub copied_bytes: AtomicU64,
     /// Segments made free.
     pub freed: AtomicU64,
+    /// Index pages that have left memory.
+    pub pages_dropped: AtomicU64,
     /// Segments that hold operations which do not hold, so that they cannot be cleaned.
     pub damaged: AtomicU64,
 }
@@ -86,6 +94,10 @@ struct Work {
     effort: u64,
     /// Bytes that lived when the device was found to be full.
     full_at: Option<u64>,
+    /// What `saved` says stands in the checkpoint that the superblock names.
+    whole: bool,
+    /// Which page is asked next to leave memory.
+    hand: Hand,
 }
 
 /// A checkpoint whose segments stay as long as this lives.
@@ -112,6 +124,9 @@ pub struct Keeper {
     device: Arc<dyn Device>,
     seed: u32,
     threaded: bool,
+    index_bytes: u64,
+    /// The thread was woken because the index takes more than its budget.
+    crowded: AtomicBool,
     work: Mutex<Work>,
     woken: Mutex<bool>,
     waking: Condvar,
@@ -132,7 +147,15 @@ pub struct Keeper {
 
 impl Keeper {
     /// A keeper that goes on from what the last checkpoint holds.
-    pub fn new(parts: Parts, device: Arc<dyn Device>, seed: u32, cold: Cold, saved: Saved, threaded: bool) -> Self {
+    pub fn new(
+        parts: Parts,
+        device: Arc<dyn Device>,
+        seed: u32,
+        cold: Cold,
+        saved: Saved,
+        threaded: bool,
+        index_bytes: u64,
+    ) -> Self {
         let superblock = parts.superblocks.newest();
         let cold_counters = Arc::clone(&cold.counters);
         let covered = (superblock.root != 0).then_some(superblock.replay.seq);
@@ -147,12 +170,16 @@ impl Keeper {
             stuck: HashSet::new(),
             effort: 0,
             full_at: None,
+            whole: true,
+            hand: Hand::default(),
         };
         Self {
             parts,
             device,
             seed,
             threaded,
+            index_bytes: index_bytes.max(INDEX_BYTES_MIN),
+            crowded: AtomicBool::new(false),
             work: Mutex::new(work),
             woken: Mutex::new(false),
             waking: Condvar::new(),
@@ -402,8 +429,11 @@ impl Keeper {
         let (_, appended) = log.appended();
         let tail = self.tail_segments(work);
         let tail_bytes = appended.saturating_sub(work.log_bytes);
-        let due = tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * work.checkpoint_bytes)
-            && tail_bytes >= 4 * self.parts.segments.segment_bytes;
+        // What is left above the budget has changed: a checkpoint makes it fit to leave.
+        let crowded = self.drop_pages(work) && tail_bytes >= self.index_bytes / CROWDED_LOG_SHARE;
+        let due = crowded
+            || tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * work.checkpoint_bytes)
+                && tail_bytes >= 4 * self.parts.segments.segment_bytes;
         let short = log.segments_left() < low;
         let walked =
             self.threaded && self.since.elapsed().as_micros() as u64 <= self.walked_until.load(Ordering::Relaxed);
@@ -448,6 +478,38 @@ impl Keeper {
         Ok(done && left < low)
     }
 
+    /// Has index pages leave memory as the budget asks; whether it is still exceeded.
+    fn drop_pages(&self, work: &mut Work) -> bool {
+        let objects = &self.parts.objects;
+        if objects.page_bytes() > self.index_bytes && work.whole {
+            let dropped = work.hand.sweep(&work.saved, objects, self.index_bytes - self.index_bytes / 8);
+            self.counters.pages_dropped.fetch_add(dropped, Ordering::Relaxed);
+        }
+        self.crowded.store(false, Ordering::Release);
+        objects.page_bytes() > self.index_bytes
+    }
+
+    /// Has all index pages leave memory that can, whatever the budget. How many left.
+    pub fn drop_all_pages(&self) -> u64 {
+        let mut work = self.work.lock();
+        let work = &mut *work;
+        if !work.whole {
+            return 0;
+        }
+        let dropped = work.hand.sweep(&work.saved, &self.parts.objects, 0);
+        self.counters.pages_dropped.fetch_add(dropped, Ordering::Relaxed);
+        dropped
+    }
+
+    /// Wakes the thread if the index takes more than its budget.
+    #[inline]
+    pub fn index_has_grown(&self) {
+        let over = self.threaded && self.parts.objects.page_bytes() > self.index_bytes;
+        if over && !self.crowded.swap(true, Ordering::AcqRel) {
+            self.wake();
+        }
+    }
+
     /// Gives writers so many bytes more, or with `None` as many as they like. Only a thread can be waited for.
     fn pace(&self, bytes: Option<u64>) {
         if self.threaded {
@@ -472,10 +534,12 @@ impl Keeper {
                 std::thread::sleep(ahead);
             }
         };
+        work.whole = false;
         let Work { saved, cold, .. } = work;
         let written = saved.checkpoint(&self.parts, cold, &mut pace);
         self.open_cold.store(cold.open_segment().unwrap_or(u64::MAX), Ordering::Release);
         let report = written.map_err(|error| self.stop_if_failed(error))?;
+        work.whole = true;
         (work.floor, work.covered) = (report.generation, Some(self.parts.superblocks.newest().replay.seq));
         work.log_bytes = self.parts.log.appended().1;
         work.checkpoint_bytes = report.bytes;
@@ -565,7 +629,15 @@ impl Keeper {
                 work.spent.insert(victim.generation, false);
                 return Ok(false);
             }
-            other => other.map_err(|error| self.stop_if_failed(error))?,
+            Err(error) => {
+                if matches!(error, Error::Corrupt { .. }) {
+                    // A page of the index is damaged: this segment is not tried again and again.
+                    work.stuck.insert(victim.generation);
+                    tracing::error!(segment = victim.segment, %error, "damage found while cleaning");
+                }
+                return Err(self.stop_if_failed(error));
+            }
+            Ok(cleaned) => cleaned,
         };
         work.spent.insert(victim.generation, true);
         work.effort += cleaned.copied_bytes;

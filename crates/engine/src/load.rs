@@ -5,21 +5,21 @@
 //! 2. What is loaded is counted as live, so that the counts are exact from the start.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use bytes::Bytes;
-use esker_store::{Collection, Error, ObjectId, Result};
+use esker_store::{Collection, ObjectId, Result};
 use parking_lot::Mutex;
 
 use crate::checkpoint::{Saved, SavedSpace};
 use crate::format::{
-    Head, Loc, PARTS, PageList, Root, Space, Superblock, decode_slot_page, each_extent, each_omap, each_place,
-    each_slot, read_u64,
+    Head, Loc, PARTS, PageList, Root, Space, Superblock, each_extent, each_omap, each_place, each_slot, read_u64,
 };
-use crate::index::{Extent, Extents, PageId, SavedLeaf, Slots, Tree};
-use crate::objects::{Objects, Spaces};
+use crate::index::{Extent, Extents, PageId, SavedLeaf, Slots, Tree, extents_hold};
+use crate::objects::Objects;
+use crate::pages::{Page, damaged, read_many, whole};
 use crate::reader::Reader;
 use crate::segments::Segments;
+use crate::spaces::Spaces;
 
 /// Threads that load.
 const THREADS: usize = 8;
@@ -34,15 +34,16 @@ pub struct Loaded {
     pub next_number: u64,
 }
 
-/// Loads the checkpoint that `superblock` names into `objects`.
+/// Loads the checkpoint that `superblock` names into `objects`; of its pages at most `index_bytes` stay in memory.
 ///
 /// # Errors
-/// [`Error::Corrupt`] with the place; [`Error::Io`].
+/// [`Error::Corrupt`](esker_store::Error::Corrupt) with the place; [`Error::Io`](esker_store::Error::Io).
 pub fn load(
     superblock: &Superblock,
     reader: &Reader,
     segments: &Segments,
     objects: &Objects,
+    index_bytes: u64,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Loaded> {
     let root_loc = Loc::from_raw(superblock.root).ok_or_else(|| damaged(0, "the superblock names no checkpoint"))?;
@@ -74,6 +75,7 @@ pub fn load(
     }
     heads.sort_unstable_by_key(|(_, loc)| loc.offset());
     let spaces = Mutex::new(&mut saved.spaces);
+    let to = Target { reader, segments, objects, index_bytes, kept_bytes: AtomicU64::new(0) };
     let (done, total) = (AtomicUsize::new(0), heads.len());
     in_parallel(heads.chunks(CHUNK), |chunk| {
         let locs: Vec<Loc> = chunk.iter().map(|(_, loc)| *loc).collect();
@@ -81,7 +83,7 @@ pub fn load(
             count(reader, segments, *loc)?;
             let head = Head::decode(&bytes).filter(|head| head.number == *number);
             let head = head.ok_or_else(|| damaged(loc.offset(), "an object's head in the checkpoint"))?;
-            let pages = object(head, reader, segments, objects)?;
+            let pages = object(head, &to)?;
             if pages.iter().any(Option::is_some) {
                 spaces.lock().insert(*number, pages);
             }
@@ -93,14 +95,37 @@ pub fn load(
     Ok(Loaded { saved, next_number: root.next_number })
 }
 
-fn object(head: Head, reader: &Reader, segments: &Segments, objects: &Objects) -> Result<[Option<SavedSpace>; 3]> {
+/// Where what is loaded goes.
+struct Target<'a> {
+    reader: &'a Reader,
+    segments: &'a Segments,
+    objects: &'a Objects,
+    /// Budget for index pages, in bytes, and how much of it is used.
+    index_bytes: u64,
+    kept_bytes: AtomicU64,
+}
+
+fn object(head: Head, to: &Target<'_>) -> Result<[Option<SavedSpace>; 3]> {
+    let Target { reader, segments, objects, .. } = *to;
     let mut lists = [None, None, None];
     let mut spaces = Spaces { size: head.size, shares: head.shares, ..Spaces::default() };
     spaces.xattrs = head.xattrs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
     for (space, list) in Space::ALL.into_iter().zip(head.spaces) {
         let holds = match list {
             PageList::Empty => true,
-            PageList::Inline(bytes) => fill_inline(space, &bytes, &mut spaces),
+            PageList::Inline(bytes) => {
+                let mut few = Spaces::default();
+                let holds = fill_inline(space, &bytes, &mut few);
+                if holds {
+                    few.account(segments, true);
+                }
+                match space {
+                    Space::Slots => spaces.slots = few.slots,
+                    Space::Omap => spaces.omap = few.omap,
+                    Space::Extents => spaces.extents = few.extents,
+                }
+                holds
+            }
             PageList::Pages { numbers, list } => {
                 count(reader, segments, list)?;
                 let mut pages = BTreeMap::new();
@@ -109,7 +134,7 @@ fn object(head: Head, reader: &Reader, segments: &Segments, objects: &Objects) -
                 });
                 let fits = pages.last_key_value().is_none_or(|(last, _)| *last < numbers);
                 if holds && fits {
-                    fill_pages(space, &pages, numbers, &mut spaces, reader, segments)?;
+                    fill_pages(space, &pages, numbers, &mut spaces, to)?;
                 }
                 lists[space as usize] = Some(SavedSpace { pages, list });
                 holds && fits
@@ -121,7 +146,6 @@ fn object(head: Head, reader: &Reader, segments: &Segments, objects: &Objects) -
         }
     }
     spaces.clear_dirty();
-    spaces.account(segments, true);
     let collection = Collection::new(head.collection);
     let id = ObjectId::new(collection.clone(), head.name);
     let mut names = objects.names.write();
@@ -129,6 +153,7 @@ fn object(head: Head, reader: &Reader, segments: &Segments, objects: &Objects) -
     let mut state = object.state.write();
     state.number = head.number;
     state.spaces = spaces;
+    objects.count(&mut state);
     drop(state);
     names.entry(collection).or_default().insert(id.name().clone(), std::sync::Arc::clone(&object));
     objects.set_number(head.number, Some(&object));
@@ -152,19 +177,20 @@ fn fill_inline(space: Space, bytes: &[u8], spaces: &mut Spaces) -> bool {
             let holds = each_extent(bytes, |offset, loc, len, skip| {
                 leaf.push(&offset.to_be_bytes(), Extent { loc, len, skip });
             });
-            let pages = if bytes.is_empty() { Vec::new() } else { vec![(0, leaf)] };
+            let holds = holds && extents_hold(&leaf);
+            let pages = leaf.finish(None).map(|page| (0, page)).into_iter().collect();
             Extents::from_pages(pages, 1).filter(|_| holds).map(|extents| spaces.extents = extents).is_some()
         }
     }
 }
 
+/// Fills a space with its pages, counts what they point to as live, and keeps those in memory that the budget has room for.
 fn fill_pages(
     space: Space,
     pages: &BTreeMap<u64, Loc>,
     numbers: u64,
     spaces: &mut Spaces,
-    reader: &Reader,
-    segments: &Segments,
+    to: &Target<'_>,
 ) -> Result<()> {
     let mut by_place: Vec<(u64, Loc)> = pages.iter().map(|(number, loc)| (*number, *loc)).collect();
     by_place.sort_unstable_by_key(|(_, loc)| loc.offset());
@@ -173,35 +199,32 @@ fn fill_pages(
     let bad = |loc: Loc| damaged(loc.offset(), &format!("a page of {space:?} in the checkpoint"));
     in_parallel(by_place.chunks(CHUNK), |chunk| {
         let locs: Vec<Loc> = chunk.iter().map(|(_, loc)| *loc).collect();
-        for ((number, loc), bytes) in chunk.iter().zip(read_many(reader, &locs)?) {
-            count(reader, segments, *loc)?;
-            let mut holds = true;
-            holds &= match space {
-                Space::Slots => {
+        let mut live: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        for ((number, loc), bytes) in chunk.iter().zip(read_many(to.reader, &locs)?) {
+            count(to.reader, to.segments, *loc)?;
+            let page = Page::decode(space, *number, &bytes).ok_or_else(|| bad(*loc))?;
+            page.each_place(|offset, bytes| {
+                live.entry(to.segments.segment_of(offset)).or_insert((offset, 0)).1 += bytes;
+            });
+            let taken = to.kept_bytes.fetch_add(page.heap_bytes(), Ordering::Relaxed);
+            let cold = (taken >= to.index_bytes).then_some(*loc);
+            match page {
+                Page::Slots(entries) => {
                     let mut slots = slots.lock();
-                    decode_slot_page(*number, &bytes, |slot, loc| {
+                    entries.into_iter().for_each(|(slot, loc)| {
                         slots.set(slot, loc);
-                    })
-                }
-                Space::Omap => {
-                    let mut leaf = SavedLeaf::new();
-                    let whole = each_omap(&bytes, |key, loc| holds &= leaf.push(key, loc));
-                    omap.lock().push((*number as PageId, leaf));
-                    whole
-                }
-                Space::Extents => {
-                    let mut leaf = SavedLeaf::new();
-                    let whole = each_extent(&bytes, |offset, loc, len, skip| {
-                        holds &= leaf.push(&offset.to_be_bytes(), Extent { loc, len, skip });
                     });
-                    extents.lock().push((*number as PageId, leaf));
-                    whole
+                    cold.into_iter().for_each(|loc| {
+                        slots.let_go(*number, loc);
+                    });
                 }
-            };
-            if !holds {
-                return Err(bad(*loc));
+                Page::Omap(leaf) => omap.lock().push((*number as PageId, leaf.finish(cold).ok_or_else(|| bad(*loc))?)),
+                Page::Extents(leaf) => {
+                    extents.lock().push((*number as PageId, leaf.finish(cold).ok_or_else(|| bad(*loc))?));
+                }
             }
         }
+        live.into_values().for_each(|(offset, bytes)| to.segments.add_live(offset, bytes));
         Ok(())
     })?;
     let first = by_place.first().map_or(Loc::new(0, 8, 0), |(_, loc)| *loc);
@@ -245,30 +268,6 @@ fn in_parallel<'a, T: Sync + 'a>(
     failed.into_inner().map_or(Ok(()), Err)
 }
 
-/// The pieces at these places, sorted by offset: neighbours are read together.
-fn read_many(reader: &Reader, locs: &[Loc]) -> Result<Vec<Bytes>> {
-    let mut pieces = Vec::with_capacity(locs.len());
-    for (piece, loc) in reader.fetch_run(locs)?.into_iter().zip(locs) {
-        pieces.push(if loc.flags() & PARTS == 0 { piece } else { join(reader, &piece)? });
-    }
-    Ok(pieces)
-}
-
-/// One piece, its parts joined.
-pub fn whole(reader: &Reader, loc: Loc) -> Result<Bytes> {
-    let piece = reader.fetch(loc.with_flags(0), u64::MAX)?.value;
-    if loc.flags() & PARTS == 0 { Ok(piece) } else { join(reader, &piece) }
-}
-
-fn join(reader: &Reader, list: &[u8]) -> Result<Bytes> {
-    let mut joined = Vec::new();
-    for raw in list.chunks_exact(8) {
-        let part = Loc::from_raw(read_u64(raw, 0)).ok_or_else(|| damaged(0, "a list of parts"))?;
-        joined.extend_from_slice(&reader.fetch(part, u64::MAX)?.value);
-    }
-    Ok(joined.into())
-}
-
 /// Counts a piece of the checkpoint, with its parts.
 fn count(reader: &Reader, segments: &Segments, loc: Loc) -> Result<()> {
     segments.add_index(loc.offset(), loc.span_bytes() as i64);
@@ -278,8 +277,4 @@ fn count(reader: &Reader, segments: &Segments, loc: Loc) -> Result<()> {
         parts.for_each(|part| segments.add_index(part.offset(), part.span_bytes() as i64));
     }
     Ok(())
-}
-
-fn damaged(offset: u64, what: &str) -> Error {
-    Error::Corrupt { offset, what: format!("{what} does not hold") }
 }

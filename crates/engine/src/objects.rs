@@ -16,15 +16,17 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use esker_store::{Collection, ObjectId, ObjectMap, Stat};
 use parking_lot::{Mutex, RwLock};
 
-use crate::format::{Kind, Relocated, each_relocated, read_u64};
-use crate::index::{Extent, Extents, Loc, Slots, Tree};
+use crate::format::{Kind, Relocated, each_relocated};
+use crate::index::{Extent, Loc};
 use crate::segments::{Lsn, Segments};
+pub use crate::spaces::Spaces;
+use crate::spaces::word;
 
 const SHARDS: usize = 16;
 
@@ -36,57 +38,6 @@ pub struct Object {
     pub state: RwLock<ObjectState>,
 }
 
-/// The four spaces of an object, as the index sees them. A clone shares all pages until one of the two changes them.
-#[derive(Clone, Default)]
-pub struct Spaces {
-    /// Size of the bytes space.
-    pub size: u64,
-    /// Where the bytes are.
-    pub extents: Extents,
-    /// Attributes, values in memory.
-    pub xattrs: BTreeMap<Bytes, Bytes>,
-    /// Ordered keys to places.
-    pub omap: Tree<Loc>,
-    /// Numbers to places.
-    pub slots: Slots,
-    /// Some entries may point to operations that were written for another object or another offset.
-    pub shares: bool,
-}
-
-impl Spaces {
-    /// Runs `f` on the offset and the bytes of whatever the entries point to.
-    pub fn each_place(&self, mut f: impl FnMut(u64, u64)) {
-        self.slots.scan(0..u64::MAX, false).for_each(|(_, loc)| f(loc.offset(), loc.span_bytes()));
-        let all = self.omap.scan(Bound::Unbounded, Bound::Unbounded, false);
-        all.for_each(|(_, loc)| f(loc.offset(), loc.span_bytes()));
-        self.extents.iter().for_each(|(_, extent)| f(extent.loc.offset(), u64::from(extent.len)));
-    }
-
-    /// Makes all index pages count as saved.
-    pub fn clear_dirty(&mut self) {
-        self.slots.clear_dirty();
-        self.omap.clear_dirty();
-        self.extents.clear_dirty();
-    }
-
-    /// Counts all entries as live, or no longer.
-    pub fn account(&self, segments: &Segments, live: bool) {
-        let (mut at, mut bytes) = (0, 0);
-        let flush = |at: u64, bytes: u64| {
-            if live { segments.add_live(at, bytes) } else { segments.sub_live(at, bytes) }
-        };
-        self.each_place(|offset, more| {
-            if segments.segment_of(offset) != segments.segment_of(at) {
-                flush(at, bytes);
-                bytes = 0;
-            }
-            at = offset;
-            bytes += more;
-        });
-        flush(at, bytes);
-    }
-}
-
 /// An object: what it holds, and how far its changes reach in the log.
 #[derive(Default)]
 pub struct ObjectState {
@@ -96,6 +47,8 @@ pub struct ObjectState {
     pub unlinked: bool,
     /// What it holds.
     pub spaces: Spaces,
+    /// Heap bytes of its pages as the table has counted them.
+    counted: usize,
     /// The last epoch in which it was changed; 0 for none since it was loaded.
     pub touched: u32,
     /// The last epoch whose state a checkpoint has taken.
@@ -149,6 +102,7 @@ impl ObjectState {
         other.number = std::mem::take(&mut self.number);
         other.spaces = std::mem::take(&mut self.spaces);
         (other.touched, other.captured) = (self.touched, self.captured);
+        other.counted += std::mem::take(&mut self.counted);
         (self.touched, self.captured) = (0, 0);
         other.removed_at_least(self.changed_lsn.max(self.removed_lsn).max(self.xattr_lsn));
         other.copied_lsn = other.copied_lsn.max(self.copied_lsn);
@@ -193,7 +147,7 @@ impl ObjectState {
         self.changed_lsn = self.changed_lsn.max(lsn);
     }
 
-    /// Does what the operation says. `readers_wait_to` is the log position that readers have to wait for, or 0 if
+    /// Does what the operation says; no page it needs is missing ([`Spaces::missing`]). `readers_wait_to` is the log position that readers have to wait for, or 0 if
     /// the writer asked only for applied. Names, clones and renames are the caller's.
     pub fn apply(&mut self, step: &Step<'_>, readers_wait_to: Lsn, segments: &Segments) {
         let gone = |loc: Loc| segments.sub_live(loc.offset(), loc.span_bytes());
@@ -251,7 +205,7 @@ impl ObjectState {
             }
             Kind::OmapClear => {
                 let all = self.spaces.omap.scan(Bound::Unbounded, Bound::Unbounded, false);
-                all.for_each(|(_, loc)| gone(loc));
+                all.flatten().for_each(|(_, loc)| gone(loc));
                 self.spaces.omap.clear();
                 self.removed_lsn = self.removed_lsn.max(readers_wait_to);
             }
@@ -338,16 +292,6 @@ impl DerefMut for ObjectState {
     }
 }
 
-/// An 8-byte payload; 0 where it is not one, which decoding has ruled out.
-pub fn word(payload: &[u8]) -> u64 {
-    payload.try_into().map_or(0, u64::from_le_bytes)
-}
-
-/// Target, first byte of the source, length and first byte of the target of a [`Kind::CloneRange`].
-pub fn clone_range_words(payload: &[u8]) -> Option<[u64; 4]> {
-    (payload.len() == 32).then(|| [0, 8, 16, 24].map(|at| read_u64(payload, at)))
-}
-
 /// The names: collections and, in each, objects by name.
 pub type Names = BTreeMap<Collection, BTreeMap<Bytes, Arc<Object>>>;
 
@@ -376,6 +320,9 @@ pub struct Objects {
     /// What objects were at the last checkpoint's cut that have changed since and that it has not taken yet.
     saved: Mutex<HashMap<u64, (ObjectId, Spaces)>>,
     shards: [RwLock<ObjectMap<Arc<Object>>>; SHARDS],
+    /// Heap bytes of all index pages in memory; what clones share counts for each.
+    page_bytes: AtomicI64,
+    pages_read: AtomicU64,
 }
 
 impl Default for Objects {
@@ -389,6 +336,8 @@ impl Default for Objects {
             touched: Default::default(),
             saved: Mutex::default(),
             shards: Default::default(),
+            page_bytes: AtomicI64::new(0),
+            pages_read: AtomicU64::new(0),
         }
     }
 }
@@ -538,6 +487,31 @@ impl Objects {
             }
         }
         self.saved.lock().remove(&number).is_some()
+    }
+
+    /// Counts the index pages of an object that may have changed.
+    #[inline]
+    pub fn count(&self, state: &mut ObjectState) {
+        let now = state.spaces.page_bytes();
+        if now != state.counted {
+            self.page_bytes.fetch_add(now as i64 - state.counted as i64, Ordering::Relaxed);
+            state.counted = now;
+        }
+    }
+
+    /// Heap bytes of all index pages in memory.
+    pub fn page_bytes(&self) -> u64 {
+        self.page_bytes.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// Notes that pages came back into memory.
+    pub fn pages_read(&self, pages: u64) {
+        self.pages_read.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Pages that came back into memory.
+    pub fn page_reads(&self) -> u64 {
+        self.pages_read.load(Ordering::Relaxed)
     }
 
     /// Number of objects.

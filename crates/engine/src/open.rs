@@ -24,13 +24,16 @@ use crate::format::{
     DEVICE_BYTES_MAX, Kind, Loc, OpHeader, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom,
     SegmentHeader, Stream, Superblock, round_up, store_seed,
 };
+use crate::index::Missing;
 use crate::keeper::Keeper;
 use crate::load::load;
-use crate::objects::{Objects, Step, clone_range_words};
+use crate::objects::{Object, Objects, Step};
+use crate::pages::bring;
 use crate::policy::CommitPolicy;
 use crate::reader::Reader;
 use crate::recover::{Chain, End, RecoveryReport, Replay, Walk, find_chain};
 use crate::segments::{Lsn, SegmentBuffer, Segments};
+use crate::spaces::{Spaces, clone_range_words};
 use crate::superblocks::{SUPERBLOCK_SEGMENT_BYTES, Superblocks, device_error, find_superblock, first_segment};
 use crate::watch::Watched;
 
@@ -59,6 +62,10 @@ pub struct Options {
     pub recent_bytes: u64,
     /// Memory for values read from the device, in bytes. 256 MiB by default.
     pub cache_bytes: u64,
+    /// Memory for index pages, in bytes, at least 1 MiB: above it pages that were not used lately leave memory and are read
+    /// back when they are needed. Pages that changed since the last checkpoint stay, and checkpoints are written more often
+    /// for that. Names, attributes, and the inner pages and directories that lead to pages are not counted. No limit by default.
+    pub index_bytes: u64,
     /// Open without writing a byte; `submit` answers [`Error::ReadOnly`]. Off by default.
     pub read_only: bool,
     /// Longest time that a write which nobody waits for stays unsynced under `adaptive`, `batch` and `group`. 1 s by default.
@@ -77,6 +84,7 @@ impl Default for Options {
             policy: CommitPolicy::default(),
             recent_bytes: 512 << 20,
             cache_bytes: 256 << 20,
+            index_bytes: u64::MAX,
             read_only: false,
             async_flush: Duration::from_secs(1),
             pending_bytes_max: 256 << 20,
@@ -218,12 +226,13 @@ impl Engine {
         let (saved, next_number) = if superblock.root == 0 {
             (Saved::default(), 1)
         } else {
-            let loaded = load(&superblock, &reader, &segments, &objects, &|_, _| ())?;
+            let loaded = load(&superblock, &reader, &segments, &objects, options.index_bytes, &|_, _| ())?;
             (loaded.saved, loaded.next_number)
         };
         // Positions of what is replayed stand above those of everything else, which is durable.
         let base_lsn = superblock.segment_bytes;
-        let mut replayer = Replayer { objects: &objects, segments: &segments, base_lsn, last: None, next_number };
+        let mut replayer =
+            Replayer { objects: &objects, segments: &segments, reader: &reader, base_lsn, last: None, next_number };
         let (end, mut recovery) = Walk::new(&*device, &found).run(&chain, &mut replayer, &mut |_, _| {})?;
         let Replayer { last, base_lsn, next_number, .. } = replayer;
         recovery.elapsed = began.elapsed();
@@ -384,7 +393,8 @@ impl Engine {
             superblocks: Arc::clone(&self.superblocks),
             next_number: Arc::clone(&self.next_number),
         };
-        let keeper = Arc::new(Keeper::new(parts, device, self.seed, cold, saved, options.commit_thread));
+        let keeper =
+            Arc::new(Keeper::new(parts, device, self.seed, cold, saved, options.commit_thread, options.index_bytes));
         let weak = Arc::downgrade(&keeper);
         log.set_keeper(Box::new(move || {
             if let Some(keeper) = weak.upgrade() {
@@ -582,6 +592,20 @@ impl Engine {
         written
     }
 
+    /// Has index pages leave memory if they take more than their budget.
+    #[inline]
+    pub(crate) fn index_has_grown(&self) {
+        if let Some(keeper) = &self.keeper {
+            keeper.index_has_grown();
+        }
+    }
+
+    /// Has every index page leave memory that stands in the last checkpoint as it is and was not used since the last
+    /// call, whatever the budget says. How many left.
+    pub fn drop_index_pages(&self) -> u64 {
+        self.keeper.as_ref().map_or(0, |keeper| keeper.drop_all_pages())
+    }
+
     /// Largest transaction in bytes of names, keys and payload.
     pub(crate) fn transaction_bytes_max(&self) -> u64 {
         (self.record_bytes_max - (1 << 12)).min(TRANSACTION_BYTES_MAX as u64)
@@ -611,6 +635,7 @@ const EPOCH: u32 = 1;
 struct Replayer<'a> {
     objects: &'a Objects,
     segments: &'a Segments,
+    reader: &'a Reader,
     base_lsn: Lsn,
     last: Option<Arc<SegmentBuffer>>,
     next_number: u64,
@@ -643,6 +668,18 @@ impl Replay for Replayer<'_> {
 }
 
 impl Replayer<'_> {
+    /// Reads the pages that are missing for what comes next.
+    fn bring(&self, object: &Object, of: impl FnOnce(&Spaces, &mut Vec<Missing>)) -> Result<()> {
+        let mut missing = Vec::new();
+        {
+            let state = object.state.read();
+            if state.cold_pages() > 0 {
+                of(&state.spaces, &mut missing);
+            }
+        }
+        if missing.is_empty() { Ok(()) } else { bring(self.reader, self.objects, object, &missing) }
+    }
+
     fn operation(&mut self, header: &OpHeader, operation: &[u8], at: u64) -> Result<()> {
         let nonsense = |what: &str| Error::Corrupt { offset: at, what: format!("{:?}: {what}", header.kind) };
         let key = &operation[header.key_start()..header.key_start() + usize::from(header.key_len)];
@@ -687,30 +724,40 @@ impl Replayer<'_> {
             }
             Kind::Clone => {
                 let (from, to) = (find(header.object)?, find(header.argument)?);
+                self.bring(&from, |spaces, missing| spaces.all_missing(missing))?;
+                self.bring(&to, |spaces, missing| spaces.all_missing(missing))?;
                 let mut copy = from.state.read().spaces.clone();
                 copy.shares = true;
                 let mut state = to.state.write();
                 self.objects.enter(&to.id, &mut state, EPOCH);
                 state.put(copy, self.segments);
+                self.objects.count(&mut state);
             }
             Kind::CloneRange => {
                 let [number, offset, len, to_offset] =
                     clone_range_words(payload).ok_or_else(|| nonsense("payload is short"))?;
                 let (from, to) = (find(header.object)?, find(number)?);
                 let range = offset..offset.saturating_add(len);
-                let parts: Vec<_> = from.state.read().extents.lookup(range).collect();
+                self.bring(&from, |spaces, missing| spaces.extents.missing_for(offset, len, missing))?;
+                self.bring(&to, |spaces, missing| spaces.extents.missing_for(to_offset, len, missing))?;
+                let parts: Vec<_> = from.state.read().extents.lookup(range).flatten().collect();
                 let mut state = to.state.write();
                 self.objects.enter(&to.id, &mut state, EPOCH);
                 state.take_range(&parts, offset, len, to_offset, 0, self.segments);
+                self.objects.count(&mut state);
             }
             Kind::Index => return Err(nonsense("has no place in the log")),
             kind => {
                 let object = find(header.object)?;
                 let loc = Loc::new(at, header.payload_end() as u64, 0);
+                let (argument, payload_len) = (header.argument, header.payload_len);
+                self.bring(&object, |spaces, missing| {
+                    spaces.missing(kind, argument, key, payload, payload_len.into(), missing);
+                })?;
                 let mut state = object.state.write();
                 self.objects.enter(&object.id, &mut state, EPOCH);
-                let (argument, payload_len) = (header.argument, header.payload_len);
                 state.apply(&Step { kind, argument, key, payload, payload_len, loc }, 0, self.segments);
+                self.objects.count(&mut state);
                 if kind == Kind::RemoveObject {
                     if let Some(collection) = self.objects.names.write().get_mut(object.id.collection()) {
                         collection.remove(object.id.name());

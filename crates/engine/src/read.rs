@@ -8,6 +8,7 @@
 //! 3. From the look at the index until the value is there the thread is pinned: no segment is used again meanwhile.
 
 use std::ops::{Bound, Range};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
@@ -18,44 +19,71 @@ use esker_store::{
 };
 
 use crate::format::Loc;
-use crate::index::Extent;
+use crate::index::{Extent, Missing};
 use crate::objects::ObjectState;
 use crate::open::Engine;
+use crate::pages::bring;
 use crate::segments::Lsn;
 
 impl Engine {
-    /// Looks at an object; `absent` if there is none.
-    fn look<R>(&self, id: &ObjectId, absent: impl FnOnce(Lsn) -> R, look: impl FnOnce(&ObjectState) -> R) -> R {
-        let mut outcome = None;
-        let mut actions = Some((absent, look));
-        while outcome.is_none() {
+    /// Looks at an object; `absent` if there is none. Pages that are missing are read first; the caller is pinned if it
+    /// looks at any.
+    fn look<R>(
+        &self,
+        id: &ObjectId,
+        absent: impl Fn(Lsn) -> R,
+        look: impl Fn(&ObjectState) -> std::result::Result<R, Missing>,
+    ) -> Result<R> {
+        loop {
+            let mut outcome = None;
+            let mut needs = None;
             let gone = self.objects.with(id, |object| {
                 let Some(object) = object else {
                     let lsn = self.names_lsn.load(Ordering::Acquire);
-                    outcome = actions.take().map(|(absent, _)| absent(lsn));
+                    outcome = Some(absent(lsn));
                     return false;
                 };
                 let state = object.state.read();
                 if state.exists() {
-                    outcome = actions.take().map(|(_, look)| look(&state));
+                    match look(&state) {
+                        Ok(found) => outcome = Some(found),
+                        Err(missing) => needs = Some((Arc::clone(object), missing)),
+                    }
                 }
                 state.unlinked
             });
-            if gone {
+            if let Some(outcome) = outcome {
+                return Ok(outcome);
+            }
+            if let Some((object, missing)) = needs {
+                bring(&self.reader, &self.objects, &object, &[missing])?;
+                self.index_has_grown();
+            } else if gone {
                 self.objects.forget(id);
-            } else if outcome.is_none() {
+            } else {
                 // Made by a transaction that did not go through, or just removed: it leaves the table at once.
                 std::thread::yield_now();
             }
         }
-        outcome.expect("the loop ends with an outcome")
     }
 
     fn completion<T>(&self, value: Result<T>, wait_to: Lsn) -> Completion<T> {
         Completion::after(value, self.barrier(wait_to))
     }
 
-    fn value(&self, loc: Option<Loc>, shown: Shown) -> Completion<Option<Bytes>> {
+    /// What was looked up, with the position that has to be durable before it is shown.
+    fn shown<T>(&self, looked: Result<(T, Lsn)>) -> Completion<T> {
+        match looked {
+            Ok((value, wait_to)) => self.completion(Ok(value), wait_to),
+            Err(error) => Completion::ready(Err(error)),
+        }
+    }
+
+    fn value(&self, looked: Result<(Option<Loc>, Shown)>) -> Completion<Option<Bytes>> {
+        let (loc, shown) = match looked {
+            Ok(looked) => looked,
+            Err(error) => return Completion::ready(Err(error)),
+        };
         let Some(loc) = loc else { return self.completion(Ok(None), shown.absent) };
         match self.reader.fetch(loc, self.mark.durable()) {
             Ok(found) => self.completion(Ok(Some(found.value)), found.wait_to.max(shown.present)),
@@ -63,7 +91,11 @@ impl Engine {
         }
     }
 
-    fn values(&self, places: Vec<Option<Loc>>, shown: Shown) -> Completion<Vec<Option<Bytes>>> {
+    fn values(&self, looked: Result<(Vec<Option<Loc>>, Shown)>) -> Completion<Vec<Option<Bytes>>> {
+        let (places, shown) = match looked {
+            Ok(looked) => looked,
+            Err(error) => return Completion::ready(Err(error)),
+        };
         let durable = self.mark.durable();
         let mut wait_to = shown.present;
         let mut values = Vec::with_capacity(places.len());
@@ -87,11 +119,14 @@ impl Engine {
     /// Values of scanned entries, cut where the answer has grown to `SCAN_BYTES_MAX`.
     fn entries<K>(
         &self,
-        places: Vec<(K, Loc)>,
+        looked: Result<(Vec<(K, Loc)>, Shown)>,
         key_len: impl Fn(&K) -> usize,
         keys_only: bool,
-        shown: Shown,
     ) -> Completion<Vec<(K, Bytes)>> {
+        let (places, shown) = match looked {
+            Ok(looked) => looked,
+            Err(error) => return Completion::ready(Err(error)),
+        };
         let durable = self.mark.durable();
         let mut wait_to = shown.absent.max(shown.present);
         let mut bytes = 0;
@@ -193,8 +228,8 @@ impl ObjectStore for Engine {
     }
 
     fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
-        let (stat, wait_to) = self.look(object, |lsn| (None, lsn), |state| (state.stat(), state.changed_lsn));
-        self.completion(Ok(stat), wait_to)
+        let looked = self.look(object, |lsn| (None, lsn), |state| Ok((state.stat(), state.changed_lsn)));
+        self.shown(looked)
     }
 
     fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
@@ -203,14 +238,19 @@ impl ObjectStore for Engine {
             let why = format!("{}..{} ends before it starts", range.start, range.end);
             return Completion::ready(Err(Error::Invalid { what: "byte range", why }));
         }
-        let (size, parts, changed, copied) = self.look(
+        let looked = self.look(
             object,
             |lsn| (0, Vec::new(), lsn, lsn),
             |state| {
                 let wanted = range.start..range.end.min(state.size).max(range.start);
-                (state.size, state.extents.lookup(wanted).collect(), state.changed_lsn, state.copied_lsn)
+                let parts: Vec<_> = state.extents.lookup(wanted).collect::<std::result::Result<_, _>>()?;
+                Ok((state.size, parts, state.changed_lsn, state.copied_lsn))
             },
         );
+        let (size, parts, changed, copied) = match looked {
+            Ok(looked) => looked,
+            Err(error) => return Completion::ready(Err(error)),
+        };
         match self.read_range(size, &parts, &range) {
             // Holes and the end may come from a change that is not durable; data carries its own place.
             Ok((bytes, wait_to)) => {
@@ -223,55 +263,57 @@ impl ObjectStore for Engine {
     }
 
     fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
-        let (runs, wait_to) = self.look(
+        let _pinned = self.segments.pin();
+        let looked = self.look(
             object,
             |lsn| (Vec::new(), lsn),
             |state| {
                 let end = range.end.min(state.size);
                 if range.start >= end {
-                    return (Vec::new(), state.changed_lsn);
+                    return Ok((Vec::new(), state.changed_lsn));
                 }
-                let runs = state.extents.runs(range.start..end);
-                let runs = runs.map(|(offset, len)| DataRun { offset, len }).collect();
-                (runs, state.changed_lsn)
+                let runs = state.extents.runs(range.start..end)?;
+                let runs = runs.into_iter().map(|(offset, len)| DataRun { offset, len }).collect();
+                Ok((runs, state.changed_lsn))
             },
         );
-        self.completion(Ok(runs), wait_to)
+        self.shown(looked)
     }
 
     fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
-        let (value, wait_to) =
-            self.look(object, |lsn| (None, lsn), |state| (state.xattrs.get(name).cloned(), state.xattr_lsn));
-        self.completion(Ok(value), wait_to)
+        let looked =
+            self.look(object, |lsn| (None, lsn), |state| Ok((state.xattrs.get(name).cloned(), state.xattr_lsn)));
+        self.shown(looked)
     }
 
     fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>> {
-        let (xattrs, wait_to) = self.look(
+        let looked = self.look(
             object,
             |lsn| (Vec::new(), lsn),
             |state| {
                 let all = state.xattrs.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-                (all, state.xattr_lsn)
+                Ok((all, state.xattr_lsn))
             },
         );
-        self.completion(Ok(xattrs), wait_to)
+        self.shown(looked)
     }
 
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
         let _pinned = self.segments.pin();
-        let (loc, removed) =
-            self.look(object, |lsn| (None, Shown::none(lsn)), |state| (state.omap.get(key), Shown::of(state)));
-        self.value(loc, removed)
+        let look = |state: &ObjectState| Ok((state.omap.get(key)?, Shown::of(state)));
+        self.value(self.look(object, |lsn| (None, Shown::none(lsn)), look))
     }
 
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
         let _pinned = self.segments.pin();
-        let (places, removed) = self.look(
+        self.values(self.look(
             object,
             |lsn| (vec![None; keys.len()], Shown::none(lsn)),
-            |state| (keys.iter().map(|key| state.omap.get(key)).collect(), Shown::of(state)),
-        );
-        self.values(places, removed)
+            |state| {
+                let places = keys.iter().map(|key| state.omap.get(key)).collect::<std::result::Result<_, _>>()?;
+                Ok((places, Shown::of(state)))
+            },
+        ))
     }
 
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
@@ -279,48 +321,50 @@ impl ObjectStore for Engine {
         let start = scan.start.as_deref().map_or(Bound::Unbounded, Bound::Included);
         let end = scan.end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
         let empty = matches!((&scan.start, &scan.end), (Some(start), Some(end)) if start >= end);
-        let (places, removed) = self.look(
+        let looked = self.look(
             object,
             |lsn| (Vec::new(), Shown::none(lsn)),
             |state| {
                 if empty {
-                    return (Vec::new(), Shown::none(0));
+                    return Ok((Vec::new(), Shown::none(0)));
                 }
                 let found = state.omap.scan(start, end, scan.reverse).take(scan_limit(scan.limit));
-                (found.map(|(key, loc)| (Bytes::copy_from_slice(key), loc)).collect(), Shown::of(state))
+                let found = found.map(|entry| entry.map(|(key, loc)| (Bytes::copy_from_slice(key), loc)));
+                Ok((found.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
             },
         );
-        self.entries(places, Bytes::len, scan.keys_only, removed)
+        self.entries(looked, Bytes::len, scan.keys_only)
     }
 
     fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
         let _pinned = self.segments.pin();
-        let (loc, removed) =
-            self.look(object, |lsn| (None, Shown::none(lsn)), |state| (state.slots.get(index), Shown::of(state)));
-        self.value(loc, removed)
+        let look = |state: &ObjectState| Ok((state.slots.get(index)?, Shown::of(state)));
+        self.value(self.look(object, |lsn| (None, Shown::none(lsn)), look))
     }
 
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
         let _pinned = self.segments.pin();
-        let (places, removed) = self.look(
+        self.values(self.look(
             object,
             |lsn| (vec![None; indexes.len()], Shown::none(lsn)),
-            |state| (indexes.iter().map(|index| state.slots.get(*index)).collect(), Shown::of(state)),
-        );
-        self.values(places, removed)
+            |state| {
+                let places = indexes.iter().map(|index| state.slots.get(*index));
+                Ok((places.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
+            },
+        ))
     }
 
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
         let _pinned = self.segments.pin();
-        let (places, removed) = self.look(
+        let looked = self.look(
             object,
             |lsn| (Vec::new(), Shown::none(lsn)),
             |state| {
                 let found = state.slots.scan(scan.range.clone(), scan.reverse).take(scan_limit(scan.limit));
-                (found.collect(), Shown::of(state))
+                Ok((found.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
             },
         );
-        self.entries(places, |_| 8, scan.keys_only, removed)
+        self.entries(looked, |_| 8, scan.keys_only)
     }
 
     fn commit_scan(

@@ -22,6 +22,14 @@ pub struct Stats {
     pub extent_index_bytes: u64,
     /// Memory of the attributes in bytes.
     pub xattr_bytes: u64,
+    /// Bytes of index pages in memory, which the budget limits; what clones share counts for each.
+    pub index_page_bytes: u64,
+    /// Index pages that are not in memory.
+    pub index_cold_pages: u64,
+    /// Index pages that were read back.
+    pub index_page_reads: u64,
+    /// Index pages that have left memory.
+    pub index_pages_dropped: u64,
     /// Transactions appended; what the cleaner writes to the log is not one.
     pub records: u64,
     /// Bytes of log appended, the cleaner's too.
@@ -108,6 +116,10 @@ impl Stats {
             ("omap_index_bytes", self.omap_index_bytes),
             ("extent_index_bytes", self.extent_index_bytes),
             ("xattr_bytes", self.xattr_bytes),
+            ("index_page_bytes", self.index_page_bytes),
+            ("index_cold_pages", self.index_cold_pages),
+            ("index_page_reads", self.index_page_reads),
+            ("index_pages_dropped", self.index_pages_dropped),
             ("records", self.records),
             ("record_bytes", self.record_bytes),
             ("syncs", self.syncs),
@@ -183,7 +195,10 @@ impl Engine {
             stats.omap_index_bytes += omap;
             stats.extent_index_bytes += extents;
             stats.xattr_bytes += xattrs;
+            stats.index_cold_pages += state.cold_pages();
         });
+        stats.index_page_bytes = self.objects.page_bytes();
+        stats.index_page_reads = self.objects.page_reads();
         if let Some(log) = &self.log {
             (stats.records, stats.record_bytes) = log.appended();
             stats.syncs = log.counters.syncs.load(Ordering::Relaxed);
@@ -198,6 +213,7 @@ impl Engine {
         if let (Some(keeper), Some(log)) = (&self.keeper, &self.log) {
             let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
             stats.checkpoints = load(&keeper.counters.checkpoints);
+            stats.index_pages_dropped = load(&keeper.counters.pages_dropped);
             stats.checkpoint_write_bytes = load(&keeper.counters.checkpoint_bytes);
             stats.checkpoint_us = load(&keeper.counters.checkpoint_us);
             stats.cleaned_segments = load(&keeper.counters.cleaned);

@@ -7,6 +7,8 @@
 //! 2. An object that does not exist leaves no trace in the table when the call returns.
 //! 3. A guard that looks at a missing object holds the names' lock, so that the object cannot appear meanwhile.
 
+mod missing;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,10 +25,14 @@ use crate::commit::{Class, Log, Refused, Reservation, record_header};
 use crate::format::{
     Kind, OpHeader, Payload, RECORD_HEADER_BYTES, checksum_payload, encode_operation, operation_bytes,
 };
-use crate::index::Loc;
-use crate::objects::{Names, Object, ObjectState, Step, clone_range_words};
+use crate::index::{Loc, Missing};
+use crate::objects::{Names, Object, ObjectState, Step};
 use crate::open::Engine;
+use crate::pages::bring;
 use crate::segments::Lsn;
+use crate::spaces::clone_range_words;
+
+use missing::{missing_of, missing_pages};
 
 /// Key of a planned operation: the caller's, or made here.
 enum Key<'t> {
@@ -79,6 +85,20 @@ enum Verdict {
     Fails(usize, Lsn),
     /// The value there is not in memory: read it without locks, then try again.
     Fetch(Loc),
+    /// An index page of this target is not in memory.
+    Bring(usize, Missing),
+}
+
+/// Why a value could not be compared yet.
+enum Unknown {
+    Value(Loc),
+    Page(Missing),
+}
+
+impl From<Missing> for Unknown {
+    fn from(missing: Missing) -> Self {
+        Self::Page(missing)
+    }
 }
 
 type Fetched = SmallVec<[(Loc, Bytes); 1]>;
@@ -111,6 +131,7 @@ impl Engine {
         if let ([], [Op::Object(id, change)], [sums]) = (&txn.guards[..], &txn.ops[..], &sums[..])
             && let Some(completion) = self.attempt_one(log, id, change, sums, txn.durability)
         {
+            self.index_has_grown();
             return completion;
         }
         let mut fetched = Fetched::new();
@@ -131,7 +152,17 @@ impl Engine {
                     let error = Error::Full { needed: self.record_bytes_max.min(txn_bytes(txn)), free: 0 };
                     return Completion::ready(Err(error));
                 }
-                Attempt::Done(completion) => return completion,
+                Attempt::Done(completion) => {
+                    self.index_has_grown();
+                    return completion;
+                }
+                Attempt::Bring(pages) => {
+                    for (object, missing) in pages {
+                        if let Err(error) = bring(&self.reader, &self.objects, &object, &missing) {
+                            return Completion::ready(Err(error));
+                        }
+                    }
+                }
                 Attempt::Retry => {}
                 Attempt::Busy => {
                     fetched.clear();
@@ -182,7 +213,7 @@ impl Engine {
             }
             let op = plan_change(0, state.number, change, sums)?;
             let len = RECORD_HEADER_BYTES as u64 + operation_bytes(op.key.bytes().len(), op.body.bytes().len());
-            if len > self.record_bytes_max {
+            if len > self.record_bytes_max || !missing_of(&state, &op).is_empty() {
                 return None;
             }
             let reservation = log.reserve(len, Class::Write).ok()?;
@@ -200,6 +231,7 @@ impl Engine {
                 loc: loc?,
             };
             state.apply(&step, if applied_only { 0 } else { lsn_end }, &self.segments);
+            self.objects.count(&mut state);
             Some((seq, lsn_end))
         })?;
         let barrier = (!applied_only).then(|| Barrier::new(&self.mark, lsn_end));
@@ -292,6 +324,9 @@ impl Engine {
         match self.guards_hold(&txn.guards, ids, states, fetched) {
             Verdict::Holds => {}
             Verdict::Fetch(loc) => return Attempt::Fetch(loc),
+            Verdict::Bring(target, missing) => {
+                return Attempt::Bring(vec![(Arc::clone(&targets[target]), vec![missing])]);
+            }
             Verdict::Fails(index, lsn) => {
                 let barrier = self.barrier(lsn);
                 return Attempt::Done(Completion::after(Err(Error::GuardFailed { index }), barrier));
@@ -323,6 +358,10 @@ impl Engine {
                 max: self.record_bytes_max,
             })));
         }
+        let missing = missing_pages(&plan, targets, states);
+        if !missing.is_empty() {
+            return Attempt::Bring(missing);
+        }
         let class = if txn.ops.iter().all(takes_away) { Class::TakeAway } else { Class::Write };
         let reservation = match log.reserve(len, class) {
             Ok(reservation) => reservation,
@@ -345,6 +384,7 @@ impl Engine {
         self.fill(reservation, &plan, applied_only, |place| places.push(place));
         // The record is whole: readers may learn of it.
         self.publish(&plan, &places, targets, states, names, readers_wait_to, epoch);
+        states.iter_mut().for_each(|state| self.objects.count(state));
         let barrier = (!applied_only).then(|| Barrier::new(&self.mark, lsn_end));
         Attempt::Done(Completion::after(Ok(seq), barrier))
     }
@@ -418,7 +458,8 @@ impl Engine {
                 }
                 Kind::CloneRange => {
                     let Some([_, from, len, to]) = clone_range_words(op.body.bytes()) else { continue };
-                    let parts: Vec<_> = states[op.target].extents.lookup(from..from.saturating_add(len)).collect();
+                    let parts = states[op.target].extents.lookup(from..from.saturating_add(len));
+                    let parts: Vec<_> = parts.flatten().collect();
                     let changed = states[op.target].changed_lsn.max(states[op.target].copied_lsn);
                     let state = &mut states[op.to];
                     state.take_range(&parts, from, len, to, readers_wait_to, &self.segments);
@@ -462,30 +503,34 @@ impl Engine {
         fetched: &Fetched,
     ) -> Verdict {
         for (index, guard) in guards.iter().enumerate() {
-            let state = &states[target_of(ids, &guard.object)];
-            let holds = match &guard.condition {
-                Condition::Exists => state.exists(),
-                Condition::Absent => !state.exists(),
-                Condition::SizeEquals { size } => state.exists() && state.size == *size,
-                Condition::XattrAbsent { name } => !state.xattrs.contains_key(name),
-                Condition::XattrEquals { name, value } => state.xattrs.get(name) == Some(value),
-                Condition::XattrCompare { name, compare, value, absent_holds } => match state.xattrs.get(name) {
+            let target = target_of(ids, &guard.object);
+            let state = &states[target];
+            let compared = match &guard.condition {
+                Condition::Exists => Ok(state.exists()),
+                Condition::Absent => Ok(!state.exists()),
+                Condition::SizeEquals { size } => Ok(state.exists() && state.size == *size),
+                Condition::XattrAbsent { name } => Ok(!state.xattrs.contains_key(name)),
+                Condition::XattrEquals { name, value } => Ok(state.xattrs.get(name) == Some(value)),
+                Condition::XattrCompare { name, compare, value, absent_holds } => Ok(match state.xattrs.get(name) {
                     None => *absent_holds,
                     Some(stored) => <[u8; 8]>::try_from(&stored[..])
                         .is_ok_and(|stored| compare.holds(u64::from_le_bytes(stored), *value)),
-                },
-                Condition::OmapAbsent { key } => state.omap.get(key).is_none(),
-                Condition::OmapPresent { key } => state.omap.get(key).is_some(),
-                Condition::SlotAbsent { index } => state.slots.get(*index).is_none(),
-                Condition::SlotPresent { index } => state.slots.get(*index).is_some(),
-                Condition::OmapEquals { key, value } => match self.equals(state.omap.get(key), value, fetched) {
-                    Ok(holds) => holds,
-                    Err(loc) => return Verdict::Fetch(loc),
-                },
-                Condition::SlotEquals { index, value } => match self.equals(state.slots.get(*index), value, fetched) {
-                    Ok(holds) => holds,
-                    Err(loc) => return Verdict::Fetch(loc),
-                },
+                }),
+                Condition::OmapAbsent { key } => state.omap.get(key).map(|loc| loc.is_none()).map_err(Unknown::Page),
+                Condition::OmapPresent { key } => state.omap.get(key).map(|loc| loc.is_some()).map_err(Unknown::Page),
+                Condition::SlotAbsent { index } => {
+                    state.slots.get(*index).map(|loc| loc.is_none()).map_err(Unknown::Page)
+                }
+                Condition::SlotPresent { index } => {
+                    state.slots.get(*index).map(|loc| loc.is_some()).map_err(Unknown::Page)
+                }
+                Condition::OmapEquals { key, value } => self.equals(state.omap.get(key), value, fetched),
+                Condition::SlotEquals { index, value } => self.equals(state.slots.get(*index), value, fetched),
+            };
+            let holds = match compared {
+                Ok(holds) => holds,
+                Err(Unknown::Value(loc)) => return Verdict::Fetch(loc),
+                Err(Unknown::Page(missing)) => return Verdict::Bring(target, missing),
             };
             if !holds {
                 return Verdict::Fails(index, self.shown_lsn(state));
@@ -500,15 +545,20 @@ impl Engine {
         if state.exists() { state.changed_lsn } else { self.names_lsn.load(Ordering::Acquire) }
     }
 
-    /// Whether the value at a place is this one; the place itself if the value has to be read first.
-    fn equals(&self, loc: Option<Loc>, value: &Bytes, fetched: &Fetched) -> std::result::Result<bool, Loc> {
-        let Some(loc) = loc else { return Ok(false) };
+    /// Whether the value at a place is this one, if that can be told from memory.
+    fn equals(
+        &self,
+        loc: std::result::Result<Option<Loc>, Missing>,
+        value: &Bytes,
+        fetched: &Fetched,
+    ) -> std::result::Result<bool, Unknown> {
+        let Some(loc) = loc? else { return Ok(false) };
         if let Some(found) = self.reader.peek(loc, Lsn::MAX) {
             return Ok(found.value == *value);
         }
         match fetched.iter().find(|(at, _)| *at == loc) {
             Some((_, found)) => Ok(found == value),
-            None => Err(loc),
+            None => Err(Unknown::Value(loc)),
         }
     }
 
@@ -684,6 +734,8 @@ enum Attempt {
     Busy,
     Full,
     Fetch(Loc),
+    /// Index pages that are not in memory.
+    Bring(Vec<(Arc<Object>, Vec<Missing>)>),
 }
 
 fn drop_absent(

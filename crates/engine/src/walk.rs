@@ -23,6 +23,7 @@ use esker_store::{Collection, CommitCursor, CommitEntry, Error, Result};
 use crate::format::{Kind, Loc, OpHeader, RECORD_HEADER_BYTES, RecordHeader, round_up};
 use crate::objects::Object;
 use crate::open::Engine;
+use crate::pages::{Page as IndexPage, bring, each_page};
 use crate::segments::{Lsn, Usage};
 use crate::superblocks::device_error;
 
@@ -166,7 +167,7 @@ impl Engine {
                 let Some(header) = OpHeader::decode(head, self.seed, usage.generation, base + op_at) else {
                     // A crash may have torn a batch of a cold segment that nothing points to yet.
                     let rest = base + op_at..base + at + u64::from(record.len);
-                    if usage.cold && !objects.values().any(|object| points_into(object, &rest)) {
+                    if usage.cold && !self.any_points_into(objects, &rest)? {
                         break;
                     }
                     let what = "operation header checksum mismatch".into();
@@ -177,14 +178,14 @@ impl Engine {
                 if matches!(header.kind, Kind::SlotSet | Kind::OmapSet) {
                     (first, last) = (first.min(place.0), last.max(place.0));
                     if page.wants(place) {
-                        let of = |object: &Arc<Object>| find(object, &header, key, base + op_at);
                         // Values that several objects share were written for one of them.
-                        let owner = objects.get(&header.object).and_then(of);
-                        let own = |found: &Found| {
-                            owner.as_ref().is_some_and(|owner| Arc::ptr_eq(&owner.object, &found.object))
-                        };
-                        let sharers: Vec<_> = sharing.iter().filter_map(of).filter(|found| !own(found)).collect();
-                        let found: Vec<_> = owner.into_iter().chain(sharers).collect();
+                        let owner = objects.get(&header.object);
+                        let own = |object: &&Arc<Object>| owner.is_some_and(|owner| Arc::ptr_eq(owner, object));
+                        let sharers = sharing.iter().filter(|object| !own(object));
+                        let mut found = Vec::new();
+                        for object in owner.into_iter().chain(sharers) {
+                            found.extend(self.find(object, &header, key, base + op_at)?);
+                        }
                         if !found.is_empty() {
                             page.add(place, found);
                         }
@@ -200,6 +201,47 @@ impl Engine {
             self.segments.set_range(usage.segment, usage.generation, first, last);
         }
         Ok(())
+    }
+
+    /// Whether slots or omap of one of the objects have anything in this range of the device.
+    fn any_points_into(&self, objects: &HashMap<u64, Arc<Object>>, range: &std::ops::Range<u64>) -> Result<bool> {
+        let mut found = false;
+        for object in objects.values() {
+            let spaces = object.state.read().spaces.clone();
+            each_page(&self.reader, &spaces, &mut |page| {
+                if !matches!(page, IndexPage::Extents(_)) {
+                    page.each_place(|offset, _| found |= range.contains(&offset));
+                }
+                Ok(())
+            })?;
+        }
+        Ok(found)
+    }
+
+    /// The entry that the operation at `offset` made, if the object still has it there.
+    fn find(&self, object: &Arc<Object>, header: &OpHeader, key: &[u8], offset: u64) -> Result<Option<Found>> {
+        let loc = loop {
+            let state = object.state.read();
+            let looked = match header.kind {
+                Kind::SlotSet => state.slots.get(header.argument),
+                _ => state.omap.get(key),
+            };
+            match looked {
+                Ok(loc) => break loc,
+                Err(missing) => {
+                    drop(state);
+                    bring(&self.reader, &self.objects, object, &[missing])?;
+                }
+            }
+        };
+        let found = |loc| Found {
+            object: Arc::clone(object),
+            kind: header.kind,
+            slot: header.argument,
+            key: Bytes::copy_from_slice(key),
+            loc,
+        };
+        Ok(loc.filter(|loc| loc.offset() == offset).map(found))
     }
 
     fn page_values(&self, page: Page, copied: Lsn) -> Result<Walked> {
@@ -225,26 +267,6 @@ impl Engine {
         }
         Ok((entries, more.then_some(CommitCursor(last.0, u64::from(last.1))), wait_to))
     }
-}
-
-/// Whether slots or omap of an object have anything in this range of the device.
-fn points_into(object: &Object, range: &std::ops::Range<u64>) -> bool {
-    let state = object.state.read();
-    let all = std::ops::Bound::Unbounded;
-    state.slots.scan(0..u64::MAX, false).any(|(_, loc)| range.contains(&loc.offset()))
-        || state.omap.scan(all, all, false).any(|(_, loc)| range.contains(&loc.offset()))
-}
-
-/// The entry that the operation at `offset` made, if the object still has it there.
-fn find(object: &Arc<Object>, header: &OpHeader, key: &[u8], offset: u64) -> Option<Found> {
-    let state = object.state.read();
-    let loc = match header.kind {
-        Kind::SlotSet => state.slots.get(header.argument),
-        _ => state.omap.get(key),
-    };
-    let (kind, slot, key) = (header.kind, header.argument, Bytes::copy_from_slice(key));
-    let found = |loc| Found { object: Arc::clone(object), kind, slot, key, loc };
-    loc.filter(|loc| loc.offset() == offset).map(found)
 }
 
 /// Segments with the first and last transaction that they may hold something of, by the first.

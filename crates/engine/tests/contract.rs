@@ -7,7 +7,7 @@ mod support;
 use support::OnMemory;
 
 fn harness(zoned: bool) -> OnMemory {
-    OnMemory { len: 4 << 30, segment_bytes: 64 << 20, zoned }
+    OnMemory { len: 4 << 30, segment_bytes: 64 << 20, zoned, index_bytes: if zoned { 0 } else { u64::MAX } }
 }
 
 mod plain {

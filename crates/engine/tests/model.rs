@@ -8,7 +8,7 @@ use esker_store::model;
 use support::OnMemory;
 
 fn harness(zoned: bool) -> OnMemory {
-    OnMemory { len: 1 << 30, segment_bytes: 4 << 20, zoned }
+    OnMemory { len: 1 << 30, segment_bytes: 4 << 20, zoned, index_bytes: u64::MAX }
 }
 
 #[test]

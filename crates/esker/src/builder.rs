@@ -21,7 +21,7 @@ use crate::store::Backing;
 use crate::{ByteSize, Error, Period, Result, Store};
 
 /// The options that a location may carry, as messages name them.
-const OPTIONS: &str = "size, segment, policy, recent, cache, async_flush, expire, read_only, create";
+const OPTIONS: &str = "size, segment, policy, recent, cache, index, async_flush, expire, read_only, create";
 
 /// Settings for opening a store. Made by [`Store::builder`].
 ///
@@ -91,6 +91,13 @@ impl Builder {
     /// Memory for data that was just written, in bytes (option `recent`). 512 MiB by default.
     pub fn recent_bytes(mut self, bytes: u64) -> Self {
         self.options.recent_bytes = bytes;
+        self
+    }
+
+    /// Memory for pages of the index, in bytes, at least 1 MiB (option `index`): above it pages that were not used lately
+    /// leave memory and are read back when they are needed. No limit by default. See [`engine::Options::index_bytes`].
+    pub fn index_bytes(mut self, bytes: u64) -> Self {
+        self.options.index_bytes = bytes;
         self
     }
 
@@ -283,6 +290,7 @@ impl Builder {
             "policy" => self.options.policy = read(key, value)?,
             "recent" => self.options.recent_bytes = bytes(key, value)?,
             "cache" => self.options.cache_bytes = bytes(key, value)?,
+            "index" => self.options.index_bytes = bytes(key, value)?,
             "async_flush" => self.options.async_flush = period(key, value)?,
             "expire" => self.expire_interval = period(key, value)?,
             "read_only" => self.options.read_only = read(key, value)?,

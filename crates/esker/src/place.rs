@@ -150,7 +150,7 @@ pub(crate) fn format_device(path: &Path, device: &dyn Device, segment_bytes: u64
 
 /// Segments of at most this size, but so small that a store has enough of them for the cleaner to work with.
 fn segment_for(len: u64, segment_bytes: u64) -> u64 {
-    const SEGMENTS_WANTED: u64 = 16;
+    const SEGMENTS_WANTED: u64 = 32;
     const SEGMENT_BYTES_MIN: u64 = 1 << 20;
     let mut fit = segment_bytes;
     while fit > SEGMENT_BYTES_MIN && len / fit < SEGMENTS_WANTED {

@@ -31,17 +31,18 @@ use crate::model::{ModelState, difference};
 /// Lives of the store in one run.
 const ROUNDS: usize = 4;
 
-/// Maintenance between two transactions, at the run's choice: two times of three one segment is cleaned, else a
-/// checkpoint is written. Whether anything was done.
+/// Maintenance between two transactions, at the run's choice: half of the time one segment is cleaned, else a checkpoint
+/// is written or pages of the index leave memory. Whether anything was done.
 ///
 /// The one place where runs ask for it. With `Ok(false)` for a body they do without.
 ///
 /// # Errors
 /// The engine's.
 pub(crate) fn maintain(engine: &Engine, rng: &mut fastrand::Rng) -> Result<bool, Error> {
-    match rng.u8(0..3) {
+    match rng.u8(0..4) {
         0..2 => engine.clean(),
-        _ => engine.checkpoint().map(|()| true),
+        2 => engine.checkpoint().map(|()| true),
+        _ => Ok(engine.drop_index_pages() > 0),
     }
 }
 

@@ -13,6 +13,7 @@ use crate::model::ModelState;
 pub const OPS_MAX: usize = 8;
 /// Slots, omap keys and xattr names to choose from, each; three times as many while hoarding.
 pub const KEYS: u64 = 12;
+const KEY_TAIL_BYTES: usize = 300;
 const COLLECTIONS: [&str; 4] = ["alpha", "beta", "gamma", "extra"];
 const NAMES: [&str; 2] = ["one", "two"];
 /// Objects stay below about this many bytes.
@@ -54,13 +55,33 @@ pub fn object(rng: &mut fastrand::Rng, state: &ModelState) -> ObjectId {
     all[rng.usize(0..all.len())].clone()
 }
 
-/// A random omap key or xattr name.
+/// A random omap key.
 pub fn key(rng: &mut fastrand::Rng) -> Bytes {
     key_of(rng.u64(0..KEYS))
 }
 
+/// A random slot.
+pub fn slot(rng: &mut fastrand::Rng) -> u64 {
+    slot_of(rng.u64(0..KEYS))
+}
+
+/// A random xattr name.
+pub fn name(rng: &mut fastrand::Rng) -> Bytes {
+    name_of(rng.u64(0..KEYS))
+}
+
+/// So long that few keys fill a page of the index.
 fn key_of(number: u64) -> Bytes {
-    Bytes::from(format!("key{number:02}"))
+    Bytes::from(format!("key{number:02}{}", "-".repeat(KEY_TAIL_BYTES)))
+}
+
+/// So far apart that an object has several pages of slots.
+fn slot_of(number: u64) -> u64 {
+    number / 4 * 512 + number % 4
+}
+
+fn name_of(number: u64) -> Bytes {
+    Bytes::from(format!("name{number:02}"))
 }
 
 fn value(rng: &mut fastrand::Rng, large: bool, room: &mut usize) -> Bytes {
@@ -115,30 +136,31 @@ fn change(rng: &mut fastrand::Rng, state: &ModelState, taste: Taste, room: &mut 
         let number = rng.u64(0..3 * KEYS);
         let value = value(rng, true, room);
         return match rng.u8(0..8) {
-            0..3 => Change::SlotSet { index: number, value },
+            0..3 => Change::SlotSet { index: slot_of(number), value },
             3..6 => Change::OmapSet { key: key_of(number), value },
-            6 => Change::XattrSet { name: key_of(number), value },
+            6 => Change::XattrSet { name: name_of(number), value },
             _ => Change::Write { offset: place(rng, OFFSET_MAX), data: value },
         };
     }
     match rng.u8(0..100) {
-        0..20 => Change::SlotSet { index: rng.u64(0..KEYS), value: value(rng, taste.large, room) },
+        0..20 => Change::SlotSet { index: slot(rng), value: value(rng, taste.large, room) },
         20..40 => Change::OmapSet { key: key(rng), value: value(rng, taste.large, room) },
-        40..48 => Change::XattrSet { name: key(rng), value: value(rng, taste.large, room) },
+        40..48 => Change::XattrSet { name: name(rng), value: value(rng, taste.large, room) },
         48..64 => Change::Write { offset: place(rng, OFFSET_MAX), data: value(rng, taste.large, room) },
         64..68 => Change::Zero { offset: place(rng, OFFSET_MAX), len: place(rng, 5_000) },
         68..72 => Change::Truncate { size: place(rng, OFFSET_MAX + 2_000) },
-        72..77 => Change::SlotRemove { index: rng.u64(0..KEYS) },
+        72..77 => Change::SlotRemove { index: slot(rng) },
         77..82 => Change::OmapRemove { key: key(rng) },
-        82..86 => Change::XattrRemove { name: key(rng) },
+        82..86 => Change::XattrRemove { name: name(rng) },
         86..89 => {
             let start = key(rng);
             let end = rng.bool().then(|| key(rng)).filter(|end| *end >= start);
             Change::OmapRemoveRange { start, end }
         }
         89..92 => {
-            let start = rng.u64(0..KEYS);
-            let end = if rng.u8(0..4) == 0 { u64::MAX } else { rng.u64(start..=KEYS) };
+            let first = rng.u64(0..KEYS);
+            let end = if rng.u8(0..4) == 0 { u64::MAX } else { slot_of(rng.u64(first..=KEYS)) };
+            let start = slot_of(first);
             Change::SlotRemoveRange { start, end }
         }
         92..93 => Change::OmapClear,
@@ -191,13 +213,13 @@ pub fn transaction(rng: &mut fastrand::Rng, state: &ModelState, taste: Taste) ->
 /// A condition that holds.
 fn true_condition(rng: &mut fastrand::Rng, state: &ModelState, id: &ObjectId) -> Condition {
     let Some(object) = state.objects.get(id) else { return Condition::Absent };
-    let (index, key) = (rng.u64(0..KEYS), key(rng));
+    let (index, key, name) = (slot(rng), key(rng), name(rng));
     match rng.u8(0..5) {
         0 => Condition::Exists,
         1 => Condition::SizeEquals { size: object.bytes.len() as u64 },
-        2 => match object.xattrs.get(&key) {
-            Some(value) => Condition::XattrEquals { name: key, value: value.clone() },
-            None => Condition::XattrAbsent { name: key },
+        2 => match object.xattrs.get(&name) {
+            Some(value) => Condition::XattrEquals { name, value: value.clone() },
+            None => Condition::XattrAbsent { name },
         },
         3 => match object.slots.get(&index) {
             Some(entry) => Condition::SlotEquals { index, value: entry.value.clone() },
@@ -227,7 +249,7 @@ pub fn one_write(rng: &mut fastrand::Rng, len: usize) -> Transaction {
     let id = ObjectId::new(Collection::new(COLLECTIONS[rng.usize(0..3)]), NAMES[0]);
     let value = Bytes::from(vec![rng.u8(..); len]);
     let change = match rng.u8(0..3) {
-        0 => Change::SlotSet { index: rng.u64(0..KEYS), value },
+        0 => Change::SlotSet { index: slot(rng), value },
         1 => Change::OmapSet { key: key(rng), value },
         _ => Change::Write { offset: place(rng, OFFSET_MAX), data: value },
     };

@@ -11,7 +11,7 @@ use esker_store::{
     SlotScan,
 };
 
-use crate::generate::{self, KEYS};
+use crate::generate;
 use crate::model::{Entry, ModelObject, ModelState};
 
 /// All states so far and what is known of each transaction.
@@ -107,9 +107,9 @@ impl Probe {
     pub fn random(rng: &mut fastrand::Rng, state: &ModelState) -> Self {
         let id = generate::object(rng, state);
         match rng.u8(0..9) {
-            0..2 => Self::Slot(id, rng.u64(0..KEYS)),
+            0..2 => Self::Slot(id, generate::slot(rng)),
             2..4 => Self::Omap(id, generate::key(rng)),
-            4..6 => Self::Xattr(id, generate::key(rng)),
+            4..6 => Self::Xattr(id, generate::name(rng)),
             6 => Self::Size(id),
             7 => Self::Bytes(id, rng.u64(0..14_000), rng.u64(0..9_000)),
             _ => Self::Keys(id, generate::key(rng)),

@@ -23,7 +23,7 @@ pub enum Kind {
     Plain,
     /// The same on a zoned device.
     Zoned,
-    /// A device of 20 to 32 segments that fills up. On fewer the reserve is too small for a checkpoint of metadata as large as
+    /// A device of 32 to 48 segments that fills up. On fewer the reserve is too small for a checkpoint of metadata as large as
     /// here, if crashes come one after the other.
     Small,
     /// The same on a zoned device.
@@ -76,7 +76,7 @@ impl Kind {
             Self::Plain | Self::Small | Self::Thin => false,
             Self::Errors | Self::Remount => rng.u8(0..4) == 0,
         };
-        let segments = if matches!(self, Self::Small | Self::SmallZoned) { rng.u64(20..=32) } else { SEGMENTS };
+        let segments = if matches!(self, Self::Small | Self::SmallZoned) { rng.u64(32..=48) } else { SEGMENTS };
         let zone_bytes = SEGMENT_BYTES >> rng.u32(0..3);
         let space_bytes = (self == Self::Thin).then(|| SEGMENT_BYTES * rng.u64(6..16));
         Shape {
@@ -144,6 +144,8 @@ pub(crate) fn options(rng: &mut fastrand::Rng) -> Options {
         recent_bytes: if rng.bool() { 0 } else { 1 << 20 },
         // None, or enough to throw nothing out: which values a full cache throws out is not the seed's choice.
         cache_bytes: if rng.bool() { 0 } else { 16 << 20 },
+        // None: what a checkpoint has of the index is read when it is needed.
+        index_bytes: rng.choice([0, u64::MAX]).unwrap_or(0),
         // Little room makes the log append without a sync, much lets segments be sealed before they are written.
         pending_bytes_max: rng.choice([4 << 10, 32 << 10, 4 * SEGMENT_BYTES]).unwrap_or(4 << 10),
         policy: policy(rng),

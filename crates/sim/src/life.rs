@@ -247,7 +247,7 @@ impl Run {
                 Answer::Full => {}
                 answer => return Ok(answer),
             }
-            for _ in 0..Self::capacity(device) / SEGMENT_BYTES {
+            for _ in 0..2 * Self::capacity(device) / SEGMENT_BYTES {
                 if !self.maintenance(engine, device)? {
                     return Ok(Answer::Stopped);
                 }

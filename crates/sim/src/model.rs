@@ -131,11 +131,12 @@ impl ModelObject {
         runs
     }
 
-    /// Payload bytes, with something for each entry; at least what a store has to keep.
+    /// Payload bytes, with something for each entry; at least what a store has to keep. Keys and attributes stand in the
+    /// index as well.
     pub fn weight(&self) -> u64 {
         let data: u64 = self.runs().iter().map(|run| run.len + 64).sum();
-        let omap: usize = self.omap.iter().map(|(key, entry)| key.len() + entry.value.len() + 64).sum();
-        let xattrs: usize = self.xattrs.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
+        let omap: usize = self.omap.iter().map(|(key, entry)| 2 * key.len() + entry.value.len() + 64).sum();
+        let xattrs: usize = self.xattrs.iter().map(|(name, value)| 2 * (name.len() + value.len()) + 64).sum();
         let slots: usize = self.slots.values().map(|entry| entry.value.len() + 64).sum();
         data + (omap + xattrs + slots) as u64 + 128
     }

@@ -56,6 +56,9 @@ pub struct Serve {
     /// Memory for data that was read, such as 1g
     #[arg(long, value_name = "SIZE")]
     cache_bytes: Option<esker::ByteSize>,
+    /// Memory for pages of the index, such as 1g; without it all of the index stays in memory
+    #[arg(long, value_name = "SIZE")]
+    index_bytes: Option<esker::ByteSize>,
     /// Most clients at the same time
     #[arg(long)]
     max_clients: Option<u64>,
@@ -94,6 +97,7 @@ impl Serve {
         over(&mut settings.store.location, self.store);
         over(&mut settings.store.policy, self.policy.map(Text));
         over(&mut settings.store.cache, self.cache_bytes.map(Text));
+        over(&mut settings.store.index, self.index_bytes.map(Text));
         let serve = &mut settings.serve;
         // A password from the command line replaces the file's, however the file gave it.
         if self.password.is_some() || self.password_file.is_some() {
@@ -324,6 +328,7 @@ mod tests {
             policy: Some("group:2ms".parse().unwrap()),
             int_db: vec![3],
             cache_bytes: None,
+            index_bytes: None,
             max_clients: Some(5),
             idle_timeout: Some(esker::Period(Duration::from_millis(1_500))),
             backup_folder: None,

@@ -8,11 +8,13 @@
 //! 1. Extents do not overlap and are not empty.
 //! 2. Every byte that leaves the map is reported once: with the place it had, in pieces.
 //! 3. No extent reaches past `u64::MAX`.
+//! 4. Whoever changes extents has seen to it that no page it needs is cold ([`Extents::missing_for`]).
 
 use std::ops::{Bound, Range};
 
-use super::tree::{PageId, SavedLeaf, Tree};
-use crate::format::Loc;
+use super::tree::{Kept, PageId, SavedLeaf, SavedPage, Tree};
+use super::{Dropped, Missing};
+use crate::format::{Loc, Space};
 
 /// `len` bytes of an object. Its offset in the object is the key it is kept under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,13 +27,32 @@ pub struct Extent {
     pub skip: u32,
 }
 
+impl Kept for Extent {
+    const SPACE: Space = Space::Extents;
+}
+
 /// The extents of one object. See the module. A clone shares all pages until one of the two changes them.
 #[derive(Clone, Default)]
 pub struct Extents {
     tree: Tree<Extent>,
 }
 
-fn offset_of(key: &[u8]) -> u64 {
+/// Whether the extents of a page are such and do not overlap.
+#[must_use]
+pub fn hold(page: &SavedLeaf<Extent>) -> bool {
+    let mut end = 0;
+    page.entries().all(|(key, extent)| {
+        let offset = offset_of(key);
+        let holds = key.len() == 8 && offset >= end && extent.len > 0 && extent.skip.checked_add(extent.len).is_some();
+        let next = offset.checked_add(u64::from(extent.len));
+        end = next.unwrap_or(u64::MAX);
+        holds && next.is_some()
+    })
+}
+
+/// The offset that a key stands for.
+#[must_use]
+pub fn offset_of(key: &[u8]) -> u64 {
     key.iter().fold(0, |offset, byte| offset << 8 | u64::from(*byte))
 }
 
@@ -55,10 +76,35 @@ impl Extents {
         self.tree.memory_bytes()
     }
 
-    /// The end of the last extent: the first offset with nothing but a hole behind it.
+    /// Heap bytes of the pages that are in memory.
+    #[inline]
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.tree.page_bytes()
+    }
+
+    /// Number of pages that are not in memory.
+    #[inline]
+    #[must_use]
+    pub fn cold_pages(&self) -> u64 {
+        self.tree.cold_pages()
+    }
+
+    /// The pages that a change of `len` bytes at `offset` needs and that are not in memory.
+    pub fn missing_for(&self, offset: u64, len: u64, out: &mut Vec<Missing>) {
+        let (first, end) = (offset.saturating_sub(1), offset.saturating_add(len));
+        self.tree.missing_between(Some(&first.to_be_bytes()), Some(&end.to_be_bytes()), out);
+    }
+
+    /// The end of the last extent: the first offset with nothing but a hole behind it; `u64::MAX` if its page is not
+    /// in memory.
     #[must_use]
     pub fn end(&self) -> u64 {
-        self.tree.last().map_or(0, |(key, extent)| offset_of(key) + u64::from(extent.len))
+        match self.tree.last() {
+            Some((key, extent)) => offset_of(key) + u64::from(extent.len),
+            None if !self.tree.is_empty() => u64::MAX,
+            None => 0,
+        }
     }
 
     /// Puts `len` bytes at `offset` of the object, found in the operation at `loc` from byte `skip` of its payload
@@ -134,48 +180,51 @@ impl Extents {
     #[cfg(test)]
     /// Takes out everything; `freed` is told the place and bytes of each extent.
     pub fn clear(&mut self, mut freed: impl FnMut(Loc, u32)) {
-        self.iter().for_each(|(_, extent)| freed(extent.loc, extent.len));
+        self.iter().flatten().for_each(|(_, extent)| freed(extent.loc, extent.len));
         self.tree.clear();
     }
 
-    /// The extents that have bytes of `range`, ascending, cut to it, each with its offset in the object.
-    pub fn lookup(&self, range: Range<u64>) -> impl Iterator<Item = (u64, Extent)> + '_ {
+    /// The extents that have bytes of `range`, ascending, cut to it, each with its offset in the object, up to a page that
+    /// is not in memory.
+    pub fn lookup(&self, range: Range<u64>) -> impl Iterator<Item = Result<(u64, Extent), Missing>> + '_ {
         let entries = self.tree.scan_from_floor(&range.start.to_be_bytes());
-        let entries = entries.map(|(key, extent)| (offset_of(key), extent));
+        let entries = entries.map(|entry| entry.map(|(key, extent)| (offset_of(key), extent)));
         // Only the first can end before the range.
-        let inside = entries.skip_while({
-            let first = range.start;
-            move |(start, extent)| start + u64::from(extent.len) <= first
-        });
+        let first = range.start;
+        let inside =
+            entries.skip_while(move |entry| matches!(entry, Ok((at, extent)) if at + u64::from(extent.len) <= first));
         // An empty range may stand within an extent, of which nothing is left then.
-        inside.take_while(move |(start, _)| *start < range.end && range.start < range.end).map(
-            move |(start, extent)| {
-                let cut_start = start.max(range.start);
-                let cut_end = (start + u64::from(extent.len)).min(range.end);
-                let skip = extent.skip + (cut_start - start) as u32;
-                (cut_start, Extent { loc: extent.loc, len: (cut_end - cut_start) as u32, skip })
-            },
-        )
+        let ends = move |at: u64| at >= range.end || range.start >= range.end;
+        inside.take_while(move |entry| !matches!(entry, Ok((at, _)) if ends(*at))).map(move |entry| {
+            let (start, extent) = entry?;
+            let cut_start = start.max(range.start);
+            let cut_end = (start + u64::from(extent.len)).min(range.end);
+            let skip = extent.skip + (cut_start - start) as u32;
+            Ok((cut_start, Extent { loc: extent.loc, len: (cut_end - cut_start) as u32, skip }))
+        })
     }
 
-    /// All extents, ascending, each with its offset in the object.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, Extent)> + '_ {
+    /// All extents, ascending, each with its offset in the object, up to a page that is not in memory.
+    pub fn iter(&self) -> impl Iterator<Item = Result<(u64, Extent), Missing>> + '_ {
         let all = self.tree.scan(Bound::Unbounded, Bound::Unbounded, false);
-        all.map(|(key, extent)| (offset_of(key), extent))
+        all.map(|entry| entry.map(|(key, extent)| (offset_of(key), extent)))
     }
 
     /// The stretches of `range` that have data, ascending, each as offset and length in bytes; neighbours are one.
     /// Between them are holes.
-    pub fn runs(&self, range: Range<u64>) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let mut extents = self.lookup(range).peekable();
-        std::iter::from_fn(move || {
-            let (start, extent) = extents.next()?;
-            let mut end = start + u64::from(extent.len);
-            while let Some((_, extent)) = extents.next_if(|(next, _)| *next == end) {
-                end += u64::from(extent.len);
+    ///
+    /// # Errors
+    /// [`Missing`]: a page that is needed is not in memory.
+    pub fn runs(&self, range: Range<u64>) -> Result<Vec<(u64, u64)>, Missing> {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for entry in self.lookup(range) {
+            let (start, extent) = entry?;
+            match runs.last_mut() {
+                Some((offset, len)) if *offset + *len == start => *len += u64::from(extent.len),
+                _ => runs.push((start, extent.len.into())),
             }
-            Some((start, end - start))
-        })
+        }
+        Ok(runs)
     }
 
     /// Numbers of the index pages that changed since [`Self::clear_dirty`]; freed ones too.
@@ -193,7 +242,23 @@ impl Extents {
         self.tree.clear_dirty();
     }
 
-    /// The extents of an index page, ascending, each with its offset in the object; none when it is free.
+    /// Where the last checkpoint has an index page that is not in memory.
+    #[must_use]
+    pub fn cold_page(&self, id: PageId) -> Option<Loc> {
+        self.tree.cold_page(id)
+    }
+
+    /// See [`Tree::drop_page`].
+    pub fn drop_page(&mut self, id: PageId, loc: Loc) -> Dropped {
+        self.tree.drop_page(id, loc)
+    }
+
+    /// See [`Tree::restore`].
+    pub fn restore(&mut self, id: PageId, at: Loc, saved: SavedLeaf<Extent>) -> bool {
+        hold(&saved) && self.tree.restore(id, at, saved)
+    }
+
+    /// The extents of an index page, which is in memory, ascending, each with its offset in the object; none when it is free.
     pub fn page_extents(&self, id: PageId) -> impl Iterator<Item = (u64, Extent)> + '_ {
         self.tree.page_entries(id).map(|(key, extent)| (offset_of(key), extent))
     }
@@ -205,18 +270,19 @@ impl Extents {
     }
 
     /// Extents of index pages that were saved with their numbers, see [`Tree::from_leaves`]. `None` unless they fit
-    /// together and do not overlap.
+    /// together; each page alone has to be looked at by [`hold`] before.
     #[must_use]
-    pub fn from_pages(saved: Vec<(PageId, SavedLeaf<Extent>)>, numbers: PageId) -> Option<Self> {
-        let extents = Self { tree: Tree::from_leaves(saved, numbers)? };
+    pub fn from_pages(mut saved: Vec<(PageId, SavedPage<Extent>)>, numbers: PageId) -> Option<Self> {
+        saved.sort_by(|(_, a), (_, b)| a.ends().0.cmp(b.ends().0));
         let mut end = 0;
-        for (key, extent) in extents.tree.scan(Bound::Unbounded, Bound::Unbounded, false) {
-            let offset = offset_of(key);
-            let holds = key.len() == 8 && offset >= end && extent.len > 0;
-            end = offset.checked_add(u64::from(extent.len)).filter(|_| holds)?;
-            extent.skip.checked_add(extent.len)?;
+        for (_, page) in &saved {
+            let (first, last, extent) = page.ends();
+            if offset_of(first) < end {
+                return None;
+            }
+            end = offset_of(last).checked_add(extent.len.into())?;
         }
-        Some(extents)
+        Some(Self { tree: Tree::from_leaves(saved, numbers)? })
     }
 
     /// The last extent that begins at `offset` or before, and its own offset.
@@ -256,7 +322,7 @@ mod tests {
         let wide = range.start as u64..range.end as u64;
         let mut found: Model = vec![None; SPACE];
         let mut last_end = wide.start;
-        for (offset, extent) in extents.lookup(wide.clone()) {
+        for (offset, extent) in extents.lookup(wide.clone()).map(Result::unwrap) {
             assert!(extent.len > 0 && offset >= last_end, "extents are in order and do not overlap");
             last_end = offset + u64::from(extent.len);
             for byte in 0..extent.len {
@@ -272,7 +338,7 @@ mod tests {
                 _ => expected.push((at as u64, 1)),
             }
         }
-        assert_eq!(extents.runs(wide).collect::<Vec<_>>(), expected);
+        assert_eq!(extents.runs(wide), Ok(expected));
     }
 
     fn run(seed: u64) {
@@ -336,7 +402,7 @@ mod tests {
         let (mut extents, loc) = (Extents::default(), Loc::new(64, 4096, 0));
         extents.write(u64::MAX - 4096, 4096, loc, 0, |_, _| ());
         assert_eq!(extents.end(), u64::MAX);
-        assert_eq!(extents.runs(0..u64::MAX).collect::<Vec<_>>(), [(u64::MAX - 4096, 4096)]);
+        assert_eq!(extents.runs(0..u64::MAX), Ok(vec![(u64::MAX - 4096, 4096)]));
         let mut freed = 0;
         extents.truncate(u64::MAX - 96, |_, bytes| freed += bytes);
         assert_eq!((freed, extents.end(), extents.count()), (96, u64::MAX - 96, 1));

@@ -6,6 +6,7 @@
 //!             high   page number → Page  all other pages
 //! page:       dense  [Loc; 512], 4 KiB
 //!             sparse sorted (place, Loc), up to 64 of them, so that scattered slots do not cost 4 KiB each
+//!             cold   not in memory: where the last checkpoint has it
 //! ```
 //!
 //! Invariants:
@@ -13,10 +14,11 @@
 //!    last one is not.
 //! 2. `low` grows to a page only when its number is at most `2 * pages + 16`, so that empty pages in it are fewer
 //!    than filled ones when it grows.
-//! 3. A dense page has at least `SPARSE_MIN` slots, a sparse one at most `SPARSE_MAX`.
+//! 3. A dense page has at least `SPARSE_MIN` slots, a sparse one at most [`Slots::SPARSE_MAX`].
 //! 4. Every page that changed since [`Slots::clear_dirty`] is dirty, or stands in `emptied` when it is gone and had
 //!    slots then; a page that came and went in between is not remembered.
-//! 5. All pages of `low` before `low_first` are empty: what is trimmed at the start costs no search.
+//! 5. Whoever changes slots has seen to it that their pages are not cold ([`Slots::missing_at`]).
+//! 6. All pages of `low` before `low_first` are empty: what is trimmed at the start costs no search.
 //!
 //! Ranges are `start <= index < end`, except that an end of `u64::MAX` includes that slot.
 
@@ -25,11 +27,11 @@ use std::ops::Range;
 
 use triomphe::Arc;
 
-use crate::format::{Loc, PAGE_SLOTS};
+use super::{Dropped, Missing, Used};
+use crate::format::{Loc, PAGE_SLOTS, Space};
 
 const PAGE_BITS: u32 = PAGE_SLOTS.trailing_zeros();
-/// A sparse page with more slots becomes dense.
-const SPARSE_MAX: usize = 64;
+const READIED: &str = "whoever needs a cold page has it read first";
 /// A dense page with fewer slots becomes sparse.
 const SPARSE_MIN: usize = 24;
 /// What an entry of a `BTreeMap` or `BTreeSet` takes beyond its own size, on average: its nodes are two thirds full.
@@ -41,6 +43,7 @@ enum Body {
     /// Zero is an empty slot.
     Dense(Arc<[u64; PAGE_SLOTS]>),
     Sparse(Vec<(u16, u64)>),
+    Cold(Loc),
 }
 
 #[derive(Clone)]
@@ -50,11 +53,12 @@ struct Page {
     dirty: bool,
     /// It was there at the last [`Slots::clear_dirty`].
     kept: bool,
+    used: Used,
 }
 
 impl Page {
     const fn new() -> Self {
-        Self { body: Body::Sparse(Vec::new()), count: 0, dirty: false, kept: false }
+        Self { body: Body::Sparse(Vec::new()), count: 0, dirty: false, kept: false, used: Used::new() }
     }
 
     #[inline]
@@ -64,6 +68,7 @@ impl Page {
             Body::Sparse(list) => {
                 list.binary_search_by_key(&(place as u16), |slot| slot.0).map_or(0, |found| list[found].1)
             }
+            Body::Cold(_) => unreachable!("{READIED}"),
         }
     }
 
@@ -80,7 +85,7 @@ impl Page {
                 match found {
                     Ok(found) => std::mem::replace(&mut list[found].1, raw),
                     Err(at) => {
-                        if list.len() == SPARSE_MAX {
+                        if list.len() == Slots::SPARSE_MAX {
                             self.make_dense()[place] = raw;
                         } else {
                             if list.len() == list.capacity() {
@@ -92,6 +97,7 @@ impl Page {
                     }
                 }
             }
+            Body::Cold(_) => unreachable!("{READIED}"),
         };
         self.count += u16::from(old == 0);
         old
@@ -105,6 +111,7 @@ impl Page {
                 Ok(found) => list.remove(found).1,
                 Err(_) => 0,
             },
+            Body::Cold(_) => unreachable!("{READIED}"),
         };
         if old != 0 {
             self.dirty = true;
@@ -134,6 +141,7 @@ impl Page {
                 list.drain(start..end).for_each(|(place, raw)| gone(usize::from(place), raw));
                 self.count = list.len() as u16;
             }
+            Body::Cold(_) => unreachable!("{READIED}"),
         }
         if self.count != before {
             self.dirty = true;
@@ -150,7 +158,7 @@ impl Page {
         self.body = Body::Dense(Arc::new(raws));
         match &mut self.body {
             Body::Dense(raws) => Arc::make_mut(raws),
-            Body::Sparse(_) => unreachable!("the body was just made dense"),
+            Body::Sparse(_) | Body::Cold(_) => unreachable!("the body was just made dense"),
         }
     }
 
@@ -180,6 +188,7 @@ impl Page {
                 let at = list.partition_point(|slot| usize::from(slot.0) < from);
                 list.get(at).map(|(place, raw)| (usize::from(*place), *raw))
             }
+            Body::Cold(_) => unreachable!("{READIED}"),
         }
     }
 
@@ -195,6 +204,7 @@ impl Page {
                 let at = list.partition_point(|slot| usize::from(slot.0) <= to);
                 list[..at].last().map(|(place, raw)| (usize::from(*place), *raw))
             }
+            Body::Cold(_) => unreachable!("{READIED}"),
         }
     }
 
@@ -202,12 +212,22 @@ impl Page {
         match &self.body {
             Body::Dense(_) => PAGE_SLOTS * size_of::<u64>(),
             Body::Sparse(list) => list.capacity() * size_of::<(u16, u64)>(),
+            Body::Cold(_) => 0,
+        }
+    }
+
+    /// Where the checkpoint has it, if it is not in memory.
+    #[inline]
+    fn cold(&self) -> Option<Loc> {
+        match self.body {
+            Body::Cold(loc) => Some(loc),
+            _ => None,
         }
     }
 }
 
 /// The map. See the module. A clone shares its dense pages with its original until one of the two changes them.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub struct Slots {
     low: Vec<Page>,
     high: BTreeMap<u64, Page>,
@@ -216,7 +236,20 @@ pub struct Slots {
     len: u64,
     /// Pages with a filled slot.
     pages: u64,
+    /// Pages that are not in memory.
+    cold: u64,
+    /// Heap bytes of all pages.
+    page_bytes: usize,
     low_first: usize,
+}
+
+impl Clone for Slots {
+    fn clone(&self) -> Self {
+        let (low, high) = (self.low.clone(), self.high.clone());
+        // Copied lists have no slack.
+        let page_bytes = low.iter().chain(high.values()).map(Page::heap_bytes).sum();
+        Self { low, high, emptied: self.emptied.clone(), page_bytes, ..*self }
+    }
 }
 
 fn split(index: u64) -> (u64, usize) {
@@ -233,15 +266,31 @@ fn last_of(range: &Range<u64>) -> Option<u64> {
     (range.start <= last).then_some(last)
 }
 
+fn missing(page: u64, loc: Loc) -> Missing {
+    Missing { space: Space::Slots, page, loc }
+}
+
 fn loc(raw: u64) -> Loc {
     Loc::from_raw(raw).expect("a filled slot holds a place")
 }
 
 impl Slots {
+    /// A sparse page with more slots becomes dense.
+    pub const SPARSE_MAX: usize = 64;
+
     /// No slot is filled; takes no heap memory.
     #[must_use]
     pub const fn new() -> Self {
-        Self { low: Vec::new(), high: BTreeMap::new(), emptied: BTreeSet::new(), len: 0, pages: 0, low_first: 0 }
+        Self {
+            low: Vec::new(),
+            high: BTreeMap::new(),
+            emptied: BTreeSet::new(),
+            len: 0,
+            pages: 0,
+            cold: 0,
+            page_bytes: 0,
+            low_first: 0,
+        }
     }
 
     /// Number of filled slots; exact.
@@ -259,34 +308,76 @@ impl Slots {
         self.len == 0
     }
 
-    /// Memory the slots hold, in bytes, themselves included. Walks the pages. Exact but for the pages outside the
-    /// dense directory, where the slack of the map's nodes is an average.
+    /// Heap bytes of the pages that are in memory.
+    #[inline]
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// Number of pages that are not in memory.
+    #[inline]
+    #[must_use]
+    pub fn cold_pages(&self) -> u64 {
+        self.cold
+    }
+
+    /// Memory the slots hold, in bytes, themselves included. Exact but for the pages outside the dense directory,
+    /// where the slack of the map's nodes is an average.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>()
             + self.low.capacity() * size_of::<Page>()
-            + self.low.iter().map(Page::heap_bytes).sum::<usize>()
+            + self.page_bytes
             + self.high.len() * (size_of::<(u64, Page)>() + NODE_SLACK_BYTES)
-            + self.high.values().map(Page::heap_bytes).sum::<usize>()
             + self.emptied.len() * (size_of::<u64>() + NODE_SLACK_BYTES)
     }
 
     /// The place in slot `index`.
+    ///
+    /// # Errors
+    /// [`Missing`]: its page is not in memory.
+    #[inline]
+    pub fn get(&self, index: u64) -> Result<Option<Loc>, Missing> {
+        let (number, place) = split(index);
+        let Some(page) = self.page(number) else { return Ok(None) };
+        page.used.note();
+        match page.cold() {
+            None => Ok(Loc::from_raw(page.get(place))),
+            Some(loc) => Err(missing(number, loc)),
+        }
+    }
+
+    /// The page of slot `index`, if it is not in memory.
     #[inline]
     #[must_use]
-    pub fn get(&self, index: u64) -> Option<Loc> {
-        let (number, place) = split(index);
-        Loc::from_raw(self.page(number)?.get(place))
+    pub fn missing_at(&self, index: u64) -> Option<Missing> {
+        let number = split(index).0;
+        Some(missing(number, self.page(number)?.cold()?))
+    }
+
+    /// The pages of `start <= index < end` (see the module) that are not in memory.
+    pub fn missing_in(&self, start: u64, end: u64, out: &mut Vec<Missing>) {
+        let Some(last) = last_of(&(start..end)).filter(|_| self.cold > 0) else { return };
+        let mut next = self.page_from(split(start).0);
+        while let Some(number) = next.filter(|number| *number <= split(last).0) {
+            out.extend(self.page(number).and_then(Page::cold).map(|loc| missing(number, loc)));
+            next = self.page_from(number + 1);
+        }
     }
 
     /// Fills slot `index` and says what it held.
     #[inline]
     pub fn set(&mut self, index: u64, loc: Loc) -> Option<Loc> {
         let (number, place) = split(index);
-        let old = match usize::try_from(number).ok().and_then(|number| self.low.get_mut(number)) {
-            Some(page) if page.count > 0 => page.set(place, loc.raw()),
-            _ => self.page_to_fill(number).set(place, loc.raw()),
+        let page = match usize::try_from(number).ok().and_then(|number| self.low.get_mut(number)) {
+            Some(page) if page.count > 0 => page,
+            _ => self.page_to_fill(number),
         };
+        let before = page.heap_bytes();
+        let old = page.set(place, loc.raw());
+        let after = page.heap_bytes();
+        self.page_bytes = self.page_bytes - before + after;
         self.len += u64::from(old == 0);
         Loc::from_raw(old)
     }
@@ -298,8 +389,10 @@ impl Slots {
             Some(page) => page,
             None => self.high.get_mut(&number)?,
         };
+        let before = page.heap_bytes();
         let old = Loc::from_raw(page.remove(place))?;
         let emptied = page.count == 0;
+        self.page_bytes = self.page_bytes - before + page.heap_bytes();
         self.len -= 1;
         if emptied {
             self.page_emptied(number);
@@ -322,7 +415,9 @@ impl Slots {
                 Some(page) => page,
                 None => self.high.get_mut(&number).expect("the page was just found"),
             };
+            let before = page.heap_bytes();
             self.len -= page.remove_range(from..until, |place, raw| gone(join(number, place), loc(raw)));
+            self.page_bytes = self.page_bytes - before + page.heap_bytes();
             if page.count == 0 {
                 self.page_emptied(number);
             }
@@ -342,7 +437,7 @@ impl Slots {
         *self = Self { emptied, ..Self::new() };
     }
 
-    /// The filled slots of `range`, ascending, or descending when `reverse`.
+    /// The filled slots of `range`, ascending, or descending when `reverse`, up to a page that is not in memory.
     #[must_use]
     pub fn scan(&self, range: Range<u64>, reverse: bool) -> Scan<'_> {
         Scan { slots: self, rest: last_of(&range).map(|last| (range.start, last)), reverse }
@@ -370,7 +465,51 @@ impl Slots {
         low.chain(self.high.keys().copied())
     }
 
-    /// The filled slots of page `number`, ascending: slots `number * PAGE_SLOTS` and on.
+    /// Where the last checkpoint has a page that is not in memory.
+    #[must_use]
+    pub fn cold_page(&self, number: u64) -> Option<Loc> {
+        self.page(number)?.cold()
+    }
+
+    /// Takes a page out of memory that stands at `loc`, whatever happened to it.
+    pub fn let_go(&mut self, number: u64, loc: Loc) -> usize {
+        let Some(page) = self.page_mut(number).filter(|page| page.count > 0 && page.cold().is_none()) else { return 0 };
+        let freed = page.heap_bytes();
+        page.body = Body::Cold(loc);
+        self.page_bytes -= freed;
+        self.cold += 1;
+        freed
+    }
+
+    /// Takes a page out of memory that the last checkpoint has at `loc`, unless it has changed or was just used.
+    pub fn drop_page(&mut self, number: u64, loc: Loc) -> Dropped {
+        match self.page_mut(number) {
+            Some(page) if page.dirty || page.count == 0 || page.cold().is_some() => Dropped::Stays,
+            Some(page) if page.used.take() => Dropped::Used,
+            Some(_) => Dropped::Freed(self.let_go(number, loc)),
+            None => Dropped::Stays,
+        }
+    }
+
+    /// Puts back a page that left memory; whether it holds what it held then. Nothing happens when it is there again.
+    pub fn restore(&mut self, number: u64, at: Loc, slots: &[(u64, Loc)]) -> bool {
+        let Some(page) = self.page_mut(number).filter(|page| page.cold() == Some(at)) else { return true };
+        let mut whole = Page::new();
+        for (index, loc) in slots {
+            whole.set(split(*index).1, loc.raw());
+        }
+        if whole.count != page.count {
+            return false;
+        }
+        page.body = whole.body;
+        page.used.note();
+        let bytes = page.heap_bytes();
+        self.page_bytes += bytes;
+        self.cold -= 1;
+        true
+    }
+
+    /// The filled slots of page `number`, which is in memory, ascending: slots `number * PAGE_SLOTS` and on.
     pub fn page_slots(&self, number: u64) -> impl Iterator<Item = (u64, Loc)> + '_ {
         let mut from = 0;
         let page = self.page(number);
@@ -381,14 +520,17 @@ impl Slots {
         })
     }
 
-    /// Makes one page count as changed, if it is there.
+    /// Makes one page count as changed, if it is there and in memory.
     pub fn mark_dirty(&mut self, number: u64) {
-        let page = match usize::try_from(number).ok().and_then(|number| self.low.get_mut(number)) {
+        if let Some(page) = self.page_mut(number).filter(|page| page.count > 0 && page.cold().is_none()) {
+            page.dirty = true;
+        }
+    }
+
+    fn page_mut(&mut self, number: u64) -> Option<&mut Page> {
+        match usize::try_from(number).ok().and_then(|number| self.low.get_mut(number)) {
             Some(page) => Some(page),
             None => self.high.get_mut(&number),
-        };
-        if let Some(page) = page.filter(|page| page.count > 0) {
-            page.dirty = true;
         }
     }
 
@@ -463,6 +605,7 @@ impl Slots {
             Some(page) => std::mem::replace(page, Page::new()),
             None => self.high.remove(&number).unwrap_or(Page::new()),
         };
+        self.page_bytes -= page.heap_bytes();
         if page.kept {
             self.emptied.insert(number);
         }
@@ -492,7 +635,7 @@ pub struct Scan<'a> {
 }
 
 impl Iterator for Scan<'_> {
-    type Item = (u64, Loc);
+    type Item = Result<(u64, Loc), Missing>;
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
@@ -500,6 +643,13 @@ impl Iterator for Scan<'_> {
             let (first, last) = self.rest?;
             let (number, place) = split(if self.reverse { last } else { first });
             let page = self.slots.page(number);
+            if let Some(page) = page {
+                page.used.note();
+                if let Some(loc) = page.cold() {
+                    self.rest = None;
+                    return Some(Err(missing(number, loc)));
+                }
+            }
             let found = match page {
                 Some(page) if self.reverse => page.last_to(place),
                 Some(page) => page.first_from(place),
@@ -527,7 +677,7 @@ impl Iterator for Scan<'_> {
                 index.checked_add(1).map(|first| (first, last))
             }
             .filter(|(first, last)| first <= last);
-            return Some((index, loc(raw)));
+            return Some(Ok((index, loc(raw))));
         }
     }
 }
@@ -549,8 +699,9 @@ mod tests {
             for page in self.low.iter().chain(self.high.values()) {
                 let count = match &page.body {
                     Body::Dense(raws) => raws.iter().filter(|raw| **raw != 0).count(),
+                    Body::Cold(_) => usize::from(page.count),
                     Body::Sparse(list) => {
-                        assert!(list.is_sorted_by(|a, b| a.0 < b.0) && list.len() <= SPARSE_MAX);
+                        assert!(list.is_sorted_by(|a, b| a.0 < b.0) && list.len() <= Slots::SPARSE_MAX);
                         list.len()
                     }
                 };
@@ -558,7 +709,33 @@ mod tests {
                 len += count as u64;
             }
             assert_eq!(len, self.len);
+            let pages = || self.low.iter().chain(self.high.values());
+            assert_eq!(pages().map(Page::heap_bytes).sum::<usize>(), self.page_bytes);
+            assert_eq!(pages().filter(|page| page.cold().is_some()).count() as u64, self.cold);
         }
+    }
+
+    /// Pages as they were saved last.
+    type Saved = BTreeMap<u64, Vec<(u64, Loc)>>;
+
+    fn bring(slots: &mut Slots, saved: &Saved, missing: &[Missing]) {
+        for missing in missing {
+            assert_eq!(missing.loc, place_of(missing.page));
+            assert!(slots.restore(missing.page, missing.loc, &saved[&missing.page]), "page {}", missing.page);
+        }
+    }
+
+    fn look<R>(slots: &mut Slots, saved: &Saved, f: impl Fn(&Slots) -> Result<R, Missing>) -> R {
+        loop {
+            match f(slots) {
+                Ok(found) => return found,
+                Err(missing) => bring(slots, saved, &[missing]),
+            }
+        }
+    }
+
+    fn place_of(number: u64) -> Loc {
+        Loc::new(number % (1 << 30) * 4096, 64, 0)
     }
 
     fn a_loc(n: u64) -> Loc {
@@ -578,25 +755,33 @@ mod tests {
 
     fn run(seed: u64, shape: u32) {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let (mut slots, mut model, mut saved) = (Slots::new(), Model::new(), BTreeMap::new());
+        let (mut slots, mut model, mut saved) = (Slots::new(), Model::new(), Saved::new());
+        let mut dropped = 0;
         let mut kept = (Slots::new(), Model::new());
         for step in 0..8_000_u64 {
             let growing = step / 2_000 % 2 == 0;
             let at = index(&mut rng, shape);
             let inside =
                 |range: &Range<u64>, index: u64| index >= range.start && (index < range.end || range.end == u64::MAX);
-            match rng.u32(..100) {
+            let choice = rng.u32(..100);
+            if choice < 85 {
+                let missing = slots.missing_at(at);
+                bring(&mut slots, &saved, missing.as_slice());
+            }
+            match choice {
                 0..70 if growing => assert_eq!(slots.set(at, a_loc(step)), model.insert(at, a_loc(step))),
                 0..70 => assert_eq!(slots.remove(at), model.remove(&at)),
                 70..80 => assert_eq!(slots.set(at, a_loc(step)), model.insert(at, a_loc(step))),
                 80..85 => assert_eq!(slots.remove(at), model.remove(&at)),
-                85..95 => assert_eq!(slots.get(at), model.get(&at).copied()),
+                85..95 => assert_eq!(look(&mut slots, &saved, |slots| slots.get(at)), model.get(&at).copied()),
                 95 if step % 4 == 0 => {
                     let end = if step % 24 == 0 { u64::MAX } else { index(&mut rng, shape) };
                     let range = at..end;
                     let expected: Vec<_> =
                         model.iter().filter(|(index, _)| inside(&range, **index)).map(|(i, loc)| (*i, *loc)).collect();
-                    let mut gone = vec![];
+                    let (mut gone, mut missing) = (vec![], vec![]);
+                    slots.missing_in(range.start, range.end, &mut missing);
+                    bring(&mut slots, &saved, &missing);
                     let count = slots.remove_range(range.start, range.end, |index, loc| gone.push((index, loc)));
                     assert_eq!((count, &gone), (expected.len() as u64, &expected));
                     expected.iter().for_each(|(index, _)| assert!(model.remove(index).is_some()));
@@ -616,16 +801,30 @@ mod tests {
                     // What was cloned before has not changed since.
                     let (clone, then) = &kept;
                     clone.check();
-                    assert!(clone.scan(0..u64::MAX, false).eq(then.iter().map(|(index, loc)| (*index, *loc))));
+                    let whole = |slots: &mut Slots, saved: &Saved| {
+                        let mut missing = vec![];
+                        slots.missing_in(0, u64::MAX, &mut missing);
+                        bring(slots, saved, &missing);
+                    };
+                    assert!(clone.scan(0..u64::MAX, false).eq(then.iter().map(|(index, loc)| Ok((*index, *loc)))));
+                    whole(&mut slots, &saved);
                     kept = (slots.clone(), model.clone());
+                    for number in saved.keys().filter(|_| step % 3 == 0) {
+                        // The first look only finds that it was used.
+                        slots.drop_page(*number, place_of(*number));
+                        dropped += u64::from(slots.drop_page(*number, place_of(*number)) != Dropped::Stays);
+                    }
                 }
                 _ => {
                     let range = at..if step % 5 == 0 { u64::MAX } else { index(&mut rng, shape) };
                     let mut expected: Vec<_> =
                         model.iter().filter(|(index, _)| inside(&range, **index)).map(|(i, loc)| (*i, *loc)).collect();
-                    assert!(slots.scan(range.clone(), false).eq(expected.iter().copied()), "{range:?}");
+                    let scan = |slots: &Slots, reverse: bool| -> Result<Vec<_>, Missing> {
+                        slots.scan(range.clone(), reverse).collect()
+                    };
+                    assert!(look(&mut slots, &saved, |slots| scan(slots, false)) == expected, "{range:?}");
                     expected.reverse();
-                    assert!(slots.scan(range.clone(), true).eq(expected), "{range:?} reverse");
+                    assert!(look(&mut slots, &saved, |slots| scan(slots, true)) == expected, "{range:?} reverse");
                 }
             }
             assert_eq!(slots.len(), model.len() as u64);
@@ -634,6 +833,10 @@ mod tests {
             }
         }
         slots.check();
+        assert!(dropped > 0, "seed {seed} shape {shape}: no page left memory");
+        let mut missing = vec![];
+        slots.missing_in(0, u64::MAX, &mut missing);
+        bring(&mut slots, &saved, &missing);
         slots.remove_range(0, u64::MAX, |_, _| ());
         slots.clear_dirty();
         slots.check();

@@ -17,14 +17,19 @@
 //!    not above any key to their right.
 //! 3. A page above `PAGE_BYTES` has few entries (long keys): at most `LEAF_KEYS_MIN` or `INNER_KEYS_MIN`.
 //! 4. Every leaf whose entries changed since [`Tree::clear_dirty`], freed ones included, is dirty.
+//! 5. A leaf may be cold, not in memory; inner pages never are. Whoever changes something has seen to it that no leaf
+//!    it needs is ([`Tree::missing_at`], [`Tree::missing_between`]).
 
 mod page;
-
-use std::ops::Bound;
+mod saved;
+mod scan;
 
 use triomphe::Arc;
 
+use super::{Dropped, Missing, Used};
+use crate::format::{Loc, Space};
 use page::{Page, common_prefix_len};
+pub use saved::{SavedLeaf, SavedPage};
 
 /// Longest key, in bytes.
 pub const TREE_KEY_BYTES_MAX: usize = 4096;
@@ -35,16 +40,56 @@ pub const PAGE_BYTES: usize = 4096;
 pub type PageId = u32;
 
 const NONE: PageId = PageId::MAX;
+const READIED: &str = "whoever needs a cold leaf has it read first";
 const LEAF_KEYS_MIN: usize = 4;
 const INNER_KEYS_MIN: usize = 8;
 const UNDERFULL_BYTES: usize = PAGE_BYTES / 4;
 const JOINED_BYTES_MAX: usize = PAGE_BYTES / 4 * 3;
 
+/// What a tree keeps: it says which space of an object the tree is.
+pub trait Kept: Copy {
+    /// The space.
+    const SPACE: Space;
+}
+
+impl Kept for Loc {
+    const SPACE: Space = Space::Omap;
+}
+
+#[derive(Clone)]
+enum Body<V> {
+    Hot(Arc<Page<V>>),
+    /// Where the last checkpoint has it; it has entries.
+    Cold(Loc),
+}
+
 #[derive(Clone)]
 struct Leaf<V> {
-    page: Arc<Page<V>>,
+    body: Body<V>,
     previous: PageId,
     next: PageId,
+    used: Used,
+}
+
+impl<V: Kept> Leaf<V> {
+    fn new(page: Page<V>, previous: PageId, next: PageId) -> Self {
+        Self { body: Body::Hot(Arc::new(page)), previous, next, used: Used::new() }
+    }
+
+    /// In the tree, not freed.
+    fn in_use(&self) -> bool {
+        match &self.body {
+            Body::Hot(page) => page.len() > 0,
+            Body::Cold(_) => true,
+        }
+    }
+
+    fn cold(&self) -> Option<Loc> {
+        match self.body {
+            Body::Cold(loc) => Some(loc),
+            Body::Hot(_) => None,
+        }
+    }
 }
 
 /// Child 0 is `first`, child `n` is the value of separator `n - 1`.
@@ -85,17 +130,19 @@ pub struct Tree<V> {
     len: u64,
     /// Heap bytes of all pages.
     page_bytes: usize,
+    /// Leaves that are not in memory.
+    cold: u64,
     /// One bit for each leaf.
     dirty: Vec<u64>,
 }
 
-impl<V: Copy> Default for Tree<V> {
+impl<V: Kept> Default for Tree<V> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<V: Copy> Tree<V> {
+impl<V: Kept> Tree<V> {
     /// An empty tree; takes no heap memory.
     #[must_use]
     pub const fn new() -> Self {
@@ -110,6 +157,7 @@ impl<V: Copy> Tree<V> {
             last_leaf: NONE,
             len: 0,
             page_bytes: 0,
+            cold: 0,
             dirty: Vec::new(),
         }
     }
@@ -121,7 +169,6 @@ impl<V: Copy> Tree<V> {
         self.len
     }
 
-    #[cfg(test)]
     /// No key at all.
     #[inline]
     #[must_use]
@@ -146,18 +193,69 @@ impl<V: Copy> Tree<V> {
             + self.dirty.capacity() * size_of::<u64>()
     }
 
-    /// The value of `key`.
+    /// Heap bytes of the pages that are in memory.
     #[inline]
     #[must_use]
-    pub fn get(&self, key: &[u8]) -> Option<V> {
-        let page = &self.leaves.get(self.descend(key) as usize)?.page;
-        page.find(key).map(|at| page.value(at))
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// Number of leaves that are not in memory.
+    #[inline]
+    #[must_use]
+    pub fn cold_pages(&self) -> u64 {
+        self.cold
+    }
+
+    /// The value of `key`.
+    ///
+    /// # Errors
+    /// [`Missing`]: its leaf is not in memory.
+    #[inline]
+    pub fn get(&self, key: &[u8]) -> Result<Option<V>, Missing> {
+        let id = self.descend(key);
+        if id == NONE {
+            return Ok(None);
+        }
+        let page = self.page(id)?;
+        Ok(page.find(key).map(|at| page.value(at)))
+    }
+
+    /// The leaf that has the place of `key`, if it is not in memory.
+    #[inline]
+    #[must_use]
+    pub fn missing_at(&self, key: &[u8]) -> Option<Missing> {
+        if self.cold == 0 {
+            return None;
+        }
+        self.missing_page(self.descend(key))
+    }
+
+    /// The leaves that are not in memory from the one before `start` (`None`: the first) to the one after `end` (`None`:
+    /// the last).
+    pub fn missing_between(&self, start: Option<&[u8]>, end: Option<&[u8]>, out: &mut Vec<Missing>) {
+        if self.cold == 0 {
+            return;
+        }
+        let previous = |id: PageId| match self.leaves[id as usize].previous {
+            NONE => id,
+            previous => previous,
+        };
+        let mut id = start.map_or(self.first_leaf, |key| previous(self.descend(key)));
+        let last = end.map_or(self.last_leaf, |key| self.leaves[self.descend(key) as usize].next);
+        while id != NONE {
+            out.extend(self.missing_page(id));
+            if id == last {
+                break;
+            }
+            id = self.leaves[id as usize].next;
+        }
     }
 
     /// The value of `key`, to change in place; its page becomes dirty.
     pub fn get_mut(&mut self, key: &[u8]) -> Option<&mut V> {
         let id = self.descend(key);
-        let at = self.leaves.get(id as usize)?.page.find(key)?;
+        let at = self.hot(id)?.find(key)?;
         self.mark_dirty(id);
         Some(self.page_mut(id).value_mut(at))
     }
@@ -166,34 +264,20 @@ impl<V: Copy> Tree<V> {
     #[must_use]
     pub fn floor(&self, key: &[u8]) -> Option<(&[u8], V)> {
         let id = self.descend(key);
-        let leaf = self.leaves.get(id as usize)?;
-        match leaf.page.position(key) {
-            Ok(at) => Some(self.entry(id, at)),
-            Err(0) if leaf.previous == NONE => None,
-            Err(0) => Some(self.entry(leaf.previous, self.leaves[leaf.previous as usize].page.len() - 1)),
-            Err(at) => Some(self.entry(id, at - 1)),
-        }
+        let (id, at) = match (self.hot(id)?.position(key), self.leaves[id as usize].previous) {
+            (Ok(at), _) => (id, at),
+            (Err(0), previous) => (previous, self.hot(previous)?.len() - 1),
+            (Err(at), _) => (id, at - 1),
+        };
+        self.hot(id).map(|page| (page.key(at), page.value(at)))
     }
 
-    #[cfg(test)]
-    /// The entry with the least key not below `key`.
-    #[must_use]
-    pub fn ceil(&self, key: &[u8]) -> Option<(&[u8], V)> {
-        self.seek(key).map(|((id, at), _)| self.entry(id, at))
-    }
-
-    #[cfg(test)]
-    /// The entry with the least key.
-    #[must_use]
-    pub fn first(&self) -> Option<(&[u8], V)> {
-        if self.first_leaf == NONE { None } else { Some(self.entry(self.first_leaf, 0)) }
-    }
-
-    /// The entry with the greatest key.
+    /// The entry with the greatest key, if its leaf is in memory.
     #[must_use]
     pub fn last(&self) -> Option<(&[u8], V)> {
-        let page = &self.leaves.get(self.last_leaf as usize)?.page;
-        Some(self.entry(self.last_leaf, page.len() - 1))
+        let leaf = self.leaves.get(self.last_leaf as usize)?;
+        let Body::Hot(page) = &leaf.body else { return None };
+        Some((page.key(page.len() - 1), page.value(page.len() - 1)))
     }
 
     /// Sets `key` to `value` and says what it was. Over a key that is there nothing is allocated.
@@ -209,7 +293,7 @@ impl<V: Copy> Tree<V> {
         let id = self.descend(key);
         self.mark_dirty(id);
         let page_bytes = &mut self.page_bytes;
-        let page = unshared(&mut self.leaves[id as usize].page, page_bytes);
+        let page = unshared(hot_mut(&mut self.leaves[id as usize].body), page_bytes);
         match page.position(key) {
             Ok(at) => return Some(std::mem::replace(page.value_mut(at), value)),
             Err(at) if page.used_bytes_with(key.len()) <= PAGE_BYTES || page.len() < LEAF_KEYS_MIN => {
@@ -227,11 +311,11 @@ impl<V: Copy> Tree<V> {
     #[inline]
     pub fn remove(&mut self, key: &[u8]) -> Option<V> {
         let id = self.descend(key);
-        let at = self.leaves.get(id as usize)?.page.find(key)?;
+        let at = self.hot(id)?.find(key)?;
         let value = self.page_mut(id).remove_at(at);
         self.len -= 1;
         self.mark_dirty(id);
-        if self.leaves[id as usize].page.used_bytes() < UNDERFULL_BYTES {
+        if self.page_mut(id).used_bytes() < UNDERFULL_BYTES {
             self.refill(key);
         }
         Some(value)
@@ -242,7 +326,7 @@ impl<V: Copy> Tree<V> {
     pub fn remove_range(&mut self, start: &[u8], end: Option<&[u8]>, mut gone: impl FnMut(&[u8], V)) -> u64 {
         let before = self.len;
         while let Some(((id, at), _)) = self.seek(start) {
-            let page = &self.leaves[id as usize].page;
+            let Some(page) = self.hot(id) else { break };
             let until = match end.map(|end| page.position(end)) {
                 None => page.len(),
                 Some(Ok(until) | Err(until)) => until,
@@ -271,58 +355,10 @@ impl<V: Copy> Tree<V> {
     /// Takes out every key. All pages become dirty.
     pub fn clear(&mut self) {
         let mut dirty = std::mem::take(&mut self.dirty);
-        for (id, _) in self.leaves.iter().enumerate().filter(|(_, leaf)| leaf.page.len() > 0) {
+        for (id, _) in self.leaves.iter().enumerate().filter(|(_, leaf)| leaf.in_use()) {
             set_bit(&mut dirty, id as PageId);
         }
         *self = Self { dirty, ..Self::new() };
-    }
-
-    /// The entries between two bounds, ascending, or descending when `reverse`. Bounds that leave nothing between
-    /// them, crossed ones too, give an empty scan.
-    #[must_use]
-    pub fn scan(&self, start: Bound<&[u8]>, end: Bound<&[u8]>, reverse: bool) -> Scan<'_, V> {
-        let front = match start {
-            Bound::Unbounded if self.first_leaf == NONE => None,
-            Bound::Unbounded => Some((self.first_leaf, 0)),
-            Bound::Included(key) => self.seek(key).map(|(place, _)| place),
-            Bound::Excluded(key) => self.seek(key).and_then(|((id, at), equal)| match equal {
-                true => self.normalised(id, at + 1),
-                false => Some((id, at)),
-            }),
-        };
-        let back = match end {
-            Bound::Unbounded => None,
-            Bound::Included(key) => self.seek(key).and_then(|((id, at), equal)| match equal {
-                true => self.normalised(id, at + 1),
-                false => Some((id, at)),
-            }),
-            Bound::Excluded(key) => self.seek(key).map(|(place, _)| place),
-        };
-        // `back` is the first place outside; turn it into the last place inside.
-        let back = match back {
-            Some((id, at)) if at > 0 => Some((id, at - 1)),
-            Some((id, _)) => self.last_place(self.leaves[id as usize].previous),
-            None => self.last_place(self.last_leaf),
-        };
-        let range = match (front, back) {
-            (Some(front), Some(back)) if self.entry(front.0, front.1).0 <= self.entry(back.0, back.1).0 => {
-                Some((front, back))
-            }
-            _ => None,
-        };
-        Scan { tree: self, range, reverse }
-    }
-
-    /// The entries from the greatest key not above `key` on, ascending to the last; all when every key is above it.
-    #[must_use]
-    pub fn scan_from_floor(&self, key: &[u8]) -> Scan<'_, V> {
-        let id = self.descend(key);
-        let front = self.leaves.get(id as usize).map(|leaf| match leaf.page.position(key) {
-            Ok(at) => (id, at),
-            Err(0) => self.last_place(leaf.previous).unwrap_or((id, 0)),
-            Err(at) => (id, at - 1),
-        });
-        Scan { tree: self, range: front.zip(self.last_place(self.last_leaf)), reverse: false }
     }
 
     /// Numbers of the leaves that changed since [`Self::clear_dirty`], ascending; freed ones too, which have no
@@ -333,9 +369,9 @@ impl<V: Copy> Tree<V> {
         })
     }
 
-    /// Makes one leaf count as changed, if it is in use.
+    /// Makes one leaf count as changed, if it is in use and in memory.
     pub fn mark_page_dirty(&mut self, id: PageId) {
-        if self.leaves.get(id as usize).is_some_and(|leaf| leaf.page.len() > 0) {
+        if self.leaves.get(id as usize).is_some_and(|leaf| leaf.in_use() && leaf.cold().is_none()) {
             self.mark_dirty(id);
         }
     }
@@ -345,10 +381,59 @@ impl<V: Copy> Tree<V> {
         self.dirty.clear();
     }
 
-    /// The entries of a leaf, ascending; none when it is free or was never there.
+    /// The entries of a leaf, which is in memory, ascending; none when it is free or was never there.
     pub fn page_entries(&self, id: PageId) -> impl Iterator<Item = (&[u8], V)> {
-        let page = self.leaves.get(id as usize).map(|leaf| &leaf.page);
-        page.into_iter().flat_map(|page| (0..page.len()).map(|at| (page.key(at), page.value(at))))
+        self.hot(id).into_iter().flat_map(|page| (0..page.len()).map(|at| (page.key(at), page.value(at))))
+    }
+
+    /// Where the last checkpoint has a leaf that is not in memory.
+    #[must_use]
+    pub fn cold_page(&self, id: PageId) -> Option<Loc> {
+        self.leaves.get(id as usize)?.cold()
+    }
+
+    /// Takes a leaf out of memory that the last checkpoint has at `loc`, unless it has changed or was just used.
+    pub fn drop_page(&mut self, id: PageId, loc: Loc) -> Dropped {
+        let dirty = self.dirty.get((id / u64::BITS) as usize).is_some_and(|bits| bits >> (id % u64::BITS) & 1 == 1);
+        match self.leaves.get_mut(id as usize) {
+            Some(leaf) if leaf.in_use() && leaf.cold().is_none() && !dirty => {
+                if leaf.used.take() {
+                    return Dropped::Used;
+                }
+                let Body::Hot(page) = std::mem::replace(&mut leaf.body, Body::Cold(loc)) else { return Dropped::Stays };
+                self.page_bytes -= page.heap_bytes();
+                self.cold += 1;
+                Dropped::Freed(page.heap_bytes())
+            }
+            _ => Dropped::Stays,
+        }
+    }
+
+    /// Puts back a leaf that left memory. Nothing happens when it is there again. False unless it fits where it was.
+    pub fn restore(&mut self, id: PageId, at: Loc, saved: SavedLeaf<V>) -> bool {
+        let Some(leaf) = self.leaves.get_mut(id as usize).filter(|leaf| leaf.cold() == Some(at)) else { return true };
+        let mut page = saved.0;
+        let Some(last) = page.len().checked_sub(1) else { return false };
+        let (previous, next) = (leaf.previous, leaf.next);
+        if self.descend(page.key(0)) != id || self.descend(page.key(last)) != id {
+            return false;
+        }
+        let beside = |id: PageId, fits: &dyn Fn(&Page<V>) -> bool| match self.leaves.get(id as usize) {
+            Some(Leaf { body: Body::Hot(page), .. }) => fits(page),
+            _ => true,
+        };
+        if !beside(previous, &|before| before.key(before.len() - 1) < page.key(0))
+            || !beside(next, &|after| after.key(0) > page.key(last))
+        {
+            return false;
+        }
+        page.shrink();
+        self.page_bytes += page.heap_bytes();
+        self.cold -= 1;
+        let leaf = &mut self.leaves[id as usize];
+        leaf.body = Body::Hot(Arc::new(page));
+        leaf.used.note();
+        true
     }
 
     /// One more than the highest number of a leaf: the length of a table of leaves.
@@ -358,47 +443,44 @@ impl<V: Copy> Tree<V> {
     }
 
     /// A tree of leaves that were saved with their numbers, in any order; every page is clean. `None` unless the
-    /// leaves fit together: none empty, keys ascending from leaf to leaf, numbers below `numbers` and each once.
+    /// leaves fit together: keys ascending from leaf to leaf, numbers below `numbers` and each once.
     #[must_use]
-    pub fn from_leaves(mut saved: Vec<(PageId, SavedLeaf<V>)>, numbers: PageId) -> Option<Self> {
-        if saved.iter().any(|(id, leaf)| leaf.0.len() == 0 || *id >= numbers) {
+    pub fn from_leaves(mut saved: Vec<(PageId, SavedPage<V>)>, numbers: PageId) -> Option<Self> {
+        if saved.iter().any(|(id, _)| *id >= numbers) {
             return None;
         }
         if saved.is_empty() {
             return Some(Self::new());
         }
-        saved.sort_by(|(_, a), (_, b)| a.0.key(0).cmp(b.0.key(0)));
+        saved.sort_by(|(_, a), (_, b)| a.first.cmp(&b.first));
         let mut tree = Self::new();
-        let empty = || Leaf { page: Arc::new(Page::new()), previous: NONE, next: NONE };
-        tree.leaves.resize_with(numbers as usize, empty);
+        tree.leaves.resize_with(numbers as usize, || Leaf::new(Page::new(), NONE, NONE));
         let mut level: Vec<(Vec<u8>, u32)> = Vec::with_capacity(saved.len());
-        let mut previous = NONE;
-        for (id, SavedLeaf(mut page)) in saved {
-            page.shrink();
-            let separator = match previous {
-                NONE => Vec::new(),
-                previous => {
-                    let before = &tree.leaves[previous as usize].page;
-                    let (before, first) = (before.key(before.len() - 1), page.key(0));
-                    if before >= first {
-                        return None;
-                    }
-                    first[..common_prefix_len(before, first) + 1].to_vec()
-                }
+        let mut previous: Option<(PageId, Vec<u8>)> = None;
+        for (id, page) in saved {
+            let separator = match &previous {
+                None => Vec::new(),
+                Some((_, before)) if *before >= page.first => return None,
+                Some((_, before)) => page.first[..common_prefix_len(before, &page.first) + 1].to_vec(),
             };
-            let leaf = tree.leaves.get_mut(id as usize).filter(|leaf| leaf.page.len() == 0)?;
-            tree.len += page.len() as u64;
-            tree.page_bytes += page.heap_bytes();
-            *leaf = Leaf { page: Arc::new(page), previous, next: NONE };
-            match previous {
+            let leaf = tree.leaves.get_mut(id as usize).filter(|leaf| !leaf.in_use())?;
+            tree.len += page.len;
+            match &page.body {
+                Body::Hot(page) => tree.page_bytes += page.heap_bytes(),
+                Body::Cold(_) => tree.cold += 1,
+            }
+            let before = previous.as_ref().map_or(NONE, |(id, _)| *id);
+            *leaf = Leaf { body: page.body, previous: before, next: NONE, used: Used::new() };
+            match before {
                 NONE => tree.first_leaf = id,
-                previous => tree.leaves[previous as usize].next = id,
+                before => tree.leaves[before as usize].next = id,
             }
             level.push((separator, id));
-            previous = id;
+            previous = Some((id, page.last));
         }
+        let previous = previous.map_or(NONE, |(id, _)| id);
         tree.last_leaf = previous;
-        tree.free_leaves = (0..numbers).filter(|id| tree.leaves[*id as usize].page.len() == 0).collect();
+        tree.free_leaves = (0..numbers).filter(|id| !tree.leaves[*id as usize].in_use()).collect();
         // Inner pages, level by level: the first separator of each page goes up.
         while level.len() > 1 {
             let mut above = Vec::new();
@@ -420,10 +502,30 @@ impl<V: Copy> Tree<V> {
         Some(tree)
     }
 
+    /// A leaf to look something up in; it has been used then.
     #[inline]
-    fn entry(&self, id: PageId, at: usize) -> (&[u8], V) {
-        let page = &self.leaves[id as usize].page;
-        (page.key(at), page.value(at))
+    fn page(&self, id: PageId) -> Result<&Page<V>, Missing> {
+        let leaf = &self.leaves[id as usize];
+        leaf.used.note();
+        match &leaf.body {
+            Body::Hot(page) => Ok(page),
+            Body::Cold(loc) => Err(Missing { space: V::SPACE, page: id.into(), loc: *loc }),
+        }
+    }
+
+    #[inline]
+    fn missing_page(&self, id: PageId) -> Option<Missing> {
+        let loc = self.leaves.get(id as usize)?.cold()?;
+        Some(Missing { space: V::SPACE, page: id.into(), loc })
+    }
+
+    /// A leaf on the way of a change; `None` if there is none of this number.
+    #[inline]
+    fn hot(&self, id: PageId) -> Option<&Page<V>> {
+        match &self.leaves.get(id as usize)?.body {
+            Body::Hot(page) => Some(page),
+            Body::Cold(_) => unreachable!("{READIED}"),
+        }
     }
 
     /// The leaf that has the place of `key`; `NONE` without a root.
@@ -440,7 +542,7 @@ impl<V: Copy> Tree<V> {
     /// The place of the least key not below `key`, and whether it is that key.
     fn seek(&self, key: &[u8]) -> Option<((PageId, usize), bool)> {
         let id = self.descend(key);
-        match self.leaves.get(id as usize)?.page.position(key) {
+        match self.hot(id)?.position(key) {
             Ok(at) => Some(((id, at), true)),
             Err(at) => Some((self.normalised(id, at)?, false)),
         }
@@ -448,16 +550,11 @@ impl<V: Copy> Tree<V> {
 
     /// A place behind the last entry of a leaf is the first of the next leaf.
     fn normalised(&self, id: PageId, at: usize) -> Option<(PageId, usize)> {
-        let leaf = &self.leaves[id as usize];
-        if at < leaf.page.len() {
+        if at < self.hot(id)?.len() {
             return Some((id, at));
         }
-        if leaf.next == NONE { None } else { Some((leaf.next, 0)) }
-    }
-
-    fn last_place(&self, id: PageId) -> Option<(PageId, usize)> {
-        let leaf = self.leaves.get(id as usize)?;
-        Some((id, leaf.page.len() - 1))
+        let next = self.leaves[id as usize].next;
+        if next == NONE { None } else { Some((next, 0)) }
     }
 
     #[inline]
@@ -467,7 +564,7 @@ impl<V: Copy> Tree<V> {
 
     fn add_leaf(&mut self, page: Page<V>, previous: PageId, next: PageId) -> PageId {
         self.page_bytes += page.heap_bytes();
-        let leaf = Leaf { page: Arc::new(page), previous, next };
+        let leaf = Leaf::new(page, previous, next);
         let id = place_in(&mut self.leaves, &mut self.free_leaves, leaf);
         if previous == NONE {
             self.first_leaf = id
@@ -484,9 +581,10 @@ impl<V: Copy> Tree<V> {
     }
 
     fn free_leaf(&mut self, id: PageId) {
-        let empty = Leaf { page: Arc::new(Page::new()), previous: NONE, next: NONE };
-        let leaf = std::mem::replace(&mut self.leaves[id as usize], empty);
-        self.page_bytes -= leaf.page.heap_bytes();
+        let leaf = std::mem::replace(&mut self.leaves[id as usize], Leaf::new(Page::new(), NONE, NONE));
+        if let Body::Hot(page) = &leaf.body {
+            self.page_bytes -= page.heap_bytes();
+        }
         let (previous, next) = (leaf.previous, leaf.next);
         if previous == NONE {
             self.first_leaf = next
@@ -517,7 +615,7 @@ impl<V: Copy> Tree<V> {
 
     /// Changes a leaf and keeps `page_bytes` right.
     fn with_leaf<T>(&mut self, id: PageId, change: impl FnOnce(&mut Page<V>) -> T) -> T {
-        let page = unshared(&mut self.leaves[id as usize].page, &mut self.page_bytes);
+        let page = unshared(hot_mut(&mut self.leaves[id as usize].body), &mut self.page_bytes);
         let before = page.heap_bytes();
         let result = change(page);
         self.page_bytes = self.page_bytes - before + page.heap_bytes();
@@ -537,7 +635,7 @@ impl<V: Copy> Tree<V> {
     /// A leaf's page, no longer shared with a clone, to change without changing its heap memory by much.
     #[inline]
     fn page_mut(&mut self, id: PageId) -> &mut Page<V> {
-        unshared(&mut self.leaves[id as usize].page, &mut self.page_bytes)
+        unshared(hot_mut(&mut self.leaves[id as usize].body), &mut self.page_bytes)
     }
 
     /// The inner pages from the root down to the leaf of `key`, each with the child taken.
@@ -557,8 +655,8 @@ impl<V: Copy> Tree<V> {
     #[inline(never)]
     fn insert_in_full(&mut self, id: PageId, at: usize, key: &[u8], value: V) {
         let (mut path, _) = self.path_to(key);
-        let len = self.leaves[id as usize].page.len();
-        let cut = if at == len || at == 0 { at } else { self.leaves[id as usize].page.middle() };
+        let (len, middle) = self.hot(id).map_or((0, 0), |page| (page.len(), page.middle()));
+        let cut = if at == len || at == 0 { at } else { middle };
         let mut right = self.with_leaf(id, |page| {
             let right = page.split_off(cut);
             if at == len {
@@ -572,7 +670,7 @@ impl<V: Copy> Tree<V> {
         } else {
             right.insert_at(at - cut, key, value);
         }
-        let left_last = &self.leaves[id as usize].page;
+        let left_last = self.page_mut(id);
         let left_last = left_last.key(left_last.len() - 1);
         let right_first = right.key(0);
         let mut separator = right_first[..common_prefix_len(left_last, right_first) + 1].to_vec();
@@ -613,7 +711,7 @@ impl<V: Copy> Tree<V> {
     #[inline(never)]
     fn refill(&mut self, key: &[u8]) {
         let (mut path, id) = self.path_to(key);
-        let page = &self.leaves[id as usize].page;
+        let Some(page) = self.hot(id) else { return };
         if page.used_bytes() >= UNDERFULL_BYTES {
             return;
         }
@@ -633,14 +731,19 @@ impl<V: Copy> Tree<V> {
             return;
         }
         let inner = &self.inners[parent as usize];
-        let used = |id: u32| self.leaves[id as usize].page.used_bytes();
+        // A neighbour that is not in memory stays as it is.
+        let used = |id: u32| match &self.leaves[id as usize].body {
+            Body::Hot(page) => page.used_bytes(),
+            Body::Cold(_) => JOINED_BYTES_MAX + 1,
+        };
         for right_nth in [nth + 1, nth] {
             if right_nth == 0 || right_nth > inner.page.len() {
                 continue;
             }
             let (left, right) = (inner.child(right_nth - 1), inner.child(right_nth));
             if used(left) + used(right) <= JOINED_BYTES_MAX {
-                let page = std::mem::replace(&mut self.leaves[right as usize].page, Arc::new(Page::new()));
+                let taken = hot_mut(&mut self.leaves[right as usize].body);
+                let page = std::mem::replace(taken, Arc::new(Page::new()));
                 self.page_bytes -= page.heap_bytes();
                 self.with_leaf(left, |into| into.append(&page));
                 self.mark_dirty(left);
@@ -649,7 +752,7 @@ impl<V: Copy> Tree<V> {
                 return;
             }
         }
-        if self.leaves[id as usize].page.heap_bytes() > PAGE_BYTES {
+        if self.hot(id).is_some_and(|page| page.heap_bytes() > PAGE_BYTES) {
             self.with_leaf(id, Page::shrink);
         }
     }
@@ -707,6 +810,13 @@ fn unshared<'a, V: Copy>(page: &'a mut Arc<Page<V>>, page_bytes: &mut usize) -> 
     Arc::get_mut(page).expect("the page is shared with nobody")
 }
 
+fn hot_mut<V>(body: &mut Body<V>) -> &mut Arc<Page<V>> {
+    match body {
+        Body::Hot(page) => page,
+        Body::Cold(_) => unreachable!("{READIED}"),
+    }
+}
+
 #[inline]
 fn set_bit(bits: &mut Vec<u64>, at: u32) {
     let word = (at / u64::BITS) as usize;
@@ -728,59 +838,6 @@ fn place_in<T>(arena: &mut Vec<T>, free: &mut Vec<u32>, item: T) -> u32 {
     let id = u32::try_from(arena.len() - 1).expect("an arena has fewer than 2^32 pages");
     assert!(id != NONE, "an arena has fewer than 2^32 pages");
     id
-}
-
-/// A leaf that is filled before its tree is made, see [`Tree::from_leaves`].
-pub struct SavedLeaf<V>(Page<V>);
-
-impl<V: Copy> SavedLeaf<V> {
-    /// An empty one.
-    #[must_use]
-    pub fn new() -> Self {
-        Self(Page::new())
-    }
-
-    /// Adds an entry; false, and nothing is added, unless its key is above all others and not too long.
-    pub fn push(&mut self, key: &[u8], value: V) -> bool {
-        let at = self.0.len();
-        let ascending = at == 0 || self.0.key(at - 1) < key;
-        let fits = key.len() <= TREE_KEY_BYTES_MAX && at < usize::from(u16::MAX) / 8;
-        if ascending && fits && self.0.used_bytes_with(key.len()) < usize::from(u16::MAX) {
-            self.0.insert_at(at, key, value);
-            return true;
-        }
-        false
-    }
-}
-
-/// Entries in order. See [`Tree::scan`].
-pub struct Scan<'a, V> {
-    tree: &'a Tree<V>,
-    /// First and last place still to come.
-    range: Option<((PageId, usize), (PageId, usize))>,
-    reverse: bool,
-}
-
-impl<'a, V: Copy> Iterator for Scan<'a, V> {
-    type Item = (&'a [u8], V);
-
-    #[inline]
-    fn next(&mut self) -> Option<Self::Item> {
-        let (front, back) = self.range?;
-        let tree = self.tree;
-        let (id, at) = if self.reverse { back } else { front };
-        let leaf = &tree.leaves[id as usize];
-        self.range = if front == back {
-            None
-        } else if self.reverse {
-            let before = if at > 0 { Some((id, at - 1)) } else { tree.last_place(leaf.previous) };
-            before.map(|back| (front, back))
-        } else {
-            let after = if at + 1 < leaf.page.len() { (id, at + 1) } else { (leaf.next, 0) };
-            Some((after, back))
-        };
-        Some((leaf.page.key(at), leaf.page.value(at)))
-    }
 }
 
 #[cfg(test)]

@@ -14,15 +14,18 @@ pub struct OnMemory {
     pub len: u64,
     pub segment_bytes: u64,
     pub zoned: bool,
+    /// Budget for index pages.
+    pub index_bytes: u64,
 }
 
 struct Store {
     device: Arc<MemoryDevice>,
+    index_bytes: u64,
     engine: Option<Engine>,
 }
 
-fn open(device: &Arc<MemoryDevice>) -> Engine {
-    let options = Options { recent_bytes: 0, cache_bytes: 1 << 20, ..Options::default() };
+fn open(device: &Arc<MemoryDevice>, index_bytes: u64) -> Engine {
+    let options = Options { recent_bytes: 0, cache_bytes: 1 << 20, index_bytes, ..Options::default() };
     Engine::open(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
 }
 
@@ -32,8 +35,9 @@ impl Harness for OnMemory {
         let device = if self.zoned { MemoryDevice::zoned(self.len, zone_bytes) } else { MemoryDevice::new(self.len) };
         let device = Arc::new(device);
         Engine::format(&*device, &FormatOptions { segment_bytes: self.segment_bytes, uuid: [3; 16] }).unwrap();
-        let engine = Some(open(&device));
-        Box::new(Store { device, engine })
+        let index_bytes = self.index_bytes;
+        let engine = Some(open(&device, index_bytes));
+        Box::new(Store { device, index_bytes, engine })
     }
 }
 
@@ -46,6 +50,6 @@ impl Opened for Store {
         let engine = self.engine.take().unwrap();
         engine.close().unwrap();
         drop(engine);
-        self.engine = Some(open(&self.device));
+        self.engine = Some(open(&self.device, self.index_bytes));
     }
 }

@@ -2,11 +2,66 @@
 
 use std::collections::BTreeMap;
 
+use std::ops::Bound;
+
 use super::*;
 
 type Model = BTreeMap<Vec<u8>, u64>;
 
+impl Kept for u64 {
+    const SPACE: Space = Space::Omap;
+}
+
+/// Pages as they were saved last.
+type Saved = BTreeMap<PageId, Vec<(Vec<u8>, u64)>>;
+
+fn leaf_of(entries: &[(Vec<u8>, u64)]) -> SavedLeaf<u64> {
+    let mut leaf = SavedLeaf::new();
+    assert!(entries.iter().all(|(key, value)| leaf.push(key, *value)));
+    leaf
+}
+
+fn place_of(id: PageId) -> Loc {
+    Loc::new(u64::from(id) * 4096, 64, 0)
+}
+
+fn bring(tree: &mut Tree<u64>, saved: &Saved, missing: &[Missing]) {
+    for missing in missing {
+        let id = missing.page as PageId;
+        assert_eq!(missing.loc, place_of(id));
+        assert!(tree.restore(id, missing.loc, leaf_of(&saved[&id])), "page {id} fits where it was");
+    }
+}
+
+/// Looks until nothing is missing.
+fn look<R>(tree: &mut Tree<u64>, saved: &Saved, f: impl Fn(&Tree<u64>) -> Result<R, Missing>) -> R {
+    loop {
+        match f(tree) {
+            Ok(found) => return found,
+            Err(missing) => bring(tree, saved, &[missing]),
+        }
+    }
+}
+
+fn bring_at(tree: &mut Tree<u64>, saved: &Saved, key: &[u8]) {
+    let missing = tree.missing_at(key);
+    bring(tree, saved, missing.as_slice());
+}
+
+fn bring_between(tree: &mut Tree<u64>, saved: &Saved, start: Option<&[u8]>, end: Option<&[u8]>) {
+    let mut missing = Vec::new();
+    tree.missing_between(start, end, &mut missing);
+    bring(tree, saved, &missing);
+}
+
 impl Tree<u64> {
+    fn heap_of(&self, id: PageId) -> usize {
+        match &self.leaves[id as usize].body {
+            Body::Hot(page) => page.heap_bytes(),
+            Body::Cold(_) => 0,
+        }
+    }
+
     fn check(&self) {
         let mut leaves = vec![];
         if self.root != NONE {
@@ -19,16 +74,24 @@ impl Tree<u64> {
             assert_eq!(self.leaves[pair[0] as usize].next, pair[1]);
             assert_eq!(self.leaves[pair[1] as usize].previous, pair[0]);
         }
-        let keys: usize = leaves.iter().map(|id| self.leaves[*id as usize].page.len()).sum();
-        assert_eq!(keys as u64, self.len);
-        let heap = self.leaves.iter().map(|leaf| leaf.page.heap_bytes()).sum::<usize>()
+        let cold = leaves.iter().filter(|id| self.cold_page(**id).is_some()).count() as u64;
+        assert_eq!(cold, self.cold);
+        if cold == 0 {
+            let keys: usize = leaves.iter().map(|id| self.hot(*id).unwrap().len()).sum();
+            assert_eq!(keys as u64, self.len);
+        }
+        let heap = (0..self.page_numbers()).map(|id| self.heap_of(id)).sum::<usize>()
             + self.inners.iter().map(|inner| inner.page.heap_bytes()).sum::<usize>();
         assert_eq!(heap, self.page_bytes);
     }
 
     fn check_below(&self, id: u32, depth: u32, low: &[u8], high: Option<&[u8]>, leaves: &mut Vec<u32>) {
         if depth == self.height {
-            let page = &self.leaves[id as usize].page;
+            if self.cold_page(id).is_some() {
+                leaves.push(id);
+                return;
+            }
+            let page = self.hot(id).unwrap();
             page.check();
             assert!(page.len() > 0 && page.key(0) >= low);
             assert!(high.is_none_or(|high| page.key(page.len() - 1) < high));
@@ -68,7 +131,7 @@ fn bound(rng: &mut fastrand::Rng, key: &[u8]) -> Bound<Vec<u8>> {
     }
 }
 
-fn check_scan(tree: &Tree<u64>, model: &Model, start: &Bound<Vec<u8>>, end: &Bound<Vec<u8>>) {
+fn check_scan(tree: &mut Tree<u64>, saved: &Saved, model: &Model, start: &Bound<Vec<u8>>, end: &Bound<Vec<u8>>) {
     let inside = |key: &Vec<u8>| {
         (match start {
             Bound::Unbounded => true,
@@ -80,36 +143,51 @@ fn check_scan(tree: &Tree<u64>, model: &Model, start: &Bound<Vec<u8>>, end: &Bou
             Bound::Excluded(end) => key < end,
         }
     };
-    let mut expected: Vec<_> = model.iter().filter(|(key, _)| inside(key)).map(|(k, v)| (&k[..], *v)).collect();
+    let mut expected: Vec<_> = model.iter().filter(|(key, _)| inside(key)).map(|(k, v)| (k.clone(), *v)).collect();
     let (start, end) = (start.as_ref().map(|key| &key[..]), end.as_ref().map(|key| &key[..]));
-    assert!(tree.scan(start, end, false).eq(expected.iter().copied()), "{start:?} {end:?}");
+    let scan = |tree: &Tree<u64>, reverse: bool| -> Result<Vec<_>, Missing> {
+        tree.scan(start, end, reverse).map(|entry| entry.map(|(key, value)| (key.to_vec(), value))).collect()
+    };
+    assert!(look(tree, saved, |tree| scan(tree, false)) == expected, "{start:?} {end:?}");
     expected.reverse();
-    assert!(tree.scan(start, end, true).eq(expected), "{start:?} {end:?} reverse");
+    assert!(look(tree, saved, |tree| scan(tree, true)) == expected, "{start:?} {end:?} reverse");
 }
 
-fn run(seed: u64, shape: u32) {
+/// How many pages left memory and came back.
+fn run(seed: u64, shape: u32) -> (u64, u64) {
     let mut rng = fastrand::Rng::with_seed(seed);
     let (mut tree, mut model) = (Tree::new(), Model::new());
     let space = [50, 1_000, 20_000][rng.usize(..3)];
-    let mut saved: BTreeMap<PageId, Vec<(Vec<u8>, u64)>> = BTreeMap::new();
+    let mut saved = Saved::new();
     let mut kept = (Tree::new(), Model::new());
+    let (mut dropped, mut brought) = (0, 0);
     for step in 0..6_000_u64 {
         // Phases of growth and of decay.
         let growing = step / 1_500 % 2 == 0;
         let key = key(&mut rng, shape, space);
-        match rng.u32(..100) {
+        let choice = rng.u32(..100);
+        let cold = tree.cold_pages();
+        match choice {
+            0..80 | 89 => bring_at(&mut tree, &saved, &key),
+            88 => bring_between(&mut tree, &saved, Some(&key), Some(&key)),
+            _ => {}
+        }
+        match choice {
             0..70 if growing => assert_eq!(tree.insert(&key, step), model.insert(key, step)),
             0..70 => assert_eq!(tree.remove(&key), model.remove(&key)),
             70..75 => assert_eq!(tree.insert(&key, step), model.insert(key, step)),
             75..80 => assert_eq!(tree.remove(&key), model.remove(&key)),
-            80..88 => assert_eq!(tree.get(&key), model.get(&key).copied()),
+            80..88 => assert_eq!(look(&mut tree, &saved, |tree| tree.get(&key)), model.get(&key).copied()),
             88 => {
-                let (floor, ceil) = (model.range(..=key.clone()).next_back(), model.range(key.clone()..).next());
+                let floor = model.range(..=key.clone()).next_back();
                 assert_eq!(tree.floor(&key), floor.map(|(key, value)| (&key[..], *value)));
-                assert_eq!(tree.ceil(&key), ceil.map(|(key, value)| (&key[..], *value)));
                 let from = floor.map_or(&[][..], |(key, _)| &key[..]);
-                let expected = model.iter().filter(|(key, _)| &key[..] >= from).map(|(key, value)| (&key[..], *value));
-                assert!(tree.scan_from_floor(&key).eq(expected));
+                let expected =
+                    model.iter().filter(|(key, _)| &key[..] >= from).map(|(key, value)| (key.clone(), *value));
+                let scan = |tree: &Tree<u64>| -> Result<Vec<_>, Missing> {
+                    tree.scan_from_floor(&key).map(|entry| entry.map(|(key, value)| (key.to_vec(), value))).collect()
+                };
+                assert!(look(&mut tree, &saved, scan).into_iter().eq(expected));
             }
             89 => {
                 if let Some(value) = tree.get_mut(&key) {
@@ -125,6 +203,7 @@ fn run(seed: u64, shape: u32) {
                     .filter(|(have, _)| **have >= key && end.as_ref().is_none_or(|end| *have < end))
                     .map(|(key, value)| (key.clone(), *value))
                     .collect();
+                bring_between(&mut tree, &saved, Some(&key), end.as_deref());
                 let mut gone = vec![];
                 let count = tree.remove_range(&key, end.as_deref(), |key, value| gone.push((key.to_vec(), value)));
                 assert_eq!((count, gone), (doomed.len() as u64, doomed.clone()));
@@ -138,7 +217,7 @@ fn run(seed: u64, shape: u32) {
             }
             92 => {
                 let other = self::key(&mut rng, shape, space);
-                check_scan(&tree, &model, &bound(&mut rng, &key), &bound(&mut rng, &other));
+                check_scan(&mut tree, &saved, &model, &bound(&mut rng, &key), &bound(&mut rng, &other));
             }
             93 => {
                 // A checkpoint of only the changed pages has all entries.
@@ -152,41 +231,55 @@ fn run(seed: u64, shape: u32) {
                 let pages = saved.iter().filter(|(_, entries)| !entries.is_empty());
                 let pages = pages
                     .map(|(id, entries)| {
-                        let mut leaf = SavedLeaf::new();
-                        assert!(entries.iter().all(|(key, value)| leaf.push(key, *value)));
-                        (*id, leaf)
+                        let cold = (rng.u32(..3) == 0).then(|| place_of(*id));
+                        (*id, leaf_of(entries).finish(cold).expect("a leaf with entries"))
                     })
                     .collect();
                 tree = Tree::from_leaves(pages, tree.page_numbers()).expect("the pages fit together");
                 tree.check();
                 // What was cloned before has not changed since.
-                let (clone, then) = &kept;
+                let (clone, then) = &mut kept;
                 clone.check();
-                check_scan(clone, then, &Bound::Unbounded, &Bound::Unbounded);
+                check_scan(clone, &saved, then, &Bound::Unbounded, &Bound::Unbounded);
+                bring_between(&mut tree, &saved, None, None);
                 kept = (tree.clone(), model.clone());
             }
+            94 | 95 => {
+                for id in 0..tree.page_numbers() {
+                    if rng.bool()
+                        && let Dropped::Freed(_) = tree.drop_page(id, place_of(id))
+                    {
+                        dropped += 1;
+                    }
+                }
+            }
+            _ if tree.cold_pages() > 0 => {}
             _ => {
-                assert_eq!(tree.first(), model.first_key_value().map(|(key, value)| (&key[..], *value)));
                 assert_eq!(tree.last(), model.last_key_value().map(|(key, value)| (&key[..], *value)));
             }
         }
+        brought += cold.saturating_sub(tree.cold_pages());
         assert_eq!(tree.len(), model.len() as u64);
         if step % 200 == 0 {
             tree.check();
         }
     }
     tree.check();
-    check_scan(&tree, &model, &Bound::Unbounded, &Bound::Unbounded);
+    check_scan(&mut tree, &saved, &model, &Bound::Unbounded, &Bound::Unbounded);
+    (dropped, brought)
 }
 
 #[test]
 fn the_tree_answers_like_an_ordered_map() {
+    let mut moved = (0, 0);
     for shape in 0..7 {
         for seed in 0..6 {
             println!("seed {seed} shape {shape}");
-            run(seed, shape);
+            let (dropped, brought) = run(seed, shape);
+            moved = (moved.0 + dropped, moved.1 + brought);
         }
     }
+    assert!(moved.0 > 100 && moved.1 > 100, "{moved:?} pages left and came back");
 }
 
 #[test]
@@ -205,9 +298,9 @@ fn ascending_keys_leave_full_pages_and_memory_returns_after_deletes() {
     assert!(tree.memory_bytes() < full / 5, "{} of {full} bytes", tree.memory_bytes());
     assert_eq!(tree.remove_range(&[], None, |_, _| ()), 5_000);
     tree.check();
-    assert!(tree.is_empty() && tree.first().is_none() && tree.memory_bytes() < 2_000);
+    assert!(tree.is_empty() && tree.memory_bytes() < 2_000);
     assert_eq!(tree.insert(b"", 1), None);
-    assert_eq!((tree.get(b""), tree.len(), tree.page_count()), (Some(1), 1, 1));
+    assert_eq!((tree.get(b""), tree.len(), tree.page_count()), (Ok(Some(1)), 1, 1));
 }
 
 #[test]

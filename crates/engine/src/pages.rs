@@ -1,0 +1,193 @@
+//! Index pages on their way back into memory: read from the last checkpoint, verified, put where they were.
+//!
+//! ```text
+//! look under the object's lock → a page is missing → unlock → read → lock → put it back → look again
+//! ```
+//!
+//! Invariants:
+//! 1. No lock is held while a page is read.
+//! 2. Who brings a page back has been pinned since it was found missing, or is the cleaner, so that what stands at its
+//!    place is still the page.
+
+use bytes::Bytes;
+use esker_store::{Error, Result};
+
+use crate::format::{Loc, PAGE_SLOTS, PARTS, Space, decode_slot_page, each_extent, each_omap, read_u64};
+use crate::index::{Extent, Missing, PageId, SavedLeaf, Slots, extents_hold};
+use crate::objects::{Object, Objects};
+use crate::reader::Reader;
+use crate::spaces::Spaces;
+
+/// So many pages are read before they are put back.
+const CHUNK: usize = 256;
+const ORDER: &str = "a page has its entries in order";
+
+/// What stands on a page.
+pub enum Page {
+    /// Slots and their places.
+    Slots(Vec<(u64, Loc)>),
+    /// Keys and their places.
+    Omap(SavedLeaf<Loc>),
+    /// Offsets and their extents.
+    Extents(SavedLeaf<Extent>),
+}
+
+impl Page {
+    /// Page `number` of a space; `None` unless it holds together.
+    pub fn decode(space: Space, number: u64, bytes: &[u8]) -> Option<Self> {
+        match space {
+            Space::Slots => {
+                let mut slots = Vec::new();
+                decode_slot_page(number, bytes, |slot, loc| slots.push((slot, loc))).then_some(Self::Slots(slots))
+            }
+            Space::Omap => {
+                let (mut leaf, mut holds) = (SavedLeaf::new(), true);
+                holds &= each_omap(bytes, |key, loc| holds &= leaf.push(key, loc));
+                holds.then_some(Self::Omap(leaf))
+            }
+            Space::Extents => {
+                let (mut leaf, mut holds) = (SavedLeaf::new(), true);
+                holds &= each_extent(bytes, |offset, loc, len, skip| {
+                    holds &= leaf.push(&offset.to_be_bytes(), Extent { loc, len, skip });
+                });
+                (holds && extents_hold(&leaf)).then_some(Self::Extents(leaf))
+            }
+        }
+    }
+
+    /// Runs `f` on the offset and the bytes of whatever the entries point to.
+    pub fn each_place(&self, mut f: impl FnMut(u64, u64)) {
+        match self {
+            Self::Slots(slots) => slots.iter().for_each(|(_, loc)| f(loc.offset(), loc.span_bytes())),
+            Self::Omap(leaf) => leaf.entries().for_each(|(_, loc)| f(loc.offset(), loc.span_bytes())),
+            Self::Extents(leaf) => leaf.entries().for_each(|(_, at)| f(at.loc.offset(), at.len.into())),
+        }
+    }
+
+    /// About what the page takes in memory, in bytes.
+    pub fn heap_bytes(&self) -> u64 {
+        match self {
+            Self::Slots(slots) if slots.len() > Slots::SPARSE_MAX => (PAGE_SLOTS * size_of::<u64>()) as u64,
+            Self::Slots(slots) => (slots.len() * 2 * size_of::<u64>()) as u64,
+            Self::Omap(leaf) => leaf.heap_bytes() as u64,
+            Self::Extents(leaf) => leaf.heap_bytes() as u64,
+        }
+    }
+
+    fn restore(self, spaces: &mut Spaces, missing: Missing) -> bool {
+        match self {
+            Self::Slots(slots) => spaces.slots.restore(missing.page, missing.loc, &slots),
+            Self::Omap(leaf) => spaces.omap.restore(missing.page as PageId, missing.loc, leaf),
+            Self::Extents(leaf) => spaces.extents.restore(missing.page as PageId, missing.loc, leaf),
+        }
+    }
+}
+
+/// Brings pages of one object back into memory.
+///
+/// # Errors
+/// [`Error::Corrupt`] with the place, [`Error::Io`].
+pub fn bring(reader: &Reader, objects: &Objects, object: &Object, missing: &[Missing]) -> Result<()> {
+    let mut by_place = missing.to_vec();
+    by_place.sort_unstable_by_key(|missing| missing.loc.offset());
+    by_place.dedup();
+    for chunk in by_place.chunks(CHUNK) {
+        let pages = read_pages(reader, chunk)?;
+        let mut state = object.state.write();
+        for (page, missing) in pages.into_iter().zip(chunk) {
+            if !page.restore(&mut state.spaces, *missing) {
+                return Err(damaged(missing.loc.offset(), &not_it(missing)));
+            }
+        }
+        objects.count(&mut state);
+        objects.pages_read(chunk.len() as u64);
+    }
+    Ok(())
+}
+
+/// Reads pages, sorted by offset.
+fn read_pages(reader: &Reader, missing: &[Missing]) -> Result<Vec<Page>> {
+    let locs: Vec<Loc> = missing.iter().map(|missing| missing.loc).collect();
+    let pages = read_many(reader, &locs)?.into_iter().zip(missing).map(|(bytes, missing)| {
+        Page::decode(missing.space, missing.page, &bytes).ok_or_else(|| damaged(missing.loc.offset(), &not_it(missing)))
+    });
+    pages.collect()
+}
+
+/// Runs `f` on every page of `spaces`, one after another; those that are not in memory are read, verified, and not kept.
+///
+/// # Errors
+/// [`Error::Corrupt`] with the place, [`Error::Io`]; those of `f`.
+pub fn each_page(reader: &Reader, spaces: &Spaces, f: &mut dyn FnMut(&Page) -> Result<()>) -> Result<()> {
+    for space in Space::ALL {
+        for number in spaces.pages(space) {
+            f(&page(reader, spaces, space, number)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// One page of `spaces`, from memory or read.
+///
+/// # Errors
+/// [`Error::Corrupt`] with the place, [`Error::Io`].
+pub fn page(reader: &Reader, spaces: &Spaces, space: Space, number: u64) -> Result<Page> {
+    if let Some(loc) = spaces.cold_page(space, number) {
+        let mut read = read_pages(reader, &[Missing { space, page: number, loc }])?;
+        return read.pop().ok_or_else(|| damaged(loc.offset(), "a page of the checkpoint"));
+    }
+    Ok(match space {
+        Space::Slots => Page::Slots(spaces.slots.page_slots(number).collect()),
+        Space::Omap => {
+            let mut leaf = SavedLeaf::new();
+            spaces.omap.page_entries(number as PageId).for_each(|(key, loc)| assert!(leaf.push(key, loc), "{ORDER}"));
+            Page::Omap(leaf)
+        }
+        Space::Extents => {
+            let mut leaf = SavedLeaf::new();
+            spaces.extents.page_extents(number as PageId).for_each(|(at, extent)| {
+                assert!(leaf.push(&at.to_be_bytes(), extent), "{ORDER}");
+            });
+            Page::Extents(leaf)
+        }
+    })
+}
+
+/// The pieces of a checkpoint at these places, sorted by offset: neighbours are read together.
+///
+/// # Errors
+/// [`Error::Corrupt`] with the place, [`Error::Io`].
+pub fn read_many(reader: &Reader, locs: &[Loc]) -> Result<Vec<Bytes>> {
+    let mut pieces = Vec::with_capacity(locs.len());
+    for (piece, loc) in reader.fetch_run(locs)?.into_iter().zip(locs) {
+        pieces.push(if loc.flags() & PARTS == 0 { piece } else { join(reader, &piece)? });
+    }
+    Ok(pieces)
+}
+
+/// One piece, its parts joined.
+///
+/// # Errors
+/// As [`read_many`].
+pub fn whole(reader: &Reader, loc: Loc) -> Result<Bytes> {
+    let piece = reader.fetch(loc.with_flags(0), u64::MAX)?.value;
+    if loc.flags() & PARTS == 0 { Ok(piece) } else { join(reader, &piece) }
+}
+
+fn join(reader: &Reader, list: &[u8]) -> Result<Bytes> {
+    let mut joined = Vec::new();
+    for raw in list.chunks_exact(8) {
+        let part = Loc::from_raw(read_u64(raw, 0)).ok_or_else(|| damaged(0, "a list of parts"))?;
+        joined.extend_from_slice(&reader.fetch(part, u64::MAX)?.value);
+    }
+    Ok(joined.into())
+}
+
+fn not_it(missing: &Missing) -> String {
+    format!("page {} of {:?} in the checkpoint", missing.page, missing.space)
+}
+
+/// A piece of the checkpoint that is not what it should be.
+pub fn damaged(offset: u64, what: &str) -> Error {
+    Error::Corrupt { offset, what: format!("{what} does not hold") }
+}

@@ -1,0 +1,176 @@
+//! The four spaces of an object, as the index sees them.
+//!
+//! Invariant: what changes an object needs every page that [`Spaces::missing`] names in memory.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use bytes::Bytes;
+
+use crate::format::{Kind, Relocated, Space, each_relocated, read_u64};
+use crate::index::{Dropped, Extents, Loc, Missing, PageId, Slots, Tree};
+use crate::segments::Segments;
+
+/// See the module. A clone shares all pages until one of the two changes them.
+#[derive(Clone, Default)]
+pub struct Spaces {
+    /// Size of the bytes space.
+    pub size: u64,
+    /// Where the bytes are.
+    pub extents: Extents,
+    /// Attributes, values in memory.
+    pub xattrs: BTreeMap<Bytes, Bytes>,
+    /// Ordered keys to places.
+    pub omap: Tree<Loc>,
+    /// Numbers to places.
+    pub slots: Slots,
+    /// Some entries may point to operations that were written for another object or another offset.
+    pub shares: bool,
+}
+
+impl Spaces {
+    /// Runs `f` on the offset and the bytes of whatever the entries point to.
+    ///
+    /// # Errors
+    /// [`Missing`]: a page is not in memory.
+    pub fn each_place(&self, mut f: impl FnMut(u64, u64)) -> Result<(), Missing> {
+        for entry in self.slots.scan(0..u64::MAX, false) {
+            entry.map(|(_, loc)| f(loc.offset(), loc.span_bytes()))?;
+        }
+        for entry in self.omap.scan(Bound::Unbounded, Bound::Unbounded, false) {
+            entry.map(|(_, loc)| f(loc.offset(), loc.span_bytes()))?;
+        }
+        for entry in self.extents.iter() {
+            entry.map(|(_, extent)| f(extent.loc.offset(), extent.len.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Makes all index pages count as saved.
+    pub fn clear_dirty(&mut self) {
+        self.slots.clear_dirty();
+        self.omap.clear_dirty();
+        self.extents.clear_dirty();
+    }
+
+    /// Counts all entries as live, or no longer. All pages are in memory.
+    pub fn account(&self, segments: &Segments, live: bool) {
+        let (mut at, mut bytes) = (0, 0);
+        let flush = |at: u64, bytes: u64| {
+            if live { segments.add_live(at, bytes) } else { segments.sub_live(at, bytes) }
+        };
+        let counted = self.each_place(|offset, more| {
+            if segments.segment_of(offset) != segments.segment_of(at) {
+                flush(at, bytes);
+                bytes = 0;
+            }
+            at = offset;
+            bytes += more;
+        });
+        counted.expect("what adds or removes an object has all its pages read first");
+        flush(at, bytes);
+    }
+
+    /// Heap bytes of the index pages that are in memory.
+    #[inline]
+    pub fn page_bytes(&self) -> usize {
+        self.slots.page_bytes() + self.omap.page_bytes() + self.extents.page_bytes()
+    }
+
+    /// Number of index pages that are not in memory.
+    #[inline]
+    pub fn cold_pages(&self) -> u64 {
+        self.slots.cold_pages() + self.omap.cold_pages() + self.extents.cold_pages()
+    }
+
+    /// All pages that are not in memory.
+    pub fn all_missing(&self, out: &mut Vec<Missing>) {
+        self.slots.missing_in(0, u64::MAX, out);
+        self.omap.missing_between(None, None, out);
+        self.extents.missing_for(0, u64::MAX, out);
+    }
+
+    /// The pages that an operation on this object needs and that are not in memory. Of a clone-range that is what its
+    /// source has to read; what its target has to change, see [`Extents::missing_for`].
+    pub fn missing(&self, kind: Kind, argument: u64, key: &[u8], payload: &[u8], len: u64, out: &mut Vec<Missing>) {
+        if self.cold_pages() == 0 {
+            return;
+        }
+        match kind {
+            Kind::CreateCollection | Kind::RemoveCollection | Kind::CreateObject | Kind::Rename | Kind::Index => {}
+            Kind::XattrSet | Kind::XattrRemove => {}
+            Kind::RemoveObject | Kind::Clone => self.all_missing(out),
+            Kind::Write => self.extents.missing_for(argument, len, out),
+            Kind::Zero => self.extents.missing_for(argument, word(payload), out),
+            Kind::Truncate => self.extents.missing_for(argument, u64::MAX, out),
+            Kind::OmapSet | Kind::OmapRemove => out.extend(self.omap.missing_at(key)),
+            Kind::OmapRemoveRange => {
+                self.omap.missing_between(Some(key), (argument == 1).then_some(payload), out);
+            }
+            Kind::OmapClear => self.omap.missing_between(None, None, out),
+            Kind::SlotSet | Kind::SlotRemove => out.extend(self.slots.missing_at(argument)),
+            Kind::SlotRemoveRange => self.slots.missing_in(argument, word(payload), out),
+            Kind::CloneRange => {
+                if let Some([_, from, len, _]) = clone_range_words(payload) {
+                    self.extents.missing_for(from, len, out);
+                }
+            }
+            // Decoding has ruled out that an entry is cut short.
+            Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => {
+                each_relocated(kind, payload, |entry| match entry {
+                    Relocated::Slot(slot, _) => out.extend(self.slots.missing_at(slot)),
+                    Relocated::Omap(key, _) => out.extend(self.omap.missing_at(key)),
+                    Relocated::Extent { offset, len, .. } => self.extents.missing_for(offset, len.into(), out),
+                });
+            }
+        }
+        out.sort_unstable_by_key(|missing| (missing.space as u8, missing.page));
+        out.dedup();
+    }
+
+    /// Numbers of all pages of a space that may have entries.
+    pub fn pages(&self, space: Space) -> Vec<u64> {
+        match space {
+            Space::Slots => self.slots.pages().collect(),
+            Space::Omap => (0..u64::from(self.omap.page_numbers())).collect(),
+            Space::Extents => (0..u64::from(self.extents.page_numbers())).collect(),
+        }
+    }
+
+    /// Where the last checkpoint has a page that is not in memory.
+    pub fn cold_page(&self, space: Space, page: u64) -> Option<Loc> {
+        match space {
+            Space::Slots => self.slots.cold_page(page),
+            Space::Omap => self.omap.cold_page(page as PageId),
+            Space::Extents => self.extents.cold_page(page as PageId),
+        }
+    }
+
+    /// Takes a page out of memory that the last checkpoint has at `loc`, unless it has changed or was just used.
+    pub fn drop_page(&mut self, space: Space, page: u64, loc: Loc) -> Dropped {
+        match space {
+            Space::Slots => self.slots.drop_page(page, loc),
+            Space::Omap => self.omap.drop_page(page as PageId, loc),
+            Space::Extents => self.extents.drop_page(page as PageId, loc),
+        }
+    }
+
+    /// Makes a page count as changed, if it is there and in memory.
+    pub fn mark_dirty(&mut self, space: Space, page: u64) {
+        match space {
+            Space::Slots => self.slots.mark_dirty(page),
+            Space::Omap => self.omap.mark_page_dirty(page as PageId),
+            Space::Extents => self.extents.mark_page_dirty(page as PageId),
+        }
+    }
+}
+
+/// An 8-byte payload; 0 where it is not one, which decoding has ruled out.
+pub fn word(payload: &[u8]) -> u64 {
+    payload.try_into().map_or(0, u64::from_le_bytes)
+}
+
+/// Target, first byte of the source, length and first byte of the target of a [`Kind::CloneRange`].
+pub fn clone_range_words(payload: &[u8]) -> Option<[u64; 4]> {
+    (payload.len() == 32).then(|| [0, 8, 16, 24].map(|at| read_u64(payload, at)))
+}
