@@ -74,7 +74,7 @@ pub enum Error {
     Io {
         /// The device.
         name: String,
-        /// `open`, `read`, `write`, `sync`, `discard`, `lock`.
+        /// `open`, `read`, `write`, `sync`, `discard`, `lock`, `measure`.
         what: &'static str,
         /// Byte offset, 0 where there is none.
         offset: u64,

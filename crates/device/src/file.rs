@@ -13,6 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 
@@ -47,7 +48,7 @@ pub struct FileDevice {
     file: File,
     /// The same file past the page cache, where the file system can.
     direct: Option<File>,
-    len: u64,
+    len: AtomicU64,
     regular: bool,
     read_only: bool,
 }
@@ -90,11 +91,7 @@ impl FileDevice {
         if !regular && !metadata.file_type().is_block_device() {
             return Err(failed("open", io::Error::other("neither a regular file nor a block device")));
         }
-        let len = if regular {
-            metadata.len()
-        } else {
-            io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(|error| failed("open", error))?
-        };
+        let len = length(&file, regular).map_err(|error| failed("open", error))?;
         let mut direct = None;
         if mode != OpenMode::ReadOnly {
             let flags = OFlags::DIRECT.bits() as i32;
@@ -110,8 +107,7 @@ impl FileDevice {
             path: path.to_owned(),
             file,
             direct,
-            // A partial last block is of no use.
-            len: len - len % u64::from(BLOCK_BYTES),
+            len: AtomicU64::new(len),
             regular,
             read_only: mode == OpenMode::ReadOnly,
         })
@@ -136,7 +132,7 @@ impl FileDevice {
 
     /// Checks the range; of changes (`aligned`) also that they are allowed and are whole blocks.
     fn check(&self, offset: u64, len: u64, aligned: bool) -> Result<()> {
-        check_range(self, self.len, offset, len)?;
+        check_range(self, self.len.load(Ordering::Acquire), offset, len)?;
         if aligned {
             if self.read_only {
                 return Err(Error::ReadOnly { name: self.name() });
@@ -145,6 +141,12 @@ impl FileDevice {
         }
         Ok(())
     }
+}
+
+/// Length of a file or block device in whole blocks: a partial last block is of no use.
+fn length(mut file: &File, regular: bool) -> io::Result<u64> {
+    let len = if regular { file.metadata()?.len() } else { io::Seek::seek(&mut file, io::SeekFrom::End(0))? };
+    Ok(len - len % u64::from(BLOCK_BYTES))
 }
 
 /// Gives a new file its length and makes its name durable.
@@ -178,7 +180,7 @@ pub(crate) fn check_alignment(device: &dyn Device, offset: u64, len: u64) -> Res
 
 impl Device for FileDevice {
     fn geometry(&self) -> Geometry {
-        Geometry { block_bytes: BLOCK_BYTES, len: self.len, zone_bytes: None }
+        Geometry { block_bytes: BLOCK_BYTES, len: self.len.load(Ordering::Acquire), zone_bytes: None }
     }
 
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
@@ -246,6 +248,11 @@ impl Device for FileDevice {
             Err(rustix::io::Errno::OPNOTSUPP) => self.write_zeros(offset, len),
             Err(error) => Err(self.failed("discard", offset, error.into())),
         }
+    }
+
+    fn refresh_len(&self) -> Result<u64> {
+        let len = length(&self.file, self.regular).map_err(|error| self.failed("measure", 0, error))?;
+        Ok(self.len.fetch_max(len, Ordering::AcqRel).max(len))
     }
 
     fn name(&self) -> String {

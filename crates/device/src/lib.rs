@@ -31,7 +31,7 @@ pub struct Geometry {
 
 /// A place to keep bytes.
 pub trait Device: Send + Sync {
-    /// The device's shape. It does not change while the device is open.
+    /// The device's shape. It does not change while the device is open, but for the length by [`Device::refresh_len`].
     fn geometry(&self) -> Geometry;
 
     /// Fills `buffer` from `offset`. Any alignment. What was never written, or was discarded, reads as zeros.
@@ -79,6 +79,17 @@ pub trait Device: Send + Sync {
     /// [`Error::OutOfRange`], [`Error::Unaligned`], [`Error::Io`].
     fn discard(&self, offset: u64, len: u64) -> Result<()>;
 
+    /// Looks how long the device is by now: where it has become longer, [`Device::geometry`] tells the new length from then
+    /// on. Returns the length in bytes, in whole blocks. A device that has become shorter keeps its length here: what is
+    /// past its end fails when it is used.
+    ///
+    /// # Errors
+    /// [`Error::Io`]: the length could not be found out, and stays what it was.
+    fn refresh_len(&self) -> Result<u64> {
+        // Most devices stay as they are.
+        Ok(self.geometry().len)
+    }
+
     /// What the device is called in messages: a path, or `memory`.
     fn name(&self) -> String;
 }
@@ -104,6 +115,9 @@ impl<D: Device + ?Sized> Device for std::sync::Arc<D> {
     }
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         (**self).discard(offset, len)
+    }
+    fn refresh_len(&self) -> Result<u64> {
+        (**self).refresh_len()
     }
     fn name(&self) -> String {
         (**self).name()

@@ -3,6 +3,7 @@
 //! Invariant: memory is taken only for what was written (in chunks of 64 KiB), so a long device costs nothing.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
@@ -15,7 +16,9 @@ const BLOCK_BYTES: u32 = 4096;
 /// A device that forgets everything when it is dropped. Every write is as durable as it gets at once.
 #[derive(Debug)]
 pub struct MemoryDevice {
-    len: u64,
+    len: AtomicU64,
+    /// What the length becomes when somebody looks.
+    longer: AtomicU64,
     zone_bytes: Option<u64>,
     state: RwLock<State>,
 }
@@ -30,19 +33,34 @@ struct State {
 impl MemoryDevice {
     /// A device of `len` bytes of zeros, a multiple of 4,096.
     pub fn new(len: u64) -> Self {
-        Self { len: len - len % u64::from(BLOCK_BYTES), zone_bytes: None, state: RwLock::default() }
+        Self::with(len - len % u64::from(BLOCK_BYTES), None, State::default())
     }
 
     /// A device of zones of `zone_bytes` each, which takes writes only at their write pointers.
     pub fn zoned(len: u64, zone_bytes: u64) -> Self {
         assert!(zone_bytes >= u64::from(BLOCK_BYTES) && zone_bytes.is_multiple_of(u64::from(BLOCK_BYTES)));
-        Self { len: len - len % zone_bytes, zone_bytes: Some(zone_bytes), state: RwLock::default() }
+        Self::with(len - len % zone_bytes, Some(zone_bytes), State::default())
+    }
+
+    fn with(len: u64, zone_bytes: Option<u64>, state: State) -> Self {
+        Self { len: AtomicU64::new(len), longer: AtomicU64::new(len), zone_bytes, state: RwLock::new(state) }
+    }
+
+    fn len(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Makes the device `len` bytes long, in whole blocks or zones, as soon as [`Device::refresh_len`] looks; a length that
+    /// is not above the present one changes nothing.
+    pub fn lengthen(&self, len: u64) {
+        let len = len - len % self.zone_bytes.unwrap_or(u64::from(BLOCK_BYTES));
+        self.longer.fetch_max(len, Ordering::AcqRel);
     }
 
     /// A device that holds `image`.
     pub fn from_image(image: &[u8]) -> Self {
         let device = Self::new(image.len() as u64);
-        for (number, chunk) in image[..device.len as usize].chunks(CHUNK_BYTES as usize).enumerate() {
+        for (number, chunk) in image[..device.len() as usize].chunks(CHUNK_BYTES as usize).enumerate() {
             if chunk.iter().any(|byte| *byte != 0) {
                 device.state.write().put(number as u64 * CHUNK_BYTES, chunk);
             }
@@ -52,12 +70,12 @@ impl MemoryDevice {
 
     /// A device of its own with the same content and the same write pointers.
     pub fn snapshot(&self) -> Self {
-        Self { len: self.len, zone_bytes: self.zone_bytes, state: RwLock::new(self.state.read().clone()) }
+        Self::with(self.len(), self.zone_bytes, self.state.read().clone())
     }
 
     /// A copy of everything on the device, `len` bytes.
     pub fn image(&self) -> Vec<u8> {
-        let mut image = vec![0; self.len as usize];
+        let mut image = vec![0; self.len() as usize];
         self.get(0, &mut image);
         image
     }
@@ -121,17 +139,17 @@ fn each_chunk(offset: u64, len: usize, mut f: impl FnMut(u64, usize, std::ops::R
 
 impl Device for MemoryDevice {
     fn geometry(&self) -> Geometry {
-        Geometry { block_bytes: BLOCK_BYTES, len: self.len, zone_bytes: self.zone_bytes }
+        Geometry { block_bytes: BLOCK_BYTES, len: self.len(), zone_bytes: self.zone_bytes }
     }
 
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
-        check_range(self, self.len, offset, buffer.len() as u64)?;
+        check_range(self, self.len(), offset, buffer.len() as u64)?;
         self.get(offset, buffer);
         Ok(())
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        check_range(self, self.len, offset, data.len() as u64)?;
+        check_range(self, self.len(), offset, data.len() as u64)?;
         check_alignment(self, offset, data.len() as u64)?;
         // One lock over pointer and content: two writers cannot both find the pointer where it is.
         let mut state = self.state.write();
@@ -149,11 +167,11 @@ impl Device for MemoryDevice {
     }
 
     fn reserve(&self, offset: u64, len: u64) -> Result<()> {
-        check_range(self, self.len, offset, len)
+        check_range(self, self.len(), offset, len)
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        check_range(self, self.len, offset, len)?;
+        check_range(self, self.len(), offset, len)?;
         let zone_bytes = self.zone_bytes.unwrap_or(u64::from(BLOCK_BYTES));
         if !offset.is_multiple_of(zone_bytes) || !len.is_multiple_of(zone_bytes) {
             let block_bytes = zone_bytes.min(u64::from(u32::MAX)) as u32;
@@ -171,6 +189,11 @@ impl Device for MemoryDevice {
             }
         });
         Ok(())
+    }
+
+    fn refresh_len(&self) -> Result<u64> {
+        let len = self.longer.load(Ordering::Acquire);
+        Ok(self.len.fetch_max(len, Ordering::AcqRel).max(len))
     }
 
     fn name(&self) -> String {

@@ -16,6 +16,8 @@
 //!
 //! Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System (1992), section 3.5.
 
+mod grow;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,6 +26,8 @@ use std::time::{Duration, Instant};
 use esker_device::Device;
 use esker_store::{Error, Result};
 use parking_lot::{Condvar, Mutex};
+
+pub use grow::GrowReport;
 
 use crate::checkpoint::{Parts, Saved};
 use crate::clean::Clean;

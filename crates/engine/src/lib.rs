@@ -44,6 +44,7 @@ mod watch;
 
 pub use backup::{BackupReport, Pruned, RestoreReport, backups, prune, restore, restored_len};
 pub use check::{CheckReport, Damage, DumpItem, DumpOptions, check, dump};
+pub use keeper::GrowReport;
 pub use open::{Engine, FormatOptions, Options};
 pub use policy::{CommitPolicy, PolicyError};
 pub use recover::RecoveryReport;

@@ -25,7 +25,7 @@ use crate::format::{
     SegmentHeader, Stream, Superblock, round_up, store_seed,
 };
 use crate::index::Missing;
-use crate::keeper::Keeper;
+use crate::keeper::{GrowReport, Keeper};
 use crate::load::load;
 use crate::objects::{Object, Objects, Step};
 use crate::pages::bring;
@@ -528,6 +528,20 @@ impl Engine {
     /// As [`Engine::clean`].
     pub fn compact(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         self.keeper()?.compact(progress)
+    }
+
+    /// Takes in the space of a device that has become longer since it was opened, while reads and writes go on: writes that were
+    /// refused with [`Error::Full`] fit again. Does nothing where the device is as long as it was.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::Invalid`] for a store that found no free segment when it was opened: open it again,
+    /// which takes the space in as well. [`Error::Io`], and nothing has changed; [`Error::Stopped`].
+    pub fn grow(&self) -> Result<GrowReport> {
+        if self.full_since_open {
+            let why = "it was full when it was opened: close it and open it again".into();
+            return Err(Error::Invalid { what: "store that cannot grow while it is open", why });
+        }
+        self.keeper()?.grow()
     }
 
     pub(crate) fn keeper(&self) -> Result<&Keeper> {

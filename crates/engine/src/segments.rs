@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
@@ -156,6 +156,72 @@ struct Entry {
     buffer: ArcSwapOption<SegmentBuffer>,
 }
 
+impl Default for Entry {
+    fn default() -> Self {
+        Self {
+            generation: AtomicU32::new(0),
+            base_lsn: AtomicU64::new(0),
+            age: AtomicU64::new(0),
+            cold: AtomicBool::new(false),
+            live: AtomicI64::new(0),
+            index: AtomicI64::new(0),
+            filled: AtomicU64::new(0),
+            range: Mutex::default(),
+            end: AtomicU64::new(u64::MAX),
+            buffer: ArcSwapOption::empty(),
+        }
+    }
+}
+
+/// How often the table can double: from the smallest device of the smallest segments to the largest.
+const DOUBLINGS: usize = 32;
+
+/// The entries of all segments: those of the device as it was opened in one piece, and one more piece for each doubling
+/// since, so that a look takes no lock and nothing ever moves.
+struct Table {
+    first: Box<[Entry]>,
+    /// Piece n has the entries from `first.len() << n` on, as many as come before it.
+    more: [OnceLock<Box<[Entry]>>; DOUBLINGS],
+    count: AtomicU64,
+}
+
+impl Table {
+    fn new(count: u64) -> Self {
+        let first = (0..count).map(|_| Entry::default()).collect();
+        Self { first, more: [const { OnceLock::new() }; DOUBLINGS], count: AtomicU64::new(count) }
+    }
+
+    fn len(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn get(&self, segment: u64) -> Option<&Entry> {
+        self.first.get(segment as usize).or_else(|| self.get_later(segment))
+    }
+
+    #[cold]
+    fn get_later(&self, segment: u64) -> Option<&Entry> {
+        let first = self.first.len() as u64;
+        let piece = segment.checked_div(first)?.checked_ilog2()?;
+        let at = segment - (first << piece);
+        self.more.get(piece as usize)?.get()?.get(at as usize)
+    }
+
+    /// Makes room for `count` entries; one caller at a time.
+    fn grow(&self, count: u64) {
+        let first = self.first.len() as u64;
+        for (piece, entries) in self.more.iter().enumerate() {
+            let begins = first << piece;
+            if begins >= count {
+                break;
+            }
+            entries.get_or_init(|| (0..begins).map(|_| Entry::default()).collect());
+        }
+        self.count.fetch_max(count, Ordering::AcqRel);
+    }
+}
+
 /// A segment in use, as the cleaner sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
@@ -184,7 +250,7 @@ pub struct Segments {
     /// Segment size in bytes, a power of two.
     pub segment_bytes: u64,
     shift: u32,
-    entries: Box<[Entry]>,
+    entries: Table,
     /// First segment that holds log, not superblocks.
     first: u64,
     lists: Mutex<Lists>,
@@ -202,26 +268,12 @@ impl Segments {
     /// A table of `count` segments, of which those below `first` belong to the superblocks. Buffers of at most
     /// `recent_bytes` (and at least of two segments) stay in memory.
     pub fn new(segment_bytes: u64, first: u64, count: u64, recent_bytes: u64) -> Self {
-        let entries = (0..count)
-            .map(|_| Entry {
-                generation: AtomicU32::new(0),
-                base_lsn: AtomicU64::new(0),
-                age: AtomicU64::new(0),
-                cold: AtomicBool::new(false),
-                live: AtomicI64::new(0),
-                index: AtomicI64::new(0),
-                filled: AtomicU64::new(0),
-                range: Mutex::default(),
-                end: AtomicU64::new(u64::MAX),
-                buffer: ArcSwapOption::empty(),
-            })
-            .collect();
         let buffers_max = usize::try_from(recent_bytes / segment_bytes).unwrap_or(usize::MAX).max(2);
         let lists = Lists { free: VecDeque::new(), recent: VecDeque::new(), spare: Vec::new() };
         Self {
             segment_bytes,
             shift: segment_bytes.trailing_zeros(),
-            entries,
+            entries: Table::new(count),
             first,
             lists: Mutex::new(lists),
             buffers_max,
@@ -239,9 +291,22 @@ impl Segments {
         self.readers.wait();
     }
 
+    fn entry(&self, segment: u64) -> &Entry {
+        self.entries.get(segment).expect("only segments of the device are placed")
+    }
+
+    /// Takes in the segments up to number `count` of a device that has become longer, all of them free; how many there
+    /// are. One caller at a time.
+    pub fn grow(&self, count: u64) -> u64 {
+        let before = self.entries.len();
+        self.entries.grow(count);
+        self.lists.lock().free.extend(before..count.max(before));
+        count.saturating_sub(before)
+    }
+
     /// Number of segments that can hold log.
     pub fn log_segments(&self) -> u64 {
-        self.entries.len() as u64 - self.first
+        self.entries.len() - self.first
     }
 
     /// Number of free segments.
@@ -256,7 +321,7 @@ impl Segments {
 
     /// Says that a segment holds this generation of the log, or with `cold` of what was moved; `age` tells how old it is.
     pub fn place(&self, segment: u64, generation: u32, base_lsn: Lsn, age: u64, cold: bool) {
-        let entry = &self.entries[segment as usize];
+        let entry = self.entry(segment);
         entry.base_lsn.store(base_lsn, Ordering::Release);
         entry.age.store(age, Ordering::Release);
         entry.cold.store(cold, Ordering::Release);
@@ -266,7 +331,7 @@ impl Segments {
     /// An object points to `bytes` at this device offset from now on.
     #[inline]
     pub fn add_live(&self, offset: u64, bytes: u64) {
-        if let Some(entry) = self.entries.get(self.segment_of(offset) as usize) {
+        if let Some(entry) = self.entries.get(self.segment_of(offset)) {
             entry.live.fetch_add(bytes as i64, Ordering::Relaxed);
         }
     }
@@ -274,7 +339,7 @@ impl Segments {
     /// An object no longer points to `bytes` at this device offset.
     #[inline]
     pub fn sub_live(&self, offset: u64, bytes: u64) {
-        if let Some(entry) = self.entries.get(self.segment_of(offset) as usize) {
+        if let Some(entry) = self.entries.get(self.segment_of(offset)) {
             // Whoever sees that nothing is left also sees everything that was done before.
             entry.live.fetch_sub(bytes as i64, Ordering::Release);
         }
@@ -282,35 +347,35 @@ impl Segments {
 
     /// The checkpoint holds so many bytes more, or fewer, at this device offset.
     pub fn add_index(&self, offset: u64, bytes: i64) {
-        if let Some(entry) = self.entries.get(self.segment_of(offset) as usize) {
+        if let Some(entry) = self.entries.get(self.segment_of(offset)) {
             entry.index.fetch_add(bytes, Ordering::AcqRel);
         }
     }
 
     /// A cold segment has got `bytes` of operations more.
     pub fn add_filled(&self, segment: u64, bytes: u64) {
-        if let Some(entry) = self.entries.get(segment as usize) {
+        if let Some(entry) = self.entries.get(segment) {
             entry.filled.fetch_add(bytes, Ordering::AcqRel);
         }
     }
 
     /// A cold segment that is sealed holds something of these transactions, first and last.
     pub fn set_range(&self, segment: u64, generation: u32, first: u64, last: u64) {
-        if let Some(entry) = self.entries.get(segment as usize) {
+        if let Some(entry) = self.entries.get(segment) {
             *entry.range.lock() = (generation, first, last);
         }
     }
 
     /// The log left the segment at this offset in it.
     pub fn set_end(&self, segment: u64, end: u64) {
-        if let Some(entry) = self.entries.get(segment as usize) {
+        if let Some(entry) = self.entries.get(segment) {
             entry.end.store(end, Ordering::Release);
         }
     }
 
     /// One segment, if it is in use.
     pub fn usage(&self, segment: u64) -> Option<Usage> {
-        let entry = self.entries.get(segment as usize)?;
+        let entry = self.entries.get(segment)?;
         let generation = entry.generation.load(Ordering::Acquire);
         (generation != 0).then(|| Usage {
             segment,
@@ -330,13 +395,13 @@ impl Segments {
 
     /// All segments in use.
     pub fn in_use(&self) -> Vec<Usage> {
-        (self.first..self.entries.len() as u64).filter_map(|segment| self.usage(segment)).collect()
+        (self.first..self.entries.len()).filter_map(|segment| self.usage(segment)).collect()
     }
 
     /// Makes a segment free that nothing points to any more, and that nobody reads. One that is `warm` still has its
     /// blocks on the device, and is taken again first.
     pub fn release(&self, segment: u64, warm: bool) {
-        let entry = &self.entries[segment as usize];
+        let entry = self.entry(segment);
         entry.generation.store(0, Ordering::Release);
         entry.live.store(0, Ordering::Release);
         entry.index.store(0, Ordering::Release);
@@ -359,8 +424,8 @@ impl Segments {
 
     /// Makes every segment that holds no log free.
     pub fn free_unplaced(&self) {
-        let free = (self.first..self.entries.len() as u64)
-            .filter(|segment| self.entries[*segment as usize].generation.load(Ordering::Acquire) == 0)
+        let free = (self.first..self.entries.len())
+            .filter(|segment| self.generation(*segment) == 0)
             .collect();
         self.lists.lock().free = free;
     }
@@ -399,7 +464,7 @@ impl Segments {
 
     /// Shows a segment's buffer to readers.
     pub fn publish_buffer(&self, segment: u64, buffer: Arc<SegmentBuffer>) {
-        self.entries[segment as usize].buffer.store(Some(buffer));
+        self.entry(segment).buffer.store(Some(buffer));
         self.lists.lock().recent.push_back(segment);
     }
 
@@ -414,7 +479,7 @@ impl Segments {
                     break;
                 }
                 lists.recent.pop_front();
-                dropped.push(self.entries[oldest as usize].buffer.swap(None));
+                dropped.push(self.entry(oldest).buffer.swap(None));
             }
         }
         for buffer in dropped.into_iter().flatten() {
@@ -439,12 +504,12 @@ impl Segments {
 
     /// Generation of a segment; 0 if it holds no log.
     pub fn generation(&self, segment: u64) -> u32 {
-        self.entries.get(segment as usize).map_or(0, |entry| entry.generation.load(Ordering::Acquire))
+        self.entries.get(segment).map_or(0, |entry| entry.generation.load(Ordering::Acquire))
     }
 
     fn base_lsn(&self, segment: u64) -> Lsn {
         // A place outside the device reads as an error, whatever is said of its position.
-        self.entries.get(segment as usize).map_or(0, |entry| entry.base_lsn.load(Ordering::Acquire))
+        self.entries.get(segment).map_or(0, |entry| entry.base_lsn.load(Ordering::Acquire))
     }
 
     /// Log position of a device offset.
@@ -454,7 +519,7 @@ impl Segments {
 
     /// Runs `f` on the buffer of the segment that holds `offset`, if it is in memory.
     pub fn with_buffer<R>(&self, offset: u64, f: impl FnOnce(&Arc<SegmentBuffer>, usize) -> R) -> Option<R> {
-        let entry = self.entries.get(self.segment_of(offset) as usize)?;
+        let entry = self.entries.get(self.segment_of(offset))?;
         let guard = entry.buffer.load();
         let within = self.within(offset) as usize;
         guard.as_ref().filter(|buffer| within >= buffer.from).map(|buffer| f(buffer, within))
@@ -481,6 +546,24 @@ mod tests {
         assert_eq!(segments.buffers(), 2);
         assert!(segments.with_buffer(1 << 16, |_, _| ()).is_none());
         assert!(segments.with_buffer(2 << 16, |_, _| ()).is_some());
+    }
+
+    #[test]
+    fn segments_that_are_taken_in_leave_the_others_where_they_are() {
+        let segments = Segments::new(1 << 16, 1, 3, 0);
+        segments.free_unplaced();
+        let all: Vec<u64> = (0..3).chain([4, 7, 40, 41, 1_000]).collect();
+        for count in all {
+            let before = segments.log_segments();
+            assert_eq!(segments.grow(count), (count.max(before + 1) - 1).saturating_sub(before));
+            assert_eq!(segments.free_segments(), segments.log_segments());
+        }
+        for segment in 1..1_000 {
+            segments.place(segment, segment as u32, segment << 16, 0, false);
+        }
+        (1..1_000).for_each(|segment| assert_eq!(segments.generation(segment), segment as u32));
+        assert_eq!((segments.generation(1_000), segments.generation(u64::MAX >> 16)), (0, 0));
+        assert_eq!(segments.in_use().len(), 999);
     }
 
     #[test]

@@ -146,6 +146,10 @@ impl Device for Watched {
         self.timed("fill ahead", None, offset, len, || self.device.prefill(offset, len))
     }
 
+    fn refresh_len(&self) -> Result<u64> {
+        self.device.refresh_len()
+    }
+
     fn name(&self) -> String {
         self.device.name()
     }

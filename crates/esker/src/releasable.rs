@@ -11,13 +11,13 @@ use parking_lot::RwLock;
 /// A file or block device with an end.
 pub(crate) struct Releasable {
     name: String,
-    geometry: Geometry,
+    geometry: RwLock<Geometry>,
     device: RwLock<Option<FileDevice>>,
 }
 
 impl Releasable {
     pub fn new(device: FileDevice) -> Self {
-        Self { name: device.name(), geometry: device.geometry(), device: RwLock::new(Some(device)) }
+        Self { name: device.name(), geometry: RwLock::new(device.geometry()), device: RwLock::new(Some(device)) }
     }
 
     /// Closes the device, once the calls under way are done.
@@ -38,7 +38,7 @@ impl Releasable {
 
 impl Device for Releasable {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        *self.geometry.read()
     }
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         self.with("read", offset, |device| device.read(offset, buffer))
@@ -57,6 +57,11 @@ impl Device for Releasable {
     }
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.with("discard", offset, |device| device.discard(offset, len))
+    }
+    fn refresh_len(&self) -> Result<u64> {
+        let len = self.with("measure", 0, |device| device.refresh_len())?;
+        self.geometry.write().len = len;
+        Ok(len)
     }
     fn name(&self) -> String {
         self.name.clone()

@@ -87,6 +87,13 @@ impl Log {
         }
     }
 
+    /// There are free segments again where there were none: whoever was refused or waits may go on.
+    pub fn has_grown(&self) {
+        self.state.lock().full = false;
+        self.wanted_segment.notify_all();
+        self.room.notify_all();
+    }
+
     /// Gives the log its cleaner: called when segments run short and when one was entered.
     pub fn set_keeper(&self, keeper: Box<dyn Fn() + Send + Sync>) {
         assert!(self.keeper.set(keeper).is_ok(), "a log has one keeper");
