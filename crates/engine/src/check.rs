@@ -3,16 +3,18 @@
 //! Invariant: neither writes a byte to the device.
 
 use std::collections::HashMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use esker_device::Device;
 use esker_store::{Error, ObjectId, Result};
 
 use crate::format::{
     FORMAT_VERSION, Kind, Loc, OpHeader, RecordHeader, SegmentHeader, Space, Stream, Superblock, store_seed,
 };
-use crate::index::offset_of;
+use crate::index::{Missing, offset_of};
 use crate::objects::Object;
 use crate::open::{Engine, Options};
 use crate::pages::{Page, page};
@@ -115,7 +117,7 @@ impl std::fmt::Display for CheckReport {
 
 /// Checks the store on `device`: what opening reads (superblocks, segment headers, checkpoint, the log after it), that the
 /// counts of live bytes are what the index adds up to, and with `deep` that every entry of the index points to a whole
-/// value which is its own. `progress(done, total)` is told entries. Takes as much memory as the index.
+/// value which is its own. `progress(done, total)` is told entries. Takes as much memory as opening the store: its index.
 ///
 /// # Errors
 /// What opening would refuse: [`Corrupt`](esker_store::Error::Corrupt) with the place of damage that the store does not open with.
@@ -127,14 +129,81 @@ pub fn check(device: Arc<dyn Device>, deep: bool, progress: &mut dyn FnMut(u64, 
 }
 
 /// An entry of the index, to be compared with what stands at its place.
-enum Expected<'a> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// A slot.
     Slot(u64),
-    Omap(&'a [u8]),
+    /// A key of the omap.
+    Omap(Bytes),
+    /// Offset in the object, length, and first byte in the payload.
     Extent(u64, u32, u32),
 }
 
+/// Where a walk over an object's entries goes on.
+#[derive(Clone, Debug)]
+pub(crate) enum Cursor {
+    /// At this slot.
+    Slots(u64),
+    /// After this key; at the first without one.
+    Omap(Option<Bytes>),
+    /// At this offset.
+    Extents(u64),
+}
+
+impl Cursor {
+    /// The start of a walk.
+    pub const START: Self = Self::Slots(0);
+
+    /// The next entries, at most `max` of them, and where the walk goes on; `None` at its end.
+    ///
+    /// # Errors
+    /// [`Missing`]: a page has to be read first.
+    pub fn take(
+        &self,
+        spaces: &Spaces,
+        max: usize,
+    ) -> std::result::Result<(Vec<(Loc, Expected)>, Option<Self>), Missing> {
+        let mut taken = Vec::new();
+        let next = match self {
+            Self::Slots(from) => {
+                for entry in spaces.slots.scan(*from..u64::MAX, false).take(max) {
+                    taken.push(entry.map(|(slot, loc)| (loc, Expected::Slot(slot)))?);
+                }
+                match taken.last() {
+                    Some((_, Expected::Slot(last))) if taken.len() == max && *last < u64::MAX => Self::Slots(last + 1),
+                    _ => Self::Omap(None),
+                }
+            }
+            Self::Omap(after) => {
+                let start = after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+                for entry in spaces.omap.scan(start, Bound::Unbounded, false).take(max) {
+                    taken.push(entry.map(|(key, loc)| (loc, Expected::Omap(Bytes::copy_from_slice(key))))?);
+                }
+                match taken.last() {
+                    Some((_, Expected::Omap(last))) if taken.len() == max => Self::Omap(Some(last.clone())),
+                    _ => Self::Extents(0),
+                }
+            }
+            Self::Extents(from) => {
+                for entry in spaces.extents.lookup(*from..u64::MAX).take(max) {
+                    let (at, extent) = entry?;
+                    taken.push((extent.loc, Expected::Extent(at, extent.len, extent.skip)));
+                }
+                match taken.last() {
+                    Some((_, Expected::Extent(at, len, _))) if taken.len() == max => {
+                        Self::Extents(at + u64::from(*len))
+                    }
+                    _ => return Ok((taken, None)),
+                }
+            }
+        };
+        Ok((taken, Some(next)))
+    }
+}
+
 impl Engine {
-    /// As [`check`], of an open store, while it serves: what changes meanwhile is checked as it is when its object's turn comes.
+    /// As [`check`], of an open store, while it serves: what changes meanwhile is checked as it is when its turn comes,
+    /// a few thousand entries at a time, whatever the size of an object.
     /// The counts of live bytes are compared only in a store that is open read-only, where nothing changes.
     ///
     /// # Errors
@@ -153,6 +222,7 @@ impl Engine {
             free_segments: self.segments.free_segments(),
             ..CheckReport::default()
         };
+        let read_only = self.log.is_none();
         let mut objects = Vec::new();
         self.objects.for_each(|object| objects.push(Arc::clone(object)));
         let count = |spaces: &Spaces| spaces.slots.len() + spaces.omap.len() + spaces.extents.count();
@@ -167,13 +237,13 @@ impl Engine {
                     progress(report.entries.min(total), total);
                 }
             }
-            progress(report.entries.min(total), total);
         }
-        let read_only = self.log.is_none();
+        progress(total, total);
         for usage in self.segments.in_use() {
             report.segments += 1;
             report.cold_segments += u64::from(usage.cold);
             report.index_bytes += usage.index;
+            report.live_bytes += usage.live;
             let found = live.remove(&usage.segment).unwrap_or(0);
             if read_only && found != usage.live {
                 let offset = usage.segment * self.segments.segment_bytes;
@@ -205,10 +275,6 @@ impl Engine {
             let state = object.state.read();
             (state.number, state.spaces.clone())
         };
-        if let Some(log) = &self.log {
-            // What was just written may stand in memory only.
-            log.commit(false);
-        }
         let mut numbers = spaces.pages(space).into_iter().skip_while(|number| *number < first);
         let mut pages = Vec::new();
         for at in numbers.by_ref().take(PAGES_AT_ONCE) {
@@ -222,7 +288,6 @@ impl Engine {
         for page in &pages {
             page.each_place(|offset, bytes| {
                 *live.entry(self.segments.segment_of(offset)).or_insert(0u64) += bytes;
-                report.live_bytes += bytes;
                 report.entries += 1;
             });
         }
@@ -241,15 +306,25 @@ impl Engine {
         pages: &[Page],
         report: &mut CheckReport,
     ) -> Result<()> {
-        let mut entries: Vec<(Loc, Expected<'_>)> = Vec::new();
+        let mut entries: Vec<(Loc, Expected)> = Vec::new();
         for page in pages {
             match page {
                 Page::Slots(slots) => entries.extend(slots.iter().map(|(slot, loc)| (*loc, Expected::Slot(*slot)))),
-                Page::Omap(leaf) => entries.extend(leaf.entries().map(|(key, loc)| (loc, Expected::Omap(key)))),
+                Page::Omap(leaf) => {
+                    entries.extend(leaf.entries().map(|(key, loc)| (loc, Expected::Omap(Bytes::copy_from_slice(key)))));
+                }
                 Page::Extents(leaf) => entries.extend(
                     leaf.entries()
                         .map(|(key, extent)| (extent.loc, Expected::Extent(offset_of(key), extent.len, extent.skip))),
                 ),
+            }
+        }
+        if let Some(log) = &self.log {
+            // What was just written may stand in memory only.
+            let open = log.open_generation();
+            let recent = |loc: Loc| self.segments.generation(self.segments.segment_of(loc.offset())) + 1 >= open;
+            if entries.iter().any(|(loc, _)| recent(*loc)) {
+                log.commit(false);
             }
         }
         entries.sort_by_key(|(loc, _)| loc.offset());
@@ -285,7 +360,7 @@ impl Engine {
 }
 
 /// Whether what stands at a place is what the entry says. An object that shares data may have another's.
-fn is_what(expected: &Expected<'_>, number: u64, shares: bool, header: &OpHeader, operation: &[u8]) -> bool {
+pub(crate) fn is_what(expected: &Expected, number: u64, shares: bool, header: &OpHeader, operation: &[u8]) -> bool {
     let own = shares || header.object == number;
     own && match expected {
         Expected::Slot(slot) => header.kind == Kind::SlotSet && header.argument == *slot,
@@ -298,7 +373,7 @@ fn is_what(expected: &Expected<'_>, number: u64, shares: bool, header: &OpHeader
     }
 }
 
-fn describe(id: &ObjectId, expected: &Expected<'_>) -> String {
+fn describe(id: &ObjectId, expected: &Expected) -> String {
     match expected {
         Expected::Slot(slot) => format!("slot {slot} of {id}"),
         Expected::Omap(key) => format!("key {} of {id}", key.escape_ascii()),

@@ -6,7 +6,7 @@
 //! `format` → `policy` → `gather` → `watch` → `superblocks` → `readers` →
 //! `segments` → `index` → `reader` → `objects` → `commit` →
 //! `cold` → `checkpoint` → `clean` → `keeper` → `load` → `recover` → this file with `open`, `submit`, `read`, `walk`,
-//! `check`, `backup` and `stats`.
+//! `check`, `backup`, `repair` and `stats`.
 //!
 //! Invariants:
 //! 1. Nothing is overwritten in place, superblocks included.
@@ -34,6 +34,7 @@ mod read;
 mod reader;
 mod readers;
 mod recover;
+mod repair;
 mod segments;
 mod spaces;
 mod stats;
@@ -48,7 +49,9 @@ pub use keeper::GrowReport;
 pub use open::{Engine, FormatOptions, Options};
 pub use policy::{CommitPolicy, PolicyError};
 pub use recover::RecoveryReport;
+pub use repair::{Level, Lost, RepairReport, Shape, What, repair, shape};
 pub use stats::Stats;
+pub use superblocks::used_bytes;
 pub use watch::Latency;
 
 /// Arbitrary bytes through every decoder, for fuzzing: must return, whatever it is given.

@@ -164,7 +164,8 @@ fn superblock_place(lists: &[Option<SavedSpace>; 3]) -> u64 {
     lists.iter().flatten().last().map_or(0, |list| list.list.offset())
 }
 
-fn fill_inline(space: Space, bytes: &[u8], spaces: &mut Spaces) -> bool {
+/// The entries of a small space that stand in its object's head; whether they hold.
+pub fn fill_inline(space: Space, bytes: &[u8], spaces: &mut Spaces) -> bool {
     match space {
         Space::Slots => each_slot(bytes, |slot, loc| {
             spaces.slots.set(slot, loc);

@@ -231,8 +231,7 @@ impl Engine {
         };
         // Positions of what is replayed stand above those of everything else, which is durable.
         let base_lsn = superblock.segment_bytes;
-        let mut replayer =
-            Replayer { objects: &objects, segments: &segments, reader: &reader, base_lsn, last: None, next_number };
+        let mut replayer = Replayer::new(&objects, &segments, Some(&reader), base_lsn, next_number);
         let (end, mut recovery) = Walk::new(&*device, &found).run(&chain, &mut replayer, &mut |_, _| {})?;
         let Replayer { last, base_lsn, next_number, .. } = replayer;
         recovery.elapsed = began.elapsed();
@@ -646,10 +645,11 @@ const GENERATIONS_IN_FLIGHT: u32 = 16;
 /// The epoch of what is replayed: the first checkpoint after opening takes it.
 const EPOCH: u32 = 1;
 
-struct Replayer<'a> {
+/// Does to the index what the log says.
+pub(crate) struct Replayer<'a> {
     objects: &'a Objects,
     segments: &'a Segments,
-    reader: &'a Reader,
+    reader: Option<&'a Reader>,
     base_lsn: Lsn,
     last: Option<Arc<SegmentBuffer>>,
     next_number: u64,
@@ -673,7 +673,9 @@ impl Replay for Replayer<'_> {
         for _ in 0..record.op_count {
             let Some(header) = OpHeader::decode_trusted(rest) else { break };
             let total = header.total_bytes() as usize;
-            self.operation(&header, &rest[..total], at)?;
+            let operation = &rest[..total];
+            let payload = &operation[header.payload_start()..header.payload_end()];
+            self.operation(&header, header.key(operation).0, payload, at)?;
             rest = &rest[total..];
             at += total as u64;
         }
@@ -681,9 +683,21 @@ impl Replay for Replayer<'_> {
     }
 }
 
-impl Replayer<'_> {
+impl<'a> Replayer<'a> {
+    /// One that goes on with these objects. Without a reader all pages of their index are in memory.
+    pub(crate) fn new(
+        objects: &'a Objects,
+        segments: &'a Segments,
+        reader: Option<&'a Reader>,
+        base_lsn: Lsn,
+        next_number: u64,
+    ) -> Self {
+        Self { objects, segments, reader, base_lsn, last: None, next_number }
+    }
+
     /// Reads the pages that are missing for what comes next.
     fn bring(&self, object: &Object, of: impl FnOnce(&Spaces, &mut Vec<Missing>)) -> Result<()> {
+        let Some(reader) = self.reader else { return Ok(()) };
         let mut missing = Vec::new();
         {
             let state = object.state.read();
@@ -691,13 +705,15 @@ impl Replayer<'_> {
                 of(&state.spaces, &mut missing);
             }
         }
-        if missing.is_empty() { Ok(()) } else { bring(self.reader, self.objects, object, &missing) }
+        if missing.is_empty() { Ok(()) } else { bring(reader, self.objects, object, &missing) }
     }
 
-    fn operation(&mut self, header: &OpHeader, operation: &[u8], at: u64) -> Result<()> {
+    /// Does what the operation at device offset `at` says. Only those that hold no value of a space need their payload.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when it makes no sense after what came before; nothing has changed then.
+    pub(crate) fn operation(&mut self, header: &OpHeader, key: &[u8], payload: &[u8], at: u64) -> Result<()> {
         let nonsense = |what: &str| Error::Corrupt { offset: at, what: format!("{:?}: {what}", header.kind) };
-        let key = &operation[header.key_start()..header.key_start() + usize::from(header.key_len)];
-        let payload = &operation[header.payload_start()..header.payload_end()];
         let find = |number: u64| self.objects.numbered(number).ok_or_else(|| nonsense("its object does not exist"));
         match header.kind {
             Kind::CreateCollection => {
@@ -786,7 +802,7 @@ impl Replayer<'_> {
 }
 
 /// The name that a key holds: length of the collection's name, that name, and the object's.
-fn full_name(key: &[u8]) -> Option<ObjectId> {
+pub(crate) fn full_name(key: &[u8]) -> Option<ObjectId> {
     let (len, names) = key.split_first()?;
     let (collection, name) = names.split_at_checked(usize::from(*len))?;
     Some(ObjectId::new(Collection::new(collection.to_vec()), name.to_vec()))

@@ -10,8 +10,8 @@
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
@@ -424,9 +424,7 @@ impl Segments {
 
     /// Makes every segment that holds no log free.
     pub fn free_unplaced(&self) {
-        let free = (self.first..self.entries.len())
-            .filter(|segment| self.generation(*segment) == 0)
-            .collect();
+        let free = (self.first..self.entries.len()).filter(|segment| self.generation(*segment) == 0).collect();
         self.lists.lock().free = free;
     }
 

@@ -155,6 +155,14 @@ pub fn find_superblock(device: &dyn Device) -> Result<FoundSuperblock> {
     Ok(FoundSuperblock { superblock, free_blocks, damaged })
 }
 
+/// Length of `device` that the store on it uses, in bytes.
+///
+/// # Errors
+/// As for opening, where there is no store.
+pub fn used_bytes(device: &dyn Device) -> Result<u64> {
+    Ok(find_superblock(device)?.superblock.device_len)
+}
+
 fn refuse(name: &str, why: &str) -> Error {
     Error::Invalid { what: "store", why: format!("{name} {why}") }
 }
