@@ -18,10 +18,12 @@ pub enum Code {
     Damage = 4,
     /// Another process has the store open.
     InUse = 5,
+    /// The store was repaired, and something was lost.
+    Lost = 6,
 }
 
 /// The part of `esker --help` that explains the codes.
-pub const HELP: &str = "Exit codes:\n  0  done\n  1  failed\n  2  the command line or the configuration is wrong\n  3  the store or the key does not exist\n  4  the store is damaged\n  5  another process has the store open";
+pub const HELP: &str = "Exit codes:\n  0  done\n  1  failed\n  2  the command line or the configuration is wrong\n  3  the store or the key does not exist\n  4  the store is damaged\n  5  another process has the store open\n  6  the store was repaired, and something was lost";
 
 /// The end of a command that did not succeed: what to say, and the code.
 #[derive(Debug)]
@@ -91,9 +93,10 @@ fn device_code(error: &esker::device::Error) -> Code {
 impl From<esker::Error> for Failure {
     fn from(error: esker::Error) -> Self {
         let code = match &error {
-            esker::Error::Location { .. } | esker::Error::UnknownOption { .. } | esker::Error::BadOption { .. } => {
-                Code::Usage
-            }
+            esker::Error::Location { .. }
+            | esker::Error::UnknownOption { .. }
+            | esker::Error::BadOption { .. }
+            | esker::Error::SameStore { .. } => Code::Usage,
             esker::Error::NotFound { .. } => Code::NotFound,
             esker::Error::InUse { .. } => Code::InUse,
             esker::Error::Store(error) => store_code(error),

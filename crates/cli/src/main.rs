@@ -1,4 +1,4 @@
-//! The `esker` binary: formats, serves, watches, checks, compacts, backs up, dumps, loads and measures stores.
+//! The `esker` binary: formats, serves, watches, checks, repairs, compacts, grows, backs up, dumps, loads and measures stores.
 //!
 //! arguments → [`config::Settings`] (file under flags) → one file of [`commands`] each → exit code
 //!
@@ -52,6 +52,10 @@ enum Command {
     Compact(commands::compact::Compact),
     /// Copy a store into a folder; later backups into it copy only what is new
     Backup(commands::backup::Backup),
+    /// Copy what can be read of a damaged store into a new one, and list what cannot
+    Repair(commands::repair::Repair),
+    /// Take in the space that a store's file or block device has gained
+    Grow(commands::grow::Grow),
     /// Make a store from a backup
     Restore(commands::backup::Restore),
     /// Show the figures of a running server, once or again and again
@@ -90,6 +94,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Compact(command) => command.run(&settings),
         Command::Backup(command) => command.run(&settings),
         Command::Restore(command) => command.run(&settings),
+        Command::Repair(command) => command.run(&settings),
+        Command::Grow(command) => command.run(&settings),
         Command::Stat(command) => command.run(settings),
         Command::Kv(command) => command.run(&settings),
         Command::Bench(command) => command.run(&settings),

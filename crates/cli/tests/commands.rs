@@ -259,3 +259,58 @@ fn a_store_is_backed_up_pruned_and_restored() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains(file.file_name().unwrap().to_str().unwrap()));
     assert_eq!(run(folder, &["kv", "--store", "old", "get", "a"], 0), "two");
 }
+
+#[test]
+fn a_damaged_store_is_repaired_and_what_was_lost_is_listed() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let lines: Vec<u8> = (0..500).flat_map(|n| format!("key-{n:03}\tvalue number {n:03}\n").into_bytes()).collect();
+    assert!(with_input(folder, &["kv", "--store", SMALL, "load"], &lines).status.success());
+    run(folder, &["kv", "--store", "data", "-n", "numbers", "--int", "put", "7", "seven"], 0);
+    // Nothing is damaged: a plain copy.
+    assert!(run(folder, &["repair", "data", "whole"], 0).contains("0 lost"));
+    assert_eq!(run(folder, &["kv", "--store", "whole", "scan"], 0).into_bytes(), lines);
+    let file = folder.join("data/store.esker");
+    let healthy = std::fs::read(&file).unwrap();
+    let damage = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut image = healthy.clone();
+        change(&mut image);
+        std::fs::write(&file, &image).unwrap();
+        image
+    };
+    // A value.
+    let image = damage(&|image| {
+        let at = image.windows(16).position(|window| window == b"value number 123").unwrap();
+        image[at] ^= 1;
+    });
+    let listed = run(folder, &["repair", "data", "copy", "--json"], 6);
+    let lines_of: Vec<serde_json::Value> = listed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines_of.len(), 2, "{listed}");
+    assert_eq!(lines_of[0]["lost"]["key"], "key-123");
+    assert_eq!((&lines_of[1]["report"]["lost"], &lines_of[1]["report"]["level"]), (&1.into(), &"opened".into()));
+    assert_eq!(run(folder, &["kv", "--store", "copy", "scan"], 0).lines().count(), 499);
+    assert_eq!(run(folder, &["kv", "--store", "copy", "-n", "numbers", "get", "7"], 0), "seven");
+    assert!(std::fs::read(&file).unwrap() == image, "the damaged store was written to");
+    // All superblocks.
+    damage(&|image| image[..128 << 10].fill(0));
+    run(folder, &["check", "--store", "data"], 1);
+    let text = run(folder, &["repair", "data", "searched.esker"], 0);
+    assert!(text.contains("may be back"), "{text}");
+    assert_eq!(run(folder, &["kv", "--store", "searched.esker", "scan"], 0).into_bytes(), lines);
+    // What cannot be done.
+    run(folder, &["repair", "data", "copy"], 1);
+    run(folder, &["repair", "data", "data"], 2);
+    run(folder, &["repair", "data", "data/store.esker"], 2);
+    run(folder, &["repair", "nowhere", "other"], 3);
+    run(folder, &["repair", "memory:", "other"], 1);
+    run(folder, &["repair", "data", "short", "--size", "1m"], 1);
+    std::fs::write(folder.join("text.esker"), vec![b'x'; 1 << 20]).unwrap();
+    let refused = esker(folder, &["repair", "text.esker", "other"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("not an Esker store"), "{refused:?}");
+    damage(&|_| ());
+    let store = esker::Store::open(folder.join("data").to_str().unwrap()).unwrap();
+    run(folder, &["repair", "data", "other"], 5);
+    store.close().unwrap();
+    assert!(!folder.join("other").join("store.esker").exists() && !folder.join("short/store.esker").exists());
+}

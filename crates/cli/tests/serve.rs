@@ -290,3 +290,102 @@ fn a_running_server_makes_a_backup_that_can_be_restored() {
     }
     assert!(client.call(&["ESKER.BACKUP"]).contains("--backup-folder"));
 }
+
+fn run(folder: &Path, arguments: &[&str], code: i32) -> (String, String) {
+    let ended = Command::new(env!("CARGO_BIN_EXE_esker"))
+        .args(arguments)
+        .current_dir(folder)
+        .env_remove("ESKER_CONFIG")
+        .env_remove("ESKER_PASSWORD")
+        .output()
+        .expect("the binary starts");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (stdout, stderr) = (text(&ended.stdout), text(&ended.stderr));
+    assert_eq!(ended.status.code(), Some(code), "{arguments:?}\n{stdout}\n{stderr}");
+    (stdout, stderr)
+}
+
+#[test]
+fn a_running_server_checks_its_store_while_others_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let server = Running::start(folder, &["--store", SMALL]);
+    let address = server.address.to_string();
+    let mut client = server.client();
+    assert!(client.call(&["ESKER.CHECK", "STATUS"]).starts_with("status none"));
+    assert!(client.call(&["ESKER.CHECK", "NOW"]).starts_with("-ERR syntax"));
+    for key in 0..2_000 {
+        client.send(&["SET", &format!("key {key}"), &"a value of some length ".repeat(20)]);
+    }
+    (0..2_000).for_each(|_| assert_eq!(client.reply(), "+OK"));
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = server.client();
+            let mut round = 0;
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                assert_eq!(client.call(&["SET", &format!("key {}", round % 2_000), "short"]), "+OK");
+                round += 1;
+            }
+        });
+        for arguments in [&["--json"][..], &["--json", "--quick"]] {
+            let (report, _) = run(folder, &[&["check", "--address", &address], arguments].concat(), 0);
+            let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+            assert_eq!((&report["damaged"], &report["deep"]), (&0.into(), &(arguments.len() == 1).into()), "{report}");
+            assert!(report["entries"].as_u64().unwrap() >= 2_000, "{report}");
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    let info = client.call(&["INFO", "esker"]);
+    assert!(info.contains("check_in_progress:0") && info.contains("check_last_status:ok"), "{info}");
+    run(folder, &["check", "--address", &address, "--store", "data"], 2);
+    run(folder, &["check", "--store", "data"], 5);
+}
+
+#[test]
+fn a_running_server_names_the_damage_that_its_check_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let server = Running::start(folder, &["--store", SMALL]);
+    assert_eq!(server.client().call(&["SET", "key", "a value to be damaged"]), "+OK");
+    let file = folder.join("data/store.esker");
+    let image = std::fs::read(&file).unwrap();
+    let at = image.windows(21).position(|window| window == b"a value to be damaged").unwrap();
+    let opened = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&opened, b"b", at as u64).unwrap();
+    let (stdout, stderr) = run(folder, &["check", "--address", &server.address.to_string()], 4);
+    assert!(stdout.contains("damaged  1"), "{stdout}");
+    assert!(stderr.contains("key") && stderr.contains("device offset"), "{stderr}");
+    run(folder, &["check", "--address", &server.address.to_string(), "--quick"], 0);
+}
+
+#[test]
+fn a_full_server_takes_writes_again_when_its_file_has_grown() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut server = Running::start(folder, &["--store", "data?size=16m&segment=1m"]);
+    let mut client = server.client();
+    let value = "v".repeat(100_000);
+    let refused = (0..200).find(|key| client.call(&["SET", &key.to_string(), &value]) != "+OK").expect("it is full");
+    assert!(client.call(&["SET", "more", &value]).contains("full"));
+    let address = server.address.to_string();
+    let (same, _) = run(folder, &["grow", "--address", &address], 0);
+    assert!(same.starts_with("0 segments more"), "{same}");
+    run(folder, &["grow", "data", "--size", "32m"], 5);
+    std::fs::OpenOptions::new().write(true).open(folder.join("data/store.esker")).unwrap().set_len(32 << 20).unwrap();
+    let (grown, _) = run(folder, &["grow", "--address", &address, "--json"], 0);
+    let grown: serde_json::Value = serde_json::from_str(&grown).unwrap();
+    assert_eq!((&grown["added_segments"], &grown["device_bytes"]), (&16.into(), &(32 << 20).into()));
+    (refused..refused + 60).for_each(|key| assert_eq!(client.call(&["SET", &key.to_string(), &value]), "+OK"));
+    assert_eq!(server.signal("-TERM"), 0);
+    run(folder, &["check", "--store", "data"], 0);
+
+    // Without a server the file is made longer by the command itself.
+    let (grown, _) = run(folder, &["grow", "data", "--size", "40m"], 0);
+    assert_eq!(grown, "8 segments more; the store uses 41943040 bytes\n");
+    run(folder, &["grow", "data", "--size", "20m"], 2);
+    run(folder, &["grow", "nowhere", "--size", "20m"], 3);
+    run(folder, &["grow"], 2);
+    let server = Running::start(folder, &["--store", "data"]);
+    assert_eq!(server.client().call(&["GET", &(refused + 59).to_string()]), value);
+}

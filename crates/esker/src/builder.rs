@@ -9,13 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use esker_device::Device;
-use esker_engine::{CheckReport, CommitPolicy, DumpItem, DumpOptions, Engine, Options, RestoreReport};
+use esker_engine::{
+    CheckReport, CommitPolicy, DumpItem, DumpOptions, Engine, GrowReport, Lost, Options, RepairReport, RestoreReport,
+};
 use esker_kv::{Clock, SystemClock};
 
 use crate::location::{Location, Place};
 use crate::place::{
-    Made, device_path, fill_file, format_device, is_block_device, make_file, open_device, random_number, remove,
-    take_space,
+    Made, device_path, fill_file, format_device, is_block_device, is_same_file, lengthen, make_file, open_device,
+    random_id, random_number, remove, take_space,
 };
 use crate::store::Backing;
 use crate::{ByteSize, Error, Period, Result, Store};
@@ -241,6 +243,82 @@ impl Builder {
             Ok(esker_engine::restore(folder, sequence, device, salt, progress)?)
         })?;
         Ok((path, report))
+    }
+
+    /// Copies what can be read of the damaged store at `from` into a new store at `to`, and tells `lost` what cannot be. The new
+    /// store is as long as the damaged one, or `size` bytes; a file appears under its name only when the store on it is whole
+    /// and was checked. `progress(what is done, done, total)` is told how far it is. `from` is only read. Returns the path of
+    /// the new store's device as well.
+    ///
+    /// # Errors
+    /// [`Error::SameStore`]; [`Error::Exists`] if something is at `to`; [`Error::NotFound`], [`Error::InUse`] of `from`;
+    /// [`Error::Store`] if `from` is no store at all, or a newer one, or `to` is too short.
+    pub fn repair(
+        self,
+        from: &str,
+        to: &str,
+        size: Option<u64>,
+        lost: &mut dyn FnMut(&Lost),
+        progress: &mut dyn FnMut(&'static str, u64, u64),
+    ) -> Result<(PathBuf, RepairReport)> {
+        let (builder, from) = self.at(from)?;
+        let (_, to) = builder.at(to)?;
+        let (from, to) = (device_of(from, "repairing")?, device_of(to, "repairing")?);
+        if is_same_file(&from, &to) {
+            return Err(Error::SameStore { path: to });
+        }
+        let damaged = open_device(&from, true)? as Arc<dyn Device>;
+        let shape = esker_engine::shape(&*damaged)?;
+        let uuid = random_id()?;
+        if is_block_device(&to) {
+            let device = open_device(&to, false)?;
+            if !is_blank(&*device)? {
+                return Err(Error::Exists { path: to });
+            }
+            let report = esker_engine::repair(&damaged, &(device as Arc<dyn Device>), uuid, lost, progress)?;
+            return Ok((to, report));
+        }
+        if to.exists() {
+            return Err(Error::Exists { path: to });
+        }
+        let len = size.unwrap_or(shape.device_len);
+        let (report, _) = fill_file(&to, len, false, |device| {
+            let device = Arc::clone(device) as Arc<dyn Device>;
+            Ok(esker_engine::repair(&damaged, &device, uuid, lost, progress)?)
+        })?;
+        Ok((to, report))
+    }
+
+    /// Has the store at `location`, which nobody has open, take in the space that its device has gained; with `size` its file is
+    /// made that long first, in bytes. A block device is made longer elsewhere.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] if the file is longer than `size`, or is none; those of opening.
+    pub fn grow(self, location: &str, size: Option<u64>) -> Result<GrowReport> {
+        let (mut builder, place) = self.at(location)?;
+        let path = device_of(place, "growing")?;
+        builder.create = false;
+        let device = open_device(&path, false)?;
+        if let Some(size) = size {
+            let refuse = |why: String| Err(Error::BadOption { key: "size".into(), found: size.to_string(), why });
+            let len = device.geometry().len;
+            if is_block_device(&path) {
+                return refuse(format!("{} is a block device, whose length is not Esker's to change", path.display()));
+            }
+            if size < len {
+                return refuse(format!("{} is {len} bytes long already, and never made shorter", path.display()));
+            }
+            lengthen(&path, size)?;
+        }
+        let before_bytes = esker_engine::used_bytes(&*device)?;
+        // Opening takes in what there is, and says so in the superblocks.
+        device.refresh_len()?;
+        let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, builder.options)?;
+        let stats = engine.stats();
+        engine.close()?;
+        let after_bytes = esker_engine::used_bytes(&*device)?;
+        let added_segments = after_bytes / stats.segment_bytes - before_bytes / stats.segment_bytes;
+        Ok(GrowReport { before_bytes, after_bytes, added_segments })
     }
 
     /// Checks the store at `location` without changing it and reports every damage; `deep` reads all values as well.

@@ -50,6 +50,12 @@ pub enum Error {
         /// The store's device.
         path: PathBuf,
     },
+    /// A store cannot be repaired into itself. Choose another path.
+    #[error("{path} is the damaged store itself: the repaired one needs another place")]
+    SameStore {
+        /// Its device.
+        path: PathBuf,
+    },
     /// What is to be made exists already. Choose another path, or force it.
     #[error("{path} exists already")]
     Exists {

@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -58,6 +58,12 @@ pub(crate) fn is_block_device(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
+/// Whether two paths lead to one file, whatever they are called.
+pub(crate) fn is_same_file(a: &Path, b: &Path) -> bool {
+    let place = |path: &Path| path.metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    a == b || place(a).is_some_and(|a| place(b) == Some(a))
+}
+
 /// Opens a device that exists.
 pub(crate) fn open_device(path: &Path, read_only: bool) -> Result<Arc<Releasable>> {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
@@ -103,7 +109,7 @@ pub(crate) fn fill_file<T>(
     path: &Path,
     len: u64,
     replace: bool,
-    fill: impl FnOnce(&FileDevice) -> Result<T>,
+    fill: impl FnOnce(&Arc<FileDevice>) -> Result<T>,
 ) -> Result<(T, Arc<Releasable>)> {
     let folder = folder_of(path)?;
     let mut unfinished = path.as_os_str().to_owned();
@@ -115,6 +121,7 @@ pub(crate) fn fill_file<T>(
         remove(&unfinished)?;
     }
     let device = FileDevice::open(&unfinished, OpenMode::Create { len }).map_err(|error| named(path, error))?;
+    let device = Arc::new(device);
     let make = || -> Result<T> {
         if !replace && path.exists() {
             // Another process has made it since; ours must not replace it.
@@ -159,6 +166,15 @@ fn segment_for(len: u64, segment_bytes: u64) -> u64 {
     fit
 }
 
+/// Makes a device file `len` bytes long, in whole blocks.
+pub(crate) fn lengthen(path: &Path, len: u64) -> Result<()> {
+    let lengthened = File::options().write(true).open(path).and_then(|file| {
+        file.set_len(len - len % BLOCK_BYTES)?;
+        file.sync_all()
+    });
+    lengthened.map_err(|source| Error::Io { what: "lengthen", path: path.to_path_buf(), source })
+}
+
 /// Takes the device's space from the file system, a step at a time.
 pub(crate) fn take_space(device: &dyn Device, len: u64, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
     const STEP_BYTES: u64 = 1 << 30;
@@ -200,7 +216,7 @@ pub(crate) fn random_number() -> Result<u32> {
 }
 
 /// A random 128-bit id. The one place that takes randomness from the operating system.
-fn random_id() -> Result<[u8; 16]> {
+pub(crate) fn random_id() -> Result<[u8; 16]> {
     const SOURCE: &str = "/dev/urandom";
     let mut id = [0; 16];
     let read = File::open(SOURCE).and_then(|mut file| file.read_exact(&mut id));

@@ -1,19 +1,34 @@
-//! `esker check`: walks a store without changing it.
+//! `esker check`: walks a store without changing it, or has a running server do so while it serves.
+//!
+//! a store that no server has open → opened read-only → walked; a server → ESKER.CHECK → INFO until it is done → its report
 //!
 //! Invariant: exit code 0 means that everything which was looked at holds; damage is exit code 4.
 
+use std::time::Duration;
+
 use clap::Args;
 
+use super::server::{self, ServerArguments};
 use super::{StoreArgument, builder, json_object, print};
 use crate::config::Settings;
 use crate::exit::{Code, Failure};
 use crate::progress;
 
+/// How often a server is asked how far it is.
+const POLL: Duration = Duration::from_millis(100);
+
 /// The arguments of `esker check`.
 #[derive(Args)]
+#[command(
+    after_help = "Without --address this command opens the store, so no server may have it open. With it the server checks its own store \
+while it serves: what changes meanwhile is checked as it is when its turn comes. What a server finds can be read again with\n  \
+redis-cli ESKER.CHECK STATUS"
+)]
 pub struct Check {
     #[command(flatten)]
     store: StoreArgument,
+    #[command(flatten)]
+    server: ServerArguments,
     /// Only what opening reads, not every value
     #[arg(long)]
     quick: bool,
@@ -22,27 +37,101 @@ pub struct Check {
     json: bool,
 }
 
+/// A report's figures, and its damage as lines for people.
+struct Found {
+    figures: Vec<(String, String)>,
+    damage: Vec<String>,
+    damaged: u64,
+}
+
 impl Check {
     /// Runs the command.
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
+        if self.server.address.is_some() && self.store.given().is_some() {
+            return Err(Failure::usage("--store and --address exclude each other: a server checks its own store"));
+        }
+        let found = if self.server.address.is_some() { self.ask(settings)? } else { self.walk(settings)? };
+        if self.json {
+            let figures = found.figures.iter().map(|(name, value)| (&name[..], value.clone()));
+            print(&format!("{:#}\n", json_object(figures)))?;
+        } else {
+            let lines = found.figures.iter().map(|(name, value)| format!("{name:>20}  {value}\n"));
+            print(&lines.collect::<String>())?;
+        }
+        if found.damaged == 0 {
+            return Ok(());
+        }
+        let mut text = format!("{} places do not hold", found.damaged);
+        for damage in &found.damage {
+            text.push_str("\n  device offset ");
+            text.push_str(damage);
+        }
+        Err(Failure::new(Code::Damage, text))
+    }
+
+    /// Opens the store and checks it here.
+    fn walk(&self, settings: &Settings) -> Result<Found, Failure> {
         let bar = progress::count("checking", 0);
         let report = builder(settings).check(&self.store.location(settings), !self.quick, &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         })?;
         bar.finish_and_clear();
-        if self.json {
-            print(&format!("{:#}\n", json_object(report.entries())))?;
-        } else {
-            print(&format!("{report}"))?;
+        Ok(Found {
+            figures: report.entries().into_iter().map(|(name, value)| (name.to_string(), value)).collect(),
+            damage: report.damage.iter().map(|damage| format!("{}: {}", damage.offset, damage.what)).collect(),
+            damaged: report.damaged,
+        })
+    }
+
+    /// Has a server check its store.
+    fn ask(&self, settings: &Settings) -> Result<Found, Failure> {
+        let mut client = self.server.connect(settings)?;
+        client.call(&["ESKER.CHECK", if self.quick { "QUICK" } else { "DEEP" }])?;
+        let bar = progress::count("checking", 0);
+        loop {
+            let info = server::info(&mut client)?;
+            if info.number("check_in_progress") == 0 {
+                break;
+            }
+            bar.set_length(info.number("check_total"));
+            bar.set_position(info.number("check_done"));
+            std::thread::sleep(POLL);
         }
-        if report.damaged == 0 {
-            return Ok(());
+        bar.finish_and_clear();
+        parse(&client.call(&["ESKER.CHECK", "STATUS"])?)
+    }
+}
+
+/// A report as the server tells it.
+fn parse(text: &str) -> Result<Found, Failure> {
+    let mut found = Found { figures: Vec::new(), damage: Vec::new(), damaged: 0 };
+    for line in text.lines() {
+        match line.split_once(' ') {
+            Some(("status", "ok")) => {}
+            Some(("status", why)) => return Err(Failure::new(Code::Failure, format!("the check failed: {why}"))),
+            Some(("damage", place)) => found.damage.push(place.replacen(' ', ": ", 1)),
+            Some((name, value)) => {
+                if name == "damaged" {
+                    found.damaged = value.parse().unwrap_or(u64::MAX);
+                }
+                found.figures.push((name.to_string(), value.to_string()));
+            }
+            None => {}
         }
-        let mut text = format!("{} places do not hold", report.damaged);
-        for damage in &report.damage {
-            text.push_str(&format!("\n  device offset {}: {}", damage.offset, damage.what));
-        }
-        Err(Failure::new(Code::Damage, text))
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_servers_report_is_read_with_its_damage() {
+        let found = parse("status ok\ndeep true\ndamaged 1\ndamage 4096 slot 1 of c/o: payload\n").unwrap();
+        assert_eq!((found.damaged, &found.damage[..]), (1, &["4096: slot 1 of c/o: payload".to_string()][..]));
+        assert_eq!(found.figures.len(), 2);
+        assert!(parse("status the device failed\n").is_err_and(|failure| failure.to_string().contains("device")));
     }
 }

@@ -9,9 +9,13 @@ pub mod compact;
 pub mod completions;
 pub mod dump;
 pub mod format;
+pub mod grow;
 pub mod kv;
+pub mod repair;
 pub mod serve;
+pub mod server;
 pub mod stat;
+pub mod tasks;
 
 use std::io::{ErrorKind, Write};
 

@@ -17,6 +17,7 @@ use esker_server::resp::{Address, Config, EngineInfo, Error, InfoLine, NoEngineI
 
 use super::backup::Backups;
 use super::builder;
+use super::tasks::Tasks;
 use crate::config::{ServeSettings, Settings, Text};
 use crate::exit::{Code, Failure};
 
@@ -181,7 +182,9 @@ pub fn password(settings: &ServeSettings) -> Result<Option<String>, Failure> {
 fn serve(store: &esker::Store, config: Config, backups: Option<PathBuf>) -> Result<(), Failure> {
     let kv = store.kv()?;
     let engine: Arc<dyn EngineInfo> = match store.engine() {
-        Some(engine) => Arc::new(Wired { engine: Arc::clone(engine), backups: backups.map(Backups::new) }),
+        Some(engine) => {
+            Arc::new(Wired { engine: Arc::clone(engine), backups: backups.map(Backups::new), tasks: Tasks::default() })
+        }
         None => Arc::new(NoEngineInfo),
     };
     let server = Server::bind(config, kv, engine).map_err(failure)?;
@@ -255,6 +258,7 @@ fn reach(address: &Address) -> String {
 struct Wired {
     engine: Arc<Engine>,
     backups: Option<Backups>,
+    tasks: Tasks,
 }
 
 impl EngineInfo for Wired {
@@ -277,7 +281,20 @@ impl EngineInfo for Wired {
         for (name, value) in self.backups.iter().flat_map(Backups::figures) {
             lines.push(line("Esker", name, value));
         }
+        lines.extend(self.tasks.figures().map(|(name, value)| line("Esker", &name, value)));
         lines
+    }
+
+    fn check(&self, deep: bool) -> Result<(), String> {
+        self.tasks.check(&self.engine, deep)
+    }
+
+    fn check_report(&self) -> String {
+        self.tasks.check_report()
+    }
+
+    fn grow(&self) -> Result<(), String> {
+        self.tasks.grow(&self.engine)
     }
 
     fn backup(&self) -> Result<(), String> {

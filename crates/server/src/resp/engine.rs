@@ -38,6 +38,30 @@ pub trait EngineInfo: Send + Sync {
     fn backup(&self) -> std::result::Result<(), String> {
         Err("this store makes no backups".into())
     }
+
+    /// Starts a check in the background, for ESKER.CHECK: of what opening reads, and with `deep` of every value. How far it is
+    /// stands in INFO, what it found in [`EngineInfo::check_report`].
+    ///
+    /// # Errors
+    /// Why there can be none now, for people.
+    fn check(&self, deep: bool) -> std::result::Result<(), String> {
+        let _ = deep;
+        Err("this store has nothing to check".into())
+    }
+
+    /// What the last check found, line by line, for ESKER.CHECK STATUS.
+    fn check_report(&self) -> String {
+        "status none\n".into()
+    }
+
+    /// Has the store take in the space of a device that has become longer, in the background, for ESKER.GROW; how it ends
+    /// stands in INFO.
+    ///
+    /// # Errors
+    /// Why it cannot now, for people.
+    fn grow(&self) -> std::result::Result<(), String> {
+        Err("this store is on no device".into())
+    }
 }
 
 /// An engine with nothing to tell.

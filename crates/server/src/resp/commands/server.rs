@@ -49,6 +49,31 @@ pub(crate) fn backup(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// ESKER.CHECK [QUICK|DEEP|STATUS]: every value without a word, what opening reads with QUICK.
+pub(crate) fn check(call: &mut Call<'_>) -> Outcome {
+    let deep = match call.args.len() {
+        1 => true,
+        2 if is(call.arg(1), "status") => {
+            let report = call.shared.engine.check_report();
+            call.reply.bulk(report.as_bytes());
+            return Ok(());
+        }
+        2 if is(call.arg(1), "deep") => true,
+        2 if is(call.arg(1), "quick") => false,
+        _ => return Err(SYNTAX.into()),
+    };
+    call.shared.engine.check(deep).map_err(|why| Refusal::from(format!("ERR {why}")))?;
+    call.reply.simple("Check started");
+    Ok(())
+}
+
+/// ESKER.GROW: takes no length, so that no client makes files longer than their operator has.
+pub(crate) fn grow(call: &mut Call<'_>) -> Outcome {
+    call.shared.engine.grow().map_err(|why| Refusal::from(format!("ERR {why}")))?;
+    call.reply.simple("Growing started");
+    Ok(())
+}
+
 pub(crate) fn lastsave(call: &mut Call<'_>) -> Outcome {
     call.reply.int(call.shared.saved_s.load(Ordering::Relaxed) as i64);
     Ok(())

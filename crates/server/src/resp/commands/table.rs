@@ -176,6 +176,8 @@ static COMMANDS: &[Command] = &[
     command("bgsave", -1, ADMIN, (0, 0, 0), "server", Plain(server::bgsave)),
     command("bgrewriteaof", 1, ADMIN, (0, 0, 0), "server", Plain(server::bgrewriteaof)),
     command("esker.backup", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::backup)),
+    command("esker.check", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::check)),
+    command("esker.grow", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::grow)),
     command("lastsave", 1, FAST, (0, 0, 0), "server", Plain(server::lastsave)),
     command("shutdown", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::shutdown)),
 ];

@@ -1,0 +1,147 @@
+//! What a running server does in the background when it is asked: checks, and taking in new space.
+//!
+//! ESKER.CHECK, ESKER.GROW → one thread each, at most one at a time → INFO tells how far it is, ESKER.CHECK STATUS what it found
+//!
+//! Invariant: an event loop only starts these and reads their figures.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use esker::engine::{CheckReport, Engine};
+
+use crate::exit::Failure;
+
+/// One kind of work, and how its last run ended.
+#[derive(Default)]
+struct Task {
+    running: AtomicBool,
+    done: AtomicU64,
+    total: AtomicU64,
+    /// `ok`, or why it failed; empty before the first.
+    ended: Mutex<String>,
+    /// What the last one found, line by line.
+    report: Mutex<String>,
+}
+
+fn set(place: &Mutex<String>, text: String) {
+    *place.lock().unwrap_or_else(PoisonError::into_inner) = text;
+}
+
+fn get(place: &Mutex<String>) -> String {
+    place.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+impl Task {
+    fn start<E: Into<Failure>>(
+        self: &Arc<Self>,
+        name: &'static str,
+        work: impl FnOnce(&Self) -> Result<String, E> + Send + 'static,
+    ) -> Result<(), String> {
+        if self.running.swap(true, Ordering::AcqRel) {
+            return Err(format!("a {name} is under way; INFO esker tells how far it is"));
+        }
+        self.done.store(0, Ordering::Relaxed);
+        self.total.store(0, Ordering::Relaxed);
+        let task = Arc::clone(self);
+        let run = move || {
+            let (ended, report) = match work(&task) {
+                Ok(report) => ("ok".to_string(), report),
+                Err(error) => {
+                    let failure = error.into().to_string();
+                    tracing::error!(error = failure, "the {name} failed");
+                    (failure.replace(['\r', '\n'], " "), String::new())
+                }
+            };
+            set(&task.ended, ended);
+            set(&task.report, report);
+            task.running.store(false, Ordering::Release);
+        };
+        let spawned = std::thread::Builder::new().name(format!("esker-{name}")).spawn(run);
+        spawned.map(drop).map_err(|error| {
+            self.running.store(false, Ordering::Release);
+            format!("no thread for a {name}: {error}")
+        })
+    }
+
+    fn figures(&self, name: &str) -> [(String, String); 4] {
+        let ended = get(&self.ended);
+        [
+            (format!("{name}_in_progress"), u64::from(self.running.load(Ordering::Acquire)).to_string()),
+            (format!("{name}_done"), self.done.load(Ordering::Relaxed).to_string()),
+            (format!("{name}_total"), self.total.load(Ordering::Relaxed).to_string()),
+            (format!("{name}_last_status"), if ended.is_empty() { "none".into() } else { ended }),
+        ]
+    }
+}
+
+/// The background work of a server.
+#[derive(Default)]
+pub struct Tasks {
+    check: Arc<Task>,
+    grow: Arc<Task>,
+}
+
+impl Tasks {
+    /// Starts a check.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    pub fn check(&self, engine: &Arc<Engine>, deep: bool) -> Result<(), String> {
+        let engine = Arc::clone(engine);
+        self.check.start("check", move |task| {
+            let report = engine.check(deep, &mut |done, total| {
+                task.done.store(done, Ordering::Relaxed);
+                task.total.store(total, Ordering::Relaxed);
+            })?;
+            if report.damaged > 0 {
+                tracing::error!(damaged = report.damaged, "the check found damage");
+            }
+            Ok::<_, esker::objects::Error>(lines(&report))
+        })
+    }
+
+    /// What the last check found.
+    pub fn check_report(&self) -> String {
+        let (ended, report) = (get(&self.check.ended), get(&self.check.report));
+        let status = match &ended[..] {
+            "" => "none",
+            ended => ended,
+        };
+        format!("status {status}\n{report}")
+    }
+
+    /// Starts taking in what the device has gained.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    pub fn grow(&self, engine: &Arc<Engine>) -> Result<(), String> {
+        let engine = Arc::clone(engine);
+        self.grow.start("grow", move |task| {
+            let report = engine.grow()?;
+            task.total.store(report.after_bytes, Ordering::Relaxed);
+            task.done.store(report.added_segments, Ordering::Relaxed);
+            Ok::<_, esker::objects::Error>(String::new())
+        })
+    }
+
+    /// Lines for INFO.
+    pub fn figures(&self) -> impl Iterator<Item = (String, String)> {
+        let [running, added, bytes, ended] = self.grow.figures("grow");
+        let grow = [running, ("grow_added_segments".into(), added.1), ("grow_device_bytes".into(), bytes.1), ended];
+        self.check.figures("check").into_iter().chain(grow)
+    }
+}
+
+/// A report as lines: a name and a figure each, then the damage, a line for each place.
+fn lines(report: &CheckReport) -> String {
+    let mut text = String::new();
+    for (name, value) in report.entries() {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name} {value}");
+    }
+    for damage in &report.damage {
+        let _ = writeln!(text, "damage {} {}", damage.offset, damage.what.replace(['\r', '\n'], " "));
+    }
+    text
+}
