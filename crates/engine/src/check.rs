@@ -521,3 +521,37 @@ pub fn dump(device: &dyn Device, options: DumpOptions, sink: &mut dyn FnMut(Dump
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::Extent;
+
+    #[test]
+    fn a_walk_in_small_steps_comes_to_every_entry_once() {
+        let mut spaces = Spaces::default();
+        let place = |at: u64| Loc::new(at * 8, 8, 0);
+        for slot in (0..20).chain([u64::MAX - 1, u64::MAX]) {
+            spaces.slots.set(slot, place(1));
+        }
+        for key in 0..17u8 {
+            spaces.omap.insert(&[key], place(2));
+        }
+        (0..16).for_each(|at| spaces.extents.write(at * 10, 5 + (at as u32 % 2) * 5, place(at), 3, |_, _| ()));
+        let all: Vec<Expected> = (spaces.slots.scan(0..u64::MAX, false).map(|(slot, _)| Expected::Slot(slot)))
+            .chain((0..17u8).map(|key| Expected::Omap(Bytes::copy_from_slice(&[key]))))
+            .chain(spaces.extents.iter().map(|(at, Extent { len, skip, .. })| Expected::Extent(at, len, skip)))
+            .collect();
+        assert_eq!(all.len(), 22 + 17 + 16);
+        for max in [1, 2, 3, 11, 16, 17, 22, 100] {
+            let (mut found, mut cursor) = (Vec::new(), Some(Cursor::START));
+            while let Some(at) = cursor {
+                let (taken, next) = at.take(&spaces, max);
+                assert!(taken.len() <= max);
+                found.extend(taken.into_iter().map(|(_, entry)| entry));
+                cursor = next;
+            }
+            assert_eq!(found, all, "in steps of {max}");
+        }
+    }
+}

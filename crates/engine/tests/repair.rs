@@ -425,3 +425,110 @@ fn any_damage_ends_in_a_repaired_store_or_an_error() {
         }
     }
 }
+
+/// Old values in a checkpoint, new ones in the log after it, and more log after these.
+fn overwritten() -> (MemoryDevice, ObjectId) {
+    let device = Arc::new(MemoryDevice::new(DEVICE_BYTES));
+    Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [7; 16] }).unwrap();
+    let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options(false)).unwrap();
+    let id = ObjectId::new(Collection::from("c"), "o");
+    engine.submit(Transaction::new().create_collection(id.collection())).wait().unwrap();
+    for round in ["old", "new"] {
+        for change in [
+            Change::SlotSet { index: 5, value: format!("{round} value of a slot").into() },
+            Change::OmapSet { key: "k".into(), value: format!("{round} value of a key").into() },
+            Change::Write { offset: 100, data: format!("{round} value of bytes").into() },
+            Change::XattrSet { name: "x".into(), value: format!("{round} value of an attribute").into() },
+        ] {
+            engine.submit(Transaction::new().change(&id, change)).wait().unwrap();
+        }
+        if round == "old" {
+            engine.checkpoint().unwrap();
+        }
+    }
+    for index in 10..20 {
+        let value = Bytes::from_static(b"later");
+        engine.submit(Transaction::new().change(&id, Change::SlotSet { index, value })).wait().unwrap();
+    }
+    (device.snapshot(), id)
+}
+
+fn place_of(device: &MemoryDevice, text: &str) -> u64 {
+    let image = device.image();
+    image.windows(text.len()).position(|window| window == text.as_bytes()).unwrap() as u64
+}
+
+/// A new value that does not hold must not bring the old one back, and is named.
+#[test]
+fn what_a_damaged_write_replaced_is_not_shown_in_its_stead() {
+    let (device, id) = overwritten();
+    for (text, expected) in [
+        ("new value of a slot", What::Slot(5)),
+        ("new value of a key", What::OmapKey("k".into())),
+        ("new value of bytes", What::Bytes { offset: 100, len: 18 }),
+        ("new value of an attribute", What::Xattr("x".into())),
+    ] {
+        let damaged = device.snapshot();
+        flip(&damaged, place_of(&device, text));
+        assert!(open(&damaged, true).is_err(), "{text}");
+        let (report, lost, found) = repaired(&damaged).unwrap();
+        assert_eq!(report.level, Level::Replayed, "{text}");
+        let whats: Vec<&What> = lost.iter().map(|loss| &loss.what).collect();
+        assert_eq!(whats, [&expected], "{text}: {lost:?}");
+        assert_eq!(lost[0].object.as_ref(), Some(&id));
+        let shown = &show(&found).1[&id];
+        let left = [
+            shown.slots.contains_key(&5),
+            shown.omap.contains_key(&b"k"[..]),
+            !shown.bytes.is_empty(),
+            shown.xattrs.contains_key(&b"x"[..]),
+        ];
+        assert_eq!(left.iter().filter(|left| !**left).count(), 1, "{text}: {shown:?}");
+        assert_eq!((shown.slots.contains_key(&19), shown.size), (true, 118), "{text}");
+    }
+}
+
+/// Nobody can tell what an operation was about whose header does not hold: its transaction is named.
+#[test]
+fn a_transaction_that_cannot_be_read_is_named() {
+    let (device, id) = overwritten();
+    for before in [32, 72] {
+        let damaged = device.snapshot();
+        // The header of the operation, and that of the record before it.
+        flip(&damaged, place_of(&device, "new value of a slot") - before + 9);
+        let (report, lost, found) = repaired(&damaged).unwrap();
+        assert_eq!(report.level, Level::Replayed);
+        assert_eq!(lost.len(), 1, "{lost:?}");
+        assert!(matches!(lost[0].what, What::Transaction(_)), "{lost:?}");
+        let expected = if before == 32 { "old value of a slot" } else { "new value of a slot" };
+        assert_eq!(show(&found).1[&id].slots[&5], expected.as_bytes());
+        assert!(found.slot_get(&id, 19).wait().unwrap().is_some());
+    }
+}
+
+#[test]
+fn an_older_checkpoint_and_the_log_after_it_stand_in_for_a_damaged_one() {
+    let device = Arc::new(MemoryDevice::new(DEVICE_BYTES));
+    Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [7; 16] }).unwrap();
+    let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options(false)).unwrap();
+    let id = ObjectId::new(Collection::from("c"), "o");
+    engine.submit(Transaction::new().create_collection(id.collection())).wait().unwrap();
+    for index in 0..300 {
+        let value = Bytes::from(format!("value {index}"));
+        engine.submit(Transaction::new().change(&id, Change::SlotSet { index, value })).wait().unwrap();
+        if index % 100 == 50 {
+            engine.checkpoint().unwrap();
+        }
+    }
+    let expected = show(&engine);
+    let sample = device.snapshot();
+    let places = places(&sample);
+    for kind in ["root", "table", "head", "page", "list"] {
+        let damaged = sample.snapshot();
+        flip(&damaged, *places[kind].last().unwrap());
+        assert!(open(&damaged, true).is_err(), "{kind}");
+        let (report, lost, found) = repaired(&damaged).unwrap();
+        assert_eq!((report.level, &lost[..]), (Level::Replayed, &[][..]), "{kind}");
+        assert!(show(&found) == expected, "{kind}");
+    }
+}

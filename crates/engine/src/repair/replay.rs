@@ -101,7 +101,14 @@ impl<'a> Tolerant<'a> {
             if let Some(record) = self.record_at(&bytes, base, at, stop, link) {
                 let end = at + u64::from(record.len);
                 if !record.ends_group() {
-                    self.operations(&bytes, base, at + RECORD_HEADER_BYTES as u64..end, link.generation, record.seq);
+                    self.operations(
+                        &bytes,
+                        base,
+                        at + RECORD_HEADER_BYTES as u64..end,
+                        link.generation,
+                        record.seq,
+                        false,
+                    );
                 }
                 (self.seq, self.group, self.group_ended) = (record.seq, record.group, record.ends_group());
                 at = end;
@@ -128,7 +135,7 @@ impl<'a> Tolerant<'a> {
             let end = next.unwrap_or(stop);
             let reason = format!("a record after transaction {} does not hold", self.seq);
             self.lose(None, What::Transaction(self.seq + 1), base + at, reason);
-            self.operations(&bytes, base, at..end, link.generation, self.seq + 1);
+            self.operations(&bytes, base, at..end, link.generation, self.seq + 1, true);
             at = end;
         }
         true
@@ -142,21 +149,22 @@ impl<'a> Tolerant<'a> {
         (fits && in_order && before && record.group >= self.group).then_some(record)
     }
 
-    /// Applies the operations in a range of a segment that hold; where one does not, the next is looked for.
-    fn operations(&mut self, bytes: &[u8], base: u64, range: Range<u64>, generation: u32, seq: u64) {
-        let (mut at, mut told) = (range.start, false);
+    /// Applies the operations in a range of a segment that hold; where one does not, the next is looked for. With `told` the caller
+    /// has listed the transaction already.
+    fn operations(&mut self, bytes: &[u8], base: u64, range: Range<u64>, generation: u32, seq: u64, told: bool) {
+        let (mut at, mut told_here) = (range.start, told);
         while at < range.end {
             let rest = &bytes[at as usize..range.end as usize];
             let header = OpHeader::decode(rest, self.seed, generation, base + at);
             let Some(header) = header.filter(|header| header.total_bytes() <= rest.len() as u64) else {
-                if !told && rest.iter().take(8).any(|byte| *byte != 0) {
-                    told = true;
+                if !told_here && rest.iter().take(8).any(|byte| *byte != 0) {
+                    told_here = true;
                     self.lose(None, What::Transaction(seq), base + at, "an operation's header does not hold");
                 }
                 at += 8;
                 continue;
             };
-            told = false;
+            told_here = told;
             let operation = &rest[..header.total_bytes() as usize];
             self.operation(&header, operation, base + at, seq);
             at += header.total_bytes();
