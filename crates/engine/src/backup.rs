@@ -163,7 +163,7 @@ fn holds(piece: &Piece, offset: u64, segment_bytes: u64) -> bool {
 
 struct Copier<'a> {
     engine: &'a Engine,
-    held: &'a Held<'a>,
+    held: &'a Held,
     folder: &'a Path,
     /// What earlier backups have, by file name.
     known: HashMap<String, Piece>,

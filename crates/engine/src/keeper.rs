@@ -105,17 +105,17 @@ struct Work {
 }
 
 /// A checkpoint whose segments stay as long as this lives.
-pub struct Held<'a> {
+pub struct Held {
     /// Names the checkpoint.
     pub superblock: Superblock,
     /// The segments that it may need, its own and those of the data.
     pub segments: Vec<Usage>,
     /// The one of them that the cleaner still writes.
     pub open_cold: Option<u64>,
-    keeper: &'a Keeper,
+    keeper: Arc<Keeper>,
 }
 
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
         self.keeper.held.fetch_sub(1, Ordering::AcqRel);
         self.keeper.wake();
@@ -323,7 +323,7 @@ impl Keeper {
     ///
     /// # Errors
     /// As [`Keeper::checkpoint`].
-    pub fn hold(&self) -> Result<Held<'_>> {
+    pub fn hold(self: &Arc<Self>) -> Result<Held> {
         let mut work = self.work.lock();
         let covers_all = |work: &Work| work.covered == Some(self.parts.log.last_seq());
         if !covers_all(&work) {
@@ -341,7 +341,7 @@ impl Keeper {
         let superblock = self.parts.superblocks.newest();
         let mut segments = self.parts.segments.in_use();
         segments.retain(|usage| usage.cold || usage.generation <= superblock.replay.generation);
-        Ok(Held { superblock, segments, open_cold: work.cold.open_segment(), keeper: self })
+        Ok(Held { superblock, segments, open_cold: work.cold.open_segment(), keeper: Arc::clone(self) })
     }
 
     /// Cleans the segment that is worth most; whether there was one.

@@ -40,6 +40,7 @@ mod spaces;
 mod stats;
 mod submit;
 mod superblocks;
+mod view;
 mod walk;
 mod watch;
 

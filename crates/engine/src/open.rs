@@ -25,7 +25,7 @@ use crate::format::{
     SegmentHeader, Stream, Superblock, round_up, store_seed,
 };
 use crate::index::Missing;
-use crate::keeper::{GrowReport, Keeper};
+use crate::keeper::{GrowReport, Held, Keeper};
 use crate::load::load;
 use crate::objects::{Object, Objects, Step};
 use crate::pages::bring;
@@ -111,9 +111,11 @@ pub struct Engine {
     /// The log cannot go on for want of a segment; only reads work.
     pub(crate) full_since_open: bool,
     pub(crate) superblocks: Arc<Superblocks>,
-    recovery: RecoveryReport,
-    closed: AtomicBool,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) recovery: RecoveryReport,
+    /// Of a snapshot: what keeps its segments.
+    pub(crate) _held: Option<Held>,
+    pub(crate) closed: AtomicBool,
+    pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Engine {
@@ -267,6 +269,7 @@ impl Engine {
             record_bytes_max,
             full_since_open: false,
             recovery,
+            _held: None,
             closed: AtomicBool::new(false),
             threads: Mutex::default(),
         };
@@ -543,8 +546,8 @@ impl Engine {
         self.keeper()?.grow()
     }
 
-    pub(crate) fn keeper(&self) -> Result<&Keeper> {
-        self.keeper.as_deref().ok_or(Error::ReadOnly)
+    pub(crate) fn keeper(&self) -> Result<&Arc<Keeper>> {
+        self.keeper.as_ref().ok_or(Error::ReadOnly)
     }
 
     /// What opening did.

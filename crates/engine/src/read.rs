@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
 use esker_store::{
     Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId, ObjectStore,
-    OmapScan, Result, SlotScan, Stat, Transaction,
+    OmapScan, Result, SlotScan, Snapshot, Stat, Transaction,
 };
 
 use crate::format::Loc;
@@ -24,6 +24,7 @@ use crate::objects::ObjectState;
 use crate::open::Engine;
 use crate::pages::bring;
 use crate::segments::Lsn;
+use crate::view::{VIEW_CACHE_BYTES, VIEW_INDEX_BYTES};
 
 impl Engine {
     /// Looks at an object; `absent` if there is none. Pages that are missing are read first; the caller is pinned if it
@@ -395,5 +396,10 @@ impl ObjectStore for Engine {
         let found = objects.range::<Bytes, _>((start, Bound::Unbounded));
         let list = found.take(scan_limit(limit)).map(|(name, _)| name.clone()).collect();
         self.completion(Ok(list), self.names_lsn.load(Ordering::Acquire))
+    }
+
+    fn snapshot(&self) -> Result<Snapshot> {
+        let (seq, view) = self.view(VIEW_CACHE_BYTES, VIEW_INDEX_BYTES)?;
+        Ok(Snapshot { seq, store: Arc::new(view) })
     }
 }

@@ -158,8 +158,46 @@ impl Run {
         Ok(Answer::Applied)
     }
 
+    /// A snapshot shows what there was when it was taken, whatever is done beside it.
+    fn beside_a_snapshot(&mut self, engine: &Engine, device: &FaultyDevice) -> Result<bool, String> {
+        let then = self.history.now().clone();
+        let all = self.history.len();
+        let view = match engine.view(0, self.rng.choice([0, u64::MAX]).unwrap_or(0)) {
+            Ok((_, view)) => view,
+            Err(Error::Stopped { .. } | Error::Io { .. }) if device.has_failed() => return Ok(false),
+            Err(Error::Io { .. }) if device.counts().failed_reads > 0 => return Ok(!device.power_is_off()),
+            // A store without any commit has nothing to show.
+            Err(Error::Invalid { .. }) if all == 0 => return Ok(true),
+            Err(error) => return Err(format!("snapshot: {error}")),
+        };
+        // All of it is durable.
+        self.owed = self.owed.max(all);
+        for _ in 0..self.rng.u8(0..8) {
+            let goes_on = match self.rng.u8(0..4) {
+                0 => maintain(engine, &mut self.rng).is_ok(),
+                _ => self.transact_simply(engine, device)?,
+            };
+            if !goes_on {
+                break;
+            }
+        }
+        match whole_state(&view) {
+            Ok(found) => match difference(&then, &found) {
+                Some(why) => Err(format!("a snapshot has changed: {why}")),
+                None => Ok(!device.has_failed() && !device.power_is_off()),
+            },
+            Err(unread) if may_fail(unread.error.as_ref(), device) => {
+                Ok(!device.has_failed() && !device.power_is_off())
+            }
+            Err(unread) => Err(format!("in a snapshot: {unread}")),
+        }
+    }
+
     /// Maintenance changes nothing that can be read.
     fn maintenance(&mut self, engine: &Engine, device: &FaultyDevice) -> Result<bool, String> {
+        if !self.kind.fills() && self.rng.u8(0..8) == 0 {
+            return self.beside_a_snapshot(engine, device);
+        }
         let maintained = if self.rng.u8(0..3) == 0 {
             // Transactions go on while the checkpoint is written.
             let (mut left, mut outcome) = (self.rng.u8(0..4), Ok(true));

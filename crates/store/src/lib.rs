@@ -26,6 +26,7 @@ pub mod model;
 mod transaction;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -59,6 +60,14 @@ pub struct DataRun {
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
+}
+
+/// The whole store at one moment.
+pub struct Snapshot {
+    /// The last commit that it shows; it shows all before it too, and none after.
+    pub seq: CommitSeq,
+    /// The view. Transactions are refused with [`Error::ReadOnly`].
+    pub store: Arc<dyn ObjectStore>,
 }
 
 /// A transactional store of objects.
@@ -135,4 +144,13 @@ pub trait ObjectStore: Send + Sync {
     /// # Errors
     /// [`Error::NoCollection`].
     fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>>;
+
+    /// The whole store as it is now, for scans and copies: it stays so whatever happens to the store. Everything it shows is
+    /// durable. While it lives the space of what is deleted does not come back.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the backend cannot; else those of a write of metadata.
+    fn snapshot(&self) -> Result<Snapshot> {
+        Err(Error::Unsupported { backend: self.capability().backend, what: "take snapshots" })
+    }
 }

@@ -36,7 +36,7 @@ const ORDER: &[&str] = &[
 ];
 
 /// Files of the top layer, beside lib.rs.
-const TOP: &[&str] = &["open", "submit", "read", "walk", "check", "stats", "backup", "repair"];
+const TOP: &[&str] = &["open", "submit", "read", "walk", "view", "check", "stats", "backup", "repair"];
 
 fn rank(module: &str) -> Option<usize> {
     if TOP.contains(&module) {

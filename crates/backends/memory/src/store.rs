@@ -5,12 +5,13 @@
 //! 2. Everything happens under one lock, so every call shows one moment and commit order is lock order.
 
 use std::ops::{Bound, Range};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
 use esker_store::{
     Capability, Change, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId,
-    ObjectStore, OmapScan, Op, Result, SlotScan, Stat, Transaction,
+    ObjectStore, OmapScan, Op, Result, SlotScan, Snapshot, Stat, Transaction,
 };
 use parking_lot::RwLock;
 
@@ -21,9 +22,11 @@ use crate::object::{Object, creates, holds};
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     state: RwLock<State>,
+    /// It is a snapshot.
+    read_only: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct State {
     collections: Collections,
     /// Transactions applied.
@@ -160,6 +163,9 @@ impl ObjectStore for MemoryStore {
     }
 
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        if self.read_only {
+            return Completion::ready(Err(Error::ReadOnly));
+        }
         let outcome = txn.check().and_then(|()| self.state.write().transact(txn));
         Completion::ready(outcome)
     }
@@ -301,5 +307,12 @@ impl ObjectStore for MemoryStore {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         let names = objects.range::<[u8], _>((start, Bound::Unbounded)).map(|(name, _)| name.clone());
         Completion::ready(Ok(names.take(limit.min(SCAN_ENTRIES_MAX)).collect()))
+    }
+
+    /// Copies the maps; payload is shared.
+    fn snapshot(&self) -> Result<Snapshot> {
+        let state = self.state.read().clone();
+        let seq = CommitSeq(state.seq);
+        Ok(Snapshot { seq, store: Arc::new(Self { state: RwLock::new(state), read_only: true }) })
     }
 }

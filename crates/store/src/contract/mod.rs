@@ -27,6 +27,7 @@ pub mod limits;
 pub mod names;
 pub mod omap;
 pub mod slots;
+pub mod snapshots;
 pub mod xattrs;
 
 use crate::ObjectStore;
@@ -186,6 +187,9 @@ macro_rules! contract_suite {
             durability: synced_asynchronous_writes_are_there_after_reopening;
             durability: commit_sequence_grows_across_reopening;
             durability: many_reopenings_lose_nothing;
+            snapshots: a_snapshot_stays_as_it_was;
+            snapshots: a_snapshot_is_read_only;
+            snapshots: a_snapshot_shows_one_moment;
             concurrency: one_of_many_creators_wins;
             concurrency: one_of_many_compare_and_set_writers_wins;
             concurrency: guarded_counters_lose_no_update;
@@ -223,6 +227,7 @@ mod tests {
             ("copies", include_str!("copies.rs")),
             ("commit_order", include_str!("commit_order.rs")),
             ("durability", include_str!("durability.rs")),
+            ("snapshots", include_str!("snapshots.rs")),
             ("concurrency", include_str!("concurrency.rs")),
         ];
         let mut found = 0;
