@@ -8,7 +8,8 @@ use esker_tidy::{members, text};
 const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-device", &[]),
     ("esker-store", &[]),
-    ("esker-engine", &["esker-device", "esker-store"]),
+    ("esker-compress", &[]),
+    ("esker-engine", &["esker-device", "esker-store", "esker-compress"]),
     ("esker-memory", &["esker-store"]),
     ("esker-kv", &["esker-store"]),
     ("esker-server", &["esker-store", "esker-kv"]),
