@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod compressed;
 mod mutate;
 mod record;
 mod recovery;
@@ -42,7 +43,7 @@ struct Arguments {
 
 const USAGE: &str =
     "usage: cargo run --release -- TARGET [--seconds N] [--seed S] [--skip N] [--executions N] [--file INPUT]
-targets: record, recovery, resp
+targets: compressed, record, recovery, resp
   --seconds     run so long (default 10)
   --seed        seed of all inputs (default 1)
   --skip        start at this execution
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
         }
     };
     let mut target: Box<dyn Target> = match arguments.target.as_str() {
+        "compressed" => Box::new(compressed::CompressedPayload::new()),
         "record" => Box::new(record::Record::new()),
         "recovery" => Box::new(recovery::Recovery::new()),
         "resp" => Box::new(resp::Resp::new()),

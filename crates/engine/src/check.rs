@@ -12,7 +12,8 @@ use esker_device::Device;
 use esker_store::{Error, ObjectId, Result};
 
 use crate::format::{
-    FORMAT_VERSION, Kind, Loc, OpHeader, RecordHeader, SegmentHeader, Space, Stream, Superblock, store_seed,
+    FORMAT_VERSION, Kind, Loc, OP_FLAG_COMPRESSED, OpHeader, RecordHeader, SegmentHeader, Space, Stream, Superblock,
+    WEIGHT_WHOLE, decompress_payload, raw_len, store_seed,
 };
 use crate::index::{Missing, offset_of};
 use crate::objects::Object;
@@ -239,6 +240,7 @@ impl Engine {
             }
         }
         progress(total, total);
+        live.values_mut().for_each(|weight| *weight = weight.div_ceil(WEIGHT_WHOLE));
         for usage in self.segments.in_use() {
             report.segments += 1;
             report.cold_segments += u64::from(usage.cold);
@@ -286,8 +288,8 @@ impl Engine {
             }
         }
         for page in &pages {
-            page.each_place(|offset, bytes| {
-                *live.entry(self.segments.segment_of(offset)).or_insert(0u64) += bytes;
+            page.each_place(|offset, weight| {
+                *live.entry(self.segments.segment_of(offset)).or_insert(0u64) += weight;
                 report.entries += 1;
             });
         }
@@ -361,12 +363,17 @@ impl Engine {
 
 /// Whether what stands at a place is what the entry says. An object that shares data may have another's.
 pub(crate) fn is_what(expected: &Expected, number: u64, shares: bool, header: &OpHeader, operation: &[u8]) -> bool {
+    let payload = &operation[header.payload_start()..header.payload_end()];
+    let Some(raw_len) = raw_len(header, payload) else { return false };
+    if header.flags & OP_FLAG_COMPRESSED != 0 && decompress_payload(payload).is_none() {
+        return false;
+    }
     let own = shares || header.object == number;
     own && match expected {
         Expected::Slot(slot) => header.kind == Kind::SlotSet && header.argument == *slot,
         Expected::Omap(key) => header.kind == Kind::OmapSet && header.key(operation).0 == *key,
         Expected::Extent(at, len, skip) => {
-            let inside = u64::from(*skip) + u64::from(*len) <= u64::from(header.payload_len);
+            let inside = u64::from(*skip) + u64::from(*len) <= u64::from(raw_len);
             let here = shares || header.argument + u64::from(*skip) == *at;
             header.kind == Kind::Write && inside && here
         }
@@ -458,6 +465,7 @@ impl DumpItem {
                 ("argument", header.argument.to_string()),
                 ("key", name_of(header.kind, key)),
                 ("payload_len", header.payload_len.to_string()),
+                ("compressed", (header.flags & OP_FLAG_COMPRESSED != 0).to_string()),
             ],
         }
     }
@@ -538,15 +546,19 @@ mod tests {
             spaces.omap.insert(&[key], place(2));
         }
         (0..16).for_each(|at| spaces.extents.write(at * 10, 5 + (at as u32 % 2) * 5, place(at), 3, |_, _| ()));
-        let all: Vec<Expected> = (spaces.slots.scan(0..u64::MAX, false).map(|(slot, _)| Expected::Slot(slot)))
-            .chain((0..17u8).map(|key| Expected::Omap(Bytes::copy_from_slice(&[key]))))
-            .chain(spaces.extents.iter().map(|(at, Extent { len, skip, .. })| Expected::Extent(at, len, skip)))
-            .collect();
+        let all: Vec<Expected> = (spaces
+            .slots
+            .scan(0..u64::MAX, false)
+            .flatten()
+            .map(|(slot, _)| Expected::Slot(slot)))
+        .chain((0..17u8).map(|key| Expected::Omap(Bytes::copy_from_slice(&[key]))))
+        .chain(spaces.extents.iter().flatten().map(|(at, Extent { len, skip, .. })| Expected::Extent(at, len, skip)))
+        .collect();
         assert_eq!(all.len(), 22 + 17 + 16);
         for max in [1, 2, 3, 11, 16, 17, 22, 100] {
             let (mut found, mut cursor) = (Vec::new(), Some(Cursor::START));
             while let Some(at) = cursor {
-                let (taken, next) = at.take(&spaces, max);
+                let (taken, next) = at.take(&spaces, max).unwrap();
                 assert!(taken.len() <= max);
                 found.extend(taken.into_iter().map(|(_, entry)| entry));
                 cursor = next;

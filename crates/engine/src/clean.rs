@@ -10,9 +10,12 @@
 //! 2. A relocation is written and applied under the object's lock, for entries that still point to the old place: what
 //!    was deleted or overwritten meanwhile stays so, whatever the order of crash and cleaning.
 //! 3. Data that several objects share is copied once in a run.
+//! 4. What is compressed is moved as it stands, in whole units; only where that would take more than the bytes of them that
+//!    live is it decompressed first. So a copy never takes more than what lives.
 //! Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System (1992), section 3.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use esker_device::Device;
@@ -22,8 +25,8 @@ use crate::checkpoint::{Parts, Saved};
 use crate::cold::Cold;
 use crate::commit::{Class, Refused, record_header};
 use crate::format::{
-    Kind, Loc, OP_FLAG_MOVED, OpHeader, RECORD_HEADER_BYTES, Relocated, Role, checksum_payload, encode_operation,
-    operation_bytes, push_relocated, verify_payload,
+    Compressed, Kind, Loc, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OpHeader, RECORD_HEADER_BYTES, Relocated, Role,
+    checksum_payload, encode_operation, operation_bytes, push_relocated, raw_len, verify_payload,
 };
 use crate::index::{Missing, offset_of};
 use crate::objects::{Object, ObjectState, Step};
@@ -81,8 +84,9 @@ struct Moved {
     skip: u32,
 }
 
-/// A stretch of an old payload and where its copy is.
-struct Copy {
+/// A stretch of an old payload, once decompressed, and where its copy is.
+#[derive(Clone, Copy)]
+struct Stretch {
     skip: u32,
     len: u32,
     new: Loc,
@@ -116,7 +120,7 @@ impl Clean<'_> {
         };
         let mut cleaned = Cleaned::default();
         let mut batch = Batch::default();
-        let mut copies: HashMap<u64, Vec<Copy>> = HashMap::new();
+        let mut copies: HashMap<u64, Vec<Stretch>> = HashMap::new();
         let shared = self.sharing_objects();
         for (record, at, body) in view.records() {
             let mut failed = None;
@@ -173,7 +177,7 @@ impl Clean<'_> {
         origin: (u64, u32),
         batch: &mut Batch,
         cleaned: &mut Cleaned,
-        copies: Option<&mut HashMap<u64, Vec<Copy>>>,
+        copies: Option<&mut HashMap<u64, Vec<Stretch>>>,
     ) -> Result<()> {
         if header.kind == Kind::Index {
             return self.index_piece(header, place);
@@ -191,7 +195,7 @@ impl Clean<'_> {
             if state.number != header.object {
                 return Ok(());
             }
-            match live_entries(&state, header, key, place) {
+            match live_entries(&state, header, key, payload, place) {
                 Ok(live) => break live,
                 Err(missing) => {
                     drop(state);
@@ -199,47 +203,88 @@ impl Clean<'_> {
                 }
             }
         };
-        let mut copies = copies;
-        for (entry, old) in live {
-            let new = self.copy(header, &entry, payload, origin, batch, cleaned)?;
-            if let Some(copies) = &mut copies {
-                let (skip, len) = stretch(&entry, header.payload_len);
-                copies.entry(place).or_default().push(Copy { skip, len, new });
-            }
-            let skip = stretch(&entry, header.payload_len).0;
+        if live.is_empty() {
+            return Ok(());
+        }
+        let value = Value::new(header, payload);
+        let Some(value) = value else {
+            cleaned.damaged += 1;
+            return Ok(());
+        };
+        let stretches: Vec<(u32, u32)> = live.iter().map(|(entry, _)| stretch(entry, value.raw_len)).collect();
+        let runs = value.runs(&stretches);
+        let mut made: Vec<Stretch> = Vec::new();
+        for ((entry, old), wanted) in live.into_iter().zip(stretches) {
+            let known = made.iter().find(|made| made.covers(wanted)).copied();
+            let copy = match known {
+                Some(copy) => copy,
+                None => {
+                    let units = value.run(&runs, wanted);
+                    let copy = self.copy(header, &entry, &value, units, origin, batch, cleaned)?;
+                    let Some(copy) = copy else { continue };
+                    made.push(copy);
+                    copy
+                }
+            };
             let moved = &mut batch.objects.entry(header.object).or_insert_with(|| (Arc::clone(&object), Vec::new())).1;
-            moved.push(Moved { entry, old, new, skip });
+            moved.push(Moved { entry, old, new: copy.new, skip: copy.skip });
+        }
+        if let Some(copies) = copies {
+            copies.entry(place).or_default().extend(made);
         }
         Ok(())
     }
 
-    /// Copies a value, or a stretch of it, to the cold segment.
+    /// Copies a value to the cold segment, or the stretch of it that an entry has: of a compressed one these units, or the
+    /// decompressed bytes. `None` if it does not decompress.
+    #[expect(clippy::too_many_arguments, reason = "a value, what of it is wanted, and what gathers")]
     fn copy(
         &mut self,
         header: &OpHeader,
         entry: &Entry,
-        payload: &[u8],
+        value: &Value<'_>,
+        units: Option<Range<u32>>,
         origin: (u64, u32),
         batch: &mut Batch,
         cleaned: &mut Cleaned,
-    ) -> Result<Loc> {
-        let (skip, len) = stretch(entry, header.payload_len);
-        let payload = &payload[skip as usize..skip as usize + len as usize];
+    ) -> Result<Option<Stretch>> {
+        let (skip, len) = stretch(entry, value.raw_len);
+        let made;
+        let (payload, flags, first, raw_len) = match (&value.table, entry) {
+            (Some(table), Entry::Extent(..)) => match units {
+                Some(units) => {
+                    let raw = table.raw_range(units.clone());
+                    made = table.cut(units, value.payload);
+                    (&made[..], header.flags, raw.start, raw.len() as u32)
+                }
+                None => {
+                    let Some(raw) = value.decompressed(skip..skip + len) else {
+                        cleaned.damaged += 1;
+                        return Ok(None);
+                    };
+                    made = raw;
+                    (&made[..], header.flags & !OP_FLAG_COMPRESSED, skip, len)
+                }
+            },
+            (Some(_), _) => (value.payload, header.flags, 0, value.raw_len),
+            (None, _) => (&value.payload[skip as usize..(skip + len) as usize], header.flags, skip, len),
+        };
         let (argument, key): (u64, &[u8]) = match entry {
             Entry::Slot(slot) => (*slot, &[]),
             Entry::Omap(key) => (0, key),
-            Entry::Extent(at, ..) => (*at, &[]),
+            // Where the copy's first byte belongs, were all of it the object's.
+            Entry::Extent(at, ..) => (at.saturating_sub(u64::from(skip - first)), &[]),
         };
         let mut long_key = Vec::with_capacity(key.len() + 12);
         long_key.extend_from_slice(key);
         long_key.extend_from_slice(&origin.0.to_le_bytes());
         long_key.extend_from_slice(&origin.1.to_le_bytes());
-        let header = OpHeader { flags: header.flags | OP_FLAG_MOVED, argument, ..*header };
+        let header = OpHeader { flags: flags | OP_FLAG_MOVED, argument, ..*header };
         let new = self.cold.append(header, &long_key, payload, origin.0)?;
         cleaned.copied += 1;
         cleaned.copied_bytes += new.span_bytes();
         batch.bytes += new.span_bytes();
-        Ok(new)
+        Ok(Some(Stretch { skip: first, len: raw_len, new }))
     }
 
     /// A piece of the last checkpoint is moved by having the next one write it again.
@@ -329,7 +374,7 @@ impl Clean<'_> {
                 return Ok(());
             }
             let len = RECORD_HEADER_BYTES as u64 + operation_bytes(0, payload.len());
-            let mut reservation = match log.reserve(len, Class::Keep) {
+            let mut reservation = match log.reserve(len, 0, Class::Keep) {
                 Ok(reservation) => reservation,
                 Err(Refused::Error(error)) => return Err(error),
                 Err(Refused::Busy) => {
@@ -380,7 +425,7 @@ impl Clean<'_> {
         victim: &SegmentView<'_>,
         object: &Arc<Object>,
         batch: &mut Batch,
-        copies: &mut HashMap<u64, Vec<Copy>>,
+        copies: &mut HashMap<u64, Vec<Stretch>>,
         cleaned: &mut Cleaned,
     ) -> Result<()> {
         let inside = |loc: Loc| (victim.base..victim.base + victim.bytes.len() as u64).contains(&loc.offset());
@@ -412,30 +457,33 @@ impl Clean<'_> {
                 cleaned.damaged += 1;
                 continue;
             };
-            let (skip, len) = stretch(&entry, header.payload_len);
-            if u64::from(skip) + u64::from(len) > u64::from(header.payload_len) {
+            let payload = &operation[header.payload_start()..header.payload_end()];
+            let Some(value) = Value::new(&header, payload) else {
+                cleaned.damaged += 1;
+                continue;
+            };
+            let wanted = stretch(&entry, value.raw_len);
+            if u64::from(wanted.0) + u64::from(wanted.1) > u64::from(value.raw_len) {
                 cleaned.damaged += 1;
                 continue;
             }
-            let known = copies.get(&old.offset()).and_then(|copies| {
-                let within = |copy: &&Copy| copy.skip <= skip && skip + len <= copy.skip + copy.len;
-                copies.iter().find(within).map(|copy| (copy.new, copy.skip))
-            });
-            let (new, copy_skip) = match known {
-                Some(known) => known,
+            let known = copies.get(&old.offset()).and_then(|copies| copies.iter().find(|copy| copy.covers(wanted)));
+            let copy = match known {
+                Some(known) => *known,
                 None => {
-                    let payload = &operation[header.payload_start()..header.payload_end()];
                     let origins = origins.get_or_insert_with(|| self.origins(victim));
                     let known = origins.get(&old.offset()).copied().unwrap_or_default();
                     let origin = header.key(operation).1.unwrap_or(known);
                     let owned = OpHeader { object: number, ..header };
-                    let new = self.copy(&owned, &entry, payload, origin, batch, cleaned)?;
-                    copies.entry(old.offset()).or_default().push(Copy { skip, len, new });
-                    (new, skip)
+                    let units = value.run(&value.runs(&[wanted]), wanted);
+                    let copy = self.copy(&owned, &entry, &value, units, origin, batch, cleaned)?;
+                    let Some(copy) = copy else { continue };
+                    copies.entry(old.offset()).or_default().push(copy);
+                    copy
                 }
             };
             let moved = &mut batch.objects.entry(number).or_insert_with(|| (Arc::clone(object), Vec::new())).1;
-            moved.push(Moved { entry, old, new, skip: copy_skip });
+            moved.push(Moved { entry, old, new: copy.new, skip: copy.skip });
             if batch.bytes >= BATCH_BYTES {
                 self.relocate(batch)?;
             }
@@ -444,11 +492,64 @@ impl Clean<'_> {
     }
 }
 
-/// First byte and length of what an entry has of its payload.
-fn stretch(entry: &Entry, payload_len: u32) -> (u32, u32) {
+impl Stretch {
+    fn covers(&self, (skip, len): (u32, u32)) -> bool {
+        self.skip <= skip && skip + len <= self.skip + self.len
+    }
+}
+
+/// A verified payload, and its table if it is compressed.
+struct Value<'a> {
+    payload: &'a [u8],
+    table: Option<Compressed>,
+    raw_len: u32,
+}
+
+impl<'a> Value<'a> {
+    fn new(header: &OpHeader, payload: &'a [u8]) -> Option<Self> {
+        let compressed = header.flags & OP_FLAG_COMPRESSED != 0;
+        let table = if compressed { Some(Compressed::decode(payload, payload.len())?) } else { None };
+        Some(Self { payload, table, raw_len: raw_len(header, payload)? })
+    }
+
+    /// The units that these stretches touch, neighbours together, if moving them takes no more than the stretches would,
+    /// decompressed; else none.
+    fn runs(&self, stretches: &[(u32, u32)]) -> Vec<Range<u32>> {
+        let Some(table) = &self.table else { return Vec::new() };
+        let mut runs: Vec<Range<u32>> = Vec::new();
+        let mut touched: Vec<_> = stretches.iter().map(|(skip, len)| table.units_of(*skip..skip + len)).collect();
+        touched.sort_unstable_by_key(|units| units.start);
+        for units in touched {
+            match runs.last_mut() {
+                Some(last) if units.start <= last.end => last.end = last.end.max(units.end),
+                _ => runs.push(units),
+            }
+        }
+        let stored: usize = runs.iter().map(|run| table.stored_range(run.clone()).len() + run.len() * 4).sum();
+        let raw: usize = stretches.iter().map(|(_, len)| *len as usize).sum();
+        if stored <= raw { runs } else { Vec::new() }
+    }
+
+    /// The run that a stretch is in.
+    fn run(&self, runs: &[Range<u32>], (skip, len): (u32, u32)) -> Option<Range<u32>> {
+        let units = self.table.as_ref()?.units_of(skip..skip + len);
+        runs.iter().find(|run| run.start <= units.start && units.end <= run.end).cloned()
+    }
+
+    fn decompressed(&self, range: Range<u32>) -> Option<Vec<u8>> {
+        let table = self.table.as_ref()?;
+        let units = table.units_of(range.clone());
+        let (stored, base) = (table.stored_range(units.clone()), table.raw_range(units.clone()).start);
+        let raw = table.unpack(units, &self.payload[stored.start as usize..stored.end as usize])?;
+        Some(raw[(range.start - base) as usize..(range.end - base) as usize].to_vec())
+    }
+}
+
+/// First byte and length of what an entry has of its value.
+fn stretch(entry: &Entry, raw_len: u32) -> (u32, u32) {
     match entry {
         Entry::Extent(_, len, skip) => (*skip, *len),
-        Entry::Slot(_) | Entry::Omap(_) => (0, payload_len),
+        Entry::Slot(_) | Entry::Omap(_) => (0, raw_len),
     }
 }
 
@@ -457,6 +558,7 @@ fn live_entries(
     state: &ObjectState,
     header: &OpHeader,
     key: &[u8],
+    payload: &[u8],
     place: u64,
 ) -> std::result::Result<Vec<(Entry, Loc)>, Missing> {
     let here = |loc: &Loc| loc.offset() == place;
@@ -470,8 +572,9 @@ fn live_entries(
             loc.into_iter().map(|loc| (Entry::Omap(key.to_vec()), loc)).collect()
         }
         _ => {
-            let range = header.argument..header.argument + u64::from(header.payload_len);
             let mut live = Vec::new();
+            let Some(raw_len) = raw_len(header, payload) else { return Ok(live) };
+            let range = header.argument..header.argument.saturating_add(raw_len.into());
             for piece in state.extents.lookup(range) {
                 let (at, extent) = piece?;
                 if here(&extent.loc) {

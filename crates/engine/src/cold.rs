@@ -16,8 +16,8 @@ use esker_store::{Error, Result};
 
 use crate::commit::{Log, stopped};
 use crate::format::{
-    Kind, Loc, OpHeader, PARTS, RECORD_HEADER_BYTES, RecordHeader, Role, SegmentHeader, Stream, checksum_payload,
-    encode_operation, operation_bytes, round_up,
+    Kind, Loc, OpHeader, PARTS, RECORD_HEADER_BYTES, RecordHeader, Role, SegmentHeader, Stream, WEIGHT_WHOLE,
+    checksum_payload, encode_operation, operation_bytes, place_of, raw_len, round_up,
 };
 use crate::segments::Segments;
 
@@ -100,11 +100,17 @@ impl Cold {
         let sums = checksum_payload(payload);
         encode_operation(header, key, payload, &sums, &mut open.batch[at..], self.seed, open.generation, offset);
         open.op_count += 1;
-        self.segments.add_filled(open.segment, len);
+        let loc = place_of(&header, payload, offset, len);
+        // What is compressed counts as it does while it lives.
+        let weight = match raw_len(&header, payload) {
+            Some(raw) if loc.is_compressed() => u64::from(raw) * loc.weight() / WEIGHT_WHOLE,
+            _ => len,
+        };
+        self.segments.add_filled(open.segment, weight);
         if open.batch.len() as u64 >= BATCH_BYTES {
             self.write_batch()?;
         }
-        Ok(Loc::new(offset, len, 0))
+        Ok(loc)
     }
 
     /// Adds a piece of a checkpoint, a large one in parts; returns where it is, and all places that it takes.

@@ -41,6 +41,7 @@ use crate::format::{
 use crate::gather::Gather;
 use crate::policy::CommitPolicy;
 use crate::segments::{Lsn, SegmentBuffer, Segments};
+use crate::stages::Times;
 
 /// The commit thread appends without a sync when so many bytes are pending.
 const APPEND_BYTES: u64 = 1 << 20;
@@ -110,6 +111,8 @@ struct State {
     oldest_unsynced: Option<Instant>,
     records: u64,
     record_bytes: u64,
+    payload_bytes: u64,
+    relocation_bytes: u64,
 }
 
 struct Piece {
@@ -179,6 +182,12 @@ pub struct LogCounters {
     pub writes: AtomicU64,
     /// Bytes written to the device, pads and headers included.
     pub written_bytes: AtomicU64,
+    /// How long writers waited for room.
+    pub room: Times,
+    /// How long the oldest record of a group waited until the group was cut.
+    pub queue: Times,
+    /// How long it took to wake those who waited for a sync.
+    pub wake: Times,
 }
 
 /// The end of the log that is being written.
@@ -246,6 +255,8 @@ impl Log {
             oldest_unsynced: None,
             records: 0,
             record_bytes: 0,
+            payload_bytes: 0,
+            relocation_bytes: 0,
         };
         Self {
             device,
@@ -321,6 +332,12 @@ impl Log {
         (state.records, state.record_bytes)
     }
 
+    /// Of those bytes: keys and payloads of transactions; the cleaner's records.
+    pub fn appended_kinds(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.payload_bytes, state.relocation_bytes)
+    }
+
     /// Generation and device offset of the end, and the last sequence number: for the superblock of a clean stop.
     pub fn clean_end(&self) -> (u32, u64, u64) {
         let state = self.state.lock();
@@ -357,8 +374,8 @@ impl Log {
     }
 
     /// Takes `len` bytes (a multiple of 8, at most what a segment has room for) of the open group and the next
-    /// sequence number.
-    pub fn reserve(&self, len: u64, class: Class) -> std::result::Result<Reservation<'_>, Refused> {
+    /// sequence number. `payload_bytes` of them, of a transaction, are keys and payloads.
+    pub fn reserve(&self, len: u64, payload_bytes: u64, class: Class) -> std::result::Result<Reservation<'_>, Refused> {
         if class == Class::Write && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
             let full = self.gate.load(Ordering::Relaxed) == Gate::Full as u8;
             return Err(if full { Refused::Error(Error::Full { needed: len, free: 0 }) } else { Refused::Busy });
@@ -406,6 +423,10 @@ impl Log {
         state.group_open = true;
         state.records += u64::from(class != Class::Keep);
         state.record_bytes += len;
+        match class {
+            Class::Keep => state.relocation_bytes += len,
+            Class::Write | Class::TakeAway => state.payload_bytes += payload_bytes,
+        }
         if state.oldest_unsynced.is_none() {
             state.oldest_unsynced = Some(Instant::now());
         }
@@ -605,7 +626,7 @@ impl Log {
                 let to = self.gather.lock().after_sync(arrivals, self.mark().arrivals(), now - began, now);
                 self.gather_to.store(to, Ordering::Relaxed);
             }
-            self.mark().advance(end);
+            self.advance(end);
         }
         self.segments.evict_buffers(end);
         Ok(())
@@ -614,8 +635,14 @@ impl Log {
     fn sync_to(&self, end: Lsn) -> Result<()> {
         self.device.sync().map_err(|error| stopped("syncing the log", &error))?;
         self.counters.syncs.fetch_add(1, Ordering::Relaxed);
-        self.mark().advance(end);
+        self.advance(end);
         Ok(())
+    }
+
+    fn advance(&self, end: Lsn) {
+        let began = Instant::now();
+        self.mark().advance(end);
+        self.counters.wake.add(began.elapsed());
     }
 
     /// Ends the open group (with `sync`) or only pads it to a block, and takes what has to be written.
@@ -640,8 +667,8 @@ impl Log {
             });
         }
         state.start = end;
-        if sync {
-            state.oldest_unsynced = None;
+        if sync && let Some(oldest) = state.oldest_unsynced.take() {
+            self.counters.queue.add(oldest.elapsed());
         }
         let parity = state.parity;
         state.parity ^= 1;

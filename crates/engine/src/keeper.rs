@@ -36,6 +36,7 @@ use crate::commit::{Gate, stopped};
 use crate::evict::Hand;
 use crate::format::Superblock;
 use crate::segments::Usage;
+use crate::stages::Times;
 
 /// A checkpoint is due when so many bytes of log have gathered, or so many times the last checkpoint's bytes.
 const CHECKPOINT_LOG_BYTES: u64 = 256 << 20;
@@ -66,8 +67,14 @@ pub struct KeeperCounters {
     pub checkpoints: AtomicU64,
     /// Bytes of the last checkpoint that had changed.
     pub checkpoint_bytes: AtomicU64,
+    /// Bytes of all checkpoints that had changed.
+    pub checkpoint_all_bytes: AtomicU64,
     /// How long the last checkpoint took, in microseconds.
     pub checkpoint_us: AtomicU64,
+    /// How long checkpoints took.
+    pub checkpoint_times: Times,
+    /// How long cleaning a segment took.
+    pub clean_times: Times,
     /// Segments cleaned.
     pub cleaned: AtomicU64,
     /// Bytes copied by cleaning.
@@ -558,6 +565,8 @@ impl Keeper {
         let took = began.elapsed();
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         self.counters.checkpoint_bytes.store(report.bytes, Ordering::Relaxed);
+        self.counters.checkpoint_all_bytes.fetch_add(report.bytes, Ordering::Relaxed);
+        self.counters.checkpoint_times.add(took);
         self.counters.checkpoint_us.store(took.as_micros() as u64, Ordering::Relaxed);
         tracing::debug!(
             objects = report.objects,
@@ -625,7 +634,9 @@ impl Keeper {
             },
             pace: &mut pace,
         };
+        let began = Instant::now();
         let outcome = clean.segment(victim);
+        self.counters.clean_times.add(began.elapsed());
         self.open_cold.store(work.cold.open_segment().unwrap_or(u64::MAX), Ordering::Release);
         let cleaned = match outcome {
             // What was moved is moved, the rest stays: the next checkpoint frees what it can.

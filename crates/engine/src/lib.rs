@@ -3,7 +3,7 @@
 //! submit → guards → reserve in the open group → encode once → index → commit thread: append, sync, mark
 //!
 //! Modules in import order; each imports only those before it:
-//! `format` → `policy` → `gather` → `watch` → `superblocks` → `readers` →
+//! `format` → `compress` → `policy` → `gather` → `stages` → `watch` → `superblocks` → `readers` →
 //! `segments` → `index` → `reader` → `objects` → `commit` →
 //! `cold` → `checkpoint` → `clean` → `keeper` → `load` → `recover` → this file with `open`, `submit`, `read`, `walk`,
 //! `check`, `backup`, `repair` and `stats`.
@@ -20,6 +20,7 @@ mod checkpoint;
 mod clean;
 mod cold;
 mod commit;
+mod compress;
 mod evict;
 pub mod format;
 pub mod gather;
@@ -37,6 +38,7 @@ mod recover;
 mod repair;
 mod segments;
 mod spaces;
+mod stages;
 mod stats;
 mod submit;
 mod superblocks;
@@ -46,14 +48,15 @@ mod watch;
 
 pub use backup::{BackupReport, Pruned, RestoreReport, backups, prune, restore, restored_len};
 pub use check::{CheckReport, Damage, DumpItem, DumpOptions, check, dump};
+pub use compress::CompressOptions;
 pub use keeper::GrowReport;
 pub use open::{Engine, FormatOptions, Options};
 pub use policy::{CommitPolicy, PolicyError};
 pub use recover::RecoveryReport;
 pub use repair::{Level, Lost, RepairReport, Shape, What, repair, shape};
+pub use stages::{Histogram, Latency, NoHistogram};
 pub use stats::Stats;
 pub use superblocks::used_bytes;
-pub use watch::Latency;
 
 /// Arbitrary bytes through every decoder, for fuzzing: must return, whatever it is given.
 pub fn fuzz_decode(bytes: &[u8]) {
@@ -66,5 +69,9 @@ pub fn fuzz_decode(bytes: &[u8]) {
     }
     if let Some(header) = format::OpHeader::decode_trusted(bytes) {
         let _ = format::verify_payload(&header, bytes);
+        let _ = format::raw_len(&header, bytes);
+    }
+    if let Some(raw) = format::decompress_payload(bytes) {
+        assert!(raw.len() <= format::RAW_BYTES_MAX, "a decoder allocated {} bytes", raw.len());
     }
 }

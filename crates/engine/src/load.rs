@@ -204,8 +204,8 @@ fn fill_pages(
         for ((number, loc), bytes) in chunk.iter().zip(read_many(to.reader, &locs)?) {
             count(to.reader, to.segments, *loc)?;
             let page = Page::decode(space, *number, &bytes).ok_or_else(|| bad(*loc))?;
-            page.each_place(|offset, bytes| {
-                live.entry(to.segments.segment_of(offset)).or_insert((offset, 0)).1 += bytes;
+            page.each_place(|offset, weight| {
+                live.entry(to.segments.segment_of(offset)).or_insert((offset, 0)).1 += weight;
             });
             let taken = to.kept_bytes.fetch_add(page.heap_bytes(), Ordering::Relaxed);
             let cold = (taken >= to.index_bytes).then_some(*loc);
@@ -225,7 +225,7 @@ fn fill_pages(
                 }
             }
         }
-        live.into_values().for_each(|(offset, bytes)| to.segments.add_live(offset, bytes));
+        live.into_values().for_each(|(offset, weight)| to.segments.add_live_weight(offset, weight));
         Ok(())
     })?;
     let first = by_place.first().map_or(Loc::new(0, 8, 0), |(_, loc)| *loc);

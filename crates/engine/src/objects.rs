@@ -73,7 +73,7 @@ pub struct Step<'a> {
     pub key: &'a [u8],
     /// See [`Kind`]; only looked at where the index needs it.
     pub payload: &'a [u8],
-    /// Length of the payload in bytes.
+    /// Length of the payload in bytes, once decompressed.
     pub payload_len: u32,
     /// Where the operation stands.
     pub loc: Loc,
@@ -123,8 +123,8 @@ impl ObjectState {
         }
         // Counted before anything is given up: source and target may be one object, and a segment of which nothing
         // counts for a moment would be made free.
-        parts.iter().for_each(|(_, extent)| segments.add_live(extent.loc.offset(), extent.len.into()));
-        self.spaces.extents.punch(to, len, |loc, bytes| segments.sub_live(loc.offset(), bytes.into()));
+        parts.iter().for_each(|(_, extent)| segments.add_live_part(extent.loc, extent.len.into()));
+        self.spaces.extents.punch(to, len, |loc, bytes| segments.sub_live_part(loc, bytes.into()));
         for (offset, extent) in parts {
             self.spaces.extents.write(to + (offset - from), extent.len, extent.loc, extent.skip, |_, _| ());
         }
@@ -151,7 +151,7 @@ impl ObjectState {
     /// the writer asked only for applied. Names, clones and renames are the caller's.
     pub fn apply(&mut self, step: &Step<'_>, readers_wait_to: Lsn, segments: &Segments) {
         let gone = |loc: Loc| segments.sub_live(loc.offset(), loc.span_bytes());
-        let cut = |loc: Loc, bytes: u32| segments.sub_live(loc.offset(), bytes.into());
+        let cut = |loc: Loc, bytes: u32| segments.sub_live_part(loc, bytes.into());
         let new = |loc: Loc| segments.add_live(loc.offset(), loc.span_bytes());
         match step.kind {
             Kind::CreateCollection | Kind::RemoveCollection | Kind::CreateObject => {}
@@ -165,7 +165,7 @@ impl ObjectState {
                 let len = u64::from(step.payload_len);
                 if len > 0 {
                     self.spaces.extents.write(step.argument, step.payload_len, step.loc, 0, cut);
-                    segments.add_live(step.loc.offset(), len);
+                    segments.add_live_part(step.loc, len);
                     self.spaces.size = self.spaces.size.max(step.argument + len);
                 }
             }
@@ -251,8 +251,8 @@ impl ObjectState {
             }
             Relocated::Extent { offset, place, len, skip } => {
                 if let Some(loc) = Loc::from_raw(place) {
-                    segments.add_live(loc.offset(), len.into());
-                    let cut = |loc: Loc, bytes: u32| segments.sub_live(loc.offset(), bytes.into());
+                    segments.add_live_part(loc, len.into());
+                    let cut = |loc: Loc, bytes: u32| segments.sub_live_part(loc, bytes.into());
                     spaces.extents.write(offset, len, loc, skip, cut);
                 }
             }

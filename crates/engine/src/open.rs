@@ -20,9 +20,10 @@ use parking_lot::Mutex;
 use crate::checkpoint::{Parts, Saved};
 use crate::cold::Cold;
 use crate::commit::{Log, LogEnd, LogShape};
+use crate::compress::{Compress, CompressOptions};
 use crate::format::{
     DEVICE_BYTES_MAX, Kind, Loc, OpHeader, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom,
-    SegmentHeader, Stream, Superblock, round_up, store_seed,
+    SegmentHeader, Stream, Superblock, place_of, raw_len, round_up, store_seed,
 };
 use crate::index::Missing;
 use crate::keeper::{GrowReport, Held, Keeper};
@@ -34,6 +35,7 @@ use crate::reader::Reader;
 use crate::recover::{Chain, End, RecoveryReport, Replay, Walk, find_chain};
 use crate::segments::{Lsn, SegmentBuffer, Segments};
 use crate::spaces::{Spaces, clone_range_words};
+use crate::stats::CallTimes;
 use crate::superblocks::{SUPERBLOCK_SEGMENT_BYTES, Superblocks, device_error, find_superblock, first_segment};
 use crate::watch::Watched;
 
@@ -74,6 +76,8 @@ pub struct Options {
     pub pending_bytes_max: u64,
     /// Calls of the device that take longer are logged with their stage and counted. 1 s by default.
     pub slow_io: Duration,
+    /// What is compressed of transactions that ask for it, and what of that is kept.
+    pub compress: CompressOptions,
     /// Run a commit thread (default). Without one, whoever waits commits: for deterministic simulation.
     pub commit_thread: bool,
 }
@@ -89,6 +93,7 @@ impl Default for Options {
             async_flush: Duration::from_secs(1),
             pending_bytes_max: 256 << 20,
             slow_io: Duration::from_secs(1),
+            compress: CompressOptions::default(),
             commit_thread: true,
         }
     }
@@ -103,6 +108,8 @@ pub struct Engine {
     pub(crate) log: Option<Arc<Log>>,
     pub(crate) keeper: Option<Arc<Keeper>>,
     pub(crate) mark: Arc<DurableMark>,
+    pub(crate) compress: Compress,
+    pub(crate) times: CallTimes,
     pub(crate) seed: u32,
     pub(crate) next_number: Arc<AtomicU64>,
     /// End of the last change of names that a reader has to wait for.
@@ -197,6 +204,7 @@ impl Engine {
     /// [`Error::Io`].
     pub fn open(device: Arc<dyn Device>, options: Options) -> Result<Self> {
         let began = std::time::Instant::now();
+        let compress = Compress::new(options.compress)?;
         let device = Arc::new(Watched::new(device, options.slow_io));
         let mut found = find_superblock(&*device)?;
         if !options.read_only {
@@ -263,6 +271,8 @@ impl Engine {
             log: None,
             keeper: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
+            compress,
+            times: CallTimes::default(),
             seed,
             next_number: Arc::new(AtomicU64::new(next_number)),
             names_lsn: AtomicU64::new(0),
@@ -711,11 +721,29 @@ impl<'a> Replayer<'a> {
         if missing.is_empty() { Ok(()) } else { bring(reader, self.objects, object, &missing) }
     }
 
-    /// Does what the operation at device offset `at` says. Only those that hold no value of a space need their payload.
+    /// Does what the operation at device offset `at` says.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when it makes no sense after what came before; nothing has changed then.
     pub(crate) fn operation(&mut self, header: &OpHeader, key: &[u8], payload: &[u8], at: u64) -> Result<()> {
+        let what = || format!("{:?}: its payload is not compressed", header.kind);
+        let raw_len = raw_len(header, payload).ok_or_else(|| Error::Corrupt { offset: at, what: what() })?;
+        self.value(header, key, payload, (raw_len, place_of(header, payload, at, header.payload_end() as u64)))
+    }
+
+    /// The same, if the length of the value and its place are known. Only what holds no value of a space needs its
+    /// payload.
+    ///
+    /// # Errors
+    /// As [`Replayer::operation`].
+    pub(crate) fn value(
+        &mut self,
+        header: &OpHeader,
+        key: &[u8],
+        payload: &[u8],
+        (payload_len, loc): (u32, Loc),
+    ) -> Result<()> {
+        let at = loc.offset();
         let nonsense = |what: &str| Error::Corrupt { offset: at, what: format!("{:?}: {what}", header.kind) };
         let find = |number: u64| self.objects.numbered(number).ok_or_else(|| nonsense("its object does not exist"));
         match header.kind {
@@ -782,8 +810,7 @@ impl<'a> Replayer<'a> {
             Kind::Index => return Err(nonsense("has no place in the log")),
             kind => {
                 let object = find(header.object)?;
-                let loc = Loc::new(at, header.payload_end() as u64, 0);
-                let (argument, payload_len) = (header.argument, header.payload_len);
+                let argument = header.argument;
                 self.bring(&object, |spaces, missing| {
                     spaces.missing(kind, argument, key, payload, payload_len.into(), missing);
                 })?;

@@ -12,7 +12,7 @@
 use bytes::Bytes;
 use esker_store::{Error, Result};
 
-use crate::format::{Loc, PAGE_SLOTS, PARTS, Space, decode_slot_page, each_extent, each_omap, read_u64};
+use crate::format::{Loc, PAGE_SLOTS, PARTS, Space, WEIGHT_WHOLE, decode_slot_page, each_extent, each_omap, read_u64};
 use crate::index::{Extent, Missing, PageId, SavedLeaf, Slots, extents_hold};
 use crate::objects::{Object, Objects};
 use crate::reader::Reader;
@@ -55,12 +55,14 @@ impl Page {
         }
     }
 
-    /// Runs `f` on the offset and the bytes of whatever the entries point to.
+    /// Runs `f` on the offset and the bytes, in 64ths, of whatever the entries point to.
     pub fn each_place(&self, mut f: impl FnMut(u64, u64)) {
         match self {
-            Self::Slots(slots) => slots.iter().for_each(|(_, loc)| f(loc.offset(), loc.span_bytes())),
-            Self::Omap(leaf) => leaf.entries().for_each(|(_, loc)| f(loc.offset(), loc.span_bytes())),
-            Self::Extents(leaf) => leaf.entries().for_each(|(_, at)| f(at.loc.offset(), at.len.into())),
+            Self::Slots(slots) => slots.iter().for_each(|(_, loc)| f(loc.offset(), loc.span_bytes() * WEIGHT_WHOLE)),
+            Self::Omap(leaf) => leaf.entries().for_each(|(_, loc)| f(loc.offset(), loc.span_bytes() * WEIGHT_WHOLE)),
+            Self::Extents(leaf) => {
+                leaf.entries().for_each(|(_, at)| f(at.loc.offset(), u64::from(at.len) * at.loc.weight()));
+            }
         }
     }
 

@@ -24,6 +24,7 @@ use crate::objects::ObjectState;
 use crate::open::Engine;
 use crate::pages::bring;
 use crate::segments::Lsn;
+use crate::stages::sampled;
 use crate::view::{VIEW_CACHE_BYTES, VIEW_INDEX_BYTES};
 
 impl Engine {
@@ -35,6 +36,7 @@ impl Engine {
         absent: impl Fn(Lsn) -> R,
         look: impl Fn(&ObjectState) -> std::result::Result<R, Missing>,
     ) -> Result<R> {
+        let began = sampled();
         loop {
             let mut outcome = None;
             let mut needs = None;
@@ -54,6 +56,7 @@ impl Engine {
                 state.unlinked
             });
             if let Some(outcome) = outcome {
+                self.times.lookup.add_since(began);
                 return Ok(outcome);
             }
             if let Some((object, missing)) = needs {
@@ -214,6 +217,7 @@ impl ObjectStore for Engine {
             clone: true,
             cheap_clone: true,
             persistent: true,
+            compresses: true,
             transaction_bytes_max: self.transaction_bytes_max(),
         }
     }

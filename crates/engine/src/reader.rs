@@ -1,6 +1,7 @@
 //! Reading values: from a segment's buffer, from the cache, or verified from the device.
 //!
-//! place → buffer in memory (no system call) → cache → one device read, verified, then cached
+//! place → buffer in memory (no system call) → cache → one device read, verified, decompressed, then cached
+//! part of a compressed write → its head and table, cached → the units that it touches
 //!
 //! Invariants:
 //! 1. No byte from the device is handed out before its checksums held, for this place and this life of the segment.
@@ -8,25 +9,33 @@
 //! 3. A segment is used again only when nobody reads it any more: whoever takes places from the index and reads them
 //!    keeps [`Segments::pin`] for as long.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use esker_device::Device;
 use esker_store::{Error, Result};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
+use smallvec::SmallVec;
 
 use crate::format::{
-    CRC_BLOCK_BYTES, OP_FLAG_APPLIED, OP_HEADER_BYTES, OpHeader, RECORD_HEADER_BYTES, RecordHeader, round_up,
-    verify_payload, verify_payload_part,
+    COMPRESSED_HEADER_BYTES, CRC_BLOCK_BYTES, Compressed, Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_HEADER_BYTES,
+    OpHeader, RECORD_HEADER_BYTES, RecordHeader, decompress_payload, round_up, verify_payload, verify_payload_part,
 };
 use crate::index::Loc;
 use crate::segments::{Lsn, Segments, value_of};
+use crate::stages::{Times, sampled};
 use crate::superblocks::device_error;
 
 /// Payloads up to this are read whole, verified and cached; of larger ones only the blocks that are asked for.
 const WHOLE_PAYLOAD_BYTES_MAX: usize = 128 << 10;
+
+/// A compressed write of up to so many bytes is read at once.
+const HEAD_READ_MAX: u64 = 64 << 10;
+/// What is read first of a larger one, beside its block checksums: header, key, and the block with the table of units.
+const WRITE_HEAD_BYTES: usize = OP_HEADER_BYTES + 12 + 8 + CRC_BLOCK_BYTES;
 
 /// Neighbours are read together if no more than this lies between them, in bytes.
 const RUN_GAP_MAX: u64 = 32 << 10;
@@ -38,6 +47,8 @@ const RUN_BYTES_MAX: u64 = 1 << 20;
 enum Key {
     Payload(u64, u32),
     Head(u64, u32),
+    /// A unit of a compressed payload, decompressed.
+    Unit(u64, u32, u32),
 }
 
 #[derive(Clone)]
@@ -72,6 +83,12 @@ pub struct ReadCounters {
     pub device_read_bytes: AtomicU64,
     /// Values found in the cache.
     pub cache_hits: AtomicU64,
+    /// Raw bytes that were decompressed for readers.
+    pub unpacked_bytes: AtomicU64,
+    /// How long verifying what was read from the device took, one time in many.
+    pub verify: Times,
+    /// How long decompressing took, one time in many.
+    pub decompress: Times,
 }
 
 /// Told an operation's header and bytes, or why it does not hold.
@@ -108,13 +125,16 @@ impl Reader {
         if lsn < durable { 0 } else { lsn + 1 }
     }
 
-    /// The payload at `loc` if it is in memory.
+    /// The payload at `loc` if it is in memory and not compressed there.
     pub fn peek(&self, loc: Loc, durable: Lsn) -> Option<Found> {
         let offset = loc.offset();
         let from_buffer = self.segments.with_buffer(offset, |buffer, start| {
             let head_len = OP_HEADER_BYTES.min(buffer.len() - start);
             // SAFETY: the index only points at finished operations.
             let header = OpHeader::decode_trusted(unsafe { buffer.range(start, head_len) })?;
+            if header.flags & OP_FLAG_COMPRESSED != 0 {
+                return None;
+            }
             let value = value_of(buffer, start + header.payload_start(), header.payload_len as usize);
             Some(Found { value, wait_to: self.wait_to(loc, &header, durable) })
         });
@@ -134,18 +154,48 @@ impl Reader {
         if let Some(found) = self.peek(loc, durable) {
             return Ok(found);
         }
+        if let Some((header, stored)) = self.in_buffer(loc) {
+            let value = self.unpacked(loc, &header, stored)?;
+            return Ok(Found { value, wait_to: self.wait_to(loc, &header, durable) });
+        }
         let operation = self.read_device(loc.offset(), self.clamp_span(loc))?;
+        let began = sampled();
         let header = self.decode(&operation, loc)?;
         if !verify_payload(&header, &operation) {
             return Err(corrupt(loc, &header, "payload"));
         }
+        self.counters.verify.add_since(began);
         let wait_to = self.wait_to(loc, &header, durable);
-        let value = Bytes::from(operation).slice(header.payload_start()..header.payload_end());
+        let stored = Bytes::from(operation).slice(header.payload_start()..header.payload_end());
+        let value = self.unpacked(loc, &header, stored)?;
         self.cache.insert(Key::Payload(loc.raw(), self.generation(loc)), Cached { header, bytes: value.clone() });
         Ok(Found { value, wait_to })
     }
 
-    /// The whole payloads at places that are sorted by offset and lie on the device: neighbours are read together, and
+    /// Header and stored payload of the operation at `loc` if it is in a buffer.
+    fn in_buffer(&self, loc: Loc) -> Option<(OpHeader, Bytes)> {
+        let found = self.segments.with_buffer(loc.offset(), |buffer, start| {
+            let head_len = OP_HEADER_BYTES.min(buffer.len() - start);
+            // SAFETY: the index only points at finished operations.
+            let header = OpHeader::decode_trusted(unsafe { buffer.range(start, head_len) })?;
+            Some((header, value_of(buffer, start + header.payload_start(), header.payload_len as usize)))
+        });
+        found.flatten()
+    }
+
+    /// The value that a verified payload holds.
+    fn unpacked(&self, loc: Loc, header: &OpHeader, stored: Bytes) -> Result<Bytes> {
+        if header.flags & OP_FLAG_COMPRESSED == 0 {
+            return Ok(stored);
+        }
+        let began = sampled();
+        let raw = decompress_payload(&stored).ok_or_else(|| not_compressed(loc, header))?;
+        self.counters.decompress.add_since(began);
+        self.counters.unpacked_bytes.fetch_add(raw.len() as u64, Ordering::Relaxed);
+        Ok(raw.into())
+    }
+
+    /// The whole stored payloads at places that are sorted by offset and lie on the device: neighbours are read together, and
     /// nothing is kept in the cache.
     ///
     /// # Errors
@@ -200,11 +250,14 @@ impl Reader {
     /// As [`Reader::fetch`].
     pub fn fetch_part(&self, loc: Loc, skip: u32, len: u32, durable: Lsn) -> Result<Found> {
         let range = skip as usize..skip as usize + len as usize;
+        if loc.is_compressed() {
+            return self.fetch_units(loc, skip..skip + len, durable);
+        }
         let in_buffer = self.segments.with_buffer(loc.offset(), |buffer, start| {
             let head_len = OP_HEADER_BYTES.min(buffer.len() - start);
             // SAFETY: the index only points at finished operations.
             let header = OpHeader::decode_trusted(unsafe { buffer.range(start, head_len) })?;
-            if range.end > header.payload_len as usize {
+            if range.end > header.payload_len as usize || header.flags & OP_FLAG_COMPRESSED != 0 {
                 return None;
             }
             let value = value_of(buffer, start + header.payload_start() + range.start, range.len());
@@ -224,48 +277,151 @@ impl Reader {
     }
 
     /// Reads only the blocks of a large payload that `range` touches.
-    fn fetch_blocks(&self, loc: Loc, range: std::ops::Range<usize>, durable: Lsn) -> Result<Found> {
+    fn fetch_blocks(&self, loc: Loc, range: Range<usize>, durable: Lsn) -> Result<Found> {
         let head = match self.cache.get(&Key::Head(loc.raw(), self.generation(loc))) {
             Some(head) => head,
-            None => self.read_head(loc)?,
+            // Key and checksums of 16 MiB fit in this: header 32, key up to 64 KiB, 4 bytes for each 4 KiB.
+            None => self.read_head(loc, OP_HEADER_BYTES + (1 << 16) + 8)?.0,
         };
         let header = head.header;
-        let payload_len = header.payload_len as usize;
-        if range.end > payload_len {
+        if range.end > header.payload_len as usize || header.flags & OP_FLAG_COMPRESSED != 0 {
             return Err(short_payload(loc));
         }
+        let wait_to = self.wait_to(loc, &header, durable);
+        Ok(Found { value: self.stored_part(loc, &head, range, &[])?, wait_to })
+    }
+
+    /// Bytes of a stored payload: the blocks that they stand in are read, as far as they are not among `known`, the operation's
+    /// first bytes, and verified.
+    fn stored_part(&self, loc: Loc, head: &Cached, range: Range<usize>, known: &[u8]) -> Result<Bytes> {
+        let header = &head.header;
         let first_block = range.start / CRC_BLOCK_BYTES;
         let blocks_start = first_block * CRC_BLOCK_BYTES;
-        let blocks_end = (range.end.div_ceil(CRC_BLOCK_BYTES) * CRC_BLOCK_BYTES).min(payload_len);
-        let offset = loc.offset() + (header.payload_start() + blocks_start) as u64;
-        let blocks = self.read_device(offset, (blocks_end - blocks_start) as u64)?;
+        let blocks_end = (range.end.div_ceil(CRC_BLOCK_BYTES) * CRC_BLOCK_BYTES).min(header.payload_len as usize);
+        let place = header.payload_start() + blocks_start..header.payload_start() + blocks_end;
+        let blocks = match known.get(place.clone()) {
+            Some(known) => known.to_vec(),
+            None => self.read_device(loc.offset() + place.start as u64, place.len() as u64)?,
+        };
+        let began = sampled();
         let holds = if header.crcs_bytes() == 0 {
             crc32c::crc32c(&blocks) == header.payload_crc
         } else {
             verify_payload_part(&head.bytes, first_block, &blocks)
         };
         if !holds {
-            return Err(corrupt(loc, &header, "payload"));
+            return Err(corrupt(loc, header, "payload"));
         }
-        let wait_to = self.wait_to(loc, &header, durable);
-        Ok(Found { value: Bytes::from(blocks).slice(range.start - blocks_start..range.end - blocks_start), wait_to })
+        self.counters.verify.add_since(began);
+        Ok(Bytes::from(blocks).slice(range.start - blocks_start..range.end - blocks_start))
     }
 
-    /// Reads and verifies a large operation's header, key and block checksums.
-    fn read_head(&self, loc: Loc) -> Result<Cached> {
+    /// Part of a compressed write: reads and decompresses only the units that `range` touches. Those that it does not cover
+    /// are kept in the cache, since their rest is probably read next.
+    fn fetch_units(&self, loc: Loc, range: Range<u32>, durable: Lsn) -> Result<Found> {
+        let buffered = self.in_buffer(loc);
+        let mut known = Vec::new();
+        let head = match &buffered {
+            Some((header, _)) => Cached { header: *header, bytes: Bytes::new() },
+            None => match self.cache.get(&Key::Head(loc.raw(), self.generation(loc))) {
+                Some(head) => head,
+                None => {
+                    // A write has no key but the few bytes that moving adds. Of a small one everything is read at once.
+                    let more =
+                        if self.clamp_span(loc) <= HEAD_READ_MAX { HEAD_READ_MAX as usize } else { WRITE_HEAD_BYTES };
+                    let (head, bytes) = self.read_head(loc, more)?;
+                    known = bytes;
+                    head
+                }
+            },
+        };
+        let header = head.header;
+        let payload_len = header.payload_len as usize;
+        let nonsense = || not_compressed(loc, &header);
+        let table = match &buffered {
+            Some((_, stored)) => Compressed::decode(stored, payload_len),
+            // Checksums of blocks come first, then what was verified of the payload.
+            None => Compressed::decode(&head.bytes[header.crcs_bytes()..], payload_len),
+        };
+        let is_packed = header.kind == Kind::Write && header.flags & OP_FLAG_COMPRESSED != 0;
+        let table = table.filter(|_| is_packed).ok_or_else(nonsense)?;
+        if range.end > table.raw_len {
+            return Err(short_payload(loc));
+        }
+        let wait_to = self.wait_to(loc, &header, durable);
+        let key = |unit| Key::Unit(loc.raw(), self.generation(loc), unit);
+        let units = table.units_of(range.clone());
+        let mut parts: SmallVec<[Option<Bytes>; 2]> = SmallVec::new();
+        parts.extend(units.clone().map(|unit| self.cache.get(&key(unit)).map(|cached| cached.bytes)));
+        let missing = |part: &Option<Bytes>| part.is_none();
+        if let Some(first) = parts.iter().position(missing) {
+            let last = parts.iter().rposition(missing).unwrap_or(first);
+            let read = units.start + first as u32..units.start + last as u32 + 1;
+            let place = table.stored_range(read.clone());
+            let place = place.start as usize..place.end as usize;
+            let stored = match &buffered {
+                Some((_, stored)) => stored.slice(place),
+                None => self.stored_part(loc, &head, place, &known)?,
+            };
+            let began = sampled();
+            let raw = Bytes::from(table.unpack(read.clone(), &stored).ok_or_else(nonsense)?);
+            self.counters.decompress.add_since(began);
+            self.counters.unpacked_bytes.fetch_add(raw.len() as u64, Ordering::Relaxed);
+            if units.len() == 1 && range == table.raw_range(units.clone()) {
+                return Ok(Found { value: raw, wait_to });
+            }
+            let base = table.raw_range(read.clone()).start;
+            for unit in read {
+                let within = table.raw_range(unit..unit + 1);
+                let part = raw.slice((within.start - base) as usize..(within.end - base) as usize);
+                if within.start < range.start || within.end > range.end {
+                    // A copy: a slice would keep its neighbours in memory as well.
+                    let bytes = if part.len() == raw.len() { part.clone() } else { Bytes::copy_from_slice(&part) };
+                    self.cache.insert(key(unit), Cached { header, bytes });
+                }
+                parts[(unit - units.start) as usize] = Some(part);
+            }
+        } else {
+            self.counters.cache_hits.fetch_add(1, Ordering::Relaxed);
+        }
+        let base = table.raw_range(units).start;
+        let wanted = (range.start - base) as usize..(range.end - base) as usize;
+        if let [Some(part)] = &parts[..] {
+            return Ok(Found { value: part.slice(wanted), wait_to });
+        }
+        let mut value = BytesMut::with_capacity(wanted.len());
+        let mut at = 0;
+        for part in parts.into_iter().flatten() {
+            let from = wanted.start.saturating_sub(at).min(part.len());
+            let to = wanted.end.saturating_sub(at).min(part.len());
+            value.extend_from_slice(&part[from..to]);
+            at += part.len();
+        }
+        Ok(Found { value: value.freeze(), wait_to })
+    }
+
+    /// Reads and verifies a large operation's header, key and block checksums, and of a compressed payload its table; returns
+    /// the operation's first bytes as well. `more` is what to read beyond the checksums.
+    fn read_head(&self, loc: Loc, more: usize) -> Result<(Cached, Vec<u8>)> {
         let span = self.clamp_span(loc);
-        // Key and checksums of 16 MiB fit in this: header 32, key up to 64 KiB, 4 bytes for each 4 KiB.
-        let first = span.min(OP_HEADER_BYTES as u64 + (1 << 16) + span / 1024 + 8);
-        let bytes = self.read_device(loc.offset(), first)?;
+        let bytes = self.read_device(loc.offset(), span.min(more as u64 + span / 1024))?;
         let header = self.decode(&bytes, loc)?;
         let crcs_start = OP_HEADER_BYTES + usize::from(header.key_len);
         let crcs = bytes.get(crcs_start..header.payload_start()).ok_or_else(|| corrupt(loc, &header, "length"))?;
         if header.crcs_bytes() > 0 && crc32c::crc32c(crcs) != header.payload_crc {
             return Err(corrupt(loc, &header, "block checksums"));
         }
-        let head = Cached { header, bytes: Bytes::copy_from_slice(crcs) };
+        let mut head = Cached { header, bytes: Bytes::copy_from_slice(crcs) };
+        if header.flags & OP_FLAG_COMPRESSED != 0 {
+            let nonsense = || not_compressed(loc, &header);
+            let payload_len = header.payload_len as usize;
+            let start = self.stored_part(loc, &head, 0..COMPRESSED_HEADER_BYTES.min(payload_len), &bytes)?;
+            let table_bytes = Compressed::head_bytes(&start).filter(|len| *len <= payload_len).ok_or_else(nonsense)?;
+            let table = self.stored_part(loc, &head, 0..table_bytes, &bytes)?;
+            head.bytes = [crcs, &table].concat().into();
+        }
         self.cache.insert(Key::Head(loc.raw(), self.generation(loc)), head.clone());
-        Ok(head)
+        Ok((head, bytes))
     }
 
     fn decode(&self, operation: &[u8], loc: Loc) -> Result<OpHeader> {
@@ -298,6 +454,11 @@ fn corrupt(loc: Loc, header: &OpHeader, part: &str) -> Error {
         offset: loc.offset(),
         what: format!("{part} checksum mismatch in a {:?} of object number {}", header.kind, header.object),
     }
+}
+
+fn not_compressed(loc: Loc, header: &OpHeader) -> Error {
+    let what = format!("the payload of a {:?} of object number {} does not decompress", header.kind, header.object);
+    Error::Corrupt { offset: loc.offset(), what }
 }
 
 fn short_payload(loc: Loc) -> Error {

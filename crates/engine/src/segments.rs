@@ -17,6 +17,7 @@ use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
+use crate::format::{Loc, WEIGHT_WHOLE};
 use crate::readers::{Pinned, Readers};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -143,7 +144,7 @@ struct Entry {
     /// Age of what it holds: a commit sequence number.
     age: AtomicU64,
     cold: AtomicBool,
-    /// Bytes that objects point to.
+    /// Bytes that objects point to, in 64ths: see [`WEIGHT_WHOLE`].
     live: AtomicI64,
     /// Bytes of the last checkpoint.
     index: AtomicI64,
@@ -331,17 +332,41 @@ impl Segments {
     /// An object points to `bytes` at this device offset from now on.
     #[inline]
     pub fn add_live(&self, offset: u64, bytes: u64) {
-        if let Some(entry) = self.entries.get(self.segment_of(offset)) {
-            entry.live.fetch_add(bytes as i64, Ordering::Relaxed);
-        }
+        self.add_live_weight(offset, bytes * WEIGHT_WHOLE);
     }
 
     /// An object no longer points to `bytes` at this device offset.
     #[inline]
     pub fn sub_live(&self, offset: u64, bytes: u64) {
+        self.sub_live_weight(offset, bytes * WEIGHT_WHOLE);
+    }
+
+    /// An object has `raw` bytes more of an extent at this place.
+    #[inline]
+    pub fn add_live_part(&self, loc: Loc, raw: u64) {
+        self.add_live_weight(loc.offset(), raw * loc.weight());
+    }
+
+    /// An object has `raw` bytes less of an extent at this place.
+    #[inline]
+    pub fn sub_live_part(&self, loc: Loc, raw: u64) {
+        self.sub_live_weight(loc.offset(), raw * loc.weight());
+    }
+
+    /// As [`Segments::add_live`], in 64ths of a byte.
+    #[inline]
+    pub fn add_live_weight(&self, offset: u64, weight: u64) {
+        if let Some(entry) = self.entries.get(self.segment_of(offset)) {
+            entry.live.fetch_add(weight as i64, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`Segments::sub_live`], in 64ths of a byte.
+    #[inline]
+    pub fn sub_live_weight(&self, offset: u64, weight: u64) {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {
             // Whoever sees that nothing is left also sees everything that was done before.
-            entry.live.fetch_sub(bytes as i64, Ordering::Release);
+            entry.live.fetch_sub(weight as i64, Ordering::Release);
         }
     }
 
@@ -382,7 +407,7 @@ impl Segments {
             generation,
             cold: entry.cold.load(Ordering::Acquire),
             age: entry.age.load(Ordering::Acquire),
-            live: entry.live.load(Ordering::Acquire).max(0) as u64,
+            live: (entry.live.load(Ordering::Acquire).max(0) as u64).div_ceil(WEIGHT_WHOLE),
             index: entry.index.load(Ordering::Acquire).max(0) as u64,
             filled: entry.filled.load(Ordering::Acquire),
             end: entry.end.load(Ordering::Acquire).min(self.segment_bytes),

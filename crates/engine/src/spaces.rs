@@ -7,7 +7,7 @@ use std::ops::Bound;
 
 use bytes::Bytes;
 
-use crate::format::{Kind, Relocated, Space, each_relocated, read_u64};
+use crate::format::{Kind, Relocated, Space, WEIGHT_WHOLE, each_relocated, read_u64};
 use crate::index::{Dropped, Extents, Loc, Missing, PageId, Slots, Tree};
 use crate::segments::Segments;
 
@@ -29,19 +29,19 @@ pub struct Spaces {
 }
 
 impl Spaces {
-    /// Runs `f` on the offset and the bytes of whatever the entries point to.
+    /// Runs `f` on the offset and the bytes, in 64ths, of whatever the entries point to.
     ///
     /// # Errors
     /// [`Missing`]: a page is not in memory.
     pub fn each_place(&self, mut f: impl FnMut(u64, u64)) -> Result<(), Missing> {
         for entry in self.slots.scan(0..u64::MAX, false) {
-            entry.map(|(_, loc)| f(loc.offset(), loc.span_bytes()))?;
+            entry.map(|(_, loc)| f(loc.offset(), loc.span_bytes() * WEIGHT_WHOLE))?;
         }
         for entry in self.omap.scan(Bound::Unbounded, Bound::Unbounded, false) {
-            entry.map(|(_, loc)| f(loc.offset(), loc.span_bytes()))?;
+            entry.map(|(_, loc)| f(loc.offset(), loc.span_bytes() * WEIGHT_WHOLE))?;
         }
         for entry in self.extents.iter() {
-            entry.map(|(_, extent)| f(extent.loc.offset(), extent.len.into()))?;
+            entry.map(|(_, extent)| f(extent.loc.offset(), u64::from(extent.len) * extent.loc.weight()))?;
         }
         Ok(())
     }
@@ -55,20 +55,20 @@ impl Spaces {
 
     /// Counts all entries as live, or no longer. All pages are in memory.
     pub fn account(&self, segments: &Segments, live: bool) {
-        let (mut at, mut bytes) = (0, 0);
-        let flush = |at: u64, bytes: u64| {
-            if live { segments.add_live(at, bytes) } else { segments.sub_live(at, bytes) }
+        let (mut at, mut weight) = (0, 0);
+        let flush = |at: u64, weight: u64| {
+            if live { segments.add_live_weight(at, weight) } else { segments.sub_live_weight(at, weight) }
         };
         let counted = self.each_place(|offset, more| {
             if segments.segment_of(offset) != segments.segment_of(at) {
-                flush(at, bytes);
-                bytes = 0;
+                flush(at, weight);
+                weight = 0;
             }
             at = offset;
-            bytes += more;
+            weight += more;
         });
         counted.expect("what adds or removes an object has all its pages read first");
-        flush(at, bytes);
+        flush(at, weight);
     }
 
     /// Heap bytes of the index pages that are in memory.

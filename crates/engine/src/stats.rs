@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::open::Engine;
-use crate::watch::Latency;
+use crate::stages::{Histogram, Latency, Times};
 
 /// Figures of an open store, at one moment. Counters count since it was opened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,6 +34,10 @@ pub struct Stats {
     pub records: u64,
     /// Bytes of log appended, the cleaner's too.
     pub record_bytes: u64,
+    /// Of those, keys and payloads of transactions as they are stored.
+    pub payload_bytes: u64,
+    /// Of those, what the cleaner has written about what it moved.
+    pub relocation_bytes: u64,
     /// Syncs of the device.
     pub syncs: u64,
     /// Device writes.
@@ -48,6 +52,16 @@ pub struct Stats {
     pub cache_hits: u64,
     /// Bytes in that cache.
     pub cache_bytes: u64,
+    /// Payloads that were stored compressed.
+    pub compressed_kept: u64,
+    /// Payloads that a hint asked to compress and that did not get small enough.
+    pub compressed_refused: u64,
+    /// Raw bytes of those stored compressed.
+    pub compressed_raw_bytes: u64,
+    /// Bytes that those take.
+    pub compressed_stored_bytes: u64,
+    /// Raw bytes that were decompressed for readers.
+    pub unpacked_bytes: u64,
     /// Segments whose buffers are in memory.
     pub buffered_segments: u64,
     /// Segment size in bytes.
@@ -64,6 +78,8 @@ pub struct Stats {
     pub checkpoints: u64,
     /// Bytes that the last checkpoint wrote: what had changed.
     pub checkpoint_write_bytes: u64,
+    /// Bytes that all checkpoints wrote.
+    pub checkpoint_all_bytes: u64,
     /// How long the last checkpoint took, in microseconds.
     pub checkpoint_us: u64,
     /// Segments cleaned.
@@ -100,10 +116,29 @@ impl Stats {
         if self.slot_keys == 0 { 0.0 } else { self.slot_index_bytes as f64 / self.slot_keys as f64 }
     }
 
+    /// Bytes of log that are headers, checksums and alignment of transactions.
+    pub fn header_bytes(&self) -> u64 {
+        self.record_bytes.saturating_sub(self.payload_bytes + self.relocation_bytes)
+    }
+
+    /// Bytes written to the log's segments that are no records: ends of groups, what fills the last block of one, and headers of
+    /// segments. Less what is not written yet.
+    pub fn padding_bytes(&self) -> u64 {
+        self.device_write_bytes.saturating_sub(self.record_bytes)
+    }
+
     /// Bytes written to the device for each byte of transactions; 0 before the first.
     pub fn write_amplification(&self) -> f64 {
         let written = self.device_write_bytes + self.cold_write_bytes;
         if self.record_bytes == 0 { 0.0 } else { written as f64 / self.record_bytes as f64 }
+    }
+
+    /// Bytes stored for each raw byte of what is stored compressed; 1 before the first.
+    pub fn compression_ratio(&self) -> f64 {
+        if self.compressed_raw_bytes == 0 {
+            return 1.0;
+        }
+        self.compressed_stored_bytes as f64 / self.compressed_raw_bytes as f64
     }
 
     /// All figures by name, as INFO shows them.
@@ -122,6 +157,11 @@ impl Stats {
             ("index_pages_dropped", self.index_pages_dropped),
             ("records", self.records),
             ("record_bytes", self.record_bytes),
+            ("payload_bytes", self.payload_bytes),
+            ("header_bytes", self.header_bytes()),
+            ("relocation_bytes", self.relocation_bytes),
+            ("padding_bytes", self.padding_bytes()),
+            ("checkpoint_all_bytes", self.checkpoint_all_bytes),
             ("syncs", self.syncs),
             ("device_writes", self.device_writes),
             ("device_write_bytes", self.device_write_bytes),
@@ -129,6 +169,11 @@ impl Stats {
             ("device_read_bytes", self.device_read_bytes),
             ("cache_hits", self.cache_hits),
             ("cache_bytes", self.cache_bytes),
+            ("compressed_kept", self.compressed_kept),
+            ("compressed_refused", self.compressed_refused),
+            ("compressed_raw_bytes", self.compressed_raw_bytes),
+            ("compressed_stored_bytes", self.compressed_stored_bytes),
+            ("unpacked_bytes", self.unpacked_bytes),
             ("buffered_segments", self.buffered_segments),
             ("segment_bytes", self.segment_bytes),
             ("segments", self.segments),
@@ -160,13 +205,46 @@ impl Stats {
         ]
         .map(|(name, value)| (name, value.to_string()))
         .into();
+        entries.push(("compression_ratio", format!("{:.3}", self.compression_ratio())));
         entries.push(("write_amplification", format!("{:.3}", self.write_amplification())));
         entries.insert(3, ("slot_index_bytes_per_key", format!("{:.2}", self.slot_index_bytes_per_key())));
         entries
     }
 }
 
+/// Times of what callers' threads do, one call in [`SAMPLE`](crate::stages::SAMPLE) of each.
+#[derive(Debug, Default)]
+pub struct CallTimes {
+    /// Compressing and checksumming a transaction's payloads.
+    pub prepare: Times,
+    /// From there until it is applied: locks, guards, room in the open group, encoding, index.
+    pub apply: Times,
+    /// Looking at an object's index for a read.
+    pub lookup: Times,
+}
+
 impl Engine {
+    /// How long each stage of a write, of a read and of what goes on behind them took, since the store was opened, in the
+    /// order of the stages.
+    pub fn stages(&self) -> Vec<(&'static str, Histogram)> {
+        let reads = &self.reader.counters;
+        let mut stages = vec![("prepare", &self.times.prepare), ("apply", &self.times.apply)];
+        if let Some(log) = &self.log {
+            let log = &log.counters;
+            stages.extend([("room", &log.room), ("queue", &log.queue)]);
+        }
+        stages.extend([("write", &self.device.writes), ("sync", &self.device.syncs)]);
+        if let Some(log) = &self.log {
+            stages.push(("wake", &log.counters.wake));
+        }
+        stages.extend([("lookup", &self.times.lookup), ("device_read", &self.device.reads)]);
+        stages.extend([("verify", &reads.verify), ("decompress", &reads.decompress)]);
+        if let Some(keeper) = &self.keeper {
+            stages.extend([("clean", &keeper.counters.clean_times), ("checkpoint", &keeper.counters.checkpoint_times)]);
+        }
+        stages.into_iter().map(|(name, times)| (name, times.histogram())).collect()
+    }
+
     /// The engine's figures. Walks all objects: cheap for a command, not for every request.
     pub fn stats(&self) -> Stats {
         let mut stats = Stats {
@@ -178,6 +256,11 @@ impl Engine {
             device_read_bytes: self.reader.counters.device_read_bytes.load(Ordering::Relaxed),
             cache_hits: self.reader.counters.cache_hits.load(Ordering::Relaxed),
             cache_bytes: self.reader.cached_bytes(),
+            compressed_kept: self.compress.kept.load(Ordering::Relaxed),
+            compressed_refused: self.compress.refused.load(Ordering::Relaxed),
+            compressed_raw_bytes: self.compress.raw_bytes.load(Ordering::Relaxed),
+            compressed_stored_bytes: self.compress.stored_bytes.load(Ordering::Relaxed),
+            unpacked_bytes: self.reader.counters.unpacked_bytes.load(Ordering::Relaxed),
             objects: self.objects.len() as u64,
             slow_calls: self.device.slow_calls.load(Ordering::Relaxed),
             read_retries: self.device.read_retries.load(Ordering::Relaxed),
@@ -201,6 +284,7 @@ impl Engine {
         stats.index_page_reads = self.objects.page_reads();
         if let Some(log) = &self.log {
             (stats.records, stats.record_bytes) = log.appended();
+            (stats.payload_bytes, stats.relocation_bytes) = log.appended_kinds();
             stats.syncs = log.counters.syncs.load(Ordering::Relaxed);
             stats.device_writes = log.counters.writes.load(Ordering::Relaxed);
             stats.device_write_bytes = log.counters.written_bytes.load(Ordering::Relaxed);
@@ -215,6 +299,7 @@ impl Engine {
             stats.checkpoints = load(&keeper.counters.checkpoints);
             stats.index_pages_dropped = load(&keeper.counters.pages_dropped);
             stats.checkpoint_write_bytes = load(&keeper.counters.checkpoint_bytes);
+            stats.checkpoint_all_bytes = load(&keeper.counters.checkpoint_all_bytes);
             stats.checkpoint_us = load(&keeper.counters.checkpoint_us);
             stats.cleaned_segments = load(&keeper.counters.cleaned);
             stats.cleaned_copy_bytes = load(&keeper.counters.copied_bytes);

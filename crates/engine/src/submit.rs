@@ -1,6 +1,6 @@
 //! Submitting: guards, then one record, then the index, all on the caller's thread.
 //!
-//! checksum payloads → lock names (only if names change) and objects → guards → plan → reserve → encode → apply → unlock
+//! compress and checksum payloads → lock names (only if names change) and objects → guards → plan → reserve → encode → apply → unlock
 //!
 //! Invariants:
 //! 1. Nothing changes before the reservation is given; nothing can fail after it.
@@ -12,18 +12,20 @@ mod missing;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use bytes::Bytes;
 use esker_store::{
-    Barrier, Change, Collection, CommitSeq, Completion, Condition, Durability, Error, Guard, ObjectId, Op, Result,
-    Transaction,
+    Barrier, Change, Collection, CommitSeq, Completion, Compression, Condition, Durability, Error, Guard, ObjectId, Op,
+    Result, Transaction,
 };
 use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
 
 use crate::commit::{Class, Log, Refused, Reservation, record_header};
 use crate::format::{
-    Kind, OpHeader, Payload, RECORD_HEADER_BYTES, checksum_payload, encode_operation, operation_bytes,
+    Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OpHeader, Payload, RECORD_HEADER_BYTES, checksum_payload,
+    encode_operation, operation_bytes, place_of,
 };
 use crate::index::{Loc, Missing};
 use crate::objects::{Names, Object, ObjectState, Step};
@@ -31,6 +33,7 @@ use crate::open::Engine;
 use crate::pages::bring;
 use crate::segments::Lsn;
 use crate::spaces::clone_range_words;
+use crate::stages::sampled;
 
 use missing::{missing_of, missing_pages};
 
@@ -49,21 +52,40 @@ impl Key<'_> {
     }
 }
 
-/// Payload of a planned operation: the caller's with its checksums made before, or a number.
+/// A payload as it will stand in the record, made before any lock is taken.
+#[derive(Default)]
+struct Ready {
+    sums: Payload,
+    /// If that is worth it.
+    packed: Option<Vec<u8>>,
+}
+
+/// Payload of a planned operation: the caller's and what was made of it before, or a number.
 enum Body<'t> {
-    Given(&'t [u8], &'t Payload),
+    Given(&'t [u8], &'t Ready),
     Word([u8; 8]),
     Words([u8; 32]),
     Short(&'t [u8]),
 }
 
 impl Body<'_> {
+    /// What is stored.
     fn bytes(&self) -> &[u8] {
         match self {
+            Self::Given(_, Ready { packed: Some(packed), .. }) => packed,
             Self::Given(bytes, _) | Self::Short(bytes) => bytes,
             Self::Word(word) => word,
             Self::Words(words) => words,
         }
+    }
+
+    /// Length of what was given.
+    fn raw_len(&self) -> u32 {
+        if let Self::Given(bytes, _) = self { bytes.len() as u32 } else { self.bytes().len() as u32 }
+    }
+
+    fn is_packed(&self) -> bool {
+        matches!(self, Self::Given(_, Ready { packed: Some(_), .. }))
     }
 }
 
@@ -127,11 +149,19 @@ impl Engine {
             Ok(log) => log,
             Err(error) => return Completion::ready(Err(error)),
         };
-        let sums: SmallVec<[Payload; 2]> = txn.ops.iter().map(checksums_of).collect();
-        if let ([], [Op::Object(id, change)], [sums]) = (&txn.guards[..], &txn.ops[..], &sums[..])
-            && let Some(completion) = self.attempt_one(log, id, change, sums, txn.durability)
+        let began = sampled();
+        let hint = self.compress.hint(txn.compression);
+        let ready: SmallVec<[Ready; 2]> = txn.ops.iter().map(|op| self.ready(op, hint)).collect();
+        let prepared = began.map(|began| {
+            let now = Instant::now();
+            self.times.prepare.add(now - began);
+            now
+        });
+        if let ([], [Op::Object(id, change)], [ready]) = (&txn.guards[..], &txn.ops[..], &ready[..])
+            && let Some(completion) = self.attempt_one(log, id, change, ready, txn.durability)
         {
             self.index_has_grown();
+            self.times.apply.add_since(prepared);
             return completion;
         }
         let mut fetched = Fetched::new();
@@ -139,7 +169,7 @@ impl Engine {
         let mut pinned = Some(self.segments.pin());
         let mut looked_again = false;
         loop {
-            match self.attempt(log, txn, &sums, &fetched) {
+            match self.attempt(log, txn, &ready, &fetched) {
                 Attempt::Full if !looked_again => {
                     // Perhaps something was removed since the cleaner looked last.
                     looked_again = true;
@@ -154,6 +184,7 @@ impl Engine {
                 }
                 Attempt::Done(completion) => {
                     self.index_has_grown();
+                    self.times.apply.add_since(prepared);
                     return completion;
                 }
                 Attempt::Bring(pages) => {
@@ -180,6 +211,20 @@ impl Engine {
         }
     }
 
+    /// Compresses and checksums the payload of an operation.
+    fn ready(&self, op: &Op, hint: Compression) -> Ready {
+        let (payload, hint) = match op {
+            Op::Object(_, Change::Write { data: payload, .. })
+            | Op::Object(_, Change::OmapSet { value: payload, .. })
+            | Op::Object(_, Change::SlotSet { value: payload, .. }) => (payload, hint),
+            // Attributes stay in memory.
+            Op::Object(_, Change::XattrSet { value, .. }) => (value, Compression::None),
+            _ => return Ready::default(),
+        };
+        let packed = self.compress.pack(hint, payload);
+        Ready { sums: checksum_payload(packed.as_deref().unwrap_or(payload)), packed }
+    }
+
     fn writable(&self, txn: &Transaction) -> Result<&Arc<Log>> {
         txn.check()?;
         if self.full_since_open {
@@ -199,7 +244,7 @@ impl Engine {
         log: &Log,
         id: &ObjectId,
         change: &Change,
-        sums: &Payload,
+        ready: &Ready,
         durability: Durability,
     ) -> Option<Completion<CommitSeq>> {
         if !matches!(change, Change::SlotSet { .. } | Change::OmapSet { .. } | Change::Write { .. }) {
@@ -211,12 +256,13 @@ impl Engine {
             if !state.exists() {
                 return None;
             }
-            let op = plan_change(0, state.number, change, sums)?;
-            let len = RECORD_HEADER_BYTES as u64 + operation_bytes(op.key.bytes().len(), op.body.bytes().len());
+            let op = plan_change(0, state.number, change, ready)?;
+            let (key_len, payload_len) = (op.key.bytes().len(), op.body.bytes().len());
+            let len = RECORD_HEADER_BYTES as u64 + operation_bytes(key_len, payload_len);
             if len > self.record_bytes_max || !missing_of(&state, &op).is_empty() {
                 return None;
             }
-            let reservation = log.reserve(len, Class::Write).ok()?;
+            let reservation = log.reserve(len, (key_len + payload_len) as u64, Class::Write).ok()?;
             let (seq, lsn_end) = (CommitSeq(reservation.seq), reservation.lsn + len);
             self.objects.enter(id, &mut state, reservation.epoch);
             let mut loc = None;
@@ -227,7 +273,7 @@ impl Engine {
                 argument: op.argument,
                 key: op.key.bytes(),
                 payload,
-                payload_len: payload.len() as u32,
+                payload_len: op.body.raw_len(),
                 loc: loc?,
             };
             state.apply(&step, if applied_only { 0 } else { lsn_end }, &self.segments);
@@ -254,7 +300,7 @@ impl Engine {
         for op in plan {
             let header = OpHeader {
                 kind: op.kind,
-                flags: u8::from(applied_only),
+                flags: u8::from(applied_only) * OP_FLAG_APPLIED + u8::from(op.body.is_packed()) * OP_FLAG_COMPRESSED,
                 key_len: 0,
                 payload_len: 0,
                 object: op.object,
@@ -265,19 +311,19 @@ impl Engine {
             let (key, payload) = (op.key.bytes(), op.body.bytes());
             let made;
             let sums = match &op.body {
-                Body::Given(_, sums) => *sums,
+                Body::Given(_, ready) => &ready.sums,
                 Body::Word(_) | Body::Words(_) | Body::Short(_) => {
                     made = checksum_payload(payload);
                     &made
                 }
             };
             let len = encode_operation(header, key, payload, sums, &mut bytes[at..], self.seed, generation, place);
-            placed(Loc::new(place, len, 0));
+            placed(place_of(&header, payload, place, len));
             at += len as usize;
         }
     }
 
-    fn attempt<'t>(&self, log: &Log, txn: &'t Transaction, sums: &'t [Payload], fetched: &Fetched) -> Attempt {
+    fn attempt<'t>(&self, log: &Log, txn: &'t Transaction, ready: &'t [Ready], fetched: &Fetched) -> Attempt {
         let ids = target_ids(txn);
         let mut targets: SmallVec<[Arc<Object>; 2]> = SmallVec::new();
         let mut changes_names = false;
@@ -304,7 +350,7 @@ impl Engine {
             drop_absent(self, &ids, &mut states, changes_names);
             return Attempt::Retry;
         }
-        let outcome = self.attempt_locked(log, txn, sums, fetched, &ids, &targets, &mut states, names.as_deref_mut());
+        let outcome = self.attempt_locked(log, txn, ready, fetched, &ids, &targets, &mut states, names.as_deref_mut());
         drop_absent(self, &ids, &mut states, changes_names);
         outcome
     }
@@ -314,7 +360,7 @@ impl Engine {
         &self,
         log: &Log,
         txn: &'t Transaction,
-        sums: &'t [Payload],
+        ready: &'t [Ready],
         fetched: &Fetched,
         ids: &[&ObjectId],
         targets: &[Arc<Object>],
@@ -333,7 +379,7 @@ impl Engine {
             }
         }
         let empty = Names::new();
-        let plan = match self.plan(txn, sums, ids, states, names.as_deref().unwrap_or(&empty)) {
+        let plan = match self.plan(txn, ready, ids, states, names.as_deref().unwrap_or(&empty)) {
             Ok(plan) => plan,
             Err(error) => {
                 // It tells what there is, and what there is not.
@@ -347,9 +393,12 @@ impl Engine {
             let lsn = states.iter().map(|state| self.shown_lsn(state)).max().unwrap_or(0);
             return Attempt::Done(Completion::after(Ok(CommitSeq(log.last_seq())), self.barrier(lsn)));
         }
-        let len = plan.iter().fold(RECORD_HEADER_BYTES as u64, |len, op| {
-            len + operation_bytes(op.key.bytes().len(), op.body.bytes().len())
-        });
+        let (mut len, mut payload_bytes) = (RECORD_HEADER_BYTES as u64, 0);
+        for op in &plan {
+            let (key_len, payload_len) = (op.key.bytes().len(), op.body.bytes().len());
+            len += operation_bytes(key_len, payload_len);
+            payload_bytes += (key_len + payload_len) as u64;
+        }
         if len > self.record_bytes_max {
             return Attempt::Done(Completion::ready(Err(Error::TooLarge {
                 what: "transaction",
@@ -363,7 +412,7 @@ impl Engine {
             return Attempt::Bring(missing);
         }
         let class = if txn.ops.iter().all(takes_away) { Class::TakeAway } else { Class::Write };
-        let reservation = match log.reserve(len, class) {
+        let reservation = match log.reserve(len, payload_bytes, class) {
             Ok(reservation) => reservation,
             Err(Refused::Busy) => return Attempt::Busy,
             Err(Refused::Error(Error::Full { .. })) => return Attempt::Full,
@@ -483,8 +532,7 @@ impl Engine {
             if matches!(op.kind, Kind::CreateCollection | Kind::RemoveCollection) {
                 continue;
             }
-            let payload = op.body.bytes();
-            let payload_len = payload.len() as u32;
+            let (payload, payload_len) = (op.body.bytes(), op.body.raw_len());
             let step = Step { kind: op.kind, argument: op.argument, key, payload, payload_len, loc: *loc };
             states[op.target].apply(&step, readers_wait_to, &self.segments);
         }
@@ -566,7 +614,7 @@ impl Engine {
     fn plan<'t>(
         &self,
         txn: &'t Transaction,
-        sums: &'t [Payload],
+        ready: &'t [Ready],
         ids: &[&ObjectId],
         states: &[RwLockWriteGuard<'_, ObjectState>],
         names: &Names,
@@ -574,7 +622,7 @@ impl Engine {
         let mut plan = SmallVec::new();
         let mut numbers: SmallVec<[u64; 4]> = states.iter().map(|state| state.number).collect();
         let mut changes = NameChanges::default();
-        for (op, sums) in txn.ops.iter().zip(sums) {
+        for (op, ready) in txn.ops.iter().zip(ready) {
             match op {
                 Op::CreateCollection(collection) => {
                     if !changes.exists(names, collection) {
@@ -616,7 +664,7 @@ impl Engine {
                     if matches!(change, Change::Remove) {
                         *changes.objects.entry(id.collection().clone()).or_default() -= 1;
                     }
-                    if let Some(planned) = plan_change(target, numbers[target], change, sums) {
+                    if let Some(planned) = plan_change(target, numbers[target], change, ready) {
                         plan.push(planned);
                     }
                     if matches!(change, Change::Remove) {
@@ -784,16 +832,6 @@ fn target_of(ids: &[&ObjectId], id: &ObjectId) -> usize {
     if ids.len() == 1 { 0 } else { ids.binary_search(&id).expect("every object of the transaction is a target") }
 }
 
-fn checksums_of(op: &Op) -> Payload {
-    match op {
-        Op::Object(_, Change::Write { data: payload, .. })
-        | Op::Object(_, Change::XattrSet { value: payload, .. })
-        | Op::Object(_, Change::OmapSet { value: payload, .. })
-        | Op::Object(_, Change::SlotSet { value: payload, .. }) => checksum_payload(payload),
-        _ => Payload::default(),
-    }
-}
-
 /// Whether the change makes a missing object.
 fn creates(change: &Change) -> bool {
     match change {
@@ -842,26 +880,26 @@ fn create_object(target: usize, number: u64, id: &ObjectId) -> Planned<'static> 
     }
 }
 
-fn plan_change<'t>(target: usize, object: u64, change: &'t Change, sums: &'t Payload) -> Option<Planned<'t>> {
+fn plan_change<'t>(target: usize, object: u64, change: &'t Change, ready: &'t Ready) -> Option<Planned<'t>> {
     let empty: &[u8] = &[];
     let (kind, argument, key, body) = match change {
         Change::Touch | Change::CloneTo { .. } | Change::CloneRange { .. } | Change::Rename { .. } => return None,
         Change::Write { data, .. } if data.is_empty() => return None,
         Change::Zero { len: 0, .. } => return None,
-        Change::Write { offset, data } => (Kind::Write, *offset, empty, Body::Given(data, sums)),
+        Change::Write { offset, data } => (Kind::Write, *offset, empty, Body::Given(data, ready)),
         Change::Zero { offset, len } => (Kind::Zero, *offset, empty, Body::Word(len.to_le_bytes())),
         Change::Truncate { size } => (Kind::Truncate, *size, empty, Body::Short(empty)),
         Change::Remove => (Kind::RemoveObject, 0, empty, Body::Short(empty)),
-        Change::XattrSet { name, value } => (Kind::XattrSet, 0, &name[..], Body::Given(value, sums)),
+        Change::XattrSet { name, value } => (Kind::XattrSet, 0, &name[..], Body::Given(value, ready)),
         Change::XattrRemove { name } => (Kind::XattrRemove, 0, &name[..], Body::Short(empty)),
-        Change::OmapSet { key, value } => (Kind::OmapSet, 0, &key[..], Body::Given(value, sums)),
+        Change::OmapSet { key, value } => (Kind::OmapSet, 0, &key[..], Body::Given(value, ready)),
         Change::OmapRemove { key } => (Kind::OmapRemove, 0, &key[..], Body::Short(empty)),
         Change::OmapRemoveRange { start, end } => {
             let body = Body::Short(end.as_deref().unwrap_or(empty));
             (Kind::OmapRemoveRange, u64::from(end.is_some()), &start[..], body)
         }
         Change::OmapClear => (Kind::OmapClear, 0, empty, Body::Short(empty)),
-        Change::SlotSet { index, value } => (Kind::SlotSet, *index, empty, Body::Given(value, sums)),
+        Change::SlotSet { index, value } => (Kind::SlotSet, *index, empty, Body::Given(value, ready)),
         Change::SlotRemove { index } => (Kind::SlotRemove, *index, empty, Body::Short(empty)),
         Change::SlotRemoveRange { start, end } => (Kind::SlotRemoveRange, *start, empty, Body::Word(end.to_le_bytes())),
     };

@@ -17,12 +17,14 @@ use esker_store::limits::TRANSACTION_BYTES_MAX;
 use esker_store::{CommitSeq, DurableMark, Error, Result};
 use parking_lot::Mutex;
 
+use crate::compress::Compress;
 use crate::load::load;
 use crate::objects::Objects;
 use crate::open::Engine;
 use crate::reader::Reader;
 use crate::recover::RecoveryReport;
 use crate::segments::{Lsn, Segments};
+use crate::stats::CallTimes;
 use crate::superblocks::first_segment;
 
 /// Memory for values that are read through a snapshot, in bytes.
@@ -68,6 +70,8 @@ impl Engine {
             keeper: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
             seed: self.seed,
+            compress: Compress::new(self.compress.options())?,
+            times: CallTimes::default(),
             next_number: Arc::new(AtomicU64::new(loaded.next_number)),
             names_lsn: AtomicU64::new(0),
             record_bytes_max: self.record_bytes_max.min(TRANSACTION_BYTES_MAX as u64),

@@ -12,56 +12,7 @@ use std::time::{Duration, Instant};
 
 use esker_device::{Device, Error, Geometry, Result};
 
-const BUCKETS: usize = 40;
-
-/// Times of one kind of call, in buckets of powers of two of a microsecond.
-#[derive(Debug)]
-pub struct Times {
-    buckets: [AtomicU64; BUCKETS],
-    max_us: AtomicU64,
-}
-
-impl Default for Times {
-    fn default() -> Self {
-        Self { buckets: [const { AtomicU64::new(0) }; BUCKETS], max_us: AtomicU64::new(0) }
-    }
-}
-
-/// Times of a kind of device call, in microseconds; quantiles are upper bounds within a factor of two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Latency {
-    /// Half of the calls took at most this.
-    pub p50_us: u64,
-    /// All but one in a hundred took at most this.
-    pub p99_us: u64,
-    /// The longest, exactly.
-    pub max_us: u64,
-}
-
-impl Times {
-    fn add(&self, time: Duration) {
-        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let bucket = (u64::BITS - us.leading_zeros()) as usize;
-        self.buckets[bucket.min(BUCKETS - 1)].fetch_add(1, Ordering::Relaxed);
-        self.max_us.fetch_max(us, Ordering::Relaxed);
-    }
-
-    /// The figures so far.
-    pub fn latency(&self) -> Latency {
-        let counts = self.buckets.each_ref().map(|bucket| bucket.load(Ordering::Relaxed));
-        let total: u64 = counts.iter().sum();
-        let max_us = self.max_us.load(Ordering::Relaxed);
-        let at_most = |percent: u64| {
-            let mut seen = 0;
-            let bucket = counts.iter().position(|count| {
-                seen += count;
-                seen * 100 >= total * percent
-            });
-            bucket.map_or(0, |bucket| ((1u64 << bucket) - 1).min(max_us))
-        };
-        Latency { p50_us: at_most(50), p99_us: at_most(99), max_us }
-    }
-}
+use crate::stages::Times;
 
 /// A device with its figures.
 pub struct Watched {
@@ -156,24 +107,5 @@ impl Device for Watched {
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.timed("discard", None, offset, len, || self.device.discard(offset, len))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantiles_bound_the_times_from_above() {
-        let times = Times::default();
-        assert_eq!(times.latency(), Latency::default());
-        for us in 1..=99 {
-            times.add(Duration::from_micros(us));
-        }
-        times.add(Duration::from_secs(3));
-        let latency = times.latency();
-        assert!((50..=99).contains(&latency.p50_us), "{latency:?}");
-        assert!((99..=127).contains(&latency.p99_us), "{latency:?}");
-        assert_eq!(latency.max_us, 3_000_000);
     }
 }

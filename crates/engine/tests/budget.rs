@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use esker_device::{Device, MemoryDevice};
-use esker_engine::{Engine, FormatOptions, Options, check};
+use esker_engine::{CompressOptions, Engine, FormatOptions, Options, check};
 use esker_store::{
     Change, Collection, Condition, Error, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction, model,
 };
@@ -236,7 +236,13 @@ fn a_damaged_page_is_an_error_with_its_place_and_spoils_nothing_else() {
 
 #[test]
 fn the_engine_does_what_the_model_does_without_memory_for_its_index() {
-    let harness = OnMemory { len: 1 << 30, segment_bytes: 4 << 20, zoned: false, index_bytes: 0 };
+    let harness = OnMemory {
+        len: 1 << 30,
+        segment_bytes: 4 << 20,
+        zoned: false,
+        index_bytes: 0,
+        compress: CompressOptions::default(),
+    };
     for seed in 3_000..3_030 {
         model::run(seed, 60, &harness);
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_device::{Device, MemoryDevice};
 use esker_engine::{Engine, FormatOptions, Options, check};
-use esker_store::{Change, Collection, Durability, ObjectId, ObjectStore, Transaction};
+use esker_store::{Change, Collection, Compression, Durability, ObjectId, ObjectStore, Transaction};
 
 fn object(name: &'static str) -> ObjectId {
     ObjectId::new(Collection::from("fixtures"), name)
@@ -39,6 +39,38 @@ fn fill(engine: &Engine) {
     engine.submit(txn).wait().unwrap();
 }
 
+/// What fixtures hold from version 3 on.
+fn fill_compressed(engine: &Engine) {
+    for (at, hint) in [Compression::Lz4, Compression::Zstd].into_iter().enumerate() {
+        let at = at as u64;
+        let txn = Transaction::new()
+            .compress(hint)
+            .change(&object("packed"), Change::SlotSet { index: at, value: text(3_000) })
+            .change(&object("packed"), Change::OmapSet { key: Bytes::from(vec![at as u8]), value: text(700) })
+            .change(&object("packed"), Change::Write { offset: at * 200_000, data: text(150_000) });
+        engine.submit(txn).wait().unwrap();
+    }
+    let hole = Change::Zero { offset: 210_000, len: 1_000 };
+    engine.submit(Transaction::new().change(&object("packed"), hole)).wait().unwrap();
+}
+
+fn text(len: usize) -> Bytes {
+    let text: String = (0..len / 7 + 1).map(|line| format!("line {line}\n")).collect();
+    Bytes::from(text).slice(..len)
+}
+
+fn verify_compressed(engine: &Engine) {
+    for at in 0..2 {
+        assert_eq!(engine.slot_get(&object("packed"), at).wait().unwrap(), Some(text(3_000)));
+        assert_eq!(engine.omap_get(&object("packed"), &[at as u8]).wait().unwrap(), Some(text(700)));
+    }
+    let mut expected = vec![0; 350_000];
+    expected[..150_000].copy_from_slice(&text(150_000));
+    expected[200_000..].copy_from_slice(&text(150_000));
+    expected[210_000..211_000].fill(0);
+    assert!(engine.read(&object("packed"), 0..400_000).wait().unwrap() == expected);
+}
+
 fn verify(engine: &Engine) {
     for key in 0..200u64 {
         let expected = (key != 10).then(|| value(key));
@@ -56,17 +88,20 @@ fn verify(engine: &Engine) {
 #[test]
 fn formats_stay_readable() {
     if let Some(file) = std::env::var_os("ESKER_WRITE_FIXTURE") {
-        let device = Arc::new(MemoryDevice::new(768 << 10));
-        Engine::format(&*device, &FormatOptions { segment_bytes: 64 << 10, uuid: *b"esker's fixtures" }).unwrap();
+        let device = Arc::new(MemoryDevice::new(2 << 20));
+        Engine::format(&*device, &FormatOptions { segment_bytes: 256 << 10, uuid: *b"esker's fixtures" }).unwrap();
         let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, Options::default()).unwrap();
         fill(&engine);
+        fill_compressed(&engine);
         engine.close().unwrap();
         std::fs::write(file, device.image()).unwrap();
     }
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let mut versions = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
-        let image = std::fs::read(entry.unwrap().path()).unwrap();
+        let path = entry.unwrap().path();
+        let compressed = !["v1.image", "v2.image"].iter().any(|old| path.ends_with(old));
+        let image = std::fs::read(path).unwrap();
         let device = Arc::new(MemoryDevice::from_image(&image));
         let report = check(Arc::clone(&device) as Arc<dyn Device>, true, &mut |_, _| {}).unwrap();
         assert_eq!(report.damage, vec![]);
@@ -74,9 +109,12 @@ fn formats_stay_readable() {
         for _ in 0..2 {
             let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, Options::default()).unwrap();
             verify(&engine);
+            if compressed {
+                verify_compressed(&engine);
+            }
             engine.close().unwrap();
         }
         versions += 1;
     }
-    assert_eq!(versions, 2);
+    assert_eq!(versions, 3);
 }

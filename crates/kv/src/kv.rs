@@ -2,7 +2,8 @@
 //!
 //! [`Kv::open`] → catalogue → [`Namespace`]s, which share one [`Shared`] with every [`Txn`]
 //!
-//! Catalogue: omap of object `namespaces` in collection `kv`, name → kind as one byte (1 int, 2 bytes).
+//! Catalogue: omap of object `namespaces` in collection `kv`, name → kind as one byte (1 int, 2 bytes), then, unless it is
+//! none, compression as another (1 lz4, 2 zstd).
 //!
 //! Invariants:
 //! 1. A namespace is in the catalogue before its first entry is written.
@@ -13,10 +14,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use esker_store::{Change, Collection, Durability, ObjectId, ObjectStore, OmapScan, Op, Transaction, limits};
+use esker_store::{
+    Change, Collection, Compression, Durability, ObjectId, ObjectStore, OmapScan, Op, Transaction, limits,
+};
 use parking_lot::Mutex;
 
 use crate::locks::Locks;
+use crate::namespace::{compression_from_stored, stored_compression};
 use crate::{Clock, Error, Key, Kind, Namespace, Result, Txn};
 
 /// Longest name of a namespace, in bytes. Shortest: 1. `/` is not allowed in it.
@@ -81,8 +85,14 @@ impl Kv {
                     what: format!("namespace catalogue: {} of kind {kind:?}", name.escape_ascii()),
                 };
                 let name = std::str::from_utf8(name).map_err(|_| unreadable())?;
-                let kind = kind.first().and_then(|byte| Kind::from_stored(*byte)).ok_or_else(unreadable)?;
+                let (kind, compression) = match &kind[..] {
+                    [kind] => (*kind, 0),
+                    [kind, compression] => (*kind, *compression),
+                    _ => return Err(unreadable().into()),
+                };
+                let kind = Kind::from_stored(kind).ok_or_else(unreadable)?;
                 let namespace = Namespace::new(&shared, &collection, name, kind);
+                namespace.set_compression(compression_from_stored(compression).ok_or_else(unreadable)?);
                 namespace.load()?;
                 registry.insert(name.to_owned(), namespace);
             }
@@ -106,6 +116,14 @@ impl Kv {
     /// [`Error::WrongKind`] if it exists with the other kind; [`Error::InvalidName`] for a name that is empty, longer
     /// than [`NAMESPACE_NAME_BYTES_MAX`] or holds a `/`; the store's.
     pub fn namespace(&self, name: &str, kind: Kind) -> Result<Namespace> {
+        self.namespace_with(name, kind, Compression::None)
+    }
+
+    /// As [`Kv::namespace`]; one that is made asks the store for this compression. One that is there keeps its own.
+    ///
+    /// # Errors
+    /// As [`Kv::namespace`].
+    pub fn namespace_with(&self, name: &str, kind: Kind, compression: Compression) -> Result<Namespace> {
         let mut registry = self.registry.lock();
         if let Some(namespace) = registry.get(name) {
             if namespace.kind() != kind {
@@ -124,19 +142,41 @@ impl Kv {
         if name.contains('/') {
             return Err(invalid("it holds a /".into()));
         }
-        let set = Change::OmapSet {
-            key: Bytes::copy_from_slice(name.as_bytes()),
-            value: Bytes::copy_from_slice(&[kind as u8]),
-        };
+        let set = catalogue_entry(name, kind, compression);
         let (seq, barrier) = self.shared.store.submit(Transaction::new().change(&self.catalogue, set)).into_parts();
         seq?;
         let namespace = Namespace::new(&self.shared, self.catalogue.collection(), name, kind);
+        namespace.set_compression(compression);
         registry.insert(name.to_owned(), namespace.clone());
         drop(registry);
         if let Some(barrier) = barrier {
             barrier.wait()?;
         }
         Ok(namespace)
+    }
+
+    /// Has values that are written to a namespace from now on compressed, or no longer; what is there stays as it is. It is
+    /// a hint: a store that cannot compress ([`Capability::compresses`](esker_store::Capability::compresses)), or a value
+    /// that does not get smaller, is stored as it is. A transaction over several namespaces takes the first hint of those
+    /// that it writes.
+    ///
+    /// # Errors
+    /// [`Error::NoNamespace`]; the store's.
+    pub fn set_compression(&self, name: &str, compression: Compression) -> Result<()> {
+        let registry = self.registry.lock();
+        let namespace = registry.get(name).ok_or_else(|| Error::NoNamespace { name: name.to_owned() })?;
+        if namespace.compression() == compression {
+            return Ok(());
+        }
+        let set = catalogue_entry(name, namespace.kind(), compression);
+        let (seq, barrier) = self.shared.store.submit(Transaction::new().change(&self.catalogue, set)).into_parts();
+        seq?;
+        namespace.set_compression(compression);
+        drop(registry);
+        if let Some(barrier) = barrier {
+            barrier.wait()?;
+        }
+        Ok(())
     }
 
     /// The namespaces with their kinds, in name order.
@@ -203,6 +243,15 @@ impl Kv {
     pub(crate) fn open_namespaces(&self) -> Vec<Namespace> {
         self.registry.lock().values().cloned().collect()
     }
+}
+
+fn catalogue_entry(name: &str, kind: Kind, compression: Compression) -> Change {
+    let value = match compression {
+        // As stores of before compression have it.
+        Compression::None => Bytes::copy_from_slice(&[kind as u8]),
+        _ => Bytes::copy_from_slice(&[kind as u8, stored_compression(compression)]),
+    };
+    Change::OmapSet { key: Bytes::copy_from_slice(name.as_bytes()), value }
 }
 
 /// Removes all entries, and does `last` with the last transaction. The caller keeps everybody out.

@@ -44,7 +44,7 @@ mod txn;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use entry::{Entry, TAG_MAX, VALUE_BYTES_MAX};
 pub use error::{Error, Result};
-pub use esker_store::{Barrier, Completion, Durability};
+pub use esker_store::{Barrier, Completion, Compression, Durability};
 pub use key::{KEY_BYTES_MAX, Key, Kind, OwnedKey};
 pub use kv::{Kv, NAMESPACE_NAME_BYTES_MAX};
 pub use namespace::Namespace;

@@ -11,10 +11,10 @@
 //!    old index key to be dropped when its time comes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use bytes::Bytes;
-use esker_store::{Barrier, Collection, Completion, Durability, Error, ObjectStore, Result, Transaction};
+use esker_store::{Barrier, Collection, Completion, Compression, Durability, Error, ObjectStore, Result, Transaction};
 
 use crate::entry::{Entry, check_value, decode, decode_owned, encode};
 use crate::key::KEY_BYTES_MAX;
@@ -36,7 +36,23 @@ struct Inner {
     kind: Kind,
     seed: u64,
     removed: AtomicBool,
+    /// As in the catalogue: see [`stored_compression`].
+    compression: AtomicU8,
     placement: Placement,
+}
+
+/// The number that the catalogue knows a compression by. Never reused.
+pub(crate) fn stored_compression(compression: Compression) -> u8 {
+    match compression {
+        Compression::None => 0,
+        Compression::Lz4 => 1,
+        Compression::Zstd => 2,
+    }
+}
+
+/// The compression that the catalogue knows by this number.
+pub(crate) fn compression_from_stored(number: u8) -> Option<Compression> {
+    Compression::ALL.iter().map(|(one, _)| *one).find(|one| stored_compression(*one) == number)
 }
 
 impl std::fmt::Debug for Namespace {
@@ -60,7 +76,17 @@ impl Namespace {
         let placement = Placement::new(collection, name, kind);
         let seed = placement.bytes.hash64();
         let (shared, name) = (Arc::clone(shared), name.to_owned());
-        Self(Arc::new(Inner { shared, name, kind, seed, removed: AtomicBool::new(false), placement }))
+        let (removed, compression) = (AtomicBool::new(false), AtomicU8::new(0));
+        Self(Arc::new(Inner { shared, name, kind, seed, removed, compression, placement }))
+    }
+
+    pub(crate) fn set_compression(&self, compression: Compression) {
+        self.0.compression.store(stored_compression(compression), Ordering::Relaxed);
+    }
+
+    /// An empty transaction with this namespace's hint.
+    fn transaction(&self, durability: Durability) -> Transaction {
+        Transaction::with(durability).compress(self.compression())
     }
 
     pub(crate) fn load(&self) -> Result<()> {
@@ -134,6 +160,12 @@ impl Namespace {
         self.0.kind
     }
 
+    /// The compression that the store is asked for when values are written: see
+    /// [`Kv::set_compression`](crate::Kv::set_compression).
+    pub fn compression(&self) -> Compression {
+        compression_from_stored(self.0.compression.load(Ordering::Relaxed)).unwrap_or_default()
+    }
+
     fn default_durability(&self) -> Durability {
         self.0.shared.default_durability()
     }
@@ -204,7 +236,7 @@ impl Namespace {
 
     fn write(&self, key: Key<'_>, stored: Bytes, expires_ms: Option<u64>, durability: Durability) -> Completion<()> {
         let inner = &*self.0;
-        let mut txn = Transaction::with(durability);
+        let mut txn = self.transaction(durability);
         let _held = inner.shared.locks.one(self.stripe(key));
         inner.placement.set(&mut txn, key, stored);
         if let Some(at) = expires_ms {
@@ -232,7 +264,7 @@ impl Namespace {
         let Some(new) = decide(old.filter(|_| !expired)) else {
             return Completion::after(Ok(false), barrier);
         };
-        let mut txn = Transaction::with(durability);
+        let mut txn = self.transaction(durability);
         let new_expiry = match new {
             Become::Gone => {
                 placement.remove(&mut txn, key);
@@ -350,7 +382,7 @@ impl Namespace {
         if entries.is_empty() {
             return Completion::ready(Ok(()));
         }
-        let mut txn = Transaction::with(durability);
+        let mut txn = self.transaction(durability);
         let held = self.0.shared.locks.many(entries.iter().map(|(key, _)| self.stripe(*key)));
         for ((key, _), stored) in entries.iter().zip(encoded) {
             self.0.placement.set(&mut txn, *key, stored);
@@ -379,7 +411,7 @@ impl Namespace {
         let (stored, barrier) = placement.get_many(self.store(), self.0.kind, &keys);
         let stored = attempt!(stored, barrier);
         let now_ms = self.0.shared.clock.now_ms();
-        let mut txn = Transaction::with(durability);
+        let mut txn = self.transaction(durability);
         let mut removed = 0;
         for (key, stored) in keys.iter().zip(stored) {
             let Some(stored) = stored else { continue };

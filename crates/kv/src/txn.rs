@@ -13,7 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
-use esker_store::{Barrier, Change, Completion, Durability, Error, Result as StoreResult, Transaction};
+use esker_store::{Barrier, Change, Completion, Compression, Durability, Error, Result as StoreResult, Transaction};
 
 use crate::entry::{Entry, TAG_MAX, check_value, decode_owned};
 use crate::kv::{Shared, prefix_end};
@@ -388,7 +388,10 @@ impl<'a> Txn<'a> {
         if let Some(error) = self.failed {
             return Completion::after(Err(error), barrier);
         }
-        let mut txn = Transaction::with(durability);
+        // One hint for all of it: of what is written in several namespaces, the first that asks for something.
+        let hints = self.writes.iter().map(|writes| writes.namespace.compression());
+        let hint = hints.into_iter().find(|hint| *hint != Compression::None).unwrap_or_default();
+        let mut txn = Transaction::with(durability).compress(hint);
         for writes in self.writes {
             if let Err(error) = writes.push(&mut txn) {
                 return Completion::after(Err(error), barrier);

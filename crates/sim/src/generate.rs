@@ -5,7 +5,7 @@
 //! 2. Copies and renames are made only where the store can.
 
 use bytes::Bytes;
-use esker_store::{Change, Collection, Condition, Durability, ObjectId, Op, Transaction};
+use esker_store::{Change, Collection, Compression, Condition, Durability, ObjectId, Op, Transaction};
 
 use crate::model::ModelState;
 
@@ -94,7 +94,9 @@ fn value(rng: &mut fastrand::Rng, large: bool, room: &mut usize) -> Bytes {
     let len = len.min(*room);
     *room -= len;
     let fill = rng.u8(..);
-    Bytes::from((0..len).map(|i| fill.wrapping_add((i ^ (i >> 8)) as u8)).collect::<Vec<_>>())
+    // Half of them compress.
+    let mask = if rng.bool() { 0xff } else { 0x07 };
+    Bytes::from((0..len).map(|i| fill.wrapping_add((i ^ (i >> 8)) as u8 & mask)).collect::<Vec<_>>())
 }
 
 /// Offsets and lengths: often at or beside a block's border.
@@ -173,7 +175,7 @@ fn change(rng: &mut fastrand::Rng, state: &ModelState, taste: Taste, room: &mut 
 /// A random transaction, sometimes with a guard that holds. It may name what is missing: then it is to be refused.
 pub fn transaction(rng: &mut fastrand::Rng, state: &ModelState, taste: Taste) -> Transaction {
     let durability = if rng.u8(0..4) == 0 { Durability::Applied } else { Durability::Durable };
-    let mut txn = Transaction::with(durability);
+    let mut txn = Transaction::with(durability).compress(Compression::ALL[rng.usize(..3)].0);
     let changes = match rng.u8(0..8) {
         0..4 => 1,
         4..7 => rng.usize(2..=4),

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use esker_engine::{CommitPolicy, Options};
+use esker_engine::{CommitPolicy, CompressOptions, Options};
 
 use crate::fault::{Faults, Shape};
 
@@ -149,6 +149,11 @@ pub(crate) fn options(rng: &mut fastrand::Rng) -> Options {
         // Little room makes the log append without a sync, much lets segments be sealed before they are written.
         pending_bytes_max: rng.choice([4 << 10, 32 << 10, 4 * SEGMENT_BYTES]).unwrap_or(4 << 10),
         policy: policy(rng),
+        compress: CompressOptions {
+            bytes_min: rng.choice([1, 512]).unwrap_or(512),
+            unit_bytes: rng.choice([4 << 10, 64 << 10]).unwrap_or(4 << 10),
+            ..CompressOptions::default()
+        },
         ..Options::default()
     }
 }

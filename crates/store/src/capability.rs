@@ -19,6 +19,8 @@ pub struct Capability {
     pub cheap_clone: bool,
     /// What was acknowledged as durable survives the process (false for memory).
     pub persistent: bool,
+    /// [`Compression`](crate::Compression) hints are taken; else they change nothing.
+    pub compresses: bool,
     /// Largest transaction in bytes of names, keys and payload; at most [`crate::limits::TRANSACTION_BYTES_MAX`].
     pub transaction_bytes_max: u64,
 }

@@ -36,8 +36,8 @@ pub use error::{Error, Result};
 pub use id::{Collection, CommitSeq, IdHasher, ObjectId, ObjectMap};
 pub use mark::{Barrier, DurableMark};
 pub use transaction::{
-    Change, CommitCursor, CommitEntry, Compare, Condition, Durability, Guard, OmapScan, Op, Order, SlotScan,
-    Transaction,
+    Change, CommitCursor, CommitEntry, Compare, Compression, Condition, Durability, Guard, OmapScan, Op, Order,
+    SlotScan, Transaction,
 };
 
 /// What an object is, at one moment.

@@ -28,6 +28,44 @@ pub enum Durability {
     Applied,
 }
 
+/// A hint: what is written would gain from this. A store that cannot, or that gains nothing by it, stores it as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// Store it as it is.
+    #[default]
+    None,
+    /// LZ4: quick both ways.
+    Lz4,
+    /// Zstandard: smaller, slower to write.
+    Zstd,
+}
+
+impl Compression {
+    /// All of them, with the names that they are written with.
+    pub const ALL: [(Self, &'static str); 3] = [(Self::None, "none"), (Self::Lz4, "lz4"), (Self::Zstd, "zstd")];
+
+    /// The name that it is written with.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(one, _)| *one == self).map_or("none", |(_, name)| name)
+    }
+}
+
+impl std::fmt::Display for Compression {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Compression {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let found = Self::ALL.iter().find(|(_, known)| *known == name);
+        let why = || format!("{name:?}: expected none, lz4 or zstd");
+        found.map(|(one, _)| *one).ok_or_else(|| Error::Invalid { what: "compression", why: why() })
+    }
+}
+
 /// How a number in an xattr is compared: `stored OP value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compare {
@@ -257,6 +295,8 @@ pub struct Transaction {
     pub ops: SmallVec<[Op; 2]>,
     /// When it counts as done.
     pub durability: Durability,
+    /// How the bytes, omap values and slots that it writes are best stored.
+    pub compression: Compression,
 }
 
 impl Transaction {
@@ -268,6 +308,11 @@ impl Transaction {
     /// An empty transaction with this durability.
     pub fn with(durability: Durability) -> Self {
         Self { durability, ..Self::default() }
+    }
+
+    /// With this hint for what it writes.
+    pub fn compress(self, compression: Compression) -> Self {
+        Self { compression, ..self }
     }
 
     /// Adds a guard.

@@ -1,6 +1,6 @@
 //! Inside the engine a file imports only files of layers before its own, so that the put path reads top to bottom.
 //!
-//! format → policy → gather → watch → superblocks → readers → segments → index → reader → objects → commit → cold → checkpoint →
+//! format → compress → policy → gather → stages → watch → superblocks → readers → segments → index → reader → objects → commit → cold → checkpoint →
 //! clean → keeper → load → recover → lib
 //!
 //! The top layer, lib, is several files: the public type and its open, submit, read, walk, check, backup and stats.
@@ -13,8 +13,10 @@ use esker_tidy::{root, shown, walk};
 /// The layers, first to last.
 const ORDER: &[&str] = &[
     "format",
+    "compress",
     "policy",
     "gather",
+    "stages",
     "watch",
     "superblocks",
     "readers",

@@ -158,6 +158,7 @@ impl ObjectStore for MemoryStore {
             clone: true,
             cheap_clone: true,
             persistent: false,
+            compresses: false,
             transaction_bytes_max: TRANSACTION_BYTES_MAX as u64,
         }
     }

@@ -7,7 +7,7 @@
 //! 2. What takes away goes on where writes are refused: it makes the space that they wait for.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use esker_store::{Error, Result};
 
@@ -166,6 +166,13 @@ impl Log {
                 None => Ok(()),
             };
         }
+        let began = Instant::now();
+        let waited = self.wait_until_there_is_room();
+        self.counters.room.add(began.elapsed());
+        waited
+    }
+
+    fn wait_until_there_is_room(&self) -> Result<()> {
         let mut state = self.state.lock();
         loop {
             if state.stopping {

@@ -26,6 +26,11 @@ pub const DEVICE_BYTES_MAX: u64 = LOC_UNIT_BYTES << OFFSET_BITS;
 pub const SPAN_BYTES_MAX: u64 = (((2 << MANTISSA_BITS) - 1) << (EXPONENT_MAX - 1)) * LOC_UNIT_BYTES;
 /// Largest value of the flags of a [`Loc`].
 pub const LOC_FLAGS_MAX: u8 = 15;
+/// [`Loc::weight`] of what is not compressed: the unit in which live bytes are counted is a byte divided by this.
+pub const WEIGHT_WHOLE: u64 = 64;
+
+/// Weights of the classes of compressed extents; each is at most the part that is stored of a raw byte, in 64ths.
+const WEIGHTS: [u64; 8] = [WEIGHT_WHOLE, 52, 42, 32, 24, 16, 8, 3];
 
 const OFFSET_BITS: u32 = 44;
 const SPAN_BITS: u32 = 16;
@@ -89,6 +94,30 @@ impl Loc {
         assert!(flags <= LOC_FLAGS_MAX, "loc flags {flags} are above LOC_FLAGS_MAX");
         let raw = self.0.get() & !u64::from(LOC_FLAGS_MAX) | u64::from(flags);
         Self(NonZeroU64::new(raw).expect("a span is never zero"))
+    }
+
+    /// Flags of the place of a write of which `stored_len` of `raw_len` bytes are stored, compressed: a class in the upper
+    /// three bits, never 0.
+    #[must_use]
+    pub fn compressed_flags(stored_len: u64, raw_len: u64) -> u8 {
+        let part = stored_len * WEIGHT_WHOLE / raw_len.max(1);
+        let class = (1..WEIGHTS.len()).find(|class| WEIGHTS[*class] <= part).unwrap_or(WEIGHTS.len() - 1);
+        (class as u8) << 1
+    }
+
+    /// Whether an extent's place is one of a compressed write. Of other places this says nothing.
+    #[inline]
+    #[must_use]
+    pub fn is_compressed(self) -> bool {
+        self.flags() >> 1 != 0
+    }
+
+    /// How many 64ths of a stored byte a raw byte of an extent at this place counts for. It depends on the place alone, so
+    /// that an extent's parts always count for as much as the whole.
+    #[inline]
+    #[must_use]
+    pub fn weight(self) -> u64 {
+        WEIGHTS[usize::from(self.flags() >> 1)]
     }
 
     /// The packed form: never zero.

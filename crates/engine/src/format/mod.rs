@@ -11,6 +11,7 @@
 //! Format: docs/format.md
 
 mod checkpoint;
+mod compressed;
 mod loc;
 mod operation;
 mod record;
@@ -22,10 +23,14 @@ pub use checkpoint::{
     Head, PAGE_SLOTS, PARTS, PageList, Role, Root, Space, decode_slot_page, each_extent, each_omap, each_place,
     each_slot, encode_slot_page, push_extent, push_omap, push_slot,
 };
-pub use loc::{DEVICE_BYTES_MAX, LOC_FLAGS_MAX, LOC_UNIT_BYTES, Loc, SPAN_BYTES_MAX};
+pub use compressed::{
+    COMPRESSED_HEADER_BYTES, Codec, Compressed, RAW_BYTES_MAX, UNIT_BYTES_MAX, UNIT_BYTES_MIN, compress_payload,
+    decompress_payload, place_of, raw_len,
+};
+pub use loc::{DEVICE_BYTES_MAX, LOC_FLAGS_MAX, LOC_UNIT_BYTES, Loc, SPAN_BYTES_MAX, WEIGHT_WHOLE};
 pub use operation::{
-    CRC_BLOCK_BYTES, Kind, OP_FLAG_APPLIED, OP_FLAG_MOVED, OP_HEADER_BYTES, OpHeader, Payload, checksum_payload,
-    encode_operation, operation_bytes, verify_payload, verify_payload_part,
+    CRC_BLOCK_BYTES, Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OP_HEADER_BYTES, OpHeader, Payload,
+    checksum_payload, encode_operation, operation_bytes, verify_payload, verify_payload_part,
 };
 pub use record::{RECORD_ALIGN, RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader};
 pub use relocate::{Relocated, each_relocated, push_relocated};
@@ -33,8 +38,8 @@ pub use segment::{SEGMENT_HEADER_BYTES, SegmentHeader, Stream};
 pub use superblock::{ReplayFrom, SUPERBLOCK_BYTES, Superblock, SuperblockError};
 
 /// Version of the format that this code writes, and the newest that it opens. It opens version 1 as well, which had no
-/// checkpoints.
-pub const FORMAT_VERSION: u32 = 2;
+/// checkpoints, and version 2, which had no compressed payloads.
+pub const FORMAT_VERSION: u32 = 3;
 
 /// One structure's name and its fields: name, offset in bytes, width in bytes.
 pub type Layout = (&'static str, &'static [(&'static str, usize, usize)]);
@@ -46,6 +51,7 @@ pub fn layouts() -> Vec<Layout> {
         ("segment header", segment::LAYOUT),
         ("record header", record::LAYOUT),
         ("operation header", operation::LAYOUT),
+        ("compressed payload", compressed::LAYOUT),
     ]
 }
 

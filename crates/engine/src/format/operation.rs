@@ -21,6 +21,8 @@ pub const OP_FLAG_APPLIED: u8 = 1;
 /// The cleaner has moved it: the key ends with the sequence number of the transaction that it comes from (8 bytes) and
 /// its place among that transaction's operations (4 bytes).
 pub const OP_FLAG_MOVED: u8 = 2;
+/// The payload is compressed: see [`Compressed`](super::Compressed). Only of writes, omap sets and slot sets.
+pub const OP_FLAG_COMPRESSED: u8 = 4;
 /// Bytes that [`OP_FLAG_MOVED`] adds to a key.
 const MOVED_BYTES: usize = 12;
 /// Payloads above this have one checksum per this many bytes.

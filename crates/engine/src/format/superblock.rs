@@ -225,10 +225,10 @@ mod tests {
     fn a_newer_version_is_refused_with_its_number() {
         let mut block = vec![0; 4096];
         sample().encode(&mut block);
-        write_u32(&mut block, 8, 3);
+        write_u32(&mut block, 8, 4);
         let crc = crc32c::crc32c(&block[..128]);
         write_u32(&mut block, 128, crc);
-        assert_eq!(Superblock::decode(&block), Err(SuperblockError::Newer(3)));
+        assert_eq!(Superblock::decode(&block), Err(SuperblockError::Newer(4)));
         assert_eq!(Superblock::decode(&[0; 4096]), Err(SuperblockError::Empty));
         assert_eq!(Superblock::decode(&[1; 4096]), Err(SuperblockError::Foreign));
     }

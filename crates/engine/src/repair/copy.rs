@@ -13,7 +13,7 @@ use esker_store::{Change, Durability, Error, ObjectId, ObjectStore, Result, Tran
 use super::scan::read_around;
 use super::{Losses, Lost, RepairReport, Source, What};
 use crate::check::{Cursor, Expected, is_what};
-use crate::format::{CRC_BLOCK_BYTES, Loc, OpHeader, RECORD_HEADER_BYTES};
+use crate::format::{CRC_BLOCK_BYTES, Loc, OP_FLAG_COMPRESSED, OpHeader, RECORD_HEADER_BYTES, decompress_payload};
 use crate::open::Engine;
 use crate::reader::SegmentView;
 
@@ -294,9 +294,16 @@ fn value_of(item: &Item, object: &Found, found: Result<(OpHeader, &[u8])>) -> st
         return Err(format!("a {:?} of object number {} stands there", header.kind, header.object));
     }
     let payload = &operation[header.payload_start()..header.payload_end()];
-    let payload = match item.entry {
-        Expected::Extent(_, len, skip) => payload.get(skip as usize..skip as usize + len as usize),
-        _ => Some(payload),
+    let value = match header.flags & OP_FLAG_COMPRESSED {
+        0 => Bytes::copy_from_slice(payload),
+        _ => decompress_payload(payload).ok_or("its compressed value does not hold")?.into(),
     };
-    payload.map(Bytes::copy_from_slice).ok_or_else(|| "the value is shorter than the index says".to_string())
+    let range = match item.entry {
+        Expected::Extent(_, len, skip) => skip as usize..skip as usize + len as usize,
+        _ => 0..value.len(),
+    };
+    if range.end > value.len() {
+        return Err("the value is shorter than the index says".to_string());
+    }
+    Ok(value.slice(range))
 }

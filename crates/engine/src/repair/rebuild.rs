@@ -17,7 +17,7 @@ use super::scan::{Headers, Shapes, generation_of, headers, read_around};
 use super::{Level, Losses, Lost, Source, What};
 use crate::format::{
     Head, Kind, Loc, OpHeader, PageList, RECORD_HEADER_BYTES, ReplayFrom, Role, Root, SegmentHeader, Space, Stream,
-    Superblock, decode_slot_page, each_extent, each_omap, each_place, store_seed, verify_payload,
+    Superblock, decode_slot_page, each_extent, each_omap, each_place, place_of, raw_len, store_seed, verify_payload,
 };
 use crate::load::fill_inline;
 use crate::objects::{Objects, Spaces};
@@ -408,8 +408,10 @@ impl Work {
                 return;
             }
             let is_value = matches!(op.kind, Kind::SlotSet | Kind::OmapSet | Kind::Write);
+            let raw_len = raw_len(op, payload).unwrap_or(op.payload_len);
+            let loc = place_of(op, payload, at, op.payload_end() as u64);
             let payload = if is_value { Bytes::new() } else { Bytes::copy_from_slice(payload) };
-            let event = Event { header: *op, key: Bytes::copy_from_slice(key), payload, at, holds };
+            let event = Event { header: *op, key: Bytes::copy_from_slice(key), payload, raw_len, loc, holds };
             events.entry(origin.unwrap_or(place)).or_default().push(event);
         });
         let objects = Objects::default();
@@ -438,7 +440,9 @@ struct Event {
     header: OpHeader,
     key: Bytes,
     payload: Bytes,
-    at: u64,
+    /// Length of the value before it was compressed.
+    raw_len: u32,
+    loc: Loc,
     holds: bool,
 }
 
@@ -490,7 +494,8 @@ impl Rebuild<'_, '_> {
     fn events(&mut self, order: (u64, u32), same: Vec<Event>) {
         let any_holds = same.iter().any(|event| event.holds);
         for event in same {
-            let Event { header, key, payload, at, holds } = event;
+            let Event { header, key, payload, raw_len, loc, holds } = event;
+            let at = loc.offset();
             let is_value = matches!(header.kind, Kind::SlotSet | Kind::OmapSet | Kind::Write);
             // A copy that does not hold is no loss. A value of which no copy holds is listed when it is to be copied.
             if !holds && (any_holds || !is_value) {
@@ -514,7 +519,7 @@ impl Rebuild<'_, '_> {
                 continue;
             }
             let mut replayer = Replayer::new(self.objects, &self.work.segments, None, 0, 1);
-            if let Err(error) = replayer.operation(&header, &key, &payload, at) {
+            if let Err(error) = replayer.value(&header, &key, &payload, (raw_len, loc)) {
                 (self.lost)(piece(None, What::Transaction(order.0), at, error.to_string()));
             } else if header.kind == Kind::RemoveObject {
                 self.gone.insert(header.object);

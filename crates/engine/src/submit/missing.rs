@@ -18,7 +18,7 @@ pub(super) fn missing_of(spaces: &Spaces, op: &Planned<'_>) -> Vec<Missing> {
     let mut missing = Vec::new();
     if spaces.cold_pages() > 0 {
         let payload = op.body.bytes();
-        spaces.missing(op.kind, op.argument, op.key.bytes(), payload, payload.len() as u64, &mut missing);
+        spaces.missing(op.kind, op.argument, op.key.bytes(), payload, op.body.raw_len().into(), &mut missing);
     }
     missing
 }

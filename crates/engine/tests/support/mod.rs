@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use esker_device::{Device, MemoryDevice};
-use esker_engine::{Engine, FormatOptions, Options};
-use esker_store::ObjectStore;
+use esker_engine::{CompressOptions, Engine, FormatOptions, Options};
 use esker_store::contract::{Harness, Opened};
+use esker_store::{Compression, ObjectStore};
 
 /// Makes engines on memory devices of `len` bytes, a zone a segment if `zoned`.
 pub struct OnMemory {
@@ -16,16 +16,24 @@ pub struct OnMemory {
     pub zoned: bool,
     /// Budget for index pages.
     pub index_bytes: u64,
+    pub compress: CompressOptions,
 }
 
 struct Store {
     device: Arc<MemoryDevice>,
     index_bytes: u64,
+    compress: CompressOptions,
     engine: Option<Engine>,
 }
 
-fn open(device: &Arc<MemoryDevice>, index_bytes: u64) -> Engine {
-    let options = Options { recent_bytes: 0, cache_bytes: 1 << 20, index_bytes, ..Options::default() };
+/// Compresses whatever it may, in small units, and keeps all that got smaller.
+#[allow(dead_code, reason = "not every suite that uses this file has a variant with compression")]
+pub fn eager(default: Compression) -> CompressOptions {
+    CompressOptions { default, bytes_min: 1, unit_bytes: 4 << 10, ratio_max: 1.0 }
+}
+
+fn open(device: &Arc<MemoryDevice>, index_bytes: u64, compress: CompressOptions) -> Engine {
+    let options = Options { recent_bytes: 0, cache_bytes: 1 << 20, index_bytes, compress, ..Options::default() };
     Engine::open(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
 }
 
@@ -35,9 +43,9 @@ impl Harness for OnMemory {
         let device = if self.zoned { MemoryDevice::zoned(self.len, zone_bytes) } else { MemoryDevice::new(self.len) };
         let device = Arc::new(device);
         Engine::format(&*device, &FormatOptions { segment_bytes: self.segment_bytes, uuid: [3; 16] }).unwrap();
-        let index_bytes = self.index_bytes;
-        let engine = Some(open(&device, index_bytes));
-        Box::new(Store { device, index_bytes, engine })
+        let (index_bytes, compress) = (self.index_bytes, self.compress);
+        let engine = Some(open(&device, index_bytes, compress));
+        Box::new(Store { device, index_bytes, compress, engine })
     }
 }
 
@@ -50,6 +58,6 @@ impl Opened for Store {
         let engine = self.engine.take().unwrap();
         engine.close().unwrap();
         drop(engine);
-        self.engine = Some(open(&self.device, self.index_bytes));
+        self.engine = Some(open(&self.device, self.index_bytes, self.compress));
     }
 }

@@ -6,6 +6,7 @@
 
 mod barriers;
 mod calls;
+mod compression;
 mod expiry;
 mod limits;
 mod model;

@@ -15,7 +15,7 @@ use fastrand::Rng;
 use super::object::Object;
 use super::state::Model;
 use crate::limits::{OBJECT_NAME_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
-use crate::{Change, Collection, Compare, Condition, Durability, Guard, ObjectId, Op, Transaction};
+use crate::{Change, Collection, Compare, Compression, Condition, Durability, Guard, ObjectId, Op, Transaction};
 
 /// What is generated, and how much of it.
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ impl Generator {
     pub fn next(&mut self) -> Transaction {
         let durability =
             if self.percent(self.options.applied_percent) { Durability::Applied } else { Durability::Durable };
-        let mut txn = Transaction::with(durability);
+        let mut txn = Transaction::with(durability).compress(Compression::ALL[self.rng.usize(..3)].0);
         self.room = self.options.transaction_bytes_max;
         if self.model.live_bytes() >= self.options.live_bytes_max {
             self.take_away(&mut txn);
@@ -148,8 +148,12 @@ impl Generator {
     fn value(&mut self) -> Bytes {
         let len = self.len();
         self.room -= len;
-        if self.percent(10) {
-            return vec![self.rng.u8(..); len].into();
+        // One that compresses, whole or in stretches, now and then.
+        if self.percent(20) {
+            let mut value = vec![self.rng.u8(..); len];
+            let noise = if self.rng.bool() { self.rng.usize(..=len) } else { 0 };
+            self.rng.fill(&mut value[..noise]);
+            return value.into();
         }
         let mut value = vec![0; len];
         self.rng.fill(&mut value);
