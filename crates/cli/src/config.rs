@@ -134,6 +134,8 @@ settings! {
         tls_client_ca: String = String::new(),
         /// Databases (0 to 15) whose plain u64 keys are kept in slots, 8 bytes of index per key.
         int_databases: Vec<u64> = Vec::new(),
+        /// Compression of values written to the databases from now on: none, lz4 or zstd; empty leaves each database as it was.
+        compress: String = String::new(),
         /// Most clients at the same time, from 1.
         max_clients: u64 = 10_000,
         /// A client that says nothing for so long is closed; 0 means never.

@@ -153,6 +153,35 @@ fn the_policy_is_switched_while_clients_write() {
 }
 
 #[test]
+fn values_are_compressed_from_the_start_that_asks_for_it_until_one_that_says_no() {
+    let folder = tempfile::tempdir().unwrap();
+    let value = "gravel and sand, ".repeat(200);
+    let kept = |client: &mut Client| {
+        let info = client.call(&["INFO", "esker"]);
+        let line = info.lines().find_map(|line| line.strip_prefix("compressed_kept:")).expect("INFO tells");
+        line.trim().parse::<u64>().unwrap()
+    };
+    for (start, arguments, expected) in [
+        ("before", &[][..], 0),
+        ("asked", &["--compress", "lz4"][..], 2),
+        ("remembered", &[][..], 2),
+        ("no more", &["--compress", "none"][..], 0),
+    ] {
+        let mut server = Running::start(folder.path(), &[&["--store", SMALL], arguments].concat());
+        let mut client = server.client();
+        assert_eq!(client.call(&["SET", start, &value]), "+OK");
+        assert_eq!(client.call(&["HSET", "hash", start, &value]), ":1");
+        assert_eq!(client.call(&["GET", "before"]), value);
+        assert_eq!(kept(&mut client), expected, "{start}");
+        let stages = client.call(&["INFO", "esker_stages"]);
+        for stage in ["apply:timed=", "sync:timed=", "sync_histogram:max_ns="] {
+            assert!(stages.contains(stage), "{stages}");
+        }
+        assert_eq!(server.signal("-TERM"), 0);
+    }
+}
+
+#[test]
 fn a_password_is_asked_for() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("secret"), "open sesame\n").unwrap();

@@ -45,7 +45,9 @@ fn main() {
     let mib: u64 = arguments.next().map_or(512, |mib| mib.parse().expect("MiB as a number"));
     let count = (mib << 20) / VALUE_BYTES as u64;
     println!("{count} values of 100 KiB, one thread, page cache; MB are 10^6 raw bytes");
-    println!("content codec  stored/raw  put MB/s  get MB/s  get 4 KiB/s  device bytes per 4 KiB");
+    println!(
+        "content codec  stored/raw  prepare us  put MB/s  decompress us  get MB/s  get 4 KiB/s  device bytes per 4 KiB"
+    );
     for (content, make) in [("json", json as fn(&mut fastrand::Rng) -> Bytes), ("random", random)] {
         let mut rng = fastrand::Rng::with_seed(1);
         let values: Vec<Bytes> = (0..64).map(|_| make(&mut rng)).collect();
@@ -76,6 +78,7 @@ fn run(path: &str, count: u64, values: &[Bytes], codec: Compression) -> String {
     engine.sync().wait().unwrap();
     let put = raw / began.elapsed().as_secs_f64() / 1e6;
     let stored = engine.stats().record_bytes as f64 / raw;
+    let prepare = median_us(&engine, "prepare");
     engine.close().unwrap();
     drop(engine);
     // Room for the heads of values, hardly any for values.
@@ -88,6 +91,7 @@ fn run(path: &str, count: u64, values: &[Bytes], codec: Compression) -> String {
         assert_eq!(read(rng.u64(..count) * VALUE_BYTES as u64, VALUE_BYTES as u64).len(), VALUE_BYTES);
     }
     let get = raw / began.elapsed().as_secs_f64() / 1e6;
+    let decompress = median_us(&engine, "decompress");
     let (began, before) = (Instant::now(), engine.stats().device_read_bytes);
     let parts = 20_000;
     for _ in 0..parts {
@@ -96,5 +100,11 @@ fn run(path: &str, count: u64, values: &[Bytes], codec: Compression) -> String {
     }
     let rate = parts as f64 / began.elapsed().as_secs_f64();
     let bytes = (engine.stats().device_read_bytes - before) / parts;
-    format!("{stored:>10.3} {put:>9.0} {get:>9.0} {rate:>12.0} {bytes:>10}")
+    format!("{stored:>10.3} {prepare:>11.0} {put:>9.0} {decompress:>14.0} {get:>9.0} {rate:>12.0} {bytes:>10}")
+}
+
+/// Half of the calls that were timed took no more than this.
+fn median_us(engine: &Engine, stage: &str) -> f64 {
+    let stages = engine.stages();
+    stages.iter().find(|(name, _)| *name == stage).map_or(0.0, |(_, times)| times.at_most_ns(50) as f64 / 1e3)
 }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use esker_device::Device;
 use esker_engine::{
-    CheckReport, CommitPolicy, DumpItem, DumpOptions, Engine, GrowReport, Lost, Options, RepairReport, RestoreReport,
+    CheckReport, CommitPolicy, CompressOptions, DumpItem, DumpOptions, Engine, GrowReport, Lost, Options, RepairReport,
+    RestoreReport,
 };
 use esker_kv::{Clock, SystemClock};
 
@@ -23,7 +24,8 @@ use crate::store::Backing;
 use crate::{ByteSize, Error, Period, Result, Store};
 
 /// The options that a location may carry, as messages name them.
-const OPTIONS: &str = "size, segment, policy, recent, cache, index, async_flush, expire, read_only, create";
+const OPTIONS: &str = "size, segment, policy, recent, cache, index, async_flush, compress, compress_min, \
+     compress_unit, compress_ratio, expire, read_only, create";
 
 /// Settings for opening a store. Made by [`Store::builder`].
 ///
@@ -112,6 +114,14 @@ impl Builder {
     /// Longest time that a write which nobody waits for stays unsynced (option `async_flush`). One second by default.
     pub fn async_flush(mut self, longest: Duration) -> Self {
         self.options.async_flush = longest;
+        self
+    }
+
+    /// What is compressed of transactions that ask for it, and what of that is kept (options `compress`: the hint of those that
+    /// do not ask, `none`, `lz4` or `zstd`; `compress_min` and `compress_unit` in bytes; `compress_ratio`). By default only
+    /// what asks for it, from 512 bytes on, in units of 64 KiB, if it gets to 0.875 of its length or less.
+    pub fn compress(mut self, options: CompressOptions) -> Self {
+        self.options.compress = options;
         self
     }
 
@@ -361,6 +371,7 @@ impl Builder {
             })
         }
         let bytes = |key, value| read::<ByteSize>(key, value).map(|size| size.0);
+        let small = |key, value| bytes(key, value).map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
         let period = |key, value| read::<Period>(key, value).map(|period| period.0);
         match key {
             "size" => self.size = Some(bytes(key, value)?),
@@ -370,6 +381,10 @@ impl Builder {
             "cache" => self.options.cache_bytes = bytes(key, value)?,
             "index" => self.options.index_bytes = bytes(key, value)?,
             "async_flush" => self.options.async_flush = period(key, value)?,
+            "compress" => self.options.compress.default = read(key, value)?,
+            "compress_min" => self.options.compress.bytes_min = small(key, value)?,
+            "compress_unit" => self.options.compress.unit_bytes = small(key, value)?,
+            "compress_ratio" => self.options.compress.ratio_max = read(key, value)?,
             "expire" => self.expire_interval = period(key, value)?,
             "read_only" => self.options.read_only = read(key, value)?,
             "create" => self.create = read(key, value)?,

@@ -186,3 +186,29 @@ fn a_closed_store_refuses_further_writes() {
     store.close().unwrap();
     assert!(names.put("a", "b").wait().is_err());
 }
+
+#[test]
+fn values_of_a_namespace_that_asks_for_it_are_stored_compressed() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = format!("{}?size=256m&compress_min=1k", folder.path().join("data").display());
+    let value = "{\"gravel\":\"everything once, in order\"}".repeat(100);
+    for round in 0..2 {
+        let store = Store::open(&location).unwrap();
+        let kv = store.kv().unwrap();
+        let packed = kv.namespace_with("packed", esker::kv::Kind::Int, esker::Compression::Lz4).unwrap();
+        let plain = kv.namespace("plain", esker::kv::Kind::Int).unwrap();
+        for namespace in [&packed, &plain] {
+            namespace.put(round, &value).wait().unwrap();
+            namespace.put(round + 10, &value[..1_000]).wait().unwrap();
+            assert_eq!(namespace.get(0).wait().unwrap().as_deref(), Some(value.as_bytes()));
+        }
+        let stats = store.engine().unwrap().stats();
+        assert_eq!((stats.compressed_kept, stats.compressed_refused), (1, 0), "round {round}");
+        assert!(stats.compression_ratio() < 0.2, "{}", stats.compression_ratio());
+        store.close().unwrap();
+    }
+    let refused = Store::open(&format!("{location}&compress_ratio=2")).err().unwrap().to_string();
+    assert!(refused.contains("ratio_max is 2"), "{refused}");
+    let refused = Store::open(&format!("{location}&compress=brotli")).err().unwrap().to_string();
+    assert!(refused.contains("none, lz4 or zstd"), "{refused}");
+}

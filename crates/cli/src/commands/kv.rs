@@ -38,6 +38,10 @@ pub struct KvArguments {
     #[arg(long, global = true)]
     int: bool,
 
+    /// What put and load write to the namespace is compressed from now on: none, lz4 or zstd; it remembers
+    #[arg(long, global = true, value_name = "CODEC")]
+    compress: Option<esker::Compression>,
+
     #[command(subcommand)]
     action: Action,
 }
@@ -123,7 +127,13 @@ impl KvArguments {
             None if self.int => Kind::Int,
             None => Kind::Bytes,
         };
-        let namespace = kv.namespace(&self.namespace, kind)?;
+        let namespace = kv.namespace_with(&self.namespace, kind, self.compress.unwrap_or_default())?;
+        if let Some(compression) = self.compress {
+            if !makes {
+                return Err(Failure::usage("--compress is of use with put and load only"));
+            }
+            kv.set_compression(&self.namespace, compression)?;
+        }
         match &self.action {
             Action::Get { key, json } => get(&namespace, key, *json),
             Action::Put { key, value, expire } => put(&kv, &namespace, key, value, *expire),

@@ -54,6 +54,9 @@ pub struct Serve {
     /// Database (0 to 15) whose plain u64 keys are kept in slots; may be given several times
     #[arg(long, value_name = "N")]
     int_db: Vec<u64>,
+    /// Compression of values written to the databases from now on: none, lz4 or zstd; each database remembers it
+    #[arg(long, value_name = "CODEC")]
+    compress: Option<esker::Compression>,
     /// Memory for data that was read, such as 1g
     #[arg(long, value_name = "SIZE")]
     cache_bytes: Option<esker::ByteSize>,
@@ -111,6 +114,7 @@ impl Serve {
         over(&mut serve.tls_cert, self.tls_cert);
         over(&mut serve.tls_key, self.tls_key);
         over(&mut serve.int_databases, Some(self.int_db).filter(|databases| !databases.is_empty()));
+        over(&mut serve.compress, self.compress.map(|codec| codec.to_string()));
         over(&mut serve.max_clients, self.max_clients);
         over(&mut serve.idle_timeout, self.idle_timeout.map(Text));
         over(&mut serve.backup_folder, self.backup_folder);
@@ -133,6 +137,10 @@ fn config(settings: &ServeSettings) -> Result<Config, Failure> {
         std::mem::swap(&mut listen, &mut tls_listen);
     }
     let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+    let compression = match settings.compress.as_str() {
+        "" => None,
+        name => Some(name.parse().map_err(|error| Failure::usage(format!("compress: {error}")))?),
+    };
     let config = Config {
         listen,
         tls_listen,
@@ -143,6 +151,7 @@ fn config(settings: &ServeSettings) -> Result<Config, Failure> {
         clients_max: number(settings.max_clients),
         idle_seconds: settings.idle_timeout.0.0.as_millis().div_ceil(1_000) as u64,
         int_databases: settings.int_databases.iter().map(|index| u8::try_from(*index).unwrap_or(u8::MAX)).collect(),
+        compression,
         ..Config::default()
     };
     config.check().map_err(|error| Failure::usage(error.to_string()))?;
@@ -254,6 +263,9 @@ fn reach(address: &Address) -> String {
     format!("{host}-p {}{encrypted}", address.port())
 }
 
+/// The section of INFO with the times of each stage.
+pub const STAGES_SECTION: &str = "Esker_stages";
+
 /// The engine as the server's clients see it.
 struct Wired {
     engine: Arc<Engine>,
@@ -282,6 +294,15 @@ impl EngineInfo for Wired {
             lines.push(line("Esker", name, value));
         }
         lines.extend(self.tasks.figures().map(|(name, value)| line("Esker", &name, value)));
+        for (name, times) in self.engine.stages() {
+            let us = |percent| times.at_most_ns(percent) as f64 / 1e3;
+            let max = times.max_ns as f64 / 1e3;
+            let (p50, p99, p999) = (us(50), us(99), times.at_most_permille_ns(999) as f64 / 1e3);
+            let figures =
+                format!("timed={} p50_us={p50:.1} p99_us={p99:.1} p999_us={p999:.1} max_us={max:.1}", times.count());
+            lines.push(line(STAGES_SECTION, name, figures));
+            lines.push(line(STAGES_SECTION, &format!("{name}_histogram"), times.to_string()));
+        }
         lines
     }
 
@@ -344,6 +365,7 @@ mod tests {
             tls_key: None,
             policy: Some("group:2ms".parse().unwrap()),
             int_db: vec![3],
+            compress: Some(esker::Compression::Zstd),
             cache_bytes: None,
             index_bytes: None,
             max_clients: Some(5),
@@ -358,6 +380,7 @@ mod tests {
         assert_eq!(config.password.as_deref(), Some("from the file"));
         assert_eq!((config.clients_max, config.idle_seconds), (5, 2));
         assert_eq!(config.int_databases, [3]);
+        assert_eq!(config.compression, Some(esker::Compression::Zstd));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //!
 //! INFO server esker → [`Sample`] → the difference of two, divided by the time between them → a line of a table, or JSON
 //!
+//! With `--stages` a block of lines instead: how long each stage took, and what the written bytes were.
+//!
 //! Invariants:
 //! 1. Without `--interval` the rates are those since the server was started.
 //! 2. A figure that the server does not know is 0, and a counter that went back (the server was restarted) gives no rate.
@@ -10,6 +12,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use esker::engine::Histogram;
 
 use super::{print, serve};
 use crate::config::Settings;
@@ -36,6 +39,9 @@ pub struct Stat {
     /// File whose first line is the password
     #[arg(long, value_name = "FILE", conflicts_with = "password")]
     password_file: Option<String>,
+    /// Show how long each stage of writes and reads took, and what the written bytes were, instead of the table
+    #[arg(long)]
+    stages: bool,
     /// One JSON object per interval
     #[arg(long)]
     json: bool,
@@ -55,7 +61,7 @@ impl Stat {
             return Err(Failure::usage("an interval of 0: expected a time such as 1s"));
         }
         let mut client = Client::connect(&address, serve::password(&settings.serve)?.as_deref())?;
-        let mut take = || Sample::parse(&client.call(&["INFO", "server", "esker"])?, &address);
+        let mut take = || Sample::parse(&client.call(&["INFO", "server", "esker", serve::STAGES_SECTION])?, &address);
         let Some(interval) = interval else {
             let now = take()?;
             let elapsed = Duration::from_secs(now.get("uptime_in_seconds").max(1));
@@ -74,6 +80,9 @@ impl Stat {
     fn show(&self, line: u64, figures: &Figures) -> Result<(), Failure> {
         if self.json {
             return print(&format!("{}\n", figures.json()));
+        }
+        if self.stages {
+            return print(&figures.stage_lines());
         }
         let mut text = String::new();
         if line.is_multiple_of(HEADING_LINES) {
@@ -99,6 +108,10 @@ impl Sample {
             return Err(Failure::new(Code::Failure, format!("the server at {address} {why}")));
         }
         Ok(sample)
+    }
+
+    fn histogram(&self, stage: &str) -> Option<Histogram> {
+        self.0.get(&format!("{stage}_histogram"))?.parse().ok()
     }
 
     fn get(&self, name: &str) -> u64 {
@@ -127,8 +140,42 @@ struct Figures {
     cleaned_segments: u64,
     cleaned_copy_bytes_per_s: f64,
     freed_segments: u64,
+    /// Bytes per second by kind, as [`KINDS`] names them.
+    bytes_per_s: [f64; KINDS.len()],
+    compressed_kept: u64,
+    compressed_refused: u64,
+    compression_ratio: f64,
+    /// The stages that the server told of, and the times of the interval.
+    stages: Vec<(&'static str, Histogram)>,
     elapsed_s: f64,
 }
+
+/// What bytes are written for: name, and the figure of INFO.
+const KINDS: [(&str, &str); 6] = [
+    ("payload", "payload_bytes"),
+    ("headers", "header_bytes"),
+    ("padding", "padding_bytes"),
+    ("relocations", "relocation_bytes"),
+    ("moved", "cleaned_copy_bytes"),
+    ("checkpoints", "checkpoint_all_bytes"),
+];
+
+/// The stages, in the order in which a write, then a read passes them.
+const STAGES: [&str; 13] = [
+    "prepare",
+    "apply",
+    "room",
+    "queue",
+    "write",
+    "sync",
+    "wake",
+    "lookup",
+    "device_read",
+    "verify",
+    "decompress",
+    "clean",
+    "checkpoint",
+];
 
 impl Figures {
     fn between(before: &Sample, now: &Sample, elapsed: Duration) -> Self {
@@ -165,13 +212,66 @@ impl Figures {
             cleaned_segments: more("cleaned_segments"),
             cleaned_copy_bytes_per_s: rate(more("cleaned_copy_bytes")),
             freed_segments: more("freed_segments"),
+            bytes_per_s: KINDS.map(|(_, figure)| rate(more(figure))),
+            compressed_kept: more("compressed_kept"),
+            compressed_refused: more("compressed_refused"),
+            compression_ratio: match more("compressed_raw_bytes") {
+                0 => 1.0,
+                raw => part(more("compressed_stored_bytes"), raw),
+            },
+            stages: STAGES
+                .iter()
+                .filter_map(|stage| {
+                    Some((*stage, now.histogram(stage)?.since(&before.histogram(stage).unwrap_or_default())))
+                })
+                .collect(),
             elapsed_s: elapsed.as_secs_f64(),
         }
     }
 
+    /// A line for each stage, and one for the bytes.
+    fn stage_lines(&self) -> String {
+        let mut text =
+            format!("{:<12}{:>9}{:>9}{:>9}{:>9}{:>9}\n", "stage", "timed", "p50 us", "p99 us", "p99.9", "max ever");
+        for (stage, times) in &self.stages {
+            let us = |ns: u64| short(ns as f64 / 1e3);
+            let [p50, p99, p999] = [500, 990, 999].map(|permille| us(times.at_most_permille_ns(permille)));
+            let (timed, max) = (times.count(), us(times.max_ns));
+            text += &format!("{stage:<12}{timed:>9}{p50:>9}{p99:>9}{p999:>9}{max:>9}\n");
+        }
+        text += "bytes/s    ";
+        for ((kind, _), rate) in KINDS.iter().zip(self.bytes_per_s) {
+            text += &format!("  {kind} {}", short(rate));
+        }
+        text + &format!(
+            "\ncompression  kept {} refused {} ratio {:.3}\n\n",
+            self.compressed_kept, self.compressed_refused, self.compression_ratio
+        )
+    }
+
     fn json(&self) -> serde_json::Value {
         let round = |value: f64| (value * 1e3).round() / 1e3;
+        let bytes: serde_json::Map<_, _> = KINDS
+            .iter()
+            .zip(self.bytes_per_s)
+            .map(|((kind, _), rate)| (kind.to_string(), round(rate).into()))
+            .collect();
+        let times = |times: &Histogram| {
+            serde_json::json!({
+                "timed": times.count(),
+                "p50_ns": times.at_most_ns(50),
+                "p99_ns": times.at_most_ns(99),
+                "p999_ns": times.at_most_permille_ns(999),
+            })
+        };
+        let stages: serde_json::Map<_, _> =
+            self.stages.iter().map(|(stage, histogram)| (stage.to_string(), times(histogram))).collect();
         serde_json::json!({
+            "bytes_per_s": bytes,
+            "stages": stages,
+            "compressed_kept": self.compressed_kept,
+            "compressed_refused": self.compressed_refused,
+            "compression_ratio": round(self.compression_ratio),
             "elapsed_s": round(self.elapsed_s),
             "transactions_per_s": round(self.transactions_per_s),
             "log_bytes_per_s": round(self.log_bytes_per_s),
@@ -270,6 +370,22 @@ mod tests {
         assert_eq!(json["gate"], "wait");
         assert_eq!(json["sync_p99_us"], 70);
         assert_eq!(json["cache_hit_share"], 0.0);
+    }
+
+    #[test]
+    fn stages_show_the_times_of_the_interval() {
+        let before = sample("sync_histogram:max_ns=900 le_ns=100:5,900:1\r\npayload_bytes:1000\r\n");
+        let now = sample(
+            "sync_histogram:max_ns=5000 le_ns=100:5,900:1,6000:4\r\npayload_bytes:5000\r\nclean_histogram:?\r\n",
+        );
+        let figures = Figures::between(&before, &now, Duration::from_secs(2));
+        let json = figures.json();
+        assert_eq!(json["stages"]["sync"]["timed"], 4);
+        assert_eq!(json["stages"]["sync"]["p50_ns"], 5_000);
+        assert_eq!(json["stages"].as_object().unwrap().len(), 1, "what does not parse is left out");
+        assert_eq!(json["bytes_per_s"]["payload"], 2_000.0);
+        let lines = figures.stage_lines();
+        assert!(lines.contains("sync") && lines.contains("payload 2.00k"), "{lines}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use esker_kv::VALUE_BYTES_MAX;
+use esker_kv::{Compression, VALUE_BYTES_MAX};
 
 /// Number of databases that SELECT knows.
 pub const DATABASES: usize = 16;
@@ -37,6 +37,8 @@ pub struct Config {
     pub output_bytes_max: usize,
     /// Databases, 0 to 15, in which a key that is a plain u64 is kept in slots. Default: none. Fixed per database once it holds keys.
     pub int_databases: Vec<u8>,
+    /// Compression of values that are written to the databases from now on; `None` leaves each as it was. Default: `None`.
+    pub compression: Option<Compression>,
 }
 
 impl Default for Config {
@@ -55,6 +57,7 @@ impl Default for Config {
             output_bytes_soft: 1 << 20,
             output_bytes_max: 256 << 20,
             int_databases: Vec::new(),
+            compression: None,
         }
     }
 }

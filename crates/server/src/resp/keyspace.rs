@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use esker_kv::{Durability, Entry, Key, Kind, Kv, Namespace, OwnedKey, Result, Scan, Txn};
+use esker_kv::{Compression, Durability, Entry, Key, Kind, Kv, Namespace, OwnedKey, Result, Scan, Txn};
 use parking_lot::RwLock;
 
 use crate::resp::config::{Config, DATABASES};
@@ -46,10 +46,15 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    fn open(kv: &Kv, index: u8, int: bool) -> Result<Self> {
-        let bytes = kv.namespace(&format!("db{index}"), Kind::Bytes)?;
-        let int = if int { Some(kv.namespace(&format!("db{index}.int"), Kind::Int)?) } else { None };
-        let fields = kv.namespace(&format!("db{index}.fields"), Kind::Bytes)?;
+    fn open(kv: &Kv, index: u8, int: bool, compression: Option<Compression>) -> Result<Self> {
+        let open = |name: String, kind| {
+            let namespace = kv.namespace_with(&name, kind, compression.unwrap_or_default())?;
+            compression.map_or(Ok(()), |compression| kv.set_compression(&name, compression))?;
+            Ok::<_, esker_kv::Error>(namespace)
+        };
+        let bytes = open(format!("db{index}"), Kind::Bytes)?;
+        let int = if int { Some(open(format!("db{index}.int"), Kind::Int)?) } else { None };
+        let fields = open(format!("db{index}.fields"), Kind::Bytes)?;
         Ok(Self { index, bytes, int, fields })
     }
 
@@ -136,6 +141,7 @@ pub(crate) struct Keyspace {
     pub(crate) kv: Kv,
     databases: [OnceLock<Database>; DATABASES],
     int: [bool; DATABASES],
+    compression: Option<Compression>,
     pub(crate) watches: Watches,
     /// Held shared by writers that do not look at what they overwrite; held exclusively to forbid them.
     blind: RwLock<()>,
@@ -174,6 +180,7 @@ impl Keyspace {
         let keyspace = Self {
             databases: std::array::from_fn(|_| OnceLock::new()),
             int,
+            compression: config.compression,
             watches: Watches::new(),
             blind: RwLock::new(()),
             hashes: AtomicBool::new(false),
@@ -238,7 +245,7 @@ impl Keyspace {
         if let Some(database) = place.get() {
             return Ok(database);
         }
-        let database = Database::open(&self.kv, index, self.int[usize::from(index)])?;
+        let database = Database::open(&self.kv, index, self.int[usize::from(index)], self.compression)?;
         // Two may have opened it at once: both opened the same namespaces, one of them stays.
         Ok(place.get_or_init(|| database))
     }
