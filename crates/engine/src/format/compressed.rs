@@ -283,6 +283,7 @@ mod tests {
         for end in 0..payload.len() {
             assert_eq!(decompress_payload(&payload[..end]), None, "cut off at {end}");
         }
+        assert_eq!(decompress_payload(&[&payload[..], &[0]].concat()), None, "one byte that no unit has");
     }
 
     #[test]
