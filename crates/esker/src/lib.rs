@@ -119,6 +119,7 @@ pub use units::{ByteSize, Period, UnitError};
 
 pub use esker_device as device;
 pub use esker_engine as engine;
+pub use esker_keyvalue as keyvalue;
 pub use esker_kv as kv;
 #[doc(no_inline)]
 pub use esker_store as objects;
