@@ -64,6 +64,8 @@ enum Command {
     Kv(commands::kv::KvArguments),
     /// Measure the engine inside this process
     Bench(commands::bench::Bench),
+    /// Turn files of `bench objects --json` into one page with plots
+    Report(commands::report::Report),
     /// Print the default configuration file, every key explained
     Config,
     /// Print a completion script for a shell
@@ -99,6 +101,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Stat(command) => command.run(settings),
         Command::Kv(command) => command.run(&settings),
         Command::Bench(command) => command.run(&settings),
+        Command::Report(command) => command.run(),
         Command::Config => commands::print(&Settings::default().print()),
         Command::Completions(command) => command.run(Arguments::command()),
     }

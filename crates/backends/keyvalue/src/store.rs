@@ -241,6 +241,7 @@ impl ObjectStore for KeyValueStore {
             clone: true,
             cheap_clone: false,
             persistent: self.state.store.persistent(),
+            compresses: false,
             transaction_bytes_max: TRANSACTION_BYTES_MAX as u64,
         }
     }

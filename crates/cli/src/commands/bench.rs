@@ -1,4 +1,4 @@
-//! `esker bench kv`: a load on the key-value face inside this process, with latencies.
+//! `esker bench`: `objects` is in a module of its own; `kv` is a load on the key-value face inside this process, with latencies.
 //!
 //! fill (every key once) → mix (random reads and writes) → ops/s and percentiles per operation
 //!
@@ -38,6 +38,8 @@ pub struct Bench {
 enum What {
     /// Load the key-value face: fill all keys, then a mix of reads and writes
     Kv(KvBench),
+    /// Load the objects of several backends in turn: writes, reads, overwrites, omap, names
+    Objects(super::objects::ObjectsBench),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -98,7 +100,10 @@ struct KvBench {
 impl Bench {
     /// Runs the command.
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        let What::Kv(bench) = self.what;
+        let bench = match self.what {
+            What::Kv(bench) => bench,
+            What::Objects(bench) => return bench.run(settings),
+        };
         let scratch = bench.store.given().is_none().then(|| PathBuf::from(SCRATCH));
         if scratch.as_ref().is_some_and(|folder| folder.exists()) {
             return Err(Failure::usage(format!("{SCRATCH} exists already; remove it or name a store with --store")));

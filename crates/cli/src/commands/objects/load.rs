@@ -1,0 +1,290 @@
+//! What the threads do in each phase, and what is measured of it.
+//!
+//! [`Drive::run`]: threads start together → operations until the time is over or nothing is left → histogram, counters
+//!
+//! Invariants:
+//! 1. An operation is done when it is durable (or its answer may be shown): every thread waits for its own.
+//! 2. The same seed gives the same contents and the same random choices per thread; only their number differs.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use esker::Bytes;
+use esker::objects::{Change, Collection, ObjectId, ObjectStore, Transaction};
+use hdrhistogram::Histogram;
+
+use super::outcome::{Cell, Latency};
+use super::target::Opened;
+use crate::exit::{Code, Failure};
+
+/// The collection that everything is in.
+const COLLECTION: &str = "bench";
+/// Names that one page of a listing asks for.
+pub const LIST_NAMES: usize = 1_000;
+/// Bytes of an overwrite.
+pub const OVERWRITE_BYTES: u64 = 4 << 10;
+/// Bytes of an object that is overwritten.
+pub const IMAGE_OBJECT_BYTES: u64 = 4 << 20;
+/// Bytes of an omap value; its key has 16.
+pub const OMAP_VALUE_BYTES: usize = 100;
+/// Objects that omap keys are spread over.
+const OMAP_OBJECTS: u64 = 16;
+
+/// One operation of a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// A new object, written whole.
+    Write,
+    /// The next object, read whole.
+    ReadSeq,
+    /// A random object, read whole.
+    ReadRand,
+    /// The next 4 KiB of the image.
+    OverwriteSeq,
+    /// Random 4 KiB of the image.
+    OverwriteRand,
+    /// A new omap key.
+    Omap,
+    /// A new object without data, with one attribute.
+    Create,
+    /// The next thousand names.
+    List,
+    /// The next object goes.
+    Delete,
+}
+
+/// A phase on an open store.
+pub struct Drive<'a> {
+    /// The store.
+    pub opened: &'a Opened,
+    /// What is done.
+    pub work: Work,
+    /// Bytes of an object.
+    pub object_bytes: u64,
+    /// Objects that are there (none for phases that make them).
+    pub objects: u64,
+    /// Threads.
+    pub in_flight: u64,
+    /// Longest time.
+    pub time: Duration,
+    /// Seed.
+    pub seed: u64,
+    /// Where the device's flushes are counted: its line of /proc/diskstats.
+    pub device: Option<&'a str>,
+}
+
+/// Random contents, of which every object gets another part.
+pub struct Contents(Bytes);
+
+impl Contents {
+    /// Contents for objects of at most `bytes`.
+    pub fn new(bytes: u64, seed: u64) -> Self {
+        let mut data = vec![0; bytes as usize + (1 << 20)];
+        fastrand::Rng::with_seed(seed).fill(&mut data);
+        Self(data.into())
+    }
+
+    /// `len` bytes for the thing of this number.
+    fn part(&self, number: u64, len: u64) -> Bytes {
+        let at = (number.wrapping_mul(7_919) % (1 << 20)) as usize;
+        self.0.slice(at..at + len as usize)
+    }
+}
+
+fn object(number: u64) -> ObjectId {
+    ObjectId::new(COLLECTION.into(), format!("object {number:012}"))
+}
+
+/// What was counted before and after.
+struct Counters {
+    write_bytes: Option<u64>,
+    flushes: Option<u64>,
+    syncs: u64,
+    cpu_seconds: f64,
+}
+
+impl Counters {
+    fn read(opened: &Opened, device: Option<&str>) -> Self {
+        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Self {
+            write_bytes: own_write_bytes(),
+            flushes: device.and_then(device_flushes),
+            syncs: (opened.syncs)(),
+            cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
+        }
+    }
+}
+
+fn own_write_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/io").ok()?;
+    text.lines().find_map(|line| line.strip_prefix("write_bytes: "))?.trim().parse().ok()
+}
+
+/// Flushes of a device since the machine started: the 18th figure behind its name.
+fn device_flushes(device: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/diskstats").ok()?;
+    let line = text.lines().find(|line| line.split_whitespace().take(2).eq(device.split(':')))?;
+    line.split_whitespace().nth(18)?.parse().ok()
+}
+
+/// Makes `count` objects of `bytes`, quickly, and makes them durable.
+pub fn fill(store: &dyn ObjectStore, contents: &Contents, count: u64, bytes: u64) -> Result<(), Failure> {
+    create_collection(store)?;
+    for number in 0..count {
+        let txn = Transaction::with(esker::Durability::Applied);
+        let data = contents.part(number, bytes);
+        store.submit(txn.change(&object(number), Change::Write { offset: 0, data })).wait()?;
+    }
+    store.sync().wait()?;
+    Ok(())
+}
+
+/// Makes the collection.
+pub fn create_collection(store: &dyn ObjectStore) -> Result<(), Failure> {
+    let collection = Collection::from(COLLECTION);
+    store.submit(Transaction::new().create_collection(&collection)).wait()?;
+    Ok(())
+}
+
+/// What a thread has done: latencies in nanoseconds, and payload in bytes.
+type Done = (Histogram<u64>, u64);
+
+impl Drive<'_> {
+    /// Runs the phase.
+    pub fn run(&self, backend: &str, phase: &str, contents: &Contents) -> Result<Cell, Failure> {
+        let next = AtomicU64::new(0);
+        let failed = AtomicBool::new(false);
+        let start = Barrier::new(self.in_flight as usize + 1);
+        let (before, began, results) = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.in_flight)
+                .map(|thread| {
+                    let (next, start, failed) = (&next, &start, &failed);
+                    scope.spawn(move || {
+                        start.wait();
+                        let done = self.thread(thread, next, failed, contents);
+                        if done.is_err() {
+                            failed.store(true, Ordering::Relaxed);
+                        }
+                        done
+                    })
+                })
+                .collect();
+            let before = Counters::read(self.opened, self.device);
+            let began = Instant::now();
+            start.wait();
+            let done = threads.into_iter().map(|thread| thread.join().expect("a bench thread does not panic"));
+            let results: Vec<Result<Done, Failure>> = done.collect();
+            (before, began, results)
+        });
+        let seconds = began.elapsed().as_secs_f64();
+        let after = Counters::read(self.opened, self.device);
+        let (mut latencies, mut payload_bytes) = (histogram()?, 0);
+        for result in results {
+            let (done, bytes) = result?;
+            // Adding histograms of equal bounds cannot fail.
+            let _ = latencies.add(&done);
+            payload_bytes += bytes;
+        }
+        let between = |before: Option<u64>, after: Option<u64>| Some(after?.saturating_sub(before?));
+        Ok(Cell {
+            backend: backend.to_string(),
+            phase: phase.to_string(),
+            object_bytes: self.object_bytes,
+            in_flight: self.in_flight,
+            seconds,
+            operations: latencies.len(),
+            payload_bytes,
+            latency: Latency::of(&latencies),
+            device_write_bytes: between(before.write_bytes, after.write_bytes),
+            syncs: Some(after.syncs.saturating_sub(before.syncs)),
+            device_flushes: between(before.flushes, after.flushes),
+            cpu_seconds: after.cpu_seconds - before.cpu_seconds,
+        })
+    }
+
+    fn thread(&self, thread: u64, next: &AtomicU64, failed: &AtomicBool, contents: &Contents) -> Result<Done, Failure> {
+        let mut random = fastrand::Rng::with_seed(self.seed.wrapping_mul(1_000_003).wrapping_add(thread));
+        let (mut latencies, mut payload) = (histogram()?, 0);
+        let mut after: Option<Bytes> = None;
+        let began = Instant::now();
+        while began.elapsed() < self.time && !failed.load(Ordering::Relaxed) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let started = Instant::now();
+            let Some(bytes) = self.operation(number, &mut random, &mut after, contents)? else { break };
+            latencies.saturating_record(started.elapsed().as_nanos() as u64);
+            payload += bytes;
+        }
+        Ok((latencies, payload))
+    }
+
+    /// Does one operation; its payload, or `None` when nothing is left to do.
+    fn operation(
+        &self,
+        number: u64,
+        random: &mut fastrand::Rng,
+        after: &mut Option<Bytes>,
+        contents: &Contents,
+    ) -> Result<Option<u64>, Failure> {
+        let store = &self.opened.store;
+        let change = |object: &ObjectId, change: Change| -> Result<(), Failure> {
+            store.submit(Transaction::new().change(object, change)).wait()?;
+            Ok(())
+        };
+        let overwrite = |block: u64| -> Result<Option<u64>, Failure> {
+            let per_object = IMAGE_OBJECT_BYTES / OVERWRITE_BYTES;
+            let data = contents.part(number, OVERWRITE_BYTES);
+            let offset = block % per_object * OVERWRITE_BYTES;
+            change(&object(block / per_object), Change::Write { offset, data })?;
+            Ok(Some(OVERWRITE_BYTES))
+        };
+        let read = |number: u64| -> Result<Option<u64>, Failure> {
+            let data = store.read(&object(number), 0..self.object_bytes).wait()?;
+            if data != contents.part(number, self.object_bytes) {
+                let message = format!("object {number} is not what was written");
+                return Err(Failure::new(Code::Damage, message));
+            }
+            Ok(Some(self.object_bytes))
+        };
+        let blocks = self.objects * IMAGE_OBJECT_BYTES / OVERWRITE_BYTES;
+        match self.work {
+            Work::Write => {
+                let data = contents.part(number, self.object_bytes);
+                change(&object(number), Change::Write { offset: 0, data })?;
+                Ok(Some(self.object_bytes))
+            }
+            Work::ReadSeq => read(number % self.objects),
+            Work::ReadRand => read(random.u64(..self.objects)),
+            Work::OverwriteSeq => overwrite(number % blocks),
+            Work::OverwriteRand => overwrite(random.u64(..blocks)),
+            Work::Omap => {
+                let key = Bytes::from(format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+                let value = contents.part(number, OMAP_VALUE_BYTES as u64);
+                let bytes = (key.len() + value.len()) as u64;
+                change(&object(number % OMAP_OBJECTS), Change::OmapSet { key, value })?;
+                Ok(Some(bytes))
+            }
+            Work::Create => {
+                let value = contents.part(number, 64);
+                change(&object(number), Change::XattrSet { name: "header".into(), value })?;
+                Ok(Some(64))
+            }
+            Work::List => {
+                let names = store.list(&COLLECTION.into(), after.as_deref(), LIST_NAMES).wait()?;
+                let bytes = names.iter().map(|name| name.len() as u64).sum();
+                // Around again at the end, so that there is something to list for as long as it takes.
+                *after = names.into_iter().next_back();
+                Ok(Some(bytes))
+            }
+            Work::Delete if number >= self.objects => Ok(None),
+            Work::Delete => {
+                change(&object(number), Change::Remove)?;
+                Ok(Some(0))
+            }
+        }
+    }
+}
+
+fn histogram() -> Result<Histogram<u64>, Failure> {
+    Histogram::new_with_bounds(1, 600_000_000_000, 3).map_err(|error| Failure::new(Code::Failure, error.to_string()))
+}
