@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-engine", &["esker-device", "esker-store", "esker-compress"]),
     ("esker-memory", &["esker-store"]),
     ("esker-keyvalue", &["esker-store"]),
+    ("esker-file", &["esker-store"]),
     ("esker-kv", &["esker-store"]),
     ("esker-server", &["esker-store", "esker-kv"]),
     ("esker", &["esker-device", "esker-store", "esker-engine", "esker-memory", "esker-keyvalue", "esker-kv"]),

@@ -1,0 +1,61 @@
+//! The table's file below redb, by way of [`Files`](crate::files::Files), so that tests can lose and fail its writes too.
+//!
+//! Invariant: once frozen, nothing is written any more, not even when the table is closed: what it has not made durable
+//! by then must not become so, since the files of objects may be behind.
+
+use std::io::{Error, ErrorKind, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use redb::StorageBackend;
+
+use crate::files::FileIo;
+
+/// The file, for redb.
+#[derive(Debug)]
+pub struct TableFile {
+    file: Arc<dyn FileIo>,
+    frozen: Arc<AtomicBool>,
+}
+
+impl TableFile {
+    /// The table in `file`, until `frozen` is set.
+    pub fn new(file: Arc<dyn FileIo>, frozen: Arc<AtomicBool>) -> Self {
+        Self { file, frozen }
+    }
+
+    fn thawed(&self) -> Result<()> {
+        if self.frozen.load(Ordering::SeqCst) {
+            return Err(Error::other("the store stopped writing"));
+        }
+        Ok(())
+    }
+}
+
+impl StorageBackend for TableFile {
+    fn len(&self) -> Result<u64> {
+        self.file.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        if self.file.read_at(offset, out)? < out.len() {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        self.thawed()?;
+        self.file.set_len(len)
+    }
+
+    fn sync_data(&self) -> Result<()> {
+        self.thawed()?;
+        self.file.sync()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.thawed()?;
+        self.file.write_at(offset, data)
+    }
+}
