@@ -96,7 +96,8 @@ impl From<esker::Error> for Failure {
             esker::Error::Location { .. }
             | esker::Error::UnknownOption { .. }
             | esker::Error::BadOption { .. }
-            | esker::Error::SameStore { .. } => Code::Usage,
+            | esker::Error::SameStore { .. }
+            | esker::Error::NotBuilt { .. } => Code::Usage,
             esker::Error::NotFound { .. } => Code::NotFound,
             esker::Error::InUse { .. } => Code::InUse,
             esker::Error::Store(error) => store_code(error),

@@ -15,6 +15,7 @@ use esker_engine::{
 };
 use esker_kv::{Clock, SystemClock};
 
+use crate::backend::{Pairs, refuse_foreign};
 use crate::location::{Location, Place};
 use crate::place::{
     Made, device_path, fill_file, format_device, is_block_device, is_same_file, lengthen, make_file, open_device,
@@ -55,6 +56,8 @@ pub struct Builder {
     expire_interval: Duration,
     options: Options,
     clock: Arc<dyn Clock>,
+    /// Options of the location that belong to its backend.
+    backend_options: Pairs,
 }
 
 impl Default for Builder {
@@ -66,6 +69,7 @@ impl Default for Builder {
             expire_interval: Duration::from_secs(1),
             options: Options::default(),
             clock: Arc::new(SystemClock),
+            backend_options: Pairs::new(),
         }
     }
 }
@@ -151,18 +155,29 @@ impl Builder {
         self
     }
 
-    /// Opens the store at `location`: a path, `esker:PATH` or `memory:`, with options behind a `?`.
+    /// Opens the store at `location`: a path, `esker:PATH`, `file:PATH` or another backend's, or `memory:`, with options
+    /// behind a `?`. Of the settings made by methods, other backends than the engine heed [`Builder::create`],
+    /// [`Builder::expire_interval`] and [`Builder::clock`].
     ///
     /// # Errors
     /// [`Error::Location`], [`Error::UnknownOption`], [`Error::BadOption`] say what was found and what is expected;
     /// [`Error::InUse`] if another process has it open; [`Error::NotFound`] if it is not to be made;
-    /// [`Error::Store`] if what is there is no store, a newer one, or damaged.
+    /// [`Error::Store`] if what is there is no store, a newer one, or damaged; [`Error::OtherBackend`],
+    /// [`Error::HalfMade`], [`Error::Newer`] where a folder is not what the location says; [`Error::NotBuilt`].
     pub fn open(self, location: &str) -> Result<Store> {
         let (builder, place) = self.at(location)?;
-        let Place::Path(path) = place else {
-            let store = Arc::new(esker_memory::MemoryStore::new());
-            return Ok(Store::new(Backing::Memory(store), builder.clock, builder.expire_interval));
+        let path = match place {
+            Place::Path(path) => path,
+            Place::Backend(scheme, path) => {
+                let opened = scheme.open(&path, builder.create, &builder.backend_options)?;
+                return Ok(Store::new(Backing::Backend(opened), builder.clock, builder.expire_interval));
+            }
+            Place::Memory => {
+                let store = Arc::new(esker_memory::MemoryStore::new());
+                return Ok(Store::new(Backing::Memory(store), builder.clock, builder.expire_interval));
+            }
         };
+        refuse_foreign(&path, "esker")?;
         let path = device_path(&path);
         let read_only = builder.options.read_only;
         let (device, created) = match open_device(&path, read_only) {
@@ -356,7 +371,13 @@ impl Builder {
     fn at(mut self, location: &str) -> Result<(Self, Place)> {
         let Location { place, options } = Location::parse(location)?;
         for (key, value) in options {
-            self.set(&key, &value)?;
+            match &place {
+                Place::Backend(scheme, _) if scheme.takes(&key) => self.backend_options.push((key, value)),
+                Place::Backend(scheme, _) if key != "create" && key != "expire" => {
+                    return Err(Error::UnknownOption { key, expected: scheme.options_shown() });
+                }
+                _ => self.set(&key, &value)?,
+            }
         }
         Ok((self, place))
     }
@@ -396,8 +417,12 @@ impl Builder {
 
 fn device_of(place: Place, what: &'static str) -> Result<PathBuf> {
     match place {
-        Place::Path(path) => Ok(device_path(&path)),
+        Place::Path(path) => {
+            refuse_foreign(&path, "esker")?;
+            Ok(device_path(&path))
+        }
         Place::Memory => Err(Error::NoEngine { what, backend: "memory" }),
+        Place::Backend(scheme, _) => Err(Error::NoEngine { what, backend: scheme.name }),
     }
 }
 

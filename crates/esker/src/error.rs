@@ -44,6 +44,44 @@ pub enum Error {
         /// Where the store was looked for.
         path: PathBuf,
     },
+    /// The folder holds a store of another backend, or something else. Use the URL of that backend, or another folder.
+    #[error("{path}: found {found}, expected a store of kind {expected}")]
+    OtherBackend {
+        /// The folder.
+        path: PathBuf,
+        /// What was found in it.
+        found: String,
+        /// The backend that was asked for.
+        expected: &'static str,
+    },
+    /// The making of the store was interrupted before anything was stored. Let it be created.
+    #[error(
+        "the store {path} is half made: its making was interrupted before anything was stored; expected a whole store"
+    )]
+    HalfMade {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The store was made by a later version. Use that version.
+    #[error("the store {path} has format version {found}; this program knows up to {known}")]
+    Newer {
+        /// The folder.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The newest that is known.
+        known: u32,
+    },
+    /// The backend is not part of this program. Build it with the feature.
+    #[error(
+        "this program was built without {scheme}: build it with `cargo build --release -p esker-cli --features {feature}`"
+    )]
+    NotBuilt {
+        /// The backend's name in URLs.
+        scheme: &'static str,
+        /// The cargo feature that brings it.
+        feature: &'static str,
+    },
     /// Another process has the store open. Stop that process.
     #[error("the store {path} is in use by another process")]
     InUse {
@@ -89,6 +127,32 @@ pub enum Error {
         what: &'static str,
         /// The backend that the store has.
         backend: &'static str,
+    },
+    /// The target of a copy holds something. Choose an empty one.
+    #[error("the target is not empty and no half copy: it holds the collection {found}")]
+    TargetNotEmpty {
+        /// One of its collections.
+        found: String,
+    },
+    /// The target is a half copy of something else. Go on from that source, or choose an empty target.
+    #[error("the target is a half copy of {found}, not of {expected}")]
+    OtherCopy {
+        /// The source that was copied before.
+        found: String,
+        /// The source that was given.
+        expected: String,
+    },
+    /// The store is a half copy itself. End that copy first, or use its source.
+    #[error("the source is a half copy: end that copy first")]
+    HalfCopy,
+    /// The store is not a copy that came to its end. Copy first.
+    #[error("this is no copy to compare: the copying did not come to its end, or was compared before")]
+    NoCopy,
+    /// Source and copy are not the same: the source has changed since, or a store is damaged. Copy again into an empty target.
+    #[error("source and copy differ: {what}")]
+    CopyDiffers {
+        /// The first difference.
+        what: String,
     },
     /// The device failed.
     #[error(transparent)]

@@ -24,7 +24,7 @@
 //! # }
 //! ```
 //!
-//! A location is a path, `esker:PATH`, or `memory:` for a store that is gone with the process. Options follow a question mark:
+//! A location is a path, `esker:PATH`, `file:PATH` for a store on plain files, or `memory:` for one that is gone with the process. Options follow a question mark:
 //! `data?size=10g&policy=group:2ms`; [`Builder`] lists them. A store has one owner: a second process that opens it gets
 //! [`Error::InUse`].
 //!
@@ -99,6 +99,7 @@
 
 #![forbid(unsafe_code)]
 
+mod backend;
 mod builder;
 mod error;
 mod location;

@@ -6,6 +6,7 @@
 
 use std::path::PathBuf;
 
+use crate::backend::{SCHEMES_SHOWN, Scheme};
 use crate::{Error, Result};
 
 /// What kind of store, and where.
@@ -15,6 +16,8 @@ pub(crate) enum Place {
     Memory,
     /// The engine on a file, a block device, or the file of a folder.
     Path(PathBuf),
+    /// Another backend, in a folder.
+    Backend(&'static Scheme, PathBuf),
 }
 
 /// A parsed location.
@@ -23,8 +26,6 @@ pub(crate) struct Location {
     pub place: Place,
     pub options: Vec<(String, String)>,
 }
-
-const SCHEMES: &str = "esker:PATH, memory:, or a plain path";
 
 impl Location {
     pub fn parse(text: &str) -> Result<Self> {
@@ -36,10 +37,13 @@ impl Location {
             Some(("memory", _)) => {
                 return Err(Error::Location { found: text.to_string(), expected: "memory: without a path" });
             }
-            Some(_) => return Err(Error::Location { found: text.to_string(), expected: SCHEMES }),
+            Some((name, rest)) => match Scheme::find(name) {
+                Some(scheme) => Place::Backend(scheme, PathBuf::from(rest.strip_prefix("//").unwrap_or(rest))),
+                None => return Err(Error::Location { found: text.to_string(), expected: SCHEMES_SHOWN }),
+            },
         };
-        if matches!(&place, Place::Path(path) if path.as_os_str().is_empty()) {
-            return Err(Error::Location { found: text.to_string(), expected: SCHEMES });
+        if matches!(&place, Place::Path(path) | Place::Backend(_, path) if path.as_os_str().is_empty()) {
+            return Err(Error::Location { found: text.to_string(), expected: SCHEMES_SHOWN });
         }
         let mut options = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -81,16 +85,19 @@ mod tests {
         check("esker:data", path("data"), &[]);
         check("esker:///var/lib/esker", path("/var/lib/esker"), &[]);
         check("a/b:c", path("a/b:c"), &[]);
+        let backend = |name: &str, path: &str| Place::Backend(Scheme::find(name).unwrap(), PathBuf::from(path));
+        check("file:data", backend("file", "data"), &[]);
+        check("rocksdb:///var/data?strip=16k", backend("rocksdb", "/var/data"), &[("strip", "16k")]);
         check("memory:", Place::Memory, &[]);
         check("d?size=1g&policy=group:2ms", path("d"), &[("size", "1g"), ("policy", "group:2ms")]);
     }
 
     #[test]
     fn a_foreign_scheme_is_an_error_that_names_what_is_known() {
-        for text in ["rocksdb:/x", "redis://localhost", "", "esker:", "memory:/x", "data?size"] {
+        for text in ["cassandra:/x", "redis://localhost", "file:", "", "esker:", "memory:/x", "data?size"] {
             let error = Location::parse(text).unwrap_err().to_string();
             assert!(error.contains("expected"), "{error}");
         }
-        assert!(Location::parse("rocksdb:/x").unwrap_err().to_string().contains("memory:"));
+        assert!(Location::parse("redis:/x").unwrap_err().to_string().contains("memory:"));
     }
 }

@@ -19,6 +19,7 @@ use esker_memory::MemoryStore;
 use esker_store::ObjectStore;
 use parking_lot::Mutex;
 
+use crate::backend::Opened;
 use crate::releasable::Releasable;
 use crate::{Builder, Error, Result};
 
@@ -28,6 +29,7 @@ const EXPIRE_KEYS: usize = 1_000;
 /// What a store is kept by.
 pub(crate) enum Backing {
     Memory(Arc<MemoryStore>),
+    Backend(Opened),
     Engine { engine: Arc<Engine>, device: Arc<Releasable>, path: PathBuf, created: bool },
 }
 
@@ -57,7 +59,7 @@ struct Inner {
 impl Store {
     /// Opens the store at `location`, making it if it does not exist.
     ///
-    /// `location` is a path, `esker:PATH` or `memory:`. A path that is a folder (or does not exist and does not end
+    /// `location` is a path, `esker:PATH`, `file:PATH` or another backend's, or `memory:`. A path that is a folder (or does not exist and does not end
     /// in `.esker`) means the file `store.esker` in it; any other is the store's file or block device itself. Behind a
     /// `?` come options, joined by `&`: see [`Builder`], whose methods name them.
     ///
@@ -98,29 +100,44 @@ impl Store {
     pub fn objects(&self) -> Arc<dyn ObjectStore> {
         match &self.inner.backing {
             Backing::Memory(store) => Arc::clone(store) as Arc<dyn ObjectStore>,
+            Backing::Backend(opened) => Arc::clone(&opened.objects),
             Backing::Engine { engine, .. } => Arc::clone(engine) as Arc<dyn ObjectStore>,
         }
     }
 
-    /// The engine: its figures, its policy, what recovery did. `None` for a store in memory.
+    /// Name of the backend: `esker` for the engine, else as in the store's [`Capability`](esker_store::Capability).
+    pub fn backend(&self) -> &'static str {
+        match &self.inner.backing {
+            Backing::Memory(_) => "memory",
+            Backing::Backend(opened) => opened.objects.capability().backend,
+            Backing::Engine { .. } => "esker",
+        }
+    }
+
+    /// The engine: its figures, its policy, what recovery did. `None` for a store of another backend.
     pub fn engine(&self) -> Option<&Arc<Engine>> {
         match &self.inner.backing {
-            Backing::Memory(_) => None,
+            Backing::Memory(_) | Backing::Backend(_) => None,
             Backing::Engine { engine, .. } => Some(engine),
         }
     }
 
-    /// The store's file or block device. `None` for a store in memory.
+    /// The store's file, block device or (other backends) folder. `None` for a store in memory.
     pub fn path(&self) -> Option<&Path> {
         match &self.inner.backing {
             Backing::Memory(_) => None,
+            Backing::Backend(opened) => Some(&opened.path),
             Backing::Engine { path, .. } => Some(path),
         }
     }
 
     /// Whether opening made the store.
     pub fn created(&self) -> bool {
-        matches!(self.inner.backing, Backing::Memory(_) | Backing::Engine { created: true, .. })
+        match &self.inner.backing {
+            Backing::Memory(_) => true,
+            Backing::Backend(opened) => opened.created,
+            Backing::Engine { created, .. } => *created,
+        }
     }
 
     /// Cleans every segment of which more than a tenth is dead, and gives the space back. `progress(done, total)` is told
@@ -128,7 +145,7 @@ impl Store {
     /// space runs short; this is for whoever wants the space now.
     ///
     /// # Errors
-    /// [`Error::NoEngine`] for a store in memory; [`Error::Store`] if it is open read-only, if there is no room for
+    /// [`Error::NoEngine`] for a store of another backend; [`Error::Store`] if it is open read-only, if there is no room for
     /// copies, or if the device failed.
     pub fn compact(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         Ok(self.engine_for("compacting")?.compact(progress)?)
@@ -138,13 +155,13 @@ impl Store {
     /// copy only what is new. `progress(done, total)` is told bytes. [`Builder::restore`] is the way back.
     ///
     /// # Errors
-    /// [`Error::NoEngine`] for a store in memory; [`Error::Store`] names the place of damage, or says why the folder does not do.
+    /// [`Error::NoEngine`] for a store of another backend; [`Error::Store`] names the place of damage, or says why the folder does not do.
     pub fn backup(&self, folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<BackupReport> {
         Ok(self.engine_for("a backup")?.backup(folder, progress)?)
     }
 
     fn engine_for(&self, what: &'static str) -> Result<&Arc<Engine>> {
-        self.engine().ok_or(Error::NoEngine { what, backend: "memory" })
+        self.engine().ok_or(Error::NoEngine { what, backend: self.backend() })
     }
 
     /// Makes everything durable, closes the store and lets go of its device, so that it may be opened again at once.
@@ -169,10 +186,15 @@ impl Inner {
         if let Some(expiry) = self.expiry.lock().take() {
             expiry.stop();
         }
-        let Backing::Engine { engine, device, .. } = &self.backing else { return Ok(()) };
-        let closed = engine.close();
-        device.release();
-        Ok(closed?)
+        match &self.backing {
+            Backing::Memory(_) => Ok(()),
+            Backing::Backend(opened) => Ok((opened.close)()?),
+            Backing::Engine { engine, device, .. } => {
+                let closed = engine.close();
+                device.release();
+                Ok(closed?)
+            }
+        }
     }
 }
 

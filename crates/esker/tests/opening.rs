@@ -212,3 +212,92 @@ fn values_of_a_namespace_that_asks_for_it_are_stored_compressed() {
     let refused = Store::open(&format!("{location}&compress=brotli")).err().unwrap().to_string();
     assert!(refused.contains("none, lz4 or zstd"), "{refused}");
 }
+
+#[test]
+fn a_store_on_files_is_made_found_again_and_told_from_others() {
+    let (_folder, path) = folder();
+    let location = format!("file:{path}?checkpoint=1m&folder_files=64");
+    let store = Store::open(&location).unwrap();
+    assert!(store.created() && store.engine().is_none());
+    assert_eq!((store.backend(), store.path().unwrap().to_str()), ("file", Some(path.as_str())));
+    let names = store.kv().unwrap().namespace("names", Kind::Bytes).unwrap();
+    names.put("ada", "countess").wait().unwrap();
+    let error = Store::open(&location).unwrap_err();
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    let error = store.compact(&mut |_, _| true).unwrap_err().to_string();
+    assert!(error.contains("this one is file"), "{error}");
+    store.close().unwrap();
+
+    let store = Store::open(&location).unwrap();
+    assert!(!store.created());
+    let names = store.kv().unwrap().namespace("names", Kind::Bytes).unwrap();
+    assert_eq!(names.get("ada").wait().unwrap(), Some(Bytes::from("countess")));
+    store.close().unwrap();
+    for (location, expected) in [
+        (path.clone(), "found file, expected a store of kind esker"),
+        (format!("rocksdb:{path}"), "found file, expected a store of kind rocksdb"),
+        (format!("file:{path}?strip=16k"), "expected one of checkpoint, folder_files, cache, create, expire"),
+        (format!("file:{path}?checkpoint=much"), "checkpoint=much"),
+    ] {
+        let error = Store::open(&location).unwrap_err().to_string();
+        assert!(error.contains(expected), "{location}: {error}");
+    }
+    let check = Store::builder().check(&format!("file:{path}"), true, &mut |_, _| {}).unwrap_err();
+    assert!(matches!(check, Error::NoEngine { backend: "file", .. }), "{check}");
+}
+
+#[test]
+fn folders_that_are_not_what_the_location_says_are_errors_that_say_what_was_found() {
+    let (_folder, path) = folder();
+    let inside = |name: &str| format!("{path}/{name}");
+    Store::open(&format!("{}{SMALL}", inside("engine"))).unwrap().close().unwrap();
+    for name in ["files", "newer", "half", "odd"] {
+        Store::open(&format!("file:{}", inside(name))).unwrap().close().unwrap();
+    }
+    std::fs::write(inside("newer/STORE"), "esker-store file 7 whole\n").unwrap();
+    std::fs::write(inside("half/STORE"), "esker-store file 1 making\n").unwrap();
+    std::fs::write(inside("odd/STORE"), "something else\n").unwrap();
+    for (name, files) in [
+        ("rocks", &["CURRENT", "MANIFEST-1", "OPTIONS-2"][..]),
+        ("level", &["CURRENT", "MANIFEST-1"]),
+        ("letters", &["ada"]),
+    ] {
+        std::fs::create_dir(inside(name)).unwrap();
+        for file in files {
+            std::fs::write(format!("{}/{file}", inside(name)), b"").unwrap();
+        }
+    }
+    type Check = fn(&Error) -> bool;
+    let cases: [(&str, &str, Check); 8] = [
+        ("file:", "engine", |error| matches!(error, Error::OtherBackend { found, .. } if found == "esker")),
+        ("file:", "rocks", |error| matches!(error, Error::OtherBackend { found, .. } if found == "rocksdb")),
+        (
+            "",
+            "level",
+            |error| matches!(error, Error::OtherBackend { found, expected: "esker", .. } if found == "leveldb"),
+        ),
+        ("file:", "letters", |error| matches!(error, Error::OtherBackend { found, .. } if found == "ada")),
+        ("file:", "newer", |error| matches!(error, Error::Newer { found: 7, known: 1, .. })),
+        ("file:", "half", |error| matches!(error, Error::HalfMade { .. })),
+        ("file:", "odd", |error| matches!(error, Error::Io { .. })),
+        ("file:", "nothing", |error| matches!(error, Error::NotFound { .. })),
+    ];
+    for (scheme, name, check) in cases {
+        let error = Store::open(&format!("{scheme}{}?create=false", inside(name))).unwrap_err();
+        assert!(check(&error), "{scheme}{name}: {error:?}");
+    }
+    // A half-made store was never written to: it is made anew where it may be.
+    Store::open(&format!("file:{}", inside("half"))).unwrap().close().unwrap();
+    Store::open(&format!("file:{}?create=false", inside("half"))).unwrap();
+}
+
+#[test]
+fn a_backend_that_is_not_part_of_the_program_says_how_to_build_it() {
+    let (_folder, path) = folder();
+    for (scheme, feature) in [("rocksdb", "rocksdb"), ("leveldb", "leveldb"), ("newstore", "rocksdb")] {
+        let error = Store::open(&format!("{scheme}:{path}")).unwrap_err();
+        assert!(matches!(error, Error::NotBuilt { .. }), "{error}");
+        assert!(error.to_string().contains(&format!("--features {feature}")), "{error}");
+        assert!(!std::path::Path::new(&path).exists());
+    }
+}

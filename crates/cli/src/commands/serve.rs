@@ -24,7 +24,7 @@ use crate::exit::{Code, Failure};
 /// The arguments of `esker serve`. What is not given comes from the configuration.
 #[derive(Args)]
 pub struct Serve {
-    /// The store: a folder, a file, a block device or `memory:`; made if it does not exist
+    /// The store: a folder, a file, a block device, or a URL such as `file:PATH` or `memory:`; made if it does not exist
     #[arg(long, short, value_name = "PATH")]
     store: Option<String>,
     /// Address to listen on; may be given several times
@@ -194,6 +194,10 @@ fn serve(store: &esker::Store, config: Config, backups: Option<PathBuf>) -> Resu
         Some(engine) => {
             Arc::new(Wired { engine: Arc::clone(engine), backups: backups.map(Backups::new), tasks: Tasks::default() })
         }
+        None if backups.is_some() => {
+            let why = format!("backup_folder: backups need a store on a device; this one is {}", store.backend());
+            return Err(Failure::usage(why));
+        }
         None => Arc::new(NoEngineInfo),
     };
     let server = Server::bind(config, kv, engine).map_err(failure)?;
@@ -238,6 +242,10 @@ fn announce(store: &esker::Store, server: &Server) {
                 format!("recovered {} transactions in {} ms", recovery.records, recovery.elapsed.as_millis())
             };
             println!("store      {} ({age}, policy {})", path.display(), engine.policy());
+        }
+        (Some(path), None) => {
+            let age = if store.created() { "made just now" } else { "opened" };
+            println!("store      {}:{} ({age})", store.backend(), path.display());
         }
         _ => println!("store      in memory: gone when this process ends"),
     }

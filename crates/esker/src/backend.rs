@@ -1,0 +1,159 @@
+//! Backends other than the engine and memory: what they are called in a URL, which options they take, how they are opened.
+//!
+//! `file:PATH?checkpoint=16m` → [`Scheme`] → [`Scheme::open`] → [`Opened`]
+//!
+//! This is the one place where a backend is added: a line in [`SCHEMES`] and a function that opens it. Those with native
+//! dependencies stand behind a cargo feature of the same name, off by default.
+//!
+//! Invariants:
+//! 1. A folder that holds a store of another kind is never written to: [`refuse_foreign`] looks before any backend does.
+//! 2. Every option of a scheme is named in its list, and an option that is not is an error before anything is opened.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use esker_file::{FileStore, MARKER, Marker};
+use esker_store::ObjectStore;
+
+use crate::place::DEVICE_FILE;
+use crate::{ByteSize, Error, Result};
+
+/// Options as they stand in a location.
+pub(crate) type Pairs = Vec<(String, String)>;
+
+/// An open store of a backend.
+pub(crate) struct Opened {
+    pub objects: Arc<dyn ObjectStore>,
+    /// Makes everything durable and lets go of the folder.
+    pub close: Box<dyn Fn() -> esker_store::Result<()> + Send + Sync>,
+    pub path: PathBuf,
+    pub created: bool,
+}
+
+/// A backend's name in a URL, and what it takes.
+#[derive(Debug)]
+pub(crate) struct Scheme {
+    pub name: &'static str,
+    /// Names of its options, `create` and `expire` apart, which all have.
+    options: &'static [&'static str],
+    open: fn(&Path, bool, &Pairs) -> Result<Opened>,
+}
+
+impl PartialEq for Scheme {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Scheme {}
+
+/// What a location may begin with, as messages name it.
+pub(crate) const SCHEMES_SHOWN: &str =
+    "esker:PATH, file:PATH, rocksdb:PATH, leveldb:PATH, newstore:PATH, memory:, or a plain path";
+
+const SCHEMES: &[Scheme] = &[
+    Scheme { name: "file", options: &["checkpoint", "folder_files", "cache"], open: open_file },
+    // The seam for the backends on key-value stores: each of these three functions calls its crate where the feature is on.
+    Scheme { name: "rocksdb", options: &["strip", "cache"], open: |_, _, _| not_built("rocksdb", "rocksdb") },
+    Scheme { name: "leveldb", options: &["strip", "cache"], open: |_, _, _| not_built("leveldb", "leveldb") },
+    Scheme { name: "newstore", options: &["cache"], open: |_, _, _| not_built("newstore", "rocksdb") },
+];
+
+impl Scheme {
+    /// The scheme of this name.
+    pub fn find(name: &str) -> Option<&'static Self> {
+        SCHEMES.iter().find(|scheme| scheme.name == name)
+    }
+
+    /// Whether it takes this option.
+    pub fn takes(&self, option: &str) -> bool {
+        self.options.contains(&option)
+    }
+
+    /// The names of its options, for messages.
+    pub fn options_shown(&self) -> String {
+        [self.options, &["create", "expire"]].concat().join(", ")
+    }
+
+    /// Opens the store at `path`.
+    ///
+    /// # Errors
+    /// [`Error::OtherBackend`], [`Error::BadOption`], and those of the backend.
+    pub fn open(&self, path: &Path, create: bool, options: &Pairs) -> Result<Opened> {
+        refuse_foreign(path, self.name)?;
+        (self.open)(path, create, options)
+    }
+}
+
+fn not_built(scheme: &'static str, feature: &'static str) -> Result<Opened> {
+    Err(Error::NotBuilt { scheme, feature })
+}
+
+/// Refuses a folder that holds a store of another kind than `wanted`.
+pub(crate) fn refuse_foreign(path: &Path, wanted: &'static str) -> Result<()> {
+    match found_in(path) {
+        Some(found) if found != wanted => {
+            Err(Error::OtherBackend { path: path.to_path_buf(), found, expected: wanted })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What kind of store a folder holds, as far as it can be told without opening it.
+fn found_in(path: &Path) -> Option<String> {
+    if path.join(DEVICE_FILE).exists() {
+        return Some("esker".into());
+    }
+    if let Ok(line) = std::fs::read_to_string(path.join(MARKER)) {
+        return Marker::parse(&line).map(|marker| marker.kind);
+    }
+    let names: Vec<String> = path
+        .read_dir()
+        .ok()?
+        .flatten()
+        .take(1_000)
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    let any = |prefix: &str| names.iter().any(|name| name.starts_with(prefix));
+    let is_log_tree = any("CURRENT") && any("MANIFEST-");
+    // Only RocksDB writes its options down.
+    is_log_tree.then(|| if any("OPTIONS-") { "rocksdb".into() } else { "leveldb".into() })
+}
+
+fn read<T: FromStr<Err: std::fmt::Display>>(key: &str, value: &str) -> Result<T> {
+    value.parse().map_err(|error: T::Err| Error::BadOption {
+        key: key.to_string(),
+        found: value.to_string(),
+        why: error.to_string(),
+    })
+}
+
+fn open_file(path: &Path, create: bool, pairs: &Pairs) -> Result<Opened> {
+    let mut options = esker_file::Options { create, ..Default::default() };
+    for (key, value) in pairs {
+        match key.as_str() {
+            "checkpoint" => options.checkpoint_bytes = read::<ByteSize>(key, value)?.0,
+            "cache" => options.cache_bytes = read::<ByteSize>(key, value)?.0,
+            _ => options.folder_files_max = read(key, value)?,
+        }
+    }
+    let store = Arc::new(FileStore::open(path, options).map_err(file_error)?);
+    let created = store.made();
+    let objects = Arc::clone(&store) as Arc<dyn ObjectStore>;
+    Ok(Opened { objects, close: Box::new(move || store.close()), path: path.to_path_buf(), created })
+}
+
+fn file_error(error: esker_file::Error) -> Error {
+    match error {
+        esker_file::Error::NotFound { path } => Error::NotFound { path },
+        esker_file::Error::InUse { path } => Error::InUse { path },
+        esker_file::Error::Foreign { path, found } => Error::OtherBackend { path, found, expected: "file" },
+        esker_file::Error::Newer { path, found, known } => Error::Newer { path, found, known },
+        esker_file::Error::HalfMade { path } => Error::HalfMade { path },
+        esker_file::Error::Io { what, path, source } => Error::Io { what, path, source },
+        esker_file::Error::Store(error) => Error::Store(error),
+        // The enum may grow; what is not told apart here is told by its text.
+        other => Error::Store(esker_store::Error::io("opening the store", std::io::Error::other(other))),
+    }
+}
