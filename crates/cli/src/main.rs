@@ -58,6 +58,8 @@ enum Command {
     Grow(commands::grow::Grow),
     /// Make a store from a backup
     Restore(commands::backup::Restore),
+    /// Copy a whole store to another of any backend, and compare them
+    Copy(commands::copy::Copy),
     /// Show the figures of a running server, once or again and again
     Stat(commands::stat::Stat),
     /// Read and write keys of a store that no server has open
@@ -98,6 +100,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Restore(command) => command.run(&settings),
         Command::Repair(command) => command.run(&settings),
         Command::Grow(command) => command.run(&settings),
+        Command::Copy(command) => command.run(&settings),
         Command::Stat(command) => command.run(settings),
         Command::Kv(command) => command.run(&settings),
         Command::Bench(command) => command.run(&settings),

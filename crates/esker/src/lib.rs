@@ -101,6 +101,7 @@
 
 mod backend;
 mod builder;
+mod copy;
 mod error;
 mod location;
 mod place;
@@ -110,6 +111,7 @@ mod units;
 
 pub use builder::Builder;
 pub use bytes::Bytes;
+pub use copy::{CHUNK_BYTES, CopyProgress, CopyReport, VerifyReport, copy, verify_copy};
 pub use error::{Error, Result};
 pub use esker_engine::{CommitPolicy, CompressOptions};
 pub use esker_kv::Kv;

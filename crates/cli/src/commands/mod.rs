@@ -7,6 +7,7 @@ pub mod bench;
 pub mod check;
 pub mod compact;
 pub mod completions;
+pub mod copy;
 pub mod dump;
 pub mod format;
 pub mod grow;
