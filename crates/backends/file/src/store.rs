@@ -142,8 +142,10 @@ impl FileStore {
         let frozen = Arc::new(AtomicBool::new(false));
         let missing = |what| io(what)(std::io::ErrorKind::NotFound.into());
         let table_file = files.open(TABLE_FILE, making).map_err(io("opening the table of"))?;
-        let table_file =
-            TableFile::new(table_file.ok_or_else(|| missing("opening the table of"))?, Arc::clone(&frozen));
+        let table_file = table_file.ok_or_else(|| missing("opening the table of"))?;
+        // A sync that failed before the process died may have left what is only in memory.
+        table_file.forget().map_err(io("opening the table of"))?;
+        let table_file = TableFile::new(table_file, Arc::clone(&frozen));
         let cache_bytes = usize::try_from(options.cache_bytes).unwrap_or(usize::MAX);
         let db = Database::builder().set_cache_size(cache_bytes).create_with_backend(table_file).map_err(failed)?;
         let journal = files.open(JOURNAL_FILE, making).map_err(io("opening the journal of"))?;
