@@ -109,6 +109,8 @@ fn a_difference_is_found_in_every_space_and_leaves_the_mark() {
     let changes = [
         Change::Write { offset: 3, data: "x".into() },
         Change::Zero { offset: 2, len: 1 },
+        // Reads the same, but is data where the source has a hole.
+        Change::Write { offset: 10, data: "\0".into() },
         Change::Truncate { size: 11 },
         Change::XattrSet { name: "a".into(), value: "x".into() },
         Change::OmapSet { key: "k".into(), value: "x".into() },
@@ -122,6 +124,7 @@ fn a_difference_is_found_in_every_space_and_leaves_the_mark() {
         let txn = Transaction::new()
             .create_collection(&"c".into())
             .change(&id, Change::Write { offset: 0, data: "0123456789".into() })
+            .change(&id, Change::Truncate { size: 20 })
             .change(&id, Change::XattrSet { name: "a".into(), value: "b".into() })
             .change(&id, Change::OmapSet { key: "k".into(), value: "v".into() })
             .change(&id, Change::SlotSet { index: 4, value: "v".into() });
