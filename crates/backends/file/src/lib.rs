@@ -1,6 +1,6 @@
 //! The file backend: an [`ObjectStore`](esker_store::ObjectStore) on plain files of a file system, as Ceph's FileStore was.
 //!
-//! submit → group → [`journal`] (write, sync) → table rows and object files → answer; later: sync files → journal anew
+//! submit → group → journal (write, sync) → table rows and object files → answer; later: sync files → journal anew
 //!
 //! Bytes of objects are plain files in hashed folders; names, attributes, ordered keys, slots and the runs of data are rows of one
 //! small embedded table (redb). A write-ahead journal makes a transaction over both one: every byte is written twice.
