@@ -14,6 +14,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use esker_file::{FileStore, MARKER, Marker};
+use esker_keyvalue::Kind::{self, LevelDb, NewStore, RocksDb};
+use esker_keyvalue::{KIND_FILE, KeyValueStore, StripLen};
 use esker_store::ObjectStore;
 
 use crate::place::DEVICE_FILE;
@@ -27,6 +29,8 @@ pub(crate) struct Opened {
     pub objects: Arc<dyn ObjectStore>,
     /// Makes everything durable and lets go of the folder.
     pub close: Box<dyn Fn() -> esker_store::Result<()> + Send + Sync>,
+    /// Syncs since it was opened.
+    pub syncs: Box<dyn Fn() -> u64 + Send + Sync>,
     pub path: PathBuf,
     pub created: bool,
 }
@@ -54,10 +58,21 @@ pub(crate) const SCHEMES_SHOWN: &str =
 
 const SCHEMES: &[Scheme] = &[
     Scheme { name: "file", options: &["checkpoint", "folder_files", "cache"], open: open_file },
-    // The seam for the backends on key-value stores: each of these three functions calls its crate where the feature is on.
-    Scheme { name: "rocksdb", options: &["strip", "cache"], open: |_, _, _| not_built("rocksdb", "rocksdb") },
-    Scheme { name: "leveldb", options: &["strip", "cache"], open: |_, _, _| not_built("leveldb", "leveldb") },
-    Scheme { name: "newstore", options: &["cache"], open: |_, _, _| not_built("newstore", "rocksdb") },
+    Scheme {
+        name: "rocksdb",
+        options: &["strip", "cache"],
+        open: |path, create, pairs| open_keyvalue(RocksDb, path, create, pairs),
+    },
+    Scheme {
+        name: "leveldb",
+        options: &["strip", "cache"],
+        open: |path, create, pairs| open_keyvalue(LevelDb, path, create, pairs),
+    },
+    Scheme {
+        name: "newstore",
+        options: &["strip", "cache", "large"],
+        open: |path, create, pairs| open_keyvalue(NewStore, path, create, pairs),
+    },
 ];
 
 impl Scheme {
@@ -86,10 +101,6 @@ impl Scheme {
     }
 }
 
-fn not_built(scheme: &'static str, feature: &'static str) -> Result<Opened> {
-    Err(Error::NotBuilt { scheme, feature })
-}
-
 /// Refuses a folder that holds a store of another kind than `wanted`.
 pub(crate) fn refuse_foreign(path: &Path, wanted: &'static str) -> Result<()> {
     match found_in(path) {
@@ -107,6 +118,9 @@ fn found_in(path: &Path) -> Option<String> {
     }
     if let Ok(line) = std::fs::read_to_string(path.join(MARKER)) {
         return Marker::parse(&line).map(|marker| marker.kind);
+    }
+    if let Some(kind) = esker_keyvalue::kind_of(path) {
+        return Some(kind);
     }
     let names: Vec<String> = path
         .read_dir()
@@ -141,7 +155,50 @@ fn open_file(path: &Path, create: bool, pairs: &Pairs) -> Result<Opened> {
     let store = Arc::new(FileStore::open(path, options).map_err(file_error)?);
     let created = store.made();
     let objects = Arc::clone(&store) as Arc<dyn ObjectStore>;
-    Ok(Opened { objects, close: Box::new(move || store.close()), path: path.to_path_buf(), created })
+    let counted = Arc::clone(&store);
+    let syncs = Box::new(move || counted.syncs());
+    Ok(Opened { objects, close: Box::new(move || store.close()), syncs, path: path.to_path_buf(), created })
+}
+
+fn open_keyvalue(kind: Kind, path: &Path, create: bool, pairs: &Pairs) -> Result<Opened> {
+    if !kind.is_built_in() {
+        let feature = if kind == LevelDb { "leveldb" } else { "rocksdb" };
+        return Err(Error::NotBuilt { scheme: kind.name(), feature });
+    }
+    let mut options = esker_keyvalue::Options { create, ..Default::default() };
+    for (key, value) in pairs {
+        match key.as_str() {
+            "strip" if value == "none" => options.strip = Some(StripLen::None),
+            "strip" => options.strip = Some(StripLen::Bytes(read::<ByteSize>(key, value)?.0)),
+            "cache" => options.cache_bytes = read::<ByteSize>(key, value)?.0 as usize,
+            _ => options.large_bytes = read::<ByteSize>(key, value)?.0 as usize,
+        }
+    }
+    let created = !path.join(KIND_FILE).exists();
+    let store = Arc::new(KeyValueStore::open(kind, path, &options).map_err(|error| keyvalue_error(kind, error))?);
+    let objects = Arc::clone(&store) as Arc<dyn ObjectStore>;
+    let counted = Arc::clone(&store);
+    let syncs = Box::new(move || counted.figures().syncs);
+    Ok(Opened { objects, close: Box::new(move || store.close()), syncs, path: path.to_path_buf(), created })
+}
+
+fn keyvalue_error(kind: Kind, error: esker_keyvalue::Error) -> Error {
+    use esker_keyvalue::Error as E;
+    let bad = |key: &str, found: String, why: String| Error::BadOption { key: key.into(), found, why };
+    match error {
+        E::OtherKind { path, found, .. } => Error::OtherBackend { path, found, expected: kind.name() },
+        E::NewerVersion { path, found, newest } => Error::Newer { path, found, known: newest },
+        E::InUse { path } => Error::InUse { path },
+        E::NotFound { path } => Error::NotFound { path },
+        E::OtherStrip { found, expected, .. } => {
+            bad("strip", expected.to_string(), format!("the store was made with strip={found}"))
+        }
+        E::BadStrip { found, min, max } => {
+            bad("strip", found.to_string(), format!("expected none, or a power of two from {min} to {max}"))
+        }
+        // What is not told apart here is told by its text.
+        other => Error::Store(esker_store::Error::io("opening the store", std::io::Error::other(other))),
+    }
 }
 
 fn file_error(error: esker_file::Error) -> Error {

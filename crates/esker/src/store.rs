@@ -105,6 +105,46 @@ impl Store {
         }
     }
 
+    /// Syncs of the device or of files since the store was opened; `None` for a store in memory.
+    pub fn syncs(&self) -> Option<u64> {
+        match &self.inner.backing {
+            Backing::Memory(_) => None,
+            Backing::Backend(opened) => Some((opened.syncs)()),
+            Backing::Engine { engine, .. } => {
+                let stats = engine.stats();
+                Some(stats.syncs + stats.cold_syncs)
+            }
+        }
+    }
+
+    /// The store as it is now, read-only: it stays so whatever happens to this one. While it lives the space of what is
+    /// deleted does not come back.
+    ///
+    /// ```
+    /// let store = esker::Store::open("memory:")?;
+    /// let users = store.kv()?.namespace("users", esker::kv::Kind::Int)?;
+    /// users.put(7, "Ada").wait()?;
+    /// let then = store.snapshot()?;
+    /// users.put(7, "Grace").wait()?;
+    /// let users = then.kv()?.namespace("users", esker::kv::Kind::Int)?;
+    /// assert_eq!(users.get(7).wait()?.as_deref(), Some(&b"Ada"[..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Store`] where the backend cannot, without room for a checkpoint, or if the device failed.
+    pub fn snapshot(&self) -> Result<Self> {
+        let snapshot = self.objects().snapshot()?;
+        let opened = Opened {
+            objects: snapshot.store,
+            close: Box::new(|| Ok(())),
+            syncs: Box::new(|| 0),
+            path: self.path().unwrap_or(Path::new("")).to_path_buf(),
+            created: false,
+        };
+        Ok(Self::new(Backing::Backend(opened), Arc::clone(&self.inner.clock), Duration::ZERO))
+    }
+
     /// Name of the backend: `esker` for the engine, else as in the store's [`Capability`](esker_store::Capability).
     pub fn backend(&self) -> &'static str {
         match &self.inner.backing {

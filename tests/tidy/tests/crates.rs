@@ -15,7 +15,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-file", &["esker-store"]),
     ("esker-kv", &["esker-store"]),
     ("esker-server", &["esker-store", "esker-kv"]),
-    ("esker", &["esker-device", "esker-store", "esker-engine", "esker-memory", "esker-file", "esker-keyvalue", "esker-kv"]),
+    (
+        "esker",
+        &["esker-device", "esker-store", "esker-engine", "esker-memory", "esker-file", "esker-keyvalue", "esker-kv"],
+    ),
     ("esker-cli", &["esker", "esker-server"]),
     (
         "esker-sim",

@@ -15,6 +15,7 @@ use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
@@ -126,17 +127,25 @@ pub trait FileIo: Send + Sync + Debug {
 pub struct FolderFiles {
     root: PathBuf,
     lock: Mutex<Option<File>>,
+    syncs: Arc<AtomicU64>,
 }
 
 impl FolderFiles {
-    /// Files in `root`, which exists.
-    pub fn new(root: &Path) -> Self {
-        Self { root: root.to_path_buf(), lock: Mutex::new(None) }
+    /// Files in `root`, which exists. Syncs are counted in `syncs`.
+    pub fn new(root: &Path, syncs: Arc<AtomicU64>) -> Self {
+        Self { root: root.to_path_buf(), lock: Mutex::new(None), syncs }
+    }
+
+    fn real(&self, file: File) -> Arc<dyn FileIo> {
+        Arc::new(RealFile { file, syncs: Arc::clone(&self.syncs) })
     }
 }
 
 #[derive(Debug)]
-struct RealFile(File);
+struct RealFile {
+    file: File,
+    syncs: Arc<AtomicU64>,
+}
 
 fn missing_is_none<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
@@ -149,9 +158,9 @@ impl Files for FolderFiles {
     fn open(&self, path: &str, create: bool) -> Result<Option<Arc<dyn FileIo>>> {
         let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(self.root.join(path));
         if create {
-            return Ok(Some(Arc::new(RealFile(file?))));
+            return Ok(Some(self.real(file?)));
         }
-        Ok(missing_is_none(file)?.map(|file| Arc::new(RealFile(file)) as Arc<dyn FileIo>))
+        Ok(missing_is_none(file)?.map(|file| self.real(file)))
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<()> {
@@ -184,6 +193,7 @@ impl Files for FolderFiles {
     }
 
     fn sync_folder(&self, path: &str) -> Result<()> {
+        self.syncs.fetch_add(1, Ordering::Relaxed);
         File::open(self.root.join(path))?.sync_all()
     }
 
@@ -204,13 +214,13 @@ impl Files for FolderFiles {
 
 impl FileIo for RealFile {
     fn len(&self) -> Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
-            match self.0.read_at(&mut buffer[done..], offset + done as u64) {
+            match self.file.read_at(&mut buffer[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(read) => done += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -221,16 +231,16 @@ impl FileIo for RealFile {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.0.write_all_at(data, offset)
+        self.file.write_all_at(data, offset)
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
-        self.0.set_len(len)
+        self.file.set_len(len)
     }
 
     fn punch(&self, offset: u64, len: u64) -> Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match fallocate(&self.0, flags, offset, len) {
+        match fallocate(&self.file, flags, offset, len) {
             // File systems without holes keep the space; nothing else changes.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(()),
             other => other.map_err(Error::from),
@@ -238,10 +248,11 @@ impl FileIo for RealFile {
     }
 
     fn forget(&self) -> Result<()> {
-        Ok(fadvise(&self.0, 0, None, Advice::DontNeed)?)
+        Ok(fadvise(&self.file, 0, None, Advice::DontNeed)?)
     }
 
     fn sync(&self) -> Result<()> {
-        self.0.sync_data()
+        self.syncs.fetch_add(1, Ordering::Relaxed);
+        self.file.sync_data()
     }
 }

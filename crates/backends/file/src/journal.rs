@@ -169,7 +169,7 @@ mod tests {
 
     fn file() -> (tempfile::TempDir, Arc<dyn FileIo>) {
         let folder = tempfile::tempdir().unwrap();
-        let file = FolderFiles::new(folder.path()).open("journal", true).unwrap().unwrap();
+        let file = FolderFiles::new(folder.path(), Arc::default()).open("journal", true).unwrap().unwrap();
         (folder, file)
     }
 

@@ -9,7 +9,7 @@
 use std::ops::{Bound, Range};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -60,6 +60,7 @@ pub struct FileStore {
     core: RwLock<Option<Arc<Core>>>,
     files: Arc<dyn Files>,
     made: bool,
+    syncs: Arc<AtomicU64>,
 }
 
 impl std::fmt::Debug for FileStore {
@@ -95,7 +96,10 @@ impl FileStore {
             names.truncate(5);
             return Err(Error::Foreign { path: path.to_path_buf(), found: names.join(", ") });
         }
-        Self::open_on(Arc::new(FolderFiles::new(path)), path, options)
+        let syncs = Arc::<AtomicU64>::default();
+        let mut store = Self::open_on(Arc::new(FolderFiles::new(path, Arc::clone(&syncs))), path, options)?;
+        store.syncs = syncs;
+        Ok(store)
     }
 
     /// Opens the store in `files`; `path` is for messages.
@@ -159,7 +163,12 @@ impl FileStore {
             let marker = Marker { kind: KIND.into(), version: VERSION, whole: true };
             marker.write(&*files).map_err(io("writing the marker of"))?;
         }
-        Ok(Self { core: RwLock::new(Some(Arc::new(core))), files, made: making })
+        Ok(Self { core: RwLock::new(Some(Arc::new(core))), files, made: making, syncs: Arc::default() })
+    }
+
+    /// Syncs of files and folders since the store was opened with [`FileStore::open`].
+    pub fn syncs(&self) -> u64 {
+        self.syncs.load(Ordering::Relaxed)
     }
 
     /// Whether opening made the store.

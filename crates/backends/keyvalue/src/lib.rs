@@ -36,6 +36,6 @@ mod sweep;
 pub use commit::Figures;
 pub use engines::tree::Tree;
 pub use error::{Error, Result};
-pub use open::{FORMAT_VERSION, Kind, Options, STRIP_BYTES_MAX, STRIP_BYTES_MIN, StripLen};
+pub use open::{FORMAT_VERSION, KIND_FILE, Kind, Options, STRIP_BYTES_MAX, STRIP_BYTES_MIN, StripLen, kind_of};
 pub use ordered::{Batch, Cursor, Entry, Ordered};
 pub use store::KeyValueStore;

@@ -37,6 +37,8 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const STRIP_BYTES_MIN: u64 = 512;
 /// Longest strip in bytes (1 MiB).
 pub const STRIP_BYTES_MAX: u64 = 1 << 20;
+/// Name of the file that says what a folder holds.
+pub const KIND_FILE: &str = "kind";
 /// What a kind file begins with.
 const TITLE: &str = "esker-keyvalue";
 /// A kind file is no longer than this, in bytes.
@@ -200,6 +202,15 @@ impl KeyValueStore {
     }
 }
 
+/// The kind of store that a folder says it holds; `None` if it is no folder of this crate's.
+pub fn kind_of(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    File::open(path.join(KIND_FILE)).ok()?.take(KIND_FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
+    let mut lines = text.lines();
+    let ours = lines.next() == Some(TITLE);
+    lines.next()?.strip_prefix("kind ").filter(|_| ours).map(str::to_string)
+}
+
 fn at(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.to_path_buf();
     move |source| Error::Io { path, source }
@@ -237,7 +248,7 @@ fn database(kind: Kind, path: &Path, options: &Options) -> Result<Box<dyn Ordere
 
 /// Locks the folder and reads, or writes, what it is.
 fn claim(kind: Kind, path: &Path, options: &Options) -> Result<(File, StripLen)> {
-    let kind_path = path.join("kind");
+    let kind_path = path.join(KIND_FILE);
     let exists = kind_path.exists();
     if !exists {
         if !options.create {

@@ -100,7 +100,7 @@ fn object(number: u64) -> ObjectId {
 struct Counters {
     write_bytes: Option<u64>,
     flushes: Option<u64>,
-    syncs: u64,
+    syncs: Option<u64>,
     cpu_seconds: f64,
 }
 
@@ -110,7 +110,7 @@ impl Counters {
         Self {
             write_bytes: own_write_bytes(),
             flushes: device.and_then(device_flushes),
-            syncs: (opened.syncs)(),
+            syncs: opened.store.syncs(),
             cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
         }
     }
@@ -197,7 +197,7 @@ impl Drive<'_> {
             payload_bytes,
             latency: Latency::of(&latencies),
             device_write_bytes: between(before.write_bytes, after.write_bytes),
-            syncs: Some(after.syncs.saturating_sub(before.syncs)),
+            syncs: between(before.syncs, after.syncs),
             device_flushes: between(before.flushes, after.flushes),
             cpu_seconds: after.cpu_seconds - before.cpu_seconds,
         })
@@ -226,7 +226,7 @@ impl Drive<'_> {
         after: &mut Option<Bytes>,
         contents: &Contents,
     ) -> Result<Option<u64>, Failure> {
-        let store = &self.opened.store;
+        let store = &self.opened.objects;
         let change = |object: &ObjectId, change: Change| -> Result<(), Failure> {
             store.submit(Transaction::new().change(object, change)).wait()?;
             Ok(())

@@ -212,7 +212,7 @@ impl ObjectsBench {
             }
             Result::<u64, Failure>::Ok(done)
         };
-        let store = &*opened.store;
+        let store = &*opened.objects;
         match scene {
             Scene::Write { bytes, in_flight } => {
                 create_collection(store)?;

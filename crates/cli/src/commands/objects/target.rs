@@ -8,11 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use esker::ObjectStore;
-use esker::keyvalue::{KeyValueStore, Kind, Options, StripLen};
 
 use super::super::builder;
 use crate::config::Settings;
-use crate::exit::{Code, Failure};
+use crate::exit::Failure;
 
 /// A backend to measure.
 #[derive(Clone, Debug)]
@@ -28,11 +27,10 @@ pub struct Target {
 
 /// A store that is open.
 pub struct Opened {
+    /// Its objects.
+    pub objects: Arc<dyn ObjectStore>,
     /// The store.
-    pub store: Arc<dyn ObjectStore>,
-    /// Syncs since it was opened, where it counts them.
-    pub syncs: Box<dyn Fn() -> u64 + Send + Sync>,
-    close: Box<dyn FnOnce() -> Result<(), Failure> + Send + Sync>,
+    pub store: esker::Store,
     folder: Option<PathBuf>,
 }
 
@@ -75,13 +73,13 @@ impl Target {
         }
         let question = if self.options.is_empty() { "" } else { "?" };
         let at = folder.as_ref().map_or(String::new(), |folder| folder.display().to_string());
-        match open(&self.scheme, &at, &self.options, question, settings) {
-            Ok((store, syncs, close)) => Ok(Opened { store, syncs, close, folder }),
+        match builder(settings).open(&format!("{}:{at}{question}{}", self.scheme, self.options)) {
+            Ok(store) => Ok(Opened { objects: store.objects(), store, folder }),
             Err(error) => {
                 if let Some(folder) = folder {
                     std::fs::remove_dir_all(folder)?;
                 }
-                Err(error)
+                Err(error.into())
             }
         }
     }
@@ -90,60 +88,14 @@ impl Target {
 impl Opened {
     /// Closes the store and removes it.
     pub fn remove(self) -> Result<(), Failure> {
-        let Self { store, close, folder, syncs } = self;
-        drop((store, syncs));
-        close()?;
+        let Self { objects, store, folder } = self;
+        drop(objects);
+        store.close()?;
         if let Some(folder) = folder {
             std::fs::remove_dir_all(folder)?;
         }
         Ok(())
     }
-}
-
-type Parts =
-    (Arc<dyn ObjectStore>, Box<dyn Fn() -> u64 + Send + Sync>, Box<dyn FnOnce() -> Result<(), Failure> + Send + Sync>);
-
-/// Opens a store. The one place here that knows which backends there are.
-fn open(scheme: &str, path: &str, options: &str, question: &str, settings: &Settings) -> Result<Parts, Failure> {
-    let kind = [Kind::RocksDb, Kind::LevelDb, Kind::NewStore].into_iter().find(|kind| kind.name() == scheme);
-    if let Some(kind) = kind {
-        let opened = KeyValueStore::open(kind, Path::new(path), &key_value_options(options)?);
-        let store = Arc::new(opened.map_err(|error| Failure::of(Code::Failure, &error))?);
-        let (counted, closed) = (Arc::clone(&store), Arc::clone(&store));
-        return Ok((
-            store,
-            Box::new(move || counted.figures().syncs),
-            Box::new(move || closed.close().map_err(Failure::from)),
-        ));
-    }
-    if !["esker", "memory"].contains(&scheme) {
-        return Err(Failure::usage(format!("backend {scheme}: expected esker, memory, rocksdb, leveldb or newstore")));
-    }
-    let store = builder(settings).open(&format!("{scheme}:{path}{question}{options}"))?;
-    let engine = store.engine().cloned();
-    Ok((
-        store.objects(),
-        Box::new(move || engine.as_ref().map_or(0, |engine| engine.stats().syncs + engine.stats().cold_syncs)),
-        Box::new(move || store.close().map_err(Failure::from)),
-    ))
-}
-
-/// `strip=none|BYTES`, `cache=BYTES`, `large=BYTES`, joined by `&`.
-fn key_value_options(text: &str) -> Result<Options, Failure> {
-    let mut options = Options::default();
-    for option in text.split('&').filter(|option| !option.is_empty()) {
-        let (key, value) = option.split_once('=').unwrap_or((option, ""));
-        let bad = || Failure::usage(format!("option {key}={value}: expected a size such as 4k, or strip=none"));
-        let bytes = || value.parse::<esker::ByteSize>().map(|size| size.0).map_err(|_| bad());
-        match key {
-            "strip" if value == "none" => options.strip = Some(StripLen::None),
-            "strip" => options.strip = Some(StripLen::Bytes(bytes()?)),
-            "cache" => options.cache_bytes = bytes()? as usize,
-            "large" => options.large_bytes = bytes()? as usize,
-            _ => return Err(Failure::usage(format!("unknown option {key:?}: expected one of strip, cache, large"))),
-        }
-    }
-    Ok(options)
 }
 
 #[cfg(test)]
@@ -159,8 +111,5 @@ mod tests {
         assert_eq!(labels(&["esker:/a", "leveldb:/b?strip=none"]), ["esker", "leveldb?strip=none"]);
         assert_eq!(labels(&["esker:/a", "esker:/b"]), ["esker:/a", "esker:/b"]);
         assert!(Target::parse_all(&["data".to_string()]).is_err());
-        assert!(key_value_options("strip=none&cache=1m").is_ok());
-        assert!(key_value_options("strip=x").is_err());
-        assert!(key_value_options("policy=batch").is_err());
     }
 }
