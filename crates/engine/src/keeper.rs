@@ -297,14 +297,17 @@ impl Keeper {
     /// Free segments that writes leave alone, and that what takes away leaves alone.
     ///
     /// A checkpoint may have to write the whole index again while the last one still stands; the cleaner needs an open
-    /// segment and one more; relocations need log; and an opening after a crash begins one segment of each kind. On a device
-    /// of few segments it is two fifths of them.
+    /// segment and one more; relocations need log; and an opening after a crash begins one segment of each kind. Writes leave
+    /// two more. What takes away leaves only what a checkpoint needs, and a segment of each kind: closing and opening
+    /// a full store may use up some of the rest, and deletes must go on. On a device of few segments writes leave two fifths of
+    /// them.
     fn reserve(&self) -> [u64; 2] {
         let segments = &self.parts.segments;
         let index: u64 = segments.in_use().iter().map(|usage| usage.index).sum();
-        let keep = (index + index / 8).div_ceil(segments.segment_bytes) + 5;
+        let checkpoint = (index + index / 8).div_ceil(segments.segment_bytes);
         let most = segments.log_segments() * 2 / 5;
-        [(keep + 2).min(most), (keep + 1).min(most.saturating_sub(1))]
+        let writes = (checkpoint + 7).min(most);
+        [writes, (checkpoint + 2).min(writes.saturating_sub(1))]
     }
 
     /// Writes a checkpoint now.
