@@ -151,6 +151,9 @@ pub(crate) enum Cursor {
     Extents(u64),
 }
 
+/// Entries, and where the walk over them goes on.
+pub(crate) type Taken = (Vec<(Loc, Expected)>, Option<Cursor>);
+
 impl Cursor {
     /// The start of a walk.
     pub const START: Self = Self::Slots(0);
@@ -159,11 +162,7 @@ impl Cursor {
     ///
     /// # Errors
     /// [`Missing`]: a page has to be read first.
-    pub fn take(
-        &self,
-        spaces: &Spaces,
-        max: usize,
-    ) -> std::result::Result<(Vec<(Loc, Expected)>, Option<Self>), Missing> {
+    pub fn take(&self, spaces: &Spaces, max: usize) -> std::result::Result<Taken, Missing> {
         let mut taken = Vec::new();
         let next = match self {
             Self::Slots(from) => {
