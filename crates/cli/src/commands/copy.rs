@@ -45,12 +45,14 @@ impl Copy {
         let copied = esker::copy(&*from.objects(), &*to.objects(), &name(&from), &mut shown(&bar, "copying"));
         bar.finish_and_clear();
         // Opened again, so that what is compared comes from the device.
-        let to = match (copied.is_ok(), to.path()) {
-            (true, Some(_)) => {
-                to.close()?;
-                open(&self.to, false)?
-            }
-            _ => to,
+        let reopen = copied.is_ok() && to.path().is_some();
+        let to = if reopen {
+            to.close()?;
+            // Some backends keep their folder until they are dropped.
+            drop(to);
+            open(&self.to, false)?
+        } else {
+            to
         };
         let report = copied?;
         let bar = progress::count("comparing", report.objects);
