@@ -100,6 +100,8 @@ struct Run<'a> {
     parts: &'a Parts,
     cold: &'a mut Cold,
     age: u64,
+    /// The epoch that ended where the checkpoint stands.
+    epoch: u32,
     report: CheckpointReport,
     /// Called after each piece with the bytes written so far.
     pace: &'a mut dyn FnMut(u64),
@@ -123,7 +125,7 @@ impl Saved {
         touched.sort_unstable();
         touched.dedup();
         let report = CheckpointReport { generation: replay.generation, ..CheckpointReport::default() };
-        let mut run = Run { saved: self, parts, cold, age: replay.seq, report, pace };
+        let mut run = Run { saved: self, parts, cold, age: replay.seq, epoch, report, pace };
         let mut left = touched.iter();
         let mut written = Ok(());
         for number in left.by_ref() {
@@ -147,8 +149,7 @@ impl Saved {
         }
         let root = run.table_and_root()?;
         run.cold.flush()?;
-        // The names of collections are of a later moment than the rest: what made or removed them becomes durable
-        // first, and replay makes or removes them again without harm.
+        // Where the log stands in it is of a later moment than the rest.
         parts.log.commit(true);
         if let Some(failure) = parts.log.mark().failure() {
             return Err(failure);
@@ -167,6 +168,7 @@ impl Saved {
             })
             .map_err(|error| Error::Stopped { cause: error.to_string().into() })?;
         let report = run.report;
+        parts.objects.collections_saved(epoch);
         for loc in std::mem::take(&mut self.replaced) {
             parts.segments.add_index(loc.offset(), -(loc.span_bytes() as i64));
         }
@@ -345,7 +347,7 @@ impl Run<'_> {
             self.saved.parts.insert(part, loc);
             self.saved.dirty_parts.remove(&part);
         }
-        let collections = self.parts.objects.names.read().keys().map(|name| name.name().to_vec()).collect();
+        let collections = self.parts.objects.collections_at(self.epoch);
         let root = Root {
             next_number: self.parts.next_number.load(std::sync::atomic::Ordering::Acquire),
             collections,

@@ -212,6 +212,10 @@ impl Clean<'_> {
             return Ok(());
         };
         let stretches: Vec<(u32, u32)> = live.iter().map(|(entry, _)| stretch(entry, value.raw_len)).collect();
+        if stretches.iter().any(|(skip, len)| u64::from(*skip) + u64::from(*len) > u64::from(value.raw_len)) {
+            cleaned.damaged += 1;
+            return Ok(());
+        }
         let runs = value.runs(&stretches);
         let mut made: Vec<Stretch> = Vec::new();
         for ((entry, old), wanted) in live.into_iter().zip(stretches) {

@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! 1. Only pages leave that stand, as they are, in the checkpoint that the superblock names.
-//! 2. An object's lock is held for no more than [`PAGES_AT_ONCE`] pages.
+//! 2. No page leaves while a call gathers many: it would never have them all at once.
+//! 3. An object's lock is held for no more than [`PAGES_AT_ONCE`] pages.
 //!
 //! Source: Corbató, A Paging Experiment with the Multics System (1968).
 
@@ -30,7 +31,7 @@ impl Hand {
     pub fn sweep(&mut self, saved: &Saved, objects: &Objects, bytes: u64) -> u64 {
         let mut dropped = 0;
         let mut rounds = 0;
-        while rounds < 3 && objects.page_bytes() > bytes {
+        while rounds < 3 && objects.page_bytes() > bytes && !objects.is_gathering() {
             // The first round begins in the middle.
             match saved.spaces.range(self.number..).next() {
                 None => {

@@ -57,6 +57,8 @@ const WARM_SEGMENTS: u64 = 8;
 /// With more changed pages than the budget allows a checkpoint is due when the budget's bytes divided by this have been
 /// written: what changes a page of 4 KiB takes about a hundred bytes of log.
 const CROWDED_LOG_SHARE: u64 = 64;
+/// How often the thread is woken at most because the index takes more than its budget, in microseconds.
+const CROWDED_WAKE_US: u64 = 5_000;
 /// The least budget for index pages, in bytes.
 pub const INDEX_BYTES_MIN: u64 = 1 << 20;
 
@@ -136,8 +138,8 @@ pub struct Keeper {
     seed: u32,
     threaded: bool,
     index_bytes: u64,
-    /// The thread was woken because the index takes more than its budget.
-    crowded: AtomicBool,
+    /// When the thread was last woken because the index takes more than its budget, in microseconds of `since`.
+    crowded_at: AtomicU64,
     work: Mutex<Work>,
     woken: Mutex<bool>,
     waking: Condvar,
@@ -190,7 +192,7 @@ impl Keeper {
             seed,
             threaded,
             index_bytes: index_bytes.max(INDEX_BYTES_MIN),
-            crowded: AtomicBool::new(false),
+            crowded_at: AtomicU64::new(0),
             work: Mutex::new(work),
             woken: Mutex::new(false),
             waking: Condvar::new(),
@@ -212,6 +214,10 @@ impl Keeper {
 
     /// Has the thread look what is to be done; without threads it is done at once.
     pub fn wake(&self) {
+        if self.stopping.load(Ordering::Acquire) {
+            // A snapshot may outlive the store: what is closed is not written any more.
+            return;
+        }
         if !self.threaded {
             // What goes wrong stops the log, which tells everybody. Whoever is inside a checkpoint cannot begin another.
             if let Some(mut work) = self.work.try_lock() {
@@ -360,6 +366,10 @@ impl Keeper {
     /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
     pub fn clean(&self) -> Result<bool> {
         let mut work = self.work.lock();
+        if self.held.load(Ordering::Acquire) > 0 {
+            // Nothing would be made free by it.
+            return Ok(false);
+        }
         let cleaned = self.clean_best(&mut work, FULL_SHARE)?;
         self.free_dead(&mut work)?;
         Ok(cleaned)
@@ -370,6 +380,10 @@ impl Keeper {
     /// # Errors
     /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
     pub fn compact(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
+        if self.held.load(Ordering::Acquire) > 0 {
+            let why = "a snapshot or a backup keeps all segments: nothing would be made free".into();
+            return Err(Error::Invalid { what: "compaction", why });
+        }
         self.checkpoint()?;
         let share = FULL_SHARE;
         let newest = self.parts.segments.in_use().iter().map(|usage| usage.generation).max().unwrap_or(0);
@@ -379,7 +393,7 @@ impl Keeper {
         };
         let total = left();
         let mut more = progress(0, total);
-        while more {
+        while more && self.held.load(Ordering::Acquire) == 0 {
             let mut work = self.work.lock();
             let best = self.best(&work, share).filter(|usage| usage.generation <= newest);
             let Some(best) = best else { break };
@@ -448,12 +462,15 @@ impl Keeper {
         let due = crowded
             || tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * work.checkpoint_bytes)
                 && tail_bytes >= 4 * self.parts.segments.segment_bytes;
+        let held = self.held.load(Ordering::Acquire) > 0;
+        // While segments are held a checkpoint frees nothing either: it leaves the reserve alone.
+        let due = due && !(held && log.segments_left() <= reserve[0]);
         let short = log.segments_left() < low;
         let walked =
             self.threaded && self.since.elapsed().as_micros() as u64 <= self.walked_until.load(Ordering::Relaxed);
         let short = short && !(walked && log.segments_left() > reserve[0]);
         // While segments are held cleaning only takes space.
-        let short = short && self.held.load(Ordering::Acquire) == 0;
+        let short = short && !held;
         let best = if short { self.best(work, FULL_SHARE) } else { None };
         let long_tail = tail >= 2.max(total / 8);
         if due
@@ -499,7 +516,6 @@ impl Keeper {
             let dropped = work.hand.sweep(&work.saved, objects, self.index_bytes - self.index_bytes / 8);
             self.counters.pages_dropped.fetch_add(dropped, Ordering::Relaxed);
         }
-        self.crowded.store(false, Ordering::Release);
         objects.page_bytes() > self.index_bytes
     }
 
@@ -518,9 +534,14 @@ impl Keeper {
     /// Wakes the thread if the index takes more than its budget.
     #[inline]
     pub fn index_has_grown(&self) {
-        let over = self.threaded && self.parts.objects.page_bytes() > self.index_bytes;
-        if over && !self.crowded.swap(true, Ordering::AcqRel) {
-            self.wake();
+        if self.threaded && self.parts.objects.page_bytes() > self.index_bytes {
+            // Not at every call, in case nothing can leave.
+            let now = self.since.elapsed().as_micros() as u64;
+            let before = self.crowded_at.load(Ordering::Relaxed);
+            if now.saturating_sub(before) >= CROWDED_WAKE_US {
+                self.crowded_at.store(now, Ordering::Relaxed);
+                self.wake();
+            }
         }
     }
 

@@ -13,10 +13,10 @@
 //!    what it was ([`Objects::enter`]).
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{Bound, Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use esker_store::{Collection, ObjectId, ObjectMap, Stat};
@@ -317,12 +317,26 @@ pub struct Objects {
     numbers: RwLock<HashMap<u64, Arc<Object>>>,
     /// Numbers of the objects that changed in each epoch, the two last by parity.
     touched: [Mutex<Vec<u64>>; 2],
+    /// Collections made (true) and removed, and in which epoch, since the last checkpoint's cut. Changed under the names'
+    /// write lock.
+    collections_changed: Mutex<Vec<(Collection, bool, u32)>>,
     /// What objects were at the last checkpoint's cut that have changed since and that it has not taken yet.
     saved: Mutex<HashMap<u64, (ObjectId, Spaces)>>,
     shards: [RwLock<ObjectMap<Arc<Object>>>; SHARDS],
     /// Heap bytes of all index pages in memory; what clones share counts for each.
     page_bytes: AtomicI64,
     pages_read: AtomicU64,
+    /// Calls that need many pages at once and have not got them all yet.
+    gathering: AtomicUsize,
+}
+
+/// A call that needs many pages at once: while it lives no page leaves memory, or it would never have them all.
+pub struct Gathering<'a>(&'a Objects);
+
+impl Drop for Gathering<'_> {
+    fn drop(&mut self) {
+        self.0.gathering.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Default for Objects {
@@ -334,10 +348,12 @@ impl Default for Objects {
             names: RwLock::default(),
             numbers: RwLock::default(),
             touched: Default::default(),
+            collections_changed: Mutex::default(),
             saved: Mutex::default(),
             shards: Default::default(),
             page_bytes: AtomicI64::new(0),
             pages_read: AtomicU64::new(0),
+            gathering: AtomicUsize::new(0),
         }
     }
 }
@@ -438,6 +454,31 @@ impl Objects {
         self.touched[epoch as usize % 2].lock().push(number);
     }
 
+    /// Notes that a collection is made or removed in this epoch. The caller holds the names' write lock.
+    pub fn note_collection(&self, collection: &Collection, made: bool, epoch: u32) {
+        self.collections_changed.lock().push((collection.clone(), made, epoch));
+    }
+
+    /// The collections as they were when `epoch` ended.
+    pub fn collections_at(&self, epoch: u32) -> Vec<Vec<u8>> {
+        let names = self.names.read();
+        let mut collections: BTreeSet<&Collection> = names.keys().collect();
+        let changed = self.collections_changed.lock();
+        for (collection, made, _) in changed.iter().rev().filter(|(_, _, changed)| *changed > epoch) {
+            if *made {
+                collections.remove(collection);
+            } else {
+                collections.insert(collection);
+            }
+        }
+        collections.into_iter().map(|collection| collection.name().to_vec()).collect()
+    }
+
+    /// A checkpoint has the collections as they were when `epoch` ended.
+    pub fn collections_saved(&self, epoch: u32) {
+        self.collections_changed.lock().retain(|(_, _, changed)| *changed > epoch);
+    }
+
     /// Takes the numbers of the objects that changed in an epoch that has ended, some more than once.
     pub fn take_touched(&self, epoch: u32) -> Vec<u64> {
         std::mem::take(&mut *self.touched[epoch as usize % 2].lock())
@@ -507,6 +548,17 @@ impl Objects {
     /// Notes that pages came back into memory.
     pub fn pages_read(&self, pages: u64) {
         self.pages_read.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Has no page leave memory until what this returns is dropped.
+    pub fn gather(&self) -> Gathering<'_> {
+        self.gathering.fetch_add(1, Ordering::AcqRel);
+        Gathering(self)
+    }
+
+    /// Whether somebody needs pages to stay.
+    pub fn is_gathering(&self) -> bool {
+        self.gathering.load(Ordering::Acquire) > 0
     }
 
     /// Pages that came back into memory.

@@ -55,7 +55,7 @@ impl Page {
         }
     }
 
-    /// Runs `f` on the offset and the bytes, in 64ths, of whatever the entries point to.
+    /// Runs `f` on the offset and the bytes, in 4096ths, of whatever the entries point to.
     pub fn each_place(&self, mut f: impl FnMut(u64, u64)) {
         match self {
             Self::Slots(slots) => slots.iter().for_each(|(_, loc)| f(loc.offset(), loc.span_bytes() * WEIGHT_WHOLE)),

@@ -27,6 +27,11 @@ use crate::segments::Lsn;
 use crate::stages::sampled;
 use crate::view::{VIEW_CACHE_BYTES, VIEW_INDEX_BYTES};
 
+/// After so many pages were read for a call none may leave memory until it is done.
+const PAGES_AT_LEISURE: usize = 4;
+/// At most 2 to this many pages are read at a time.
+const AHEAD_BITS_MAX: usize = 6;
+
 impl Engine {
     /// Looks at an object; `absent` if there is none. Pages that are missing are read first; the caller is pinned if it
     /// looks at any.
@@ -37,6 +42,8 @@ impl Engine {
         look: impl Fn(&ObjectState) -> std::result::Result<R, Missing>,
     ) -> Result<R> {
         let began = sampled();
+        let mut tries = 0;
+        let mut gathering = None;
         loop {
             let mut outcome = None;
             let mut needs = None;
@@ -56,12 +63,24 @@ impl Engine {
                 state.unlinked
             });
             if let Some(outcome) = outcome {
+                if gathering.take().is_some() {
+                    self.index_has_grown();
+                }
                 self.times.lookup.add_since(began);
                 return Ok(outcome);
             }
             if let Some((object, missing)) = needs {
-                bring(&self.reader, &self.objects, &object, &[missing])?;
-                self.index_has_grown();
+                tries += 1;
+                if tries == PAGES_AT_LEISURE {
+                    gathering = Some(self.objects.gather());
+                }
+                // A call that needs many comes to the next ones too.
+                let ahead = 1 << (tries / 2).min(AHEAD_BITS_MAX);
+                let missing = object.state.read().spaces.missing_from(missing, ahead);
+                bring(&self.reader, &self.objects, &object, &missing)?;
+                if gathering.is_none() {
+                    self.index_has_grown();
+                }
             } else if gone {
                 self.objects.forget(id);
             } else {

@@ -144,7 +144,7 @@ struct Entry {
     /// Age of what it holds: a commit sequence number.
     age: AtomicU64,
     cold: AtomicBool,
-    /// Bytes that objects point to, in 64ths: see [`WEIGHT_WHOLE`].
+    /// Bytes that objects point to, in 4096ths: see [`WEIGHT_WHOLE`].
     live: AtomicI64,
     /// Bytes of the last checkpoint.
     index: AtomicI64,
@@ -353,7 +353,7 @@ impl Segments {
         self.sub_live_weight(loc.offset(), raw * loc.weight());
     }
 
-    /// As [`Segments::add_live`], in 64ths of a byte.
+    /// As [`Segments::add_live`], in 4096ths of a byte.
     #[inline]
     pub fn add_live_weight(&self, offset: u64, weight: u64) {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {
@@ -361,7 +361,7 @@ impl Segments {
         }
     }
 
-    /// As [`Segments::sub_live`], in 64ths of a byte.
+    /// As [`Segments::sub_live`], in 4096ths of a byte.
     #[inline]
     pub fn sub_live_weight(&self, offset: u64, weight: u64) {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {

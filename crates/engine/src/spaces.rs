@@ -11,6 +11,9 @@ use crate::format::{Kind, Relocated, Space, WEIGHT_WHOLE, each_relocated, read_u
 use crate::index::{Dropped, Extents, Loc, Missing, PageId, Slots, Tree};
 use crate::segments::Segments;
 
+/// A space of fewer bytes has one page at most, which checkpoints may not write as such.
+const SMALL_BYTES: usize = 2048;
+
 /// See the module. A clone shares all pages until one of the two changes them.
 #[derive(Clone, Default)]
 pub struct Spaces {
@@ -29,7 +32,7 @@ pub struct Spaces {
 }
 
 impl Spaces {
-    /// Runs `f` on the offset and the bytes, in 64ths, of whatever the entries point to.
+    /// Runs `f` on the offset and the bytes, in 4096ths, of whatever the entries point to.
     ///
     /// # Errors
     /// [`Missing`]: a page is not in memory.
@@ -71,10 +74,12 @@ impl Spaces {
         flush(at, weight);
     }
 
-    /// Heap bytes of the index pages that are in memory.
+    /// Heap bytes of the index pages that are in memory and may leave it: spaces so small that checkpoints keep them beside
+    /// the object's name are left out.
     #[inline]
     pub fn page_bytes(&self) -> usize {
-        self.slots.page_bytes() + self.omap.page_bytes() + self.extents.page_bytes()
+        let large = |bytes: usize| if bytes < SMALL_BYTES { 0 } else { bytes };
+        large(self.slots.page_bytes()) + large(self.omap.page_bytes()) + large(self.extents.page_bytes())
     }
 
     /// Number of index pages that are not in memory.
@@ -126,6 +131,22 @@ impl Spaces {
         }
         out.sort_unstable_by_key(|missing| (missing.space as u8, missing.page));
         out.dedup();
+    }
+
+    /// A missing page and those after it, in order, that are not in memory, up to `max` of them.
+    pub fn missing_from(&self, missing: Missing, max: usize) -> Vec<Missing> {
+        if max <= 1 {
+            return vec![missing];
+        }
+        let mut pages = match missing.space {
+            Space::Slots => self.slots.missing_after(missing.page, max),
+            Space::Omap => self.omap.missing_after(missing.page as PageId, max),
+            Space::Extents => self.extents.missing_after(missing.page as PageId, max),
+        };
+        if !pages.contains(&missing) {
+            pages.push(missing);
+        }
+        pages
     }
 
     /// Numbers of all pages of a space that may have entries.

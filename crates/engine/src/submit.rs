@@ -170,6 +170,7 @@ impl Engine {
         // Places that guards look at stay what they are for as long as this is held.
         let mut pinned = Some(self.segments.pin());
         let mut looked_again = false;
+        let (mut gathering, mut brought) = (None, 0);
         loop {
             match self.attempt(log, txn, &ready, &fetched) {
                 Attempt::Full if !looked_again => {
@@ -185,11 +186,17 @@ impl Engine {
                     return Completion::ready(Err(error));
                 }
                 Attempt::Done(completion) => {
+                    drop(gathering.take());
                     self.index_has_grown();
                     self.times.apply.add_since(prepared);
                     return completion;
                 }
                 Attempt::Bring(pages) => {
+                    brought += 1;
+                    if brought == 3 || pages.iter().map(|(_, missing)| missing.len()).sum::<usize>() > 4 {
+                        // Until it has them all none may leave.
+                        gathering.get_or_insert_with(|| self.objects.gather());
+                    }
                     for (object, missing) in pages {
                         if let Err(error) = bring(&self.reader, &self.objects, &object, &missing) {
                             return Completion::ready(Err(error));
@@ -456,10 +463,14 @@ impl Engine {
             let key = op.key.bytes();
             match (op.kind, names.as_deref_mut()) {
                 (Kind::CreateCollection, Some(names)) => {
-                    names.entry(Collection::new(key.to_vec())).or_default();
+                    let collection = Collection::new(key.to_vec());
+                    self.objects.note_collection(&collection, true, epoch);
+                    names.entry(collection).or_default();
                 }
                 (Kind::RemoveCollection, Some(names)) => {
-                    names.remove(&Collection::new(key.to_vec()));
+                    let collection = Collection::new(key.to_vec());
+                    self.objects.note_collection(&collection, false, epoch);
+                    names.remove(&collection);
                 }
                 (Kind::CreateObject, Some(names)) => {
                     let object = &targets[op.target];

@@ -26,11 +26,13 @@ impl Log {
             }
         }
         let segment_bytes = self.segments.segment_bytes;
+        let mut no_space = false;
         let prepared = match self.segments.take_free() {
             None => None,
             Some(segment) => match self.device.reserve(segment * segment_bytes, segment_bytes) {
                 Err(esker_device::Error::NoSpace { .. }) => {
                     self.segments.give_back(segment);
+                    no_space = true;
                     None
                 }
                 Err(error) => return Err(stopped("reserving the next segment", &error)),
@@ -46,7 +48,8 @@ impl Log {
             },
         };
         let mut state = self.state.lock();
-        state.full = prepared.is_none();
+        // The store may have grown since the look at what is free.
+        state.full = prepared.is_none() && (no_space || self.segments.free_segments() == 0);
         state.next.extend(prepared.clone());
         self.room.notify_all();
         drop(state);

@@ -27,10 +27,11 @@ pub const SPAN_BYTES_MAX: u64 = (((2 << MANTISSA_BITS) - 1) << (EXPONENT_MAX - 1
 /// Largest value of the flags of a [`Loc`].
 pub const LOC_FLAGS_MAX: u8 = 15;
 /// [`Loc::weight`] of what is not compressed: the unit in which live bytes are counted is a byte divided by this.
-pub const WEIGHT_WHOLE: u64 = 64;
+pub const WEIGHT_WHOLE: u64 = 4096;
 
-/// Weights of the classes of compressed extents; each is at most the part that is stored of a raw byte, in 64ths.
-const WEIGHTS: [u64; 8] = [WEIGHT_WHOLE, 52, 42, 32, 24, 16, 8, 3];
+/// Weights of the classes of compressed extents; each is at most the part that is stored of a raw byte, in 4096ths: what counts
+/// for more than it takes would keep its segment from ever being cleaned. The last is what the best codec comes to.
+const WEIGHTS: [u64; 8] = [WEIGHT_WHOLE, 3328, 2458, 1638, 1024, 512, 160, 1];
 
 const OFFSET_BITS: u32 = 44;
 const SPAN_BITS: u32 = 16;
@@ -112,7 +113,7 @@ impl Loc {
         self.flags() >> 1 != 0
     }
 
-    /// How many 64ths of a stored byte a raw byte of an extent at this place counts for. It depends on the place alone, so
+    /// How many 4096ths of a stored byte a raw byte of an extent at this place counts for. It depends on the place alone, so
     /// that an extent's parts always count for as much as the whole.
     #[inline]
     #[must_use]

@@ -96,6 +96,11 @@ impl Extents {
         self.tree.missing_between(Some(&first.to_be_bytes()), Some(&end.to_be_bytes()), out);
     }
 
+    /// See [`Tree::missing_after`].
+    pub fn missing_after(&self, id: PageId, max: usize) -> Vec<Missing> {
+        self.tree.missing_after(id, max)
+    }
+
     /// The end of the last extent: the first offset with nothing but a hole behind it; `u64::MAX` if its page is not
     /// in memory.
     #[must_use]

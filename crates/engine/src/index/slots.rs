@@ -366,6 +366,21 @@ impl Slots {
         }
     }
 
+    /// The pages from `number` on that are not in memory, up to `max` of them.
+    pub fn missing_after(&self, number: u64, max: usize) -> Vec<Missing> {
+        let mut found = Vec::new();
+        let mut next = self.page_from(number);
+        while let Some(number) = next.filter(|_| found.len() < max) {
+            match self.page(number).and_then(Page::cold) {
+                Some(loc) => found.push(missing(number, loc)),
+                // What follows is in memory: whoever scans comes back when it is not.
+                None => break,
+            }
+            next = self.page_from(number + 1);
+        }
+        found
+    }
+
     /// Fills slot `index` and says what it held.
     #[inline]
     pub fn set(&mut self, index: u64, loc: Loc) -> Option<Loc> {

@@ -128,8 +128,10 @@ pub struct Tree<V> {
     first_leaf: PageId,
     last_leaf: PageId,
     len: u64,
-    /// Heap bytes of all pages.
+    /// Heap bytes of all leaves in memory.
     page_bytes: usize,
+    /// Heap bytes of all inner pages.
+    inner_bytes: usize,
     /// Leaves that are not in memory.
     cold: u64,
     /// One bit for each leaf.
@@ -157,6 +159,7 @@ impl<V: Kept> Tree<V> {
             last_leaf: NONE,
             len: 0,
             page_bytes: 0,
+            inner_bytes: 0,
             cold: 0,
             dirty: Vec::new(),
         }
@@ -187,13 +190,14 @@ impl<V: Kept> Tree<V> {
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>()
             + self.page_bytes
+            + self.inner_bytes
             + self.leaves.capacity() * size_of::<Leaf<V>>()
             + self.inners.capacity() * size_of::<Inner>()
             + (self.free_leaves.capacity() + self.free_inners.capacity()) * size_of::<u32>()
             + self.dirty.capacity() * size_of::<u64>()
     }
 
-    /// Heap bytes of the pages that are in memory.
+    /// Heap bytes of the leaves that are in memory.
     #[inline]
     #[must_use]
     pub fn page_bytes(&self) -> usize {
@@ -229,6 +233,18 @@ impl<V: Kept> Tree<V> {
             return None;
         }
         self.missing_page(self.descend(key))
+    }
+
+    /// The leaves from `id` on, in key order, that are not in memory, up to `max` of them or to one that is.
+    pub fn missing_after(&self, id: PageId, max: usize) -> Vec<Missing> {
+        let mut found = Vec::new();
+        let mut next = id;
+        while next != NONE && found.len() < max {
+            let Some(missing) = self.missing_page(next) else { break };
+            found.push(missing);
+            next = self.leaves[next as usize].next;
+        }
+        found
     }
 
     /// The leaves that are not in memory from the one before `start` (`None`: the first) to the one after `end` (`None`:
@@ -601,14 +617,14 @@ impl<V: Kept> Tree<V> {
     }
 
     fn add_inner(&mut self, inner: Inner) -> u32 {
-        self.page_bytes += inner.page.heap_bytes();
+        self.inner_bytes += inner.page.heap_bytes();
         place_in(&mut self.inners, &mut self.free_inners, inner)
     }
 
     fn free_inner(&mut self, id: u32) -> Inner {
         let empty = Inner { page: Arc::new(Page::new()), first: NONE };
         let inner = std::mem::replace(&mut self.inners[id as usize], empty);
-        self.page_bytes -= inner.page.heap_bytes();
+        self.inner_bytes -= inner.page.heap_bytes();
         self.free_inners.push(id);
         inner
     }
@@ -625,10 +641,10 @@ impl<V: Kept> Tree<V> {
     /// The same for an inner page and its first child.
     fn with_inner<T>(&mut self, id: u32, change: impl FnOnce(&mut Page<u32>, &mut u32) -> T) -> T {
         let inner = &mut self.inners[id as usize];
-        let page = unshared(&mut inner.page, &mut self.page_bytes);
+        let page = unshared(&mut inner.page, &mut self.inner_bytes);
         let before = page.heap_bytes();
         let result = change(page, &mut inner.first);
-        self.page_bytes = self.page_bytes - before + page.heap_bytes();
+        self.inner_bytes = self.inner_bytes - before + page.heap_bytes();
         result
     }
 

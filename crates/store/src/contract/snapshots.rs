@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Harness;
 use super::actions::*;
-use crate::{Change, CommitCursor, CommitSeq, Error, ObjectStore, Snapshot, Transaction};
+use crate::{Change, Collection, CommitCursor, CommitSeq, Error, ObjectId, ObjectStore, Snapshot, Transaction};
 
 /// A snapshot, or `None` where the store says that it cannot make any.
 #[track_caller]
@@ -106,11 +106,25 @@ pub fn a_snapshot_shows_one_moment(harness: &dyn Harness) {
     if taken(store).is_none() {
         return;
     }
+    let collections = store.capability().atomic_across_collections;
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 1..400 {
                 ok(store, set(round));
+                if collections {
+                    // Made with what is in it, and removed with it.
+                    let name = Collection::new(format!("made{}", round % 3));
+                    let inside = ObjectId::new(name.clone(), "inside");
+                    let txn = Transaction::new();
+                    ok(
+                        store,
+                        match round / 3 % 2 {
+                            0 => txn.create_collection(&name).change(&inside, Change::Touch),
+                            _ => txn.change(&inside, Change::Remove).remove_collection(&name),
+                        },
+                    );
+                }
             }
             done.store(true, Ordering::Release);
         });
@@ -126,6 +140,11 @@ pub fn a_snapshot_shows_one_moment(harness: &dyn Harness) {
                     [slot, key].map(|value| u64::from_le_bytes(value[..].try_into().expect("eight bytes")))
                 })
                 .collect();
+            for collection in got(taken.store.collections()) {
+                let made = collection.name().starts_with(b"made");
+                let list = got(taken.store.list(&collection, None, 10));
+                assert!(!made || list.len() == 1, "{collection} has {} objects: half a transaction", list.len());
+            }
             assert!(numbers.iter().all(|number| *number == numbers[0]), "half a transaction: {numbers:?}");
             assert!(numbers[0] >= last, "a later snapshot shows an earlier moment");
             last = numbers[0];

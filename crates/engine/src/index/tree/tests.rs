@@ -80,9 +80,8 @@ impl Tree<u64> {
             let keys: usize = leaves.iter().map(|id| self.hot(*id).unwrap().len()).sum();
             assert_eq!(keys as u64, self.len);
         }
-        let heap = (0..self.page_numbers()).map(|id| self.heap_of(id)).sum::<usize>()
-            + self.inners.iter().map(|inner| inner.page.heap_bytes()).sum::<usize>();
-        assert_eq!(heap, self.page_bytes);
+        assert_eq!((0..self.page_numbers()).map(|id| self.heap_of(id)).sum::<usize>(), self.page_bytes);
+        assert_eq!(self.inners.iter().map(|inner| inner.page.heap_bytes()).sum::<usize>(), self.inner_bytes);
     }
 
     fn check_below(&self, id: u32, depth: u32, low: &[u8], high: Option<&[u8]>, leaves: &mut Vec<u32>) {
