@@ -8,18 +8,21 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use esker_store::{Change, Durability, Error, ObjectId, ObjectStore, Result, Transaction};
+use esker_store::{Change, Compression, Durability, Error, ObjectId, ObjectStore, Result, Transaction};
 
 use super::scan::read_around;
 use super::{Losses, Lost, RepairReport, Source, What};
 use crate::check::{Cursor, Expected, is_what};
-use crate::format::{CRC_BLOCK_BYTES, Loc, OP_FLAG_COMPRESSED, OpHeader, RECORD_HEADER_BYTES, decompress_payload};
+use crate::format::{
+    CRC_BLOCK_BYTES, Codec, Compressed, Loc, OP_FLAG_COMPRESSED, OpHeader, RECORD_HEADER_BYTES, decompress_payload,
+};
 use crate::open::Engine;
 use crate::reader::SegmentView;
 
 /// Entries and bytes of values that are in memory at a time.
 const CHUNK_ENTRIES: usize = 4096;
-const CHUNK_BYTES: u64 = 16 << 20;
+/// As they are stored: compressed ones take more in memory.
+const CHUNK_BYTES: u64 = 4 << 20;
 /// A transaction is written when it has grown to this.
 const TXN_BYTES: usize = 1 << 20;
 const TXN_OPS: usize = 1000;
@@ -68,8 +71,18 @@ impl Batch<'_> {
         Ok(())
     }
 
+    /// What comes next is compressed as it was.
+    fn compress(&mut self, compression: Compression) -> Result<()> {
+        if self.txn.compression != compression {
+            self.flush()?;
+            self.txn.compression = compression;
+        }
+        Ok(())
+    }
+
     fn flush(&mut self) -> Result<()> {
-        let txn = std::mem::replace(&mut self.txn, Transaction::with(Durability::Applied));
+        let next = Transaction::with(Durability::Applied).compress(self.txn.compression);
+        let txn = std::mem::replace(&mut self.txn, next);
         self.bytes = 0;
         if txn.ops.is_empty() { Ok(()) } else { self.to.submit(txn).wait().map(drop) }
     }
@@ -90,7 +103,10 @@ impl Copy<'_, '_> {
             progress("copying", total - rest.len() as u64, total);
             let mut bytes = 0;
             let fits = |item: &&Item| {
-                bytes += item.loc.span_bytes();
+                bytes += match item.entry {
+                    Expected::Extent(_, len, _) => item.loc.span_bytes().max(len.into()),
+                    _ => item.loc.span_bytes(),
+                };
                 bytes <= CHUNK_BYTES
             };
             let len = rest.iter().take(CHUNK_ENTRIES).take_while(fits).count().max(1);
@@ -189,7 +205,7 @@ impl Copy<'_, '_> {
     fn copy_some(&mut self, objects: &[Found], items: &[Item], batch: &mut Batch<'_>) -> Result<()> {
         let mut by_place: Vec<usize> = (0..items.len()).collect();
         by_place.sort_by_key(|at| items[*at].loc.offset());
-        let mut values: Vec<Option<std::result::Result<Bytes, String>>> = Vec::new();
+        let mut values: Vec<Option<std::result::Result<Value, String>>> = Vec::new();
         values.resize_with(items.len(), || None);
         let locs: Vec<Loc> = by_place.iter().map(|at| items[*at].loc).collect();
         let mut next = by_place.iter();
@@ -219,7 +235,10 @@ impl Copy<'_, '_> {
                 }
             };
             match value {
-                Ok(value) => self.put(object, item, value, batch)?,
+                Ok((value, compression)) => {
+                    batch.compress(compression)?;
+                    self.put(object, item, value, batch)?;
+                }
                 Err(reason) => self.lose(object, item, reason, batch)?,
             }
         }
@@ -284,8 +303,11 @@ impl Copy<'_, '_> {
     }
 }
 
+/// A value, and how it was compressed.
+type Value = (Bytes, Compression);
+
 /// The value that an entry points to, or why there is none.
-fn value_of(item: &Item, object: &Found, found: Result<(OpHeader, &[u8])>) -> std::result::Result<Bytes, String> {
+fn value_of(item: &Item, object: &Found, found: Result<(OpHeader, &[u8])>) -> std::result::Result<Value, String> {
     let (header, operation) = found.map_err(|error| match error {
         Error::Corrupt { what, .. } => what,
         other => other.to_string(),
@@ -294,16 +316,21 @@ fn value_of(item: &Item, object: &Found, found: Result<(OpHeader, &[u8])>) -> st
         return Err(format!("a {:?} of object number {} stands there", header.kind, header.object));
     }
     let payload = &operation[header.payload_start()..header.payload_end()];
-    let value = match header.flags & OP_FLAG_COMPRESSED {
-        0 => Bytes::copy_from_slice(payload),
-        _ => decompress_payload(payload).ok_or("its compressed value does not hold")?.into(),
+    let unpacked;
+    let (value, compression) = match header.flags & OP_FLAG_COMPRESSED {
+        0 => (payload, Compression::None),
+        _ => {
+            unpacked = decompress_payload(payload).ok_or("its compressed value does not hold")?;
+            let codec = Compressed::decode(payload, payload.len()).map(|decoded| decoded.codec);
+            let hint = if codec == Some(Codec::Lz4) { Compression::Lz4 } else { Compression::Zstd };
+            (&unpacked[..], hint)
+        }
     };
     let range = match item.entry {
         Expected::Extent(_, len, skip) => skip as usize..skip as usize + len as usize,
         _ => 0..value.len(),
     };
-    if range.end > value.len() {
-        return Err("the value is shorter than the index says".to_string());
-    }
-    Ok(value.slice(range))
+    // A copy, so that a part does not keep the whole.
+    let part = value.get(range).ok_or("the value is shorter than the index says")?;
+    Ok((Bytes::copy_from_slice(part), compression))
 }

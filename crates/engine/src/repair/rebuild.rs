@@ -408,7 +408,7 @@ impl Work {
                 return;
             }
             let is_value = matches!(op.kind, Kind::SlotSet | Kind::OmapSet | Kind::Write);
-            let raw_len = raw_len(op, payload).unwrap_or(op.payload_len);
+            let raw_len = raw_len(op, payload);
             let loc = place_of(op, payload, at, op.payload_end() as u64);
             let payload = if is_value { Bytes::new() } else { Bytes::copy_from_slice(payload) };
             let event = Event { header: *op, key: Bytes::copy_from_slice(key), payload, raw_len, loc, holds };
@@ -440,8 +440,8 @@ struct Event {
     header: OpHeader,
     key: Bytes,
     payload: Bytes,
-    /// Length of the value before it was compressed.
-    raw_len: u32,
+    /// Length of the value before it was compressed, if that is known.
+    raw_len: Option<u32>,
     loc: Loc,
     holds: bool,
 }
@@ -518,6 +518,11 @@ impl Rebuild<'_, '_> {
             if clashes(self.objects, &header, &key) {
                 continue;
             }
+            if raw_len.is_none() && header.kind == Kind::Write {
+                let reason = "how much a compressed write of it has covered is not known";
+                (self.lost)(piece(None, What::Transaction(order.0), at, reason));
+            }
+            let raw_len = raw_len.unwrap_or(header.payload_len);
             let mut replayer = Replayer::new(self.objects, &self.work.segments, None, 0, 1);
             if let Err(error) = replayer.value(&header, &key, &payload, (raw_len, loc)) {
                 (self.lost)(piece(None, What::Transaction(order.0), at, error.to_string()));

@@ -15,7 +15,9 @@ use esker_store::ObjectId;
 
 use super::scan::read_around;
 use super::{Losses, Lost, What};
-use crate::format::{Kind, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Superblock, round_up, verify_payload};
+use crate::format::{
+    Kind, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Superblock, place_of, raw_len, round_up, verify_payload,
+};
 use crate::objects::Objects;
 use crate::open::Replayer;
 use crate::segments::Segments;
@@ -205,7 +207,13 @@ impl<'a> Tolerant<'a> {
             }
             return;
         }
-        match self.replayer.operation(header, key, payload, at) {
+        // A value whose length is not known hides what was there all the same.
+        let known = raw_len(header, payload);
+        if known.is_none() && header.kind == Kind::Write {
+            self.lose(None, What::Transaction(seq), at, "how much a compressed write of it has covered is not known");
+        }
+        let place = place_of(header, payload, at, header.payload_end() as u64);
+        match self.replayer.value(header, key, payload, (known.unwrap_or(header.payload_len), place)) {
             Ok(()) if header.kind == Kind::CreateObject => {
                 self.made.insert(header.object);
             }
