@@ -163,4 +163,7 @@ pub enum Error {
     /// The key-value face refused or failed.
     #[error(transparent)]
     Kv(#[from] esker_kv::Error),
+    /// The volume face refused or failed.
+    #[error(transparent)]
+    Volume(#[from] esker_volume::Error),
 }

@@ -93,6 +93,7 @@
 //! # Where to go on
 //!
 //! - [`kv::Namespace`]: everything one can do with keys: compare-and-set, expiry, scans either way, insertion order.
+//! - [`Store::volumes`]: virtual disks with snapshots and clones.
 //! - [`Store::objects`]: the objects below the faces, with transactions over bytes, attributes, ordered maps and slots.
 //! - [`Store::engine`]: figures, the commit policy (which may be changed while running), what recovery did.
 //! - The folder `examples/`: a counter, a session cache with expiry, a queue that survives crashes.
@@ -126,3 +127,4 @@ pub use esker_keyvalue as keyvalue;
 pub use esker_kv as kv;
 #[doc(no_inline)]
 pub use esker_store as objects;
+pub use esker_volume as volume;

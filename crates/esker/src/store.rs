@@ -17,6 +17,7 @@ use esker_engine::{BackupReport, Engine};
 use esker_kv::{Clock, Kv};
 use esker_memory::MemoryStore;
 use esker_store::ObjectStore;
+use esker_volume::Volumes;
 use parking_lot::Mutex;
 
 use crate::backend::Opened;
@@ -94,6 +95,22 @@ impl Store {
         }
         *slot = Some(kv.clone());
         Ok(kv)
+    }
+
+    /// The volumes: virtual disks with snapshots and clones. Works as long as the store is open, so keep the store.
+    ///
+    /// ```
+    /// let store = esker::Store::open("memory:")?;
+    /// let disk = store.volumes()?.create("disk", 1 << 30, esker::volume::Layout::default(), 0)?;
+    /// disk.write(4096, "block".into(), esker::Durability::Durable)?.wait()?;
+    /// assert_eq!(disk.read_bytes(4096, 5)?, "block");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Volume`]: those of the store when the face is used for the first time.
+    pub fn volumes(&self) -> Result<Volumes> {
+        Ok(Volumes::open(self.objects())?)
     }
 
     /// The objects below all faces.

@@ -14,10 +14,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-keyvalue", &["esker-store"]),
     ("esker-file", &["esker-store"]),
     ("esker-kv", &["esker-store"]),
+    ("esker-volume", &["esker-store"]),
     ("esker-server", &["esker-store", "esker-kv"]),
     (
         "esker",
-        &["esker-device", "esker-store", "esker-engine", "esker-memory", "esker-file", "esker-keyvalue", "esker-kv"],
+        &[
+            "esker-device",
+            "esker-store",
+            "esker-engine",
+            "esker-memory",
+            "esker-file",
+            "esker-keyvalue",
+            "esker-kv",
+            "esker-volume",
+        ],
     ),
     ("esker-cli", &["esker", "esker-server"]),
     (

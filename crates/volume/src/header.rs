@@ -1,0 +1,101 @@
+//! Headers: reads and changes the state of an image and the records of its snapshots.
+//!
+//! load → change in memory, with the operations that belong to it → one transaction, guarded by the generation → again if somebody was faster
+//!
+//! Invariants:
+//! 1. Every change of a state raises its generation, in the same transaction. So whoever guards the generation acts on the state he knows.
+//! 2. What a change returns is durable.
+
+use bytes::Bytes;
+use esker_store::{Change, Compare, Condition, Error as StoreError, ObjectStore, OmapScan, Transaction, limits};
+
+use crate::format::{self, GENERATION, STATE, SnapRecord, State};
+use crate::{Error, Result};
+
+/// How often something is tried again because somebody else changed it meanwhile.
+pub(crate) const ATTEMPTS_MAX: u32 = 1_000;
+
+pub(crate) fn load(store: &dyn ObjectStore, image: u64) -> Result<Option<State>> {
+    let found = store.xattr(&format::header(image), STATE).wait()?;
+    found.map(|bytes| State::decode(image, &bytes)).transpose()
+}
+
+pub(crate) fn snapshot(store: &dyn ObjectStore, image: u64, snap: u64) -> Result<Option<SnapRecord>> {
+    let found = store.omap_get(&format::header(image), &format::snap_key(snap)).wait()?;
+    found.map(|bytes| SnapRecord::decode(image, snap, &bytes)).transpose()
+}
+
+/// The newest snapshot below `below`, with its record.
+pub(crate) fn snapshot_before(store: &dyn ObjectStore, image: u64, below: u64) -> Result<Option<u64>> {
+    let scan = OmapScan {
+        start: Some(format::snap_key(0)),
+        end: Some(format::snap_key(below)),
+        reverse: true,
+        limit: 1,
+        keys_only: true,
+    };
+    let found = store.omap_scan(&format::header(image), &scan).wait()?;
+    Ok(found.first().and_then(|(key, _)| format::key_number(key)))
+}
+
+/// All omap entries of an object whose keys start with `prefix`.
+pub(crate) fn entries(
+    store: &dyn ObjectStore,
+    object: &esker_store::ObjectId,
+    prefix: u8,
+    keys_only: bool,
+) -> Result<Vec<(Bytes, Bytes)>> {
+    let mut scan = OmapScan {
+        start: Some(Bytes::copy_from_slice(&[prefix])),
+        end: Some(Bytes::copy_from_slice(&[prefix + 1])),
+        limit: limits::SCAN_ENTRIES_MAX,
+        keys_only,
+        ..OmapScan::default()
+    };
+    let mut all = Vec::new();
+    loop {
+        let page = store.omap_scan(object, &scan).wait()?;
+        let Some((last, _)) = page.last() else { return Ok(all) };
+        scan.start = Some([last, &[0][..]].concat().into());
+        all.extend(page);
+    }
+}
+
+/// The guard that every write carries.
+pub(crate) fn guarded(txn: Transaction, image: u64, generation: u64) -> Transaction {
+    let name = Bytes::from_static(GENERATION);
+    let condition = Condition::XattrCompare { name, compare: Compare::Equal, value: generation, absent_holds: false };
+    txn.guard(&format::header(image), condition)
+}
+
+/// Adds what writes `state`.
+pub(crate) fn put(txn: &mut Transaction, image: u64, state: &State) {
+    let header = format::header(image);
+    let value = format::number(state.generation);
+    txn.push(&header, Change::XattrSet { name: Bytes::from_static(GENERATION), value });
+    txn.push(&header, Change::XattrSet { name: Bytes::from_static(STATE), value: state.encode() });
+}
+
+/// Changes the state of an image: `change` gets what is stored and adds to the transaction what belongs to it, guards too
+/// (the first is the generation's). It is called again when the header, or anything it guards, was changed meanwhile.
+pub(crate) fn change(
+    store: &dyn ObjectStore,
+    image: u64,
+    name: &str,
+    mut change: impl FnMut(&mut State, &mut Transaction) -> Result<()>,
+) -> Result<State> {
+    for _ in 0..ATTEMPTS_MAX {
+        let state = load(store, image)?.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
+        let mut next = state.clone();
+        let mut txn = guarded(Transaction::new(), image, state.generation);
+        change(&mut next, &mut txn)?;
+        next.generation += 1;
+        put(&mut txn, image, &next);
+        match store.submit(txn).wait() {
+            Ok(_) => return Ok(next),
+            Err(StoreError::GuardFailed { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(Error::Contended { what: format!("the header of image {name}"), attempts: ATTEMPTS_MAX })
+}

@@ -1,0 +1,324 @@
+//! An open image: its state as last seen, reading, and what both reading and writing need.
+//!
+//! caller → [`Image`] → pieces per data object → store
+//!
+//! Any number of handles, in any number of processes, may have an image open; all methods take `&self` and may be called from
+//! many threads. The state seen is a copy: a write that was built on an old one is refused by its guard, and built again.
+//!
+//! Invariants:
+//! 1. No lock of a handle is held over I/O.
+//! 2. Reading never changes anything.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::{Bytes, BytesMut};
+use esker_store::{Barrier, Capability, CommitSeq, Completion, Error as StoreError, ObjectStore};
+use parking_lot::RwLock;
+
+use crate::format::State;
+use crate::source::{self, Point};
+use crate::{Error, Layout, Result, header};
+
+/// Most bytes of one call of [`Image::read`] or [`Image::write`] (64 MiB).
+pub const REQUEST_BYTES_MAX: u64 = 64 << 20;
+
+/// A piece of what was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Chunk {
+    /// Bytes.
+    Data(Bytes),
+    /// So many zeros that are not stored.
+    Zeros(u64),
+}
+
+impl Chunk {
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Data(bytes) => bytes.len() as u64,
+            Self::Zeros(len) => *len,
+        }
+    }
+
+    /// Whether it is of no length.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A run of an image that is either all data or all hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Data is stored for it; else it reads as zeros.
+    pub data: bool,
+}
+
+/// Who has an image locked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockInfo {
+    /// The owner's name.
+    pub owner: String,
+    /// Epoch of the lock; it grows with every taking, taking over and breaking.
+    pub epoch: u64,
+}
+
+/// What an image is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// Its name.
+    pub name: String,
+    /// Its id: never reused, kept when it is renamed.
+    pub id: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// How it is cut into objects.
+    pub layout: Layout,
+    /// When it was made, in unix milliseconds.
+    pub created_ms: u64,
+    /// Image and snapshot that it is a clone of, and the first so many bytes for which that holds.
+    pub parent: Option<(String, String, u64)>,
+    /// Images that it stands on.
+    pub depth: usize,
+    /// Its exclusive lock.
+    pub lock: Option<LockInfo>,
+    /// Snapshot that a rollback has begun to and not finished.
+    pub rollback: Option<String>,
+}
+
+/// The state of an image as a handle saw it last.
+pub(crate) struct Live {
+    pub(crate) state: State,
+    pub(crate) point: Point,
+}
+
+pub(crate) struct Inner {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) capability: Capability,
+    pub(crate) id: u64,
+    pub(crate) name: String,
+    live: RwLock<Arc<Live>>,
+    /// Epoch of the lock that this handle holds, 0 without.
+    pub(crate) held: AtomicU64,
+}
+
+/// An open image. Cloning costs a reference count; clones are one handle, with one lock.
+#[derive(Clone)]
+pub struct Image {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Image").field("name", &self.inner.name).field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}
+
+impl Image {
+    pub(crate) fn open(store: &Arc<dyn ObjectStore>, id: u64, name: &str) -> Result<Self> {
+        let live = load(&**store, id, name)?;
+        let inner = Inner {
+            store: Arc::clone(store),
+            capability: store.capability(),
+            id,
+            name: name.to_owned(),
+            live: RwLock::new(Arc::new(live)),
+            held: AtomicU64::new(0),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    pub(crate) fn store(&self) -> &dyn ObjectStore {
+        &*self.inner.store
+    }
+
+    /// The state as last seen.
+    pub(crate) fn live(&self) -> Arc<Live> {
+        Arc::clone(&self.inner.live.read())
+    }
+
+    /// Epoch of the lock that this handle holds, 0 without.
+    pub(crate) fn held(&self) -> u64 {
+        self.inner.held.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn require(&self, has: bool, what: &'static str) -> Result<()> {
+        let backend = self.inner.capability.backend;
+        if has { Ok(()) } else { Err(StoreError::Unsupported { backend, what }.into()) }
+    }
+
+    /// Changes the state in the store, and sees it.
+    pub(crate) fn change(
+        &self,
+        change: impl FnMut(&mut State, &mut esker_store::Transaction) -> Result<()>,
+    ) -> Result<()> {
+        header::change(self.store(), self.inner.id, &self.inner.name, change)?;
+        self.refresh()
+    }
+
+    /// Looks at the state in the store: sizes, locks and snapshots that other handles changed. Writes do it by themselves where it matters.
+    ///
+    /// # Errors
+    /// [`Error::NoImage`] if it was removed; the store's.
+    pub fn refresh(&self) -> Result<()> {
+        let next = Arc::new(load(self.store(), self.inner.id, &self.inner.name)?);
+        let mut live = self.inner.live.write();
+        // Of two that refresh at once the later state stays.
+        if next.state.generation >= live.state.generation {
+            *live = next;
+        }
+        Ok(())
+    }
+
+    /// Name that it was opened by.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Its id in the store.
+    pub fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// Size in bytes, as last seen.
+    pub fn size(&self) -> u64 {
+        self.live().state.size
+    }
+
+    /// How it is cut into objects.
+    pub fn layout(&self) -> Layout {
+        self.live().state.layout
+    }
+
+    /// Reads `len` bytes at `offset`, any alignment, at most [`REQUEST_BYTES_MAX`]. The chunks follow each other and are `len` bytes
+    /// together. The completion waits until what was read is as durable as its writers asked for.
+    ///
+    /// # Errors
+    /// [`Error::PastEnd`], [`Error::Invalid`] for a length above the limit, the store's.
+    pub fn read(&self, offset: u64, len: u64) -> Result<Completion<Vec<Chunk>>> {
+        read(self.store(), &self.live().point, offset, len)
+    }
+
+    /// As [`Image::read`], as one buffer, waited for.
+    ///
+    /// # Errors
+    /// As [`Image::read`].
+    pub fn read_bytes(&self, offset: u64, len: u64) -> Result<Bytes> {
+        Ok(joined(self.read(offset, len)?.wait()?))
+    }
+
+    /// What of `len` bytes at `offset` is data and what is hole: runs that follow each other and cover it all.
+    ///
+    /// # Errors
+    /// [`Error::PastEnd`]; the store's.
+    pub fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
+        extents(self.store(), &self.live().point, offset, len)
+    }
+
+    /// Completes when every write that was applied before the call is durable.
+    pub fn flush(&self) -> Completion<CommitSeq> {
+        self.inner.store.sync()
+    }
+}
+
+fn load(store: &dyn ObjectStore, id: u64, name: &str) -> Result<Live> {
+    for _ in 0..header::ATTEMPTS_MAX {
+        let missing = || Error::NoImage { name: name.to_owned() };
+        let state = header::load(store, id)?.filter(|state| !state.removing).ok_or_else(missing)?;
+        match Point::head(store, id, &state) {
+            Ok(point) => return Ok(Live { state, point }),
+            Err(error) => {
+                // Flattened, and the parent removed, between the two looks?
+                let again = header::load(store, id)?.ok_or_else(missing)?;
+                if again.generation == state.generation {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Err(Error::Contended { what: format!("the header of image {name}"), attempts: header::ATTEMPTS_MAX })
+}
+
+pub(crate) fn check_range(offset: u64, len: u64, size: u64) -> Result<()> {
+    match offset.checked_add(len) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(Error::PastEnd { offset, len, size }),
+    }
+}
+
+pub(crate) fn check_request(len: u64) -> Result<()> {
+    if len > REQUEST_BYTES_MAX {
+        let why = format!("{len} bytes exceed REQUEST_BYTES_MAX = {REQUEST_BYTES_MAX}");
+        return Err(Error::Invalid { what: "length", why });
+    }
+    Ok(())
+}
+
+pub(crate) fn read(store: &dyn ObjectStore, point: &Point, offset: u64, len: u64) -> Result<Completion<Vec<Chunk>>> {
+    check_range(offset, len, point.size)?;
+    check_request(len)?;
+    let mut chunks: Vec<Chunk> = Vec::new();
+    let mut barrier: Option<Barrier> = None;
+    let zeros = |chunks: &mut Vec<Chunk>, len: u64| match chunks.last_mut() {
+        _ if len == 0 => {}
+        Some(Chunk::Zeros(last)) => *last += len,
+        _ => chunks.push(Chunk::Zeros(len)),
+    };
+    for piece in point.layout.pieces(offset, len) {
+        let (data, at) = source::read(store, point, piece.object, piece.object_offset, piece.len)?;
+        barrier = Barrier::later(barrier, at);
+        let found = data.as_ref().map_or(0, |data| data.len() as u64);
+        chunks.extend(data.map(Chunk::Data));
+        zeros(&mut chunks, piece.len - found);
+    }
+    Ok(source::behind(chunks, barrier))
+}
+
+pub(crate) fn joined(mut chunks: Vec<Chunk>) -> Bytes {
+    if let [Chunk::Data(_)] = &chunks[..]
+        && let Some(Chunk::Data(bytes)) = chunks.pop()
+    {
+        return bytes;
+    }
+    let mut out = BytesMut::with_capacity(chunks.iter().map(Chunk::len).sum::<u64>() as usize);
+    for chunk in chunks {
+        match chunk {
+            Chunk::Data(bytes) => out.extend_from_slice(&bytes),
+            Chunk::Zeros(len) => out.resize(out.len() + len as usize, 0),
+        }
+    }
+    out.freeze()
+}
+
+pub(crate) fn extents(store: &dyn ObjectStore, point: &Point, offset: u64, len: u64) -> Result<Vec<Extent>> {
+    check_range(offset, len, point.size)?;
+    let mut all: Vec<Extent> = Vec::new();
+    let mut at = offset;
+    let mut add = |offset: u64, len: u64, data: bool| match all.last_mut() {
+        _ if len == 0 => {}
+        Some(last) if last.data == data => last.len += len,
+        _ => all.push(Extent { offset, len, data }),
+    };
+    while at < offset + len {
+        // A set of objects at a time, so that what is kept at once is bounded.
+        let set = point.layout.set_bytes();
+        let end = (at / set + 1).saturating_mul(set).min(offset + len);
+        for piece in point.layout.pieces(at, end - at) {
+            let runs = source::extents(store, point, piece.object, piece.object_offset, piece.len)?;
+            let mut inside = 0;
+            for run in runs {
+                let start = run.offset - piece.object_offset;
+                add(piece.image_offset + inside, start - inside, false);
+                add(piece.image_offset + start, run.len, true);
+                inside = start + run.len;
+            }
+            add(piece.image_offset + inside, piece.len - inside, false);
+        }
+        at = end;
+    }
+    Ok(all)
+}

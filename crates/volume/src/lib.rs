@@ -1,0 +1,60 @@
+//! Virtual disks striped over the objects of any [`ObjectStore`](esker_store::ObjectStore): images, snapshots, clones (the face of RBD).
+//!
+//! caller → [`Image`] (offsets of a disk) → data objects → one store transaction → `Completion`
+//!
+//! An image is thin: what was never written takes no space and reads as zeros. A write is applied when the call returns; it is durable after
+//! [`Image::flush`], or when its completion says so if it was asked to be [`Durability::Durable`].
+//!
+//! Invariants:
+//! 1. Every write carries the generation of the image's header as guard: nobody writes by an outdated size, set of snapshots or lock.
+//! 2. Making a snapshot or a clone changes headers only. The first write of an object after it keeps the object for it, in one transaction.
+//! 3. Cost of reading and writing does not depend on how many snapshots there are.
+//!
+//! Format: docs/format.md#what-the-volume-face-keeps-in-the-store   Source: RBD; docs/decisions/0009-volumes.md
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use esker_volume::{Durability, Layout, Volumes};
+//!
+//! let volumes = Volumes::open(Arc::new(esker_memory::MemoryStore::new()))?;
+//! let disk = volumes.create("disk", 1 << 30, Layout::default(), 0)?;
+//! disk.write(512, "boot".into(), Durability::Applied)?.wait()?;
+//! disk.snapshot_create("fresh", 0)?;
+//! disk.write(512, "root".into(), Durability::Applied)?.wait()?;
+//! disk.flush().wait()?;
+//! assert_eq!(disk.read_bytes(512, 4)?, "root");
+//! assert_eq!(disk.snapshot("fresh")?.read_bytes(512, 4)?, "boot");
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod clone;
+mod diff;
+mod error;
+pub mod format;
+mod header;
+mod image;
+mod layout;
+mod lock;
+mod resize;
+mod snapshot;
+mod source;
+mod volumes;
+mod write;
+
+pub use diff::DIFF_BLOCK_BYTES;
+pub use error::{Error, Result};
+pub use esker_store::{Barrier, Completion, Durability};
+pub use format::{NAME_BYTES_MAX, OWNER_BYTES_MAX};
+pub use image::{Chunk, Extent, Image, Info, LockInfo, REQUEST_BYTES_MAX};
+pub use layout::{
+    IMAGE_BYTES_MAX, Layout, OBJECT_BYTES_DEFAULT, OBJECT_BYTES_MAX, OBJECT_BYTES_MIN, STRIPE_COUNT_MAX,
+    STRIPE_UNIT_BYTES_MIN,
+};
+pub use snapshot::{Snapshot, SnapshotInfo};
+pub use source::CHAIN_DEPTH_MAX;
+pub use volumes::{Abilities, Progress, Volumes};
+pub use write::ATOMIC_BYTES_MAX;

@@ -1,0 +1,114 @@
+//! The exclusive lock of an image: an owner, an epoch, and the fence that refuses late writers.
+//!
+//! lock | take over | break → the header's epoch and generation grow → writes built before fail their guard → [`Error::Fenced`]
+//!
+//! The fence needs no message to the old owner and no clock: his next write, whenever it reaches the store, carries a generation that is gone.
+//!
+//! Invariants:
+//! 1. An epoch is held by one handle (and its clones) at most, and never given twice.
+//! 2. While an image is locked no other handle writes to it.
+
+use std::sync::atomic::Ordering;
+
+use crate::format::{OWNER_BYTES_MAX, State};
+use crate::{Error, Image, LockInfo, Result};
+
+const NEEDS: &str = "guard a write of one object by another, which the exclusive lock of an image needs";
+
+impl Image {
+    /// Takes the exclusive lock for this handle, under the name `owner` (1 to [`OWNER_BYTES_MAX`] bytes). Returns its epoch.
+    ///
+    /// # Errors
+    /// [`Error::Locked`] if anybody has it, also under the same name; `Unsupported` where the backend is not atomic across objects; the store's.
+    pub fn lock(&self, owner: &str) -> Result<u64> {
+        self.take_lock(owner, false)
+    }
+
+    /// Takes the lock, whoever has it: what he writes from now on is refused. Returns its epoch.
+    ///
+    /// # Errors
+    /// As [`Image::lock`], but never [`Error::Locked`].
+    pub fn take_over(&self, owner: &str) -> Result<u64> {
+        self.take_lock(owner, true)
+    }
+
+    fn take_lock(&self, owner: &str, over: bool) -> Result<u64> {
+        self.require(self.inner.capability.atomic_across_objects, NEEDS)?;
+        if owner.is_empty() || owner.len() > OWNER_BYTES_MAX {
+            let why = format!("{} bytes are not from 1 to OWNER_BYTES_MAX = {OWNER_BYTES_MAX}", owner.len());
+            return Err(Error::Invalid { what: "lock owner", why });
+        }
+        let mut taken = 0;
+        self.change(|state, _| {
+            if !over && !state.lock_owner.is_empty() {
+                return Err(self.locked(state));
+            }
+            state.lock_owner = owner.to_owned();
+            state.lock_epoch += 1;
+            taken = state.lock_epoch;
+            Ok(())
+        })?;
+        self.inner.held.store(taken, Ordering::Release);
+        Ok(taken)
+    }
+
+    /// Gives the lock of this handle back. Does nothing without one.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] if it was lost; the store's.
+    pub fn unlock(&self) -> Result<()> {
+        let held = self.held();
+        if held == 0 {
+            return Ok(());
+        }
+        self.change(|state, _| {
+            if state.lock_epoch != held || state.lock_owner.is_empty() {
+                let image = self.inner.name.clone();
+                return Err(Error::Fenced { image, held, found: state.lock_epoch });
+            }
+            state.lock_owner.clear();
+            Ok(())
+        })?;
+        self.inner.held.store(0, Ordering::Release);
+        Ok(())
+    }
+
+    /// Breaks the lock that has this epoch, without taking it: its owner's writes are refused from now on. For operators.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if that epoch does not hold the lock (any more); the store's.
+    pub fn break_lock(&self, epoch: u64) -> Result<()> {
+        self.change(|state, _| {
+            if state.lock_owner.is_empty() || state.lock_epoch != epoch {
+                let why = format!("epoch {epoch} does not hold the lock of image {}", self.inner.name);
+                return Err(Error::refused(why));
+            }
+            state.lock_owner.clear();
+            state.lock_epoch += 1;
+            Ok(())
+        })
+    }
+
+    /// Who has the image locked, as last seen (see [`Image::refresh`]).
+    pub fn lock_info(&self) -> Option<LockInfo> {
+        let live = self.live();
+        let (owner, epoch) = (live.state.lock_owner.clone(), live.state.lock_epoch);
+        (!owner.is_empty()).then_some(LockInfo { owner, epoch })
+    }
+
+    fn locked(&self, state: &State) -> Error {
+        let (owner, epoch) = (state.lock_owner.clone(), state.lock_epoch);
+        Error::Locked { image: self.inner.name.clone(), owner, epoch }
+    }
+
+    /// Whether this handle may change the image by the lock in `state`.
+    pub(crate) fn check_lock(&self, state: &State) -> Result<()> {
+        match self.held() {
+            0 if !state.lock_owner.is_empty() => Err(self.locked(state)),
+            held if held != 0 && (state.lock_epoch != held || state.lock_owner.is_empty()) => {
+                Err(Error::Fenced { image: self.inner.name.clone(), held, found: state.lock_epoch })
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! Snapshots: made by one change of the header, read through clones of objects, removed in the background; rollback.
+//!
+//! create → header: `snap_seq` grows, a record, a name → the next write of each object clones it (`write`)
+//! remove → header: the record becomes a mark → [`Volumes::work`](crate::Volumes::work) removes the clones that no snapshot sees
+//!
+//! Invariants:
+//! 1. A clone for the snapshots above `from` up to `upper` stays as long as one of them is there.
+//! 2. A protected snapshot is not removed, one that has children stays protected.
+//! 3. While a rollback is not finished nobody writes; doing it again finishes it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use esker_store::{Change, Completion, Condition, Durability, Error as StoreError, ObjectStore, Transaction};
+
+use crate::format::{self, ParentLink, SEQ, SnapRecord, State};
+use crate::header::{self, ATTEMPTS_MAX};
+use crate::image::{self, Chunk, Extent, joined};
+use crate::source::{self, Point};
+use crate::volumes::{Progress, names_from};
+use crate::write::push_guard;
+use crate::{Error, Image, Result};
+
+const NEEDS: &str = "clone objects in the transaction that writes them, which snapshots of volumes need";
+
+/// What a snapshot is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotInfo {
+    /// Its number, from 1, growing, never given twice in an image.
+    pub id: u64,
+    /// Its name.
+    pub name: String,
+    /// Size of the image at that moment, in bytes.
+    pub size: u64,
+    /// When it was made, in unix milliseconds.
+    pub created_ms: u64,
+    /// Whether it may not be removed, and may be cloned.
+    pub protected: bool,
+    /// Images that are clones of it.
+    pub children: u64,
+}
+
+impl SnapshotInfo {
+    fn new(id: u64, record: SnapRecord) -> Self {
+        let SnapRecord { name, size, created_ms, children, protected, .. } = record;
+        Self { id, name, size, created_ms, protected, children }
+    }
+}
+
+/// A snapshot, open for reading.
+#[derive(Clone)]
+pub struct Snapshot {
+    store: Arc<dyn ObjectStore>,
+    image: String,
+    name: String,
+    pub(crate) point: Point,
+}
+
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Snapshot({}@{})", self.image, self.name)
+    }
+}
+
+impl Snapshot {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its number in the image.
+    pub fn id(&self) -> u64 {
+        self.point.snap
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.point.size
+    }
+
+    /// How the image is cut into objects.
+    pub fn layout(&self) -> crate::Layout {
+        self.point.layout
+    }
+
+    /// As [`Image::read`].
+    ///
+    /// # Errors
+    /// As there; [`Error::NoSnapshot`] once it was removed.
+    pub fn read(&self, offset: u64, len: u64) -> Result<Completion<Vec<Chunk>>> {
+        let read = image::read(&*self.store, &self.point, offset, len)?;
+        self.check_alive()?;
+        Ok(read)
+    }
+
+    /// As [`Image::read_bytes`].
+    ///
+    /// # Errors
+    /// As [`Snapshot::read`].
+    pub fn read_bytes(&self, offset: u64, len: u64) -> Result<Bytes> {
+        Ok(joined(self.read(offset, len)?.wait()?))
+    }
+
+    /// As [`Image::extents`].
+    ///
+    /// # Errors
+    /// As [`Snapshot::read`].
+    pub fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
+        let extents = image::extents(&*self.store, &self.point, offset, len)?;
+        self.check_alive()?;
+        Ok(extents)
+    }
+
+    /// After reading: what was read counts only if the snapshot was still there.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        let key = format::snap_key(self.point.snap);
+        match self.store.omap_get(&format::header(self.point.image), &key).wait()? {
+            Some(_) => Ok(()),
+            None => Err(Error::NoSnapshot { image: self.image.clone(), name: self.name.clone() }),
+        }
+    }
+}
+
+impl Image {
+    fn require_snapshots(&self) -> Result<()> {
+        let capability = self.inner.capability;
+        self.require(capability.atomic_across_objects && capability.clone, NEEDS)
+    }
+
+    /// Makes a snapshot of the image as it is now; durable on return, and so is what it shows. Costs one change of the header, however large the image is. `now_ms` is unix milliseconds.
+    ///
+    /// # Errors
+    /// [`Error::Exists`]; [`Error::Invalid`] for a bad name; [`Error::Refused`] during a rollback; [`Error::Locked`]; `Unsupported` where the backend
+    /// cannot clone objects or is not atomic across them; the store's.
+    pub fn snapshot_create(&self, name: &str, now_ms: u64) -> Result<Snapshot> {
+        self.require_snapshots()?;
+        format::check_name("snapshot name", name)?;
+        let header = format::header(self.inner.id);
+        self.change(|state, txn| {
+            self.check_lock(state)?;
+            self.check_rollback(state)?;
+            let key = format::snap_name_key(name);
+            if self.store().omap_get(&header, &key).wait()?.is_some() {
+                return Err(Error::Exists { what: "snapshot", name: name.to_owned() });
+            }
+            state.snap_seq += 1;
+            state.newest = state.snap_seq;
+            let record = SnapRecord {
+                name: name.to_owned(),
+                size: state.size,
+                created_ms: now_ms,
+                parent: state.parent,
+                children: 0,
+                protected: false,
+            };
+            txn.push(&header, Change::OmapSet { key, value: format::number(state.snap_seq) });
+            let key = format::snap_key(state.snap_seq);
+            txn.push(&header, Change::OmapSet { key, value: record.encode() });
+            Ok(())
+        })?;
+        self.snapshot(name)
+    }
+
+    fn check_rollback(&self, state: &State) -> Result<()> {
+        if state.rollback == 0 {
+            return Ok(());
+        }
+        Err(Error::refused(format!("a rollback of image {} is not finished; do it again", self.inner.name)))
+    }
+
+    fn no_snapshot(&self, name: &str) -> Error {
+        Error::NoSnapshot { image: self.inner.name.clone(), name: name.to_owned() }
+    }
+
+    /// Number and record of a snapshot by its name.
+    pub(crate) fn find_snapshot(&self, name: &str) -> Result<(u64, SnapRecord)> {
+        let found = self.store().omap_get(&format::header(self.inner.id), &format::snap_name_key(name)).wait()?;
+        let id = found.as_deref().and_then(format::number_from).ok_or_else(|| self.no_snapshot(name))?;
+        let record = header::snapshot(self.store(), self.inner.id, id)?.ok_or_else(|| self.no_snapshot(name))?;
+        Ok((id, record))
+    }
+
+    /// Opens a snapshot for reading.
+    ///
+    /// # Errors
+    /// [`Error::NoSnapshot`]; the store's.
+    pub fn snapshot(&self, name: &str) -> Result<Snapshot> {
+        let (id, _) = self.find_snapshot(name)?;
+        let point = Point::snapshot(self.store(), self.inner.id, id, self.layout())?;
+        let point = point.ok_or_else(|| self.no_snapshot(name))?;
+        let (store, image) = (Arc::clone(&self.inner.store), self.inner.name.clone());
+        Ok(Snapshot { store, image, name: name.to_owned(), point })
+    }
+
+    /// All snapshots, oldest first.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        let entries = header::entries(self.store(), &format::header(self.inner.id), b's', false)?;
+        let decode = |(key, value): (Bytes, Bytes)| {
+            let id = format::key_number(&key).unwrap_or_default();
+            Ok(SnapshotInfo::new(id, SnapRecord::decode(self.inner.id, id, &value)?))
+        };
+        entries.into_iter().map(decode).collect()
+    }
+
+    /// Changes the record of a snapshot in the header.
+    pub(crate) fn change_snapshot(
+        &self,
+        name: &str,
+        mut change: impl FnMut(u64, &mut SnapRecord, &mut Transaction) -> Result<()>,
+    ) -> Result<()> {
+        let header = format::header(self.inner.id);
+        self.change(|state, txn| {
+            self.check_lock(state)?;
+            let (id, mut record) = self.find_snapshot(name)?;
+            // Clones change it without a new generation.
+            push_guard(txn, &header, same_record(id, &record));
+            change(id, &mut record, txn)?;
+            txn.push(&header, Change::OmapSet { key: format::snap_key(id), value: record.encode() });
+            Ok(())
+        })
+    }
+
+    /// Protects a snapshot from removal, so that it may be cloned. Does nothing if it is.
+    ///
+    /// # Errors
+    /// [`Error::NoSnapshot`], [`Error::Locked`]; the store's.
+    pub fn snapshot_protect(&self, name: &str) -> Result<()> {
+        self.change_snapshot(name, |_, record, _| {
+            record.protected = true;
+            Ok(())
+        })
+    }
+
+    /// Takes the protection away. Does nothing if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] while it has clones; [`Error::NoSnapshot`], [`Error::Locked`]; the store's.
+    pub fn snapshot_unprotect(&self, name: &str) -> Result<()> {
+        self.change_snapshot(name, |_, record, _| {
+            if record.children > 0 {
+                let why = format!("snapshot {name} has {} clones; flatten or remove them first", record.children);
+                return Err(Error::refused(why));
+            }
+            record.protected = false;
+            Ok(())
+        })
+    }
+
+    /// Removes a snapshot. Its space comes back by [`Volumes::work`](crate::Volumes::work).
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if it is protected, or rolled back to just now; [`Error::NoSnapshot`], [`Error::Locked`]; the store's.
+    pub fn snapshot_remove(&self, name: &str) -> Result<()> {
+        let header = format::header(self.inner.id);
+        let mut parent = None;
+        self.change(|state, txn| {
+            self.check_lock(state)?;
+            let (id, record) = self.find_snapshot(name)?;
+            if record.protected {
+                return Err(Error::refused(format!("snapshot {name} is protected; unprotect it first")));
+            }
+            if state.rollback == id {
+                return Err(Error::refused(format!("a rollback to snapshot {name} is not finished; do it again")));
+            }
+            if state.newest == id {
+                state.newest = header::snapshot_before(self.store(), self.inner.id, id)?.unwrap_or(0);
+            }
+            push_guard(txn, &header, same_record(id, &record));
+            parent = record.parent;
+            txn.push(&header, Change::OmapRemove { key: format::snap_key(id) });
+            txn.push(&header, Change::OmapRemove { key: format::snap_name_key(name) });
+            txn.push(&header, Change::OmapSet { key: format::trim_key(id), value: Bytes::new() });
+            Ok(())
+        })?;
+        self.let_go_of(parent)
+    }
+
+    /// Tells a parent that this image does not need it, if neither the image nor any of its snapshots does.
+    pub(crate) fn let_go_of(&self, parent: Option<ParentLink>) -> Result<()> {
+        let Some(link) = parent else { return Ok(()) };
+        let same = |other: Option<ParentLink>| other.is_some_and(|o| (o.image, o.snap) == (link.image, link.snap));
+        if same(self.live().state.parent) {
+            return Ok(());
+        }
+        for (key, value) in header::entries(self.store(), &format::header(self.inner.id), b's', false)? {
+            let id = format::key_number(&key).unwrap_or_default();
+            if same(SnapRecord::decode(self.inner.id, id, &value)?.parent) {
+                return Ok(());
+            }
+        }
+        let volumes = crate::Volumes { store: Arc::clone(&self.inner.store) };
+        volumes.forget_child(link.image, link.snap, self.inner.id)
+    }
+
+    /// Removes the clones that only removed snapshots saw. Returns false if `progress` stopped it.
+    pub(crate) fn trim_snapshots(&self, progress: Progress<'_>) -> Result<bool> {
+        let header = format::header(self.inner.id);
+        let removed = header::entries(self.store(), &header, b't', true)?;
+        if removed.is_empty() {
+            return Ok(true);
+        }
+        let live = header::entries(self.store(), &header, b's', true)?;
+        // Snapshots made later are above every clone that there is.
+        let live: BTreeSet<u64> = live.iter().filter_map(|(key, _)| format::key_number(key)).collect();
+        let clones = format::clones(self.inner.id);
+        let (mut done, mut from) = (0, Bytes::new());
+        loop {
+            let scan = esker_store::OmapScan { start: Some(from), limit: 1_000, ..Default::default() };
+            let page = self.store().omap_scan(&clones, &scan).wait()?;
+            let Some((last, _)) = page.last() else { break };
+            from = [last, &[0][..]].concat().into();
+            let mut txn = Transaction::with(Durability::Applied);
+            for (key, value) in &page {
+                let (number, upper, below) = format::read_clone(key, value)?;
+                if upper > below && live.range(below + 1..=upper).next().is_none() {
+                    let clone = format::clone_of(self.inner.id, number, upper);
+                    txn.push(&clone, Change::Remove);
+                    txn.push(&clones, Change::OmapRemove { key: key.clone() });
+                }
+            }
+            if !txn.ops.is_empty() {
+                self.store().submit(txn).wait()?;
+            }
+            done += page.len() as u64;
+            if !progress(done, done) {
+                return Ok(false);
+            }
+        }
+        let mut txn = Transaction::new();
+        for (key, _) in removed {
+            txn.push(&header, Change::OmapRemove { key });
+        }
+        self.store().submit(txn).wait()?;
+        Ok(true)
+    }
+
+    /// Makes the image what it was at a snapshot, size and parent too. Other snapshots stay as they are. Nobody else may write meanwhile (they are refused), nor
+    /// should read. Interrupted, it is finished by doing it again; `progress` returning false interrupts it. Returns whether it is finished.
+    ///
+    /// # Errors
+    /// [`Error::NoSnapshot`]; [`Error::Refused`] if a rollback to another snapshot is not finished; [`Error::Locked`]; the store's.
+    pub fn rollback(&self, name: &str, progress: Progress<'_>) -> Result<bool> {
+        let (id, record) = self.find_snapshot(name)?;
+        self.change(|state, _| {
+            self.check_lock(state)?;
+            if state.rollback != 0 && state.rollback != id {
+                let why = format!("a rollback to snapshot number {} is not finished; do that again", state.rollback);
+                return Err(Error::refused(why));
+            }
+            // Stored again below as it was found: the snapshot is there, or this fails.
+            self.find_snapshot(name)?;
+            state.rollback = id;
+            Ok(())
+        })?;
+        let then = self.snapshot(name)?.point;
+        let mut numbers = BTreeSet::new();
+        self.each_candidate(&then, true, &mut |number| {
+            numbers.insert(number);
+            Ok(true)
+        })?;
+        let total = numbers.len() as u64;
+        for (done, number) in numbers.into_iter().enumerate() {
+            self.roll_back_object(&then, number)?;
+            if !progress(done as u64 + 1, total) {
+                return Ok(false);
+            }
+        }
+        self.flush().wait()?;
+        let mut before = None;
+        self.change(|state, _| {
+            self.check_lock(state)?;
+            before = state.parent;
+            if state.rollback == id {
+                state.dirty_end = state.dirty_end.max(state.size).max(record.size);
+                state.size = record.size;
+                state.parent = record.parent;
+                state.rollback = 0;
+            }
+            Ok(())
+        })?;
+        self.let_go_of(before)?;
+        self.finish_shrinking(&mut |_, _| true)
+    }
+
+    fn roll_back_object(&self, then: &Point, number: u64) -> Result<()> {
+        let head = format::data(self.inner.id, number);
+        for _ in 0..ATTEMPTS_MAX {
+            let live = self.live();
+            self.check_lock(&live.state)?;
+            let newest = live.state.newest;
+            let source = source::with_source(self.store(), then, number, |_| Ok(()))?.map(|(source, ())| source);
+            let there = self.store().stat(&head).wait()?;
+            if source.as_ref().is_some_and(|source| source.id == head) || (source.is_none() && there.is_none()) {
+                return Ok(());
+            }
+            let mut txn = Transaction::with(Durability::Applied);
+            txn = header::guarded(txn, self.inner.id, live.state.generation);
+            match there {
+                None => push_guard(&mut txn, &head, Condition::Absent),
+                Some(_) => {
+                    push_guard(&mut txn, &head, Condition::Exists);
+                    let seq = source::seq(self.store(), &head)?;
+                    let name = Bytes::from_static(SEQ);
+                    let compare = esker_store::Compare::Equal;
+                    let same = Condition::XattrCompare { name, compare, value: seq, absent_holds: seq == 0 };
+                    push_guard(&mut txn, &head, same);
+                    if seq < newest {
+                        // Later snapshots see what is there now.
+                        txn.push(&head, Change::CloneTo { to: format::clone_of(self.inner.id, number, newest) });
+                        let key = format::clone_key(number, newest);
+                        let value = format::number(seq);
+                        txn.push(&format::clones(self.inner.id), Change::OmapSet { key, value });
+                    }
+                }
+            }
+            match &source {
+                Some(source) => self.push_copy(&mut txn, source, &head)?,
+                None => txn.push(&head, Change::Truncate { size: 0 }),
+            }
+            txn.push(&head, Change::XattrSet { name: Bytes::from_static(SEQ), value: format::number(newest) });
+            match self.store().submit(txn).wait() {
+                Ok(_) => return Ok(()),
+                Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }) => self.refresh()?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Error::Contended { what: format!("data of image {}", self.inner.name), attempts: ATTEMPTS_MAX })
+    }
+
+    /// Calls `visit` with the number of every data object of the image itself, in order, until it returns false.
+    pub(crate) fn each_own(&self, visit: &mut dyn FnMut(u64) -> Result<bool>) -> Result<bool> {
+        each_own(self.store(), self.inner.id, visit)
+    }
+
+    /// Calls `visit` with every number under which the image, any of its snapshots, or (if `parents`) what `point` stands on may have data.
+    pub(crate) fn each_candidate(
+        &self,
+        point: &Point,
+        parents: bool,
+        visit: &mut dyn FnMut(u64) -> Result<bool>,
+    ) -> Result<bool> {
+        for number in candidates(self.store(), point, parents)? {
+            if !visit(number)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// What holds as long as nobody changed the record of a snapshot.
+pub(crate) fn same_record(snap: u64, record: &SnapRecord) -> Condition {
+    Condition::OmapEquals { key: format::snap_key(snap), value: record.encode() }
+}
+
+fn each_own(store: &dyn ObjectStore, image: u64, visit: &mut dyn FnMut(u64) -> Result<bool>) -> Result<bool> {
+    let mut after: Option<Bytes> = None;
+    loop {
+        let names = names_from(store, &format::data_prefix(image), after.as_deref())?;
+        let Some(last) = names.last() else { return Ok(true) };
+        after = Some(last.clone());
+        for name in &names {
+            if let Some(number) = format::data_number(image, name)
+                && !visit(number)?
+            {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+/// Numbers under which the image of `point`, any of its snapshots, or (if `parents`) what it stands on may have data.
+pub(crate) fn candidates(store: &dyn ObjectStore, point: &Point, parents: bool) -> Result<BTreeSet<u64>> {
+    let mut numbers = BTreeSet::new();
+    let mut at = Some(point);
+    while let Some(point) = at {
+        each_own(store, point.image, &mut |number| {
+            numbers.insert(number);
+            Ok(true)
+        })?;
+        let mut scan = esker_store::OmapScan { limit: 10_000, keys_only: true, ..Default::default() };
+        loop {
+            let page = store.omap_scan(&format::clones(point.image), &scan).wait()?;
+            let Some((last, _)) = page.last() else { break };
+            scan.start = Some([last, &[0][..]].concat().into());
+            for (key, _) in &page {
+                numbers.insert(format::read_clone(key, &[0; 8])?.0);
+            }
+        }
+        at = point.parent.as_ref().filter(|_| parents).map(|parent| &parent.point);
+    }
+    Ok(numbers)
+}

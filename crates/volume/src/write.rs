@@ -1,0 +1,338 @@
+//! Writing: what each data object needs done before it may change, and everything in one transaction.
+//!
+//! range → pieces per object → guards (generation of the header, each object current) and changes → submit
+//! → a guard fails: look at the state, at the objects → the same with what was found: clone for the snapshots, copy from the parent
+//!
+//! A write that finds its objects current costs one submit and no look. Which handles may write, what size the image has and
+//! which snapshots there are stands in the header under one generation; every write guards it. So a snapshot is one moment
+//! for all writers, and a writer whose lock was taken over is refused in the same round trip, however late he comes.
+//!
+//! Invariants:
+//! 1. An object is cloned for the snapshots, or copied from the parent, in the transaction that writes it first.
+//! 2. Up to [`ATOMIC_BYTES_MAX`] bytes of a write are one transaction, where the backend is atomic across objects; else each object is one.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use esker_store::{Barrier, Change, Compare, Completion, Condition, Durability, Error as StoreError, Transaction};
+
+use crate::format::{self, SEQ};
+use crate::header::{self, ATTEMPTS_MAX};
+use crate::image::{Image, Live, check_range, check_request};
+use crate::source::{self, Source};
+use crate::{Error, Result};
+
+/// Bytes of a write that are applied together or not at all, where the backend can (16 MiB). Larger writes are several.
+pub const ATOMIC_BYTES_MAX: u64 = 16 << 20;
+
+/// Runs in an object: offset and length.
+type Runs = Vec<(u64, u64)>;
+
+/// What is to be done to a data object.
+#[derive(Debug)]
+pub(crate) enum Act {
+    Write(Vec<(u64, Bytes)>),
+    Zero(Runs),
+    /// Only what must come before a change.
+    Own,
+}
+
+/// Who writes, and thus what is checked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Writer {
+    /// A user, inside the image from `offset` on for `len` bytes.
+    User(u64, u64),
+    /// Finishes shrinking to this size: writes past the end, as long as that is the end.
+    Trim(u64),
+    /// Work that leaves what the image shows as it is.
+    Work,
+}
+
+/// How a data object is found.
+enum Found {
+    /// Nothing needs to be kept of it for anybody; so many bytes.
+    Current(u64),
+    /// Its content belongs to snapshots too: its `seq` and bytes.
+    Old(u64, u64),
+    /// It does not exist; what a parent has of it.
+    Absent(Option<Source>),
+}
+
+impl Image {
+    /// Writes `data` at `offset`, any alignment, at most [`REQUEST_BYTES_MAX`](crate::REQUEST_BYTES_MAX) bytes. It is applied (seen
+    /// by every reader) when the call returns. `Applied` completes at once and is durable after the next [`Image::flush`]; `Durable` completes when durable (FUA).
+    ///
+    /// # Errors
+    /// [`Error::PastEnd`]; [`Error::Locked`] and [`Error::Fenced`]; [`Error::Refused`] during a rollback; the store's. Of a write larger than
+    /// [`ATOMIC_BYTES_MAX`] (or over several objects, where the backend is not atomic across them) a first part may be there.
+    pub fn write(&self, offset: u64, data: Bytes, durability: Durability) -> Result<Completion<()>> {
+        let len = data.len() as u64;
+        check_request(len)?;
+        check_range(offset, len, self.refreshed_size(offset, len)?)?;
+        let most = ATOMIC_BYTES_MAX.min(self.inner.capability.transaction_bytes_max / 2).max(1);
+        let (mut barrier, mut done) = (None, 0);
+        loop {
+            let part = most.min(len - done);
+            let layout = self.live().state.layout;
+            let mut acts: BTreeMap<u64, Act> = BTreeMap::new();
+            for piece in layout.pieces(offset + done, part) {
+                let start = (piece.image_offset - offset) as usize;
+                let bytes = data.slice(start..start + piece.len as usize);
+                match acts.entry(piece.object).or_insert_with(|| Act::Write(Vec::new())) {
+                    Act::Write(writes) => writes.push((piece.object_offset, bytes)),
+                    _ => unreachable!("only writes are put in"),
+                }
+            }
+            barrier = Barrier::later(barrier, self.apply(&acts, durability, Writer::User(offset, len))?);
+            done += part;
+            if done >= len {
+                return Ok(source::behind((), barrier));
+            }
+        }
+    }
+
+    /// Makes `len` bytes at `offset` read as zeros and gives their space back. Whole objects go; works in several transactions, each
+    /// of a set of objects. Durability is as for [`Image::write`].
+    ///
+    /// # Errors
+    /// As [`Image::write`].
+    pub fn discard(&self, offset: u64, len: u64, durability: Durability) -> Result<Completion<()>> {
+        check_range(offset, len, self.refreshed_size(offset, len)?)?;
+        let barrier = self.zero_runs(offset, offset + len, durability, Writer::User)?;
+        Ok(source::behind((), barrier))
+    }
+
+    /// Makes `len` bytes at `offset` read as zeros: as [`Image::discard`], or, if `allocate`, with zeros that take the space (of at most
+    /// [`REQUEST_BYTES_MAX`](crate::REQUEST_BYTES_MAX) bytes).
+    ///
+    /// # Errors
+    /// As [`Image::write`].
+    pub fn zero(&self, offset: u64, len: u64, allocate: bool, durability: Durability) -> Result<Completion<()>> {
+        if !allocate {
+            return self.discard(offset, len, durability);
+        }
+        check_request(len)?;
+        self.write(offset, Bytes::from(vec![0; len as usize]), durability)
+    }
+
+    /// The size, looked up again if the range does not fit what was seen last.
+    fn refreshed_size(&self, offset: u64, len: u64) -> Result<u64> {
+        if check_range(offset, len, self.size()).is_err() {
+            self.refresh()?;
+        }
+        Ok(self.size())
+    }
+
+    /// Zeros the bytes from `start` to `end`, a set of objects after another.
+    pub(crate) fn zero_runs(
+        &self,
+        start: u64,
+        end: u64,
+        durability: Durability,
+        writer: impl Fn(u64, u64) -> Writer,
+    ) -> Result<Option<Barrier>> {
+        let layout = self.live().state.layout;
+        let (mut at, mut barrier) = (start, None);
+        while at < end {
+            let next = (at / layout.set_bytes() + 1).saturating_mul(layout.set_bytes()).min(end);
+            let runs = layout.by_object(at, next - at);
+            let acts = runs.into_iter().map(|(number, runs)| (number, Act::Zero(runs))).collect();
+            barrier = Barrier::later(barrier, self.apply(&acts, durability, writer(at, next - at))?);
+            at = next;
+        }
+        Ok(barrier)
+    }
+
+    /// Does `acts` in one transaction (or, where the backend is not atomic across objects, one for each object).
+    pub(crate) fn apply(
+        &self,
+        acts: &BTreeMap<u64, Act>,
+        durability: Durability,
+        writer: Writer,
+    ) -> Result<Option<Barrier>> {
+        let atomic = self.inner.capability.atomic_across_objects;
+        if atomic || acts.len() <= 1 {
+            return self.apply_together(acts.iter(), durability, writer);
+        }
+        let mut barrier = None;
+        for act in acts {
+            let one = self.apply_together(std::iter::once(act), durability, writer)?;
+            barrier = Barrier::later(barrier, one);
+        }
+        Ok(barrier)
+    }
+
+    fn apply_together<'a>(
+        &self,
+        acts: impl Iterator<Item = (&'a u64, &'a Act)> + Clone,
+        durability: Durability,
+        writer: Writer,
+    ) -> Result<Option<Barrier>> {
+        let fenced = self.inner.capability.atomic_across_objects;
+        let mut look = false;
+        let mut refreshed = false;
+        for _ in 0..ATTEMPTS_MAX {
+            let live = self.live();
+            if let Err(error) = self.check_writer(&live, writer) {
+                // What was seen may be old.
+                if refreshed || matches!(error, Error::Fenced { .. }) {
+                    return Err(error);
+                }
+                refreshed = true;
+                self.refresh()?;
+                continue;
+            }
+            let mut txn = Transaction::with(durability);
+            if fenced {
+                txn = header::guarded(txn, self.inner.id, live.state.generation);
+            }
+            for (number, act) in acts.clone() {
+                self.build(&mut txn, &live, *number, act, look)?;
+            }
+            if txn.ops.is_empty() {
+                return Ok(None);
+            }
+            match self.store().submit(txn).into_parts() {
+                (Ok(_), barrier) => return Ok(barrier),
+                (Err(StoreError::GuardFailed { index: 0 }), _) if fenced => {
+                    refreshed = true;
+                    self.refresh()?;
+                }
+                (Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }), _) => look = true,
+                (Err(error), _) => return Err(error.into()),
+            }
+        }
+        Err(Error::Contended { what: format!("data of image {}", self.inner.name), attempts: ATTEMPTS_MAX })
+    }
+
+    fn check_writer(&self, live: &Live, writer: Writer) -> Result<()> {
+        let state = &live.state;
+        let image = || self.inner.name.clone();
+        let held = self.held();
+        if held != 0 && (state.lock_epoch != held || state.lock_owner.is_empty()) {
+            return Err(Error::Fenced { image: image(), held, found: state.lock_epoch });
+        }
+        if held == 0 && !state.lock_owner.is_empty() {
+            return Err(Error::Locked { image: image(), owner: state.lock_owner.clone(), epoch: state.lock_epoch });
+        }
+        if state.rollback != 0 && writer != Writer::Work {
+            let why = format!("a rollback of image {} is not finished; do it again", self.inner.name);
+            return Err(Error::refused(why));
+        }
+        match writer {
+            Writer::User(offset, len) => check_range(offset, len, state.size),
+            Writer::Trim(size) if state.size != size => {
+                Err(Error::refused(format!("image {} was resized meanwhile", self.inner.name)))
+            }
+            Writer::Trim(_) | Writer::Work => Ok(()),
+        }
+    }
+
+    /// Adds what `act` needs to the transaction.
+    fn build(&self, txn: &mut Transaction, live: &Live, number: u64, act: &Act, look: bool) -> Result<()> {
+        let image = self.inner.id;
+        let newest = live.state.newest;
+        let head = format::data(image, number);
+        // Whether others look at the object, or at what is in its place while it is missing.
+        let shared = newest > 0 || live.point.overlap(number) > 0;
+        let seq = || Bytes::from_static(SEQ);
+        let set_seq = || Change::XattrSet { name: seq(), value: format::number(newest) };
+        if !look && let Act::Write(writes) = act {
+            if shared {
+                push_guard(txn, &head, current(newest));
+            }
+            push_writes(txn, &head, writes);
+            return Ok(());
+        }
+        let found = self.find(live, number)?;
+        let size = match &found {
+            Found::Current(size) | Found::Old(_, size) => *size,
+            Found::Absent(source) => source.as_ref().map_or(0, |source| source.visible),
+        };
+        let all = live.state.layout.prefix(number, live.state.size);
+        let whole =
+            matches!(act, Act::Zero(runs) if runs.iter().any(|(start, len)| *start == 0 && *len >= all.max(size)));
+        match found {
+            Found::Current(_) if matches!(act, Act::Own) => return Ok(()),
+            Found::Current(_) if shared => push_guard(txn, &head, current(newest)),
+            Found::Current(_) => {}
+            Found::Old(before, _) => {
+                push_guard(txn, &head, Condition::Exists);
+                push_guard(txn, &head, compare(Compare::Equal, before, before == 0));
+                let clone = format::clone_of(image, number, newest);
+                let value = format::number(before);
+                txn.push(&head, Change::CloneTo { to: clone });
+                txn.push(&format::clones(image), Change::OmapSet { key: format::clone_key(number, newest), value });
+                txn.push(&head, set_seq());
+            }
+            // There is nothing to take away.
+            Found::Absent(None) if matches!(act, Act::Zero(_) | Act::Own) => return Ok(()),
+            Found::Absent(source) => {
+                push_guard(txn, &head, Condition::Absent);
+                match source.filter(|_| !whole) {
+                    Some(source) => self.push_copy(txn, &source, &head)?,
+                    None => txn.push(&head, Change::Touch),
+                }
+                txn.push(&head, set_seq());
+            }
+        }
+        match act {
+            Act::Write(writes) => push_writes(txn, &head, writes),
+            // Where others look, an empty object says that there is nothing.
+            Act::Zero(_) if whole && shared => txn.push(&head, Change::Truncate { size: 0 }),
+            Act::Zero(_) if whole => txn.push(&head, Change::Remove),
+            Act::Zero(runs) => {
+                for (offset, len) in runs.iter().filter(|(offset, _)| *offset < size) {
+                    txn.push(&head, Change::Zero { offset: *offset, len: (*len).min(size - offset) });
+                }
+            }
+            Act::Own => {}
+        }
+        Ok(())
+    }
+
+    /// Adds the copying of what a parent, or a snapshot, has to `to`, as long as it is there.
+    pub(crate) fn push_copy(&self, txn: &mut Transaction, source: &Source, to: &esker_store::ObjectId) -> Result<()> {
+        push_guard(txn, &source.id, Condition::Exists);
+        if source.while_before > 0 {
+            push_guard(txn, &source.id, compare(Compare::Less, source.while_before, true));
+        }
+        txn.push(&source.id, Change::CloneTo { to: to.clone() });
+        // What lies past the overlap, or past the snapshot's size, is nobody's.
+        let size = self.store().stat(&source.id).wait()?.map_or(0, |stat| stat.size);
+        if size > source.visible {
+            txn.push(to, Change::Truncate { size: source.visible });
+        }
+        Ok(())
+    }
+
+    fn find(&self, live: &Live, number: u64) -> Result<Found> {
+        let head = format::data(self.inner.id, number);
+        if let Some(stat) = self.store().stat(&head).wait()? {
+            let seq = source::seq(self.store(), &head)?;
+            return Ok(if seq >= live.state.newest { Found::Current(stat.size) } else { Found::Old(seq, stat.size) });
+        }
+        let source = source::with_source(self.store(), &live.point, number, |_| Ok(()))?;
+        // Without a parent a missing object is found as an empty one.
+        Ok(Found::Absent(source.map(|(source, ())| source).filter(|source| source.id != head)))
+    }
+}
+
+fn compare(compare: Compare, value: u64, absent_holds: bool) -> Condition {
+    Condition::XattrCompare { name: Bytes::from_static(SEQ), compare, value, absent_holds }
+}
+
+/// What holds of an object that may be written as it is.
+fn current(newest: u64) -> Condition {
+    if newest == 0 { Condition::Exists } else { compare(Compare::GreaterOrEqual, newest, false) }
+}
+
+pub(crate) fn push_guard(txn: &mut Transaction, object: &esker_store::ObjectId, condition: Condition) {
+    txn.guards.push(esker_store::Guard { object: object.clone(), condition });
+}
+
+fn push_writes(txn: &mut Transaction, head: &esker_store::ObjectId, writes: &[(u64, Bytes)]) {
+    for (offset, data) in writes {
+        txn.push(head, Change::Write { offset: *offset, data: data.clone() });
+    }
+}
