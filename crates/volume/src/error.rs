@@ -121,7 +121,6 @@ impl Error {
         Self::Refused { why: why.into() }
     }
 
-    #[allow(dead_code)]
     pub(crate) fn stream(what: impl Into<String>, source: std::io::Error) -> Self {
         Self::Stream { what: what.into(), source: std::sync::Arc::new(source) }
     }

@@ -232,8 +232,12 @@ impl Volumes {
                 take(txn);
             }
             Ok(())
-        })?;
-        Ok(())
+        })
+        .and_then(|state| match state.parent {
+            // Nothing of it is read any more.
+            Some(link) => self.forget_child(link.image, link.snap, id),
+            None => Ok(()),
+        })
     }
 
     /// Does what was left for the background: removes the objects of removed images, gives the space of removed snapshots back, finishes

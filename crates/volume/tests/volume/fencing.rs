@@ -1,0 +1,130 @@
+//! The exclusive lock, and what happens to those who come late.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bytes::Bytes;
+use esker_volume::{Durability, Error};
+
+use crate::support::{SMALL, both, engine, write};
+
+#[test]
+fn a_second_writer_is_refused_and_a_late_one_is_fenced() {
+    for volumes in both() {
+        let first = volumes.create("disk", 1 << 20, SMALL, 0).unwrap();
+        let second = volumes.image("disk").unwrap();
+        let epoch = first.lock("one").unwrap();
+        write(&first, 0, "mine");
+        let refused = second.write(0, "other".into(), Durability::Applied).err().unwrap();
+        assert!(matches!(&refused, Error::Locked { owner, .. } if owner == "one"), "{refused}");
+        assert!(matches!(second.discard(0, 4096, Durability::Applied), Err(Error::Locked { .. })));
+        assert!(matches!(second.resize(0, true), Err(Error::Locked { .. })));
+        assert!(matches!(second.snapshot_create("s", 0), Err(Error::Locked { .. })));
+        assert!(matches!(second.lock("two"), Err(Error::Locked { .. })));
+        assert!(matches!(second.lock("one"), Err(Error::Locked { .. })), "a name is no proof");
+        assert!(matches!(volumes.remove("disk"), Err(Error::Locked { .. })));
+
+        let taken = second.take_over("two").unwrap();
+        assert!(taken > epoch);
+        write(&second, 0, "new!");
+        // The first one has not been told, and finds out by its guard.
+        let late = first.write(0, "late".into(), Durability::Applied).err().unwrap();
+        assert!(matches!(late, Error::Fenced { held, found, .. } if held == epoch && found == taken), "{late}");
+        assert!(matches!(first.snapshot_create("s", 0), Err(Error::Fenced { .. })));
+        assert!(matches!(first.unlock(), Err(Error::Fenced { .. })));
+        assert_eq!(second.read_bytes(0, 4).unwrap(), "new!");
+
+        assert!(matches!(first.break_lock(epoch), Err(Error::Refused { .. })));
+        first.break_lock(taken).unwrap();
+        assert!(matches!(second.write(0, "gone".into(), Durability::Applied), Err(Error::Fenced { .. })));
+        // Fenced for good, even where nobody has the lock now.
+        assert!(matches!(first.write(0, "late".into(), Durability::Applied), Err(Error::Fenced { .. })));
+        let third = volumes.image("disk").unwrap();
+        write(&third, 0, "free");
+        let last = third.lock("three").unwrap();
+        assert!(last > taken);
+        third.unlock().unwrap();
+        third.unlock().unwrap();
+        assert_eq!(volumes.image("disk").unwrap().lock_info(), None);
+    }
+}
+
+#[test]
+fn no_write_of_a_taken_over_writer_lands_after_the_take_over() {
+    for round in 0..20 {
+        let volumes = engine();
+        let old = volumes.create("disk", 1 << 20, SMALL, 0).unwrap();
+        old.lock("old").unwrap();
+        let new = volumes.image("disk").unwrap();
+        let written = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = (0..3u64)
+            .map(|thread| {
+                let (old, written) = (old.clone(), Arc::clone(&written));
+                std::thread::spawn(move || {
+                    loop {
+                        let data = Bytes::from(vec![b'o'; 512]);
+                        match old.write(thread * 4096, data, Durability::Applied) {
+                            Ok(_) => written.fetch_add(1, Ordering::Relaxed),
+                            Err(Error::Fenced { .. }) => return,
+                            Err(error) => panic!("{error}"),
+                        };
+                    }
+                })
+            })
+            .collect();
+        while written.load(Ordering::Relaxed) < 50 + round * 10 {
+            std::thread::yield_now();
+        }
+        new.take_over("new").unwrap();
+        write(&new, 0, vec![b'n'; 16 << 10]);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let found = new.read_bytes(0, 16 << 10).unwrap();
+        assert!(found.iter().all(|byte| *byte == b'n'), "round {round}: a late write landed");
+    }
+}
+
+/// Two threads write the same number to two places; a snapshot between them must never show the second without the first.
+#[test]
+fn a_snapshot_is_one_moment_for_all_writers() {
+    for volumes in both() {
+        let image = volumes.create("disk", 1 << 20, SMALL, 0).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let writers: Vec<_> = (0..2u64)
+            .map(|thread| {
+                let (image, stop) = (volumes.image("disk").unwrap(), Arc::clone(&stop));
+                std::thread::spawn(move || {
+                    let mut number = 0u64;
+                    while !stop.load(Ordering::Relaxed) {
+                        number += 1;
+                        // The second place is in another object, and written when the first is.
+                        for at in [thread * 4096, 512 * 1024 + thread * 4096] {
+                            let data = Bytes::copy_from_slice(&number.to_le_bytes());
+                            drop(image.write(at, data, Durability::Applied).unwrap());
+                        }
+                    }
+                    number
+                })
+            })
+            .collect();
+        for round in 0..60 {
+            image.snapshot_create(&format!("s{round}"), 0).unwrap();
+            std::thread::sleep(std::time::Duration::from_micros(300));
+        }
+        stop.store(true, Ordering::Relaxed);
+        let last: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+        let mut before = [0; 2];
+        for round in 0..60 {
+            let snapshot = image.snapshot(&format!("s{round}")).unwrap();
+            for thread in 0..2u64 {
+                let number = |at| u64::from_le_bytes(snapshot.read_bytes(at, 8).unwrap()[..].try_into().unwrap());
+                let (first, second) = (number(thread * 4096), number(512 * 1024 + thread * 4096));
+                assert!(first == second || first == second + 1, "snapshot {round}: {first} and {second}");
+                assert!(first >= before[thread as usize] && first <= last[thread as usize]);
+                before[thread as usize] = first;
+            }
+        }
+        assert!(before[0] > 0 && before[1] > 0, "nothing was written between the snapshots");
+    }
+}

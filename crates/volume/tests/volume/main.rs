@@ -1,0 +1,11 @@
+//! Volumes on several backends: what an image promises, checked against plain bytes.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+mod crash;
+mod export;
+mod fencing;
+mod lacking;
+mod model;
+mod rules;
+mod support;
