@@ -11,6 +11,7 @@
 
 mod compressed;
 mod mutate;
+mod nbd;
 mod record;
 mod recovery;
 mod resp;
@@ -43,7 +44,7 @@ struct Arguments {
 
 const USAGE: &str =
     "usage: cargo run --release -- TARGET [--seconds N] [--seed S] [--skip N] [--executions N] [--file INPUT]
-targets: compressed, record, recovery, resp
+targets: compressed, nbd, record, recovery, resp
   --seconds     run so long (default 10)
   --seed        seed of all inputs (default 1)
   --skip        start at this execution
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
     };
     let mut target: Box<dyn Target> = match arguments.target.as_str() {
         "compressed" => Box::new(compressed::CompressedPayload::new()),
+        "nbd" => Box::new(nbd::Nbd::new()),
         "record" => Box::new(record::Record::new()),
         "recovery" => Box::new(recovery::Recovery::new()),
         "resp" => Box::new(resp::Resp::new()),

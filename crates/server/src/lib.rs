@@ -1,12 +1,13 @@
 //! Sockets and protocols in front of the faces.
 //!
-//! socket → protocol parse → command → `kv` transaction → barrier → reply
+//! socket → protocol parse → command → `kv` transaction, or a request of a disk → barrier → reply
 //!
 //! Invariants:
 //! 1. No reply leaves before everything that it depends on is as durable as its writer asked for.
 //! 2. Bytes from a socket are answered or refused; they never panic, never hang a thread, and never take memory
-//!    beyond the limits of [`resp::Config`].
+//!    beyond the limits of [`resp::Config`] and [`nbd::Config`].
 
 #![forbid(unsafe_code)]
 
+pub mod nbd;
 pub mod resp;

@@ -121,7 +121,7 @@ impl Drop for Listener {
 }
 
 /// Binds a unix socket, in place of one that nobody listens on any more.
-fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+pub(crate) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             use std::os::unix::fs::FileTypeExt;

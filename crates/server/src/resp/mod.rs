@@ -45,6 +45,9 @@ pub use parse::{
     UNAUTHENTICATED_ARGS_MAX, parse,
 };
 
+pub(crate) use listen::bind_unix;
+pub(crate) use tls::server_config as tls_config;
+
 use event_loop::{EventLoop, Inboxes};
 use keyspace::Keyspace;
 use listen::Listener;

@@ -1,0 +1,382 @@
+//! The transmission: requests of one connection, many at a time, answered as they are done.
+//!
+//! One thread at a time **leads**: it receives requests and carries out itself what takes no longer than handing it over would: small
+//! writes, which only go to the log's memory, and reads while they are answered from memory. Before anything slower (reads of the
+//! device, large payloads, waiting for a sync) it gives the lead away to another thread of the connection and does that itself, so no
+//! request changes threads on its way:
+//!
+//! lead: receive → carry out → replies of the batch → receive …      │ gives the lead away, then:
+//!                        └─ not durable yet → `waiting`              ├─ carries the request out, sends the reply
+//!                                                                    └─ settles: waits for the first barrier, sends all that reached theirs
+//!
+//! Invariants:
+//! 1. Nobody waits with a reply in hand: before the lead waits for the socket it sends its replies, and sees to it that
+//!    somebody settles what is waiting.
+//! 2. Requests under way, their payload, and threads are bounded by the configuration. Above the bounds nothing is received.
+//! 3. A client that does not read its replies holds up threads of its own connection only.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{Builder, Scope};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use esker_store::Barrier;
+use parking_lot::{Condvar, Mutex};
+
+use crate::nbd::config::{Config, PAYLOAD_BYTES_MAX};
+use crate::nbd::export::Fault;
+use crate::nbd::negotiate::Chosen;
+use crate::nbd::reply::Replies;
+use crate::nbd::request::{Answer, carry_out, check};
+use crate::nbd::stream::{Input, Output};
+use crate::nbd::wire::{REQUEST_BYTES, Request, command};
+
+/// Requests with this much payload are carried out without the lead.
+const LARGE_BYTES: u32 = 64 << 10;
+/// Ranges of this length are zeroed and discarded without the lead.
+const LONG_BYTES: u32 = 16 << 20;
+/// Replies of a batch are sent when they come to this.
+const BATCH_BYTES: usize = 128 << 10;
+/// Small reads that take longer than this on average are carried out without the lead: giving it away costs less.
+const SLOW_READ: Duration = Duration::from_micros(25);
+
+/// The transmission of one connection.
+pub(crate) struct Transmission<'t> {
+    config: &'t Config,
+    chosen: Chosen,
+    output: &'t Output,
+    input: Mutex<Input>,
+    waiting: Mutex<Waiting>,
+    /// Payload bytes of what is carried out without the lead.
+    payload_bytes: Mutex<usize>,
+    /// Payload or waiting replies became fewer.
+    room: Condvar,
+    threads: AtomicUsize,
+    /// Threads that wait for the lead.
+    idle: AtomicUsize,
+    closing: AtomicBool,
+    /// Smoothed time of a small read.
+    read_ns: AtomicU64,
+}
+
+/// Answers that wait for their barriers, in the order of their requests.
+#[derive(Default)]
+struct Waiting {
+    answers: VecDeque<(Barrier, Request, Answer)>,
+    /// Whether a thread is settling.
+    settling: bool,
+    /// How many came since a sync was last asked for.
+    unasked: u64,
+}
+
+/// What a thread does when it has given the lead away.
+enum Next {
+    CarryOut(Request, Bytes),
+    Settle,
+    End,
+}
+
+impl<'t> Transmission<'t> {
+    pub(crate) fn new(config: &'t Config, chosen: Chosen, input: Input, output: &'t Output) -> Self {
+        Self {
+            config,
+            chosen,
+            output,
+            input: Mutex::new(input),
+            waiting: Mutex::default(),
+            payload_bytes: Mutex::new(0),
+            room: Condvar::new(),
+            threads: AtomicUsize::new(1),
+            idle: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+            read_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Answers requests until the client leaves, or the input ends. Everything that was begun is answered then.
+    pub(crate) fn run(&self) {
+        std::thread::scope(|scope| self.work(scope));
+    }
+
+    fn work<'s>(&'s self, scope: &'s Scope<'s, '_>) {
+        let _end = EndOnPanic(self);
+        let mut replies = Replies::default();
+        loop {
+            self.idle.fetch_add(1, Ordering::SeqCst);
+            let mut input = self.input.lock();
+            self.idle.fetch_sub(1, Ordering::SeqCst);
+            let next = self.lead(&mut input, &mut replies, scope).unwrap_or_else(|error| {
+                self.fail(&error);
+                Next::End
+            });
+            drop(input);
+            self.send(&mut replies);
+            match next {
+                Next::CarryOut(request, payload) => {
+                    self.answer(&request, payload, &mut replies);
+                    self.send(&mut replies);
+                    if carries_payload(&request) {
+                        *self.payload_bytes.lock() -= request.len as usize;
+                        self.room.notify_all();
+                    }
+                    if self.may_settle() {
+                        self.settle(&mut replies);
+                    }
+                }
+                Next::Settle => self.settle(&mut replies),
+                Next::End => {
+                    self.closing.store(true, Ordering::SeqCst);
+                    self.room.notify_all();
+                    if self.may_settle() {
+                        self.settle(&mut replies);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Leads until there is something to do without the lead. `replies` may hold some then.
+    fn lead<'s>(&'s self, input: &mut Input, replies: &mut Replies, scope: &'s Scope<'s, '_>) -> io::Result<Next> {
+        loop {
+            if self.closing.load(Ordering::SeqCst) {
+                return Ok(Next::End);
+            }
+            let request = match input.buffered().first_chunk::<REQUEST_BYTES>() {
+                Some(header) => Some(Request::decode(header).map_err(io::Error::other)?),
+                None => None,
+            };
+            let whole = request.as_ref().is_some_and(|request| {
+                let payload = if request.command == command::WRITE { request.len as usize } else { 0 };
+                input.buffered().len() - REQUEST_BYTES >= payload
+            });
+            if !whole || replies.len() > BATCH_BYTES {
+                // Nobody knows when the rest comes.
+                self.send(replies);
+            }
+            if !whole && self.may_settle() {
+                self.ensure_follower(scope);
+                return Ok(Next::Settle);
+            }
+            let Some(request) = request else {
+                if !input.fill(REQUEST_BYTES)? {
+                    return Ok(Next::End);
+                }
+                continue;
+            };
+            input.header::<REQUEST_BYTES>();
+            if request.command == command::DISC {
+                return Ok(Next::End);
+            }
+            if let Err(fault) = check(&request, &self.chosen) {
+                if request.command == command::WRITE && !input.skip(request.len.into())? {
+                    return Ok(Next::End);
+                }
+                replies.failed(request.cookie, self.chosen.structured, &fault);
+                continue;
+            }
+            let alone = self.goes_alone(&request);
+            if alone && carries_payload(&request) {
+                self.reserve(request.len as usize, replies);
+            }
+            let mut payload = Bytes::new();
+            if request.command == command::WRITE {
+                match input.payload(request.len as usize)? {
+                    Some(bytes) => payload = bytes,
+                    None => return Ok(Next::End),
+                }
+            }
+            if alone {
+                self.ensure_follower(scope);
+                return Ok(Next::CarryOut(request, payload));
+            }
+            self.answer(&request, payload, replies);
+            self.keep_waiting_bounded(replies);
+        }
+    }
+
+    /// Whether a request is better carried out without the lead.
+    fn goes_alone(&self, request: &Request) -> bool {
+        match request.command {
+            command::READ => {
+                request.len >= LARGE_BYTES || self.read_ns.load(Ordering::Relaxed) > SLOW_READ.as_nanos() as u64
+            }
+            command::WRITE => request.len >= LARGE_BYTES,
+            command::TRIM | command::WRITE_ZEROES => request.len >= LONG_BYTES,
+            command::CACHE | command::BLOCK_STATUS => true,
+            _ => false,
+        }
+    }
+
+    /// Somebody takes the lead when it is given away: a thread that waits for it, a new one, or the next that has done its part.
+    fn ensure_follower<'s>(&'s self, scope: &'s Scope<'s, '_>) {
+        let threads = self.threads.load(Ordering::SeqCst);
+        if self.idle.load(Ordering::SeqCst) > 0 || threads >= self.config.threads_per_connection {
+            return;
+        }
+        match Builder::new().name("esker-nbd".into()).spawn_scoped(scope, move || self.work(scope)) {
+            Ok(_) => drop(self.threads.fetch_add(1, Ordering::SeqCst)),
+            Err(error) => {
+                tracing::warn!(%error, "cannot start a thread; the connection goes on with those that it has")
+            }
+        }
+    }
+
+    /// Carries out a request; its answer goes to `replies`, or waits for its barrier.
+    fn answer(&self, request: &Request, payload: Bytes, replies: &mut Replies) {
+        let began = (request.command == command::READ && request.len < LARGE_BYTES).then(Instant::now);
+        let outcome = carry_out(request, payload, &self.chosen);
+        if let Some(began) = began {
+            let old = self.read_ns.load(Ordering::Relaxed);
+            let took = began.elapsed().as_nanos() as u64;
+            self.read_ns.store(old - old / 8 + took / 8, Ordering::Relaxed);
+        }
+        match outcome {
+            Ok((answer, None)) => self.tell(request, Ok(answer), replies),
+            Ok((answer, Some(barrier))) => match barrier.state() {
+                Some(reached) => self.tell(request, reached.map(|()| answer).map_err(Fault::from), replies),
+                None => {
+                    let mut waiting = self.waiting.lock();
+                    waiting.answers.push_back((barrier, *request, answer));
+                    waiting.unasked += 1;
+                }
+            },
+            Err(fault) => self.tell(request, Err(fault), replies),
+        }
+    }
+
+    fn tell(&self, request: &Request, outcome: Result<Answer, Fault>, replies: &mut Replies) {
+        let structured = self.chosen.structured;
+        match outcome {
+            Ok(Answer::Done) => replies.done(request.cookie),
+            Ok(Answer::Read(pieces)) => replies.read(request, structured, pieces),
+            Ok(Answer::Extents(extents)) => replies.extents(request, &extents),
+            Err(fault) => {
+                if matches!(fault, Fault::Io(_)) {
+                    tracing::error!(export = self.chosen.name, %fault, ?request, "a request failed");
+                }
+                replies.failed(request.cookie, structured, &fault);
+            }
+        }
+    }
+
+    fn send(&self, replies: &mut Replies) {
+        if replies.is_empty() {
+            return;
+        }
+        if let Err(error) = self.output.send(replies.parts()) {
+            self.fail(&error);
+        }
+        replies.clear();
+    }
+
+    /// The connection is lost: nothing more can be received or sent.
+    fn fail(&self, error: &io::Error) {
+        if !self.closing.swap(true, Ordering::SeqCst) {
+            tracing::debug!(export = self.chosen.name, %error, "connection lost");
+        }
+        self.output.socket.shutdown(Shutdown::Both);
+        self.room.notify_all();
+    }
+
+    /// Whether answers wait and nobody settles them; the caller does then, having asked for the sync.
+    fn may_settle(&self) -> bool {
+        let mut waiting = self.waiting.lock();
+        let unasked = std::mem::take(&mut waiting.unasked);
+        let settles = !waiting.settling && !waiting.answers.is_empty();
+        if let Some((last, ..)) = waiting.answers.back() {
+            // Whoever settles waits for one of them, which counts by itself.
+            last.want_for(unasked.saturating_sub(u64::from(settles)));
+        }
+        waiting.settling |= settles;
+        settles
+    }
+
+    /// Sends answers as they become durable, until none waits.
+    fn settle(&self, replies: &mut Replies) {
+        loop {
+            let first = {
+                let mut waiting = self.waiting.lock();
+                match waiting.answers.front() {
+                    Some((barrier, ..)) => barrier.clone(),
+                    None => {
+                        waiting.settling = false;
+                        return;
+                    }
+                }
+            };
+            // Its state tells the same again, for it and for all that the sync covered.
+            let _ = first.wait();
+            loop {
+                let mut waiting = self.waiting.lock();
+                let Some((reached, request, answer)) = ({
+                    let reached = waiting.answers.front().and_then(|(barrier, ..)| barrier.state());
+                    reached.and_then(|reached| {
+                        waiting.answers.pop_front().map(|(_, request, answer)| (reached, request, answer))
+                    })
+                }) else {
+                    break;
+                };
+                drop(waiting);
+                self.tell(&request, reached.map(|()| answer).map_err(Fault::from), replies);
+                if replies.len() > BATCH_BYTES {
+                    self.send(replies);
+                }
+            }
+            self.room.notify_all();
+            self.send(replies);
+        }
+    }
+
+    /// Waits, with the lead, until fewer answers wait than may.
+    fn keep_waiting_bounded(&self, replies: &mut Replies) {
+        if self.waiting.lock().answers.len() < self.config.in_flight_max {
+            return;
+        }
+        self.send(replies);
+        if self.may_settle() {
+            return self.settle(replies);
+        }
+        let mut waiting = self.waiting.lock();
+        while waiting.answers.len() >= self.config.in_flight_max && !self.closing.load(Ordering::SeqCst) {
+            self.room.wait(&mut waiting);
+        }
+    }
+
+    /// Waits, with the lead, until so much more payload may be under way.
+    fn reserve(&self, bytes: usize, replies: &mut Replies) {
+        let fits = |under_way: usize| under_way == 0 || under_way + bytes <= self.config.in_flight_bytes_max;
+        let mut under_way = self.payload_bytes.lock();
+        if !fits(*under_way) {
+            drop(under_way);
+            self.send(replies);
+            if self.may_settle() {
+                self.settle(replies);
+            }
+            under_way = self.payload_bytes.lock();
+            while !fits(*under_way) && !self.closing.load(Ordering::SeqCst) {
+                self.room.wait(&mut under_way);
+            }
+        }
+        *under_way += bytes;
+    }
+}
+
+/// Whether memory is held for a request while it is carried out without the lead.
+fn carries_payload(request: &Request) -> bool {
+    matches!(request.command, command::READ | command::WRITE) && request.len <= PAYLOAD_BYTES_MAX
+}
+
+/// A thread that panics ends its connection; that is a defect, and the others must not wait for it.
+struct EndOnPanic<'t, 's>(&'s Transmission<'t>);
+
+impl Drop for EndOnPanic<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(&io::Error::other("a thread of the connection panicked"));
+        }
+    }
+}
