@@ -114,7 +114,7 @@ settings! {
 }
 
 settings! {
-    /// The section `[serve]`: the server of the Redis protocol.
+    /// The section `[serve]`: the servers of the Redis protocol and of NBD.
     ServeSettings {
         /// Addresses to listen on; without a password only loopback addresses are allowed.
         listen: Vec<String> = vec!["127.0.0.1:6379".into()],
@@ -142,6 +142,24 @@ settings! {
         idle_timeout: Text<esker::Period> = Text(esker::Period::default()),
         /// The folder that ESKER.BACKUP makes backups in; empty means that clients cannot ask for any.
         backup_folder: String = String::new(),
+        /// Addresses to serve the store's volumes on as disks by NBD; other than loopback only where client certificates are required.
+        nbd_listen: Vec<String> = Vec::new(),
+        /// A unix socket to serve disks on; empty means none.
+        nbd_unix_socket: String = String::new(),
+        /// With tls_cert and tls_key, whether NBD clients must use TLS: required, allowed or off. Never over the unix socket.
+        nbd_tls: String = "required".into(),
+        /// Exports whose writes are acknowledged only when durable; "*" means all. Others are durable at FLUSH or FUA.
+        nbd_durable: Vec<String> = Vec::new(),
+        /// Exports that refuse writes; "*" means all.
+        nbd_read_only: Vec<String> = Vec::new(),
+        /// Most NBD connections at the same time, from 1 to 10000.
+        nbd_connections: u64 = 256,
+        /// Most requests of an NBD connection that wait for a sync, from 1 to 65536; above it nothing more of it is read.
+        nbd_in_flight: u64 = 1_024,
+        /// Most payload of large requests under way on an NBD connection, from 32m; above it nothing more of it is read.
+        nbd_in_flight_bytes: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),
+        /// Most threads of an NBD connection, from 2 to 64; they start when there is work for them.
+        nbd_threads: u64 = 8,
         /// Threads that serve clients, up to 64; 0 means one per processor, at most 4.
         threads: u64 = 0,
     }

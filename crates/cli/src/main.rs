@@ -43,7 +43,7 @@ enum Command {
     /// Make a new store on a file or a block device
     Format(commands::format::Format),
     /// Serve a store over the Redis protocol
-    Serve(commands::serve::Serve),
+    Serve(Box<commands::serve::Serve>),
     /// Walk a store without changing it and report every damage
     Check(commands::check::Check),
     /// Show what stands on the device: superblocks, segments, records

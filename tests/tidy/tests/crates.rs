@@ -15,7 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-file", &["esker-store"]),
     ("esker-kv", &["esker-store"]),
     ("esker-volume", &["esker-store"]),
-    ("esker-server", &["esker-store", "esker-kv"]),
+    ("esker-server", &["esker-store", "esker-kv", "esker-volume"]),
     (
         "esker",
         &[

@@ -1,10 +1,12 @@
-//! `esker serve`: a store behind the Redis protocol.
+//! `esker serve`: a store behind the Redis protocol, and its volumes behind NBD.
 //!
-//! settings under flags → store → server; SIGINT or SIGTERM → server stops → store closes cleanly
+//! settings under flags → store → servers; SIGINT or SIGTERM → servers stop → store closes cleanly
 //!
 //! Invariants:
 //! 1. The store closes after the last client was answered, whatever ends the server.
 //! 2. The figures and settings of the engine reach clients only through [`EngineInfo`].
+
+mod disks;
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -15,6 +17,7 @@ use clap::Args;
 use esker::engine::Engine;
 use esker_server::resp::{Address, Config, EngineInfo, Error, InfoLine, NoEngineInfo, Server, TlsFiles};
 
+use self::disks::{Disks, NbdFlags};
 use super::backup::Backups;
 use super::builder;
 use super::tasks::Tasks;
@@ -75,6 +78,8 @@ pub struct Serve {
     /// Threads that serve clients; 0 means one per processor, at most 4
     #[arg(long)]
     threads: Option<u64>,
+    #[command(flatten)]
+    nbd: NbdFlags,
 }
 
 impl Serve {
@@ -82,10 +87,11 @@ impl Serve {
     pub fn run(self, mut settings: Settings) -> Result<(), Failure> {
         self.apply(&mut settings);
         let config = config(&settings.serve)?;
+        let disks = disks::config(&settings.serve, tls_files(&settings.serve)?)?;
         let location = settings.store.location.clone();
         let store = builder(&settings).expire_interval(Duration::ZERO).open(&location)?;
         let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
-        let served = serve(&store, config, backups.map(PathBuf::from));
+        let served = serve(&store, config, disks, backups.map(PathBuf::from));
         // Even if the server failed, what it acknowledged must end up in a clean store.
         let closed = store.close().map_err(Failure::from);
         served.and(closed)
@@ -119,19 +125,26 @@ impl Serve {
         over(&mut serve.idle_timeout, self.idle_timeout.map(Text));
         over(&mut serve.backup_folder, self.backup_folder);
         over(&mut serve.threads, self.threads);
+        self.nbd.apply(serve);
+    }
+}
+
+/// The files for TLS, if any are given.
+fn tls_files(settings: &ServeSettings) -> Result<Option<TlsFiles>, Failure> {
+    let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+    match (path(&settings.tls_cert), path(&settings.tls_key)) {
+        (Some(certificate), Some(key)) => {
+            Ok(Some(TlsFiles { certificate, key, client_authorities: path(&settings.tls_client_ca) }))
+        }
+        (None, None) => Ok(None),
+        _ => Err(Failure::usage("tls_cert and tls_key are only of use together")),
     }
 }
 
 /// The server's configuration.
 fn config(settings: &ServeSettings) -> Result<Config, Failure> {
     let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
-    let tls = match (path(&settings.tls_cert), path(&settings.tls_key)) {
-        (Some(certificate), Some(key)) => {
-            Some(TlsFiles { certificate, key, client_authorities: path(&settings.tls_client_ca) })
-        }
-        (None, None) => None,
-        _ => return Err(Failure::usage("tls_cert and tls_key are only of use together")),
-    };
+    let tls = tls_files(settings)?;
     let (mut listen, mut tls_listen) = (addresses(&settings.listen)?, addresses(&settings.tls_listen)?);
     if tls.is_some() && tls_listen.is_empty() {
         std::mem::swap(&mut listen, &mut tls_listen);
@@ -188,7 +201,12 @@ pub fn password(settings: &ServeSettings) -> Result<Option<String>, Failure> {
     }
 }
 
-fn serve(store: &esker::Store, config: Config, backups: Option<PathBuf>) -> Result<(), Failure> {
+fn serve(
+    store: &esker::Store,
+    config: Config,
+    disks: Option<esker_server::nbd::Config>,
+    backups: Option<PathBuf>,
+) -> Result<(), Failure> {
     let kv = store.kv()?;
     let engine: Arc<dyn EngineInfo> = match store.engine() {
         Some(engine) => {
@@ -203,6 +221,13 @@ fn serve(store: &esker::Store, config: Config, backups: Option<PathBuf>) -> Resu
     let server = Server::bind(config, kv, engine).map_err(failure)?;
     announce(store, &server);
     let handle = server.handle();
+    let disks = match disks {
+        Some(config) => {
+            let handle = handle.clone();
+            Some(Disks::start(store, config, move || handle.shutdown())?)
+        }
+        None => None,
+    };
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])?;
     let signals_handle = signals.handle();
     let waiter = std::thread::Builder::new().name("esker-signals".into()).spawn(move || {
@@ -212,6 +237,7 @@ fn serve(store: &esker::Store, config: Config, backups: Option<PathBuf>) -> Resu
         }
     })?;
     let served = server.run().map_err(failure);
+    let served = served.and(disks.map_or(Ok(()), Disks::stop));
     signals_handle.close();
     if waiter.join().is_err() {
         tracing::error!("the thread that waits for signals panicked");
@@ -380,6 +406,7 @@ mod tests {
             idle_timeout: Some(esker::Period(Duration::from_millis(1_500))),
             backup_folder: None,
             threads: None,
+            nbd: NbdFlags::default(),
         };
         serve.apply(&mut settings);
         assert_eq!(settings.store.location, "elsewhere");

@@ -28,12 +28,19 @@ pub enum Address {
     Unix(PathBuf),
 }
 
+impl Address {
+    /// The URI of an export, for clients on this machine.
+    pub fn uri(&self, export: &str) -> String {
+        match self {
+            Self::Tcp(address) => format!("nbd://{address}/{export}"),
+            Self::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => write!(f, "nbd://{address}"),
-            Self::Unix(path) => write!(f, "nbd+unix:///?socket={}", path.display()),
-        }
+        f.write_str(&self.uri(""))
     }
 }
 

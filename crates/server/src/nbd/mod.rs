@@ -2,7 +2,8 @@
 //!
 //! [`Server::bind`] → addresses are open → [`Server::run`] → a thread per connection, more while it has work → [`Handle::shutdown`]
 //!
-//! What is served are [`Export`]s, handed out by name by [`Exports`].
+//! What is served are [`Export`]s, handed out by name by [`Exports`]: [`esker_volume::Volumes`] hands out its images, and its
+//! snapshots read-only as `image@snapshot`.
 //!
 //! Invariants:
 //! 1. A write is answered when it is applied, and durable when a FLUSH that came after the answer, or its own FUA, is answered; on
@@ -23,6 +24,7 @@ mod reply;
 mod request;
 mod stream;
 mod transmission;
+mod volumes;
 pub mod wire;
 
 use std::collections::HashMap;

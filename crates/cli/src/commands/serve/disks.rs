@@ -1,0 +1,135 @@
+//! The NBD side of `esker serve`: its flags and settings, and the server of the store's volumes.
+//!
+//! Invariant: where nothing of NBD is asked for, the store's volumes are not touched.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use clap::Args;
+use esker_server::nbd::{self, Config, Handle, Server, TlsMode};
+use esker_server::resp::TlsFiles;
+
+use super::addresses;
+use crate::config::ServeSettings;
+use crate::exit::{Code, Failure};
+
+/// The flags of `esker serve` that begin with nbd.
+#[derive(Args, Default)]
+pub struct NbdFlags {
+    /// Address to serve the store's volumes on as disks by NBD, such as 127.0.0.1:10809; may be given several times.
+    /// An image is the export of its name, a snapshot the read-only export IMAGE@SNAPSHOT
+    #[arg(long = "nbd", value_name = "ADDRESS")]
+    nbd_listen: Vec<String>,
+    /// Unix socket to serve disks on
+    #[arg(long = "nbd-unix-socket", value_name = "PATH")]
+    nbd_unix_socket: Option<String>,
+    /// With a certificate, whether NBD clients must use TLS: required, allowed or off; never over the unix socket
+    #[arg(long = "nbd-tls", value_name = "MODE")]
+    nbd_tls: Option<String>,
+    /// Export whose writes are acknowledged only when durable, or * for all; may be given several times
+    #[arg(long = "nbd-durable", value_name = "EXPORT")]
+    nbd_durable: Vec<String>,
+    /// Export that refuses writes, or * for all; may be given several times
+    #[arg(long = "nbd-read-only", value_name = "EXPORT")]
+    nbd_read_only: Vec<String>,
+}
+
+impl NbdFlags {
+    /// Puts the flags over the configuration.
+    pub fn apply(self, serve: &mut ServeSettings) {
+        let over = |target: &mut Vec<String>, flags: Vec<String>| {
+            if !flags.is_empty() {
+                *target = flags;
+            }
+        };
+        over(&mut serve.nbd_listen, self.nbd_listen);
+        over(&mut serve.nbd_durable, self.nbd_durable);
+        over(&mut serve.nbd_read_only, self.nbd_read_only);
+        if let Some(path) = self.nbd_unix_socket {
+            serve.nbd_unix_socket = path;
+        }
+        if let Some(mode) = self.nbd_tls {
+            serve.nbd_tls = mode;
+        }
+    }
+}
+
+/// The NBD server's configuration; `None` if it is not asked for.
+pub fn config(settings: &ServeSettings, tls: Option<TlsFiles>) -> Result<Option<Config>, Failure> {
+    let unix_socket = Some(settings.nbd_unix_socket.as_str()).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let listen = addresses(&settings.nbd_listen)?;
+    let (tls, tls_mode) = match settings.nbd_tls.as_str() {
+        "required" => (tls, TlsMode::Required),
+        "allowed" => (tls, TlsMode::Allowed),
+        "off" => (None, TlsMode::Allowed),
+        other => return Err(Failure::usage(format!("nbd_tls = {other:?}: expected required, allowed or off"))),
+    };
+    if listen.is_empty() && unix_socket.is_none() {
+        return Ok(None);
+    }
+    let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+    let config = Config {
+        listen,
+        unix_socket,
+        tls,
+        tls_mode,
+        connections_max: number(settings.nbd_connections),
+        in_flight_max: number(settings.nbd_in_flight),
+        in_flight_bytes_max: number(settings.nbd_in_flight_bytes.0.0),
+        threads_per_connection: number(settings.nbd_threads),
+        durable: settings.nbd_durable.clone(),
+        read_only: settings.nbd_read_only.clone(),
+        ..Config::default()
+    };
+    config.check().map_err(failure)?;
+    Ok(Some(config))
+}
+
+fn failure(error: nbd::Error) -> Failure {
+    match error {
+        nbd::Error::Config(_) | nbd::Error::NoCertificates(_) | nbd::Error::Tls(_) => Failure::of(Code::Usage, &error),
+        error => Failure::of(Code::Failure, &error),
+    }
+}
+
+/// A running NBD server.
+pub struct Disks {
+    handle: Handle,
+    thread: JoinHandle<nbd::Result<()>>,
+}
+
+impl Disks {
+    /// Listens and says where. `stop` is called if it ends by itself.
+    pub fn start(store: &esker::Store, config: Config, stop: impl FnOnce() + Send + 'static) -> Result<Self, Failure> {
+        let volumes = store.volumes()?;
+        let example = volumes.list().map_err(esker::Error::from)?.into_iter().next();
+        let encrypted = config.tls.is_some() && config.tls_mode == TlsMode::Required;
+        let server = Server::bind(config, Arc::new(volumes)).map_err(failure)?;
+        for address in server.addresses() {
+            println!("disks      {address}");
+        }
+        if let (Some(address), false) = (server.addresses().first(), encrypted) {
+            println!("try        nbdinfo '{}'", address.uri(example.as_deref().unwrap_or("IMAGE")));
+        }
+        let handle = server.handle();
+        let thread = std::thread::Builder::new().name("esker-nbd-accept".into()).spawn(move || {
+            let ended = server.run();
+            if let Err(error) = &ended {
+                tracing::error!(%error, "the NBD server ended");
+                stop();
+            }
+            ended
+        })?;
+        Ok(Self { handle, thread })
+    }
+
+    /// Stops it once what is under way is answered.
+    pub fn stop(self) -> Result<(), Failure> {
+        self.handle.shutdown();
+        match self.thread.join() {
+            Ok(ended) => ended.map_err(failure),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
