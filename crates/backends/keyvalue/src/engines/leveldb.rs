@@ -3,7 +3,10 @@
 //! LevelDB does not sync a log file that it has filled when it goes on to the next, so a synced write says nothing about
 //! unsynced ones before it. This backend therefore syncs every group of transactions (see the module `commit`).
 //!
-//! Invariant: pointers are made in `open` and freed once, in `drop`, after every cursor that needs them.
+//! Invariants:
+//! 1. Pointers are made in `open` and freed once, in `drop`, after every cursor that needs them.
+//! 2. A cursor never steps over damage: LevelDB's iterators go on behind a block that does not hold, and stay valid, so
+//!    they are asked for their failure at every step.
 
 use std::ffi::{c_char, c_int, c_uchar, c_void};
 use std::path::Path;
@@ -19,6 +22,7 @@ unsafe extern "C" {
     fn leveldb_options_create() -> Opaque;
     fn leveldb_options_destroy(options: Opaque);
     fn leveldb_options_set_create_if_missing(options: Opaque, on: c_uchar);
+    fn leveldb_options_set_paranoid_checks(options: Opaque, on: c_uchar);
     fn leveldb_options_set_write_buffer_size(options: Opaque, bytes: usize);
     fn leveldb_options_set_max_open_files(options: Opaque, files: c_int);
     fn leveldb_options_set_cache(options: Opaque, cache: Opaque);
@@ -105,6 +109,8 @@ impl LevelDb {
             let cache = leveldb_cache_create_lru(cache_bytes);
             let filter = leveldb_filterpolicy_create_bloom(10);
             leveldb_options_set_create_if_missing(options, 1);
+            // Or damage inside the log is left out in silence, and compactions give damaged blocks new checksums.
+            leveldb_options_set_paranoid_checks(options, 1);
             leveldb_options_set_write_buffer_size(options, WRITE_BUFFER_BYTES);
             leveldb_options_set_max_open_files(options, OPEN_FILES_MAX);
             leveldb_options_set_cache(options, cache);
@@ -232,12 +238,12 @@ impl Cursor for Walk<'_> {
                     leveldb_iter_next(self.iterator);
                 }
             }
+            // Valid or not: it may stand behind a damaged block that it has stepped over.
+            let mut error = ptr::null_mut();
+            leveldb_iter_get_error(self.iterator, &mut error);
+            taken(error, leveldb_free).map_err(|message| failure("scan", "LevelDB", message))?;
             if leveldb_iter_valid(self.iterator) == 0 {
-                let mut error = ptr::null_mut();
-                leveldb_iter_get_error(self.iterator, &mut error);
-                return taken(error, leveldb_free)
-                    .map(|()| None)
-                    .map_err(|message| failure("scan", "LevelDB", message));
+                return Ok(None);
             }
             let (mut key_len, mut value_len) = (0, 0);
             let key = leveldb_iter_key(self.iterator, &mut key_len);
