@@ -28,6 +28,7 @@ mod open;
 mod ops;
 mod ordered;
 mod overlay;
+mod reads;
 mod records;
 mod store;
 mod strips;

@@ -1,18 +1,21 @@
 //! [`KeyValueStore`]: the waist on an ordered key-value store.
 //!
 //! submit → check → room in the queue → locks of the objects → guards and operations on a draft → publish → completion
-//! read → lock of the object, shared → draft without changes → value, and a barrier if it shows what is not yet durable
+//! read → see the module `reads`
 //!
 //! Invariants:
-//! 1. Locks are taken in one order: names, stripes by number, then the queue. None is held over a sync.
+//! 1. Locks are taken in one order: open, names, stripes by number, then the queue. None is held over a sync, but for
+//!    newstore's large writes: those sync a file of their own under the locks of their objects.
 //! 2. A transaction that makes or removes collections has the names to itself.
+//! 3. When [`KeyValueStore::close`] returns, nothing of the store is open and its folder is free.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use bytes::Bytes;
-use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
+use esker_store::limits::TRANSACTION_BYTES_MAX;
 use esker_store::{
     Barrier, Capability, Change, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Durability,
     Error, ObjectId, ObjectStore, OmapScan, Op, Result, SlotScan, Stat, Transaction,
@@ -21,8 +24,6 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::commit::{Commit, Figures};
 use crate::draft::{Draft, State};
-use crate::keys::{self, Tag};
-use crate::records::Head;
 use crate::strips::Room;
 use crate::sweep::Sweeper;
 
@@ -31,17 +32,35 @@ const STRIPES: usize = 1_024;
 
 /// An object store on RocksDB, LevelDB, RocksDB and files (newstore), or any [`Ordered`](crate::Ordered).
 ///
-/// It is closed by [`KeyValueStore::close`] or when it is dropped; its folder is free for another owner once it is dropped.
+/// It is closed, and its folder free for another owner, by [`KeyValueStore::close`] or when it is dropped.
 pub struct KeyValueStore {
-    state: Arc<State>,
-    commit: Arc<Commit>,
+    /// Calls hold it while they last; nothing is in it once the store is closed.
+    open: RwLock<Option<Open>>,
+    left: Mutex<Left>,
+    backend: &'static str,
+    persistent: bool,
+}
+
+/// What closing leaves.
+#[derive(Default)]
+struct Left {
+    figures: Figures,
+    failure: Option<Error>,
+}
+
+/// What an open store has.
+pub struct Open {
+    /// What all calls share.
+    pub state: Arc<State>,
+    /// The way of transactions to the ordered store.
+    pub commit: Arc<Commit>,
     sweeper: Arc<Sweeper>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     names: RwLock<()>,
-    stripes: Box<[RwLock<()>]>,
-    backend: &'static str,
+    /// Locks of objects.
+    pub stripes: Box<[RwLock<()>]>,
     /// The folder's lock; after the state, so that it is let go last.
-    _lock: Option<std::fs::File>,
+    lock: Option<std::fs::File>,
 }
 
 /// How transactions share the names.
@@ -58,7 +77,7 @@ impl KeyValueStore {
     pub(crate) fn start(
         state: State,
         seq: u64,
-        applied_flush: std::time::Duration,
+        applied_flush: Duration,
         backend: &'static str,
         lock: Option<std::fs::File>,
     ) -> std::io::Result<Self> {
@@ -67,19 +86,23 @@ impl KeyValueStore {
         let sweeper = Arc::new(Sweeper::default());
         // What died before the last close is swept now.
         sweeper.wake();
-        let store = Self {
+        let open = Open {
             state: Arc::clone(&state),
             commit: Arc::clone(&commit),
             sweeper: Arc::clone(&sweeper),
             threads: Mutex::default(),
             names: RwLock::new(()),
             stripes: (0..STRIPES).map(|_| RwLock::new(())).collect(),
-            backend,
-            _lock: lock,
+            lock,
         };
+        let persistent = state.store.persistent();
+        // Before the threads, so that they are ended if one of them does not start.
+        let store = Self { open: RwLock::new(Some(open)), left: Mutex::default(), backend, persistent };
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name(name.into()).spawn(run)?;
-            store.threads.lock().push(thread);
+            if let Some(open) = &*store.open.read() {
+                open.threads.lock().push(thread);
+            }
             std::io::Result::Ok(())
         };
         let (committer, its_sweeper) = (Arc::clone(&commit), Arc::clone(&sweeper));
@@ -88,17 +111,47 @@ impl KeyValueStore {
         Ok(store)
     }
 
-    /// Figures since the store was opened.
+    /// Figures from when the store was opened to now, or to when it was closed.
     pub fn figures(&self) -> Figures {
-        self.commit.figures()
+        // `left` after `open`, as in `close`.
+        match &*self.open.read() {
+            Some(open) => open.commit.figures(),
+            None => self.left.lock().figures,
+        }
     }
 
-    /// Makes everything durable and refuses further transactions. Does nothing the second time. Dropping the store does the
-    /// same but cannot tell of a failure.
+    /// Makes everything durable and lets go of the database and the folder. Calls under way are waited for; later ones are
+    /// answered with [`Error::Closed`]. Does nothing the second time. Dropping the store does the same but cannot tell of a
+    /// failure.
     ///
     /// # Errors
     /// The failure that stopped the store, if there was one.
     pub fn close(&self) -> Result<()> {
+        if let Some(open) = &*self.open.read() {
+            open.end();
+        }
+        let mut slot = self.open.write();
+        if let Some(open) = slot.take() {
+            let mut left = self.left.lock();
+            left.figures = open.commit.figures();
+            left.failure = open.commit.mark().failure();
+            open.let_go();
+        }
+        drop(slot);
+        self.left.lock().failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn with<R>(&self, call: impl FnOnce(&Open) -> Completion<R>) -> Completion<R> {
+        match &*self.open.read() {
+            Some(open) => call(open),
+            None => Completion::ready(Err(Error::Closed)),
+        }
+    }
+}
+
+impl Open {
+    /// Writes what waits and ends the threads.
+    fn end(&self) {
         self.sweeper.end();
         self.commit.close();
         for thread in self.threads.lock().drain(..) {
@@ -106,15 +159,27 @@ impl KeyValueStore {
                 tracing::error!("a thread of the key-value backend panicked");
             }
         }
-        self.commit.mark().failure().map_or(Ok(()), Err)
     }
 
-    fn stripe(&self, object: &ObjectId) -> usize {
+    /// Closes the database, then frees the folder.
+    fn let_go(self) {
+        let Self { state, commit, lock, .. } = self;
+        drop(commit);
+        // Whoever waits for durability may be about to wake the commit thread, and holds it for that moment.
+        while Arc::strong_count(&state) > 1 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        drop(state);
+        drop(lock);
+    }
+
+    /// The number of an object's lock.
+    pub fn stripe(&self, object: &ObjectId) -> usize {
         object.hash64() as usize % STRIPES
     }
 
     /// The barrier that readers of what waits for `position` wait for.
-    fn barrier(&self, position: u64) -> Option<Barrier> {
+    pub fn barrier(&self, position: u64) -> Option<Barrier> {
         let mark = self.commit.mark();
         (mark.durable() < position).then(|| Barrier::new(mark, position))
     }
@@ -171,27 +236,6 @@ impl KeyValueStore {
             Err(error) => Completion::ready(Err(error)),
         }
     }
-
-    fn shown<R>(&self, found: Result<R>, seen: u64) -> Completion<R> {
-        Completion::after(found, self.barrier(seen))
-    }
-
-    /// Looks at an object; a missing one looks like `R::default()`.
-    fn look<R: Default>(
-        &self,
-        object: &ObjectId,
-        only_spaces: bool,
-        look: impl FnOnce(&Draft<'_>, Head) -> Result<R>,
-    ) -> Completion<R> {
-        let _lock = self.stripes[self.stripe(object)].read();
-        let draft = Draft::new(&self.state);
-        let found = match draft.head(object, only_spaces) {
-            Ok(Some(head)) => look(&draft, head),
-            Ok(None) => Ok(R::default()),
-            Err(error) => Err(error),
-        };
-        self.shown(found, draft.seen())
-    }
 }
 
 impl Drop for KeyValueStore {
@@ -208,28 +252,6 @@ impl std::fmt::Debug for KeyValueStore {
     }
 }
 
-/// Gathers what a scan returns, within its limits.
-struct Gathered<K> {
-    entries: Vec<(K, Bytes)>,
-    bytes: usize,
-    limit: usize,
-    keys_only: bool,
-}
-
-impl<K> Gathered<K> {
-    fn new(limit: usize, keys_only: bool) -> Self {
-        Self { entries: Vec::new(), bytes: 0, limit: limit.min(SCAN_ENTRIES_MAX), keys_only }
-    }
-
-    /// Takes an entry; whether there is room for more.
-    fn take(&mut self, key: K, key_len: usize, value: &[u8]) -> bool {
-        let value = if self.keys_only { Bytes::new() } else { Bytes::copy_from_slice(value) };
-        self.bytes += key_len + value.len();
-        self.entries.push((key, value));
-        self.entries.len() < self.limit && self.bytes < SCAN_BYTES_MAX
-    }
-}
-
 impl ObjectStore for KeyValueStore {
     fn capability(&self) -> Capability {
         Capability {
@@ -240,120 +262,62 @@ impl ObjectStore for KeyValueStore {
             commit_order: false,
             clone: true,
             cheap_clone: false,
-            persistent: self.state.store.persistent(),
+            persistent: self.persistent,
             compresses: false,
             transaction_bytes_max: TRANSACTION_BYTES_MAX as u64,
         }
     }
 
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
-        self.transact(txn)
+        self.with(|open| open.transact(txn))
     }
 
     fn sync(&self) -> Completion<CommitSeq> {
-        let seq = self.commit.seq();
-        if let Some(failure) = self.commit.mark().failure() {
-            return Completion::ready(Err(failure));
-        }
-        Completion::after(Ok(CommitSeq(seq)), self.barrier(seq))
+        self.with(Open::sync)
     }
 
     fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
-        self.look(object, false, |_, head| Ok(Some(head.stat)))
+        self.with(|open| open.stat(object))
     }
 
     fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
-        if range.start > range.end {
-            let why = format!("{}..{} ends before it starts", range.start, range.end);
-            return Completion::ready(Err(Error::Invalid { what: "byte range", why }));
-        }
-        self.look(object, false, |draft, head| {
-            let end = range.end.min(head.stat.size);
-            let (len, max) = (end.saturating_sub(range.start), TRANSACTION_BYTES_MAX as u64);
-            if len > max {
-                return Err(Error::TooLarge { what: "read", len, limit: "TRANSACTION_BYTES_MAX", max });
-            }
-            draft.read_bytes(head.bytes, range.start, end)
-        })
+        self.with(|open| open.read(object, range))
     }
 
     fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
-        self.look(object, false, |draft, head| draft.data_runs(head.bytes, range.start, range.end.min(head.stat.size)))
+        self.with(|open| open.extents(object, range))
     }
 
     fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
-        self.look(object, true, |draft, head| draft.get(&keys::entry(Tag::Xattrs, head.xattrs, name)))
+        self.with(|open| open.xattr(object, name))
     }
 
     fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>> {
-        self.look(object, true, |draft, head| {
-            let (start, end) = (keys::entry(Tag::Xattrs, head.xattrs, &[]), keys::space_end(Tag::Xattrs, head.xattrs));
-            let mut found = Vec::new();
-            draft.scan(&start, &end, false, &mut |key, value| {
-                found.push((Bytes::copy_from_slice(keys::rest(key)), Bytes::copy_from_slice(value)));
-                Ok(true)
-            })?;
-            Ok(found)
-        })
+        self.with(|open| open.xattrs(object))
     }
 
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
-        self.look(object, true, |draft, head| draft.get(&keys::entry(Tag::Omap, head.omap, key)))
+        self.with(|open| open.omap_get(object, key))
     }
 
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
-        self.look(object, true, |draft, head| {
-            keys.iter().map(|key| draft.get(&keys::entry(Tag::Omap, head.omap, key))).collect()
-        })
-        .map(|found: Vec<_>| if found.is_empty() { vec![None; keys.len()] } else { found })
+        self.with(|open| open.omap_get_many(object, keys))
     }
 
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
-        self.look(object, true, |draft, head| {
-            let start = keys::entry(Tag::Omap, head.omap, scan.start.as_deref().unwrap_or_default());
-            let end = match &scan.end {
-                Some(end) => keys::entry(Tag::Omap, head.omap, end),
-                None => keys::space_end(Tag::Omap, head.omap),
-            };
-            let mut found = Gathered::new(scan.limit, scan.keys_only);
-            if found.limit > 0 {
-                draft.scan(&start, &end, scan.reverse, &mut |key, value| {
-                    let key = Bytes::copy_from_slice(keys::rest(key));
-                    let len = key.len();
-                    Ok(found.take(key, len, value))
-                })?;
-            }
-            Ok(found.entries)
-        })
+        self.with(|open| open.omap_scan(object, scan))
     }
 
     fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
-        self.look(object, true, |draft, head| draft.get(&keys::numbered(Tag::Slots, head.slots, index)))
+        self.with(|open| open.slot_get(object, index))
     }
 
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
-        self.look(object, true, |draft, head| {
-            indexes.iter().map(|index| draft.get(&keys::numbered(Tag::Slots, head.slots, *index))).collect()
-        })
-        .map(|found: Vec<_>| if found.is_empty() { vec![None; indexes.len()] } else { found })
+        self.with(|open| open.slot_get_many(object, indexes))
     }
 
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
-        self.look(object, true, |draft, head| {
-            let start = keys::numbered(Tag::Slots, head.slots, scan.range.start);
-            let end = match scan.range.end {
-                u64::MAX => keys::space_end(Tag::Slots, head.slots),
-                end => keys::numbered(Tag::Slots, head.slots, end),
-            };
-            let mut found = Gathered::new(scan.limit, scan.keys_only);
-            if found.limit > 0 {
-                draft.scan(&start, &end, scan.reverse, &mut |key, value| {
-                    let index = keys::rest_number(key).ok_or_else(|| crate::records::corrupt("slot", key))?;
-                    Ok(found.take(index, 8, value))
-                })?;
-            }
-            Ok(found.entries)
-        })
+        self.with(|open| open.slot_scan(object, scan))
     }
 
     fn commit_scan(
@@ -367,33 +331,10 @@ impl ObjectStore for KeyValueStore {
     }
 
     fn collections(&self) -> Completion<Vec<Collection>> {
-        let draft = Draft::new(&self.state);
-        let mut found = Vec::new();
-        let scanned = draft.scan(b"c", b"d", false, &mut |key, _| {
-            found.push(Collection::new(Bytes::copy_from_slice(&key[1..])));
-            Ok(true)
-        });
-        self.shown(scanned.map(|()| found), draft.seen())
+        self.with(Open::collections)
     }
 
     fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
-        let draft = Draft::new(&self.state);
-        let found = (|| {
-            if !draft.has_collection(collection)? {
-                return Err(Error::NoCollection { collection: collection.to_string() });
-            }
-            let prefix = keys::names(collection);
-            let start = after.map_or_else(|| prefix.clone(), |after| keys::next(&[&prefix[..], after].concat()));
-            let limit = limit.min(SCAN_ENTRIES_MAX);
-            let mut found = Vec::new();
-            if limit > 0 {
-                draft.scan(&start, &keys::after_all(&prefix), false, &mut |key, _| {
-                    found.push(Bytes::copy_from_slice(&key[prefix.len()..]));
-                    Ok(found.len() < limit)
-                })?;
-            }
-            Ok(found)
-        })();
-        self.shown(found, draft.seen())
+        self.with(|open| open.list(collection, after, limit))
     }
 }

@@ -98,6 +98,57 @@ fn a_store_has_one_owner() {
 }
 
 #[test]
+fn a_closed_store_lets_go_of_its_folder_and_refuses_calls() {
+    for kind in kinds() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = KeyValueStore::open(kind, folder.path(), &Options::default()).unwrap();
+        let (outcome, barrier) = store.submit(create().change(&object("o"), write(10))).into_parts();
+        outcome.unwrap();
+        store.close().unwrap();
+        assert!(barrier.is_none_or(|barrier| matches!(barrier.state(), Some(Ok(())))), "closed before it was durable");
+        let next = KeyValueStore::open(kind, folder.path(), &Options::default()).unwrap();
+        assert_eq!(next.read(&object("o"), 0..10).wait().unwrap(), vec![7; 10]);
+        let closed = |error: esker_store::Error| assert!(matches!(error, esker_store::Error::Closed), "{error}");
+        closed(store.submit(Transaction::new().change(&object("o"), Change::Touch)).wait().unwrap_err());
+        closed(store.stat(&object("o")).wait().unwrap_err());
+        closed(store.list(&"c".into(), None, 1).wait().unwrap_err());
+        closed(store.sync().wait().unwrap_err());
+        assert_eq!(store.figures().transactions, 1);
+        assert!(store.capability().persistent);
+        store.close().unwrap();
+        drop(store);
+        next.submit(Transaction::new().change(&object("o"), Change::Remove)).wait().unwrap();
+    }
+}
+
+#[test]
+fn closing_waits_for_calls_under_way() {
+    let tree = Kept(Arc::new(Tree::new()));
+    let store = KeyValueStore::over(Box::new(Faulty { tree, fails: Arc::default() }), &Options::default()).unwrap();
+    store.submit(create()).wait().unwrap();
+    std::thread::scope(|scope| {
+        for writer in 0..8 {
+            let store = &store;
+            scope.spawn(move || {
+                for number in 0.. {
+                    let txn = Transaction::new().change(&object(&format!("{writer}")), write(number % 100));
+                    match store.submit(txn).wait() {
+                        Ok(_) => drop(store.list(&"c".into(), None, 100).wait()),
+                        Err(esker_store::Error::Closed) => return,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let again = scope.spawn(|| store.close());
+        store.close().unwrap();
+        again.join().unwrap().unwrap();
+    });
+    assert!(matches!(store.collections().wait(), Err(esker_store::Error::Closed)));
+}
+
+#[test]
 fn the_strip_is_said_once() {
     for kind in kinds() {
         let folder = tempfile::tempdir().unwrap();

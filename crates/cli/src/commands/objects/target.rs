@@ -91,6 +91,7 @@ impl Opened {
         let Self { objects, store, folder } = self;
         drop(objects);
         store.close()?;
+        drop(store);
         if let Some(folder) = folder {
             std::fs::remove_dir_all(folder)?;
         }
