@@ -168,11 +168,12 @@ impl Commit {
         }
     }
 
-    /// Applies what a draft leaves and returns its place. `durable`: its writer asked for that.
+    /// Applies what a draft leaves and returns its place. `durable`: its writer asked for that. `seen` is what the draft saw
+    /// (see [`Draft::seen`](crate::draft::Draft::seen)): what it wrote may be a copy of that.
     ///
     /// # Errors
     /// As for [`Commit::wait_for_room`]; the outcome is dropped then.
-    pub fn publish(&self, outcome: Outcome, durable: bool) -> Result<u64> {
+    pub fn publish(&self, outcome: Outcome, durable: bool, seen: u64) -> Result<u64> {
         let len = |value: &Option<Bytes>| value.as_ref().map_or(0, Bytes::len);
         let bytes: usize = outcome.changed.iter().map(|change| 64 + change.key.len() + len(&change.value)).sum();
         let files = outcome.new_files.len() as u64;
@@ -189,8 +190,9 @@ impl Commit {
         let seq = queue.seq;
         {
             let mut overlay = self.state.overlay.write();
+            let shows = if durable { seq } else { seen };
             for change in &outcome.changed {
-                overlay.publish(&change.key, &change.value, seq, durable, change.same_spaces);
+                overlay.publish(&change.key, &change.value, seq, shows, change.same_spaces);
             }
         }
         queue.waiting.push(outcome);

@@ -221,6 +221,8 @@ impl<'a> Draft<'a> {
 
     /// Puts changed heads among the other changes.
     pub fn flush_heads(&mut self) {
+        // Anew: what was flushed before may have changed since.
+        self.same_spaces.clear();
         for (object, headed) in &self.heads {
             if headed.before != headed.now {
                 let key = keys::name(object);

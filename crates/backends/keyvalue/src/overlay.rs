@@ -43,11 +43,12 @@ impl Overlay {
         self.map.range::<[u8], _>((Bound::Included(bounds.0), Bound::Excluded(bounds.1)))
     }
 
-    /// Shows what transaction `seq` wrote. `waits` says whether it asked for durable.
-    pub fn publish(&mut self, key: &Bytes, value: &Option<Bytes>, seq: u64, waits: bool, same_spaces: bool) {
+    /// Shows what transaction `seq` wrote. `shows` is the last transaction that asked for durable and that the value may
+    /// show: `seq` itself if it did, else whatever it saw before it wrote; 0 for none. Spaces that stay the same show nothing new.
+    pub fn publish(&mut self, key: &Bytes, value: &Option<Bytes>, seq: u64, shows: u64, same_spaces: bool) {
         let before = self.map.get(key).map_or((0, 0), |before| (before.waits_for, before.spaces_wait_for));
-        let waits_for = if waits { seq } else { before.0 };
-        let spaces_wait_for = if waits && !same_spaces { seq } else { before.1 };
+        let waits_for = before.0.max(shows);
+        let spaces_wait_for = if same_spaces { before.1 } else { before.1.max(shows) };
         self.map.insert(key.clone(), Applied { value: value.clone(), seq, waits_for, spaces_wait_for });
     }
 
@@ -69,15 +70,27 @@ mod tests {
     fn an_applied_write_over_a_durable_one_still_waits_for_it() {
         let mut overlay = Overlay::default();
         let key = Bytes::from_static(b"k");
-        overlay.publish(&key, &Some(key.clone()), 7, true, false);
-        overlay.publish(&key, &None, 8, false, true);
+        overlay.publish(&key, &Some(key.clone()), 7, 7, false);
+        overlay.publish(&key, &None, 8, 0, true);
         let applied = overlay.get(b"k").unwrap();
         assert_eq!((applied.seq, applied.waits_for, applied.spaces_wait_for), (8, 7, 7));
-        overlay.publish(&key, &None, 9, true, true);
+        overlay.publish(&key, &None, 9, 9, true);
         assert_eq!(overlay.get(b"k").map(|applied| (applied.waits_for, applied.spaces_wait_for)), Some((9, 7)));
         overlay.retire([&key].into_iter(), 8);
         assert!(overlay.get(b"k").is_some(), "a later write was forgotten");
         overlay.retire([&key].into_iter(), 9);
         assert!(overlay.get(b"k").is_none());
+    }
+
+    /// Failure: an applied clone or rename showed a durable writer's data before it was durable. Cause: only what stood under
+    /// the same key was waited for, and a copy stands under keys of its own. Fix: what the writer saw is a floor.
+    #[test]
+    fn an_applied_copy_waits_for_what_its_writer_saw() {
+        let mut overlay = Overlay::default();
+        let key = Bytes::from_static(b"copy");
+        overlay.publish(&key, &Some(key.clone()), 8, 7, false);
+        assert_eq!(overlay.get(b"copy").map(|applied| (applied.waits_for, applied.spaces_wait_for)), Some((7, 7)));
+        overlay.publish(&key, &Some(key.clone()), 9, 5, false);
+        assert_eq!(overlay.get(b"copy").map(|applied| (applied.waits_for, applied.spaces_wait_for)), Some((7, 7)));
     }
 }

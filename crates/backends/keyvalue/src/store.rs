@@ -228,7 +228,7 @@ impl Open {
         if outcome.changed.is_empty() {
             return Completion::after(Ok(CommitSeq(self.commit.seq())), self.barrier(seen));
         }
-        match self.commit.publish(outcome, durable) {
+        match self.commit.publish(outcome, durable, seen) {
             Ok(seq) => {
                 let position = if durable { seq } else { guarded };
                 Completion::after(Ok(CommitSeq(seq)), self.barrier(position))

@@ -168,7 +168,8 @@ impl Sweeper {
 fn hand_in(commit: &Commit, outcome: &mut Outcome, keys_min: usize) -> Result<()> {
     if outcome.changed.len() >= keys_min {
         commit.wait_for_room()?;
-        commit.publish(std::mem::take(outcome), false)?;
+        // It removes what nobody reads.
+        commit.publish(std::mem::take(outcome), false, 0)?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use super::actions::*;
 use super::{Harness, Opened};
-use crate::{Change, CommitSeq, Condition, Durability, Error, Transaction};
+use crate::{Change, CommitSeq, Condition, Durability, Error, ObjectId, ObjectStore, Transaction};
 
 /// Each transaction that changes something comes after the one before.
 pub fn commit_sequence_grows(harness: &dyn Harness) {
@@ -162,6 +162,52 @@ pub fn readers_wait_for_durable_writes(harness: &dyn Harness) {
         look();
         if let Some(barrier) = barrier {
             assert!(matches!(barrier.state(), Some(Ok(()))), "{name}: a reader was shown what is not durable");
+        }
+    }
+}
+
+/// Who copies or moves what is not durable yet, and asks for *applied* alone, shows it to others no earlier.
+pub fn readers_of_an_applied_copy_wait_for_what_was_copied(harness: &dyn Harness) {
+    let opened = furnished(harness);
+    let store = opened.store();
+    type Copy = fn(&ObjectId) -> Change;
+    let copies: [(&str, bool, Copy); 3] = [
+        ("clone", true, |to| Change::CloneTo { to: to.clone() }),
+        ("clone of a range", false, |to| Change::CloneRange { to: to.clone(), from_offset: 0, len: 5, to_offset: 0 }),
+        ("rename", true, |to| Change::Rename { to: to.clone() }),
+    ];
+    type Look = fn(&dyn ObjectStore, &ObjectId);
+    let looks: [(&str, bool, Look); 8] = [
+        ("bytes", false, |store, copy| assert_eq!(got(store.read(copy, 0..5)), "fresh")),
+        ("size", false, |store, copy| assert!(got(store.stat(copy)).is_some())),
+        ("extents", false, |store, copy| assert!(!runs(store, copy, 0..100).is_empty())),
+        ("slot", true, |store, copy| assert_eq!(got(store.slot_get(copy, 77)), Some(bytes("fresh")))),
+        ("slots", true, |store, copy| drop(whole_slots(store, copy))),
+        ("omap", true, |store, copy| assert_eq!(got(store.omap_get(copy, b"fresh")), Some(bytes("fresh")))),
+        ("xattr", true, |store, copy| assert_eq!(got(store.xattr(copy, b"fresh")), Some(bytes("fresh")))),
+        ("failed guard", true, |store, copy| {
+            drop(refusal(store, guarded(copy, [Condition::SlotAbsent { index: 77 }])));
+        }),
+    ];
+    for round in 0..3 {
+        for (copied, whole, change_to) in &copies {
+            for (looked, _, look) in looks.iter().filter(|look| *whole || !look.1) {
+                let context = format!("{copied}, {looked}, round {round}");
+                let (from, to) = (object(&format!("{context}: source")), object(&format!("{context}: copy")));
+                change(store, &from, filled());
+                let fresh =
+                    [write(0, "fresh"), slot_set(77, "fresh"), omap_set("fresh", "fresh"), xattr_set("fresh", "fresh")];
+                let (outcome, barrier) = store.submit(changes(&from, fresh)).into_parts();
+                assert!(outcome.is_ok(), "{context}: {outcome:?}");
+                let copy = Transaction::with(Durability::Applied).change(&from, change_to(&to));
+                let (outcome, _) = store.submit(copy).into_parts();
+                assert!(outcome.is_ok(), "{context}: {outcome:?}");
+                look(store, &to);
+                if let Some(barrier) = barrier {
+                    let reached = matches!(barrier.state(), Some(Ok(())));
+                    assert!(reached, "{context}: a reader was shown what is not durable");
+                }
+            }
         }
     }
 }

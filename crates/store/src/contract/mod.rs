@@ -182,6 +182,7 @@ macro_rules! contract_suite {
             durability: sync_covers_everything_before_it;
             durability: completions_are_futures;
             durability: readers_wait_for_durable_writes;
+            durability: readers_of_an_applied_copy_wait_for_what_was_copied;
             durability: everything_durable_is_there_after_reopening;
             durability: removed_things_stay_removed_after_reopening;
             durability: synced_asynchronous_writes_are_there_after_reopening;
