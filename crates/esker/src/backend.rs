@@ -196,6 +196,12 @@ fn keyvalue_error(kind: Kind, error: esker_keyvalue::Error) -> Error {
         E::BadStrip { found, min, max } => {
             bad("strip", found.to_string(), format!("expected none, or a power of two from {min} to {max}"))
         }
+        E::Store(error) => Error::Store(error),
+        // Both engines begin their messages with the kind of failure, and tell it in no other way.
+        E::Engine { path, why } if why.starts_with("Corruption") => {
+            Error::Store(esker_store::Error::Corrupt { offset: 0, what: format!("{}: {why}", path.display()) })
+        }
+        E::Io { path, source } => Error::Io { what: "open", path, source },
         // What is not told apart here is told by its text.
         other => Error::Store(esker_store::Error::io("opening the store", std::io::Error::other(other))),
     }
@@ -212,5 +218,27 @@ fn file_error(error: esker_file::Error) -> Error {
         esker_file::Error::Store(error) => Error::Store(error),
         // The enum may grow; what is not told apart here is told by its text.
         other => Error::Store(esker_store::Error::io("opening the store", std::io::Error::other(other))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use esker_keyvalue::Error as E;
+    use esker_store::Error as StoreError;
+
+    use super::*;
+
+    #[test]
+    fn damage_met_at_opening_stays_damage() {
+        let corrupt = StoreError::Corrupt { offset: 0, what: "object head".into() };
+        let engine = |why: &str| E::Engine { path: "/data/db".into(), why: why.into() };
+        let damaged = |error| matches!(error, Error::Store(StoreError::Corrupt { .. }));
+        assert!(damaged(keyvalue_error(LevelDb, E::Store(corrupt))));
+        let told = keyvalue_error(LevelDb, engine("Corruption: checksum mismatch"));
+        assert!(told.to_string().contains("/data/db: Corruption: checksum mismatch"), "{told}");
+        assert!(damaged(told));
+        assert!(!damaged(keyvalue_error(RocksDb, engine("IO error: no space left"))));
+        let stopped = keyvalue_error(RocksDb, E::Store(StoreError::Closed));
+        assert!(matches!(stopped, Error::Store(StoreError::Closed)), "{stopped}");
     }
 }

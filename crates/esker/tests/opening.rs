@@ -291,6 +291,7 @@ fn folders_that_are_not_what_the_location_says_are_errors_that_say_what_was_foun
     Store::open(&format!("file:{}?create=false", inside("half"))).unwrap();
 }
 
+#[cfg(not(any(feature = "rocksdb", feature = "leveldb")))]
 #[test]
 fn a_backend_that_is_not_part_of_the_program_says_how_to_build_it() {
     let (_folder, path) = folder();
@@ -300,4 +301,32 @@ fn a_backend_that_is_not_part_of_the_program_says_how_to_build_it() {
         assert!(error.to_string().contains(&format!("--features {feature}")), "{error}");
         assert!(!std::path::Path::new(&path).exists());
     }
+}
+
+#[cfg(feature = "leveldb")]
+#[test]
+fn a_closed_leveldb_store_is_opened_again_beside_its_faces_and_its_damage_is_told() {
+    let (_folder, path) = folder();
+    let location = format!("leveldb:{path}");
+    let store = Store::open(&location).unwrap();
+    let numbers = store.kv().unwrap().namespace("numbers", Kind::Int).unwrap();
+    for number in 0..2_000u64 {
+        numbers.put(number, number.to_string()).wait().unwrap();
+    }
+    store.close().unwrap();
+    let again = Store::open(&location).unwrap();
+    let found = again.kv().unwrap().namespace("numbers", Kind::Int).unwrap().get(1_999).wait().unwrap();
+    assert_eq!(found.as_deref(), Some(&b"1999"[..]));
+    assert!(numbers.get(1_999).wait().is_err());
+    again.close().unwrap();
+    let manifest = std::fs::read_dir(format!("{path}/db"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.display().to_string().contains("MANIFEST-"))
+        .unwrap();
+    let mut bytes = std::fs::read(&manifest).unwrap();
+    bytes[10] ^= 1;
+    std::fs::write(&manifest, bytes).unwrap();
+    let error = Store::open(&location).unwrap_err();
+    assert!(matches!(error, Error::Store(esker::objects::Error::Corrupt { .. })), "{error:?}");
 }
