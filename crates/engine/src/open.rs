@@ -323,6 +323,16 @@ impl Engine {
             && end.clean_after
             && room
             && (device.geometry().zone_bytes.is_none() || (superblock.clean && end.group_ended));
+        if goes_on {
+            // A crash may have taken back what was reserved of it: to run out of space in the middle would stop the log.
+            match device.reserve(end.segment * segment_bytes, segment_bytes) {
+                Err(esker_device::Error::NoSpace { .. }) => {
+                    self.full_since_open = true;
+                    return Ok(());
+                }
+                other => other.map_err(|error| device_error("reserving the log's last segment", error))?,
+            }
+        }
         // Headers of the segments that were being opened may be lost: their generations must not come back.
         let generation_max = chain.generation_max + if superblock.clean { 0 } else { GENERATIONS_IN_FLIGHT };
         let mut log_end = match last {
@@ -443,13 +453,14 @@ impl Engine {
         let full = Error::Full { needed: segment_bytes, free: 0 };
         let segment = self.segments.peek_free().ok_or(full.clone())?;
         let offset = segment * segment_bytes;
+        let written = chain.headless.contains(&segment) || self.device.geometry().zone_bytes.is_some();
+        if written {
+            // Before it is reserved: this gives its blocks back.
+            self.device.discard(offset, segment_bytes).map_err(|error| device_error("clearing a segment", error))?;
+        }
         match self.device.reserve(offset, segment_bytes) {
             Err(esker_device::Error::NoSpace { .. }) => return Err(full),
             other => other.map_err(|error| device_error("reserving a segment", error))?,
-        }
-        let written = chain.headless.contains(&segment) || self.device.geometry().zone_bytes.is_some();
-        if written {
-            self.device.discard(offset, segment_bytes).map_err(|error| device_error("clearing a segment", error))?;
         }
         self.device.prefill(offset, segment_bytes).map_err(|error| device_error("filling a segment ahead", error))?;
         let group = end.group + 1;
