@@ -246,11 +246,8 @@ impl Run {
             return Err(format!("after a read-only opening: {difference}"));
         }
         let states = &self.history.states;
-        let prefix = match engine.stats().last_seq {
-            // A store that is full as it opens has no log and tells no number.
-            0 => (self.owed..states.len()).rev().find(|n| *states[*n] == found).unwrap_or(0),
-            seq => self.history.up_to(seq),
-        };
+        // A store that is full as it opens has no log, but knows where it ended.
+        let prefix = self.history.up_to(engine.recovery().last_seq);
         if self.history.up_to_change(prefix) < self.owed {
             return Err(format!(
                 "acknowledged_writes_survive: {} transactions were acknowledged or shown, {prefix} are there",
@@ -262,7 +259,7 @@ impl Run {
             return Err(format!(
                 "recovery_is_a_prefix: {prefix} of {} transactions are there by sequence number {}, but {difference}; the state is that after {near:?}",
                 self.history.len(),
-                engine.stats().last_seq,
+                engine.recovery().last_seq,
             ));
         }
         self.outcome.taken_back += (self.history.len() - prefix) as u64;
