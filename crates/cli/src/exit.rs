@@ -12,7 +12,7 @@ pub enum Code {
     Failure = 1,
     /// The command line or the configuration is wrong. (clap ends with this code as well.)
     Usage = 2,
-    /// What was asked for does not exist: the store, the namespace or the key.
+    /// What was asked for does not exist: the store, the namespace or the key, the image or the snapshot.
     NotFound = 3,
     /// The store is damaged.
     Damage = 4,
@@ -82,6 +82,17 @@ fn store_code(error: &esker::objects::Error) -> Code {
     }
 }
 
+fn volume_code(error: &esker::volume::Error) -> Code {
+    use esker::volume::Error;
+    match error {
+        Error::Store(error) => store_code(error),
+        Error::NoImage { .. } | Error::NoSnapshot { .. } => Code::NotFound,
+        Error::Invalid { .. } | Error::PastEnd { .. } => Code::Usage,
+        Error::Damaged { .. } => Code::Damage,
+        _ => Code::Failure,
+    }
+}
+
 fn device_code(error: &esker::device::Error) -> Code {
     match error {
         esker::device::Error::InUse { .. } => Code::InUse,
@@ -103,6 +114,7 @@ impl From<esker::Error> for Failure {
             esker::Error::Store(error) => store_code(error),
             esker::Error::Device(error) => device_code(error),
             esker::Error::Kv(esker::kv::Error::Store(error)) => store_code(error),
+            esker::Error::Volume(error) => volume_code(error),
             _ => Code::Failure,
         };
         Self::of(code, &error)
@@ -117,6 +129,12 @@ impl From<esker::objects::Error> for Failure {
 
 impl From<esker::kv::Error> for Failure {
     fn from(error: esker::kv::Error) -> Self {
+        esker::Error::from(error).into()
+    }
+}
+
+impl From<esker::volume::Error> for Failure {
+    fn from(error: esker::volume::Error) -> Self {
         esker::Error::from(error).into()
     }
 }

@@ -64,6 +64,8 @@ enum Command {
     Stat(commands::stat::Stat),
     /// Read and write keys of a store that no server has open
     Kv(commands::kv::KvArguments),
+    /// Virtual disks of a store that no server has open: images, snapshots, clones, exports
+    Volume(commands::volume::Volume),
     /// Measure the engine inside this process
     Bench(commands::bench::Bench),
     /// Turn files of `bench objects --json` into one page with plots
@@ -103,6 +105,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Copy(command) => command.run(&settings),
         Command::Stat(command) => command.run(settings),
         Command::Kv(command) => command.run(&settings),
+        Command::Volume(command) => command.run(&settings),
         Command::Bench(command) => command.run(&settings),
         Command::Report(command) => command.run(),
         Command::Config => commands::print(&Settings::default().print()),

@@ -28,7 +28,7 @@ const FLAG_FROM: u32 = 1;
 const FLAG_TO: u32 = 2;
 
 /// Fields of the head of an export: name, offset, bytes. The two names and a checksum follow.
-pub const EXPORT_LAYOUT: &[(&str, usize, usize)] = &[
+pub(crate) const EXPORT_LAYOUT: &[(&str, usize, usize)] = &[
     ("magic", 0, 8),
     ("version", 8, 4),
     ("flags", 12, 4),
@@ -42,7 +42,8 @@ pub const EXPORT_LAYOUT: &[(&str, usize, usize)] = &[
 const HEAD_BYTES: usize = 56;
 
 /// Fields of the head of a chunk: name, offset, bytes. Its data follows.
-pub const CHUNK_LAYOUT: &[(&str, usize, usize)] = &[("kind", 0, 4), ("crc", 4, 4), ("offset", 8, 8), ("len", 16, 8)];
+pub(crate) const CHUNK_LAYOUT: &[(&str, usize, usize)] =
+    &[("kind", 0, 4), ("crc", 4, 4), ("offset", 8, 8), ("len", 16, 8)];
 const CHUNK_HEAD_BYTES: usize = 24;
 
 const DATA: u32 = 1;

@@ -19,6 +19,7 @@ pub mod serve;
 pub mod server;
 pub mod stat;
 pub mod tasks;
+pub mod volume;
 
 use std::io::{ErrorKind, Write};
 

@@ -1,0 +1,355 @@
+//! `esker volume`: virtual disks of a store that no server has open.
+//!
+//! arguments → image or image@snapshot → [`esker::volume`] → lines or JSON on stdout, progress on stderr
+//!
+//! Invariants:
+//! 1. Only `create`, `clone` and `import` make images, and only `create` and `import` make a store.
+//! 2. Long work may be interrupted; the same command goes on, and `clean` finishes what was left for the background.
+
+mod bench;
+mod snap;
+mod transfer;
+
+use clap::{Args, Subcommand};
+use esker::ByteSize;
+use esker::kv::{Clock, SystemClock};
+use esker::volume::{Image, Info, Layout, Volumes};
+use serde_json::{Value, json};
+
+use super::{StoreArgument, builder, print};
+use crate::config::Settings;
+use crate::exit::Failure;
+use crate::progress;
+
+/// The arguments of `esker volume`.
+#[derive(Args)]
+pub struct Volume {
+    #[command(flatten)]
+    store: StoreArgument,
+
+    /// Print results as JSON
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Make an empty image; it takes space as it is written
+    Create {
+        /// Its name
+        image: String,
+        /// Its size, such as 10g
+        size: ByteSize,
+        /// Size of a data object: a power of two from 64k to 16m
+        #[arg(long, default_value = "4m")]
+        object_size: ByteSize,
+        /// Bytes that go to one object before the next: a power of two from 4k to the object size; the object size unless given
+        #[arg(long)]
+        stripe_unit: Option<ByteSize>,
+        /// Objects that a stripe goes over
+        #[arg(long, default_value_t = 1)]
+        stripe_count: u64,
+    },
+    /// List the images
+    Ls,
+    /// Show what an image is
+    Info {
+        /// The image
+        image: String,
+    },
+    /// Change the size of an image
+    Resize {
+        /// The image
+        image: String,
+        /// The new size
+        size: ByteSize,
+        /// Shrink even if data past the new end is lost
+        #[arg(long)]
+        allow_shrink: bool,
+    },
+    /// Give an image another name
+    Rename {
+        /// The image
+        image: String,
+        /// Its new name
+        to: String,
+    },
+    /// Remove an image without snapshots
+    Rm {
+        /// The image
+        image: String,
+    },
+    /// Snapshots of an image
+    #[command(subcommand)]
+    Snap(snap::Snap),
+    /// Make an image that stands on a protected snapshot; it takes no space until it is written
+    Clone {
+        /// IMAGE@SNAPSHOT
+        from: String,
+        /// Name of the new image
+        image: String,
+    },
+    /// Copy what a clone still has from its parent, so that it stands alone
+    Flatten {
+        /// The image
+        image: String,
+    },
+    /// List the extents that changed
+    Diff(transfer::Diff),
+    /// Write an image or a snapshot to a file or stdout
+    Export(transfer::Export),
+    /// Make an image from a file or stdin, or apply an increment to one
+    Import(transfer::Import),
+    /// The exclusive lock of an image
+    #[command(subcommand)]
+    Lock(Lock),
+    /// Metadata of an image: names and values that belong to its users
+    #[command(subcommand)]
+    Meta(Meta),
+    /// Finish what was left for the background: removed images and snapshots, interrupted shrinking
+    Clean,
+    /// Write or read an image as fast as it goes, inside this process; writing overwrites what it holds
+    Bench(bench::Bench),
+}
+
+#[derive(Subcommand)]
+enum Lock {
+    /// Show who has it
+    Ls {
+        /// The image
+        image: String,
+    },
+    /// Take it: nobody else writes until it is broken
+    Add {
+        /// The image
+        image: String,
+        /// Name of the owner
+        owner: String,
+    },
+    /// Break it: what its owner writes from now on is refused
+    Break {
+        /// The image
+        image: String,
+        /// The epoch that `ls` shows, so that no later lock is broken by mistake
+        epoch: u64,
+    },
+}
+
+#[derive(Subcommand)]
+enum Meta {
+    /// List all of it
+    Ls {
+        /// The image
+        image: String,
+    },
+    /// Set a value
+    Set {
+        /// The image
+        image: String,
+        /// Its name
+        key: String,
+        /// The value
+        value: String,
+    },
+    /// Remove a value
+    Rm {
+        /// The image
+        image: String,
+        /// Its name
+        key: String,
+    },
+}
+
+/// What the actions share: the volumes, and how results are told.
+struct Context {
+    volumes: Volumes,
+    store: esker::Store,
+    json: bool,
+}
+
+impl Context {
+    /// Prints `value` as JSON, or else `text`.
+    fn tell(&self, value: Value, text: &str) -> Result<(), Failure> {
+        if self.json { print(&format!("{value:#}\n")) } else { print(text) }
+    }
+
+    fn image(&self, name: &str) -> Result<Image, Failure> {
+        Ok(self.volumes.image(name)?)
+    }
+
+    fn now_ms(&self) -> u64 {
+        SystemClock.now_ms()
+    }
+
+    /// Does work that tells how far it is, under a bar.
+    fn under_bar<T>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce(esker::volume::Progress<'_>) -> Result<T, esker::volume::Error>,
+    ) -> Result<T, Failure> {
+        let bar = progress::count(what, 0);
+        let result = work(&mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+            true
+        });
+        bar.finish_and_clear();
+        Ok(result?)
+    }
+
+    fn clean(&self) -> Result<(), Failure> {
+        self.under_bar("giving space back", |progress| self.volumes.work(progress)).map(drop)
+    }
+}
+
+/// The two names of IMAGE@SNAPSHOT; the second is missing in IMAGE.
+fn split(name: &str) -> (&str, Option<&str>) {
+    name.split_once('@').map_or((name, None), |(image, snapshot)| (image, Some(snapshot)))
+}
+
+/// The two names of IMAGE@SNAPSHOT.
+fn both(name: &str) -> Result<(&str, &str), Failure> {
+    match split(name) {
+        (image, Some(snapshot)) => Ok((image, snapshot)),
+        _ => Err(Failure::usage(format!("{name:?}: expected IMAGE@SNAPSHOT"))),
+    }
+}
+
+impl Volume {
+    /// Runs the command.
+    pub fn run(self, settings: &Settings) -> Result<(), Failure> {
+        let makes = matches!(self.action, Action::Create { .. } | Action::Import(_));
+        let store = builder(settings).create(makes).open(&self.store.location(settings))?;
+        let context = Context { volumes: store.volumes()?, store: store.clone(), json: self.json };
+        let result = act(&context, self.action);
+        store.close()?;
+        result
+    }
+}
+
+fn act(context: &Context, action: Action) -> Result<(), Failure> {
+    let volumes = &context.volumes;
+    match action {
+        Action::Create { image, size, object_size, stripe_unit, stripe_count } => {
+            let stripe_unit = stripe_unit.unwrap_or(object_size).0;
+            let layout = Layout { object_bytes: object_size.0, stripe_unit, stripe_count };
+            let made = volumes.create(&image, size.0, layout, context.now_ms())?;
+            if context.json { print(&format!("{:#}\n", shown(&made.info()?, &made)?)) } else { Ok(()) }
+        }
+        Action::Ls => list(context),
+        Action::Info { image } => info(context, &image),
+        Action::Resize { image, size, allow_shrink } => Ok(context.image(&image)?.resize(size.0, allow_shrink)?),
+        Action::Rename { image, to } => Ok(volumes.rename(&image, &to)?),
+        Action::Rm { image } => {
+            volumes.remove(&image)?;
+            context.clean()
+        }
+        Action::Snap(snap) => snap.run(context),
+        Action::Clone { from, image } => {
+            let (parent, snapshot) = both(&from)?;
+            volumes.clone_image(parent, snapshot, &image, context.now_ms())?;
+            Ok(())
+        }
+        Action::Flatten { image } => {
+            let image = context.image(&image)?;
+            context.under_bar("flattening", |progress| image.flatten(progress)).map(drop)
+        }
+        Action::Diff(diff) => diff.run(context),
+        Action::Export(export) => export.run(context),
+        Action::Import(import) => import.run(context),
+        Action::Lock(lock) => lock.run(context),
+        Action::Meta(meta) => meta.run(context),
+        Action::Clean => context.clean(),
+        Action::Bench(bench) => bench.run(context),
+    }
+}
+
+impl Lock {
+    fn run(self, context: &Context) -> Result<(), Failure> {
+        match self {
+            Self::Ls { image } => {
+                let lock = context.image(&image)?.lock_info();
+                let value = lock.as_ref().map(|lock| json!({"owner": lock.owner, "epoch": lock.epoch}));
+                let text = lock.map_or("not locked\n".into(), |lock| format!("epoch {} {}\n", lock.epoch, lock.owner));
+                context.tell(value.unwrap_or(Value::Null), &text)
+            }
+            Self::Add { image, owner } => {
+                let epoch = context.image(&image)?.lock(&owner)?;
+                context.tell(json!({"owner": owner, "epoch": epoch}), &format!("epoch {epoch}\n"))
+            }
+            Self::Break { image, epoch } => Ok(context.image(&image)?.break_lock(epoch)?),
+        }
+    }
+}
+
+impl Meta {
+    fn run(self, context: &Context) -> Result<(), Failure> {
+        match self {
+            Self::Ls { image } => {
+                let meta = context.image(&image)?.meta()?;
+                let text: String = meta.iter().map(|(key, value)| format!("{key}\t{value}\n")).collect();
+                let map = meta.into_iter().map(|(key, value)| (key, Value::from(value))).collect();
+                context.tell(Value::Object(map), &text)
+            }
+            Self::Set { image, key, value } => Ok(context.image(&image)?.set_meta(&key, Some(&value))?),
+            Self::Rm { image, key } => Ok(context.image(&image)?.set_meta(&key, None)?),
+        }
+    }
+}
+
+fn list(context: &Context) -> Result<(), Failure> {
+    let mut values = Vec::new();
+    let mut text = String::new();
+    for name in context.volumes.list()? {
+        let info = context.image(&name)?.info()?;
+        let parent = info.parent.as_ref().map(|(image, snapshot, _)| format!("{image}@{snapshot}"));
+        values.push(json!({"name": name, "size": info.size, "parent": parent}));
+        text += &format!("{name}\t{}\t{}\n", ByteSize(info.size), parent.unwrap_or_default());
+    }
+    context.tell(Value::Array(values), &text)
+}
+
+fn shown(info: &Info, image: &Image) -> Result<Value, Failure> {
+    Ok(json!({
+        "name": info.name,
+        "id": info.id,
+        "size": info.size,
+        "stored": image.stored_bytes()?,
+        "object_size": info.layout.object_bytes,
+        "stripe_unit": info.layout.stripe_unit,
+        "stripe_count": info.layout.stripe_count,
+        "created_ms": info.created_ms,
+        "snapshots": image.snapshots()?.len(),
+        "parent": info.parent.as_ref().map(|(image, snapshot, overlap)| json!({"image": image, "snapshot": snapshot, "overlap": overlap})),
+        "depth": info.depth,
+        "lock": info.lock.as_ref().map(|lock| json!({"owner": lock.owner, "epoch": lock.epoch})),
+        "rollback": info.rollback,
+    }))
+}
+
+fn info(context: &Context, name: &str) -> Result<(), Failure> {
+    let image = context.image(name)?;
+    let value = shown(&image.info()?, &image)?;
+    let abilities = context.volumes.abilities();
+    let mut text: String = value
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(_, value)| !value.is_null())
+        .map(|(name, value)| format!("{name:<13}{}\n", value.as_str().map_or(value.to_string(), str::to_owned)))
+        .collect();
+    for (able, lacks) in [
+        (abilities.atomic_writes, "writes over several objects are not one transaction, and there are no locks"),
+        (abilities.snapshots, "no snapshots and no clones"),
+        (abilities.cheap_snapshots || !abilities.snapshots, "the first write after a snapshot copies its object"),
+        (abilities.persistent, "nothing survives the process"),
+    ] {
+        if !able {
+            text += &format!("{:<13}{lacks}\n", "backend");
+        }
+    }
+    context.tell(value, &text)
+}
