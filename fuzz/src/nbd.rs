@@ -61,7 +61,7 @@ impl Target for Nbd {
     fn input(&mut self, random: &mut fastrand::Rng) -> Vec<u8> {
         let mut stream = 3u32.to_be_bytes().to_vec();
         if random.u8(0..4) != 0 {
-            wire::option(&mut stream, option::STRUCTURED_REPLY, &[]);
+            wire::put_option(&mut stream, option::STRUCTURED_REPLY, &[]);
         }
         for _ in 0..random.usize(0..3) {
             let mut data = Vec::new();
@@ -78,12 +78,12 @@ impl Target for Nbd {
                 }
                 _ => {}
             }
-            wire::option(&mut stream, option, &data);
+            wire::put_option(&mut stream, option, &data);
         }
         let mut data = Vec::new();
         text(&mut data, "disk");
         data.extend_from_slice(&[0, 0]);
-        wire::option(&mut stream, option::GO, &data);
+        wire::put_option(&mut stream, option::GO, &data);
         for cookie in 0..random.u64(0..12) {
             let command = random.u16(0..9);
             let (offset, len) = (random.u64(0..SIZE + 4_096), random.u32(0..16_384));

@@ -105,7 +105,7 @@ impl Client {
 
     fn option(&mut self, option: u32, data: &[u8]) {
         let mut bytes = Vec::new();
-        wire::option(&mut bytes, option, data);
+        wire::put_option(&mut bytes, option, data);
         self.send(&bytes);
     }
 
@@ -263,7 +263,7 @@ fn what_is_not_the_protocol_ends_the_connection_and_no_other() {
     };
     hang_up(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let mut huge = Vec::new();
-    wire::option(&mut huge, option::LIST, &[]);
+    wire::put_option(&mut huge, option::LIST, &[]);
     huge[12..16].fill(0xff);
     hang_up(&huge);
     let mut stream = TcpStream::connect(server.address).unwrap();
@@ -388,7 +388,7 @@ fn the_negotiation_ends_in_time_however_slowly_bytes_come() {
     let began = Instant::now();
     let mut client = server.greet();
     let mut list = Vec::new();
-    wire::option(&mut list, option::LIST, &[0; 60]);
+    wire::put_option(&mut list, option::LIST, &[0; 60]);
     let cut = list.iter().position(|byte| {
         std::thread::sleep(Duration::from_millis(100));
         client.stream.write_all(&[*byte]).is_err()
@@ -657,8 +657,8 @@ fn where_tls_is_required_nothing_else_is_answered_before_it() {
     // What came in the clear behind STARTTLS must not be taken for something that came encrypted.
     let mut client = server.greet();
     let mut both = Vec::new();
-    wire::option(&mut both, option::STARTTLS, &[]);
-    wire::option(&mut both, option::LIST, &[]);
+    wire::put_option(&mut both, option::STARTTLS, &[]);
+    wire::put_option(&mut both, option::LIST, &[]);
     client.send(&both);
     assert!(client.is_hung_up());
 

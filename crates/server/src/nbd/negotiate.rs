@@ -166,9 +166,9 @@ impl Negotiation<'_> {
         for (name, description) in exports {
             let description = wire::clip(&description);
             let data = [&(name.len() as u32).to_be_bytes()[..], name.as_bytes(), description.as_bytes()].concat();
-            wire::option_reply(&mut out, asked, reply::SERVER, &data);
+            wire::put_option_reply(&mut out, asked, reply::SERVER, &data);
         }
-        wire::option_reply(&mut out, asked, reply::ACK, &[]);
+        wire::put_option_reply(&mut out, asked, reply::ACK, &[]);
         self.send(&out)
     }
 
@@ -190,7 +190,7 @@ impl Negotiation<'_> {
         let mut out = Vec::new();
         let mut tell = |kind: u16, parts: &[&[u8]]| {
             let data = [&kind.to_be_bytes()[..], &parts.concat()].concat();
-            wire::option_reply(&mut out, asked, reply::INFO, &data);
+            wire::put_option_reply(&mut out, asked, reply::INFO, &data);
         };
         let blocks = chosen.export.block_sizes();
         tell(info::EXPORT, &[&chosen.export.size().to_be_bytes(), &flags(&chosen).to_be_bytes()]);
@@ -202,7 +202,7 @@ impl Negotiation<'_> {
         if wanted.asks_for(info::DESCRIPTION) {
             tell(info::DESCRIPTION, &[wire::clip(&chosen.export.description()).as_bytes()]);
         }
-        wire::option_reply(&mut out, asked, reply::ACK, &[]);
+        wire::put_option_reply(&mut out, asked, reply::ACK, &[]);
         self.send(&out)?;
         Ok((asked == option::GO).then_some(Some(chosen)))
     }
@@ -228,12 +228,12 @@ impl Negotiation<'_> {
         if wanted.allocation {
             let id = if list { 0 } else { ALLOCATION_ID };
             let data = [&id.to_be_bytes()[..], ALLOCATION.as_bytes()].concat();
-            wire::option_reply(&mut out, asked, reply::META_CONTEXT, &data);
+            wire::put_option_reply(&mut out, asked, reply::META_CONTEXT, &data);
             if !list {
                 agreed.allocation = Some(wanted.name.to_string());
             }
         }
-        wire::option_reply(&mut out, asked, reply::ACK, &[]);
+        wire::put_option_reply(&mut out, asked, reply::ACK, &[]);
         self.send(&out)
     }
 
@@ -245,7 +245,7 @@ impl Negotiation<'_> {
 
     fn answer(&self, asked: u32, kind: u32, message: &str) -> io::Result<()> {
         let mut out = Vec::new();
-        wire::option_reply(&mut out, asked, kind, message.as_bytes());
+        wire::put_option_reply(&mut out, asked, kind, message.as_bytes());
         self.send(&out)
     }
 

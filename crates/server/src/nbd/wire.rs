@@ -372,7 +372,7 @@ impl Request {
 }
 
 /// Encodes an option, for tests and fuzzing.
-pub fn option(out: &mut Vec<u8>, option: u32, data: &[u8]) {
+pub fn put_option(out: &mut Vec<u8>, option: u32, data: &[u8]) {
     out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
     out.extend_from_slice(&option.to_be_bytes());
     out.extend_from_slice(&(data.len() as u32).to_be_bytes());
@@ -396,7 +396,7 @@ pub fn export_name_reply(out: &mut Vec<u8>, size: u64, flags: u16, zeroes: bool)
 }
 
 /// A reply to an option.
-pub fn option_reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
+pub fn put_option_reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
     out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
     out.extend_from_slice(&option.to_be_bytes());
     out.extend_from_slice(&kind.to_be_bytes());
