@@ -362,6 +362,25 @@ fn structured_replies_tell_holes_errors_and_extents() {
     assert_eq!(client.chunk(), (true, 5, [&1u32.to_be_bytes()[..], &extent(8_192, 3)].concat()));
 }
 
+/// Failure: a disconnect now and then left the connection open for ever. Cause: the thread that received it gave the lead away before
+/// it said that the connection ends, and another went on to wait for the socket. Fix: it says so first.
+#[test]
+fn a_disconnect_ends_the_connection_whichever_thread_receives_it() {
+    let (server, _) = Running::disks();
+    for round in 0..300 {
+        let mut client = server.attach("disk");
+        (0..3).for_each(|_| assert_eq!(client.call(command::CACHE, 0, 0, 4_096), 0));
+        // In one packet, so that a reply is still to be sent when the disconnect is received.
+        let mut last = Vec::new();
+        for command in [command::TRIM, command::DISC] {
+            Request { flags: 0, command, cookie: 0, offset: 0, len: 0 }.encode(&mut last);
+        }
+        client.send(&last);
+        assert_eq!(client.error(), 0);
+        assert!(client.is_hung_up(), "round {round}");
+    }
+}
+
 #[test]
 fn half_a_request_holds_up_nobody_else() {
     let (server, disk) = Running::disks();

@@ -112,6 +112,10 @@ impl<'t> Transmission<'t> {
                 self.fail(&error);
                 Next::End
             });
+            if matches!(next, Next::End) {
+                // Before the lead is given away: whoever takes it must not wait for a client that has said its last.
+                self.closing.store(true, Ordering::SeqCst);
+            }
             drop(input);
             self.send(&mut replies);
             match next {
@@ -128,7 +132,6 @@ impl<'t> Transmission<'t> {
                 }
                 Next::Settle => self.settle(&mut replies),
                 Next::End => {
-                    self.closing.store(true, Ordering::SeqCst);
                     self.room.notify_all();
                     if self.may_settle() {
                         self.settle(&mut replies);
