@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use esker_store::{CommitSeq, Error, Result, Transaction};
-use parking_lot::{Condvar, Mutex, RwLock};
-use redb::{Database, Durability};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockWriteGuard};
+use redb::{Database, Durability, WriteTransaction};
 
 use crate::apply::{FileOp, apply, holds};
 use crate::codec;
@@ -192,7 +192,36 @@ impl Core {
         let mut position = leader.position;
         let mut write = self.db.begin_write().map_err(|error| self.stop(&failed(error)))?;
         write.set_durability(Durability::None).map_err(|error| self.stop(&failed(error)))?;
-        let mut table = write.open_table(TABLE).map_err(|error| self.stop(&failed(error)))?;
+        // Held until the failure is known, if there is one: readers of files ask for it once they have the lock.
+        let mut data = None;
+        let torn = |error: Error| {
+            self.torn.store(true, Ordering::SeqCst);
+            self.stop(&error)
+        };
+        match self.try_group(&write, leader, group, &mut position, &mut data) {
+            Ok(0) => return write.abort().map_err(|error| self.stop(&failed(error))),
+            Ok(_) => write.commit().map_err(|error| torn(failed(error)))?,
+            Err(error) => {
+                // Before the table's file is frozen; a second failure is not news.
+                let _ = write.abort();
+                return Err(if data.is_some() { torn(error) } else { self.stop(&error) });
+            }
+        }
+        leader.position = position;
+        Ok(())
+    }
+
+    /// All of a group but the commit of its rows; returns how many transactions are in it. `data` is locked from where the
+    /// group is in the journal: then it will happen, if not now then on reopening.
+    fn try_group<'a>(
+        &'a self,
+        write: &WriteTransaction,
+        leader: &mut Leader,
+        group: &mut Vec<(Arc<Slot>, Result<CommitSeq>)>,
+        position: &mut Position,
+        data: &mut Option<RwLockWriteGuard<'a, Data>>,
+    ) -> Result<u32> {
+        let mut table = write.open_table(TABLE).map_err(failed)?;
         let mut record = Journal::begin();
         let (mut ops, mut count) = (Vec::new(), 0);
         while record.len() < GROUP_BYTES && count < GROUP_TRANSACTIONS {
@@ -202,9 +231,9 @@ impl Core {
                 Ok(()) if txn.ops.is_empty() => Ok(CommitSeq(position.seq)),
                 Ok(()) => {
                     codec::encode(txn, &mut record);
-                    let applied = apply(&mut table, &mut position, txn, &mut ops);
+                    let applied = apply(&mut table, position, txn, &mut ops);
                     group.push((Arc::clone(&slot), Ok(CommitSeq(position.seq))));
-                    applied.map_err(|error| self.stop(&error))?;
+                    applied?;
                     count += 1;
                     continue;
                 }
@@ -212,24 +241,13 @@ impl Core {
             };
             group.push((slot, answer));
         }
-        if count == 0 {
-            drop(table);
-            return write.abort().map_err(|error| self.stop(&failed(error)));
+        if count > 0 {
+            let journalled = leader.journal.append(record, leader.position.seq + 1, count);
+            journalled.map_err(|error| Error::io("writing the journal", error))?;
+            let data = data.insert(self.data.write());
+            finish(data, &mut table, *position, &ops)?;
         }
-        let journalled = leader.journal.append(record, leader.position.seq + 1, count);
-        journalled.map_err(|error| self.stop(&Error::io("writing the journal", error)))?;
-
-        // From here on the group will happen, if not now then on reopening.
-        let mut data = self.data.write();
-        let torn = |error: Error| {
-            self.torn.store(true, Ordering::SeqCst);
-            self.stop(&error)
-        };
-        finish(&mut data, &mut table, position, &ops).map_err(torn)?;
-        drop(table);
-        write.commit().map_err(|error| torn(failed(error)))?;
-        leader.position = position;
-        Ok(())
+        Ok(count)
     }
 
     /// Makes everything durable where it belongs, and lets the journal begin anew.

@@ -128,6 +128,21 @@ impl Data {
         folder
     }
 
+    /// Where a file may stand as well while a folder above it is half split. The next opening ends the split; until then
+    /// a store that has stopped is read like this.
+    fn paths_before_split(&self, key: Key) -> Vec<String> {
+        let (mut paths, mut folder) = (Vec::new(), String::new());
+        while let Some(row) = self.folders.get(&folder)
+            && row.state != FolderState::Whole
+        {
+            if row.state == FolderState::Splitting {
+                paths.push(format!("{}/{}", full(&folder), file_name(key)));
+            }
+            folder = below(&folder, digit(key, level(&folder)));
+        }
+        paths
+    }
+
     fn path_of(&self, key: Key) -> String {
         format!("{}/{}", full(&self.folder_of(key)), file_name(key))
     }
@@ -141,8 +156,13 @@ impl Data {
         if let Some(file) = clean.get(&key) {
             return Ok(Some(Arc::clone(file)));
         }
-        let path = self.path_of(key);
-        let file = self.files.open(&path, false).map_err(|error| io("opening", &path, error))?;
+        let mut file = None;
+        for path in std::iter::once(self.path_of(key)).chain(self.paths_before_split(key)) {
+            file = self.files.open(&path, false).map_err(|error| io("opening", &path, error))?;
+            if file.is_some() {
+                break;
+            }
+        }
         if let Some(file) = &file {
             if clean.len() >= CLEAN_FILES_MAX
                 && let Some(any) = clean.keys().next().copied()

@@ -207,6 +207,77 @@ fn a_clone_is_not_made_again_from_a_source_that_has_changed() {
     assert!(moments > 100, "{moments}");
 }
 
+/// Failure: after a failed write of the journal reads of rows could fail too. Cause: the table's file was frozen before the
+/// transaction that had made it longer was given up, which makes it shorter again. Fix: given up first.
+#[test]
+fn rows_are_read_after_a_transaction_that_grew_the_table_has_failed() {
+    let id = ObjectId::new("c".into(), "o");
+    let mut failures = 0;
+    for after in 0.. {
+        let files = FaultyFiles::new(after);
+        let store = open(&files).unwrap();
+        let set = |key: &'static str, len| Change::OmapSet { key: key.into(), value: vec![7; len].into() };
+        let txn = Transaction::new().create_collection(&"c".into()).change(&id, set("before", 10));
+        store.submit(txn).wait().unwrap();
+        files.fail_after(after);
+        let keys = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        let large = keys.iter().fold(Transaction::new(), |txn, key| txn.change(&id, set(key, 1 << 20)));
+        match store.submit(large).wait() {
+            // After a failure of the table's own file redb refuses reads as well.
+            Err(Error::Stopped { cause }) if cause.contains("writing the journal") => {
+                let found = store.omap_get(&id, b"before").wait();
+                assert_eq!(found.unwrap(), Some(vec![7; 10].into()), "failed after {after}");
+                failures += 1;
+            }
+            Err(_) => {}
+            Ok(_) if files.failed().is_some() => {}
+            Ok(_) => break,
+        }
+    }
+    assert!(failures > 1, "the journal failed {failures} times");
+}
+
+/// Failure: after a split that failed half-way, reads of files that had not moved yet told of damage. Cause: they were
+/// looked for below only. Fix: while a folder is half split, its files are looked for in it as well.
+#[test]
+fn a_split_that_fails_half_way_leaves_every_object_readable() {
+    let id = |number: u64| ObjectId::new("c".into(), number.to_string());
+    let mut half_way = 0;
+    for after in 0.. {
+        let files = FaultyFiles::new(after);
+        let store = open(&files).unwrap();
+        let txn = Transaction::new().create_collection(&"c".into());
+        let write = |number| Change::Write { offset: 0, data: vec![number as u8; 100].into() };
+        store.submit((0..12).fold(txn, |txn, number| txn.change(&id(number), write(number)))).wait().unwrap();
+        files.fail_after(after);
+        // Enough for a checkpoint, which splits the folder.
+        let large = Transaction::new().change(&id(0), Change::Write { offset: 200, data: vec![9; 50_000].into() });
+        // It may be answered before the checkpoint fails; the next one is not.
+        let _ = store.submit(large).wait();
+        let stopped = store.submit(Transaction::new().change(&id(0), Change::Touch)).wait().is_err();
+        assert_eq!(stopped, files.failed().is_some(), "failed after {after}: {:?}", files.failed());
+        for number in 0..12 {
+            match store.read(&id(number), 0..100).wait() {
+                Ok(found) => assert_eq!(found, vec![number as u8; 100], "failed after {after}: object {number}"),
+                // Other failures may leave half a group in the files.
+                Err(Error::Stopped { .. }) if stopped && files.failed() != Some("rename") => {}
+                Err(error) => panic!("failed after {after}, {:?}: object {number}: {error}", files.failed()),
+            }
+        }
+        half_way += u64::from(files.failed() == Some("rename"));
+        drop(store);
+        files.revive();
+        let store = open(&files).unwrap();
+        for number in 0..12 {
+            assert_eq!(store.read(&id(number), 0..100).wait().unwrap(), vec![number as u8; 100], "reopened, {after}");
+        }
+        if !stopped {
+            break;
+        }
+    }
+    assert!(half_way > 4, "{half_way} splits failed at a rename");
+}
+
 #[test]
 fn removed_objects_leave_no_file_behind() {
     let files = FaultyFiles::new(1);
