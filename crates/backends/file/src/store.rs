@@ -7,7 +7,7 @@
 //! 2. When [`FileStore::close`] returns, nothing of the store is open and the folder is free.
 
 use std::ops::{Bound, Range};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -80,7 +80,7 @@ impl FileStore {
             if !options.create {
                 return Err(Error::NotFound { path: path.to_path_buf() });
             }
-            std::fs::create_dir_all(path).map_err(|source| io("making", source))?;
+            make_folder(path).map_err(|source| io("making", source))?;
         }
         if !path.is_dir() {
             return Err(Error::Foreign { path: path.to_path_buf(), found: "a file".into() });
@@ -99,6 +99,10 @@ impl FileStore {
         let syncs = Arc::<AtomicU64>::default();
         let mut store = Self::open_on(Arc::new(FolderFiles::new(path, Arc::clone(&syncs))), path, options)?;
         store.syncs = syncs;
+        if store.made {
+            // The folder's own name, whoever made it.
+            sync_folder(&parent(path)).map_err(|source| io("syncing the folder above", source))?;
+        }
         Ok(store)
     }
 
@@ -215,6 +219,31 @@ impl Drop for FileStore {
             tracing::error!(%error, "closing the store failed");
         }
     }
+}
+
+/// The folder that holds a path's last name.
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+        Some(_) => ".".into(),
+        None => path.to_path_buf(),
+    }
+}
+
+/// The folders that get a new name when `path` is made.
+fn growing_folders(path: &Path) -> Vec<PathBuf> {
+    path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).map(parent).collect()
+}
+
+fn sync_folder(path: &Path) -> std::io::Result<()> {
+    std::fs::File::open(path)?.sync_all()
+}
+
+/// Makes a folder and those above it, and makes their names durable.
+fn make_folder(path: &Path) -> std::io::Result<()> {
+    let growing = growing_folders(path);
+    std::fs::create_dir_all(path)?;
+    growing.iter().try_for_each(|folder| sync_folder(folder))
 }
 
 /// Makes the files and folders of a new store.
@@ -421,5 +450,21 @@ impl ObjectStore for FileStore {
             }
             table::list(&table, collection, after, limit.min(SCAN_ENTRIES_MAX))
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_folder_that_gets_a_new_name_is_synced() {
+        let there = tempfile::tempdir().expect("a folder for the test");
+        let at = |name: &str| there.path().join(name);
+        assert_eq!(growing_folders(&at("a/b/c")), [at("a/b"), at("a"), there.path().to_path_buf()]);
+        assert!(growing_folders(there.path()).is_empty());
+        assert_eq!(growing_folders(Path::new("no-such-folder/b")), [Path::new("no-such-folder"), Path::new(".")]);
+        make_folder(&at("a/b/c")).expect("made");
+        assert!(at("a/b/c").is_dir());
     }
 }
