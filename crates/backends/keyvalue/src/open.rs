@@ -162,6 +162,8 @@ impl KeyValueStore {
             Kind::NewStore => Some(Files::open(&path.join("files")).map_err(at(&path.join("files")))?),
             _ => None,
         };
+        // The names of both.
+        sync_folder(path).map_err(at(path))?;
         Self::on(store, files, strip.bytes()?, options, kind.name(), Some(lock), path)
     }
 
@@ -249,23 +251,17 @@ fn database(kind: Kind, path: &Path, options: &Options) -> Result<Box<dyn Ordere
 /// Locks the folder and reads, or writes, what it is.
 fn claim(kind: Kind, path: &Path, options: &Options) -> Result<(File, StripLen)> {
     let kind_path = path.join(KIND_FILE);
-    let exists = kind_path.exists();
-    if !exists {
+    if !kind_path.exists() {
         if !options.create {
             return Err(Error::NotFound { path: path.to_path_buf() });
         }
-        fs::create_dir_all(path).map_err(at(path))?;
-        for entry in fs::read_dir(path).map_err(at(path))? {
-            let name = entry.map_err(at(path))?.file_name();
-            // What an opening that was cut short leaves.
-            if name != "lock" && name != "kind.new" {
-                let why = format!("it holds {} and no kind file", name.display());
-                return Err(Error::NoStore { path: path.to_path_buf(), why });
-            }
-        }
+        make_folder(path).map_err(at(path))?;
+        // Before the lock's file is made: a foreign folder stays as it is.
+        refuse_foreign(path, &kind_path)?;
     }
     let lock = lock(path)?;
-    if exists {
+    // Only now: another process may have made a store before it let go of the lock.
+    if kind_path.exists() {
         let strip = read_kind(kind, path, &kind_path)?;
         return match options.strip {
             Some(expected) if expected != strip => {
@@ -274,6 +270,10 @@ fn claim(kind: Kind, path: &Path, options: &Options) -> Result<(File, StripLen)>
             _ => Ok((lock, strip)),
         };
     }
+    if !options.create {
+        return Err(Error::NotFound { path: path.to_path_buf() });
+    }
+    refuse_foreign(path, &kind_path)?;
     let strip = options.strip.unwrap_or(STRIP_DEFAULT);
     let text = format!("{TITLE}\nkind {}\nversion {FORMAT_VERSION}\nstrip {strip}\n", kind.name());
     let new = path.join("kind.new");
@@ -282,15 +282,50 @@ fn claim(kind: Kind, path: &Path, options: &Options) -> Result<(File, StripLen)>
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, &kind_path)?;
-        File::open(path)?.sync_all()?;
-        // The folder's own name.
-        match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
-            _ => Ok(()),
-        }
+        sync_folder(path)?;
+        // The folder's own name, whoever made it.
+        sync_folder(&parent(path))
     })();
     written.map_err(at(&kind_path))?;
     Ok((lock, strip))
+}
+
+/// Refuses a folder with something in it and no kind file.
+fn refuse_foreign(path: &Path, kind_path: &Path) -> Result<()> {
+    for entry in fs::read_dir(path).map_err(at(path))? {
+        let name = entry.map_err(at(path))?.file_name();
+        // What an opening that was cut short leaves. A kind file may have come meanwhile.
+        if name != "lock" && name != "kind.new" && !kind_path.exists() {
+            let why = format!("it holds {} and no kind file", name.display());
+            return Err(Error::NoStore { path: path.to_path_buf(), why });
+        }
+    }
+    Ok(())
+}
+
+/// The folder that holds a path's last name.
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+        Some(_) => ".".into(),
+        None => path.to_path_buf(),
+    }
+}
+
+/// The folders that get a new name when `path` is made.
+fn growing_folders(path: &Path) -> Vec<PathBuf> {
+    path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).map(parent).collect()
+}
+
+fn sync_folder(path: &Path) -> std::io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Makes a folder and those above it, and makes their names durable.
+fn make_folder(path: &Path) -> std::io::Result<()> {
+    let growing = growing_folders(path);
+    fs::create_dir_all(path)?;
+    growing.iter().try_for_each(|folder| sync_folder(folder))
 }
 
 fn lock(path: &Path) -> Result<File> {
@@ -329,4 +364,20 @@ fn read_kind(kind: Kind, path: &Path, kind_path: &PathBuf) -> Result<StripLen> {
     let strip = field("strip")?;
     let parsed: Option<StripLen> = strip.parse().ok();
     parsed.filter(|strip| strip.bytes().is_ok()).ok_or_else(|| no_store(format!("its strip is {strip:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_folder_that_gets_a_new_name_is_synced() {
+        let there = tempfile::tempdir().expect("a folder for the test");
+        let at = |name: &str| there.path().join(name);
+        assert_eq!(growing_folders(&at("a/b/c")), [at("a/b"), at("a"), there.path().to_path_buf()]);
+        assert!(growing_folders(there.path()).is_empty());
+        assert_eq!(growing_folders(Path::new("no-such-folder/b")), [Path::new("no-such-folder"), Path::new(".")]);
+        make_folder(&at("a/b/c")).expect("made");
+        assert!(at("a/b/c").is_dir());
+    }
 }

@@ -121,6 +121,41 @@ fn a_closed_store_lets_go_of_its_folder_and_refuses_calls() {
     }
 }
 
+/// Failure: of two processes that made a store in the same folder, the second could say anew what the first had said.
+/// Cause: whether there is a store was looked up before the lock was taken. Fix: after it.
+#[test]
+fn a_store_is_made_once_whoever_tries_at_the_same_time() {
+    const STRIPS: [u64; 4] = [512, 1024, 2048, 4096];
+    for kind in kinds() {
+        for round in 0..10 {
+            let folder = tempfile::tempdir().unwrap();
+            let start = std::sync::Barrier::new(STRIPS.len());
+            let made: Vec<u64> = std::thread::scope(|scope| {
+                let threads: Vec<_> = STRIPS
+                    .into_iter()
+                    .map(|strip| {
+                        let (folder, start) = (folder.path(), &start);
+                        scope.spawn(move || {
+                            let options = Options { strip: Some(StripLen::Bytes(strip)), ..Options::default() };
+                            start.wait();
+                            loop {
+                                match KeyValueStore::open(kind, folder, &options) {
+                                    Ok(_) => return Some(strip),
+                                    Err(Error::InUse { .. }) => std::thread::yield_now(),
+                                    Err(Error::OtherStrip { .. }) => return None,
+                                    Err(error) => panic!("{}, round {round}: {error}", kind.name()),
+                                }
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(made.len(), 1, "{}, round {round}: made with strips {made:?}", kind.name());
+        }
+    }
+}
+
 #[test]
 fn closing_waits_for_calls_under_way() {
     let tree = Kept(Arc::new(Tree::new()));
