@@ -141,7 +141,8 @@ impl<'a> Draft<'a> {
         if start >= end {
             return Ok(());
         }
-        // Overlay and cursor are taken at one moment; see the overlay's first invariant.
+        // Overlay and cursor are taken at one moment; see the overlay's first invariant. The cursor reads nothing before its
+        // first step.
         let (mut upper, mut lower) = {
             let overlay = self.state.overlay.read();
             let mut upper: Vec<(Bytes, Option<Bytes>)> = Vec::new();

@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! 1. A batch is applied whole or not at all, also across a crash, and after the batches before it.
-//! 2. A cursor shows the moment at which it was made.
+//! 2. A cursor shows the moment at which it was made. It looks for its first entry when that is asked for: making one is
+//!    cheap, as it is done under a lock.
 //! 3. A write with `sync` returns when it and every write before it survive power loss.
 
 use bytes::Bytes;

@@ -166,21 +166,8 @@ impl Ordered for LevelDb {
     fn cursor(&self, start: &[u8], end: &[u8], reverse: bool) -> Result<Box<dyn Cursor + '_>> {
         let (start, end): (Box<[u8]>, Box<[u8]>) = (start.into(), end.into());
         // SAFETY: the iterator is freed by the cursor, which borrows `self`.
-        let cursor = unsafe {
-            let iterator = leveldb_create_iterator(self.db, self.read);
-            if reverse {
-                leveldb_iter_seek(iterator, end.as_ptr().cast(), end.len());
-                if leveldb_iter_valid(iterator) != 0 {
-                    leveldb_iter_prev(iterator);
-                } else {
-                    leveldb_iter_seek_to_last(iterator);
-                }
-            } else {
-                leveldb_iter_seek(iterator, start.as_ptr().cast(), start.len());
-            }
-            Walk { _db: self, iterator, start, end, reverse, fresh: true }
-        };
-        Ok(Box::new(cursor))
+        let iterator = unsafe { leveldb_create_iterator(self.db, self.read) };
+        Ok(Box::new(Walk { _db: self, iterator, start, end, reverse, fresh: true }))
     }
 
     fn write(&self, batch: &Batch, sync: bool) -> Result<()> {
@@ -224,20 +211,41 @@ struct Walk<'a> {
     start: Box<[u8]>,
     end: Box<[u8]>,
     reverse: bool,
+    /// It stands nowhere yet.
     fresh: bool,
+}
+
+impl Walk<'_> {
+    /// Goes to the first entry, or on to the next.
+    ///
+    /// # Safety
+    /// The iterator lives, and nobody holds what it stands on.
+    unsafe fn step(&mut self) {
+        // SAFETY: by the caller's promise; the ends outlive the calls.
+        unsafe {
+            match (std::mem::take(&mut self.fresh), self.reverse) {
+                (true, false) => leveldb_iter_seek(self.iterator, self.start.as_ptr().cast(), self.start.len()),
+                (true, true) => {
+                    leveldb_iter_seek(self.iterator, self.end.as_ptr().cast(), self.end.len());
+                    if leveldb_iter_valid(self.iterator) != 0 {
+                        leveldb_iter_prev(self.iterator);
+                    } else {
+                        leveldb_iter_seek_to_last(self.iterator);
+                    }
+                }
+                (false, _) if leveldb_iter_valid(self.iterator) == 0 => {}
+                (false, false) => leveldb_iter_next(self.iterator),
+                (false, true) => leveldb_iter_prev(self.iterator),
+            }
+        }
+    }
 }
 
 impl Cursor for Walk<'_> {
     fn next(&mut self) -> Result<Option<Entry<'_>>> {
         // SAFETY: the iterator is ours; its key and value stay where they are until it moves, which needs `self` again.
         unsafe {
-            if !std::mem::take(&mut self.fresh) && leveldb_iter_valid(self.iterator) != 0 {
-                if self.reverse {
-                    leveldb_iter_prev(self.iterator);
-                } else {
-                    leveldb_iter_next(self.iterator);
-                }
-            }
+            self.step();
             // Valid or not: it may stand behind a damaged block that it has stepped over.
             let mut error = ptr::null_mut();
             leveldb_iter_get_error(self.iterator, &mut error);

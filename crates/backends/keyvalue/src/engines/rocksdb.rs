@@ -243,11 +243,6 @@ impl Ordered for RocksDb {
             let options = rocksdb_readoptions_create();
             rocksdb_readoptions_set_iterate_upper_bound(options, end.as_ptr().cast(), end.len());
             let iterator = rocksdb_create_iterator_cf(self.db, options, self.family(&start));
-            if reverse {
-                rocksdb_iter_seek_to_last(iterator);
-            } else {
-                rocksdb_iter_seek(iterator, start.as_ptr().cast(), start.len());
-            }
             Walk { _db: self, iterator, options, start, _end: end, reverse, fresh: true }
         };
         Ok(Box::new(cursor))
@@ -302,20 +297,34 @@ struct Walk<'a> {
     /// The iterator looks at it as long as it lives.
     _end: Box<[u8]>,
     reverse: bool,
+    /// It stands nowhere yet.
     fresh: bool,
+}
+
+impl Walk<'_> {
+    /// Goes to the first entry, or on to the next.
+    ///
+    /// # Safety
+    /// The iterator lives, and nobody holds what it stands on.
+    unsafe fn step(&mut self) {
+        // SAFETY: by the caller's promise; the start outlives the call.
+        unsafe {
+            match (std::mem::take(&mut self.fresh), self.reverse) {
+                (true, true) => rocksdb_iter_seek_to_last(self.iterator),
+                (true, false) => rocksdb_iter_seek(self.iterator, self.start.as_ptr().cast(), self.start.len()),
+                (false, _) if rocksdb_iter_valid(self.iterator) == 0 => {}
+                (false, true) => rocksdb_iter_prev(self.iterator),
+                (false, false) => rocksdb_iter_next(self.iterator),
+            }
+        }
+    }
 }
 
 impl Cursor for Walk<'_> {
     fn next(&mut self) -> Result<Option<Entry<'_>>> {
         // SAFETY: the iterator is ours; its key and value stay where they are until it moves, which needs `self` again.
         unsafe {
-            if !std::mem::take(&mut self.fresh) && rocksdb_iter_valid(self.iterator) != 0 {
-                if self.reverse {
-                    rocksdb_iter_prev(self.iterator);
-                } else {
-                    rocksdb_iter_next(self.iterator);
-                }
-            }
+            self.step();
             if rocksdb_iter_valid(self.iterator) == 0 {
                 let mut error = ptr::null_mut();
                 rocksdb_iter_get_error(self.iterator, &mut error);
