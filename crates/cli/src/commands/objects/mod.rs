@@ -14,7 +14,7 @@ pub mod outcome;
 mod target;
 
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -275,8 +275,41 @@ fn save(file: &PathBuf, run: &Run, bar: &ProgressBar) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The device that a location's path is on, `major:minor` as /proc/diskstats has it.
+/// The disk that a location's path is on, `major:minor` as /proc/diskstats has it.
 fn device_of(target: &Target) -> Option<String> {
     let device = std::fs::metadata(target.path()).ok()?.dev();
-    Some(format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)))
+    let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    Some(whole_disk(Path::new("/sys/dev/block"), device))
+}
+
+/// The disk that a partition is on: flushes are counted there alone. Anything else is its own. `devices` has a link for
+/// each device, named `major:minor`.
+fn whole_disk(devices: &Path, device: String) -> String {
+    let at = devices.join(&device);
+    if !at.join("partition").exists() {
+        return device;
+    }
+    // The link leads to the partition's folder, which is in its disk's.
+    std::fs::read_to_string(at.join("../dev")).map_or(device, |disk| disk.trim().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flushes_of_a_partition_are_looked_for_at_its_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let (block, sda) = (folder.path().join("block"), folder.path().join("devices/sda"));
+        std::fs::create_dir_all(sda.join("sda1")).unwrap();
+        std::fs::create_dir_all(&block).unwrap();
+        std::fs::write(sda.join("dev"), "8:0\n").unwrap();
+        std::fs::write(sda.join("sda1/dev"), "8:1\n").unwrap();
+        std::fs::write(sda.join("sda1/partition"), "1\n").unwrap();
+        std::os::unix::fs::symlink("../devices/sda", block.join("8:0")).unwrap();
+        std::os::unix::fs::symlink("../devices/sda/sda1", block.join("8:1")).unwrap();
+        for (device, disk) in [("8:1", "8:0"), ("8:0", "8:0"), ("254:0", "254:0")] {
+            assert_eq!(whole_disk(&block, device.into()), disk);
+        }
+    }
 }

@@ -54,7 +54,7 @@ pub struct Cell {
     pub device_write_bytes: Option<u64>,
     /// Syncs that the backend counts.
     pub syncs: Option<u64>,
-    /// Flushes of the device, those of other processes among them.
+    /// Flushes of the whole disk, those of other processes among them; none where the system does not count them.
     pub device_flushes: Option<u64>,
     /// Processor time of the whole process, in seconds.
     pub cpu_seconds: f64,
