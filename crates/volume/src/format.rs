@@ -216,8 +216,11 @@ const SNAP_LAYOUT: &[(&str, usize, usize)] = &[
 const SNAP_FIXED: usize = 56;
 const FLAG_PROTECTED: u32 = 1;
 
+/// Fields of a structure: name, offset, bytes.
+pub type Described = &'static [(&'static str, usize, usize)];
+
 /// Every structure of this face with its fields: name, offset, bytes. docs/format.md repeats them, and a test compares.
-pub fn layouts() -> Vec<(&'static str, &'static [(&'static str, usize, usize)])> {
+pub fn layouts() -> Vec<(&'static str, Described)> {
     vec![
         ("volume state", STATE_LAYOUT),
         ("volume snapshot", SNAP_LAYOUT),
