@@ -57,13 +57,16 @@ fn no_write_of_a_taken_over_writer_lands_after_the_take_over() {
         old.lock("old").unwrap();
         let new = volumes.image("disk").unwrap();
         let written = Arc::new(AtomicU64::new(0));
+        let taken = Arc::new(AtomicBool::new(false));
         let threads: Vec<_> = (0..3u64)
             .map(|thread| {
-                let (old, written) = (old.clone(), Arc::clone(&written));
+                let (old, written, taken) = (old.clone(), Arc::clone(&written), Arc::clone(&taken));
                 std::thread::spawn(move || {
                     loop {
+                        let late = taken.load(Ordering::SeqCst);
                         let data = Bytes::from(vec![b'o'; 512]);
                         match old.write(thread * 4096, data, Durability::Applied) {
+                            Ok(_) if late => panic!("a write that began after the take-over was let through"),
                             Ok(_) => written.fetch_add(1, Ordering::Relaxed),
                             Err(Error::Fenced { .. }) => return,
                             Err(error) => panic!("{error}"),
@@ -76,6 +79,7 @@ fn no_write_of_a_taken_over_writer_lands_after_the_take_over() {
             std::thread::yield_now();
         }
         new.take_over("new").unwrap();
+        taken.store(true, Ordering::SeqCst);
         write(&new, 0, vec![b'n'; 16 << 10]);
         for thread in threads {
             thread.join().unwrap();
@@ -126,5 +130,35 @@ fn a_snapshot_is_one_moment_for_all_writers() {
             }
         }
         assert!(before[0] > 0 && before[1] > 0, "nothing was written between the snapshots");
+    }
+}
+
+/// The first write of each object after a snapshot moves what the snapshot sees to a clone, under its readers.
+#[test]
+fn a_snapshot_reads_the_same_while_it_is_written_over() {
+    for volumes in both() {
+        let image = volumes.create("disk", 64 << 10, SMALL, 0).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        write(&image, 0, 0u64.to_le_bytes().to_vec());
+        let writer = {
+            let (image, stop) = (volumes.image("disk").unwrap(), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                for number in 1u64.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    write(&image, 0, number.to_le_bytes().to_vec());
+                }
+            })
+        };
+        for round in 0..150 {
+            let snapshot = image.snapshot_create(&format!("s{round}"), 0).unwrap();
+            let first = snapshot.read_bytes(0, 8).unwrap();
+            for _ in 0..20 {
+                assert_eq!(snapshot.read_bytes(0, 8).unwrap(), first, "snapshot {round} changed");
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
     }
 }

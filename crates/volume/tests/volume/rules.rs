@@ -186,3 +186,26 @@ fn damaged_headers_are_errors_that_name_the_place() {
     set("state", bad);
     assert!(matches!(volumes.image("disk"), Err(Error::Damaged { .. })));
 }
+
+#[test]
+fn what_a_clone_cut_off_does_not_come_back_from_its_parent() {
+    for volumes in both() {
+        let image = volumes.create("disk", 300_000, SMALL, 0).unwrap();
+        write(&image, 0, vec![1; 300_000]);
+        image.snapshot_create("s", 0).unwrap();
+        image.snapshot_protect("s").unwrap();
+        let child = volumes.clone_image("disk", "s", "child", 0).unwrap();
+        child.resize(100_000, true).unwrap();
+        child.resize(300_000, false).unwrap();
+        let cut = |child: &esker_volume::Image| {
+            assert!(child.read_bytes(0, 99_000).unwrap().iter().all(|byte| *byte == 1));
+            assert!(child.read_bytes(100_000, 200_000).unwrap().iter().all(|byte| *byte == 0));
+        };
+        cut(&child);
+        // The object in which the end was is copied by this write, and only its part below the end.
+        write(&child, 99_999, vec![2]);
+        cut(&child);
+        assert!(child.flatten(&mut |_, _| true).unwrap());
+        cut(&child);
+    }
+}
