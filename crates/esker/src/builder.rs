@@ -103,7 +103,7 @@ impl Builder {
     }
 
     /// Memory for pages of the index, in bytes, at least 1 MiB (option `index`): above it pages that were not used lately
-    /// leave memory and are read back when they are needed. No limit by default. See [`engine::Options::index_bytes`].
+    /// leave memory and are read back when they are needed. No limit by default. See [`Options::index_bytes`].
     pub fn index_bytes(mut self, bytes: u64) -> Self {
         self.options.index_bytes = bytes;
         self

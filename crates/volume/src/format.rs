@@ -4,7 +4,7 @@
 //!
 //! Invariants:
 //! 1. Decoding checks every bound that later arithmetic relies on, so stored bytes never make it overflow.
-//! 2. A version above [`VERSION`] is refused with its number.
+//! 2. A version above `VERSION` is refused with its number.
 //! Format: docs/format.md#what-the-volume-face-keeps-in-the-store
 
 use bytes::Bytes;
