@@ -173,6 +173,14 @@ fn every_call_finds_what_it_needs_when_no_page_is_in_memory() {
         submit(&engine, txn);
         cold();
     }
+    // Names that go back and forth cost no more than their number.
+    let (one, other) = (object("slots"), object("elsewhere"));
+    let back_and_forth = (0..200).fold(Transaction::new(), |txn, nth| {
+        let (from, to) = if nth % 2 == 0 { (&one, &other) } else { (&other, &one) };
+        txn.change(from, Change::Rename { to: to.clone() }).change(to, Change::SlotRemove { index: nth * 3 + 1 })
+    });
+    submit(&engine, back_and_forth);
+    cold();
     let txn = Transaction::new().change(
         &object("bytes"),
         Change::CloneRange { to: object("bytes2"), from_offset: 100_000, len: 50_000, to_offset: 77 },

@@ -48,7 +48,11 @@ pub(super) fn missing_pages(
         match op.kind {
             Kind::Clone | Kind::Rename => {
                 let sources = came_from[op.target].clone();
-                came_from[op.to].extend(sources);
+                let all = &mut came_from[op.to];
+                all.extend(sources);
+                // Names may be changed back and forth many times.
+                all.sort_unstable();
+                all.dedup();
             }
             Kind::CloneRange => {
                 let Some([_, _, len, to]) = clone_range_words(op.body.bytes()) else { continue };
