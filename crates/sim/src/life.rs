@@ -203,7 +203,10 @@ impl Run {
             let (mut left, mut outcome) = (self.rng.u8(0..4), Ok(true));
             let written = engine.checkpoint_while(&mut || {
                 let stats = engine.stats();
-                if left > 0 && stats.gate == 0 && stats.free_segments > 10 && matches!(outcome, Ok(true)) {
+                // Without threads a write that has to wait for room here would wait for ever: the reserve is two
+                // fifths of the device at most.
+                let roomy = stats.gate == 0 && stats.free_segments > stats.segments * 2 / 5 + 2;
+                if left > 0 && roomy && matches!(outcome, Ok(true)) {
                     left -= 1;
                     outcome = self.transact_simply(engine, device);
                 }
