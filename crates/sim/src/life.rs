@@ -111,6 +111,7 @@ impl Run {
         let mut order = self.history.order;
         let expected = self.history.now().after(&txn, &mut order);
         let records = engine.stats().records;
+        let recorded;
         let (result, barrier) = engine.submit(txn.clone()).into_parts();
         let seq = match (result, expected) {
             (Ok(seq), Ok(state)) => {
@@ -121,7 +122,8 @@ impl Run {
                     return Err(format!("{txn} changed something, but its number {} is not above {before}", seq.0));
                 }
                 // A transaction that changes nothing has no record and no number of its own.
-                if seq.0 > before && engine.stats().records > records {
+                recorded = seq.0 > before && engine.stats().records > records;
+                if recorded {
                     let applied_only = txn.durability == Durability::Applied || self.acknowledges_applied;
                     self.history.order = order;
                     self.history.push(state, seq, applied_only);
@@ -147,7 +149,8 @@ impl Run {
             }
         };
         if self.rng.bool() {
-            let all = self.history.len();
+            // One without a record waits for what its objects depend on, not for all before it.
+            let all = if recorded { self.history.len() } else { self.owed };
             match barrier.map(|barrier| barrier.wait()) {
                 Some(Ok(())) => self.owed = self.owed.max(all),
                 Some(Err(_)) if device.has_failed() => return Ok(Answer::Stopped),
