@@ -37,7 +37,7 @@ use crate::spaces::clone_range_words;
 use crate::stages::sampled;
 
 use missing::{missing_of, missing_pages};
-use plan::{collection_op, create_object, creates, destination, full_name, made_clone, plan_change, takes_away};
+use plan::{collection_op, create_object, destination, full_name, made_clone, plan_change, takes_away};
 
 /// Key of a planned operation: the caller's, or made here.
 enum Key<'t> {
@@ -666,7 +666,7 @@ impl Engine {
                         continue;
                     }
                     if numbers[target] == 0 {
-                        if !creates(change) {
+                        if !change.creates() {
                             continue;
                         }
                         if !changes.exists(names, id.collection()) {

@@ -431,6 +431,29 @@ impl Condition {
 }
 
 impl Change {
+    /// Whether it makes an object that is missing: whatever adds does. (A clone, clone-range or rename makes its target.)
+    pub fn creates(&self) -> bool {
+        match self {
+            Self::Touch
+            | Self::Write { .. }
+            | Self::Zero { .. }
+            | Self::XattrSet { .. }
+            | Self::OmapSet { .. }
+            | Self::SlotSet { .. } => true,
+            Self::Truncate { size } => *size > 0,
+            Self::Remove
+            | Self::XattrRemove { .. }
+            | Self::OmapRemove { .. }
+            | Self::OmapRemoveRange { .. }
+            | Self::OmapClear
+            | Self::SlotRemove { .. }
+            | Self::SlotRemoveRange { .. }
+            | Self::CloneTo { .. }
+            | Self::CloneRange { .. }
+            | Self::Rename { .. } => false,
+        }
+    }
+
     fn check(&self) -> Result<usize> {
         match self {
             Self::Touch | Self::Remove | Self::OmapClear => Ok(0),

@@ -15,7 +15,6 @@ use std::ops::{Bound, Range};
 use bytes::Bytes;
 use esker_store::{Change, CommitSeq, Condition, DataRun, ObjectId, Op, Result, Transaction};
 
-use crate::names::creates;
 use crate::table::{self, Head, Position, Read, Rows, key, key_end};
 
 /// Bytes of an object that one file holds (1 TiB): below the largest file of the common file systems.
@@ -117,7 +116,7 @@ impl Step<'_, '_> {
         let found = table::head(self.table, id)?;
         let mut head = match found {
             Some(head) => head,
-            None if creates(change) => self.new_head(),
+            None if change.creates() => self.new_head(),
             None => return Ok(()),
         };
         self.inside(&mut head, change)?;

@@ -11,20 +11,6 @@ use esker_store::{Change, Collection, Error, ObjectId, Op, Result};
 
 use crate::table::{self, Read};
 
-/// Whether `change` makes a missing object.
-pub fn creates(change: &Change) -> bool {
-    match change {
-        Change::Touch
-        | Change::Write { .. }
-        | Change::Zero { .. }
-        | Change::XattrSet { .. }
-        | Change::OmapSet { .. }
-        | Change::SlotSet { .. } => true,
-        Change::Truncate { size } => *size > 0,
-        _ => false,
-    }
-}
-
 #[derive(Clone, Copy, Default)]
 struct Counts {
     made: u64,
@@ -121,7 +107,7 @@ impl<'a, T: Read> DryRun<'a, T> {
                 self.remove(id)?;
                 self.create(to)?;
             }
-            Op::Object(id, change) if creates(change) => self.create(id)?,
+            Op::Object(id, change) if change.creates() => self.create(id)?,
             Op::Object(..) => {}
         }
         Ok(())

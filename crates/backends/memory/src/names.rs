@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use esker_store::{Change, Collection, Error, ObjectId, Op, Result};
 
-use crate::object::{Object, creates};
+use crate::object::Object;
 
 /// Collections, and in each the objects by name.
 pub type Collections = BTreeMap<Collection, BTreeMap<Bytes, Object>>;
@@ -88,7 +88,7 @@ impl<'a> DryRun<'a> {
                 self.remove(id);
                 self.create(to)?;
             }
-            Op::Object(id, change) if creates(change) => self.create(id)?,
+            Op::Object(id, change) if change.creates() => self.create(id)?,
             Op::Object(..) => {}
         }
         Ok(())

@@ -57,29 +57,6 @@ pub fn holds(condition: &Condition, object: Option<&Object>) -> bool {
     }
 }
 
-/// Whether `change` makes a missing object.
-pub fn creates(change: &Change) -> bool {
-    match change {
-        Change::Touch
-        | Change::Write { .. }
-        | Change::Zero { .. }
-        | Change::XattrSet { .. }
-        | Change::OmapSet { .. }
-        | Change::SlotSet { .. } => true,
-        Change::Truncate { size } => *size > 0,
-        Change::Remove
-        | Change::XattrRemove { .. }
-        | Change::OmapRemove { .. }
-        | Change::OmapRemoveRange { .. }
-        | Change::OmapClear
-        | Change::SlotRemove { .. }
-        | Change::SlotRemoveRange { .. }
-        | Change::CloneTo { .. }
-        | Change::CloneRange { .. }
-        | Change::Rename { .. } => false,
-    }
-}
-
 impl Object {
     /// What the object is.
     pub fn stat(&self) -> Stat {

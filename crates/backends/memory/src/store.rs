@@ -16,7 +16,7 @@ use esker_store::{
 use parking_lot::RwLock;
 
 use crate::names::{Collections, try_names};
-use crate::object::{Object, creates, holds};
+use crate::object::{Object, holds};
 
 /// An object store in memory: everything is readable at once and gone with the process.
 #[derive(Debug, Default)]
@@ -109,7 +109,7 @@ impl State {
             }
             Op::Object(id, change) => {
                 let Some(collection) = self.collections.get_mut(id.collection()) else { return };
-                if creates(&change) {
+                if change.creates() {
                     collection.entry(id.name().clone()).or_default().apply(change, &mut self.order);
                 } else if let Some(object) = collection.get_mut(id.name()) {
                     object.apply(change, &mut self.order);

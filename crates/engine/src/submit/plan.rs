@@ -70,20 +70,6 @@ pub(super) fn plan_change<'t>(target: usize, object: u64, change: &'t Change, re
     Some(Planned { kind, target, to: target, object, argument, key: Key::Given(key), body })
 }
 
-/// Whether the change makes a missing object.
-pub(super) fn creates(change: &Change) -> bool {
-    match change {
-        Change::Touch
-        | Change::Write { .. }
-        | Change::Zero { .. }
-        | Change::XattrSet { .. }
-        | Change::OmapSet { .. }
-        | Change::SlotSet { .. } => true,
-        Change::Truncate { size } => *size > 0,
-        _ => false,
-    }
-}
-
 /// Whether the operation frees space and takes none but its own record: these go on when the device is full.
 pub(super) fn takes_away(op: &Op) -> bool {
     match op {
