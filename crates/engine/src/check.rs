@@ -3,7 +3,6 @@
 //! Invariant: neither writes a byte to the device.
 
 use std::collections::HashMap;
-use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use crate::format::{
     FORMAT_VERSION, Kind, Loc, OP_FLAG_COMPRESSED, OpHeader, RecordHeader, SegmentHeader, Space, Stream, Superblock,
     WEIGHT_WHOLE, decompress_payload, raw_len, store_seed,
 };
-use crate::index::{Missing, offset_of};
+use crate::index::offset_of;
 use crate::objects::Object;
 use crate::open::{Engine, Options};
 use crate::pages::{Page, page};
@@ -140,70 +139,27 @@ pub(crate) enum Expected {
     Extent(u64, u32, u32),
 }
 
-/// Where a walk over an object's entries goes on.
-#[derive(Clone, Debug)]
-pub(crate) enum Cursor {
-    /// At this slot.
-    Slots(u64),
-    /// After this key; at the first without one.
-    Omap(Option<Bytes>),
-    /// At this offset.
-    Extents(u64),
-}
-
-/// Entries, and where the walk over them goes on.
-pub(crate) type Taken = (Vec<(Loc, Expected)>, Option<Cursor>);
-
-impl Cursor {
-    /// The start of a walk.
-    pub const START: Self = Self::Slots(0);
-
-    /// The next entries, at most `max` of them, and where the walk goes on; `None` at its end.
-    ///
-    /// # Errors
-    /// [`Missing`]: a page has to be read first.
-    pub fn take(&self, spaces: &Spaces, max: usize) -> std::result::Result<Taken, Missing> {
-        let mut taken = Vec::new();
-        let next = match self {
-            Self::Slots(from) => {
-                for entry in spaces.slots.scan(*from..u64::MAX, false).take(max) {
-                    taken.push(entry.map(|(slot, loc)| (loc, Expected::Slot(slot)))?);
-                }
-                match taken.last() {
-                    Some((_, Expected::Slot(last))) if taken.len() == max && *last < u64::MAX => Self::Slots(last + 1),
-                    _ => Self::Omap(None),
-                }
+/// What stands on some pages of an object's index, and where it points to.
+pub(crate) fn entries_of(pages: &[Page]) -> Vec<(Loc, Expected)> {
+    let mut entries = Vec::new();
+    for page in pages {
+        match page {
+            Page::Slots(slots) => entries.extend(slots.iter().map(|(slot, loc)| (*loc, Expected::Slot(*slot)))),
+            Page::Omap(leaf) => {
+                entries.extend(leaf.entries().map(|(key, loc)| (loc, Expected::Omap(Bytes::copy_from_slice(key)))));
             }
-            Self::Omap(after) => {
-                let start = after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
-                for entry in spaces.omap.scan(start, Bound::Unbounded, false).take(max) {
-                    taken.push(entry.map(|(key, loc)| (loc, Expected::Omap(Bytes::copy_from_slice(key))))?);
-                }
-                match taken.last() {
-                    Some((_, Expected::Omap(last))) if taken.len() == max => Self::Omap(Some(last.clone())),
-                    _ => Self::Extents(0),
-                }
-            }
-            Self::Extents(from) => {
-                for entry in spaces.extents.lookup(*from..u64::MAX).take(max) {
-                    let (at, extent) = entry?;
-                    taken.push((extent.loc, Expected::Extent(at, extent.len, extent.skip)));
-                }
-                match taken.last() {
-                    Some((_, Expected::Extent(at, len, _))) if taken.len() == max => {
-                        Self::Extents(at + u64::from(*len))
-                    }
-                    _ => return Ok((taken, None)),
-                }
-            }
-        };
-        Ok((taken, Some(next)))
+            Page::Extents(leaf) => entries.extend(
+                leaf.entries()
+                    .map(|(key, extent)| (extent.loc, Expected::Extent(offset_of(key), extent.len, extent.skip))),
+            ),
+        }
     }
+    entries
 }
 
 impl Engine {
     /// As [`check`], of an open store, while it serves: what changes meanwhile is checked as it is when its turn comes,
-    /// a few thousand entries at a time, whatever the size of an object.
+    /// a few hundred pages of an object's index at a time.
     /// The counts of live bytes are compared only in a store that is open read-only, where nothing changes.
     ///
     /// # Errors
@@ -307,19 +263,7 @@ impl Engine {
         pages: &[Page],
         report: &mut CheckReport,
     ) -> Result<()> {
-        let mut entries: Vec<(Loc, Expected)> = Vec::new();
-        for page in pages {
-            match page {
-                Page::Slots(slots) => entries.extend(slots.iter().map(|(slot, loc)| (*loc, Expected::Slot(*slot)))),
-                Page::Omap(leaf) => {
-                    entries.extend(leaf.entries().map(|(key, loc)| (loc, Expected::Omap(Bytes::copy_from_slice(key)))));
-                }
-                Page::Extents(leaf) => entries.extend(
-                    leaf.entries()
-                        .map(|(key, extent)| (extent.loc, Expected::Extent(offset_of(key), extent.len, extent.skip))),
-                ),
-            }
-        }
+        let mut entries = entries_of(pages);
         if let Some(log) = &self.log {
             // What was just written may stand in memory only.
             let open = log.open_generation();
@@ -527,42 +471,4 @@ pub fn dump(device: &dyn Device, options: DumpOptions, sink: &mut dyn FnMut(Dump
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::index::Extent;
-
-    #[test]
-    fn a_walk_in_small_steps_comes_to_every_entry_once() {
-        let mut spaces = Spaces::default();
-        let place = |at: u64| Loc::new(at * 8, 8, 0);
-        for slot in (0..20).chain([u64::MAX - 1, u64::MAX]) {
-            spaces.slots.set(slot, place(1));
-        }
-        for key in 0..17u8 {
-            spaces.omap.insert(&[key], place(2));
-        }
-        (0..16).for_each(|at| spaces.extents.write(at * 10, 5 + (at as u32 % 2) * 5, place(at), 3, |_, _| ()));
-        let all: Vec<Expected> = (spaces
-            .slots
-            .scan(0..u64::MAX, false)
-            .flatten()
-            .map(|(slot, _)| Expected::Slot(slot)))
-        .chain((0..17u8).map(|key| Expected::Omap(Bytes::copy_from_slice(&[key]))))
-        .chain(spaces.extents.iter().flatten().map(|(at, Extent { len, skip, .. })| Expected::Extent(at, len, skip)))
-        .collect();
-        assert_eq!(all.len(), 22 + 17 + 16);
-        for max in [1, 2, 3, 11, 16, 17, 22, 100] {
-            let (mut found, mut cursor) = (Vec::new(), Some(Cursor::START));
-            while let Some(at) = cursor {
-                let (taken, next) = at.take(&spaces, max).unwrap();
-                assert!(taken.len() <= max);
-                found.extend(taken.into_iter().map(|(_, entry)| entry));
-                cursor = next;
-            }
-            assert_eq!(found, all, "in steps of {max}");
-        }
-    }
 }

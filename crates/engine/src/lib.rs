@@ -4,9 +4,9 @@
 //!
 //! Modules in import order; each imports only those before it:
 //! `format` → `compress` → `policy` → `gather` → `stages` → `watch` → `superblocks` → `readers` →
-//! `segments` → `index` → `reader` → `objects` → `commit` →
-//! `cold` → `checkpoint` → `clean` → `keeper` → `load` → `recover` → this file with `open`, `submit`, `read`, `walk`,
-//! `check`, `backup`, `repair` and `stats`.
+//! `segments` → `index` → `reader` → `spaces` → `objects` → `pages` → `commit` →
+//! `cold` → `checkpoint` → `clean` → `evict` → `keeper` → `load` → `recover` → this file with `open`, `submit`, `read`,
+//! `walk`, `view`, `check`, `backup`, `repair` and `stats`.
 //!
 //! Invariants:
 //! 1. Nothing is overwritten in place, superblocks included.

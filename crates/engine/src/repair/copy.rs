@@ -12,11 +12,12 @@ use esker_store::{Change, Compression, Durability, Error, ObjectId, ObjectStore,
 
 use super::scan::read_around;
 use super::{Losses, Lost, RepairReport, Source, What};
-use crate::check::{Cursor, Expected, is_what};
+use crate::check::{Expected, entries_of, is_what};
 use crate::format::{
     CRC_BLOCK_BYTES, Codec, Compressed, Loc, OP_FLAG_COMPRESSED, OpHeader, RECORD_HEADER_BYTES, decompress_payload,
 };
 use crate::open::Engine;
+use crate::pages::each_page;
 use crate::reader::SegmentView;
 
 /// Entries and bytes of values that are in memory at a time.
@@ -136,19 +137,12 @@ impl Copy<'_, '_> {
                     let change = Change::XattrSet { name: name.clone(), value: value.clone() };
                     batch.push(&id, change, name.len() + value.len())?;
                 }
-                let mut cursor = Some(Cursor::START);
-                while let Some(at) = cursor {
-                    let taken = at.take(&state.spaces, CHUNK_ENTRIES);
-                    let (taken, next) = taken.expect("a store that is repaired has its whole index in memory");
-                    let number = objects.len() as u32;
-                    items.extend(taken.into_iter().map(|(loc, entry)| Item {
-                        order: (0, 0),
-                        loc,
-                        object: number,
-                        entry,
-                    }));
-                    cursor = next;
-                }
+                let number = objects.len() as u32;
+                each_page(&self.source.reader, &state.spaces, &mut |page| {
+                    let entries = entries_of(std::slice::from_ref(page)).into_iter();
+                    items.extend(entries.map(|(loc, entry)| Item { order: (0, 0), loc, object: number, entry }));
+                    Ok(())
+                })?;
                 objects.push(Found { id, number: state.number, shares: state.spaces.shares, size: state.spaces.size });
                 self.report.objects += 1;
             }
