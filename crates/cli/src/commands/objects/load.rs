@@ -10,6 +10,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use esker::Bytes;
 use esker::objects::{Change, Collection, ObjectId, ObjectStore, Transaction};
 use hdrhistogram::Histogram;
@@ -31,27 +32,34 @@ pub const OMAP_VALUE_BYTES: usize = 100;
 /// Objects that omap keys are spread over.
 const OMAP_OBJECTS: u64 = 16;
 
-/// One operation of a phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// A new object, written whole.
+/// A phase of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Phase {
+    /// New objects, each written whole
     Write,
-    /// The next object, read whole.
+    /// Objects read whole, one after another
     ReadSeq,
-    /// A random object, read whole.
+    /// Objects read whole, at random
     ReadRand,
-    /// The next 4 KiB of the image.
+    /// 4 KiB writes into 4 MiB objects, one after another
     OverwriteSeq,
-    /// Random 4 KiB of the image.
+    /// 4 KiB writes into 4 MiB objects, at random
     OverwriteRand,
-    /// A new omap key.
+    /// New omap keys of 16 bytes with values of 100
     Omap,
-    /// A new object without data, with one attribute.
+    /// New objects without data, with one attribute
     Create,
-    /// The next thousand names.
+    /// Names, a thousand at once
     List,
-    /// The next object goes.
+    /// Objects go
     Delete,
+}
+
+impl Phase {
+    /// Its name on the command line and in results.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_string())
+    }
 }
 
 /// A phase on an open store.
@@ -59,7 +67,7 @@ pub struct Drive<'a> {
     /// The store.
     pub opened: &'a Opened,
     /// What is done.
-    pub work: Work,
+    pub phase: Phase,
     /// Bytes of an object.
     pub object_bytes: u64,
     /// Objects that are there (none for phases that make them).
@@ -152,7 +160,7 @@ type Done = (Histogram<u64>, u64);
 
 impl Drive<'_> {
     /// Runs the phase.
-    pub fn run(&self, backend: &str, phase: &str, contents: &Contents) -> Result<Cell, Failure> {
+    pub fn run(&self, backend: &str, contents: &Contents) -> Result<Cell, Failure> {
         let next = AtomicU64::new(0);
         let failed = AtomicBool::new(false);
         let start = Barrier::new(self.in_flight as usize + 1);
@@ -189,7 +197,7 @@ impl Drive<'_> {
         let between = |before: Option<u64>, after: Option<u64>| Some(after?.saturating_sub(before?));
         Ok(Cell {
             backend: backend.to_string(),
-            phase: phase.to_string(),
+            phase: self.phase.name(),
             object_bytes: self.object_bytes,
             in_flight: self.in_flight,
             seconds,
@@ -248,37 +256,37 @@ impl Drive<'_> {
             Ok(Some(self.object_bytes))
         };
         let blocks = self.objects * IMAGE_OBJECT_BYTES / OVERWRITE_BYTES;
-        match self.work {
-            Work::Write => {
+        match self.phase {
+            Phase::Write => {
                 let data = contents.part(number, self.object_bytes);
                 change(&object(number), Change::Write { offset: 0, data })?;
                 Ok(Some(self.object_bytes))
             }
-            Work::ReadSeq => read(number % self.objects),
-            Work::ReadRand => read(random.u64(..self.objects)),
-            Work::OverwriteSeq => overwrite(number % blocks),
-            Work::OverwriteRand => overwrite(random.u64(..blocks)),
-            Work::Omap => {
+            Phase::ReadSeq => read(number % self.objects),
+            Phase::ReadRand => read(random.u64(..self.objects)),
+            Phase::OverwriteSeq => overwrite(number % blocks),
+            Phase::OverwriteRand => overwrite(random.u64(..blocks)),
+            Phase::Omap => {
                 let key = Bytes::from(format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
                 let value = contents.part(number, OMAP_VALUE_BYTES as u64);
                 let bytes = (key.len() + value.len()) as u64;
                 change(&object(number % OMAP_OBJECTS), Change::OmapSet { key, value })?;
                 Ok(Some(bytes))
             }
-            Work::Create => {
+            Phase::Create => {
                 let value = contents.part(number, 64);
                 change(&object(number), Change::XattrSet { name: "header".into(), value })?;
                 Ok(Some(64))
             }
-            Work::List => {
+            Phase::List => {
                 let names = store.list(&COLLECTION.into(), after.as_deref(), LIST_NAMES).wait()?;
                 let bytes = names.iter().map(|name| name.len() as u64).sum();
                 // Around again at the end, so that there is something to list for as long as it takes.
                 *after = names.into_iter().next_back();
                 Ok(Some(bytes))
             }
-            Work::Delete if number >= self.objects => Ok(None),
-            Work::Delete => {
+            Phase::Delete if number >= self.objects => Ok(None),
+            Phase::Delete => {
                 change(&object(number), Change::Remove)?;
                 Ok(Some(0))
             }

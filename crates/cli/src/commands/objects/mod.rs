@@ -21,7 +21,7 @@ use clap::{Args, ValueEnum};
 use esker::ByteSize;
 use indicatif::ProgressBar;
 
-use self::load::{Contents, Drive, IMAGE_OBJECT_BYTES, Work, create_collection, fill};
+use self::load::{Contents, Drive, IMAGE_OBJECT_BYTES, Phase, create_collection, fill};
 use self::outcome::{Cell, FORMAT, Run, table};
 use self::target::{Opened, Target};
 use super::print;
@@ -29,53 +29,10 @@ use crate::config::Settings;
 use crate::exit::{Code, Failure};
 use crate::progress;
 
-/// A phase of the measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Phase {
-    /// New objects, each written whole
-    Write,
-    /// Objects read whole, one after another
-    ReadSeq,
-    /// Objects read whole, at random
-    ReadRand,
-    /// 4 KiB writes into 4 MiB objects, one after another
-    OverwriteSeq,
-    /// 4 KiB writes into 4 MiB objects, at random
-    OverwriteRand,
-    /// New omap keys of 16 bytes with values of 100
-    Omap,
-    /// New objects without data, with one attribute
-    Create,
-    /// Names, a thousand at once
-    List,
-    /// Objects go
-    Delete,
-}
-
-impl Phase {
-    fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_string())
-    }
-
-    fn work(self) -> Work {
-        match self {
-            Self::Write => Work::Write,
-            Self::ReadSeq => Work::ReadSeq,
-            Self::ReadRand => Work::ReadRand,
-            Self::OverwriteSeq => Work::OverwriteSeq,
-            Self::OverwriteRand => Work::OverwriteRand,
-            Self::Omap => Work::Omap,
-            Self::Create => Work::Create,
-            Self::List => Work::List,
-            Self::Delete => Work::Delete,
-        }
-    }
-}
-
 /// The arguments of `esker bench objects`.
 #[derive(Args)]
 pub struct ObjectsBench {
-    /// Backends, as locations: esker:PATH, memory:, rocksdb:PATH, leveldb:PATH, newstore:PATH; stores are made in new folders below PATH
+    /// Backends, as locations: esker:PATH, memory:, file:PATH, rocksdb:PATH, leveldb:PATH, newstore:PATH; stores are made in new folders below PATH
     #[arg(long, value_delimiter = ',', default_value = "esker:./esker-bench-objects")]
     backends: Vec<String>,
     /// Phases; all by default
@@ -203,9 +160,8 @@ impl ObjectsBench {
         let time = Duration::from_secs_f64(self.seconds);
         let mut drive = |phase: Phase, object_bytes: u64, objects: u64, in_flight: u64| {
             let seed = self.seed;
-            let work = phase.work();
-            let drive = Drive { opened, work, object_bytes, objects, in_flight, time, seed, device };
-            let cell = drive.run(&target.label, &phase.name(), contents)?;
+            let drive = Drive { opened, phase, object_bytes, objects, in_flight, time, seed, device };
+            let cell = drive.run(&target.label, contents)?;
             let done = cell.operations;
             if self.wants(phase) {
                 cells.push(cell);
