@@ -163,6 +163,9 @@ pub enum Error {
     /// The key-value face refused or failed.
     #[error(transparent)]
     Kv(#[from] esker_kv::Error),
+    /// The log face refused or failed.
+    #[error(transparent)]
+    Log(#[from] esker_log::Error),
     /// The volume face refused or failed.
     #[error(transparent)]
     Volume(#[from] esker_volume::Error),

@@ -93,6 +93,7 @@
 //! # Where to go on
 //!
 //! - [`kv::Namespace`]: everything one can do with keys: compare-and-set, expiry, scans either way, insertion order.
+//! - [`Store::logs`]: shared logs: totally ordered, write-once, followed by many.
 //! - [`Store::volumes`]: virtual disks with snapshots and clones.
 //! - [`Store::objects`]: the objects below the faces, with transactions over bytes, attributes, ordered maps and slots.
 //! - [`Store::engine`]: figures, the commit policy (which may be changed while running), what recovery did.
@@ -125,6 +126,7 @@ pub use esker_device as device;
 pub use esker_engine as engine;
 pub use esker_keyvalue as keyvalue;
 pub use esker_kv as kv;
+pub use esker_log as log;
 #[doc(no_inline)]
 pub use esker_store as objects;
 pub use esker_volume as volume;

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use esker_engine::{BackupReport, Engine};
 use esker_kv::{Clock, Kv};
+use esker_log::{Connect, Logs, Session};
 use esker_memory::MemoryStore;
 use esker_store::ObjectStore;
 use esker_volume::Volumes;
@@ -54,6 +55,7 @@ struct Inner {
     clock: Arc<dyn Clock>,
     expire_interval: Duration,
     kv: Mutex<Option<Kv>>,
+    logs: Mutex<Option<Logs>>,
     expiry: Mutex<Option<Expiry>>,
 }
 
@@ -76,7 +78,14 @@ impl Store {
     }
 
     pub(crate) fn new(backing: Backing, clock: Arc<dyn Clock>, expire_interval: Duration) -> Self {
-        let inner = Inner { backing, clock, expire_interval, kv: Mutex::new(None), expiry: Mutex::new(None) };
+        let inner = Inner {
+            backing,
+            clock,
+            expire_interval,
+            kv: Mutex::new(None),
+            logs: Mutex::new(None),
+            expiry: Mutex::new(None),
+        };
         Self { inner: Arc::new(inner) }
     }
 
@@ -111,6 +120,38 @@ impl Store {
     /// [`Error::Volume`]: those of the store when the face is used for the first time.
     pub fn volumes(&self) -> Result<Volumes> {
         Ok(Volumes::open(self.objects())?)
+    }
+
+    /// The shared logs. All calls hand out the same ones, so that all who append in this process get their positions in one place. They work as long
+    /// as the store is open, so keep the store.
+    ///
+    /// ```
+    /// use esker::log::{Found, Options};
+    ///
+    /// let store = esker::Store::open("memory:")?;
+    /// let orders = store.logs()?.create("orders", Options::default())?;
+    /// let position = orders.append("a book")?.wait()?;
+    /// let Found::Entry(entry) = orders.read(position)?.wait()? else { panic!("no entry") };
+    /// assert_eq!(entry.data, "a book");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Log`]: those of the store when the face is used for the first time.
+    pub fn logs(&self) -> Result<Logs> {
+        let mut slot = self.inner.logs.lock();
+        if let Some(logs) = &*slot {
+            return Ok(logs.clone());
+        }
+        let logs = Logs::open(self.objects(), self.log_session(None))?;
+        *slot = Some(logs.clone());
+        Ok(logs)
+    }
+
+    /// A session of logs of its own, with the store's clock and a random number; `connect` finds sequencers of other processes.
+    pub fn log_session(&self, connect: Option<Arc<dyn Connect>>) -> Session {
+        let clock = Arc::clone(&self.inner.clock);
+        Session { connect, ..Session::new(Arc::new(move || clock.now_ms()), fastrand::u64(..)) }
     }
 
     /// The objects below all faces.

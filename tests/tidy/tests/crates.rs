@@ -14,8 +14,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-keyvalue", &["esker-store"]),
     ("esker-file", &["esker-store"]),
     ("esker-kv", &["esker-store"]),
+    ("esker-log", &["esker-store"]),
     ("esker-volume", &["esker-store"]),
-    ("esker-server", &["esker-store", "esker-kv", "esker-volume"]),
+    ("esker-server", &["esker-store", "esker-kv", "esker-log", "esker-volume"]),
     (
         "esker",
         &[
@@ -26,6 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "esker-file",
             "esker-keyvalue",
             "esker-kv",
+            "esker-log",
             "esker-volume",
         ],
     ),

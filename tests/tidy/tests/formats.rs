@@ -36,6 +36,7 @@ fn format_tables_tie_to_the_code() {
     let coded: BTreeMap<String, Fields> = esker_engine::format::layouts()
         .into_iter()
         .chain(esker_volume::format::layouts())
+        .chain(esker_log::format::layouts())
         .map(|(name, fields)| {
             (
                 name.to_string(),
@@ -55,7 +56,8 @@ fn format_tables_tie_to_the_code() {
 
 #[test]
 fn fields_neither_overlap_nor_leave_gaps() {
-    for (name, fields) in esker_engine::format::layouts().into_iter().chain(esker_volume::format::layouts()) {
+    let faces = esker_volume::format::layouts().into_iter().chain(esker_log::format::layouts());
+    for (name, fields) in esker_engine::format::layouts().into_iter().chain(faces) {
         let mut end = 0;
         for (field, offset, bytes) in fields.iter() {
             assert_eq!(*offset, end, "{name}.{field} does not start where the field before it ends");

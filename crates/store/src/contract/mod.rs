@@ -23,12 +23,15 @@ pub mod concurrency;
 pub mod copies;
 pub mod durability;
 pub mod guards;
+mod lacking;
 pub mod limits;
 pub mod names;
 pub mod omap;
 pub mod slots;
 pub mod snapshots;
 pub mod xattrs;
+
+pub use lacking::PerObject;
 
 use crate::ObjectStore;
 

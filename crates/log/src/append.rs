@@ -1,0 +1,425 @@
+//! Appending: a position, one transaction, and what its refusal means.
+//!
+//! records → token (epoch, position) → places → one transaction: guards (epoch, trim, absent) and changes → applied
+//! → epoch stale: read the view, take a new token · taken: ours? else a new token · no place yet: add a stripe
+//!
+//! An entry costs one round trip. Its position is decided by the store: of two writes to one position one is refused, whoever handed it out.
+//!
+//! Invariants:
+//! 1. An entry is written at one position only: a new token is taken only after the old position was found decided by somebody else, or
+//!    its epoch sealed.
+//! 2. A batch has consecutive positions, all or none.
+//! Source: CORFU (2012), section 3; ZLog.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use bytes::Bytes;
+use esker_store::{Barrier, Change, Completion, Durability, Error as StoreError, Transaction};
+use parking_lot::MutexGuard;
+use smallvec::SmallVec;
+
+use crate::cells::{self, Entry, Found, Guarded, Guards};
+use crate::format::{self, Kind, Nonce, Placed, STREAM_BYTES_MAX, STREAMS_MAX, Stored};
+use crate::log::{Log, Record};
+use crate::options::Layout;
+use crate::sequencer::Token;
+use crate::view::View;
+use crate::{Error, Result, head};
+
+/// Most entries in a batch.
+pub const BATCH_MAX: usize = 4_096;
+/// Bytes of a batch's data together, at most (16 MiB).
+pub const BATCH_BYTES_MAX: usize = 16 << 20;
+/// How often a write is tried again at the same position when the store does not answer.
+const RETRIES: u32 = 3;
+
+/// What became of a write at a position.
+pub(crate) enum Outcome {
+    Written(Option<Barrier>),
+    /// Something else stands there.
+    Taken,
+    Trimmed,
+    /// The token's epoch is over.
+    Stale,
+}
+
+/// Entries of one object: their number in the batch, and their local position.
+type Numbers = SmallVec<[(usize, u64); 1]>;
+
+/// Entries on their way.
+pub(crate) struct Batch<'a> {
+    pub records: &'a [Record],
+    /// Of the first; the others count on.
+    pub nonce: Nonce,
+    /// Whether entries can be found by their nonce later.
+    pub indexed: bool,
+    pub durability: Durability,
+    pub time_ms: u64,
+}
+
+impl Batch<'_> {
+    fn nonce(&self, number: usize) -> Nonce {
+        Nonce { number: self.nonce.number + number as u64, ..self.nonce }
+    }
+}
+
+impl Log {
+    /// Appends an entry; it is durable when the completion says so. The value is its position.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an entry above the log's limit; [`Error::Sealed`]; [`Error::Fenced`]; [`Error::NoSequencer`];
+    /// [`Error::Uncertain`]; the store's.
+    pub fn append(&self, record: impl Into<Record>) -> Result<Completion<u64>> {
+        self.append_with(&[record.into()], Durability::Durable)
+    }
+
+    /// Appends entries at consecutive positions, all or none. The value is the position of the first.
+    ///
+    /// # Errors
+    /// As [`Log::append`]; [`Error::Invalid`] for none, or more than [`BATCH_MAX`] or [`BATCH_BYTES_MAX`];
+    /// [`Error::Unsupported`] for more than one where the log's entries go round objects and the backend is atomic per object only.
+    pub fn append_batch(&self, records: &[Record]) -> Result<Completion<u64>> {
+        self.append_with(records, Durability::Durable)
+    }
+
+    /// As [`Log::append_batch`], durable or only applied.
+    ///
+    /// # Errors
+    /// As [`Log::append_batch`].
+    pub fn append_with(&self, records: &[Record], durability: Durability) -> Result<Completion<u64>> {
+        let nonce = self.nonces(records.len());
+        self.append_new(&self.batch(records, nonce, durability), None)
+    }
+
+    /// Appends entries only if the tail is at `expected`: so their first position is `expected`.
+    ///
+    /// # Errors
+    /// As [`Log::append_batch`]; [`Error::NotTail`] if it is not.
+    pub fn append_at(&self, expected: u64, records: &[Record]) -> Result<Completion<u64>> {
+        let nonce = self.nonces(records.len());
+        self.append_new(&self.batch(records, nonce, Durability::Durable), Some(expected))
+    }
+
+    /// Whether the entry that [`Error::Uncertain`] told of is at its position. After `false` it never will be: what is free there is filled,
+    /// or sealed against it.
+    ///
+    /// # Errors
+    /// As [`Log::fill`]; the store's.
+    pub fn resolve(&self, position: u64, nonce: Nonce) -> Result<bool> {
+        loop {
+            match self.read(position)?.wait()? {
+                Found::Entry(entry) => return Ok(entry.nonce == nonce),
+                Found::Filled | Found::Trimmed | Found::Lost(_) => return Ok(false),
+                Found::Hole | Found::BeyondTail => {}
+            }
+            let tail = self.led_tail()?;
+            if position >= tail.position {
+                // Handed out under an older epoch, and sealed since: it cannot come any more.
+                return Ok(false);
+            }
+            match self.fill_under(tail, position) {
+                Ok(()) => return Ok(false),
+                Err(Error::Taken { .. } | Error::Deposed { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn nonces(&self, count: usize) -> Nonce {
+        let first = self.next_nonce();
+        for _ in 1..count {
+            self.next_nonce();
+        }
+        first
+    }
+
+    pub(crate) fn batch<'a>(&self, records: &'a [Record], nonce: Nonce, durability: Durability) -> Batch<'a> {
+        Batch { records, nonce, indexed: false, durability, time_ms: self.now_ms() }
+    }
+
+    fn check_batch(&self, view: &View, batch: &Batch<'_>) -> Result<()> {
+        let records = batch.records;
+        if records.is_empty() || records.len() > BATCH_MAX {
+            return Err(Error::invalid(
+                "batch",
+                format!("{} entries, expected 1 to {BATCH_MAX} (BATCH_MAX)", records.len()),
+            ));
+        }
+        let max = view.options.entry_bytes_max as usize;
+        let mut bytes = 0;
+        for record in records {
+            bytes += record.data.len();
+            if record.data.len() > max {
+                let why = format!("{} bytes exceed the log's entry_bytes_max = {max}", record.data.len());
+                return Err(Error::invalid("entry", why));
+            }
+            if record.streams.len() > STREAMS_MAX {
+                let why = format!("{} exceed STREAMS_MAX = {STREAMS_MAX}", record.streams.len());
+                return Err(Error::invalid("number of streams", why));
+            }
+            if let Some(bad) = record.streams.iter().find(|name| name.is_empty() || name.len() > STREAM_BYTES_MAX) {
+                let why = format!("{} bytes, expected 1 to {STREAM_BYTES_MAX} (STREAM_BYTES_MAX)", bad.len());
+                return Err(Error::invalid("stream name", why));
+            }
+        }
+        if bytes > BATCH_BYTES_MAX {
+            return Err(Error::invalid("batch", format!("{bytes} bytes exceed BATCH_BYTES_MAX = {BATCH_BYTES_MAX}")));
+        }
+        let capability = &self.inner.capability;
+        if records.len() > 1 && view.options.width > 1 && !capability.atomic_across_objects {
+            return Err(Error::Unsupported {
+                backend: capability.backend,
+                what: "append several entries at once: they stand in several objects, and its transactions reach over one",
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn append_new(&self, batch: &Batch<'_>, expected: Option<u64>) -> Result<Completion<u64>> {
+        self.check_batch(&self.view(), batch)?;
+        for _ in 0..head::ATTEMPTS_MAX {
+            let token = self.token(batch.records.len() as u32, expected)?;
+            match self.write_surely(token, batch)? {
+                ControlFlow::Break(done) => return Ok(done),
+                ControlFlow::Continue(()) if expected.is_some() => {
+                    let (expected, tail) = (token.position, self.tail()?.position);
+                    if tail != expected {
+                        return Err(Error::NotTail { expected, tail });
+                    }
+                }
+                ControlFlow::Continue(()) => {}
+            }
+        }
+        Err(Error::Contended { what: format!("appending to log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
+    }
+
+    /// Writes at the token's position until it is known what became of it; goes on where another position is needed.
+    fn write_surely(&self, token: Token, batch: &Batch<'_>) -> Result<ControlFlow<Completion<u64>>> {
+        let position = token.position;
+        let done = |barrier| {
+            let completion = Completion::after(Ok(position), barrier);
+            Ok(ControlFlow::Break(completion))
+        };
+        let mut silent = 0;
+        loop {
+            match self.write_at(token, batch) {
+                Ok(Outcome::Written(barrier)) => return done(barrier),
+                Ok(Outcome::Taken) => {
+                    // By ourselves, if an answer was lost.
+                    let (found, barrier) = self.read(position)?.into_parts();
+                    let ours = matches!(found?, Found::Entry(entry) if entry.nonce == batch.nonce);
+                    return if ours { done(barrier) } else { Ok(ControlFlow::Continue(())) };
+                }
+                Ok(Outcome::Trimmed) => return Ok(ControlFlow::Continue(())),
+                Ok(Outcome::Stale) if silent > 0 => {
+                    // An earlier try may have come before the seal.
+                    return if self.resolve(position, batch.nonce)? {
+                        done(None)
+                    } else {
+                        Ok(ControlFlow::Continue(()))
+                    };
+                }
+                Ok(Outcome::Stale) => {
+                    let view = self.refresh()?;
+                    self.check_writer(&view)?;
+                    return Ok(ControlFlow::Continue(()));
+                }
+                Err(Error::Store(cause @ StoreError::Io { .. })) => {
+                    silent += 1;
+                    if silent > RETRIES {
+                        return Err(Error::Uncertain { position, cause });
+                    }
+                }
+                Err(Error::Store(cause @ StoreError::Stopped { .. })) => {
+                    return Err(Error::Uncertain { position, cause });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Writes a batch at its position, once.
+    pub(crate) fn write_at(&self, token: Token, batch: &Batch<'_>) -> Result<Outcome> {
+        let count = batch.records.len() as u64;
+        let end = token.position + count;
+        for _ in 0..head::ATTEMPTS_MAX {
+            let mut view = self.view();
+            if view.epoch < token.epoch {
+                view = self.refresh()?;
+            }
+            if view.epoch > token.epoch {
+                return Ok(Outcome::Stale);
+            }
+            if token.position < view.trimmed {
+                return Ok(Outcome::Trimmed);
+            }
+            if view.end() < end {
+                self.grow(end - 1)?;
+                continue;
+            }
+            if let Some(outcome) = self.try_write(&view, token, batch)? {
+                if let Outcome::Written(_) = outcome {
+                    self.look_ahead(&view, end);
+                }
+                return Ok(outcome);
+            }
+        }
+        Err(Error::Contended { what: format!("position {}", token.position), attempts: head::ATTEMPTS_MAX })
+    }
+
+    /// One transaction. `None`: what it stood on has changed, try again.
+    fn try_write(&self, view: &View, token: Token, batch: &Batch<'_>) -> Result<Option<Outcome>> {
+        let layout = view.options.layout;
+        let mut by_object: BTreeMap<(u64, u32), Numbers> = BTreeMap::new();
+        for number in 0..batch.records.len() {
+            let position = token.position + number as u64;
+            let Some(stripe) = view.stripe(position) else { return Ok(None) };
+            let (column, local) = stripe.locate(position);
+            by_object.entry((stripe.id, column)).or_default().push((number, local));
+        }
+        let ends: Vec<_> = match layout {
+            Layout::Stream => by_object.keys().map(|(stripe, column)| self.end_of(*stripe, *column)).collect(),
+            Layout::Omap | Layout::Slots => Vec::new(),
+        };
+        // In the order of objects: batches do not wait for each other in a ring.
+        let mut ends: Vec<MutexGuard<'_, Option<u64>>> = ends.iter().map(|end| end.lock()).collect();
+        let mut guards = Guards {
+            txn: Transaction::with(batch.durability).compress(view.options.compression),
+            meaning: Vec::with_capacity(3),
+        };
+        let mut grown = Vec::new();
+        for (place, ((id, column), entries)) in by_object.iter().enumerate() {
+            let object = format::data(self.inner.id, *id, *column);
+            guards.epoch(&object, token.epoch);
+            guards.untrimmed(&object, entries[0].1);
+            for (_, local) in entries {
+                guards.absent(&object, layout, *local);
+            }
+            let mut end = None;
+            for (number, local) in entries {
+                let record = &batch.records[*number];
+                let nonce = batch.nonce(*number);
+                let mut stored = Stored {
+                    kind: Kind::Data,
+                    position: token.position + *number as u64,
+                    nonce,
+                    time_ms: batch.time_ms,
+                    streams: record.streams.clone(),
+                    body: record.data.clone(),
+                };
+                if layout == Layout::Stream && record.data.len() > view.options.inline_bytes_max as usize {
+                    let offset = match end {
+                        Some(end) => end,
+                        None => match *ends[place] {
+                            Some(end) => end,
+                            None => self.inner.store.stat(&object).wait()?.map_or(0, |stat| stat.size),
+                        },
+                    };
+                    if end.is_none() && offset > 0 {
+                        guards.size(&object, offset);
+                    }
+                    let (len, crc) = (record.data.len() as u32, crc32c::crc32c(&record.data));
+                    stored.kind = Kind::Placed;
+                    stored.body = Placed { offset, len, crc }.encode();
+                    guards.txn.push(&object, Change::Write { offset, data: record.data.clone() });
+                    end = Some(offset + u64::from(len));
+                }
+                guards.txn.push(&object, cells::set(layout, *local, stored.encode()));
+                for stream in &record.streams {
+                    let key = format::stream_key(stream, *local);
+                    guards.txn.push(&object, Change::OmapSet { key, value: Bytes::new() });
+                }
+                if batch.indexed {
+                    let value = format::number(stored.position);
+                    guards.txn.push(&object, Change::OmapSet { key: format::nonce_key(nonce), value });
+                }
+            }
+            if let Some(end) = end {
+                grown.push((place, end));
+            }
+        }
+        let (submitted, barrier) = self.inner.store.submit(guards.txn).into_parts();
+        match submitted {
+            Ok(_) => {
+                let mut full = false;
+                for (place, end) in &grown {
+                    *ends[*place] = Some(*end);
+                    full |= *end >= view.options.object_bytes_max;
+                }
+                drop(ends);
+                self.written(token, batch, barrier.as_ref());
+                if full {
+                    self.begin_stripe(view)?;
+                }
+                Ok(Some(Outcome::Written(barrier)))
+            }
+            Err(StoreError::GuardFailed { index }) => match self.refused(&guards.meaning, index) {
+                Guarded::Epoch => {
+                    drop(ends);
+                    self.refused_epoch(token, by_object.keys())
+                }
+                Guarded::Trim => Ok(Some(Outcome::Trimmed)),
+                Guarded::Absent => Ok(Some(Outcome::Taken)),
+                Guarded::Size | Guarded::Other => {
+                    ends.iter_mut().for_each(|end| **end = None);
+                    Ok(None)
+                }
+            },
+            Err(error) => {
+                // Whether the bytes were appended is not known.
+                ends.iter_mut().for_each(|end| **end = None);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The epoch's guard failed: a newer epoch, or the object is gone with what was trimmed.
+    fn refused_epoch<'k>(
+        &self,
+        token: Token,
+        objects: impl Iterator<Item = &'k (u64, u32)>,
+    ) -> Result<Option<Outcome>> {
+        let view = self.refresh()?;
+        if view.epoch > token.epoch {
+            return Ok(Some(Outcome::Stale));
+        }
+        if token.position < view.trimmed {
+            return Ok(Some(Outcome::Trimmed));
+        }
+        for (stripe, column) in objects {
+            let object = format::data(self.inner.id, *stripe, *column);
+            match cells::epoch_of(self.store(), &object)? {
+                // Sealed by somebody whose view is not there yet, or no longer.
+                Some(epoch) if epoch > token.epoch => return Ok(Some(Outcome::Stale)),
+                Some(_) => {}
+                None => {
+                    return Err(Error::damaged(
+                        format!("log {}", self.inner.name),
+                        format!("object {object} is missing"),
+                    ));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn written(&self, token: Token, batch: &Batch<'_>, barrier: Option<&Barrier>) {
+        for (number, record) in batch.records.iter().enumerate() {
+            let position = token.position + number as u64;
+            let (nonce, time_ms, streams) = (batch.nonce(number), batch.time_ms, record.streams.clone());
+            let entry = Entry { position, data: record.data.clone(), streams, nonce, time_ms };
+            self.keep(position, Found::Entry(entry), barrier.cloned());
+        }
+        self.wrote(token.position + batch.records.len() as u64);
+    }
+
+    /// Makes the next stripe before it is needed.
+    fn look_ahead(&self, view: &View, end: u64) {
+        let Some(last) = view.runs.last() else { return };
+        if view.end() - end < last.per_stripe() / 2 && self.inner.growing.try_lock().is_some() {
+            // Whoever needs it will meet the error.
+            let _ = self.grow(view.end());
+        }
+    }
+}

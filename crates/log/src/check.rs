@@ -1,0 +1,250 @@
+//! Checking a log: the protocol's invariants, read from its objects.
+//!
+//! view → stripes → objects: epochs, entries in their places, nothing trimmed left, keys of streams and writers → findings
+//!
+//! Memory is bounded: one page of one object at a time, and the numbers of the last [`NONCES_MAX`] entries.
+
+use std::collections::{HashSet, VecDeque};
+
+use bytes::Bytes;
+use esker_store::{Collection, ObjectId, OmapScan};
+
+use crate::Result;
+use crate::cells::{self, Found};
+use crate::format::{self, Kind, Nonce, Placed, Stored, TRIM};
+use crate::log::Log;
+use crate::view::{Stripe, View};
+
+/// So many entries are remembered to find one that stands in the log twice.
+pub const NONCES_MAX: usize = 1 << 20;
+/// Entries read at once.
+const PAGE: usize = 1_024;
+
+/// What a check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Entries.
+    pub entries: u64,
+    /// Bytes of their data.
+    pub bytes: u64,
+    /// Positions that were filled.
+    pub filled: u64,
+    /// Positions that were trimmed one by one.
+    pub trimmed: u64,
+    /// Positions below the last entry at which nothing stands.
+    pub holes: u64,
+    /// Objects that no view leads to: left by a crash, or by a change of shape. They do no harm.
+    pub left_over: u64,
+    /// What is wrong: place and reason.
+    pub problems: Vec<String>,
+}
+
+/// Most problems that are listed.
+const PROBLEMS_MAX: usize = 1_000;
+
+struct Walk<'a> {
+    log: &'a Log,
+    view: &'a View,
+    deep: bool,
+    found: Checked,
+    nonces: HashSet<Nonce>,
+    order: VecDeque<Nonce>,
+}
+
+impl Log {
+    /// Proves the log's invariants. `deep` reads the data that stands apart from its entry too. `progress` is told positions looked at, and of how many;
+    /// false stops. Run while nobody writes, or take holes at the tail for what they are.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`](crate::Error::Damaged) if there is no view to go by; the store's. What is wrong otherwise is in [`Checked::problems`].
+    pub fn check(&self, deep: bool, mut progress: impl FnMut(u64, u64) -> bool) -> Result<Checked> {
+        let view = self.refresh()?;
+        let tail = self.written_tail(&view)?.position;
+        let (nonces, order) = Default::default();
+        let mut walk = Walk { log: self, view: &view, deep, found: Checked::default(), nonces, order };
+        let start = view.start();
+        for stripe in view.stripes() {
+            for column in 0..stripe.width {
+                walk.object(&stripe, column, tail)?;
+            }
+            if !progress(stripe.end.min(tail).saturating_sub(start), tail.saturating_sub(start)) {
+                break;
+            }
+        }
+        walk.left_over()?;
+        Ok(walk.found)
+    }
+}
+
+impl Walk<'_> {
+    fn problem(&mut self, text: String) {
+        if self.found.problems.len() < PROBLEMS_MAX {
+            self.found.problems.push(text);
+        }
+    }
+
+    fn object(&mut self, stripe: &Stripe, column: u32, tail: u64) -> Result<()> {
+        let (store, view) = (self.log.store(), self.view);
+        let object = view.object(self.log.id(), stripe, column);
+        match cells::epoch_of(store, &object)? {
+            None => {
+                self.problem(format!("object {object} of the view is missing"));
+                return Ok(());
+            }
+            Some(epoch) if epoch > view.epoch => {
+                self.problem(format!("object {object} is sealed at epoch {epoch}, the view is at {}", view.epoch));
+            }
+            Some(_) => {}
+        }
+        let trim = store.xattr(&object, TRIM).wait()?.as_deref().and_then(format::number_from).unwrap_or(0);
+        let below = stripe.locals_below(column, view.trimmed);
+        if trim > below {
+            self.problem(format!("object {object} is trimmed to {trim}, the view only to {below}"));
+        }
+        let written = stripe.locals_below(column, tail);
+        let size = store.stat(&object).wait()?.map_or(0, |stat| stat.size);
+        let (mut at, mut met) = (0, 0);
+        loop {
+            let layout = view.options.layout;
+            let page = cells::scan(store, layout, &object, at..u64::MAX, PAGE, false)?;
+            let Some((last, _)) = page.last() else { break };
+            at = last + 1;
+            for (local, bytes) in &page {
+                if *local < trim {
+                    self.problem(format!("{object}: local position {local} is below the trimmed {trim}"));
+                    continue;
+                }
+                let Some(position) = stripe.position(column, *local) else {
+                    self.problem(format!("{object}: local position {local} lies past the end of its stripe"));
+                    continue;
+                };
+                if view.sealed.is_some_and(|sealed| position >= sealed) {
+                    self.problem(format!("position {position} is above the seal"));
+                }
+                met += u64::from(position >= view.trimmed);
+                self.entry(&object, position, *local, bytes, size)?;
+            }
+        }
+        self.found.holes += (written - below.min(written)).saturating_sub(met);
+        self.keys(&object, stripe, column, trim)
+    }
+
+    fn entry(&mut self, object: &ObjectId, position: u64, local: u64, bytes: &Bytes, size: u64) -> Result<()> {
+        let stored = match Stored::decode(position, bytes) {
+            Ok(stored) => stored,
+            Err(why) => {
+                self.problem(format!("position {position}: {why}"));
+                return Ok(());
+            }
+        };
+        let mut len = stored.body.len() as u64;
+        match stored.kind {
+            Kind::Filled => {
+                self.found.filled += 1;
+                return Ok(());
+            }
+            Kind::Trimmed => {
+                self.found.trimmed += 1;
+                return Ok(());
+            }
+            Kind::Data => {}
+            Kind::Placed => {
+                let Some(placed) = Placed::decode(&stored.body) else {
+                    self.problem(format!("position {position}: its place does not make sense"));
+                    return Ok(());
+                };
+                len = u64::from(placed.len);
+                if placed.offset + len > size {
+                    self.problem(format!("position {position}: its data ends past the {size} bytes of {object}"));
+                } else if self.deep
+                    && let (Found::Lost(why), _) = cells::understand(self.log.store(), object, position, bytes)?
+                {
+                    self.problem(format!("position {position}: {why}"));
+                }
+            }
+        }
+        self.found.entries += 1;
+        self.found.bytes += len;
+        for stream in &stored.streams {
+            let key = format::stream_key(stream, local);
+            if self.log.store().omap_get(object, &key).wait()?.is_none() {
+                self.problem(format!("position {position}: stream {} does not have it", stream.escape_ascii()));
+            }
+        }
+        if !self.nonces.insert(stored.nonce) {
+            let Nonce { writer, number } = stored.nonce;
+            self.problem(format!(
+                "position {position}: entry {number} of writer {writer:016x} stands in the log twice"
+            ));
+        }
+        self.order.push_back(stored.nonce);
+        if self.order.len() > NONCES_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.nonces.remove(&oldest);
+        }
+        Ok(())
+    }
+
+    /// Keys of streams and writers lead to entries that know them.
+    fn keys(&mut self, object: &ObjectId, stripe: &Stripe, column: u32, trim: u64) -> Result<()> {
+        let layout = self.view.options.layout;
+        for prefix in [b's', b'w'] {
+            let mut scan = OmapScan { limit: PAGE, ..cells::range_of(prefix) };
+            loop {
+                let page = self.log.store().omap_scan(object, &scan).wait()?;
+                let Some((last, _)) = page.last() else { break };
+                scan.start = Some([last, &[0][..]].concat().into());
+                for (key, value) in page {
+                    let local = match prefix {
+                        b's' => format::key_number(&key),
+                        _ => format::number_from(&value)
+                            .filter(|position| (stripe.start..stripe.end).contains(position))
+                            .map(|position| stripe.locate(position))
+                            .filter(|(at, _)| *at == column)
+                            .map(|(_, local)| local),
+                    };
+                    let Some(local) = local else {
+                        self.problem(format!("{object}: key {} leads out of it", key.escape_ascii()));
+                        continue;
+                    };
+                    if local < trim {
+                        continue;
+                    }
+                    let (mut stands, _) = cells::get_each(self.log.store(), layout, object, &[local])?;
+                    let position = stripe.position(column, local).unwrap_or(0);
+                    let stored = match stands.pop() {
+                        Some(Ok(Some(bytes))) => Stored::decode(position, &bytes).ok(),
+                        _ => None,
+                    };
+                    let knows = stored.is_some_and(|stored| match prefix {
+                        b's' => stored.streams.iter().any(|stream| format::stream_key(stream, local) == key),
+                        _ => stored.kind == Kind::Trimmed || format::nonce_key(stored.nonce) == key,
+                    });
+                    if !knows {
+                        self.problem(format!("{object}: key {} leads to nothing that knows it", key.escape_ascii()));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn left_over(&mut self) -> Result<()> {
+        let ids: Vec<(u64, u64)> = self.view.runs.iter().map(|run| (run.stripe, run.stripe + run.stripes())).collect();
+        let collection = Collection::from(format::COLLECTION);
+        let prefix = format::data_prefix(self.log.id());
+        let mut after = Bytes::copy_from_slice(&prefix.as_bytes()[..prefix.len() - 1]);
+        loop {
+            let names = self.log.store().list(&collection, Some(&after), PAGE).wait()?;
+            let Some(last) = names.last() else { return Ok(()) };
+            after = last.clone();
+            for name in names {
+                let Some((stripe, _)) = format::data_place(self.log.id(), &name) else { return Ok(()) };
+                if !ids.iter().any(|(start, end)| (*start..*end).contains(&stripe)) {
+                    self.found.left_over += 1;
+                }
+            }
+        }
+    }
+}

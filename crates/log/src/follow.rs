@@ -1,0 +1,240 @@
+//! Following: every position in order, from anywhere to the tail and on, without polling where the writers are in this process.
+//!
+//! tail → read ahead → positions in order → entry or gap · hole: wait for its writer, then fill it · at the tail: wait
+//!
+//! A follower is pulled: what is read ahead is bounded, and who does not pull costs nothing.
+//!
+//! Invariants:
+//! 1. Positions come in order, each once: as an entry, or inside a gap that says why there is none.
+//! 2. Nothing is passed over: a position that is undecided holds the follower up until it is decided.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use event_listener::Listener;
+
+use crate::cells::{Entry, Found};
+use crate::log::Log;
+use crate::{Error, Result};
+
+/// Why a follower has no entry for a position.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GapKind {
+    /// Given up before anything was written.
+    Filled,
+    /// Given up later.
+    Trimmed,
+    /// An entry stood there and cannot be read: why. Data loss.
+    Lost(String),
+}
+
+/// What a follower is handed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// An entry.
+    Entry(Entry),
+    /// Positions without entries.
+    Gap {
+        /// Which.
+        positions: Range<u64>,
+        /// Why.
+        kind: GapKind,
+    },
+    /// The log was sealed, and everything in it was delivered.
+    End {
+        /// The tail.
+        tail: u64,
+    },
+}
+
+/// Where to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// At a position.
+    Position(u64),
+    /// At the first entry of this time or later, in unix milliseconds.
+    TimeMs(u64),
+    /// At the tail: only what comes.
+    Tail,
+    /// At the first position that is not trimmed.
+    First,
+}
+
+/// How to follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Follow {
+    /// Bytes of data to read ahead, about. Default: 1 MiB.
+    pub ahead_bytes: usize,
+    /// A hole is filled after so many milliseconds; `None` waits for ever and writes nothing. Default: 200.
+    pub fill_after_ms: Option<u64>,
+    /// How often to look where writers are in other processes and do not tell, in milliseconds. Default: 20.
+    pub look_ms: u64,
+}
+
+impl Default for Follow {
+    fn default() -> Self {
+        Self { ahead_bytes: 1 << 20, fill_after_ms: Some(200), look_ms: 20 }
+    }
+}
+
+/// A reader that goes with the log.
+pub struct Follower {
+    log: Log,
+    how: Follow,
+    next: u64,
+    ahead: VecDeque<Delivery>,
+    /// The hole that is waited for, and since when.
+    hole: Option<(u64, u64)>,
+    ended: bool,
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.log.inner.shared.followers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Log {
+    /// Follows the log from `start`.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn follow(&self, start: Start, how: Follow) -> Result<Follower> {
+        let next = match start {
+            Start::Position(position) => position,
+            Start::TimeMs(time) => self.position_at(time)?,
+            Start::Tail => self.tail()?.position,
+            Start::First => self.refresh()?.trimmed,
+        };
+        self.inner.shared.followers.fetch_add(1, Ordering::Relaxed);
+        Ok(Follower { log: self.clone(), how, next, ahead: VecDeque::new(), hole: None, ended: false })
+    }
+}
+
+impl Follower {
+    /// The position after the last that was delivered.
+    pub fn position(&self) -> u64 {
+        match self.ahead.front() {
+            Some(Delivery::Entry(entry)) => entry.position,
+            Some(Delivery::Gap { positions, .. }) => positions.start,
+            Some(Delivery::End { .. }) | None => self.next,
+        }
+    }
+
+    /// What comes next, if it is there. `None`: nothing yet.
+    ///
+    /// # Errors
+    /// The store's. After one the follower goes on where it was.
+    pub fn poll(&mut self) -> Result<Option<Delivery>> {
+        if let Some(delivery) = self.ahead.pop_front() {
+            return Ok(Some(delivery));
+        }
+        if self.ended {
+            return Ok(None);
+        }
+        let tail = self.log.tail()?.position;
+        if self.next >= tail {
+            self.hole = None;
+            let sealed = self.log.view().sealed;
+            if let Some(tail) = sealed.filter(|tail| self.next >= *tail) {
+                self.ended = true;
+                return Ok(Some(Delivery::End { tail }));
+            }
+            return Ok(None);
+        }
+        self.read_ahead(tail)?;
+        Ok(self.ahead.pop_front())
+    }
+
+    fn read_ahead(&mut self, tail: u64) -> Result<()> {
+        let trimmed = self.log.view().trimmed.min(tail);
+        if self.next < trimmed {
+            self.ahead.push_back(Delivery::Gap { positions: self.next..trimmed, kind: GapKind::Trimmed });
+            self.next = trimmed;
+            return Ok(());
+        }
+        let found = self.log.read_range(self.next..tail, self.how.ahead_bytes)?.wait()?;
+        for one in found {
+            let position = self.next;
+            let kind = match one {
+                Found::Entry(entry) => {
+                    self.ahead.push_back(Delivery::Entry(entry));
+                    self.next += 1;
+                    continue;
+                }
+                Found::Filled => GapKind::Filled,
+                Found::Trimmed => GapKind::Trimmed,
+                Found::Lost(why) => GapKind::Lost(why),
+                Found::Hole | Found::BeyondTail => {
+                    if self.ahead.is_empty() {
+                        self.wait_or_fill(position)?;
+                    }
+                    return Ok(());
+                }
+            };
+            self.next += 1;
+            match self.ahead.back_mut() {
+                Some(Delivery::Gap { positions, kind: last }) if *last == kind && positions.end == position => {
+                    positions.end = position + 1;
+                }
+                _ => self.ahead.push_back(Delivery::Gap { positions: position..position + 1, kind }),
+            }
+        }
+        Ok(())
+    }
+
+    /// A hole is first waited for, then filled.
+    fn wait_or_fill(&mut self, position: u64) -> Result<()> {
+        let now = self.log.now_ms();
+        let since = match self.hole {
+            Some((at, since)) if at == position => since,
+            _ => self.hole.insert((position, now)).1,
+        };
+        let Some(patience) = self.how.fill_after_ms else { return Ok(()) };
+        if now.saturating_sub(since) < patience {
+            return Ok(());
+        }
+        self.hole = None;
+        match self.log.fill(position) {
+            Ok(()) | Err(Error::Taken { .. } | Error::Trimmed { .. } | Error::PastTail { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How long nothing will come that is not told of: until the hole is to be filled, or others' writes are to be looked for.
+    pub fn patience(&self) -> Duration {
+        let led_here = self.log.leader(&self.log.view()).is_some();
+        let look = if led_here { u64::MAX } else { self.how.look_ms };
+        let fill = match (self.hole, self.how.fill_after_ms) {
+            (Some((_, since)), Some(patience)) => (since + patience).saturating_sub(self.log.now_ms()).max(1),
+            _ => u64::MAX,
+        };
+        Duration::from_millis(look.min(fill))
+    }
+
+    /// What comes next, waited for up to `timeout`. `None`: nothing came.
+    ///
+    /// # Errors
+    /// As [`Follower::poll`].
+    pub fn next(&mut self, timeout: Duration) -> Result<Option<Delivery>> {
+        let began = Instant::now();
+        loop {
+            let listener = self.log.listen();
+            if let Some(delivery) = self.poll()? {
+                return Ok(Some(delivery));
+            }
+            let left = timeout.saturating_sub(began.elapsed());
+            if left.is_zero() || self.ended {
+                return Ok(None);
+            }
+            listener.wait_timeout(self.patience().min(left));
+        }
+    }
+
+    /// The log that is followed.
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+}

@@ -1,0 +1,336 @@
+//! What this face keeps in the store: names of objects and keys, and the bytes of an entry.
+//!
+//! Pure encode and decode, no I/O. Numbers in values are little-endian; numbers in names and keys are such that byte order is number order.
+//!
+//! Invariants:
+//! 1. An entry's checksum covers its place in the log, so that what answers for another position is told from what was asked for.
+//! 2. Decoding checks every length before it is used; stored bytes never make arithmetic overflow.
+//! Format: docs/format.md#what-the-log-face-keeps-in-the-store
+
+use bytes::{BufMut, Bytes, BytesMut};
+use esker_store::{Collection, ObjectId};
+use smallvec::SmallVec;
+
+use crate::{Error, Result};
+
+/// Longest name of a log, in bytes. Shortest: 1. `/` and control characters are not allowed in it.
+pub const NAME_BYTES_MAX: usize = 128;
+/// Longest name of a stream, in bytes. Shortest: 1.
+pub const STREAM_BYTES_MAX: usize = 64;
+/// Most streams that an entry belongs to.
+pub const STREAMS_MAX: usize = 16;
+/// Longest name of an owner, a consumer or a sequencer's address, in bytes.
+pub const LABEL_BYTES_MAX: usize = 255;
+/// Bytes of an entry's header, before the names of its streams.
+pub const ENTRY_HEADER_BYTES: usize = 40;
+
+pub(crate) const COLLECTION: &str = "log";
+/// Xattr of a data object: the epoch at which it was sealed last, 8 bytes little-endian. Writes of an older epoch are refused.
+pub(crate) const EPOCH: &[u8] = b"epoch";
+/// Xattr of a data object: local positions below are trimmed, 8 bytes little-endian; absent means 0.
+pub(crate) const TRIM: &[u8] = b"trim";
+/// Xattr of a head: a number that grows with every change of the view, 8 bytes little-endian.
+pub(crate) const VERSION: &[u8] = b"version";
+/// Xattr of a head: the view.
+pub(crate) const VIEW: &[u8] = b"view";
+/// Xattr of the directory: the last log id given, 8 bytes little-endian.
+pub(crate) const LAST_ID: &[u8] = b"last";
+
+fn object(name: String) -> ObjectId {
+    ObjectId::new(Collection::from(COLLECTION), name)
+}
+
+pub(crate) fn directory() -> ObjectId {
+    object("directory".into())
+}
+
+pub(crate) fn head(log: u64) -> ObjectId {
+    object(format!("h/{log:016x}"))
+}
+
+/// A checkpoint of a state machine: its pieces are the bytes of the object.
+pub(crate) fn checkpoint(log: u64, name: &str) -> ObjectId {
+    object(format!("m/{log:016x}/{name}"))
+}
+
+pub(crate) fn checkpoint_prefix(log: u64) -> String {
+    format!("m/{log:016x}/")
+}
+
+pub(crate) fn data_prefix(log: u64) -> String {
+    format!("d/{log:016x}/")
+}
+
+pub(crate) fn data(log: u64, stripe: u64, column: u32) -> ObjectId {
+    object(format!("d/{log:016x}/{stripe:016x}/{column:08x}"))
+}
+
+/// Stripe and column of a data object by its name.
+pub(crate) fn data_place(log: u64, name: &[u8]) -> Option<(u64, u32)> {
+    let rest = std::str::from_utf8(name.strip_prefix(data_prefix(log).as_bytes())?).ok()?;
+    let (stripe, column) = rest.split_once('/')?;
+    Some((u64::from_str_radix(stripe, 16).ok()?, u32::from_str_radix(column, 16).ok()?))
+}
+
+/// Key of an entry, where entries stand in the omap.
+pub(crate) fn entry_key(local: u64) -> Bytes {
+    prefixed(b'e', &local.to_be_bytes())
+}
+
+/// Key that says that an entry belongs to a stream; the value is empty.
+pub(crate) fn stream_key(stream: &[u8], local: u64) -> Bytes {
+    let mut key = BytesMut::with_capacity(10 + stream.len());
+    key.put_u8(b's');
+    key.put_u8(stream.len() as u8);
+    key.put_slice(stream);
+    key.put_u64(local);
+    key.freeze()
+}
+
+/// Key of an entry by its writer and number; the value is its position, 8 bytes.
+pub(crate) fn nonce_key(nonce: Nonce) -> Bytes {
+    prefixed(b'w', &[nonce.writer.to_be_bytes(), nonce.number.to_be_bytes()].concat())
+}
+
+/// Key of the id of a log by its name, in the directory.
+pub(crate) fn name_key(name: &str) -> Bytes {
+    prefixed(b'n', name.as_bytes())
+}
+
+/// Key of a log that is being made or removed, in the directory; the value is the time in unix milliseconds, 8 bytes.
+pub(crate) fn unfinished_key(log: u64) -> Bytes {
+    prefixed(b'u', &log.to_be_bytes())
+}
+
+/// Key of a consumer's position, in a head.
+pub(crate) fn consumer_key(name: &str) -> Bytes {
+    prefixed(b'c', name.as_bytes())
+}
+
+/// Key of the last number of a writer whose entries were trimmed away, in a head; the value has 8 bytes.
+pub(crate) fn writer_key(writer: u64) -> Bytes {
+    prefixed(b'w', &writer.to_be_bytes())
+}
+
+pub(crate) fn prefixed(prefix: u8, rest: &[u8]) -> Bytes {
+    [&[prefix], rest].concat().into()
+}
+
+pub(crate) fn number(value: u64) -> Bytes {
+    Bytes::copy_from_slice(&value.to_le_bytes())
+}
+
+pub(crate) fn number_from(bytes: &[u8]) -> Option<u64> {
+    bytes.try_into().ok().map(u64::from_le_bytes)
+}
+
+/// The big-endian number at the end of a key.
+pub(crate) fn key_number(key: &[u8]) -> Option<u64> {
+    key.last_chunk().map(|last| u64::from_be_bytes(*last))
+}
+
+pub(crate) fn check_name(what: &'static str, name: &str, max: usize) -> Result<()> {
+    if name.is_empty() || name.len() > max {
+        return Err(Error::invalid(what, format!("{} bytes, expected 1 to {max}", name.len())));
+    }
+    if let Some(bad) = name.chars().find(|c| *c == '/' || c.is_control()) {
+        return Err(Error::invalid(what, format!("{name:?} contains {bad:?}")));
+    }
+    Ok(())
+}
+
+/// Who wrote an entry: a retried append knows its own by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Nonce {
+    /// The writer: of a session a random number, of a named writer a hash of its name.
+    pub writer: u64,
+    /// Its number for the entry.
+    pub number: u64,
+}
+
+/// Names of the streams of an entry.
+pub type Streams = SmallVec<[Bytes; 1]>;
+
+/// What stands at a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// An entry, its data behind the header.
+    Data = 1,
+    /// A position that was given up.
+    Filled = 2,
+    /// A position whose entry was given up.
+    Trimmed = 3,
+    /// An entry whose data stands in the bytes of the object.
+    Placed = 4,
+}
+
+/// An entry's header with what stands behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub kind: Kind,
+    pub position: u64,
+    pub nonce: Nonce,
+    pub time_ms: u64,
+    pub streams: Streams,
+    /// The data, or of `Placed` where it stands: offset u64, length u32, CRC32C of it u32.
+    pub body: Bytes,
+}
+
+/// Fields of fixed place: name, offset, bytes.
+pub type Described = &'static [(&'static str, usize, usize)];
+
+const ENTRY_LAYOUT: Described = &[
+    ("kind", 0, 1),
+    ("streams", 1, 1),
+    ("reserved", 2, 2),
+    ("crc32c", 4, 4),
+    ("position", 8, 8),
+    ("writer", 16, 8),
+    ("number", 24, 8),
+    ("time_ms", 32, 8),
+];
+
+const PLACED_LAYOUT: Described = &[("offset", 0, 8), ("len", 8, 4), ("crc32c", 12, 4)];
+
+/// The layouts of this face, by name, for the tables in docs/format.md.
+pub fn layouts() -> Vec<(&'static str, Described)> {
+    vec![("log view", crate::view::VIEW_LAYOUT), ("log entry", ENTRY_LAYOUT), ("log placed data", PLACED_LAYOUT)]
+}
+
+impl Stored {
+    pub(crate) fn mark(kind: Kind, position: u64, time_ms: u64) -> Self {
+        Self { kind, position, nonce: Nonce::default(), time_ms, streams: Streams::new(), body: Bytes::new() }
+    }
+
+    pub(crate) fn encode(&self) -> Bytes {
+        let streams: usize = self.streams.iter().map(|stream| 1 + stream.len()).sum();
+        let mut bytes = BytesMut::with_capacity(ENTRY_HEADER_BYTES + streams + self.body.len());
+        bytes.put_u8(self.kind as u8);
+        bytes.put_u8(self.streams.len() as u8);
+        bytes.put_u16_le(0);
+        bytes.put_u32_le(0);
+        bytes.put_u64_le(self.position);
+        bytes.put_u64_le(self.nonce.writer);
+        bytes.put_u64_le(self.nonce.number);
+        bytes.put_u64_le(self.time_ms);
+        for stream in &self.streams {
+            bytes.put_u8(stream.len() as u8);
+            bytes.put_slice(stream);
+        }
+        bytes.put_slice(&self.body);
+        let crc = crc32c::crc32c(&bytes);
+        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        bytes.freeze()
+    }
+
+    /// What `bytes` say of `position`; the reason if they do not hold.
+    pub(crate) fn decode(position: u64, bytes: &Bytes) -> std::result::Result<Self, String> {
+        let short = || format!("{} bytes, too few for an entry", bytes.len());
+        let (header, _) = bytes.split_first_chunk::<ENTRY_HEADER_BYTES>().ok_or_else(short)?;
+        let word = |at: usize| header[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
+        let found = header[4..8].try_into().map_or(0, u32::from_le_bytes);
+        let crc = crc32c::crc32c_append(crc32c::crc32c(&header[..4]), &[0; 4]);
+        let crc = crc32c::crc32c_append(crc, &bytes[8..]);
+        if crc != found {
+            return Err(format!("checksum mismatch: expected {found:#010x}, found {crc:#010x}"));
+        }
+        if word(8) != position {
+            return Err(format!("it holds position {}", word(8)));
+        }
+        let kind = match header[0] {
+            1 => Kind::Data,
+            2 => Kind::Filled,
+            3 => Kind::Trimmed,
+            4 => Kind::Placed,
+            other => return Err(format!("unknown kind {other}")),
+        };
+        let mut at = ENTRY_HEADER_BYTES;
+        let mut streams = Streams::new();
+        for _ in 0..header[1] {
+            let len = usize::from(*bytes.get(at).ok_or_else(short)?);
+            if at + 1 + len > bytes.len() {
+                return Err(short());
+            }
+            streams.push(bytes.slice(at + 1..at + 1 + len));
+            at += 1 + len;
+        }
+        let nonce = Nonce { writer: word(16), number: word(24) };
+        Ok(Self { kind, position, nonce, time_ms: word(32), streams, body: bytes.slice(at..) })
+    }
+}
+
+/// Where the data of a `Placed` entry stands in the object's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Placed {
+    pub offset: u64,
+    pub len: u32,
+    pub crc: u32,
+}
+
+impl Placed {
+    pub(crate) fn encode(self) -> Bytes {
+        let mut bytes = BytesMut::with_capacity(16);
+        bytes.put_u64_le(self.offset);
+        bytes.put_u32_le(self.len);
+        bytes.put_u32_le(self.crc);
+        bytes.freeze()
+    }
+
+    pub(crate) fn decode(body: &[u8]) -> Option<Self> {
+        let body: &[u8; 16] = body.try_into().ok()?;
+        let offset = u64::from_le_bytes(body[..8].try_into().ok()?);
+        let len = u32::from_le_bytes(body[8..12].try_into().ok()?);
+        let crc = u32::from_le_bytes(body[12..].try_into().ok()?);
+        // An object ends below 2^60, so that offset and length never overflow.
+        (offset <= esker_store::limits::OBJECT_BYTES_MAX).then_some(Self { offset, len, crc })
+    }
+}
+
+/// Reads what [`Stored`] decodes from any bytes, for fuzzing: never panics.
+pub fn decode_any(position: u64, bytes: &[u8]) -> bool {
+    let bytes = Bytes::copy_from_slice(bytes);
+    let entry = Stored::decode(position, &bytes);
+    let placed = entry.as_ref().map(|entry| Placed::decode(&entry.body));
+    let view = crate::view::View::decode("fuzz", &bytes);
+    matches!(placed, Ok(Some(_))) || entry.is_ok() || view.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> Stored {
+        Stored {
+            kind: Kind::Data,
+            position: 7,
+            nonce: Nonce { writer: 1, number: 2 },
+            time_ms: 3,
+            streams: ["a", "orders"].into_iter().map(Bytes::from).collect(),
+            body: "data".into(),
+        }
+    }
+
+    #[test]
+    fn an_entry_is_read_back_and_no_flipped_bit_goes_unnoticed() {
+        let bytes = entry().encode();
+        assert_eq!(Stored::decode(7, &bytes), Ok(entry()));
+        assert!(Stored::decode(8, &bytes).unwrap_err().contains("position 7"));
+        for bit in 0..bytes.len() * 8 {
+            let mut broken = bytes.to_vec();
+            broken[bit / 8] ^= 1 << (bit % 8);
+            assert!(Stored::decode(7, &broken.into()).is_err(), "bit {bit}");
+        }
+        for end in 0..bytes.len() {
+            assert!(Stored::decode(7, &bytes.slice(..end)).is_err(), "cut to {end}");
+        }
+    }
+
+    #[test]
+    fn keys_sort_as_their_numbers() {
+        assert!(entry_key(255) < entry_key(256));
+        assert_eq!(key_number(&stream_key(b"s", 9)), Some(9));
+        assert_eq!(data_place(5, data(5, 6, 7).name()), Some((6, 7)));
+        assert_eq!(data_place(4, data(5, 6, 7).name()), None);
+    }
+}

@@ -1,0 +1,225 @@
+//! Sealing: taking over, changing the shape of stripes at the tail, closing a log for good, owning it.
+//!
+//! epoch + 1 in the view → every object from the last back to the last that holds something refuses older epochs → the tail is what they hold
+//!
+//! Invariants:
+//! 1. An epoch is taken by one: the view is replaced by compare-and-set.
+//! 2. The tail is read after the seal, so no entry of an older epoch can come to stand at or above it.
+//! 3. Positions are handed out under an epoch only by whoever sealed it, and only after that.
+
+use std::sync::Arc;
+
+use esker_store::{Barrier, Condition, Error as StoreError, Transaction};
+
+use crate::cells;
+use crate::format::LABEL_BYTES_MAX;
+use crate::log::{Log, Opened, newer_absent};
+use crate::sequencer::Leader;
+use crate::view::{Stripe, View};
+use crate::{Error, Result, format, head};
+
+impl Log {
+    /// Raises the epoch, with what `change` adds, and seals; the tail at which the new epoch begins.
+    pub(crate) fn take_over(&self, mut change: impl FnMut(&mut View) -> Result<()>) -> Result<(View, u64)> {
+        for _ in 0..head::ATTEMPTS_MAX {
+            let view = head::change(self.store(), self.inner.id, &self.inner.name, |view| {
+                change(view)?;
+                view.epoch += 1;
+                Ok(true)
+            })?;
+            if let Some(tail) = self.seal_objects(&view)? {
+                return Ok((view, tail));
+            }
+            // Somebody took over from us before we were done.
+        }
+        Err(Error::Contended { what: format!("taking over log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
+    }
+
+    /// Seals at the view's epoch what may still be written to; the tail, or `None` if a newer epoch was there before.
+    fn seal_objects(&self, view: &View) -> Result<Option<u64>> {
+        for stripe in view.stripes_from_last() {
+            let mut barrier = None;
+            for column in 0..stripe.width {
+                match self.seal_object(view, &stripe, column)? {
+                    Some(sealed) => barrier = Barrier::later(barrier, sealed),
+                    None => return Ok(None),
+                }
+            }
+            if let Some(barrier) = barrier {
+                barrier.wait()?;
+            }
+            if let Some(last) = self.last_in(view, &stripe)? {
+                return Ok(Some(view.trimmed.max(last + 1)));
+            }
+        }
+        Ok(Some(view.trimmed))
+    }
+
+    fn seal_object(&self, view: &View, stripe: &Stripe, column: u32) -> Result<Option<Option<Barrier>>> {
+        let object = view.object(self.inner.id, stripe, column);
+        let txn = Transaction::new()
+            .guard(&object, Condition::Exists)
+            .guard(&object, newer_absent(view.epoch))
+            .change(&object, cells::seal_change(view.epoch));
+        let (sealed, barrier) = self.inner.store.submit(txn).into_parts();
+        match sealed {
+            Ok(_) => Ok(Some(barrier)),
+            // Trimmed away meanwhile: nothing can be written to it.
+            Err(StoreError::GuardFailed { index: 0 }) => Ok(Some(None)),
+            Err(StoreError::GuardFailed { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Changes how the log goes on: from the tail on, positions go round `width` objects of `slots` each. Writers go on by themselves.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a shape out of range; [`Error::Sealed`]; [`Error::Fenced`]; the store's.
+    pub fn reshape(&self, width: u32, slots: u32) -> Result<()> {
+        crate::Options::shape(width, slots)?;
+        self.new_stripe(|view| {
+            view.options.width = width;
+            view.options.slots = slots;
+        })
+    }
+
+    /// Changes what can be changed without touching positions: limits and retention.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for options out of range, and for a change of layout, width or slots; the store's.
+    pub fn set_options(&self, options: &crate::Options) -> Result<()> {
+        options.check()?;
+        let view = head::change(self.store(), self.inner.id, &self.inner.name, |view| {
+            let now = &view.options;
+            if (options.layout, options.width, options.slots) != (now.layout, now.width, now.slots) {
+                return Err(Error::invalid(
+                    "options",
+                    "layout, width and slots are changed by reshaping, the layout never",
+                ));
+            }
+            let changed = *now != *options;
+            view.options = options.clone();
+            Ok(changed)
+        })?;
+        self.met(view);
+        Ok(())
+    }
+
+    /// Begins a stripe at the tail because an object of the last one is large enough. Does nothing if somebody did so already.
+    pub(crate) fn begin_stripe(&self, seen: &View) -> Result<()> {
+        let Some(_one) = self.inner.growing.try_lock() else { return Ok(()) };
+        if self.view().next_stripe != seen.next_stripe {
+            return Ok(());
+        }
+        if self.inner.held != 0 {
+            // Its epoch is its title: it goes on to the end of the stripe instead.
+            return Ok(());
+        }
+        self.new_stripe(|_| {})
+    }
+
+    fn new_stripe(&self, mut change: impl FnMut(&mut View)) -> Result<()> {
+        if self.inner.held != 0 {
+            let why = "the only writer of a log cannot reshape it; release it first";
+            return Err(Error::invalid("call", why));
+        }
+        let leads = self.leader(&self.view()).is_some();
+        for _ in 0..head::ATTEMPTS_MAX {
+            let (view, tail) = self.take_over(|view| self.check_writer(view))?;
+            let mut next = view.clone();
+            change(&mut next);
+            next.cut(tail);
+            let stripe = next.add_stripe();
+            next.check_labels()?;
+            self.make(&next, &stripe)?;
+            if head::replace(self.store(), self.inner.id, &view, &mut next)? {
+                let leader = Leader::new(next.epoch, tail);
+                let nobody = next.sequencer.is_empty();
+                self.met(next);
+                if leads || nobody {
+                    self.lead_with(&leader);
+                }
+                return Ok(());
+            }
+        }
+        Err(Error::Contended { what: format!("reshaping log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
+    }
+
+    /// Closes the log for good at its tail, which is returned: it takes no more entries. Sealing again does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`]; the store's.
+    pub fn seal(&self) -> Result<u64> {
+        for _ in 0..head::ATTEMPTS_MAX {
+            if let Some(tail) = self.refresh()?.sealed {
+                return Ok(tail);
+            }
+            let (view, tail) = match self.take_over(|view| self.check_writer(view)) {
+                Err(Error::Sealed { tail, .. }) => return Ok(tail),
+                other => other?,
+            };
+            let mut next = view.clone();
+            next.sealed = Some(tail);
+            if head::replace(self.store(), self.inner.id, &view, &mut next)? {
+                self.met(next);
+                self.inner.shared.applied.notify(usize::MAX);
+                return Ok(tail);
+            }
+        }
+        Err(Error::Contended { what: format!("sealing log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
+    }
+
+    /// Becomes the log's only writer, under the name `owner`: whoever wrote before is refused from now on, with [`Error::Fenced`], however late
+    /// he comes. The handle that is returned writes; its epoch is the fencing token.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a bad name; [`Error::Sealed`]; the store's.
+    pub fn own(&self, owner: &str) -> Result<Self> {
+        format::check_name("owner", owner, LABEL_BYTES_MAX)?;
+        let (view, tail) = self.take_over(|view| {
+            view.sealed.map_or(Ok(()), |tail| Err(Error::Sealed { log: self.inner.name.clone(), tail }))?;
+            view.owner = owner.to_owned();
+            view.sequencer.clear();
+            Ok(())
+        })?;
+        let leader = Leader::new(view.epoch, tail);
+        self.met(view.clone());
+        let (inner, writer) = (&self.inner, self.next_nonce());
+        // Apart from the session's own numbers, and from those of other owners in it.
+        let writer = mix(writer.writer ^ mix(writer.number.wrapping_add(view.epoch)));
+        let (store, session, shared) = (&inner.store, &inner.session, Arc::clone(&inner.shared));
+        let opened = Opened { store, id: inner.id, name: &inner.name, session, writer, shared };
+        Ok(Self::new(opened, view, Some(leader)))
+    }
+
+    /// The fencing token of an only writer; 0 for others.
+    pub fn fencing_token(&self) -> u64 {
+        self.inner.held
+    }
+
+    /// Lets everybody write again. This handle is refused from now on.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] if it is not the only writer (any more); the store's.
+    pub fn release(&self) -> Result<()> {
+        let view = head::change(self.store(), self.inner.id, &self.inner.name, |view| {
+            if self.inner.held == 0 || view.epoch != self.inner.held {
+                let (log, owner) = (self.inner.name.clone(), view.owner.clone());
+                return Err(Error::Fenced { log, held: self.inner.held, found: view.epoch, owner });
+            }
+            view.owner.clear();
+            view.epoch += 1;
+            Ok(true)
+        })?;
+        self.met(view);
+        Ok(())
+    }
+}
+
+/// Spreads the bits of a number (splitmix64).
+pub(crate) fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

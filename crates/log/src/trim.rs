@@ -1,0 +1,326 @@
+//! Giving up: filling holes, trimming one position or all below one, and retention.
+//!
+//! fill: a mark where nothing stands · trim: a mark instead of the entry · trim-to: whole stripes' objects go, the first that stays refuses what is below
+//!
+//! Invariants:
+//! 1. What was given up never holds an entry again: marks stay until their object goes, and an object goes only after the view says that its positions are trimmed.
+//! 2. A mark is written under the epoch under which the position was known to be below the tail, so that it never takes a place that is given anew.
+//! 3. Deleting objects may stop at any point: the next trim-to goes on.
+
+use bytes::Bytes;
+use esker_store::{Change, Condition, Error as StoreError, Transaction};
+
+use crate::cells::{self, Found, Guarded, Guards};
+use crate::format::{self, Kind, Placed, Stored, TRIM, number};
+use crate::log::Log;
+use crate::sequencer::Tail;
+use crate::view::{Stripe, View};
+use crate::{Error, Result, head};
+
+/// Samples per stripe where the bytes of a log are estimated.
+const SAMPLES: u64 = 16;
+
+impl Log {
+    /// Gives a position below the tail up that holds nothing: it never will.
+    ///
+    /// # Errors
+    /// [`Error::Taken`] if something stands there (filled already: no error); [`Error::Trimmed`]; [`Error::PastTail`]; the store's.
+    pub fn fill(&self, position: u64) -> Result<()> {
+        for _ in 0..head::ATTEMPTS_MAX {
+            let tail = self.tail()?;
+            if position >= tail.position {
+                return Err(Error::PastTail { position, tail: tail.position });
+            }
+            match self.fill_under(tail, position) {
+                // A new epoch: the tail may be another.
+                Err(Error::Deposed { .. }) => drop(self.refresh()?),
+                other => return other,
+            }
+        }
+        Err(Error::Contended { what: format!("filling position {position}"), attempts: head::ATTEMPTS_MAX })
+    }
+
+    /// Fills a position that is below a tail, under the tail's epoch. [`Error::Deposed`] if that is over.
+    pub(crate) fn fill_under(&self, tail: Tail, position: u64) -> Result<()> {
+        let mut view = self.view();
+        if view.epoch < tail.epoch || position >= view.end() {
+            view = self.refresh()?;
+        }
+        if position < view.trimmed {
+            return Err(Error::Trimmed { position });
+        }
+        let Some(stripe) = view.stripe(position) else {
+            // Handed out, but whoever got it has not made its stripe: nothing can stand there before it is made.
+            self.grow(position)?;
+            return self.fill_under(tail, position);
+        };
+        let (column, local) = stripe.locate(position);
+        let object = view.object(self.inner.id, &stripe, column);
+        let layout = view.options.layout;
+        let mut guards = Guards::default();
+        guards.epoch(&object, tail.epoch);
+        guards.untrimmed(&object, local);
+        guards.absent(&object, layout, local);
+        let mark = Stored::mark(Kind::Filled, position, self.now_ms());
+        guards.txn.push(&object, cells::set(layout, local, mark.encode()));
+        let (filled, barrier) = self.inner.store.submit(guards.txn).into_parts();
+        match filled {
+            Ok(_) => {
+                self.keep(position, Found::Filled, barrier.clone());
+                self.wrote(position + 1);
+                barrier.map_or(Ok(()), |barrier| barrier.wait())?;
+                Ok(())
+            }
+            Err(StoreError::GuardFailed { index }) => match self.refused(&guards.meaning, index) {
+                Guarded::Trim => Err(Error::Trimmed { position }),
+                Guarded::Epoch => {
+                    let view = self.refresh()?;
+                    if position < view.trimmed {
+                        return Err(Error::Trimmed { position });
+                    }
+                    Err(Error::Deposed { held: tail.epoch, found: view.epoch })
+                }
+                _ => match self.read(position)?.wait()? {
+                    Found::Filled => Ok(()),
+                    Found::Trimmed => Err(Error::Trimmed { position }),
+                    _ => Err(Error::Taken { position }),
+                },
+            },
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Gives the entry at a position up, with its space; an unwritten position below the tail is given up as well.
+    /// Trimming again does nothing. Whoever keeps the entry already may still see it.
+    ///
+    /// # Errors
+    /// [`Error::PastTail`]; the store's.
+    pub fn trim(&self, position: u64) -> Result<()> {
+        for _ in 0..head::ATTEMPTS_MAX {
+            let tail = self.tail()?;
+            if position >= tail.position {
+                return Err(Error::PastTail { position, tail: tail.position });
+            }
+            let view = self.refresh()?;
+            if position < view.trimmed {
+                return Ok(());
+            }
+            let Some(stripe) = view.stripe(position) else {
+                self.grow(position)?;
+                continue;
+            };
+            let (column, local) = stripe.locate(position);
+            let object = view.object(self.inner.id, &stripe, column);
+            let layout = view.options.layout;
+            let (mut stands, _) = cells::get_each(self.store(), layout, &object, &[local])?;
+            let mut guards = Guards::default();
+            guards.epoch(&object, tail.epoch);
+            match stands.pop() {
+                Some(Ok(Some(bytes))) => match Stored::decode(position, &bytes) {
+                    Ok(stored) if stored.kind == Kind::Trimmed => return Ok(()),
+                    Ok(stored) => {
+                        if stored.kind == Kind::Placed
+                            && let Some(placed) = Placed::decode(&stored.body)
+                        {
+                            let (offset, len) = (placed.offset, u64::from(placed.len));
+                            guards.txn.push(&object, Change::Zero { offset, len });
+                        }
+                        for stream in &stored.streams {
+                            guards.txn.push(&object, Change::OmapRemove { key: format::stream_key(stream, local) });
+                        }
+                    }
+                    // What it was cannot be known: only the mark is left of it.
+                    Err(_) => {}
+                },
+                Some(Ok(None)) => guards.absent(&object, layout, local),
+                Some(Err(_)) | None => {}
+            }
+            let mark = Stored::mark(Kind::Trimmed, position, self.now_ms());
+            guards.txn.push(&object, cells::set(layout, local, mark.encode()));
+            match self.inner.store.submit(guards.txn).wait() {
+                Ok(_) => {
+                    self.drop_recent(position);
+                    self.wrote(position + 1);
+                    return Ok(());
+                }
+                Err(StoreError::GuardFailed { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Error::Contended { what: format!("trimming position {position}"), attempts: head::ATTEMPTS_MAX })
+    }
+
+    /// Gives up all positions below `position` with their space, while the log is in use. Returns the number of objects that went.
+    ///
+    /// # Errors
+    /// [`Error::PastTail`] above the tail; the store's. After an error positions are trimmed, but space may not be back: call it again.
+    pub fn trim_to(&self, position: u64) -> Result<u64> {
+        let tail = self.tail()?;
+        if position > tail.position {
+            return Err(Error::PastTail { position, tail: tail.position });
+        }
+        if position > self.view().end() {
+            // The tail was handed out, but nothing was written there yet: its stripe has to be there.
+            self.grow(position)?;
+        }
+        let view = head::change(self.store(), self.inner.id, &self.inner.name, |view| {
+            let further = position > view.trimmed;
+            view.trimmed = view.trimmed.max(position);
+            view.drop_trimmed();
+            Ok(further)
+        })?;
+        self.met(view.clone());
+        self.inner.shared.applied.notify(usize::MAX);
+        // In the order of positions: a crash leaves whole objects behind that the next call finds.
+        self.remember_writers(view.first_stripe())?;
+        let removed = self.remove_objects(view.first_stripe())?;
+        for stripe in view.stripes().take_while(|stripe| stripe.start < view.trimmed) {
+            self.trim_stripe(&view, &stripe)?;
+        }
+        self.forget_ends(view.first_stripe());
+        Ok(removed)
+    }
+
+    /// Removes what lies below the trimmed positions of one stripe.
+    fn trim_stripe(&self, view: &View, stripe: &Stripe) -> Result<()> {
+        let layout = view.options.layout;
+        for column in 0..stripe.width {
+            let below = stripe.locals_below(column, view.trimmed);
+            let object = view.object(self.inner.id, stripe, column);
+            let trimmed =
+                self.store().xattr(&object, TRIM).wait()?.as_deref().and_then(format::number_from).unwrap_or(0);
+            if below <= trimmed {
+                continue;
+            }
+            let runs = match layout {
+                crate::Layout::Stream => self.placed_below(stripe, column, trimmed..below)?,
+                _ => Vec::new(),
+            };
+            let mut txn = Transaction::new()
+                .guard(&object, Condition::Exists)
+                .change(&object, Change::XattrSet { name: Bytes::from_static(TRIM), value: number(below) })
+                .change(&object, cells::remove_below(layout, below));
+            for (offset, len) in runs {
+                txn.push(&object, Change::Zero { offset, len });
+            }
+            match self.inner.store.submit(txn).wait() {
+                // Trimmed further meanwhile, and gone.
+                Ok(_) | Err(StoreError::GuardFailed { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the data of some positions of an object stands in its bytes, joined.
+    fn placed_below(&self, stripe: &Stripe, column: u32, range: std::ops::Range<u64>) -> Result<Vec<(u64, u64)>> {
+        let object = format::data(self.inner.id, stripe.id, column);
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let page = cells::scan(self.store(), crate::Layout::Stream, &object, at..range.end, 4_096, false)?;
+            let Some((last, _)) = page.last() else { break };
+            at = last + 1;
+            for (local, bytes) in &page {
+                let Some(position) = stripe.position(column, *local) else { continue };
+                if let Ok(Stored { kind: Kind::Placed, body, .. }) = Stored::decode(position, bytes)
+                    && let Some(placed) = Placed::decode(&body)
+                {
+                    runs.push((placed.offset, u64::from(placed.len)));
+                }
+            }
+        }
+        runs.sort_unstable();
+        let mut joined: Vec<(u64, u64)> = Vec::new();
+        for (offset, len) in runs {
+            match joined.last_mut() {
+                Some((start, length)) if *start + *length == offset => *length += len,
+                _ => joined.push((offset, len)),
+            }
+        }
+        Ok(joined)
+    }
+
+    /// Removes the data objects of stripes below `first`.
+    pub(crate) fn remove_objects(&self, first: u64) -> Result<u64> {
+        let id = self.inner.id;
+        remove_named(self.store(), &format::data_prefix(id), |name| {
+            format::data_place(id, name).is_some_and(|(stripe, _)| stripe < first)
+        })
+    }
+
+    /// Trims what the log's options no longer keep. Returns the position that it is trimmed to.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn retain(&self) -> Result<u64> {
+        let view = self.refresh()?;
+        let options = &view.options;
+        let tail = self.tail()?.position;
+        let mut to = view.trimmed;
+        if options.retain_positions > 0 {
+            to = to.max(tail.saturating_sub(options.retain_positions));
+        }
+        if options.retain_ms > 0 {
+            to = to.max(self.position_at(self.now_ms().saturating_sub(options.retain_ms))?);
+        }
+        if options.retain_bytes > 0 {
+            to = to.max(self.position_of_bytes(&view, tail, options.retain_bytes)?);
+        }
+        let to = to.min(tail);
+        if to > view.trimmed {
+            self.trim_to(to)?;
+        }
+        Ok(to)
+    }
+
+    /// From where on about `bytes` of data stand below the tail, by samples of each stripe.
+    fn position_of_bytes(&self, view: &View, tail: u64, bytes: u64) -> Result<u64> {
+        let mut left = bytes;
+        for stripe in view.stripes_from_last() {
+            let (start, end) = (stripe.start.max(view.trimmed), stripe.end.min(tail));
+            if start >= end {
+                continue;
+            }
+            let (mut sampled, mut met) = (0u64, 0u64);
+            for number in 0..SAMPLES.min(end - start) {
+                let position = start + (end - start) * number / SAMPLES.min(end - start);
+                if let Found::Entry(entry) = self.read(position)?.wait()? {
+                    sampled += entry.data.len() as u64;
+                    met += 1;
+                }
+            }
+            let each = sampled.checked_div(met).unwrap_or(0).max(1);
+            if each.saturating_mul(end - start) > left {
+                return Ok(end - left / each);
+            }
+            left -= each * (end - start);
+        }
+        Ok(view.trimmed)
+    }
+}
+
+/// Removes the objects whose names begin with `prefix`, in order, as long as `goes` holds.
+pub(crate) fn remove_named(
+    store: &dyn esker_store::ObjectStore,
+    prefix: &str,
+    goes: impl Fn(&[u8]) -> bool,
+) -> Result<u64> {
+    let collection = esker_store::Collection::from(format::COLLECTION);
+    let mut removed = 0;
+    // Names sort bytewise, so what is above the prefix without being below it is its own.
+    let mut after = Bytes::copy_from_slice(&prefix.as_bytes()[..prefix.len() - 1]);
+    loop {
+        let names = store.list(&collection, Some(&after), 1_024).wait()?;
+        let Some(last) = names.last() else { return Ok(removed) };
+        after = last.clone();
+        for name in names {
+            if !name.starts_with(prefix.as_bytes()) || !goes(&name) {
+                return Ok(removed);
+            }
+            let object = esker_store::ObjectId::new(collection.clone(), name);
+            store.submit(Transaction::with(esker_store::Durability::Applied).change(&object, Change::Remove)).wait()?;
+            removed += 1;
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! A writer with a name: each of its numbered entries is in the log once, whatever is retried, and by whichever process.
+//!
+//! name → epoch raised (what an earlier process still has under way is refused) → last number found → numbered appends
+//!
+//! A key beside each entry tells its writer and number, written with it. A number that is there already is not written again.
+//!
+//! Invariants:
+//! 1. One number of a writer stands at one position.
+//! 2. Two processes under one name do not both write: the later one's opening fences the earlier.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use esker_store::{
+    Change, Collection, Completion, Condition, Durability, Error as StoreError, ObjectId, OmapScan, Transaction,
+};
+use parking_lot::Mutex;
+
+use crate::append::Batch;
+use crate::cells;
+use crate::format::{self, LABEL_BYTES_MAX, Nonce};
+use crate::log::{Log, Record};
+use crate::seal::mix;
+use crate::{Error, Result, head};
+
+/// A writer whose entries are numbered.
+pub struct Writer {
+    log: Log,
+    id: u64,
+    next: Mutex<u64>,
+}
+
+impl Log {
+    /// Opens the writer `name`: finds what it wrote last, and refuses what an earlier process of that name still has under way. Other
+    /// writers go on by themselves.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a bad name; [`Error::Sealed`]; [`Error::Fenced`]; the store's.
+    pub fn writer(&self, name: &str) -> Result<Writer> {
+        format::check_name("writer", name, LABEL_BYTES_MAX)?;
+        let id = writer_id(name);
+        if self.inner.held == 0 {
+            let (view, tail) = self.take_over(|view| self.check_writer(view))?;
+            let leader = crate::Leader::new(view.epoch, tail);
+            let nobody = view.sequencer.is_empty();
+            self.met(view);
+            if nobody || self.inner.session.connect.is_none() {
+                self.lead_with(&leader);
+            }
+        }
+        let last = self.last_number(id)?;
+        Ok(Writer { log: self.clone(), id, next: Mutex::new(last.map_or(0, |last| last + 1)) })
+    }
+
+    fn last_number(&self, writer: u64) -> Result<Option<u64>> {
+        let view = self.refresh()?;
+        let remembered = self.store().omap_get(&format::head(self.inner.id), &format::writer_key(writer)).wait()?;
+        let mut last = remembered.as_deref().and_then(format::number_from);
+        for stripe in view.stripes() {
+            for column in 0..stripe.width {
+                let object = view.object(self.inner.id, &stripe, column);
+                let scan = OmapScan {
+                    start: Some(format::nonce_key(Nonce { writer, number: 0 })),
+                    end: Some([&format::nonce_key(Nonce { writer, number: u64::MAX })[..], &[0]].concat().into()),
+                    reverse: true,
+                    limit: 1,
+                    keys_only: true,
+                };
+                let found = self.store().omap_scan(&object, &scan).wait()?;
+                last = last.max(found.first().and_then(|(key, _)| format::key_number(key)));
+            }
+        }
+        Ok(last)
+    }
+
+    /// Notes in the head the last numbers of writers whose entries stand in objects of stripes below `first`, which are about to go.
+    pub(crate) fn remember_writers(&self, first: u64) -> Result<()> {
+        let collection = Collection::from(format::COLLECTION);
+        let prefix = format::data_prefix(self.inner.id);
+        let mut after = Bytes::copy_from_slice(&prefix.as_bytes()[..prefix.len() - 1]);
+        let mut last: BTreeMap<u64, u64> = BTreeMap::new();
+        'all: loop {
+            let names = self.store().list(&collection, Some(&after), 1_024).wait()?;
+            let Some(end) = names.last() else { break };
+            after = end.clone();
+            for name in names {
+                if format::data_place(self.inner.id, &name).is_none_or(|(stripe, _)| stripe >= first) {
+                    break 'all;
+                }
+                let object = ObjectId::new(collection.clone(), name);
+                let mut scan = OmapScan { keys_only: true, ..cells::range_of(b'w') };
+                loop {
+                    let page = self.store().omap_scan(&object, &scan).wait()?;
+                    let Some((end, _)) = page.last() else { break };
+                    scan.start = Some([end, &[0][..]].concat().into());
+                    for (key, _) in &page {
+                        let writer = key.get(1..9).and_then(format::key_number);
+                        if let (Some(writer), Some(number)) = (writer, format::key_number(key)) {
+                            let known = last.entry(writer).or_default();
+                            *known = number.max(*known);
+                        }
+                    }
+                }
+            }
+        }
+        let head = format::head(self.inner.id);
+        for (writer, number) in last {
+            let key = format::writer_key(writer);
+            for _ in 0..head::ATTEMPTS_MAX {
+                let now = self.store().omap_get(&head, &key).wait()?;
+                if now.as_deref().and_then(format::number_from).is_some_and(|now| now >= number) {
+                    break;
+                }
+                let same = match now {
+                    Some(value) => Condition::OmapEquals { key: key.clone(), value },
+                    None => Condition::OmapAbsent { key: key.clone() },
+                };
+                let set = Change::OmapSet { key: key.clone(), value: format::number(number) };
+                let txn = Transaction::new().guard(&head, Condition::Exists).guard(&head, same).change(&head, set);
+                match self.inner.store.submit(txn).wait() {
+                    Ok(_) => break,
+                    Err(StoreError::GuardFailed { index: 0 }) => {
+                        return Err(Error::NoLog { name: self.inner.name.clone() });
+                    }
+                    Err(StoreError::GuardFailed { .. }) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a numbered entry stands, newest stripes first.
+    fn position_of(&self, nonce: Nonce) -> Result<Option<u64>> {
+        let view = self.refresh()?;
+        let key = format::nonce_key(nonce);
+        for stripe in view.stripes_from_last() {
+            for column in 0..stripe.width {
+                let object = view.object(self.inner.id, &stripe, column);
+                if let Some(found) = self.store().omap_get(&object, &key).wait()? {
+                    return Ok(format::number_from(&found));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Writer {
+    /// The number of the next entry.
+    pub fn next_number(&self) -> u64 {
+        *self.next.lock()
+    }
+
+    /// Appends the entry of number `number`, if it is not in the log already. The value is its position, and whether it was written now.
+    /// Numbers count up: the next one, or one that was used.
+    ///
+    /// # Errors
+    /// As [`Log::append`]; [`Error::Invalid`] for a number that leaves others out; [`Error::Trimmed`] for one whose entry was trimmed away, with its objects.
+    pub fn append(&self, number: u64, record: impl Into<Record>) -> Result<Completion<(u64, bool)>> {
+        let mut next = self.next.lock();
+        let nonce = Nonce { writer: self.id, number };
+        if number < *next {
+            let position = self.log.position_of(nonce)?.ok_or(Error::Trimmed { position: self.log.view().trimmed })?;
+            // It may not be durable yet.
+            let (_, barrier) = self.log.read(position)?.into_parts();
+            return Ok(Completion::after(Ok((position, false)), barrier));
+        }
+        if number > *next {
+            return Err(Error::invalid("number of an entry", format!("{number}: expected at most {}", *next)));
+        }
+        let records = [record.into()];
+        let batch = Batch { indexed: true, ..self.log.batch(&records, nonce, Durability::Durable) };
+        let done = self.log.append_new(&batch, None)?;
+        *next += 1;
+        Ok(done.map(|position| (position, true)))
+    }
+}
+
+/// The number that stands for a writer's name in entries: FNV-1a, spread.
+fn writer_id(name: &str) -> u64 {
+    let fnv = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    mix(fnv)
+}

@@ -1,0 +1,10 @@
+//! The log's promises, on several stores and in every layout.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+mod appending;
+mod following;
+mod machines;
+mod space;
+mod support;
+mod taking_over;
