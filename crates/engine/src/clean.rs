@@ -65,8 +65,8 @@ pub struct Clean<'a> {
     pub saved: &'a mut Saved,
     /// Called before and after entries get new places.
     pub moved: &'a dyn Fn(),
-    /// Told the bytes copied after each batch.
-    pub pace: &'a mut dyn FnMut(u64),
+    /// Told the bytes copied after each batch, and the bytes of log that say where to.
+    pub pace: &'a mut dyn FnMut(u64, u64),
 }
 
 enum Entry {
@@ -329,26 +329,28 @@ impl Clean<'_> {
         }
         self.cold.flush()?;
         (self.moved)();
+        let mut logged = 0;
         for (number, (object, moved)) in gathered.objects {
             for moved in moved.chunks(RELOCATIONS_MAX) {
                 for kind in [Kind::RelocateSlots, Kind::RelocateOmap, Kind::RelocateExtents] {
-                    self.relocate_some(number, &object, moved, kind)?;
+                    logged += self.relocate_some(number, &object, moved, kind)?;
                 }
             }
         }
         (self.moved)();
-        (self.pace)(gathered.bytes);
+        (self.pace)(gathered.bytes, logged);
         Ok(())
     }
 
-    fn relocate_some(&self, number: u64, object: &Arc<Object>, moved: &[Moved], kind: Kind) -> Result<()> {
+    /// The bytes of log that it took.
+    fn relocate_some(&self, number: u64, object: &Arc<Object>, moved: &[Moved], kind: Kind) -> Result<u64> {
         let of_kind = |entry: &Entry| match entry {
             Entry::Slot(_) => Kind::RelocateSlots,
             Entry::Omap(_) => Kind::RelocateOmap,
             Entry::Extent(..) => Kind::RelocateExtents,
         };
         if !moved.iter().any(|moved| of_kind(&moved.entry) == kind) {
-            return Ok(());
+            return Ok(0);
         }
         let log = &self.parts.log;
         loop {
@@ -359,7 +361,7 @@ impl Clean<'_> {
                 if self.parts.objects.numbered(number).is_some_and(|now| !Arc::ptr_eq(&now, &object)) {
                     continue;
                 }
-                return Ok(());
+                return Ok(0);
             }
             let mut payload = Vec::new();
             let mut missing = Vec::new();
@@ -375,7 +377,7 @@ impl Clean<'_> {
                 continue;
             }
             if payload.is_empty() {
-                return Ok(());
+                return Ok(0);
             }
             let len = RECORD_HEADER_BYTES as u64 + operation_bytes(0, payload.len());
             let mut reservation = match log.reserve(len, 0, Class::Keep) {
@@ -403,7 +405,7 @@ impl Clean<'_> {
             let step = Step { kind, argument: 0, key: &[], payload: &payload, payload_len: payload.len() as u32, loc };
             state.apply(&step, 0, &self.parts.segments);
             self.parts.objects.count(&mut state);
-            return Ok(());
+            return Ok(len);
         }
     }
 

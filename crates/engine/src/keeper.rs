@@ -479,7 +479,7 @@ impl Keeper {
         {
             if log.segments_left() <= reserve[0] + PACED_SEGMENTS {
                 // Writers go on meanwhile, out of the slack.
-                self.pace(Some(self.parts.segments.segment_bytes));
+                self.pace(Some(self.parts.segments.segment_bytes as i64));
             }
             self.checkpoint_now(work, short, &mut || ())?;
             self.free_dead(work)?;
@@ -546,7 +546,7 @@ impl Keeper {
     }
 
     /// Gives writers so many bytes more, or with `None` as many as they like. Only a thread can be waited for.
-    fn pace(&self, bytes: Option<u64>) {
+    fn pace(&self, bytes: Option<i64>) {
         if self.threaded {
             self.parts.log.pace(bytes);
         }
@@ -642,9 +642,10 @@ impl Keeper {
         let segment_bytes = self.parts.segments.segment_bytes;
         let lives = (victim.live + victim.index).clamp(segment_bytes / 64, segment_bytes);
         let paced = self.parts.log.is_paced();
-        let mut pace = |copied: u64| {
+        let mut pace = |copied: u64, logged: u64| {
             if paced {
-                self.pace(Some(copied * (segment_bytes - lives) / lives));
+                // What becomes free, less what saying so takes: near the limit that is a good part of it.
+                self.pace(Some((copied * (segment_bytes - lives) / lives) as i64 - logged as i64));
             }
         };
         let mut clean = Clean {

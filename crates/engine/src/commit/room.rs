@@ -50,12 +50,12 @@ impl Log {
         spent.is_ok()
     }
 
-    /// Gives writers so many bytes more, or with `None` as many as they like.
-    pub fn pace(&self, bytes: Option<u64>) {
+    /// Gives writers so many bytes more (or less), or with `None` as many as they like.
+    pub fn pace(&self, bytes: Option<i64>) {
         match bytes {
             None => self.credit.store(i64::MAX, Ordering::Relaxed),
             Some(bytes) => {
-                let add = |credit| Some(if credit == i64::MAX { bytes as i64 } else { credit + bytes as i64 });
+                let add = |credit| Some(if credit == i64::MAX { bytes } else { credit + bytes });
                 // The closure always gives a value.
                 let _ = self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
             }
