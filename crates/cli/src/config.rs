@@ -152,6 +152,8 @@ settings! {
         nbd_durable: Vec<String> = Vec::new(),
         /// Exports that refuse writes; "*" means all.
         nbd_read_only: Vec<String> = Vec::new(),
+        /// Exports that are written without their exclusive lock, for clients that share a disk over several servers; "*" means all.
+        nbd_unlocked: Vec<String> = Vec::new(),
         /// Most NBD connections at the same time, from 1 to 10000.
         nbd_connections: u64 = 256,
         /// Most requests of an NBD connection that wait for a sync, from 1 to 65536; above it nothing more of it is read.

@@ -44,6 +44,9 @@ pub struct Config {
     pub durable: Vec<String>,
     /// Exports that refuse writes; `*` means all. Default: none.
     pub read_only: Vec<String>,
+    /// Exports that are written without their exclusive lock, for clients that share a disk over several servers (a cluster's
+    /// file system); `*` means all. Default: none.
+    pub unlocked: Vec<String>,
 }
 
 impl Default for Config {
@@ -60,6 +63,7 @@ impl Default for Config {
             negotiation_seconds: 10,
             durable: Vec::new(),
             read_only: Vec::new(),
+            unlocked: Vec::new(),
         }
     }
 }

@@ -168,11 +168,28 @@ pub trait Exports: Send + Sync {
     /// Their names and a line for people, in order.
     fn list(&self) -> std::result::Result<Vec<(String, String)>, Fault>;
 
-    /// Opens one. All connections to a name share what they must share.
+    /// The export that a client means by `name`. The empty name is the default one.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    fn resolve(&self, name: &str) -> std::result::Result<String, OpenError> {
+        Ok(name.to_string())
+    }
+
+    /// Opens the export of a resolved name, to look at it, or to read it, or to write it without being the only one. All connections to a
+    /// name share what they must share.
     ///
     /// # Errors
     /// [`OpenError`].
     fn open(&self, name: &str) -> std::result::Result<Arc<dyn Export>, OpenError>;
+
+    /// Opens it for a client that stays and may write, and keeps others than this server from writing until all such clients have left.
+    ///
+    /// # Errors
+    /// [`OpenError`]: refused if others write it.
+    fn attach(&self, name: &str) -> std::result::Result<Arc<dyn Export>, OpenError> {
+        self.open(name)
+    }
 }
 
 /// Why an export cannot be opened.

@@ -10,6 +10,7 @@ use std::{fmt, io};
 
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token, Waker};
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode, utf8_percent_encode};
 
 use crate::nbd::config::{Config, Error, Result};
 use crate::nbd::stream::Socket;
@@ -18,6 +19,10 @@ use crate::nbd::stream::Socket;
 const WAKE: Token = Token(usize::MAX - 1);
 /// After a failure that is not about one client, accepting starts again after this.
 const AGAIN: Duration = Duration::from_millis(100);
+
+/// What would mean something else in a URI.
+const SPECIAL: &AsciiSet =
+    &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'&').add(b'+').add(b'<').add(b'>').add(b'?');
 
 /// An address that is listened on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,9 +36,13 @@ pub enum Address {
 impl Address {
     /// The URI of an export, for clients on this machine.
     pub fn uri(&self, export: &str) -> String {
+        let export = utf8_percent_encode(export, SPECIAL);
         match self {
             Self::Tcp(address) => format!("nbd://{address}/{export}"),
-            Self::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+            Self::Unix(path) => {
+                let path = path.as_os_str().as_encoded_bytes();
+                format!("nbd+unix:///{export}?socket={}", percent_encode(path, SPECIAL))
+            }
         }
     }
 }

@@ -178,8 +178,13 @@ impl Exports for MemoryDisks {
         Ok(self.0.iter().map(|(name, disk)| (name.clone(), disk.description())).collect())
     }
 
+    fn resolve(&self, name: &str) -> Result<String, OpenError> {
+        let first = self.0.first().filter(|_| name.is_empty());
+        Ok(first.map_or(name, |(first, _)| first).to_string())
+    }
+
     fn open(&self, name: &str) -> Result<Arc<dyn Export>, OpenError> {
-        let found = self.0.iter().find(|(own, _)| name.is_empty() || own == name);
+        let found = self.0.iter().find(|(own, _)| own == name);
         let (_, disk) = found.ok_or_else(|| OpenError::Unknown(name.to_string()))?;
         Ok(Arc::clone(disk) as Arc<dyn Export>)
     }

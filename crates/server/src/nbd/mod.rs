@@ -2,18 +2,21 @@
 //!
 //! [`Server::bind`] → addresses are open → [`Server::run`] → a thread per connection, more while it has work → [`Handle::shutdown`]
 //!
-//! What is served are [`Export`]s, handed out by name by [`Exports`]: [`esker_volume::Volumes`] hands out its images, and its
-//! snapshots read-only as `image@snapshot`.
+//! What is served are [`Export`]s, handed out by name by [`Exports`]: [`VolumeExports`] hands out images, and their snapshots read-only
+//! as `image@snapshot`. [`Client`] is the other side, as small as measuring and testing needs it.
 //!
 //! Invariants:
 //! 1. A write is answered when it is applied, and durable when a FLUSH that came after the answer, or its own FUA, is answered; on
 //!    whichever connection (multi-conn).
 //! 2. No connection takes more memory or threads than [`Config`] says, and none waits for another.
-//! 3. Only loopback addresses and a unix socket are listened on, unless client certificates are required.
+//! 3. An image that clients may write is locked by this server, unless [`Config::unlocked`] names it.
+//! 4. Only loopback addresses and a unix socket are listened on, unless client certificates are required.
 //!
 //! Not there: extended headers. They allow longer requests than 4 GiB, which helps only BLOCK_STATUS and WRITE_ZEROES of huge holes,
 //! and clients have them from libnbd 1.18 and QEMU 8.2 on. Keys shared beforehand (TLS-PSK): rustls has none.
 
+mod attach;
+mod client;
 mod config;
 mod export;
 mod listen;
@@ -37,10 +40,13 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rustls::ServerConfig;
 
+pub use attach::{Locking, SERVER_OWNER};
+pub use client::{Client, ClientError, Place, Reply};
 pub use config::{Config, Error, PAYLOAD_BYTES_MAX, Result, TlsMode};
 pub use export::{BlockSizes, Done, Export, Exports, Extent, Fault, OpenError, Outcome, Piece};
 pub use listen::Address;
 pub use memory::{MemoryDisk, MemoryDisks};
+pub use volumes::VolumeExports;
 
 use listen::Listeners;
 use negotiate::Negotiation;

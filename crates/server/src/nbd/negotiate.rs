@@ -135,7 +135,7 @@ impl Negotiation<'_> {
             _ if required => self.answer(asked, reply::ERR_TLS_REQD, "encrypt first: STARTTLS")?,
             option::EXPORT_NAME => {
                 let name = wire::name(data).map_err(malformed)?;
-                let chosen = self.choose(name, agreed).map_err(io::Error::other)?;
+                let chosen = self.choose(name, agreed, true).map_err(io::Error::other)?;
                 let mut out = Vec::new();
                 wire::export_name_reply(&mut out, chosen.export.size(), flags(&chosen), zeroes);
                 self.send(&out)?;
@@ -177,7 +177,7 @@ impl Negotiation<'_> {
             Ok(wanted) => wanted,
             Err(error) => return self.answer(asked, reply::ERR_INVALID, &error.to_string()).map(|()| None),
         };
-        let chosen = match self.choose(wanted.name, agreed) {
+        let chosen = match self.choose(wanted.name, agreed, asked == option::GO) {
             Ok(chosen) => chosen,
             Err(error) => {
                 let kind = match error {
@@ -219,7 +219,7 @@ impl Negotiation<'_> {
             Ok(wanted) => wanted,
             Err(error) => return self.answer(asked, reply::ERR_INVALID, &error.to_string()),
         };
-        match self.exports.open(wanted.name) {
+        match self.exports.resolve(wanted.name).and_then(|name| self.exports.open(&name)) {
             Ok(_) => {}
             Err(error @ OpenError::Unknown(_)) => return self.answer(asked, reply::ERR_UNKNOWN, &error.to_string()),
             Err(error) => return self.answer(asked, reply::ERR_POLICY, &error.to_string()),
@@ -237,10 +237,14 @@ impl Negotiation<'_> {
         self.send(&out)
     }
 
-    fn choose(&self, name: &str, agreed: &Agreed) -> Result<Chosen, OpenError> {
-        let export = Optioned::over(self.exports.open(name)?, self.config, name);
-        let allocation = agreed.structured && agreed.allocation.as_deref() == Some(name);
-        Ok(Chosen { name: name.to_string(), export, structured: agreed.structured, allocation })
+    /// The export that `asked` means, with its options; for good if the client `stays`, and may write then unless that is refused.
+    fn choose(&self, asked: &str, agreed: &Agreed, stays: bool) -> Result<Chosen, OpenError> {
+        let name = self.exports.resolve(asked)?;
+        let shares = Config::names(&self.config.read_only, &name) || Config::names(&self.config.unlocked, &name);
+        let export = if stays && !shares { self.exports.attach(&name)? } else { self.exports.open(&name)? };
+        let export = Optioned::over(export, self.config, &name);
+        let allocation = agreed.structured && agreed.allocation.as_deref() == Some(asked);
+        Ok(Chosen { name, export, structured: agreed.structured, allocation })
     }
 
     fn answer(&self, asked: u32, kind: u32, message: &str) -> io::Result<()> {

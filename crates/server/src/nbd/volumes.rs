@@ -1,7 +1,7 @@
 //! Volumes as exports: every image under its name, every snapshot read-only under `image@snapshot`.
 //!
-//! Each connection has a handle of its own. Handles of one image share nothing but the store: what one wrote the others read, and a
-//! flush covers the whole store, so several connections to one image are as good as one.
+//! Connections that may write an image share one handle, which holds the image's exclusive lock (see [`attach`](super::attach)); others
+//! have handles of their own. All see the same: what one wrote the others read, and a flush covers the whole store.
 
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use bytes::Bytes;
 use esker_store::Completion;
 use esker_volume::{Chunk, Durability, Error, Image, Snapshot, Volumes};
 
+use crate::nbd::attach::{Attached, Attachments, Locking};
 use crate::nbd::export::{BlockSizes, Done, Export, Exports, Extent, Fault, OpenError, Outcome, Piece};
 
 /// BLOCK_STATUS looks at an image in steps of this, so that a fragmented one costs no more than is told.
@@ -74,11 +75,19 @@ fn extents(
     Ok(Done::now(found))
 }
 
-struct Disk(Image);
+struct Disk(Arc<Attached>);
+
+impl Disk {
+    /// What a change of the image came to.
+    fn done(&self, result: esker_volume::Result<Completion<()>>) -> Outcome {
+        let completion = result.inspect_err(|error| self.0.note(error))?;
+        outcome(completion, |()| ())
+    }
+}
 
 impl Export for Disk {
     fn size(&self) -> u64 {
-        self.0.size()
+        self.0.image.size()
     }
 
     fn block_sizes(&self) -> BlockSizes {
@@ -90,34 +99,34 @@ impl Export for Disk {
     }
 
     fn description(&self) -> String {
-        format!("image of {} bytes", self.0.size())
+        format!("image of {} bytes", self.size())
     }
 
     fn read(&self, offset: u64, len: u32) -> Outcome<Vec<Piece>> {
-        outcome(self.0.read(offset, len.into())?, pieces)
+        outcome(self.0.image.read(offset, len.into())?, pieces)
     }
 
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> Outcome {
-        outcome(self.0.write(offset, data, durability(fua))?, |()| ())
+        self.done(self.0.image.write(offset, data, durability(fua)))
     }
 
     fn zero(&self, offset: u64, len: u64, no_hole: bool, fast: bool, fua: bool) -> Outcome {
         if no_hole && fast {
             return Err(Fault::Unsupported("zeros that take space are no faster than writes".into()));
         }
-        outcome(self.0.zero(offset, len, no_hole, durability(fua))?, |()| ())
+        self.done(self.0.image.zero(offset, len, no_hole, durability(fua)))
     }
 
     fn discard(&self, offset: u64, len: u64, fua: bool) -> Outcome {
-        outcome(self.0.discard(offset, len, durability(fua))?, |()| ())
+        self.done(self.0.image.discard(offset, len, durability(fua)))
     }
 
     fn flush(&self) -> Outcome {
-        outcome(self.0.flush(), |_| ())
+        outcome(self.0.image.flush(), |_| ())
     }
 
     fn extents(&self, offset: u64, len: u64, limit: usize) -> Outcome<Vec<Extent>> {
-        extents(offset, len, limit, |offset, len| self.0.extents(offset, len))
+        extents(offset, len, limit, |offset, len| self.0.image.extents(offset, len))
     }
 }
 
@@ -170,11 +179,56 @@ impl Export for Frozen {
     }
 }
 
-impl Exports for Volumes {
+/// The images and snapshots of a store, with the locks that its server holds for its clients.
+pub struct VolumeExports {
+    volumes: Volumes,
+    attachments: Attachments,
+}
+
+impl VolumeExports {
+    /// Serves `volumes`, whose images are locked as `locking` says while clients that may write are attached.
+    pub fn new(volumes: Volumes, locking: Locking) -> Self {
+        Self { volumes, attachments: Attachments::new(locking) }
+    }
+
+    /// An image, for what is done beside the clients, such as snapshots: while any of them is attached by the handle that holds the lock,
+    /// since others are refused then.
+    ///
+    /// # Errors
+    /// Those of [`Volumes::image`].
+    pub fn image(&self, name: &str) -> esker_volume::Result<Image> {
+        let image = self.volumes.image(name)?;
+        Ok(self.attachments.of(&image).map_or(image, |attached| attached.image.clone()))
+    }
+
+    fn snapshot(&self, name: &str, snapshot: &str) -> esker_volume::Result<Arc<dyn Export>> {
+        let image = self.volumes.image(name)?;
+        Ok(Arc::new(Frozen { snapshot: image.snapshot(snapshot)?, image }))
+    }
+}
+
+/// The two names of `image@snapshot`; the second is missing in `image`.
+fn split(name: &str) -> (&str, Option<&str>) {
+    name.split_once(AT).map_or((name, None), |(image, snapshot)| (image, Some(snapshot)))
+}
+
+fn refused(name: &str, error: Error) -> OpenError {
+    match error {
+        Error::NoImage { .. } | Error::NoSnapshot { .. } | Error::Invalid { .. } => {
+            OpenError::Unknown(name.to_string())
+        }
+        Error::Locked { epoch, .. } => OpenError::Refused(format!(
+            "{error}: whoever has it must detach first; if nobody is there, break it: esker volume lock break {name} {epoch}"
+        )),
+        error => OpenError::Refused(error.to_string()),
+    }
+}
+
+impl Exports for VolumeExports {
     fn list(&self) -> Result<Vec<(String, String)>, Fault> {
         let mut exports = Vec::new();
-        for name in Volumes::list(self)? {
-            let image = match self.image(&name) {
+        for name in self.volumes.list()? {
+            let image = match self.volumes.image(&name) {
                 Ok(image) => image,
                 // Removed a moment ago.
                 Err(Error::NoImage { .. }) => continue,
@@ -190,29 +244,34 @@ impl Exports for Volumes {
     }
 
     /// The empty name is the only image, if there is one and no other.
+    fn resolve(&self, name: &str) -> Result<String, OpenError> {
+        if !name.is_empty() {
+            return Ok(name.to_string());
+        }
+        let mut names = self.volumes.list().map_err(|error| refused(name, error))?;
+        match (names.pop(), names.len()) {
+            (Some(only), 0) => Ok(only),
+            (None, _) => Err(OpenError::Unknown("(none named, and there are no images)".into())),
+            (Some(_), more) => Err(OpenError::Unknown(format!("(none named, and there are {} images)", more + 1))),
+        }
+    }
+
     fn open(&self, name: &str) -> Result<Arc<dyn Export>, OpenError> {
-        let refused = |error: Error| match error {
-            Error::NoImage { .. } | Error::NoSnapshot { .. } | Error::Invalid { .. } => {
-                OpenError::Unknown(name.to_string())
-            }
-            error => OpenError::Refused(error.to_string()),
+        let opened = match split(name) {
+            (image, Some(snapshot)) => self.snapshot(image, snapshot),
+            (image, None) => self.volumes.image(image).map(|image| {
+                let disk: Arc<dyn Export> = Arc::new(Disk(Arc::new(Attached::unlocked(image))));
+                disk
+            }),
         };
-        let only;
-        let found = if name.is_empty() {
-            let mut names = Volumes::list(self).map_err(refused)?;
-            if names.len() != 1 {
-                return Err(OpenError::Unknown(format!("(none named, and there are {} images)", names.len())));
-            }
-            only = names.swap_remove(0);
-            &only
-        } else {
-            name
-        };
-        let (image, snapshot) = found.split_once(AT).map_or((found, None), |(image, snapshot)| (image, Some(snapshot)));
-        let image = self.image(image).map_err(refused)?;
-        Ok(match snapshot {
-            None => Arc::new(Disk(image)),
-            Some(snapshot) => Arc::new(Frozen { snapshot: image.snapshot(snapshot).map_err(refused)?, image }),
-        })
+        opened.map_err(|error| refused(name, error))
+    }
+
+    fn attach(&self, name: &str) -> Result<Arc<dyn Export>, OpenError> {
+        if split(name).1.is_some() {
+            return self.open(name);
+        }
+        let attached = self.attachments.attach(&self.volumes, name).map_err(|error| refused(name, error))?;
+        Ok(Arc::new(Disk(attached)))
     }
 }

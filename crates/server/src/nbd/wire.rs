@@ -1,6 +1,6 @@
 //! The bytes of the NBD protocol: headers and options decoded, replies encoded, nothing read and nothing sent.
 //!
-//! bytes of a client → [`Request`], [`OptionHeader`], [`Info`], [`Contexts`]; outcomes → bytes for it
+//! bytes of a client → [`Request`], [`OptionHeader`], [`Info`], [`Contexts`]; outcomes → bytes for it; and the other way what [`Client`](super::Client) needs
 //!
 //! Invariants:
 //! 1. Numbers are big-endian, as the protocol has them; no length is believed before it is compared with a limit.
@@ -349,7 +349,7 @@ impl Request {
         if magic == REQUEST_MAGIC { Ok(Self { flags, command, cookie, offset, len }) } else { Err(what) }
     }
 
-    /// Encodes a header, for tests and fuzzing.
+    /// Encodes a header.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&REQUEST_MAGIC.to_be_bytes());
         out.extend_from_slice(&self.flags.to_be_bytes());
@@ -371,7 +371,48 @@ impl Request {
     }
 }
 
-/// Encodes an option, for tests and fuzzing.
+/// Whether this greets as fixed newstyle negotiation begins.
+pub fn is_greeting(bytes: &[u8; 18]) -> bool {
+    let mut expected = Vec::with_capacity(16);
+    expected.extend_from_slice(&GREETING_MAGIC.to_be_bytes());
+    expected.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+    bytes[..16] == expected[..] && bytes[17] & hello::FIXED_NEWSTYLE as u8 != 0
+}
+
+/// Kind and length of data of a reply to option `asked`.
+///
+/// # Errors
+/// [`Malformed::Magic`], also for a reply to something else.
+pub fn option_reply_header(bytes: &[u8; 20], asked: u32) -> Decoded<(u32, u32)> {
+    let what = Malformed::Magic("a reply to an option");
+    let (magic, rest) = be64(bytes).ok_or(what)?;
+    let (option, rest) = be32(rest).ok_or(what)?;
+    let (kind, rest) = be32(rest).ok_or(what)?;
+    let (len, _) = be32(rest).ok_or(what)?;
+    if magic == OPTION_REPLY_MAGIC && option == asked { Ok((kind, len)) } else { Err(what) }
+}
+
+/// Size and [`export_flag`]s in the data of an INFO reply, if it is about those.
+pub fn export_info(data: &[u8]) -> Option<(u64, u16)> {
+    let (kind, rest) = be16(data)?;
+    let (size, rest) = be64(rest)?;
+    let (flags, _) = be16(rest)?;
+    (kind == info::EXPORT).then_some((size, flags))
+}
+
+/// Error and cookie of a simple reply.
+///
+/// # Errors
+/// [`Malformed::Magic`].
+pub fn simple_reply_header(bytes: &[u8; 16]) -> Decoded<(u32, u64)> {
+    let what = Malformed::Magic("a simple reply");
+    let (magic, rest) = be32(bytes).ok_or(what)?;
+    let (error, rest) = be32(rest).ok_or(what)?;
+    let (cookie, _) = be64(rest).ok_or(what)?;
+    if magic == SIMPLE_REPLY_MAGIC { Ok((error, cookie)) } else { Err(what) }
+}
+
+/// Encodes an option.
 pub fn put_option(out: &mut Vec<u8>, option: u32, data: &[u8]) {
     out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
     out.extend_from_slice(&option.to_be_bytes());

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use clap::Args;
-use esker_server::nbd::{self, Config, Handle, Server, TlsMode};
+use esker::kv::{Clock, SystemClock};
+use esker_server::nbd::{self, Config, Handle, Locking, SERVER_OWNER, Server, TlsMode, VolumeExports};
 use esker_server::resp::TlsFiles;
 
 use super::addresses;
@@ -33,6 +34,9 @@ pub struct NbdFlags {
     /// Export that refuses writes, or * for all; may be given several times
     #[arg(long = "nbd-read-only", value_name = "EXPORT")]
     nbd_read_only: Vec<String>,
+    /// Export that is written without its exclusive lock, or * for all; for a cluster's file system; may be given several times
+    #[arg(long = "nbd-unlocked", value_name = "EXPORT")]
+    nbd_unlocked: Vec<String>,
 }
 
 impl NbdFlags {
@@ -46,6 +50,7 @@ impl NbdFlags {
         over(&mut serve.nbd_listen, self.nbd_listen);
         over(&mut serve.nbd_durable, self.nbd_durable);
         over(&mut serve.nbd_read_only, self.nbd_read_only);
+        over(&mut serve.nbd_unlocked, self.nbd_unlocked);
         if let Some(path) = self.nbd_unix_socket {
             serve.nbd_unix_socket = path;
         }
@@ -80,10 +85,21 @@ pub fn config(settings: &ServeSettings, tls: Option<TlsFiles>) -> Result<Option<
         threads_per_connection: number(settings.nbd_threads),
         durable: settings.nbd_durable.clone(),
         read_only: settings.nbd_read_only.clone(),
+        unlocked: settings.nbd_unlocked.clone(),
         ..Config::default()
     };
     config.check().map_err(failure)?;
     Ok(Some(config))
+}
+
+/// How a process locks the images that its clients write: under a name that no other has, now or later.
+///
+/// Whatever kind of store it is, a second process that opens it is refused ([`esker::Error::InUse`]); so the lock of another server that is
+/// found in it is that of one that was killed.
+fn locking() -> Locking {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let owner = format!("{SERVER_OWNER}{host}/{}/{}", std::process::id(), SystemClock.now_ms());
+    Locking { owner, alone: true }
 }
 
 fn failure(error: nbd::Error) -> Failure {
@@ -105,7 +121,8 @@ impl Disks {
         let volumes = store.volumes()?;
         let example = volumes.list().map_err(esker::Error::from)?.into_iter().next();
         let encrypted = config.tls.is_some() && config.tls_mode == TlsMode::Required;
-        let server = Server::bind(config, Arc::new(volumes)).map_err(failure)?;
+        let exports = VolumeExports::new(volumes, locking());
+        let server = Server::bind(config, Arc::new(exports)).map_err(failure)?;
         for address in server.addresses() {
             println!("disks      {address}");
         }

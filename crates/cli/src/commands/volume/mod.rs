@@ -5,6 +5,7 @@
 //! Invariants:
 //! 1. Only `create`, `clone` and `import` make images, and only `create` and `import` make a store.
 //! 2. Long work may be interrupted; the same command goes on, and `clean` finishes what was left for the background.
+//! 3. The lock that a killed server left is in nobody's way, that of a person is in everybody's.
 
 mod bench;
 mod snap;
@@ -14,6 +15,7 @@ use clap::{Args, Subcommand};
 use esker::ByteSize;
 use esker::kv::{Clock, SystemClock};
 use esker::volume::{Image, Info, Layout, Volumes};
+use esker_server::nbd::SERVER_OWNER;
 use serde_json::{Value, json};
 
 use super::{StoreArgument, builder, print};
@@ -176,6 +178,17 @@ impl Context {
         if self.json { print(&format!("{value:#}\n")) } else { print(text) }
     }
 
+    /// Breaks the lock that a killed server left on an image that is to be changed: this process has the store for itself.
+    fn release_left(&self, name: &str) -> Result<(), Failure> {
+        // Without the image the action itself says what is wrong.
+        let Ok(image) = self.volumes.image(name) else { return Ok(()) };
+        if let Some(lock) = image.lock_info().filter(|lock| lock.owner.starts_with(SERVER_OWNER)) {
+            image.break_lock(lock.epoch)?;
+            eprintln!("image {name}: broke the lock that a killed server left ({})", lock.owner);
+        }
+        Ok(())
+    }
+
     fn image(&self, name: &str) -> Result<Image, Failure> {
         Ok(self.volumes.image(name)?)
     }
@@ -224,7 +237,11 @@ impl Volume {
         let makes = matches!(self.action, Action::Create { .. } | Action::Import(_));
         let store = builder(settings).create(makes).open(&self.store.location(settings))?;
         let context = Context { volumes: store.volumes()?, store: store.clone(), json: self.json };
-        let result = act(&context, self.action);
+        let result = match self.action.changes() {
+            Some(image) => context.release_left(image),
+            None => Ok(()),
+        };
+        let result = result.and_then(|()| act(&context, self.action));
         store.close()?;
         result
     }
@@ -267,6 +284,19 @@ fn act(context: &Context, action: Action) -> Result<(), Failure> {
     }
 }
 
+impl Action {
+    /// The image that it changes by itself, if the lock is in its way.
+    fn changes(&self) -> Option<&str> {
+        match self {
+            Self::Resize { image, .. } | Self::Rm { image } | Self::Flatten { image } => Some(image),
+            Self::Import(import) => Some(import.image()),
+            Self::Snap(snap) => snap.changes(),
+            Self::Lock(Lock::Add { image, .. }) => Some(image),
+            _ => None,
+        }
+    }
+}
+
 impl Lock {
     fn run(self, context: &Context) -> Result<(), Failure> {
         match self {
@@ -277,6 +307,10 @@ impl Lock {
                 context.tell(value.unwrap_or(Value::Null), &text)
             }
             Self::Add { image, owner } => {
+                if owner.starts_with(SERVER_OWNER) {
+                    let why = format!("owner {owner:?}: names that begin with {SERVER_OWNER:?} are those of servers");
+                    return Err(Failure::usage(why));
+                }
                 let epoch = context.image(&image)?.lock(&owner)?;
                 context.tell(json!({"owner": owner, "epoch": epoch}), &format!("epoch {epoch}\n"))
             }

@@ -4,7 +4,7 @@ use clap::Subcommand;
 use esker::ByteSize;
 use serde_json::{Value, json};
 
-use super::{Context, both};
+use super::{Context, both, split};
 use crate::exit::Failure;
 
 /// The actions on snapshots.
@@ -48,6 +48,18 @@ pub enum Snap {
 }
 
 impl Snap {
+    /// The image that it changes.
+    pub(super) fn changes(&self) -> Option<&str> {
+        match self {
+            Self::Ls { .. } | Self::Children { .. } => None,
+            Self::Create { snapshot }
+            | Self::Rm { snapshot }
+            | Self::Protect { snapshot }
+            | Self::Unprotect { snapshot }
+            | Self::Rollback { snapshot } => Some(split(snapshot).0),
+        }
+    }
+
     pub(super) fn run(self, context: &Context) -> Result<(), Failure> {
         match self {
             Self::Create { snapshot } => {

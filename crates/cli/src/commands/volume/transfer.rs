@@ -176,6 +176,11 @@ fn raw_stream(image: &Image, snapshot: Option<&str>, out: &mut dyn Write) -> Res
 }
 
 impl Import {
+    /// The image that it makes or changes.
+    pub(super) fn image(&self) -> &str {
+        &self.image
+    }
+
     pub(super) fn run(self, context: &Context) -> Result<(), Failure> {
         let (mut source, len): (Box<dyn Read>, u64) = if is_stdio(&self.file) {
             (Box::new(std::io::stdin().lock()), 0)
