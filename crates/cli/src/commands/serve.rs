@@ -6,7 +6,7 @@
 //! 1. The store closes after the last client was answered, whatever ends the server.
 //! 2. The figures and settings of the engine reach clients only through [`EngineInfo`].
 
-mod disks;
+pub mod disks;
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;

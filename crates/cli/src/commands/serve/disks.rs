@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use clap::Args;
 use esker::kv::{Clock, SystemClock};
-use esker_server::nbd::{self, Config, Handle, Locking, SERVER_OWNER, Server, TlsMode, VolumeExports};
+use esker_server::nbd::{self, ClientError, Config, Handle, Locking, SERVER_OWNER, Server, TlsMode, VolumeExports};
 use esker_server::resp::TlsFiles;
 
 use super::addresses;
@@ -96,15 +96,24 @@ pub fn config(settings: &ServeSettings, tls: Option<TlsFiles>) -> Result<Option<
 ///
 /// Whatever kind of store it is, a second process that opens it is refused ([`esker::Error::InUse`]); so the lock of another server that is
 /// found in it is that of one that was killed.
-fn locking() -> Locking {
+pub fn locking() -> Locking {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let owner = format!("{SERVER_OWNER}{host}/{}/{}", std::process::id(), SystemClock.now_ms());
     Locking { owner, alone: true }
 }
 
-fn failure(error: nbd::Error) -> Failure {
+/// The exit code of what the NBD server says.
+pub fn failure(error: nbd::Error) -> Failure {
     match error {
         nbd::Error::Config(_) | nbd::Error::NoCertificates(_) | nbd::Error::Tls(_) => Failure::of(Code::Usage, &error),
+        error => Failure::of(Code::Failure, &error),
+    }
+}
+
+/// The exit code of what an NBD client is told.
+pub fn client_failure(error: ClientError) -> Failure {
+    match error {
+        ClientError::Uri { .. } => Failure::of(Code::Usage, &error),
         error => Failure::of(Code::Failure, &error),
     }
 }

@@ -1,4 +1,4 @@
-//! `esker volume`: virtual disks of a store that no server has open.
+//! `esker volume`: virtual disks of a store that no server has open; `map` also reaches those of a server.
 //!
 //! arguments → image or image@snapshot → [`esker::volume`] → lines or JSON on stdout, progress on stderr
 //!
@@ -8,7 +8,10 @@
 //! 3. The lock that a killed server left is in nobody's way, that of a person is in everybody's.
 
 mod bench;
+mod inside;
+mod map;
 mod snap;
+mod tool;
 mod transfer;
 
 use clap::{Args, Subcommand};
@@ -115,6 +118,10 @@ enum Action {
     Clean,
     /// Write or read an image as fast as it goes, inside this process; writing overwrites what it holds
     Bench(bench::Bench),
+    /// Make an image a file or block device of this machine, to be mounted, until Ctrl-C
+    Map(map::Map),
+    /// End what `map` has begun, and wait until everything is durable
+    Unmap(map::Unmap),
 }
 
 #[derive(Subcommand)]
@@ -175,7 +182,7 @@ struct Context {
 impl Context {
     /// Prints `value` as JSON, or else `text`.
     fn tell(&self, value: Value, text: &str) -> Result<(), Failure> {
-        if self.json { print(&format!("{value:#}\n")) } else { print(text) }
+        tell(self.json, value, text)
     }
 
     /// Breaks the lock that a killed server left on an image that is to be changed: this process has the store for itself.
@@ -218,6 +225,11 @@ impl Context {
     }
 }
 
+/// Prints `value` as JSON, or else `text`.
+fn tell(json: bool, value: Value, text: &str) -> Result<(), Failure> {
+    if json { print(&format!("{value:#}\n")) } else { print(text) }
+}
+
 /// The two names of IMAGE@SNAPSHOT; the second is missing in IMAGE.
 fn split(name: &str) -> (&str, Option<&str>) {
     name.split_once('@').map_or((name, None), |(image, snapshot)| (image, Some(snapshot)))
@@ -234,6 +246,11 @@ fn both(name: &str) -> Result<(&str, &str), Failure> {
 impl Volume {
     /// Runs the command.
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
+        match self.action {
+            Action::Unmap(unmap) => return unmap.run(),
+            Action::Map(map) if map.is_elsewhere() => return map.elsewhere(self.json),
+            _ => {}
+        }
         let makes = matches!(self.action, Action::Create { .. } | Action::Import(_));
         let store = builder(settings).create(makes).open(&self.store.location(settings))?;
         let context = Context { volumes: store.volumes()?, store: store.clone(), json: self.json };
@@ -281,6 +298,8 @@ fn act(context: &Context, action: Action) -> Result<(), Failure> {
         Action::Meta(meta) => meta.run(context),
         Action::Clean => context.clean(),
         Action::Bench(bench) => bench.run(context),
+        Action::Map(map) => map.run(context),
+        Action::Unmap(unmap) => unmap.run(),
     }
 }
 
