@@ -70,6 +70,11 @@ fn a_unix_socket_serves_disks_and_goes_with_the_server() {
     let mut server = Running::start(folder, &["--nbd-unix-socket", socket.to_str().unwrap()]);
     let uri = format!("nbd+unix:///disk?socket={}", socket.display());
     assert_eq!(run("nbdinfo", &["--size", &uri]).trim(), MIB.to_string());
+    let bench =
+        ["volume", "--json", "bench", &uri, "--io-size", "64k", "--io-total", "4m", "--durable", "--threads", "8"];
+    let output = esker(folder).args(bench).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && told.contains("\"requests\": 64,"), "{output:?}");
     // The only image is also the one without a name.
     assert_eq!(run("nbdinfo", &["--size", &server.uri]).trim(), MIB.to_string());
     assert_eq!(server.signal("-TERM"), Some(0));

@@ -49,6 +49,14 @@ fn a_disk_is_imported_snapshotted_cloned_exported_and_removed() {
 
     let bench = json(folder, &["bench", "disk", "--seconds", "1", "--threads", "2", "--pattern", "seq"]);
     assert!(bench["requests"].as_u64().unwrap() > 0, "{bench}");
+    let bench = ["bench", "disk", "--io-total", "1m", "--through", "both", "--threads", "8", "--connections", "3"];
+    for more in [&[][..], &["--durable"], &["--io", "read", "--pattern", "seq"]] {
+        let both = json(folder, &[&bench, more].concat());
+        for (run, through) in both["runs"].as_array().unwrap().iter().zip(["library", "nbd"]) {
+            assert!(run["through"] == through && run["requests"] == 256, "{both}");
+        }
+        assert!(both["nbd_to_library"].as_f64().unwrap() > 0.0, "{both}");
+    }
     run(folder, &["snap", "create", "disk@b"], 0);
     let diff = String::from_utf8(run(folder, &["diff", "disk@b", "--from", "a"], 0).0).unwrap();
     assert!(diff.lines().count() > 0 && diff.lines().all(|line| line.split('\t').count() == 3), "{diff}");
@@ -70,10 +78,11 @@ fn a_disk_is_imported_snapshotted_cloned_exported_and_removed() {
     for snapshot in ["disk@a", "disk@b", "copy@a", "copy@b"] {
         run(folder, &["snap", "rm", snapshot], 0);
     }
-    assert_eq!(json(folder, &["lock", "add", "disk", "me"])["epoch"], 1);
+    let epoch = json(folder, &["lock", "add", "disk", "me"])["epoch"].to_string();
+    assert_eq!(epoch, "4", "a server had it for each of three runs");
     let text = run(folder, &["rm", "disk"], 1).1;
-    assert!(text.contains("locked by me (epoch 1)"), "{text}");
-    run(folder, &["lock", "break", "disk", "1"], 0);
+    assert!(text.contains("locked by me (epoch 4)"), "{text}");
+    run(folder, &["lock", "break", "disk", &epoch], 0);
     assert_eq!(json(folder, &["lock", "ls", "disk"]), Value::Null);
     let text = run(folder, &["resize", "disk", "5m"], 1).1;
     assert!(text.contains("has data at 5242880"), "{text}");
@@ -103,6 +112,12 @@ fn mistakes_have_their_exit_codes_and_name_what_is_wrong() {
         (&["import", "noise", "new"], 4, "no export of a volume"),
         (&["import", "missing", "new"], 1, "missing: "),
         (&["bench", "disk", "--io-size", "2m"], 2, "requests of 2097152 bytes"),
+        (
+            &["bench", "disk", "--threads", "2", "--connections", "3"],
+            2,
+            "3 connections: expected 1 to as many as threads, 2",
+        ),
+        (&["bench", "nbd+unix:///disk?socket=none"], 1, "cannot connect to nbd+unix:///?socket=none"),
         (&["resize", "disk", "1"], 0, ""),
     ] {
         let (_, stderr) = run(folder, arguments, code);

@@ -1,4 +1,4 @@
-//! `esker volume`: virtual disks of a store that no server has open; `map` also reaches those of a server.
+//! `esker volume`: virtual disks of a store that no server has open; `map` and `bench` also reach those of a server.
 //!
 //! arguments → image or image@snapshot → [`esker::volume`] → lines or JSON on stdout, progress on stderr
 //!
@@ -116,7 +116,7 @@ enum Action {
     Meta(Meta),
     /// Finish what was left for the background: removed images and snapshots, interrupted shrinking
     Clean,
-    /// Write or read an image as fast as it goes, inside this process; writing overwrites what it holds
+    /// Write or read an image as fast as it goes, through the library or NBD; writing overwrites what it holds
     Bench(bench::Bench),
     /// Make an image a file or block device of this machine, to be mounted, until Ctrl-C
     Map(map::Map),
@@ -249,6 +249,7 @@ impl Volume {
         match self.action {
             Action::Unmap(unmap) => return unmap.run(),
             Action::Map(map) if map.is_elsewhere() => return map.elsewhere(self.json),
+            Action::Bench(bench) if bench.is_elsewhere() => return bench.elsewhere(self.json),
             _ => {}
         }
         let makes = matches!(self.action, Action::Create { .. } | Action::Import(_));
