@@ -34,7 +34,7 @@ impl Running {
         ]);
         let config = Config {
             listen: vec!["127.0.0.1:0".parse().unwrap()],
-            unix_socket: (!encrypted).then(|| folder.path().join("nbd.sock")),
+            unix_socket: Some(folder.path().join("nbd.sock")),
             tls: encrypted.then(|| certificates::make(folder.path())),
             tls_mode: TlsMode::Required,
             ..Config::default()
@@ -49,6 +49,12 @@ impl Running {
         let handle = server.handle();
         let thread = Some(std::thread::spawn(move || server.run().unwrap()));
         Self { folder, disk, uri, encrypted, handle, thread }
+    }
+
+    /// The disk by the unix socket, encrypted if the server can be.
+    fn by_socket(&self) -> String {
+        let (scheme, socket) = (if self.encrypted { "nbds" } else { "nbd" }, self.folder.path().join("nbd.sock"));
+        format!("{scheme}+unix://localhost/disk?socket={}", socket.display())
     }
 
     /// Where qemu's tools find the disk: options in front, and the image.
@@ -169,6 +175,21 @@ fn a_client_without_a_certificate_is_refused_and_with_one_is_not() {
 }
 
 #[test]
+fn a_unix_socket_is_encrypted_for_those_who_ask() {
+    if !have("nbdinfo") {
+        return;
+    }
+    both(MIB, |server| {
+        let certificates = format!("&tls-certificates={}", server.folder.path().display());
+        let uri = server.by_socket() + if server.encrypted { &certificates } else { "" };
+        let shown = run("nbdinfo", &[&uri]);
+        assert_eq!(shown.contains("with TLS"), server.encrypted, "{shown}");
+        // Who is on this machine may do without.
+        run("nbdinfo", &["--size", &server.by_socket().replace("nbds", "nbd")]);
+    });
+}
+
+#[test]
 fn nbdcopy_brings_a_disk_there_and_back_with_its_holes() {
     if !have("nbdcopy") {
         return;
@@ -246,7 +267,8 @@ fn fio_finds_what_it_wrote_between_trims() {
     }
     // fio's engine allows no certificates in the address; libnbd takes them from the home folder then.
     both(64 * MIB, |server| {
-        let uri = format!("--uri={}", server.uri.split('?').next().unwrap());
+        let by_tcp = format!("--uri={}", server.uri.split('?').next().unwrap());
+        let by_socket = format!("--uri={}", server.by_socket());
         let pki = server.folder.path().join(".pki");
         std::fs::create_dir(&pki).unwrap();
         std::os::unix::fs::symlink(server.folder.path(), pki.join("libnbd")).unwrap();
@@ -255,16 +277,30 @@ fn fio_finds_what_it_wrote_between_trims() {
         let root = run("id", &["-u"]).trim() == "0";
         let other: &[&str] = if root { &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] } else { &[] };
         run("chmod", &["-R", "a+rX", server.folder.path().to_str().unwrap()]);
-        for (mode, more) in [
-            ("randwrite", &["--verify=crc32c", "--do_verify=1", "--fsync=64"][..]),
-            ("randtrimwrite", &[]),
-            ("randrw", &["--verify=crc32c", "--fsync=16", "--bsrange=4k-256k"]),
+        run("chmod", &["a+w", server.folder.path().join("nbd.sock").to_str().unwrap()]);
+        for (uri, mode, more) in [
+            (&by_tcp, "randwrite", &["--verify=crc32c", "--do_verify=1", "--fsync=64"][..]),
+            // Some of the blocks that are to be verified are trimmed instead, and must be zeros then.
+            (
+                &by_tcp,
+                "randwrite",
+                &[
+                    "--verify=crc32c",
+                    "--verify_backlog=64",
+                    "--trim_percentage=30",
+                    "--trim_verify_zero=1",
+                    "--trim_backlog=64",
+                ],
+            ),
+            (&by_tcp, "randtrimwrite", &[]),
+            (&by_tcp, "randrw", &["--verify=crc32c", "--fsync=16", "--bsrange=4k-256k"]),
+            (&by_socket, "randwrite", &["--verify=crc32c", "--do_verify=1", "--fsync=64"]),
         ] {
             let name = format!("--rw={mode}");
             let fixed = [
                 "--name=t",
                 "--ioengine=nbd",
-                &uri,
+                uri,
                 &name,
                 "--bs=4k",
                 "--iodepth=32",
