@@ -37,6 +37,14 @@ fn outcome<T, U>(completion: Completion<T>, told: impl FnOnce(T) -> U) -> Outcom
     Ok(Done { value: told(value?), barrier })
 }
 
+/// As the protocol has it, only what would grow a disk is told that there is no room past its end.
+fn not_growing(error: Error) -> Fault {
+    match error {
+        Error::PastEnd { .. } => Fault::Invalid(error.to_string()),
+        other => other.into(),
+    }
+}
+
 fn durability(fua: bool) -> Durability {
     if fua { Durability::Durable } else { Durability::Applied }
 }
@@ -61,7 +69,7 @@ fn extents(
     let mut at = offset;
     while at < end {
         let step = EXTENTS_STEP_BYTES.min(end - at);
-        for extent in look(at, step)? {
+        for extent in look(at, step).map_err(not_growing)? {
             if let Some(last) = found.last_mut().filter(|last| last.hole != extent.data) {
                 last.len += extent.len;
             } else if found.len() == limit {
@@ -103,7 +111,7 @@ impl Export for Disk {
     }
 
     fn read(&self, offset: u64, len: u32) -> Outcome<Vec<Piece>> {
-        outcome(self.0.image.read(offset, len.into())?, pieces)
+        outcome(self.0.image.read(offset, len.into()).map_err(not_growing)?, pieces)
     }
 
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> Outcome {
@@ -118,7 +126,7 @@ impl Export for Disk {
     }
 
     fn discard(&self, offset: u64, len: u64, fua: bool) -> Outcome {
-        self.done(self.0.image.discard(offset, len, durability(fua)))
+        self.done(self.0.image.discard(offset, len, durability(fua)).map_err(not_growing))
     }
 
     fn flush(&self) -> Outcome {
@@ -232,7 +240,12 @@ impl Exports for VolumeExports {
                 Ok(image) => image,
                 // Removed a moment ago.
                 Err(Error::NoImage { .. }) => continue,
-                Err(error) => return Err(error.into()),
+                Err(Error::Store(error)) => return Err(error.into()),
+                // One that cannot be read hides no other.
+                Err(error) => {
+                    exports.push((name, error.to_string()));
+                    continue;
+                }
             };
             let snapshots = image.snapshots()?;
             exports.push((name.clone(), format!("image of {} bytes", image.size())));
