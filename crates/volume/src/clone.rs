@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_store::{Change, Condition, Durability, Error as StoreError};
+use esker_store::{Change, Condition, Durability, Error as StoreError, ObjectStore, Transaction};
 
-use crate::format::{self, ParentLink, State};
+use crate::format::{self, ParentLink, SnapRecord, State};
 use crate::snapshot::same_record;
 use crate::source::CHAIN_DEPTH_MAX;
 use crate::volumes::Progress;
@@ -51,7 +51,7 @@ impl Volumes {
             }
             let key = format::snap_key(snap);
             push_guard(txn, &header, same_record(snap, &record));
-            record.children += 1;
+            record.children = record.children.saturating_add(1);
             txn.push(&header, Change::OmapSet { key, value: record.encode() });
             txn.push(&header, Change::OmapSet { key: format::child_key(snap, id), value: Bytes::new() });
             Ok(())
@@ -65,8 +65,12 @@ impl Volumes {
     pub fn children(&self, image: &str, snapshot: &str) -> Result<Vec<String>> {
         let image = self.image(image)?;
         let (snap, _) = image.find_snapshot(snapshot)?;
+        self.children_of(image.id(), snap)
+    }
+
+    pub(crate) fn children_of(&self, image: u64, snap: u64) -> Result<Vec<String>> {
         let mut names = Vec::new();
-        for (key, _) in header::entries(&*self.store, &format::header(image.id()), b'c', true)? {
+        for (key, _) in header::entries(&*self.store, &format::header(image), b'c', true)? {
             if format::key_number(&key) == Some(snap)
                 && let Some(child) = key.get(9..).and_then(|rest| rest.try_into().ok())
             {
@@ -75,6 +79,28 @@ impl Volumes {
         }
         Ok(names)
     }
+}
+
+/// Adds what takes `child` off the list of a snapshot's children, if it is on it.
+pub(crate) fn push_forget(
+    store: &dyn ObjectStore,
+    txn: &mut Transaction,
+    parent: ParentLink,
+    child: u64,
+) -> Result<()> {
+    let header = format::header(parent.image);
+    let key = format::child_key(parent.snap, child);
+    if store.omap_get(&header, &key).wait()?.is_none() {
+        return Ok(());
+    }
+    push_guard(txn, &header, Condition::OmapPresent { key: key.clone() });
+    if let Some(record) = header::snapshot(store, parent.image, parent.snap)? {
+        push_guard(txn, &header, same_record(parent.snap, &record));
+        let next = SnapRecord { children: record.children.saturating_sub(1), ..record };
+        txn.push(&header, Change::OmapSet { key: format::snap_key(parent.snap), value: next.encode() });
+    }
+    txn.push(&header, Change::OmapRemove { key });
+    Ok(())
 }
 
 impl Image {
@@ -86,6 +112,8 @@ impl Image {
     pub fn flatten(&self, progress: Progress<'_>) -> Result<bool> {
         self.refresh()?;
         let live = self.live();
+        self.check_lock(&live.state)?;
+        self.check_rollback(&live.state)?;
         let Some(parent) = &live.point.parent else { return Ok(true) };
         let mut numbers = BTreeSet::new();
         self.each_candidate(&parent.point, true, &mut |number| {
@@ -105,20 +133,17 @@ impl Image {
             }
         }
         self.flush().wait()?;
-        let mut before = None;
-        self.change(|state, _| {
+        self.change(|state, txn| {
             self.check_lock(state)?;
-            if state.rollback != 0 {
-                return Err(Error::refused(format!("a rollback of image {} is not finished", self.inner.name)));
-            }
+            self.check_rollback(state)?;
             // Copied was for this parent, and what is smaller now needs no more than was copied.
+            let mut before = None;
             if state.parent.map(|link| (link.image, link.snap)) == live.state.parent.map(|link| (link.image, link.snap))
             {
                 before = state.parent.take();
             }
-            Ok(())
+            self.push_let_go(txn, before, state, 0)
         })?;
-        self.let_go_of(before)?;
         Ok(true)
     }
 
@@ -185,7 +210,7 @@ impl Image {
             Some(value) => Change::OmapSet { key, value: Bytes::copy_from_slice(value.as_bytes()) },
             None => Change::OmapRemove { key },
         };
-        let txn = esker_store::Transaction::new().guard(&header, Condition::Exists).change(&header, change);
+        let txn = Transaction::new().guard(&header, Condition::Exists).change(&header, change);
         match self.store().submit(txn).wait() {
             Ok(_) => Ok(()),
             Err(StoreError::GuardFailed { .. }) => Err(Error::NoImage { name: self.inner.name.clone() }),

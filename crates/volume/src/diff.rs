@@ -14,7 +14,7 @@ use esker_store::ObjectStore;
 use crate::image::Extent;
 use crate::snapshot::candidates;
 use crate::source::{self, HEAD, Point, Source};
-use crate::{Error, Image, Result};
+use crate::{Error, Image, Result, header};
 
 /// Bytes that are compared, and reported as changed, together: 4 KiB, at multiples of it in each object.
 pub const DIFF_BLOCK_BYTES: u64 = 4 << 10;
@@ -137,7 +137,11 @@ impl Image {
         let from = from.map(|name| self.snapshot(name)).transpose()?.map(|snapshot| snapshot.point);
         let to = match to {
             Some(name) => self.snapshot(name)?.point,
-            None => self.live().point.clone(),
+            None => {
+                let live = self.live();
+                self.check_rollback(&live.state)?;
+                live.point.clone()
+            }
         };
         if let Some(from) = &from
             && to.snap != HEAD
@@ -149,10 +153,24 @@ impl Image {
         Ok((from, to))
     }
 
-    /// Fails if a snapshot that was read is gone.
-    pub(crate) fn check_points(&self, from: Option<&str>, to: Option<&str>) -> Result<()> {
-        for name in [from, to].into_iter().flatten() {
-            self.snapshot(name)?.check_alive()?;
+    /// Fails if a point that was read is not what it was: a snapshot is gone, or the image stands on something else.
+    pub(crate) fn check_points(&self, from: Option<&Point>, to: &Point) -> Result<()> {
+        for point in from.into_iter().chain([to]) {
+            if point.snap != HEAD {
+                if header::snapshot(self.store(), point.image, point.snap)?.is_none() {
+                    return Err(self.no_snapshot(&format!("number {} any more", point.snap)));
+                }
+                continue;
+            }
+            self.refresh()?;
+            let live = self.live();
+            self.check_rollback(&live.state)?;
+            let ground =
+                |point: &Point| (point.size, point.parent.as_ref().map(|p| (p.point.image, p.point.snap, p.overlap)));
+            if ground(point) != ground(&live.point) {
+                let name = &self.inner.name;
+                return Err(Error::refused(format!("image {name} was resized or flattened meanwhile; do it again")));
+            }
         }
         Ok(())
     }
@@ -170,7 +188,7 @@ impl Image {
         visit: &mut dyn FnMut(Extent) -> Result<bool>,
     ) -> Result<()> {
         let (first, second) = self.diff_points(from, to)?;
-        let diff = Diff::new(self.store(), first, second)?;
+        let diff = Diff::new(self.store(), first.clone(), second.clone())?;
         diff.each_set(&mut |extents, _| {
             for extent in extents {
                 if !visit(*extent)? {
@@ -179,6 +197,6 @@ impl Image {
             }
             Ok(true)
         })?;
-        self.check_points(from, to)
+        self.check_points(first.as_ref(), &second)
     }
 }

@@ -212,14 +212,14 @@ impl Image {
         sink.write_all(&head).map_err(|error| Error::stream("writing the head of the export", error))?;
         let mut chunks = Chunks { sink, crc: word32(&head, head.len() - 4) };
         let mut done = Transferred::default();
-        let diff = Diff::new(self.store(), first, point.clone())?;
+        let diff = Diff::new(self.store(), first.clone(), point.clone())?;
         let total = diff.objects();
         let finished = diff.each_set(&mut |extents, objects| {
             for extent in extents {
                 self.export_extent(&point, *extent, &mut chunks, &mut done)?;
             }
             // Said for each part, so that nothing of a snapshot that was removed meanwhile passes for its data.
-            self.check_points(from, to)?;
+            self.check_points(first.as_ref(), &point)?;
             Ok(progress(objects, total))
         })?;
         if !finished {
@@ -277,7 +277,7 @@ impl Image {
                     at += len;
                 }
             }
-            self.check_points(snapshot, None)?;
+            self.check_points(None, &point)?;
             Ok(progress(extents.last().map_or(0, |last| last.offset + last.len), point.size))
         })?;
         if finished { Ok(done) } else { Err(stopped("the export")) }

@@ -85,7 +85,8 @@ pub(crate) fn change(
     mut change: impl FnMut(&mut State, &mut Transaction) -> Result<()>,
 ) -> Result<State> {
     for _ in 0..ATTEMPTS_MAX {
-        let state = load(store, image)?.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
+        let state = load(store, image)?.filter(|state| !state.removing);
+        let state = state.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
         let mut next = state.clone();
         let mut txn = guarded(Transaction::new(), image, state.generation);
         change(&mut next, &mut txn)?;

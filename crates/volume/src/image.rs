@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use esker_store::{Barrier, Capability, CommitSeq, Completion, Error as StoreError, ObjectStore};
+use esker_store::{Barrier, Capability, CommitSeq, Completion, Error as StoreError, ObjectId, ObjectStore};
 use parking_lot::RwLock;
 
-use crate::format::State;
+use crate::format::{self, GENERATION, State};
 use crate::source::{self, Point};
 use crate::{Error, Layout, Result, header};
 
@@ -101,6 +101,8 @@ pub(crate) struct Inner {
     pub(crate) capability: Capability,
     pub(crate) id: u64,
     pub(crate) name: String,
+    /// Its header.
+    header: ObjectId,
     live: RwLock<Arc<Live>>,
     /// Epoch of the lock that this handle holds, 0 without.
     pub(crate) held: AtomicU64,
@@ -126,6 +128,7 @@ impl Image {
             capability: store.capability(),
             id,
             name: name.to_owned(),
+            header: format::header(id),
             live: RwLock::new(Arc::new(live)),
             held: AtomicU64::new(0),
         };
@@ -198,9 +201,39 @@ impl Image {
     /// together. The completion waits until what was read is as durable as its writers asked for.
     ///
     /// # Errors
-    /// [`Error::PastEnd`], [`Error::Invalid`] for a length above the limit, the store's.
+    /// [`Error::PastEnd`], [`Error::Invalid`] for a length above the limit, [`Error::Refused`] during a rollback, [`Error::NoImage`], the store's.
     pub fn read(&self, offset: u64, len: u64) -> Result<Completion<Vec<Chunk>>> {
-        read(self.store(), &self.live().point, offset, len)
+        self.steady(|live| read(self.store(), &live.point, offset, len))
+    }
+
+    /// What `look` finds by the state as last seen; if that turns out to be old, by the next. So nothing is read by an outdated size or from a parent
+    /// that the image stands on no longer, and nothing while it is rolled back.
+    fn steady<T>(&self, look: impl Fn(&Live) -> Result<T>) -> Result<T> {
+        for _ in 0..header::ATTEMPTS_MAX {
+            let live = self.live();
+            let found = self.check_rollback(&live.state).and_then(|()| look(&live));
+            // Where no transaction spans objects there are neither parents nor rollbacks, and a look may cost a round trip.
+            let certain = if self.inner.capability.atomic_across_objects {
+                let (generation, _) = self.store().xattr(&self.inner.header, GENERATION).into_parts();
+                generation?.as_deref().and_then(format::number_from) == Some(live.state.generation)
+            } else {
+                !matches!(found, Err(Error::PastEnd { .. })) || !self.refreshed(live.state.generation)?
+            };
+            if certain {
+                return found;
+            }
+            self.refresh()?;
+        }
+        Err(Error::Contended {
+            what: format!("the header of image {}", self.inner.name),
+            attempts: header::ATTEMPTS_MAX,
+        })
+    }
+
+    /// Looks at the state in the store; whether it is another than the one of this generation.
+    fn refreshed(&self, generation: u64) -> Result<bool> {
+        self.refresh()?;
+        Ok(self.live().state.generation != generation)
     }
 
     /// As [`Image::read`], as one buffer, waited for.
@@ -214,9 +247,9 @@ impl Image {
     /// What of `len` bytes at `offset` is data and what is hole: runs that follow each other and cover it all.
     ///
     /// # Errors
-    /// [`Error::PastEnd`]; the store's.
+    /// As [`Image::read`], for any length.
     pub fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>> {
-        extents(self.store(), &self.live().point, offset, len)
+        self.steady(|live| extents(self.store(), &live.point, offset, len))
     }
 
     /// Completes when every write that was applied before the call is durable.

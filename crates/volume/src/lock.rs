@@ -11,7 +11,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::format::{OWNER_BYTES_MAX, State};
-use crate::{Error, Image, LockInfo, Result};
+use crate::{Error, Image, LockInfo, Result, header};
 
 const NEEDS: &str = "guard a write of one object by another, which the exclusive lock of an image needs";
 
@@ -39,7 +39,7 @@ impl Image {
             return Err(Error::Invalid { what: "lock owner", why });
         }
         let mut taken = 0;
-        self.change(|state, _| {
+        header::change(self.store(), self.inner.id, &self.inner.name, |state, _| {
             if !over && !state.lock_owner.is_empty() {
                 return Err(self.locked(state));
             }
@@ -48,7 +48,9 @@ impl Image {
             taken = state.lock_epoch;
             Ok(())
         })?;
+        // Before anything that may fail: the lock is taken.
         self.inner.held.store(taken, Ordering::Release);
+        self.refresh()?;
         Ok(taken)
     }
 

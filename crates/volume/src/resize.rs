@@ -8,13 +8,15 @@
 
 use esker_store::Durability;
 
+use crate::header::ATTEMPTS_MAX;
 use crate::volumes::{Progress, check_size};
 use crate::write::Writer;
 use crate::{Error, Image, Result};
 
 impl Image {
     /// Makes the image `size` bytes large, at most [`IMAGE_BYTES_MAX`](crate::IMAGE_BYTES_MAX). Data past a smaller size is lost: that is refused
-    /// unless `allow_loss`. Snapshots keep their size and data.
+    /// unless `allow_loss`. Snapshots keep their size and data. Others should not write there meanwhile: what they write past the new end is
+    /// lost too, and not always looked at before.
     ///
     /// # Errors
     /// [`Error::Refused`] names the first data past the new end; [`Error::Invalid`] for a size too large; those of [`Image::write`].
@@ -69,34 +71,44 @@ impl Image {
 
     /// Takes away what an earlier shrinking left past the end. Returns false if `progress` stopped it.
     pub(crate) fn finish_shrinking(&self, progress: Progress<'_>) -> Result<bool> {
-        let live = self.live();
-        let (size, end) = (live.state.size, live.state.dirty_end);
-        if end <= size {
-            return Ok(true);
-        }
-        let mut done = 0;
-        let finished = self.each_own(&mut |number| {
-            let prefix = live.point.layout.prefix(number, size);
-            let len = live.point.layout.prefix(number, end) - prefix;
-            if len > 0 {
-                let act = crate::write::Act::Zero(vec![(prefix, len)]);
-                let acts = std::collections::BTreeMap::from([(number, act)]);
-                self.apply(&acts, Durability::Applied, Writer::Trim(size))?;
+        for _ in 0..ATTEMPTS_MAX {
+            let live = self.live();
+            let (size, end) = (live.state.size, live.state.dirty_end);
+            if end <= size {
+                return Ok(true);
             }
-            done += 1;
-            Ok(progress(done, done))
-        })?;
-        if !finished {
-            return Ok(false);
-        }
-        self.flush().wait()?;
-        self.change(|state, _| {
-            self.check_lock(state)?;
-            if state.size == size && state.dirty_end == end {
+            let mut done = 0;
+            let finished = self.each_own(&mut |number| {
+                let prefix = live.point.layout.prefix(number, size);
+                let len = live.point.layout.prefix(number, end) - prefix;
+                if len > 0 {
+                    let act = crate::write::Act::Zero(vec![(prefix, len)]);
+                    let acts = std::collections::BTreeMap::from([(number, act)]);
+                    self.apply(&acts, Durability::Applied, Writer::Trim(size))?;
+                }
+                done += 1;
+                Ok(progress(done, done))
+            })?;
+            if !finished {
+                return Ok(false);
+            }
+            self.flush().wait()?;
+            let mut outdated = false;
+            let cleared = self.change(|state, _| {
+                // Others may have grown and shrunk it to the same size meanwhile: then more lies there than was looked at.
+                outdated = state.generation != live.state.generation;
+                if outdated {
+                    return Err(Error::refused("the image was changed meanwhile"));
+                }
+                self.check_lock(state)?;
                 state.dirty_end = 0;
+                Ok(())
+            });
+            if !outdated {
+                return cleared.map(|()| true);
             }
-            Ok(())
-        })?;
-        Ok(true)
+            self.refresh()?;
+        }
+        Err(Error::Contended { what: format!("the size of image {}", self.inner.name), attempts: ATTEMPTS_MAX })
     }
 }

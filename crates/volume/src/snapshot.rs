@@ -14,9 +14,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_store::{Change, Completion, Condition, Durability, Error as StoreError, ObjectStore, Transaction};
 
+use crate::clone::push_forget;
 use crate::format::{self, ParentLink, SEQ, SnapRecord, State};
 use crate::header::{self, ATTEMPTS_MAX};
-use crate::image::{self, Chunk, Extent, joined};
+use crate::image::{self, Chunk, Extent, Live, joined};
 use crate::source::{self, Point};
 use crate::volumes::{Progress, names_from};
 use crate::write::push_guard;
@@ -162,14 +163,14 @@ impl Image {
         self.snapshot(name)
     }
 
-    fn check_rollback(&self, state: &State) -> Result<()> {
+    pub(crate) fn check_rollback(&self, state: &State) -> Result<()> {
         if state.rollback == 0 {
             return Ok(());
         }
         Err(Error::refused(format!("a rollback of image {} is not finished; do it again", self.inner.name)))
     }
 
-    fn no_snapshot(&self, name: &str) -> Error {
+    pub(crate) fn no_snapshot(&self, name: &str) -> Error {
         Error::NoSnapshot { image: self.inner.name.clone(), name: name.to_owned() }
     }
 
@@ -240,9 +241,14 @@ impl Image {
     /// # Errors
     /// [`Error::Refused`] while it has clones; [`Error::NoSnapshot`], [`Error::Locked`]; the store's.
     pub fn snapshot_unprotect(&self, name: &str) -> Result<()> {
-        self.change_snapshot(name, |_, record, _| {
+        self.change_snapshot(name, |id, record, _| {
             if record.children > 0 {
-                let why = format!("snapshot {name} has {} clones; flatten or remove them first", record.children);
+                let volumes = crate::Volumes { store: Arc::clone(&self.inner.store) };
+                let children = volumes.children_of(self.inner.id, id)?.join(", ");
+                let why = format!(
+                    "snapshot {name} has {} clones ({children}); flatten or remove them first, and their snapshots from before that",
+                    record.children
+                );
                 return Err(Error::refused(why));
             }
             record.protected = false;
@@ -256,7 +262,6 @@ impl Image {
     /// [`Error::Refused`] if it is protected, or rolled back to just now; [`Error::NoSnapshot`], [`Error::Locked`]; the store's.
     pub fn snapshot_remove(&self, name: &str) -> Result<()> {
         let header = format::header(self.inner.id);
-        let mut parent = None;
         self.change(|state, txn| {
             self.check_lock(state)?;
             let (id, record) = self.find_snapshot(name)?;
@@ -270,30 +275,34 @@ impl Image {
                 state.newest = header::snapshot_before(self.store(), self.inner.id, id)?.unwrap_or(0);
             }
             push_guard(txn, &header, same_record(id, &record));
-            parent = record.parent;
             txn.push(&header, Change::OmapRemove { key: format::snap_key(id) });
             txn.push(&header, Change::OmapRemove { key: format::snap_name_key(name) });
             txn.push(&header, Change::OmapSet { key: format::trim_key(id), value: Bytes::new() });
-            Ok(())
-        })?;
-        self.let_go_of(parent)
+            self.push_let_go(txn, record.parent, state, id)
+        })
     }
 
-    /// Tells a parent that this image does not need it, if neither the image nor any of its snapshots does.
-    pub(crate) fn let_go_of(&self, parent: Option<ParentLink>) -> Result<()> {
+    /// Adds what tells a parent that this image does not need it, if neither the image as it is in `state` nor any of its snapshots but `except`
+    /// does. To be called in a change of the header, so that the snapshots are those of its generation.
+    pub(crate) fn push_let_go(
+        &self,
+        txn: &mut Transaction,
+        parent: Option<ParentLink>,
+        state: &State,
+        except: u64,
+    ) -> Result<()> {
         let Some(link) = parent else { return Ok(()) };
         let same = |other: Option<ParentLink>| other.is_some_and(|o| (o.image, o.snap) == (link.image, link.snap));
-        if same(self.live().state.parent) {
+        if same(state.parent) {
             return Ok(());
         }
         for (key, value) in header::entries(self.store(), &format::header(self.inner.id), b's', false)? {
             let id = format::key_number(&key).unwrap_or_default();
-            if same(SnapRecord::decode(self.inner.id, id, &value)?.parent) {
+            if id != except && same(SnapRecord::decode(self.inner.id, id, &value)?.parent) {
                 return Ok(());
             }
         }
-        let volumes = crate::Volumes { store: Arc::clone(&self.inner.store) };
-        volumes.forget_child(link.image, link.snap, self.inner.id)
+        push_forget(self.store(), txn, link, self.inner.id)
     }
 
     /// Removes the clones that only removed snapshots saw. Returns false if `progress` stopped it.
@@ -303,8 +312,11 @@ impl Image {
         if removed.is_empty() {
             return Ok(true);
         }
+        // Snapshots made from now on, and the clones that are made for them, are above this: not to be judged by the list below.
+        let Some(youngest) = header::load(self.store(), self.inner.id)?.map(|state| state.snap_seq) else {
+            return Ok(true);
+        };
         let live = header::entries(self.store(), &header, b's', true)?;
-        // Snapshots made later are above every clone that there is.
         let live: BTreeSet<u64> = live.iter().filter_map(|(key, _)| format::key_number(key)).collect();
         let clones = format::clones(self.inner.id);
         let (mut done, mut from) = (0, Bytes::new());
@@ -316,7 +328,7 @@ impl Image {
             let mut txn = Transaction::with(Durability::Applied);
             for (key, value) in &page {
                 let (number, upper, below) = format::read_clone(key, value)?;
-                if upper > below && live.range(below + 1..=upper).next().is_none() {
+                if upper <= youngest && below < upper && live.range(below + 1..=upper).next().is_none() {
                     let clone = format::clone_of(self.inner.id, number, upper);
                     txn.push(&clone, Change::Remove);
                     txn.push(&clones, Change::OmapRemove { key: key.clone() });
@@ -338,64 +350,88 @@ impl Image {
         Ok(true)
     }
 
-    /// Makes the image what it was at a snapshot, size and parent too. Other snapshots stay as they are. Nobody else may write meanwhile (they are refused), nor
-    /// should read. Interrupted, it is finished by doing it again; `progress` returning false interrupts it. Returns whether it is finished.
+    /// Makes the image what it was at a snapshot, size and parent too. Other snapshots stay as they are. Meanwhile nobody reads or writes the image:
+    /// they are refused. Interrupted, it is finished by doing it again; `progress` returning false interrupts it. Returns whether it is finished.
     ///
     /// # Errors
     /// [`Error::NoSnapshot`]; [`Error::Refused`] if a rollback to another snapshot is not finished; [`Error::Locked`]; the store's.
     pub fn rollback(&self, name: &str, progress: Progress<'_>) -> Result<bool> {
-        let (id, record) = self.find_snapshot(name)?;
+        let (mut id, mut record) = self.find_snapshot(name)?;
         self.change(|state, _| {
             self.check_lock(state)?;
+            // What the name means under this generation: it may have been given anew.
+            (id, record) = self.find_snapshot(name)?;
             if state.rollback != 0 && state.rollback != id {
                 let why = format!("a rollback to snapshot number {} is not finished; do that again", state.rollback);
                 return Err(Error::refused(why));
             }
-            // Stored again below as it was found: the snapshot is there, or this fails.
-            self.find_snapshot(name)?;
             state.rollback = id;
             Ok(())
         })?;
-        let then = self.snapshot(name)?.point;
-        let mut numbers = BTreeSet::new();
-        self.each_candidate(&then, true, &mut |number| {
-            numbers.insert(number);
-            Ok(true)
-        })?;
-        let total = numbers.len() as u64;
-        for (done, number) in numbers.into_iter().enumerate() {
-            self.roll_back_object(&then, number)?;
-            if !progress(done as u64 + 1, total) {
-                return Ok(false);
+        for _ in 0..ATTEMPTS_MAX {
+            let live = self.live();
+            if live.state.rollback != id {
+                // Somebody else who did it too has finished it, and what was written since is not ours to take back.
+                return self.finish_shrinking(&mut |_, _| true);
             }
-        }
-        self.flush().wait()?;
-        let mut before = None;
-        self.change(|state, _| {
-            self.check_lock(state)?;
-            before = state.parent;
-            if state.rollback == id {
+            match self.roll_back_all(&live, id, progress)? {
+                Some(true) => {}
+                Some(false) => return Ok(false),
+                None => continue,
+            }
+            self.flush().wait()?;
+            let mut outdated = false;
+            let done = self.change(|state, txn| {
+                outdated = state.generation != live.state.generation;
+                if outdated {
+                    return Err(Error::refused("the image was changed meanwhile"));
+                }
+                self.check_lock(state)?;
+                let before = state.parent;
                 state.dirty_end = state.dirty_end.max(state.size).max(record.size);
                 state.size = record.size;
                 state.parent = record.parent;
                 state.rollback = 0;
+                self.push_let_go(txn, before, state, 0)
+            });
+            if outdated {
+                self.refresh()?;
+                continue;
             }
-            Ok(())
-        })?;
-        self.let_go_of(before)?;
-        self.finish_shrinking(&mut |_, _| true)
+            done?;
+            return self.finish_shrinking(&mut |_, _| true);
+        }
+        Err(self.contended())
     }
 
-    fn roll_back_object(&self, then: &Point, number: u64) -> Result<()> {
+    /// Rolls every object back under the generation in `live`. `None`: the header was changed meanwhile; some were not.
+    fn roll_back_all(&self, live: &Live, id: u64, progress: Progress<'_>) -> Result<Option<bool>> {
+        self.check_lock(&live.state)?;
+        let then = Point::snapshot(self.store(), self.inner.id, id, live.state.layout)?;
+        let then = then.ok_or_else(|| self.no_snapshot(&format!("number {id}")))?;
+        let numbers = candidates(self.store(), &then, true)?;
+        let total = numbers.len() as u64;
+        for (done, number) in numbers.into_iter().enumerate() {
+            if !self.roll_back_object(live, &then, number)? {
+                self.refresh()?;
+                return Ok(None);
+            }
+            if !progress(done as u64 + 1, total) {
+                return Ok(Some(false));
+            }
+        }
+        Ok(Some(true))
+    }
+
+    /// Makes one object what it was. False if the header is not the one in `live` any more.
+    fn roll_back_object(&self, live: &Live, then: &Point, number: u64) -> Result<bool> {
         let head = format::data(self.inner.id, number);
+        let newest = live.state.newest;
         for _ in 0..ATTEMPTS_MAX {
-            let live = self.live();
-            self.check_lock(&live.state)?;
-            let newest = live.state.newest;
             let source = source::with_source(self.store(), then, number, |_| Ok(()))?.map(|(source, ())| source);
             let there = self.store().stat(&head).wait()?;
             if source.as_ref().is_some_and(|source| source.id == head) || (source.is_none() && there.is_none()) {
-                return Ok(());
+                return Ok(true);
             }
             let mut txn = Transaction::with(Durability::Applied);
             txn = header::guarded(txn, self.inner.id, live.state.generation);
@@ -423,12 +459,17 @@ impl Image {
             }
             txn.push(&head, Change::XattrSet { name: Bytes::from_static(SEQ), value: format::number(newest) });
             match self.store().submit(txn).wait() {
-                Ok(_) => return Ok(()),
-                Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }) => self.refresh()?,
+                Ok(_) => return Ok(true),
+                Err(StoreError::GuardFailed { index: 0 }) => return Ok(false),
+                Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(Error::Contended { what: format!("data of image {}", self.inner.name), attempts: ATTEMPTS_MAX })
+        Err(self.contended())
+    }
+
+    fn contended(&self) -> Error {
+        Error::Contended { what: format!("data of image {}", self.inner.name), attempts: ATTEMPTS_MAX }
     }
 
     /// Calls `visit` with the number of every data object of the image itself, in order, until it returns false.

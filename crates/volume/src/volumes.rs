@@ -16,10 +16,10 @@ use esker_store::{
     Transaction, limits,
 };
 
-use crate::format::{self, COLLECTION, NEXT_ID, SnapRecord, State};
+use crate::clone::push_forget;
+use crate::format::{self, COLLECTION, NEXT_ID, State};
 use crate::header::{self, ATTEMPTS_MAX};
 use crate::layout::IMAGE_BYTES_MAX;
-use crate::snapshot::same_record;
 use crate::write::push_guard;
 use crate::{Error, Image, Layout, Result};
 
@@ -110,12 +110,8 @@ impl Volumes {
             }
             let last = self.store.xattr(&directory, NEXT_ID).wait()?;
             let last = last.as_deref().and_then(format::number_from).unwrap_or(0);
-            let id = last + 1;
-            let mut txn = Transaction::new();
-            header::put(&mut txn, id, state);
-            if !atomic {
-                self.store.submit(std::mem::take(&mut txn)).wait()?;
-            }
+            let damaged = || Error::Damaged { what: "directory of images".into(), why: "no ids are left".into() };
+            let id = last.checked_add(1).ok_or_else(damaged)?;
             let next = Bytes::from_static(NEXT_ID);
             let same = Condition::XattrCompare {
                 name: next.clone(),
@@ -123,10 +119,23 @@ impl Volumes {
                 value: last,
                 absent_holds: last == 0,
             };
+            let mut txn = Transaction::new();
             push_guard(&mut txn, &directory, same);
+            txn.push(&directory, Change::XattrSet { name: next, value: format::number(id) });
+            if !atomic {
+                // The id first: two that make images at once must not write the same header.
+                match self.store.submit(std::mem::take(&mut txn)).wait() {
+                    Ok(_) => {}
+                    Err(StoreError::GuardFailed { .. }) => continue,
+                    Err(error) => return Err(error.into()),
+                }
+                header::put(&mut txn, id, state);
+                self.store.submit(std::mem::take(&mut txn)).wait()?;
+            } else {
+                header::put(&mut txn, id, state);
+            }
             push_guard(&mut txn, &directory, Condition::OmapAbsent { key: format::name_key(name) });
             more(id, &mut txn)?;
-            txn.push(&directory, Change::XattrSet { name: next, value: format::number(id) });
             self.push_name(&mut txn, id, name);
             match self.store.submit(txn).wait() {
                 Ok(_) => return Image::open(&self.store, id, name),
@@ -230,14 +239,14 @@ impl Volumes {
                     return Err(Error::NoImage { name: name.to_owned() });
                 }
                 take(txn);
+                if let Some(link) = state.parent {
+                    // Nothing of it is read any more.
+                    push_forget(&*self.store, txn, link, id)?;
+                }
             }
             Ok(())
         })
-        .and_then(|state| match state.parent {
-            // Nothing of it is read any more.
-            Some(link) => self.forget_child(link.image, link.snap, id),
-            None => Ok(()),
-        })
+        .map(drop)
     }
 
     /// Does what was left for the background: removes the objects of removed images, gives the space of removed snapshots back, finishes
@@ -288,9 +297,6 @@ impl Volumes {
                 }
             }
         }
-        if let Some(link) = header::load(&*self.store, id)?.and_then(|state| state.parent) {
-            self.forget_child(link.image, link.snap, id)?;
-        }
         let last = [format::clones(id), format::header(id)].map(|object| (object, Change::Remove));
         let done = (format::directory(), Change::OmapRemove { key: format::removing_key(id) });
         self.submit_each(last.into_iter().chain([done]))?;
@@ -309,30 +315,6 @@ impl Volumes {
         }
         txn.durability = Durability::Durable;
         self.store.submit(txn).wait()?;
-        Ok(())
-    }
-
-    /// Takes `child` off the list of a snapshot's children, if it is on it.
-    pub(crate) fn forget_child(&self, image: u64, snap: u64, child: u64) -> Result<()> {
-        let name = self.name_of(image)?;
-        let store = &*self.store;
-        let key = format::child_key(snap, child);
-        if header::load(store, image)?.is_none() || store.omap_get(&format::header(image), &key).wait()?.is_none() {
-            return Ok(());
-        }
-        header::change(store, image, &name, |_, txn| {
-            let header = format::header(image);
-            if store.omap_get(&header, &key).wait()?.is_none() {
-                return Ok(());
-            }
-            if let Some(record) = header::snapshot(store, image, snap)? {
-                push_guard(txn, &header, same_record(snap, &record));
-                let next = SnapRecord { children: record.children.saturating_sub(1), ..record };
-                txn.push(&header, Change::OmapSet { key: format::snap_key(snap), value: next.encode() });
-            }
-            txn.push(&header, Change::OmapRemove { key: key.clone() });
-            Ok(())
-        })?;
         Ok(())
     }
 }

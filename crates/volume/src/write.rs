@@ -19,11 +19,17 @@ use esker_store::{Barrier, Change, Compare, Completion, Condition, Durability, E
 use crate::format::{self, SEQ};
 use crate::header::{self, ATTEMPTS_MAX};
 use crate::image::{Image, Live, check_range, check_request};
+use crate::snapshot::candidates;
 use crate::source::{self, Source};
 use crate::{Error, Result};
 
 /// Bytes of a write that are applied together or not at all, where the backend can (16 MiB). Larger writes are several.
 pub const ATOMIC_BYTES_MAX: u64 = 16 << 20;
+
+/// Zeros to write: they take neither space in the program nor memory.
+static ZEROS: [u8; ATOMIC_BYTES_MAX as usize] = [0; ATOMIC_BYTES_MAX as usize];
+/// Where a range spans more sets of objects than this, those that are there are listed instead of looking for each.
+const SETS_MAX: u64 = 1_024;
 
 /// Runs in an object: offset and length.
 type Runs = Vec<(u64, u64)>;
@@ -102,8 +108,8 @@ impl Image {
         Ok(source::behind((), barrier))
     }
 
-    /// Makes `len` bytes at `offset` read as zeros: as [`Image::discard`], or, if `allocate`, with zeros that take the space (of at most
-    /// [`REQUEST_BYTES_MAX`](crate::REQUEST_BYTES_MAX) bytes).
+    /// Makes `len` bytes at `offset` read as zeros: as [`Image::discard`], or, if `allocate`, with zeros that take the space, written in several
+    /// transactions of at most [`ATOMIC_BYTES_MAX`] bytes.
     ///
     /// # Errors
     /// As [`Image::write`].
@@ -111,8 +117,17 @@ impl Image {
         if !allocate {
             return self.discard(offset, len, durability);
         }
-        check_request(len)?;
-        self.write(offset, Bytes::from(vec![0; len as usize]), durability)
+        check_range(offset, len, self.refreshed_size(offset, len)?)?;
+        let (mut at, mut barrier) = (offset, None);
+        while at < offset + len {
+            let part = ATOMIC_BYTES_MAX.min(offset + len - at);
+            let zeros = Bytes::from_static(&ZEROS[..part as usize]);
+            let (written, later) = self.write(at, zeros, durability)?.into_parts();
+            written?;
+            barrier = Barrier::later(barrier, later);
+            at += part;
+        }
+        Ok(source::behind((), barrier))
     }
 
     /// The size, looked up again if the range does not fit what was seen last.
@@ -133,12 +148,32 @@ impl Image {
     ) -> Result<Option<Barrier>> {
         let layout = self.live().state.layout;
         let (mut at, mut barrier) = (start, None);
+        if (end - start) / layout.set_bytes() > SETS_MAX {
+            return self.zero_listed(start, end, durability, writer(start, end - start));
+        }
         while at < end {
             let next = (at / layout.set_bytes() + 1).saturating_mul(layout.set_bytes()).min(end);
             let runs = layout.by_object(at, next - at);
             let acts = runs.into_iter().map(|(number, runs)| (number, Act::Zero(runs))).collect();
             barrier = Barrier::later(barrier, self.apply(&acts, durability, writer(at, next - at))?);
             at = next;
+        }
+        Ok(barrier)
+    }
+
+    /// Zeros the bytes from `start` to `end` of all objects that there are.
+    fn zero_listed(&self, start: u64, end: u64, durability: Durability, writer: Writer) -> Result<Option<Barrier>> {
+        self.refresh()?;
+        let live = self.live();
+        // Refused, or found durable, also where there is nothing.
+        let mut barrier = self.apply(&BTreeMap::new(), durability, writer)?;
+        for number in candidates(self.store(), &live.point, true)? {
+            let from = live.point.layout.prefix(number, start);
+            let len = live.point.layout.prefix(number, end) - from;
+            if len > 0 {
+                let acts = BTreeMap::from([(number, Act::Zero(vec![(from, len)]))]);
+                barrier = Barrier::later(barrier, self.apply(&acts, durability, writer)?);
+            }
         }
         Ok(barrier)
     }
@@ -190,7 +225,11 @@ impl Image {
                 self.build(&mut txn, &live, *number, act, look)?;
             }
             if txn.ops.is_empty() {
-                return Ok(None);
+                // What makes it unnecessary may be in the log's memory only.
+                let wanted = (durability == Durability::Durable).then(|| self.store().sync().into_parts());
+                let Some((seq, barrier)) = wanted else { return Ok(None) };
+                seq?;
+                return Ok(barrier);
             }
             match self.store().submit(txn).into_parts() {
                 (Ok(_), barrier) => return Ok(barrier),
@@ -215,10 +254,7 @@ impl Image {
         if held == 0 && !state.lock_owner.is_empty() {
             return Err(Error::Locked { image: image(), owner: state.lock_owner.clone(), epoch: state.lock_epoch });
         }
-        if state.rollback != 0 && writer != Writer::Work {
-            let why = format!("a rollback of image {} is not finished; do it again", self.inner.name);
-            return Err(Error::refused(why));
-        }
+        self.check_rollback(state)?;
         match writer {
             Writer::User(offset, len) => check_range(offset, len, state.size),
             Writer::Trim(size) if state.size != size => {

@@ -5,7 +5,9 @@
 mod crash;
 mod export;
 mod fencing;
+mod hooked;
 mod lacking;
 mod model;
+mod races;
 mod rules;
 mod support;
