@@ -15,6 +15,7 @@ mod nbd;
 mod record;
 mod recovery;
 mod resp;
+mod volume;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -44,7 +45,7 @@ struct Arguments {
 
 const USAGE: &str =
     "usage: cargo run --release -- TARGET [--seconds N] [--seed S] [--skip N] [--executions N] [--file INPUT]
-targets: compressed, nbd, record, recovery, resp
+targets: compressed, nbd, record, recovery, resp, volume
   --seconds     run so long (default 10)
   --seed        seed of all inputs (default 1)
   --skip        start at this execution
@@ -84,6 +85,7 @@ fn main() -> ExitCode {
         "record" => Box::new(record::Record::new()),
         "recovery" => Box::new(recovery::Recovery::new()),
         "resp" => Box::new(resp::Resp::new()),
+        "volume" => Box::new(volume::Volume::new()),
         other => {
             eprintln!("unknown target {other:?}\n{USAGE}");
             return ExitCode::from(2);

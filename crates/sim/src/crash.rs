@@ -27,6 +27,7 @@ use crate::generate::Taste;
 use crate::history::{History, Unread, commit_order, whole_state};
 use crate::kind::{self, Kind, SEGMENT_BYTES};
 use crate::model::{ModelState, difference};
+use crate::volume;
 
 /// Lives of the store in one run.
 const ROUNDS: usize = 4;
@@ -96,6 +97,9 @@ pub fn run(seed: u64) -> Result<Outcome, String> {
 /// # Errors
 /// The promise that was broken, and how.
 pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
+    if kind == Kind::Volume {
+        return volume::run(seed);
+    }
     let mut rng = fastrand::Rng::with_seed(seed);
     let blank = FaultyDevice::new(Image::blank(kind.shape(&mut rng)), rng.u64(..));
     let format = FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [seed as u8; 16] };

@@ -12,6 +12,8 @@ use crate::fault::{Faults, Shape};
 pub const SEGMENT_BYTES: u64 = 64 << 10;
 /// Segments of a device that is not meant to fill up.
 const SEGMENTS: u64 = 48;
+/// The same, for images and their snapshots.
+const VOLUME_SEGMENTS: u64 = 128;
 /// Of a zoned device so many zones may be partly written at once. `None`: no limit, because the engine leaves the
 /// zones of sealed segments partly written until it writes there again. Devices allow 14 and more.
 pub const OPEN_ZONES_MAX: Option<usize> = None;
@@ -34,12 +36,22 @@ pub enum Kind {
     Errors,
     /// Clean stops, few failures.
     Remount,
+    /// Power cuts and failures under volumes instead of plain transactions.
+    Volume,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 7] =
-        [Self::Plain, Self::Zoned, Self::Small, Self::Errors, Self::Thin, Self::SmallZoned, Self::Remount];
+    pub const ALL: [Self; 8] = [
+        Self::Plain,
+        Self::Zoned,
+        Self::Small,
+        Self::Errors,
+        Self::Thin,
+        Self::SmallZoned,
+        Self::Remount,
+        Self::Volume,
+    ];
 
     /// The kind of a seed's run, unless another is asked for.
     pub fn of_seed(seed: u64) -> Self {
@@ -56,6 +68,7 @@ impl Kind {
             Self::Thin => "thin",
             Self::Errors => "errors",
             Self::Remount => "remount",
+            Self::Volume => "volume",
         }
     }
 
@@ -74,9 +87,13 @@ impl Kind {
         let zoned = match self {
             Self::Zoned | Self::SmallZoned => true,
             Self::Plain | Self::Small | Self::Thin => false,
-            Self::Errors | Self::Remount => rng.u8(0..4) == 0,
+            Self::Errors | Self::Remount | Self::Volume => rng.u8(0..4) == 0,
         };
-        let segments = if matches!(self, Self::Small | Self::SmallZoned) { rng.u64(32..=48) } else { SEGMENTS };
+        let segments = match self {
+            Self::Small | Self::SmallZoned => rng.u64(32..=48),
+            Self::Volume => VOLUME_SEGMENTS,
+            _ => SEGMENTS,
+        };
         let zone_bytes = SEGMENT_BYTES >> rng.u32(0..3);
         let space_bytes = (self == Self::Thin).then(|| SEGMENT_BYTES * rng.u64(6..16));
         Shape {
@@ -96,13 +113,18 @@ impl Kind {
     pub(crate) fn faults(self, rng: &mut fastrand::Rng) -> Faults {
         let mut faults = Faults::default();
         let write = (1, 30);
-        let cut = if self.fills() { 240 } else { 60 };
+        let cut = match self {
+            Self::Volume => 120,
+            _ if self.fills() => 240,
+            _ => 60,
+        };
         // Of 16 lives, so many see a failed write, a failed sync, a power cut, or nothing.
         let (failed_writes, failed_syncs, cuts) = match self {
             Self::Plain | Self::Zoned => (2, 2, 10),
             Self::Small | Self::SmallZoned | Self::Thin => (1, 1, 7),
             Self::Errors => (4, 4, 3),
             Self::Remount => (0, 1, 1),
+            Self::Volume => (1, 1, 11),
         };
         let draw = rng.u64(0..16);
         if draw < failed_writes {

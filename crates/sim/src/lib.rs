@@ -14,3 +14,4 @@ mod image;
 pub mod kind;
 mod life;
 pub mod model;
+mod volume;

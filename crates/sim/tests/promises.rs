@@ -38,6 +38,11 @@ fn promises_hold_when_reads_writes_and_syncs_fail() {
 }
 
 #[test]
+fn volumes_are_what_a_prefix_of_their_changes_leaves() {
+    check(Kind::Volume, 0..60);
+}
+
+#[test]
 fn the_same_seed_gives_the_same_trace() {
     let mut traces = BTreeSet::new();
     let mut held = 0;

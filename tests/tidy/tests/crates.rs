@@ -34,7 +34,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-cli", &["esker", "esker-server"]),
     (
         "esker-sim",
-        &["esker-device", "esker-store", "esker-engine", "esker-memory", "esker-kv", "esker-server", "esker"],
+        &[
+            "esker-device",
+            "esker-store",
+            "esker-engine",
+            "esker-memory",
+            "esker-kv",
+            "esker-volume",
+            "esker-server",
+            "esker",
+        ],
     ),
     ("esker-tidy", &[]),
 ];

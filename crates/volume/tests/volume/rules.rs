@@ -87,6 +87,35 @@ fn chains_of_clones_are_bounded_and_flattening_shortens_them() {
     }
 }
 
+/// Flattening copies for the image as it is. What was snapshotted before stays on the parent, which says so until those snapshots are gone.
+#[test]
+fn snapshots_from_before_flattening_keep_their_parent() {
+    for volumes in both() {
+        let image = volumes.create("disk", 200_000, SMALL, 0).unwrap();
+        write(&image, 0, vec![1; 200_000]);
+        image.snapshot_create("base", 0).unwrap();
+        image.snapshot_protect("base").unwrap();
+        let child = volumes.clone_image("disk", "base", "child", 0).unwrap();
+        write(&child, 70_000, vec![2; 100]);
+        child.snapshot_create("old", 0).unwrap();
+        write(&child, 70_050, vec![3; 100]);
+        let old = child.snapshot("old").unwrap().read_bytes(0, 200_000).unwrap();
+        assert!(child.flatten(&mut |_, _| true).unwrap());
+        assert_eq!(child.info().unwrap().parent, None);
+        write(&image, 0, vec![9; 200_000]);
+        child.discard(0, 200_000, Durability::Applied).unwrap().wait().unwrap();
+        assert_eq!(child.snapshot("old").unwrap().read_bytes(0, 200_000).unwrap(), old);
+        assert!((old[0], old[70_000], old[70_099], old[70_100]) == (1, 2, 2, 1));
+        assert_eq!(volumes.children("disk", "base").unwrap(), ["child"]);
+        let refused = image.snapshot_unprotect("base").unwrap_err().to_string();
+        assert!(refused.contains("(child)") && refused.contains("their snapshots from before"), "{refused}");
+        child.snapshot_remove("old").unwrap();
+        assert!(volumes.work(&mut |_, _| true).unwrap());
+        image.snapshot_unprotect("base").unwrap();
+        image.snapshot_remove("base").unwrap();
+    }
+}
+
 #[test]
 fn discarding_gives_space_back_and_hides_the_parent() {
     for volumes in both() {
