@@ -215,12 +215,13 @@ impl Target for Volume {
                 }
             }
             STREAM => return volumes.import("copy", &mut &bytes[..], 9, &mut |_, _| true).is_ok(),
-            _ => {
+            INCREMENT => {
                 if image.rollback("two", &mut |_, _| true).is_err() {
                     return false;
                 }
                 return volumes.import("disk", &mut &bytes[..], 9, &mut |_, _| true).is_ok();
             }
+            _ => return false,
         }
         // A record may be too large for the store: that is refused there.
         volumes.store().submit(txn).wait().is_ok() && Self::use_all(&volumes)

@@ -202,6 +202,7 @@ macro_rules! contract_suite {
             concurrency: scans_show_one_moment;
             concurrency: commit_sequence_is_unique_across_threads;
             concurrency: objects_come_and_go_under_readers;
+            concurrency: objects_come_and_go_under_writers;
         }
     };
     (@tests ($harness:expr) $($module:ident: $name:ident;)*) => {
