@@ -354,6 +354,14 @@ impl Engine {
         }
         let mut states: SmallVec<[RwLockWriteGuard<'_, ObjectState>; 2]> =
             targets.iter().map(|object| object.state.write()).collect();
+        if !changes_names && states.iter().any(|state| !state.exists()) {
+            // Somebody with the names' lock is about to create it, or has failed to: to us it is missing, so we need that lock as well.
+            drop(states);
+            changes_names = true;
+            names = Some(self.objects.names.write());
+            targets = ids.iter().map(|id| self.objects.get_or_insert(id)).collect();
+            states = targets.iter().map(|object| object.state.write()).collect();
+        }
         if states.iter().any(|state| state.unlinked) {
             ids.iter().for_each(|id| self.objects.forget(id));
             drop_absent(self, &ids, &mut states, changes_names);

@@ -296,14 +296,15 @@ pub fn objects_come_and_go_under_readers(harness: &dyn Harness) {
 pub fn objects_come_and_go_under_writers(harness: &dyn Harness) {
     let opened = furnished(harness);
     let store = opened.store();
-    let held = object("held");
-    submit(store, Transaction::new().change(&held, omap_set("k", [1])));
+    // All transactions want this one first, so that one waits for it while others look at what it is about to create.
+    let held = object("a");
+    assert!(won(store, Transaction::new().change(&held, omap_set("k", [1]))));
     together(|thread| {
         let mut state = thread as u64 + 1;
         for round in 0..ROUNDS * 100 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let o = object(&format!("comes and goes {}", (state >> 33) % 3));
-            let txn = Transaction::with(Durability::Applied);
+            let txn = Transaction::with(Durability::Applied).change(&held, slot_set(thread as u64, [1]));
             let fails = Condition::OmapEquals { key: bytes("k"), value: bytes("else") };
             let submitted = match (state >> 40) % 3 {
                 0 => store.submit(txn.change(&o, slot_set(round, [1]))).wait(),
