@@ -166,6 +166,15 @@ pub enum Error {
     /// The log face refused or failed.
     #[error(transparent)]
     Log(#[from] esker_log::Error),
+    /// The operating system gave no random bytes. Stop.
+    #[error("no random bytes: {why}")]
+    Random {
+        /// What the system said.
+        why: String,
+    },
+    /// The map face refused or failed.
+    #[error(transparent)]
+    Map(#[from] esker_map::Error),
     /// The volume face refused or failed.
     #[error(transparent)]
     Volume(#[from] esker_volume::Error),

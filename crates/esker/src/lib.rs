@@ -94,6 +94,7 @@
 //!
 //! - [`kv::Namespace`]: everything one can do with keys: compare-and-set, expiry, scans either way, insertion order.
 //! - [`Store::logs`]: shared logs: totally ordered, write-once, followed by many.
+//! - [`Store::map`]: tables of records with conditional writes, filters and indexes.
 //! - [`Store::volumes`]: virtual disks with snapshots and clones.
 //! - [`Store::objects`]: the objects below the faces, with transactions over bytes, attributes, ordered maps and slots.
 //! - [`Store::engine`]: figures, the commit policy (which may be changed while running), what recovery did.
@@ -127,6 +128,7 @@ pub use esker_engine as engine;
 pub use esker_keyvalue as keyvalue;
 pub use esker_kv as kv;
 pub use esker_log as log;
+pub use esker_map as map;
 #[doc(no_inline)]
 pub use esker_store as objects;
 pub use esker_volume as volume;

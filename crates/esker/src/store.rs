@@ -16,6 +16,7 @@ use std::time::Duration;
 use esker_engine::{BackupReport, Engine};
 use esker_kv::{Clock, Kv};
 use esker_log::{Connect, Logs, Session};
+use esker_map::Waist;
 use esker_memory::MemoryStore;
 use esker_store::ObjectStore;
 use esker_volume::Volumes;
@@ -56,6 +57,7 @@ struct Inner {
     expire_interval: Duration,
     kv: Mutex<Option<Kv>>,
     logs: Mutex<Option<Logs>>,
+    map: Mutex<Option<Waist>>,
     expiry: Mutex<Option<Expiry>>,
 }
 
@@ -84,6 +86,7 @@ impl Store {
             expire_interval,
             kv: Mutex::new(None),
             logs: Mutex::new(None),
+            map: Mutex::new(None),
             expiry: Mutex::new(None),
         };
         Self { inner: Arc::new(inner) }
@@ -146,6 +149,42 @@ impl Store {
         let logs = Logs::open(self.objects(), self.log_session(None))?;
         *slot = Some(logs.clone());
         Ok(logs)
+    }
+
+    /// The map: tables of records, addressed by partition key, clustering key and column. All calls hand out the same one; it works as long
+    /// as the store is open, so keep the store.
+    ///
+    /// ```
+    /// use esker::Durability;
+    /// use esker::map::{DataType, Get, Key, MapStorage, Mutation, Schema, TableName};
+    ///
+    /// let store = esker::Store::open("memory:")?;
+    /// let map = store.map()?;
+    /// map.create_namespace("shop")?;
+    /// let users = TableName::new("shop", "users");
+    /// let schema = Schema::new().column("id", DataType::Int).column("name", DataType::Text).partition("id");
+    /// map.create_table(&users, &schema)?;
+    /// let put = Mutation::put(&users, Key::of("id", 7), vec![("name".into(), "Ada".into())]);
+    /// map.mutate(&[put], Durability::Durable)?.wait()?;
+    /// let user = map.get(&Get::new(&users, Key::of("id", 7)))?.ok_or("nobody")?;
+    /// assert_eq!(user.value("name"), Some(&"Ada".into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Map`]: those of the store when the face is used for the first time.
+    pub fn map(&self) -> Result<Waist> {
+        let mut slot = self.inner.map.lock();
+        if let Some(map) = &*slot {
+            return Ok(map.clone());
+        }
+        let clock = Arc::clone(&self.inner.clock);
+        // Tokens are to be told from forged ones: the system's randomness, not a generator's.
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(|error| Error::Random { why: error.to_string() })?;
+        let map = Waist::open(self.objects(), Arc::new(move || clock.now_ms()), secret)?;
+        *slot = Some(map.clone());
+        Ok(map)
     }
 
     /// A session of logs of its own, with the store's clock and a random number; `connect` finds sequencers of other processes.

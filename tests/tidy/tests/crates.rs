@@ -15,8 +15,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-file", &["esker-store"]),
     ("esker-kv", &["esker-store"]),
     ("esker-log", &["esker-store"]),
+    ("esker-map", &["esker-store"]),
     ("esker-volume", &["esker-store"]),
-    ("esker-server", &["esker-store", "esker-kv", "esker-log", "esker-volume"]),
+    ("esker-server", &["esker-store", "esker-kv", "esker-log", "esker-map", "esker-volume"]),
     (
         "esker",
         &[
@@ -28,6 +29,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "esker-keyvalue",
             "esker-kv",
             "esker-log",
+            "esker-map",
             "esker-volume",
         ],
     ),

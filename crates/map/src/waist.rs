@@ -1,0 +1,550 @@
+//! The map on any object store: a partition is an object, a row one omap value under its clustering key, a list of mutations one transaction.
+//!
+//! mutations → locks of their partitions → rows as they are → conditions → one transaction that guards those rows and the schemas → applied
+//! → a guard fails (another process was faster): read again
+//!
+//! The condition is looked at here and guarded there, so a conditional write costs a read in memory and one record in the log.
+//!
+//! Invariants:
+//! 1. A row is written only if it is, in the transaction, what the condition was looked at on.
+//! 2. An entry of an index is written and removed in the transaction of its row, so an index is never stale.
+//! 3. Writers in this process that want one partition come one after another (fair locks); those of other processes are met by guards.
+//! 4. What a failed condition shows is durable, or was written by somebody who did not ask for that.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use esker_store::{
+    Barrier, Change as StoreChange, Collection, Completion, Condition as Guarded, Durability, Error as StoreError,
+    Guard, ObjectId, ObjectStore, Transaction,
+};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::catalogue::{ATTEMPTS_MAX, guarded};
+use crate::filter::Filter;
+use crate::key::{self, Order};
+use crate::names::{self, COLLECTION, SECRET};
+use crate::ops::{Alter, Change, Condition, Get, Key, Mutation, Page, Scan, TableName, Values};
+use crate::record::{Record, Row};
+use crate::schema::KEY_BYTES_MAX;
+use crate::storage::{Atomicity, MapCapability, MapStorage};
+use crate::{Error, Result, Schema, Table};
+
+/// The time in unix milliseconds.
+pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+/// Locks that partitions share.
+const STRIPES: usize = 1_024;
+/// Most mutations in a list.
+pub const MUTATIONS_MAX: usize = 16_384;
+
+/// The storage on the waist. Cloning costs a few reference counts.
+#[derive(Clone)]
+pub struct Waist {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) clock: Clock,
+    pub(crate) secret: Arc<[u8; 32]>,
+    pub(crate) tables: Arc<Mutex<HashMap<TableName, Arc<Table>>>>,
+    stripes: Arc<[Mutex<()>]>,
+}
+
+/// A row's place.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub partition: ObjectId,
+    pub partition_key: Bytes,
+    pub clustering: Bytes,
+}
+
+/// A row under mutation.
+struct Touched {
+    table: Arc<Table>,
+    before: Option<Bytes>,
+    /// As found, expired or not: what its index entries stand for.
+    found: Option<Row>,
+    now: Option<Row>,
+}
+
+impl Waist {
+    /// Opens the storage, making collection `map` if it is missing. `random` becomes the key of page tokens, if there is none yet.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn open(store: Arc<dyn ObjectStore>, clock: Clock, random: [u8; 32]) -> Result<Self> {
+        let collection = Collection::from(COLLECTION);
+        if !store.collections().wait()?.contains(&collection) {
+            store.submit(Transaction::new().create_collection(&collection)).wait()?;
+        }
+        let catalogue = names::catalogue();
+        let read = || -> Result<Option<[u8; 32]>> {
+            let found = store.xattr(&catalogue, SECRET).wait()?;
+            Ok(found.and_then(|found| found[..].try_into().ok()))
+        };
+        let secret = match read()? {
+            Some(secret) => secret,
+            None => {
+                let name = Bytes::from_static(SECRET);
+                let value = Bytes::copy_from_slice(&random);
+                let txn = Transaction::new()
+                    .guard(&catalogue, Guarded::XattrAbsent { name: name.clone() })
+                    .change(&catalogue, StoreChange::XattrSet { name, value });
+                match store.submit(txn).wait() {
+                    Ok(_) => random,
+                    Err(StoreError::GuardFailed { .. }) => read()?.unwrap_or(random),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        };
+        let stripes = (0..STRIPES).map(|_| Mutex::new(())).collect();
+        Ok(Self { store, clock, secret: Arc::new(secret), tables: Arc::default(), stripes })
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        (self.clock)()
+    }
+
+    /// The schema as it is now: what was seen last, if the table's head still says so.
+    fn current(&self, name: &TableName) -> Result<Arc<Table>> {
+        let table = self.seen(name)?;
+        if self.is_current(&table)? { Ok(table) } else { self.load(name) }
+    }
+
+    fn is_current(&self, table: &Table) -> Result<bool> {
+        let now = self.store.xattr(&names::head(table.id), names::GENERATION).wait()?;
+        Ok(now.as_deref() == Some(&table.generation.to_le_bytes()[..]))
+    }
+
+    /// Lists of several partitions, schemas of another object, indexes: all of it needs transactions over several objects.
+    fn whole(&self) -> bool {
+        self.store.capability().atomic_across_objects
+    }
+
+    fn lock(&self, places: impl Iterator<Item = u64>) -> Vec<MutexGuard<'_, ()>> {
+        let mut numbers: Vec<usize> = places.map(|hash| (hash % STRIPES as u64) as usize).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers.into_iter().map(|number| self.stripes[number].lock()).collect()
+    }
+
+    fn try_mutate(&self, mutations: &[Mutation], durability: Durability) -> Result<Option<Completion<()>>> {
+        let mut places = Vec::with_capacity(mutations.len());
+        for mutation in mutations {
+            let table = self.seen(&mutation.table)?;
+            check_mutation(&table, mutation)?;
+            places.push((place(&table, &mutation.key)?, table));
+        }
+        let locks = self.lock(places.iter().map(|(place, _)| place.partition.hash64()));
+        let now_ms = self.now_ms();
+        let mut rows: BTreeMap<Place, Touched> = BTreeMap::new();
+        let mut seen: Option<Barrier> = None;
+        for (number, (mutation, (place, table))) in mutations.iter().zip(&places).enumerate() {
+            if !rows.contains_key(place) {
+                let (before, barrier) = self.store.omap_get(&place.partition, &place.clustering).into_parts();
+                seen = Barrier::later(seen, barrier);
+                let before = before?;
+                let found = before.as_ref().map(|bytes| decode(table, place, bytes)).transpose()?;
+                let now = found.clone().filter(|row| !row.expired(now_ms));
+                rows.insert(place.clone(), Touched { table: Arc::clone(table), before, found, now });
+            }
+            let Some(touched) = rows.get_mut(place) else { continue };
+            if !holds(table, place, &mutation.condition, touched.now.as_ref()) {
+                drop(locks);
+                let current = touched.now.as_ref().map(|row| Box::new(record(table, place, row, &[])));
+                // What is shown must not be taken back by a power cut.
+                if let Some(barrier) = seen {
+                    barrier.wait()?;
+                }
+                return Err(Error::ConditionFailed { mutation: number, current });
+            }
+            match &mutation.change {
+                Change::Delete => touched.now = None,
+                Change::Put { columns, expires_ms } => {
+                    let row = touched.now.get_or_insert_default();
+                    row.columns.retain(|id, _| table.column_numbered(*id).is_some());
+                    for (name, value) in columns {
+                        row.columns.insert(table.column(name)?.id, value.clone());
+                    }
+                    row.expires_ms = expires_ms.or(row.expires_ms);
+                }
+            }
+        }
+        let mut txn = Transaction::with(durability);
+        let mut schemas: Vec<u64> = Vec::new();
+        for (place, touched) in rows {
+            if !schemas.contains(&touched.table.id) {
+                schemas.push(touched.table.id);
+                guarded(&mut txn, &touched.table);
+            }
+            self.write(&mut txn, &place, touched)?;
+        }
+        if txn.ops.is_empty() {
+            // Everything is as it should be; only the schemas have to be what was gone by.
+            for (_, table) in &places {
+                if !self.is_current(table)? {
+                    drop(locks);
+                    mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;
+                    return Ok(None);
+                }
+            }
+            return Ok(Some(Completion::after(Ok(()), seen)));
+        }
+        let submitted = self.store.submit(txn);
+        drop(locks);
+        match submitted.into_parts() {
+            (Ok(_), barrier) => Ok(Some(Completion::after(Ok(()), barrier))),
+            (Err(StoreError::GuardFailed { index }), _) => {
+                if index < schemas.len() {
+                    mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;
+                }
+                Ok(None)
+            }
+            (Err(error @ (StoreError::Stopped { .. } | StoreError::Io { .. })), _) => {
+                Err(Error::Unknown { cause: error.to_string() })
+            }
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+
+    /// Adds what turns a row into what it is to be, with its guard and the entries of its indexes. Guards of schemas come first.
+    fn write(&self, txn: &mut Transaction, place: &Place, touched: Touched) -> Result<()> {
+        let Touched { table, before, found, now } = touched;
+        let key = place.clustering.clone();
+        let condition = match &before {
+            Some(value) => Guarded::OmapEquals { key: key.clone(), value: value.clone() },
+            None => Guarded::OmapAbsent { key: key.clone() },
+        };
+        txn.guards.push(Guard { object: place.partition.clone(), condition });
+        let after = now.as_ref().map(Row::encode);
+        match after {
+            Some(value) if before.as_ref() != Some(&value) => {
+                txn.push(&place.partition, StoreChange::OmapSet { key, value });
+            }
+            None if before.is_some() => txn.push(&place.partition, StoreChange::OmapRemove { key }),
+            // It is as it should be; the guard says that it still is.
+            _ => {}
+        }
+        for index in &table.indexes {
+            let entry = |row: &Row| -> Result<Option<ObjectId>> {
+                let Some(Some(value)) = row.column(&table, index.column) else { return Ok(None) };
+                let mut bytes = Vec::new();
+                key::push(&mut bytes, &value, Order::Asc);
+                if bytes.len() > KEY_BYTES_MAX {
+                    let why =
+                        format!("an indexed value of {} bytes exceeds KEY_BYTES_MAX = {KEY_BYTES_MAX}", bytes.len());
+                    return Err(Error::invalid("value", why));
+                }
+                Ok(Some(names::index(table.id, index.id, &bytes)))
+            };
+            let old = found.as_ref().map(entry).transpose()?.flatten();
+            let new = now.as_ref().map(entry).transpose()?.flatten();
+            if old == new {
+                continue;
+            }
+            let key = names::index_key(&place.partition_key, &place.clustering);
+            if let Some(old) = old {
+                txn.push(&old, StoreChange::OmapRemove { key: key.clone() });
+            }
+            if let Some(new) = new {
+                txn.push(&new, StoreChange::OmapSet { key, value: Bytes::new() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the rows of a table that have expired. Reads do not show them before either. Returns their number.
+    ///
+    /// # Errors
+    /// [`Error::Missing`]; the store's.
+    pub fn sweep(&self, name: &TableName) -> Result<u64> {
+        let table = self.load(name)?;
+        let now_ms = self.now_ms();
+        let mut removed = 0;
+        self.for_each_row(&table, |place, bytes| {
+            let row = decode(&table, place, bytes)?;
+            if row.expired(now_ms) {
+                let _lock = self.lock(std::iter::once(place.partition.hash64()));
+                let mut txn = Transaction::with(Durability::Applied);
+                guarded(&mut txn, &table);
+                let touched =
+                    Touched { table: Arc::clone(&table), before: Some(bytes.clone()), found: Some(row), now: None };
+                self.write(&mut txn, place, touched)?;
+                match self.store.submit(txn).wait() {
+                    Ok(_) => removed += 1,
+                    // It was written meanwhile.
+                    Err(StoreError::GuardFailed { .. }) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Ok(())
+        })?;
+        Ok(removed)
+    }
+
+    /// Writes the entries of a new index for the rows that are there. Mutations since the schema changed write their own.
+    fn fill_index(&self, table: &Arc<Table>) -> Result<()> {
+        self.for_each_row(table, |place, bytes| {
+            let row = decode(table, place, bytes)?;
+            let _lock = self.lock(std::iter::once(place.partition.hash64()));
+            for attempt in 0.. {
+                let now = self.store.omap_get(&place.partition, &place.clustering).wait()?;
+                let Some(now) = now else { break };
+                let mut txn = Transaction::with(Durability::Applied);
+                guarded(&mut txn, table);
+                let row = if now == *bytes { row.clone() } else { decode(table, place, &now)? };
+                let touched = Touched { table: Arc::clone(table), before: Some(now), found: None, now: Some(row) };
+                self.write(&mut txn, place, touched)?;
+                if txn.ops.is_empty() {
+                    break;
+                }
+                match self.store.submit(txn).wait() {
+                    Ok(_) => break,
+                    Err(StoreError::GuardFailed { .. }) if attempt < ATTEMPTS_MAX => {
+                        // The schema changed again: whoever did that does not drop this index, or it does not matter any more.
+                        if !self.is_current(table)? {
+                            return Err(Error::invalid(
+                                "index",
+                                "the table was changed while the index was filled: make it again",
+                            ));
+                        }
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Ok(())
+        })?;
+        self.store.sync().wait()?;
+        Ok(())
+    }
+}
+
+/// A row from what is stored.
+pub(crate) fn decode(table: &Table, place: &Place, bytes: &Bytes) -> Result<Row> {
+    Row::decode(bytes).map_err(|why| Error::damaged(format!("row of table {} in {}", table.id, place.partition), why))
+}
+
+/// The key's columns in the order of the schema, as bytes.
+fn encode_columns(
+    table: &Table,
+    columns: impl Iterator<Item = (u16, Order)>,
+    values: &Values,
+    what: &'static str,
+) -> Result<Bytes> {
+    let mut bytes = Vec::new();
+    for (id, order) in columns {
+        let Some(column) = table.column_numbered(id) else { continue };
+        let found = values.iter().find(|(name, _)| *name == column.name);
+        let (_, value) = found.ok_or_else(|| Error::invalid(what, format!("column {} is missing", column.name)))?;
+        table.check_value(column, value)?;
+        key::push(&mut bytes, value, order);
+    }
+    if bytes.len() > KEY_BYTES_MAX {
+        return Err(Error::invalid(what, format!("{} bytes exceed KEY_BYTES_MAX = {KEY_BYTES_MAX}", bytes.len())));
+    }
+    Ok(bytes.into())
+}
+
+pub(crate) fn encode_partition(table: &Table, values: &Values) -> Result<Bytes> {
+    let columns = table.partition_key.iter().map(|id| (*id, Order::Asc));
+    encode_columns(table, columns, values, "partition key")
+}
+
+/// Where a row stands.
+pub(crate) fn place(table: &Table, key: &Key) -> Result<Place> {
+    for (number, (name, _)) in key.0.iter().enumerate() {
+        let column = table.column(name)?;
+        if !table.is_key(column.id) {
+            return Err(Error::invalid("key", format!("column {name} is not part of it")));
+        }
+        if key.0[..number].iter().any(|(other, _)| other == name) {
+            return Err(Error::invalid("key", format!("column {name} is there twice")));
+        }
+    }
+    let partition_key = encode_partition(table, &key.0)?;
+    let clustering = encode_columns(table, table.clustering_key.iter().copied(), &key.0, "clustering key")?;
+    Ok(Place { partition: names::partition(table.id, &partition_key), partition_key, clustering })
+}
+
+/// A row with its names: the key's columns, then the others that are there.
+pub(crate) fn record(table: &Table, place: &Place, row: &Row, columns: &[String]) -> Record {
+    let wanted = |name: &str| columns.is_empty() || columns.iter().any(|column| column == name);
+    let mut record = Record::default();
+    let (mut partition, mut clustering) = (&place.partition_key[..], &place.clustering[..]);
+    for id in &table.partition_key {
+        if let Some(column) = table.column_numbered(*id) {
+            let value = key::pop(&mut partition, column.data_type, Order::Asc);
+            record.columns.push((column.name.clone(), value));
+        }
+    }
+    for (id, order) in &table.clustering_key {
+        if let Some(column) = table.column_numbered(*id) {
+            let value = key::pop(&mut clustering, column.data_type, *order);
+            record.columns.push((column.name.clone(), value));
+        }
+    }
+    for column in &table.columns {
+        if !table.is_key(column.id)
+            && wanted(&column.name)
+            && let Some(value) = row.column(table, column.id)
+        {
+            record.columns.push((column.name.clone(), value));
+        }
+    }
+    record
+}
+
+fn filtered(table: &Table, place: &Place, filter: &Filter, row: &Row) -> bool {
+    if *filter == Filter::always() {
+        return true;
+    }
+    let record = record(table, place, row, &[]);
+    filter.holds(&|name| record.get(name).map(|value| value.cloned()))
+}
+
+fn holds(table: &Table, place: &Place, condition: &Condition, row: Option<&Row>) -> bool {
+    match (condition, row) {
+        (Condition::Always, _) | (Condition::Exists, Some(_)) | (Condition::NotExists, None) => true,
+        (Condition::If(filter), Some(row)) => filtered(table, place, filter, row),
+        _ => false,
+    }
+}
+
+fn check_mutation(table: &Table, mutation: &Mutation) -> Result<()> {
+    if let Condition::If(filter) = &mutation.condition {
+        if *filter == Filter::always() {
+            return Err(Error::invalid("condition", "it is empty: say what must hold, or that the row must exist"));
+        }
+        filter.check(table)?;
+    }
+    let Change::Put { columns, .. } = &mutation.change else { return Ok(()) };
+    for (number, (name, value)) in columns.iter().enumerate() {
+        let column = table.column(name)?;
+        if table.is_key(column.id) {
+            return Err(Error::invalid("put", format!("column {name} is part of the key")));
+        }
+        if columns[..number].iter().any(|(other, _)| other == name) {
+            return Err(Error::invalid("put", format!("column {name} is there twice")));
+        }
+        if let Some(value) = value {
+            table.check_value(column, value)?;
+        }
+    }
+    Ok(())
+}
+
+impl MapStorage for Waist {
+    fn capability(&self) -> MapCapability {
+        let store = self.store.capability();
+        MapCapability {
+            storage: store.backend,
+            atomicity: if self.whole() { Atomicity::Storage } else { Atomicity::Record },
+            indexes: self.whole(),
+            filters: true,
+            expiry: true,
+            persistent: store.persistent,
+        }
+    }
+
+    fn create_namespace(&self, namespace: &str) -> Result<()> {
+        self.make_namespace(namespace)
+    }
+
+    fn drop_namespace(&self, namespace: &str) -> Result<()> {
+        self.remove_namespace(namespace)
+    }
+
+    fn namespaces(&self) -> Result<Vec<String>> {
+        self.all_namespaces()
+    }
+
+    fn create_table(&self, name: &TableName, schema: &Schema) -> Result<()> {
+        if !self.whole() {
+            return Err(Error::Unsupported {
+                storage: self.store.capability().backend,
+                what: "keep tables: rows, schemas and indexes change together, and its transactions are of one object",
+            });
+        }
+        self.make_table(name, schema)
+    }
+
+    fn table(&self, name: &TableName) -> Result<Arc<Table>> {
+        self.load(name)
+    }
+
+    fn tables(&self, namespace: &str) -> Result<Vec<String>> {
+        self.check_namespace(namespace)?;
+        self.names_of(namespace)
+    }
+
+    fn drop_table(&self, name: &TableName) -> Result<()> {
+        self.remove_table(name)
+    }
+
+    fn truncate_table(&self, name: &TableName) -> Result<()> {
+        self.truncate(name)
+    }
+
+    fn rename_table(&self, name: &TableName, to: &str) -> Result<()> {
+        self.rename(name, to)
+    }
+
+    fn alter_table(&self, name: &TableName, change: &Alter) -> Result<()> {
+        self.alter(name, change)
+    }
+
+    fn create_index(&self, name: &TableName, column: &str) -> Result<()> {
+        let table = self.change_table(name, |table, _| table.add_index(column).map(drop))?;
+        self.fill_index(&Arc::new(table))
+    }
+
+    fn drop_index(&self, name: &TableName, column: &str) -> Result<()> {
+        self.change_table(name, |table, txn| {
+            let key = names::garbage_key(table.id, Some(table.drop_index(column)?));
+            txn.push(&names::catalogue(), StoreChange::OmapSet { key, value: Bytes::new() });
+            Ok(())
+        })?;
+        self.work()?;
+        Ok(())
+    }
+
+    fn get(&self, get: &Get) -> Result<Option<Record>> {
+        let table = &*self.current(&get.table)?;
+        get.filter.check(table)?;
+        get.columns.iter().try_for_each(|name| table.column(name).map(drop))?;
+        let place = place(table, &get.key)?;
+        let found = self.store.omap_get(&place.partition, &place.clustering).wait()?;
+        let Some(bytes) = found else { return Ok(None) };
+        let row = decode(table, &place, &bytes)?;
+        let matches = !row.expired(self.now_ms()) && filtered(table, &place, &get.filter, &row);
+        Ok(matches.then(|| record(table, &place, &row, &get.columns)))
+    }
+
+    fn scan(&self, scan: &Scan) -> Result<Page> {
+        self.scan_table(&self.current(&scan.table)?, scan)
+    }
+
+    fn mutate(&self, mutations: &[Mutation], durability: Durability) -> Result<Completion<()>> {
+        if mutations.is_empty() || mutations.len() > MUTATIONS_MAX {
+            let why = format!("{}: expected 1 to {MUTATIONS_MAX} (MUTATIONS_MAX)", mutations.len());
+            return Err(Error::invalid("number of mutations", why));
+        }
+        let mut looked = false;
+        for _ in 0..ATTEMPTS_MAX {
+            match self.try_mutate(mutations, durability) {
+                Ok(Some(done)) => return Ok(done),
+                Ok(None) => {}
+                // The schema that was seen may be old.
+                Err(Error::Missing { .. } | Error::Invalid { .. }) if !looked => {
+                    looked = true;
+                    mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Contended { what: format!("rows of table {}", mutations[0].table), attempts: ATTEMPTS_MAX })
+    }
+}
