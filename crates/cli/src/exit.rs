@@ -12,7 +12,7 @@ pub enum Code {
     Failure = 1,
     /// The command line or the configuration is wrong. (clap ends with this code as well.)
     Usage = 2,
-    /// What was asked for does not exist: the store, the namespace or the key, the image or the snapshot.
+    /// What was asked for does not exist: the store, the namespace or the key, the image or the snapshot, the log or the consumer.
     NotFound = 3,
     /// The store is damaged.
     Damage = 4,
@@ -46,6 +46,11 @@ impl Failure {
     /// The command line or the configuration is wrong.
     pub fn usage(message: impl Into<String>) -> Self {
         Self::new(Code::Usage, message)
+    }
+
+    /// Why it ended.
+    pub fn code(&self) -> Code {
+        self.code
     }
 
     /// The exit code.
@@ -93,6 +98,17 @@ fn volume_code(error: &esker::volume::Error) -> Code {
     }
 }
 
+fn log_code(error: &esker::log::Error) -> Code {
+    use esker::log::Error;
+    match error {
+        Error::Store(error) => store_code(error),
+        Error::NoLog { .. } => Code::NotFound,
+        Error::Invalid { .. } | Error::PastTail { .. } => Code::Usage,
+        Error::Damaged { .. } => Code::Damage,
+        _ => Code::Failure,
+    }
+}
+
 fn device_code(error: &esker::device::Error) -> Code {
     match error {
         esker::device::Error::InUse { .. } => Code::InUse,
@@ -114,6 +130,7 @@ impl From<esker::Error> for Failure {
             esker::Error::Store(error) => store_code(error),
             esker::Error::Device(error) => device_code(error),
             esker::Error::Kv(esker::kv::Error::Store(error)) => store_code(error),
+            esker::Error::Log(error) => log_code(error),
             esker::Error::Volume(error) => volume_code(error),
             _ => Code::Failure,
         };
@@ -129,6 +146,12 @@ impl From<esker::objects::Error> for Failure {
 
 impl From<esker::kv::Error> for Failure {
     fn from(error: esker::kv::Error) -> Self {
+        esker::Error::from(error).into()
+    }
+}
+
+impl From<esker::log::Error> for Failure {
+    fn from(error: esker::log::Error) -> Self {
         esker::Error::from(error).into()
     }
 }

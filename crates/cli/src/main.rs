@@ -66,6 +66,8 @@ enum Command {
     Kv(commands::kv::KvArguments),
     /// Virtual disks of a store that no server has open: images, snapshots, clones, exports
     Volume(commands::volume::Volume),
+    /// Shared logs of a store that no server has open: append, read, follow, trim, check
+    Log(Box<commands::log::LogArguments>),
     /// Measure the engine inside this process
     Bench(commands::bench::Bench),
     /// Turn files of `bench objects --json` into one page with plots
@@ -106,6 +108,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Stat(command) => command.run(settings),
         Command::Kv(command) => command.run(&settings),
         Command::Volume(command) => command.run(&settings),
+        Command::Log(command) => command.run(&settings),
         Command::Bench(command) => command.run(&settings),
         Command::Report(command) => command.run(),
         Command::Config => commands::print(&Settings::default().print()),

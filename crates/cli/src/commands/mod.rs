@@ -12,6 +12,7 @@ pub mod dump;
 pub mod format;
 pub mod grow;
 pub mod kv;
+pub mod log;
 pub mod objects;
 pub mod repair;
 pub mod report;
