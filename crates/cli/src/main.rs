@@ -70,7 +70,7 @@ enum Command {
     Log(Box<commands::log::LogArguments>),
     /// Measure the engine inside this process
     Bench(commands::bench::Bench),
-    /// Turn files of `bench objects --json` into one page with plots
+    /// Turn files of `bench objects --json` and `bench log --json` into one page with plots
     Report(commands::report::Report),
     /// Print the default configuration file, every key explained
     Config,

@@ -1,4 +1,4 @@
-//! `esker bench`: `objects` is in a module of its own; `kv` is a load on the key-value face inside this process, with latencies.
+//! `esker bench`: `objects` and `log` are in modules of their own; `kv` is a load on the key-value face inside this process, with latencies.
 //!
 //! fill (every key once) → mix (random reads and writes) → ops/s and percentiles per operation
 //!
@@ -40,6 +40,8 @@ enum What {
     Kv(KvBench),
     /// Load the objects of several backends in turn: writes, reads, overwrites, omap, names
     Objects(super::objects::ObjectsBench),
+    /// Load the shared log: its layouts on several backends, its sequencer, opening, trimming
+    Log(super::log::bench::LogBench),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -103,6 +105,7 @@ impl Bench {
         let bench = match self.what {
             What::Kv(bench) => bench,
             What::Objects(bench) => return bench.run(settings),
+            What::Log(bench) => return bench.run(settings),
         };
         let scratch = bench.store.given().is_none().then(|| PathBuf::from(SCRATCH));
         if scratch.as_ref().is_some_and(|folder| folder.exists()) {

@@ -1,4 +1,4 @@
-//! `esker report`: files of `esker bench objects` as one page with plots, which needs nothing but itself.
+//! `esker report`: files of `esker bench objects` and `esker bench log` as one page with plots, which needs nothing but itself.
 //!
 //! files → cells → for each phase: plots over the object's size and over the number in flight, then its table → HTML
 //!
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use clap::Args;
 use plotters::prelude::*;
 
-use super::objects::outcome::{Cell, FORMAT, Run, size};
+use super::objects::outcome::{Cell, FORMAT, Plot, Run, Table, size};
 use crate::exit::{Code, Failure};
 
 /// Width and height of a plot in its own units; the page scales it.
@@ -31,7 +31,7 @@ const STYLE: &str = "body{font:16px/1.5 sans-serif;margin:1rem auto;max-width:72
 /// The arguments of `esker report`.
 #[derive(Args)]
 pub struct Report {
-    /// Files that `esker bench objects --json` wrote
+    /// Files that `esker bench objects --json` and `esker bench log --json` wrote
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// The page to write
@@ -56,7 +56,7 @@ const FIGURES: [Figure; 4] = [
 
 /// One plot's horizontal axis: places with their names.
 struct Axis {
-    name: &'static str,
+    name: String,
     labels: Vec<String>,
 }
 
@@ -108,6 +108,23 @@ fn page(runs: &[(String, Run)]) -> Result<String, Failure> {
             body.push_str("</div>\n");
             body.push_str(&rows(&cells));
         }
+        if !run.plots.is_empty() {
+            body.push_str("<h2>comparison</h2>\n<div class=\"plots\">\n");
+            for Plot { title, axis, labels, unit, lines } in &run.plots {
+                let axis = Axis { name: axis.clone(), labels: labels.clone() };
+                // A file may have been written by hand: a point without a place is none, nor is what no logarithm has.
+                let drawable = |(place, value): &&(usize, f64)| *place < labels.len() && *value > 0.0;
+                let lines: Vec<Line> = lines
+                    .iter()
+                    .map(|(name, points)| (name.clone(), points.iter().filter(drawable).copied().collect()))
+                    .collect();
+                if let Some(plot) = drawn(title, &axis, unit, &lines)? {
+                    body.push_str(&format!("<figure>{plot}</figure>\n"));
+                }
+            }
+            body.push_str("</div>\n");
+        }
+        body.extend(run.tables.iter().map(table));
     }
     Ok(format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Objects: measurements</title>\n<style>{STYLE}</style></head>\n<body>\n{body}</body></html>\n"
@@ -120,23 +137,23 @@ fn plots(cells: &[&Cell]) -> Result<Vec<String>, Failure> {
     let numbers: Vec<u64> = cells.iter().map(|cell| cell.in_flight).collect::<BTreeSet<_>>().into_iter().collect();
     let mut found = Vec::new();
     if sizes.len() > 1 {
-        let axis = Axis { name: "object size", labels: sizes.iter().map(|bytes| size(*bytes)).collect() };
+        let axis = Axis { name: "object size".into(), labels: sizes.iter().map(|bytes| size(*bytes)).collect() };
         for in_flight in &numbers {
             let part: Vec<&Cell> = cells.iter().copied().filter(|cell| cell.in_flight == *in_flight).collect();
             for figure in FIGURES {
                 let lines = lines(&part, figure, |cell| sizes.iter().position(|bytes| *bytes == cell.object_bytes));
-                found.extend(drawn(&format!("{}, {in_flight} in flight", figure.title), &axis, figure, &lines)?);
+                found.extend(drawn(&format!("{}, {in_flight} in flight", figure.title), &axis, figure.unit, &lines)?);
             }
         }
     }
     if numbers.len() > 1 || sizes.len() == 1 {
-        let axis = Axis { name: "operations in flight", labels: numbers.iter().map(u64::to_string).collect() };
+        let axis = Axis { name: "operations in flight".into(), labels: numbers.iter().map(u64::to_string).collect() };
         for bytes in &sizes {
             let part: Vec<&Cell> = cells.iter().copied().filter(|cell| cell.object_bytes == *bytes).collect();
             for figure in FIGURES {
                 let lines = lines(&part, figure, |cell| numbers.iter().position(|number| *number == cell.in_flight));
                 let of = if *bytes == 0 { String::new() } else { format!(", objects of {}", size(*bytes)) };
-                found.extend(drawn(&format!("{}{of}", figure.title), &axis, figure, &lines)?);
+                found.extend(drawn(&format!("{}{of}", figure.title), &axis, figure.unit, &lines)?);
             }
         }
     }
@@ -170,7 +187,7 @@ fn short(value: f64) -> String {
     }
 }
 
-fn drawn(title: &str, axis: &Axis, figure: Figure, lines: &[Line]) -> Result<Option<String>, Failure> {
+fn drawn(title: &str, axis: &Axis, unit: &str, lines: &[Line]) -> Result<Option<String>, Failure> {
     let values = || lines.iter().flat_map(|(_, points)| points.iter().map(|point| point.1));
     if values().next().is_none() {
         return Ok(None);
@@ -203,8 +220,8 @@ fn drawn(title: &str, axis: &Axis, figure: Figure, lines: &[Line]) -> Result<Opt
             .x_labels(3 * axis.labels.len() + 2)
             .x_label_formatter(&name)
             .y_label_formatter(&|value| short(*value))
-            .x_desc(axis.name)
-            .y_desc(figure.unit)
+            .x_desc(&axis.name)
+            .y_desc(unit)
             .label_style((FONT, 13))
             .light_line_style(RGBColor(238, 238, 238))
             .draw();
@@ -274,6 +291,20 @@ fn rows(cells: &[&Cell]) -> String {
     out
 }
 
+fn table(table: &Table) -> String {
+    let cells = |name: &str, cells: Vec<String>| -> String {
+        cells.iter().map(|cell| format!("<{name}>{}</{name}>", escape(cell))).collect()
+    };
+    let rows =
+        table.rows.iter().map(|row| format!("<tr>{}</tr>\n", cells("td", row.iter().map(Table::shown).collect())));
+    format!(
+        "<h2>{}</h2>\n<div class=\"wide\"><table><thead><tr>{}</tr></thead><tbody>\n{}</tbody></table></div>\n",
+        escape(&table.title),
+        cells("th", table.columns.clone()),
+        rows.collect::<String>()
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -309,6 +340,18 @@ mod tests {
                 cell("a<b>", 1 << 20, 10),
                 cell("c", 1 << 20, 9),
             ],
+            tables: vec![Table {
+                title: "ratio & more".into(),
+                columns: vec!["size".into(), "v2/v1".into()],
+                rows: vec![vec!["<4k>".into(), 2.456.into()], vec!["8k".into(), serde_json::Value::Null]],
+            }],
+            plots: vec![Plot {
+                title: "ratios".into(),
+                axis: "entry size".into(),
+                labels: vec!["4 KiB".into()],
+                unit: "ratio of rates".into(),
+                lines: vec![("v2/v1".into(), vec![(0, 2.4), (7, 1.0), (0, 0.0)])],
+            }],
         }
     }
 
@@ -324,6 +367,9 @@ mod tests {
             "4 KiB",
             "1 MiB",
             "run &amp; run",
+            "ratio of rates",
+            "<td>&lt;4k&gt;</td><td>2.46</td>",
+            "ratio &amp; more",
         ] {
             assert!(page.contains(expected), "{expected:?} is not on the page");
         }

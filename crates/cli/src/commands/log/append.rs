@@ -11,7 +11,7 @@ use std::io::{BufWriter, Write};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use clap::Args;
-use esker::log::{BATCH_BYTES_MAX, BATCH_MAX, Completion, Log, Record, Writer};
+use esker::log::{BATCH_MAX, Completion, Log, Record, Writer};
 use esker::{Bytes, Durability};
 use serde_json::json;
 
@@ -23,7 +23,7 @@ use crate::progress;
 
 /// Bytes of entries that are under way at once, at most.
 const UNDER_WAY_BYTES_MAX: usize = 64 << 20;
-/// Bytes that a chunk of input is cut at.
+/// Bytes of a chunk of input, but for an entry that is larger by itself.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// The arguments of `esker log append`.
@@ -158,39 +158,36 @@ fn read<R: std::io::Read>(
     batch: usize,
     mut hand_on: impl FnMut(Result<Vec<Record>, Failure>) -> bool,
 ) {
-    let (mut chunk, mut bytes) = (Vec::new(), 0);
+    let (mut chunk, mut bytes): (Vec<Record>, usize) = (Vec::new(), 0);
     loop {
-        match records.next() {
+        let next = records.next();
+        // A large entry goes alone: the store may have no room for others beside it in one transaction.
+        let more = matches!(&next, Ok(Some(record)) if chunk.len() < batch && bytes + record.data.len() <= CHUNK_BYTES);
+        if !chunk.is_empty() && !more {
+            bytes = 0;
+            if !hand_on(Ok(std::mem::take(&mut chunk))) {
+                return;
+            }
+        }
+        match next {
             Ok(Some(record)) => {
                 bytes += record.data.len();
                 chunk.push(record);
-                let full = chunk.len() >= batch || bytes >= CHUNK_BYTES;
-                if !full && records.at_hand() {
-                    continue;
-                }
-                bytes = 0;
-                if !hand_on(Ok(std::mem::take(&mut chunk))) {
-                    return;
-                }
             }
-            Ok(None) => {
-                if !chunk.is_empty() {
-                    hand_on(Ok(chunk));
-                }
+            Ok(None) => return,
+            Err(failure) => {
+                hand_on(Err(failure));
                 return;
             }
-            Err(failure) => {
-                if chunk.is_empty() || hand_on(Ok(chunk)) {
-                    hand_on(Err(failure));
-                }
+        }
+        if !records.at_hand() {
+            bytes = 0;
+            if !hand_on(Ok(std::mem::take(&mut chunk))) {
                 return;
             }
         }
     }
 }
-
-// A chunk ends with the entry that reaches its bytes, so the largest entry above must still fit into a batch.
-const _: () = assert!(CHUNK_BYTES + esker::log::ENTRY_BYTES_MAX as usize <= BATCH_BYTES_MAX);
 
 impl<W: Write> Pipeline<'_, W> {
     fn run(

@@ -7,6 +7,7 @@
 //! 2. Long work may be interrupted; the same command goes on, and `clean` finishes what was left half made or half deleted.
 
 mod append;
+pub mod bench;
 mod read;
 mod wire;
 

@@ -1,22 +1,21 @@
 //! What the threads do in each phase, and what is measured of it.
 //!
-//! [`Drive::run`]: threads start together → operations until the time is over or nothing is left → histogram, counters
+//! [`Drive::run`]: threads ([`Load`]) → operations until the time is over or nothing is left → histogram, counters
 //!
 //! Invariants:
 //! 1. An operation is done when it is durable (or its answer may be shown): every thread waits for its own.
 //! 2. The same seed gives the same contents and the same random choices per thread; only their number differs.
 
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use esker::Bytes;
 use esker::objects::{Change, Collection, ObjectId, ObjectStore, Transaction};
-use hdrhistogram::Histogram;
 
-use super::outcome::{Cell, Latency};
+use super::outcome::Cell;
 use super::target::Opened;
+use super::threads::Load;
 use crate::exit::{Code, Failure};
 
 /// The collection that everything is in.
@@ -94,7 +93,7 @@ impl Contents {
     }
 
     /// `len` bytes for the thing of this number.
-    fn part(&self, number: u64, len: u64) -> Bytes {
+    pub fn part(&self, number: u64, len: u64) -> Bytes {
         let at = (number.wrapping_mul(7_919) % (1 << 20)) as usize;
         self.0.slice(at..at + len as usize)
     }
@@ -102,38 +101,6 @@ impl Contents {
 
 fn object(number: u64) -> ObjectId {
     ObjectId::new(COLLECTION.into(), format!("object {number:012}"))
-}
-
-/// What was counted before and after.
-struct Counters {
-    write_bytes: Option<u64>,
-    flushes: Option<u64>,
-    syncs: Option<u64>,
-    cpu_seconds: f64,
-}
-
-impl Counters {
-    fn read(opened: &Opened, device: Option<&str>) -> Self {
-        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        Self {
-            write_bytes: own_write_bytes(),
-            flushes: device.and_then(device_flushes),
-            syncs: opened.store.syncs(),
-            cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
-        }
-    }
-}
-
-fn own_write_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/io").ok()?;
-    text.lines().find_map(|line| line.strip_prefix("write_bytes: "))?.trim().parse().ok()
-}
-
-/// Flushes of a device since the machine started: the 18th figure behind its name.
-fn device_flushes(device: &str) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/diskstats").ok()?;
-    let line = text.lines().find(|line| line.split_whitespace().take(2).eq(device.split(':')))?;
-    line.split_whitespace().nth(18)?.parse().ok()
 }
 
 /// Makes `count` objects of `bytes`, quickly, and makes them durable.
@@ -155,76 +122,31 @@ pub fn create_collection(store: &dyn ObjectStore) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a thread has done: latencies in nanoseconds, and payload in bytes.
-type Done = (Histogram<u64>, u64);
-
 impl Drive<'_> {
     /// Runs the phase.
     pub fn run(&self, backend: &str, contents: &Contents) -> Result<Cell, Failure> {
         let next = AtomicU64::new(0);
-        let failed = AtomicBool::new(false);
-        let start = Barrier::new(self.in_flight as usize + 1);
-        let (before, began, results) = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.in_flight)
-                .map(|thread| {
-                    let (next, start, failed) = (&next, &start, &failed);
-                    scope.spawn(move || {
-                        start.wait();
-                        let done = self.thread(thread, next, failed, contents);
-                        if done.is_err() {
-                            failed.store(true, Ordering::Relaxed);
-                        }
-                        done
-                    })
-                })
-                .collect();
-            let before = Counters::read(self.opened, self.device);
-            let began = Instant::now();
-            start.wait();
-            let done = threads.into_iter().map(|thread| thread.join().expect("a bench thread does not panic"));
-            let results: Vec<Result<Done, Failure>> = done.collect();
-            (before, began, results)
-        });
-        let seconds = began.elapsed().as_secs_f64();
-        let after = Counters::read(self.opened, self.device);
-        let (mut latencies, mut payload_bytes) = (histogram()?, 0);
-        for result in results {
-            let (done, bytes) = result?;
-            // Adding histograms of equal bounds cannot fail.
-            let _ = latencies.add(&done);
-            payload_bytes += bytes;
-        }
-        let between = |before: Option<u64>, after: Option<u64>| Some(after?.saturating_sub(before?));
-        Ok(Cell {
-            backend: backend.to_string(),
+        let load = Load {
+            opened: self.opened,
+            backend,
             phase: self.phase.name(),
             object_bytes: self.object_bytes,
             in_flight: self.in_flight,
-            seconds,
-            operations: latencies.len(),
-            payload_bytes,
-            latency: Latency::of(&latencies),
-            device_write_bytes: between(before.write_bytes, after.write_bytes),
-            syncs: between(before.syncs, after.syncs),
-            // A figure that has never moved is of a device whose flushes nobody counts.
-            device_flushes: between(before.flushes, after.flushes.filter(|flushes| *flushes > 0)),
-            cpu_seconds: after.cpu_seconds - before.cpu_seconds,
+            threads: self.in_flight,
+            time: self.time,
+            device: self.device,
+        };
+        load.run(|thread, tally| {
+            let mut random = fastrand::Rng::with_seed(self.seed.wrapping_mul(1_000_003).wrapping_add(thread));
+            let mut after: Option<Bytes> = None;
+            while tally.goes_on() {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let started = Instant::now();
+                let Some(bytes) = self.operation(number, &mut random, &mut after, contents)? else { break };
+                tally.done(started, bytes);
+            }
+            Ok(())
         })
-    }
-
-    fn thread(&self, thread: u64, next: &AtomicU64, failed: &AtomicBool, contents: &Contents) -> Result<Done, Failure> {
-        let mut random = fastrand::Rng::with_seed(self.seed.wrapping_mul(1_000_003).wrapping_add(thread));
-        let (mut latencies, mut payload) = (histogram()?, 0);
-        let mut after: Option<Bytes> = None;
-        let began = Instant::now();
-        while began.elapsed() < self.time && !failed.load(Ordering::Relaxed) {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            let started = Instant::now();
-            let Some(bytes) = self.operation(number, &mut random, &mut after, contents)? else { break };
-            latencies.saturating_record(started.elapsed().as_nanos() as u64);
-            payload += bytes;
-        }
-        Ok((latencies, payload))
     }
 
     /// Does one operation; its payload, or `None` when nothing is left to do.
@@ -292,8 +214,4 @@ impl Drive<'_> {
             }
         }
     }
-}
-
-fn histogram() -> Result<Histogram<u64>, Failure> {
-    Histogram::new_with_bounds(1, 600_000_000_000, 3).map_err(|error| Failure::new(Code::Failure, error.to_string()))
 }

@@ -11,7 +11,8 @@
 
 pub mod load;
 pub mod outcome;
-mod target;
+pub mod target;
+pub mod threads;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -126,6 +127,8 @@ impl ObjectsBench {
             processors: std::thread::available_parallelism().map_or(1, |n| n.get()),
             seed: self.seed,
             cells: Vec::new(),
+            tables: Vec::new(),
+            plots: Vec::new(),
         };
         for (number, scene) in scenes.iter().enumerate() {
             for target in &targets {
@@ -225,14 +228,15 @@ fn sort(cells: &mut [Cell], targets: &[Target]) {
     cells.sort_by_key(|cell| (phase(cell), cell.object_bytes, cell.in_flight, backend(cell)));
 }
 
-fn save(file: &PathBuf, run: &Run, bar: &ProgressBar) -> Result<(), Failure> {
+/// Writes the figures to a file.
+pub fn save(file: &PathBuf, run: &Run, bar: &ProgressBar) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(run).map_err(|error| Failure::new(Code::Failure, error.to_string()))?;
     std::fs::write(file, text).inspect_err(|_| bar.abandon())?;
     Ok(())
 }
 
 /// The disk that a location's path is on, `major:minor` as /proc/diskstats has it.
-fn device_of(target: &Target) -> Option<String> {
+pub fn device_of(target: &Target) -> Option<String> {
     let device = std::fs::metadata(target.path()).ok()?.dev();
     let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     Some(whole_disk(Path::new("/sys/dev/block"), device))

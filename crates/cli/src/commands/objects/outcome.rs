@@ -1,4 +1,4 @@
-//! What `esker bench objects` measures, as it stands in its JSON files: one cell for each backend, phase, size and number in flight.
+//! What `esker bench objects` and `esker bench log` measure, as it stands in their JSON files: one cell for each backend, phase, size and number in flight.
 //!
 //! Invariant: fields are added, never given another meaning; [`FORMAT`] is raised if one has to be.
 
@@ -29,6 +29,74 @@ pub struct Run {
     pub seed: u64,
     /// The figures.
     pub cells: Vec<Cell>,
+    /// Figures that are not of this form.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<Table>,
+    /// Plots of what was computed from the cells.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub plots: Vec<Plot>,
+}
+
+/// Figures with a title: numbers and texts.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Table {
+    /// What they are of, and how they were measured.
+    pub title: String,
+    /// What stands in each column, with its unit.
+    pub columns: Vec<String>,
+    /// The rows, each as long as the columns; null where there is no figure.
+    pub rows: Vec<Vec<serde_json::Value>>,
+}
+
+impl Table {
+    /// A cell as people read it.
+    pub fn shown(value: &serde_json::Value) -> String {
+        match value {
+            serde_json::Value::Null => "–".into(),
+            serde_json::Value::String(text) => text.clone(),
+            serde_json::Value::Number(number) if number.is_f64() => {
+                let number = number.as_f64().unwrap_or(0.0);
+                if number.abs() >= 100.0 { format!("{number:.0}") } else { format!("{number:.2}") }
+            }
+            other => other.to_string(),
+        }
+    }
+
+    /// As text, columns under one another, the first to the left.
+    pub fn text(&self) -> String {
+        let shown: Vec<Vec<String>> = self.rows.iter().map(|row| row.iter().map(Self::shown).collect()).collect();
+        let lines = || std::iter::once(&self.columns).chain(&shown);
+        let mut widths = vec![0; self.columns.len()];
+        for line in lines() {
+            for (width, cell) in widths.iter_mut().zip(line) {
+                *width = cell.chars().count().max(*width);
+            }
+        }
+        let mut out = format!("{}\n", self.title);
+        for line in lines() {
+            for (number, (cell, width)) in line.iter().zip(&widths).enumerate() {
+                let padding = " ".repeat(width - cell.chars().count());
+                out += &if number == 0 { format!("  {cell}{padding}") } else { format!("  {padding}{cell}") };
+            }
+            out = out.trim_end().to_owned() + "\n";
+        }
+        out
+    }
+}
+
+/// Lines over named places.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Plot {
+    /// What is shown.
+    pub title: String,
+    /// What the places are.
+    pub axis: String,
+    /// Their names.
+    pub labels: Vec<String>,
+    /// What the values are.
+    pub unit: String,
+    /// Name, and points: the number of the place, and the value.
+    pub lines: Vec<(String, Vec<(usize, f64)>)>,
 }
 
 /// What one backend did in one phase.

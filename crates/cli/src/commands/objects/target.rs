@@ -64,28 +64,65 @@ impl Target {
 
     /// Opens an empty store in the folder `name` below the location's path.
     pub fn fresh(&self, name: &str, settings: &Settings) -> Result<Opened, Failure> {
-        let folder = (self.scheme != "memory").then(|| Path::new(&self.path).join(name));
+        let folder = self.on_disk().then(|| Path::new(&self.path).join(name));
         if let Some(folder) = &folder {
             if folder.exists() {
                 return Err(Failure::usage(format!("{} exists already", folder.display())));
             }
             std::fs::create_dir_all(folder)?;
         }
-        let question = if self.options.is_empty() { "" } else { "?" };
-        let at = folder.as_ref().map_or(String::new(), |folder| folder.display().to_string());
-        match builder(settings).open(&format!("{}:{at}{question}{}", self.scheme, self.options)) {
-            Ok(store) => Ok(Opened { objects: store.objects(), store, folder }),
-            Err(error) => {
-                if let Some(folder) = folder {
-                    std::fs::remove_dir_all(folder)?;
-                }
-                Err(error.into())
-            }
+        let opened = self.open(folder.as_deref(), settings);
+        if let (Err(_), Some(folder)) = (&opened, &folder) {
+            std::fs::remove_dir_all(folder)?;
         }
+        opened
+    }
+
+    /// Opens a store again that was closed.
+    pub fn again(&self, mut closed: Closed, settings: &Settings) -> Result<Opened, Failure> {
+        let opened = self.open(closed.0.as_deref(), settings)?;
+        closed.0 = None;
+        Ok(opened)
+    }
+
+    /// Whether its stores are on a disk.
+    pub fn on_disk(&self) -> bool {
+        self.scheme != "memory"
+    }
+
+    fn open(&self, folder: Option<&Path>, settings: &Settings) -> Result<Opened, Failure> {
+        let question = if self.options.is_empty() { "" } else { "?" };
+        let at = folder.map_or(String::new(), |folder| folder.display().to_string());
+        let store = builder(settings).open(&format!("{}:{at}{question}{}", self.scheme, self.options))?;
+        Ok(Opened { objects: store.objects(), store, folder: folder.map(Path::to_path_buf) })
+    }
+}
+
+/// A store that was closed and is still there; it is removed with the value, or opened again.
+pub struct Closed(Option<PathBuf>);
+
+impl Drop for Closed {
+    fn drop(&mut self) {
+        // Why it was not opened again is what is told.
+        let _ = self.0.as_ref().map(std::fs::remove_dir_all);
     }
 }
 
 impl Opened {
+    /// The folder that it is in.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// Closes the store and leaves it where it is.
+    pub fn close(self) -> Result<Closed, Failure> {
+        let Self { objects, store, folder } = self;
+        let closed = Closed(folder);
+        drop(objects);
+        store.close()?;
+        Ok(closed)
+    }
+
     /// Closes the store and removes it.
     pub fn remove(self) -> Result<(), Failure> {
         let Self { objects, store, folder } = self;
