@@ -11,7 +11,6 @@
 //! 2. A batch has consecutive positions, all or none.
 //! Source: CORFU (2012), section 3; ZLog.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
@@ -24,7 +23,7 @@ use crate::format::{self, Kind, Nonce, Placed, STREAM_BYTES_MAX, STREAMS_MAX, St
 use crate::log::{Log, Record};
 use crate::options::Layout;
 use crate::sequencer::Token;
-use crate::view::View;
+use crate::view::{Stripe, View};
 use crate::{Error, Result, head};
 
 /// Most entries in a batch.
@@ -44,8 +43,21 @@ pub(crate) enum Outcome {
     Stale,
 }
 
-/// Entries of one object: their number in the batch, and their local position.
-type Numbers = SmallVec<[(usize, u64); 1]>;
+/// Where an entry of a batch goes.
+#[derive(Clone, Copy)]
+struct At {
+    stripe: Stripe,
+    column: u32,
+    /// Its number in the batch.
+    number: usize,
+    local: u64,
+}
+
+impl At {
+    fn object(&self) -> (u64, u32) {
+        (self.stripe.id, self.column)
+    }
+}
 
 /// Entries on their way.
 pub(crate) struct Batch<'a> {
@@ -138,8 +150,8 @@ impl Log {
         Batch { records, nonce, indexed: false, durability, time_ms: self.now_ms() }
     }
 
-    fn check_batch(&self, view: &View, batch: &Batch<'_>) -> Result<()> {
-        let records = batch.records;
+    fn check_batch(&self, batch: &Batch<'_>) -> Result<()> {
+        let (view, records) = (self.peek(), batch.records);
         if records.is_empty() || records.len() > BATCH_MAX {
             return Err(Error::invalid(
                 "batch",
@@ -177,7 +189,7 @@ impl Log {
     }
 
     pub(crate) fn append_new(&self, batch: &Batch<'_>, expected: Option<u64>) -> Result<Completion<u64>> {
-        self.check_batch(&self.view(), batch)?;
+        self.check_batch(batch)?;
         for _ in 0..head::ATTEMPTS_MAX {
             let token = self.token(batch.records.len() as u32, expected)?;
             match self.write_surely(token, batch)? {
@@ -271,38 +283,41 @@ impl Log {
     /// One transaction. `None`: what it stood on has changed, try again.
     fn try_write(&self, view: &View, token: Token, batch: &Batch<'_>) -> Result<Option<Outcome>> {
         let layout = view.options.layout;
-        let mut by_object: BTreeMap<(u64, u32), Numbers> = BTreeMap::new();
+        let mut placed: SmallVec<[At; 1]> = SmallVec::with_capacity(batch.records.len());
         for number in 0..batch.records.len() {
-            let position = token.position + number as u64;
-            let Some(stripe) = view.stripe(position) else { return Ok(None) };
-            let (column, local) = stripe.locate(position);
-            by_object.entry((stripe.id, column)).or_default().push((number, local));
+            let Some(stripe) = view.stripe(token.position + number as u64) else { return Ok(None) };
+            let (column, local) = stripe.locate(token.position + number as u64);
+            placed.push(At { stripe, column, number, local });
         }
+        // In the order of objects: batches do not wait for each other in a ring.
+        placed.sort_by_key(At::object);
+        let objects =
+            || placed.chunk_by(|one, other| one.object() == other.object()).map(|entries| (entries[0], entries));
         let ends: Vec<_> = match layout {
-            Layout::Stream => by_object.keys().map(|(stripe, column)| self.end_of(*stripe, *column)).collect(),
+            Layout::Stream => objects().map(|(at, _)| self.end_of(at.stripe.id, at.column)).collect(),
             Layout::Omap | Layout::Slots => Vec::new(),
         };
-        // In the order of objects: batches do not wait for each other in a ring.
         let mut ends: Vec<MutexGuard<'_, Option<u64>>> = ends.iter().map(|end| end.lock()).collect();
         let mut guards = Guards {
             txn: Transaction::with(batch.durability).compress(view.options.compression),
-            meaning: Vec::with_capacity(3),
+            meaning: SmallVec::new(),
         };
+        guards.txn.guards.reserve_exact(2 * objects().count() + placed.len());
         let mut grown = Vec::new();
-        for (place, ((id, column), entries)) in by_object.iter().enumerate() {
-            let object = format::data(self.inner.id, *id, *column);
+        for (place, (first, entries)) in objects().enumerate() {
+            let object = self.object(&first.stripe, first.column);
             guards.epoch(&object, token.epoch);
-            guards.untrimmed(&object, entries[0].1);
-            for (_, local) in entries {
-                guards.absent(&object, layout, *local);
+            guards.untrimmed(&object, first.local);
+            for at in entries {
+                guards.absent(&object, layout, at.local);
             }
             let mut end = None;
-            for (number, local) in entries {
-                let record = &batch.records[*number];
-                let nonce = batch.nonce(*number);
+            for At { number, local, .. } in entries.iter().copied() {
+                let record = &batch.records[number];
+                let nonce = batch.nonce(number);
                 let mut stored = Stored {
                     kind: Kind::Data,
-                    position: token.position + *number as u64,
+                    position: token.position + number as u64,
                     nonce,
                     time_ms: batch.time_ms,
                     streams: record.streams.clone(),
@@ -325,9 +340,9 @@ impl Log {
                     guards.txn.push(&object, Change::Write { offset, data: record.data.clone() });
                     end = Some(offset + u64::from(len));
                 }
-                guards.txn.push(&object, cells::set(layout, *local, stored.encode()));
+                guards.txn.push(&object, cells::set(layout, local, stored.encode()));
                 for stream in &record.streams {
-                    let key = format::stream_key(stream, *local);
+                    let key = format::stream_key(stream, local);
                     guards.txn.push(&object, Change::OmapSet { key, value: Bytes::new() });
                 }
                 if batch.indexed {
@@ -357,7 +372,7 @@ impl Log {
             Err(StoreError::GuardFailed { index }) => match self.refused(&guards.meaning, index) {
                 Guarded::Epoch => {
                     drop(ends);
-                    self.refused_epoch(token, by_object.keys())
+                    self.refused_epoch(token, objects().map(|(at, _)| at.object()))
                 }
                 Guarded::Trim => Ok(Some(Outcome::Trimmed)),
                 Guarded::Absent => Ok(Some(Outcome::Taken)),
@@ -375,11 +390,7 @@ impl Log {
     }
 
     /// The epoch's guard failed: a newer epoch, or the object is gone with what was trimmed.
-    fn refused_epoch<'k>(
-        &self,
-        token: Token,
-        objects: impl Iterator<Item = &'k (u64, u32)>,
-    ) -> Result<Option<Outcome>> {
+    fn refused_epoch(&self, token: Token, objects: impl Iterator<Item = (u64, u32)>) -> Result<Option<Outcome>> {
         let view = self.refresh()?;
         if view.epoch > token.epoch {
             return Ok(Some(Outcome::Stale));
@@ -388,7 +399,7 @@ impl Log {
             return Ok(Some(Outcome::Trimmed));
         }
         for (stripe, column) in objects {
-            let object = format::data(self.inner.id, *stripe, *column);
+            let object = format::data(self.inner.id, stripe, column);
             match cells::epoch_of(self.store(), &object)? {
                 // Sealed by somebody whose view is not there yet, or no longer.
                 Some(epoch) if epoch > token.epoch => return Ok(Some(Outcome::Stale)),
@@ -405,7 +416,9 @@ impl Log {
     }
 
     fn written(&self, token: Token, batch: &Batch<'_>, barrier: Option<&Barrier>) {
-        for (number, record) in batch.records.iter().enumerate() {
+        // Nobody would look at them.
+        let kept = if self.followed() { batch.records } else { &[] };
+        for (number, record) in kept.iter().enumerate() {
             let position = token.position + number as u64;
             let (nonce, time_ms, streams) = (batch.nonce(number), batch.time_ms, record.streams.clone());
             let entry = Entry { position, data: record.data.clone(), streams, nonce, time_ms };

@@ -15,6 +15,7 @@ use esker_store::{
     Barrier, Change, Compare, Condition, Error as StoreError, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction,
     limits,
 };
+use smallvec::SmallVec;
 
 use crate::Result;
 use crate::format::{self, EPOCH, Kind, Nonce, Placed, Stored, Streams, TRIM, entry_key, number};
@@ -39,7 +40,7 @@ pub(crate) enum Guarded {
 #[derive(Default)]
 pub(crate) struct Guards {
     pub txn: Transaction,
-    pub meaning: Vec<Guarded>,
+    pub meaning: SmallVec<[Guarded; 8]>,
 }
 
 impl Guards {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use bytes::Bytes;
-use esker_store::{Barrier, Capability, ObjectStore, Transaction};
+use esker_store::{Barrier, Capability, ObjectId, ObjectStore, Transaction};
 use event_listener::{Event, EventListener};
 use parking_lot::Mutex;
 
@@ -122,6 +122,7 @@ pub(crate) struct Inner {
     pub session: Session,
     pub shared: Arc<Shared>,
     view: ArcSwap<View>,
+    names: ArcSwap<Names>,
     leader: ArcSwapOption<Leader>,
     leading: Mutex<()>,
     remote: Mutex<Option<(String, Arc<dyn Sequencer>)>>,
@@ -132,6 +133,13 @@ pub(crate) struct Inner {
     /// Where the bytes of data objects end (layout stream).
     ends: Mutex<HashMap<(u64, u32), End>>,
     pub growing: Mutex<()>,
+}
+
+/// Names of a stripe's objects, by column: making one takes as long as finding it in the store.
+#[derive(Default)]
+struct Names {
+    stripe: u64,
+    objects: Box<[ObjectId]>,
 }
 
 /// What a handle is made of.
@@ -168,6 +176,7 @@ impl Log {
             session: session.clone(),
             shared,
             view: ArcSwap::from_pointee(view),
+            names: ArcSwap::default(),
             held: held.as_ref().map_or(0, |leader| leader.epoch()),
             leader: ArcSwapOption::new(held),
             leading: Mutex::new(()),
@@ -193,6 +202,27 @@ impl Log {
     /// The view as last seen.
     pub fn view(&self) -> Arc<View> {
         self.inner.view.load_full()
+    }
+
+    /// As [`Log::view`], for a short look: threads that append do not meet at its reference count.
+    pub(crate) fn peek(&self) -> Guard<Arc<View>> {
+        self.inner.view.load()
+    }
+
+    /// An object of a stripe. The names of the newest stripe that was asked for are kept.
+    pub(crate) fn object(&self, stripe: &Stripe, column: u32) -> ObjectId {
+        let id = self.inner.id;
+        let kept = self.inner.names.load();
+        if kept.stripe == stripe.id
+            && let Some(object) = kept.objects.get(column as usize)
+        {
+            return object.clone();
+        }
+        if kept.stripe <= stripe.id {
+            let objects = (0..stripe.width).map(|column| format::data(id, stripe.id, column)).collect();
+            self.inner.names.store(Arc::new(Names { stripe: stripe.id, objects }));
+        }
+        format::data(id, stripe.id, column)
     }
 
     /// The options as last seen.
@@ -248,10 +278,21 @@ impl Log {
         self.inner.leader.load_full().filter(|leader| leader.epoch() == view.epoch)
     }
 
+    /// The leader here, if it is the log's and this handle may write.
+    fn leads(&self) -> Option<Guard<Option<Arc<Leader>>>> {
+        let view = self.peek();
+        let leader = self.inner.leader.load();
+        let leads = leader.as_ref().is_some_and(|leader| leader.epoch() == view.epoch);
+        (leads && self.check_writer(&view).is_ok()).then_some(leader)
+    }
+
     /// Positions for `count` entries, taking over where nobody else hands them out.
     pub(crate) fn token(&self, count: u32, expected: Option<u64>) -> Result<Token> {
         let mut began = None;
         loop {
+            if let Some(leader) = self.leads().as_deref().and_then(Option::as_ref) {
+                return leader.next(count, expected);
+            }
             let view = self.view();
             self.check_writer(&view).or_else(|error| {
                 // What was seen may be old: an owner may have let go.
@@ -465,8 +506,13 @@ impl Log {
         shared.applied.notify(usize::MAX);
     }
 
+    /// Whether there is anybody for whom recent entries are kept.
+    pub(crate) fn followed(&self) -> bool {
+        self.inner.shared.followers.load(Ordering::Relaxed) > 0
+    }
+
     pub(crate) fn keep(&self, position: u64, found: Found, barrier: Option<Barrier>) {
-        if self.inner.shared.followers.load(Ordering::Relaxed) > 0 {
+        if self.followed() {
             self.inner.shared.recent.insert(position, Recent { found, barrier });
         }
     }
