@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod compressed;
+mod log;
 mod mutate;
 mod nbd;
 mod record;
@@ -45,7 +46,7 @@ struct Arguments {
 
 const USAGE: &str =
     "usage: cargo run --release -- TARGET [--seconds N] [--seed S] [--skip N] [--executions N] [--file INPUT]
-targets: compressed, nbd, record, recovery, resp, volume
+targets: compressed, log, nbd, record, recovery, resp, volume
   --seconds     run so long (default 10)
   --seed        seed of all inputs (default 1)
   --skip        start at this execution
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
     };
     let mut target: Box<dyn Target> = match arguments.target.as_str() {
         "compressed" => Box::new(compressed::CompressedPayload::new()),
+        "log" => Box::new(log::LogBytes::new()),
         "nbd" => Box::new(nbd::Nbd::new()),
         "record" => Box::new(record::Record::new()),
         "recovery" => Box::new(recovery::Recovery::new()),
