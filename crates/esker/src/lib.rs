@@ -98,7 +98,7 @@
 //! - [`Store::volumes`]: virtual disks with snapshots and clones.
 //! - [`Store::objects`]: the objects below the faces, with transactions over bytes, attributes, ordered maps and slots.
 //! - [`Store::engine`]: figures, the commit policy (which may be changed while running), what recovery did.
-//! - The folder `examples/`: a counter, a session cache with expiry, a queue that survives crashes.
+//! - The folder `examples/`: a counter, a session cache with expiry, a queue that survives crashes, states replicated over a log.
 
 #![forbid(unsafe_code)]
 
