@@ -22,8 +22,9 @@ use crate::cells::{self, Entry, Found, Guarded, Guards};
 use crate::format::{self, Kind, Nonce, Placed, STREAM_BYTES_MAX, STREAMS_MAX, Stored};
 use crate::log::{Log, Record};
 use crate::options::Layout;
-use crate::sequencer::Token;
+use crate::sequencer::{Tail, Token};
 use crate::view::{Stripe, View};
+use crate::writer::Fence;
 use crate::{Error, Result, head};
 
 /// Most entries in a batch.
@@ -41,6 +42,8 @@ pub(crate) enum Outcome {
     Trimmed,
     /// The token's epoch is over.
     Stale,
+    /// A batch would stand in several objects, over which the store's transactions do not reach.
+    Apart,
 }
 
 /// Where an entry of a batch goes.
@@ -64,8 +67,8 @@ pub(crate) struct Batch<'a> {
     pub records: &'a [Record],
     /// Of the first; the others count on.
     pub nonce: Nonce,
-    /// Whether entries can be found by their nonce later.
-    pub indexed: bool,
+    /// The named writer's opening: entries can be found by their nonce later, and are not written once it was opened again.
+    pub fence: Option<&'a Fence>,
     pub durability: Durability,
     pub time_ms: u64,
 }
@@ -114,15 +117,18 @@ impl Log {
     }
 
     /// Whether the entry that [`Error::Uncertain`] told of is at its position. After `false` it never will be: what is free there is filled,
-    /// or sealed against it.
+    /// or sealed against it. An entry that was trimmed by itself counts as being there.
     ///
     /// # Errors
-    /// As [`Log::fill`]; the store's.
+    /// [`Error::Trimmed`] if it cannot be told any more, because everything there was trimmed away; [`Error::Damaged`] if what stands there cannot
+    /// be read; as [`Log::fill`]; the store's.
     pub fn resolve(&self, position: u64, nonce: Nonce) -> Result<bool> {
         loop {
             match self.read(position)?.wait()? {
                 Found::Entry(entry) => return Ok(entry.nonce == nonce),
-                Found::Filled | Found::Trimmed | Found::Lost(_) => return Ok(false),
+                Found::Filled => return Ok(false),
+                Found::Trimmed => return self.resolve_trimmed(position, nonce),
+                Found::Lost(why) => return Err(Error::damaged(format!("position {position}"), why)),
                 Found::Hole | Found::BeyondTail => {}
             }
             let tail = self.led_tail()?;
@@ -132,10 +138,28 @@ impl Log {
             }
             match self.fill_under(tail, position) {
                 Ok(()) => return Ok(false),
-                Err(Error::Taken { .. } | Error::Deposed { .. }) => {}
+                Err(Error::Taken { .. } | Error::Trimmed { .. } | Error::Deposed { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// What the mark says that was left of a trimmed position.
+    fn resolve_trimmed(&self, position: u64, nonce: Nonce) -> Result<bool> {
+        let view = self.refresh()?;
+        if position >= view.trimmed
+            && let Some(stripe) = view.stripe(position)
+        {
+            let (column, local) = stripe.locate(position);
+            let object = view.object(self.inner.id, &stripe, column);
+            let (mut stands, _) = cells::get_each(self.store(), view.options.layout, &object, &[local])?;
+            if let Some(Ok(Some(bytes))) = stands.pop()
+                && let Ok(stored) = Stored::decode(position, &bytes)
+            {
+                return Ok(stored.nonce == nonce);
+            }
+        }
+        Err(Error::Trimmed { position })
     }
 
     fn nonces(&self, count: usize) -> Nonce {
@@ -147,7 +171,7 @@ impl Log {
     }
 
     pub(crate) fn batch<'a>(&self, records: &'a [Record], nonce: Nonce, durability: Durability) -> Batch<'a> {
-        Batch { records, nonce, indexed: false, durability, time_ms: self.now_ms() }
+        Batch { records, nonce, fence: None, durability, time_ms: self.now_ms() }
     }
 
     fn check_batch(&self, batch: &Batch<'_>) -> Result<()> {
@@ -178,20 +202,30 @@ impl Log {
         if bytes > BATCH_BYTES_MAX {
             return Err(Error::invalid("batch", format!("{bytes} bytes exceed BATCH_BYTES_MAX = {BATCH_BYTES_MAX}")));
         }
-        let capability = &self.inner.capability;
-        if records.len() > 1 && view.options.width > 1 && !capability.atomic_across_objects {
+        if self.needs_several(view, records.len()) && self.needs_several(&*self.refresh()?, records.len()) {
             return Err(Error::Unsupported {
-                backend: capability.backend,
-                what: "append several entries at once: they stand in several objects, and its transactions reach over one",
+                backend: self.inner.capability.backend,
+                what: "append so many entries at once: they stand in several objects, and its transactions reach over one",
             });
         }
         Ok(())
+    }
+
+    /// Whether `count` entries never stand in one object, and must.
+    fn needs_several(&self, view: &View, count: usize) -> bool {
+        let options = &view.options;
+        count > 1
+            && !self.inner.capability.atomic_across_objects
+            && (options.width > 1 || count > options.slots as usize)
     }
 
     pub(crate) fn append_new(&self, batch: &Batch<'_>, expected: Option<u64>) -> Result<Completion<u64>> {
         self.check_batch(batch)?;
         for _ in 0..head::ATTEMPTS_MAX {
             let token = self.token(batch.records.len() as u32, expected)?;
+            if let Some(fence) = batch.fence {
+                fence.check(self, token.epoch)?;
+            }
             match self.write_surely(token, batch)? {
                 ControlFlow::Break(done) => return Ok(done),
                 ControlFlow::Continue(()) if expected.is_some() => {
@@ -213,40 +247,52 @@ impl Log {
             let completion = Completion::after(Ok(position), barrier);
             Ok(ControlFlow::Break(completion))
         };
-        let mut silent = 0;
+        let mut tries = 0;
+        // What a try ended with of which it is not known whether it was applied. After one, no other error may be told than that.
+        let mut unanswered: Option<StoreError> = None;
         loop {
-            match self.write_at(token, batch) {
+            let outcome = self.write_at(token, batch);
+            let outcome = match outcome {
                 Ok(Outcome::Written(barrier)) => return done(barrier),
-                Ok(Outcome::Taken) => {
-                    // By ourselves, if an answer was lost.
-                    let (found, barrier) = self.read(position)?.into_parts();
-                    let ours = matches!(found?, Found::Entry(entry) if entry.nonce == batch.nonce);
-                    return if ours { done(barrier) } else { Ok(ControlFlow::Continue(())) };
+                Err(Error::Store(cause @ StoreError::Io { .. })) if tries < RETRIES => {
+                    tries += 1;
+                    unanswered = Some(cause);
+                    continue;
                 }
-                Ok(Outcome::Trimmed) => return Ok(ControlFlow::Continue(())),
-                Ok(Outcome::Stale) if silent > 0 => {
-                    // An earlier try may have come before the seal.
-                    return if self.resolve(position, batch.nonce)? {
-                        done(None)
-                    } else {
-                        Ok(ControlFlow::Continue(()))
-                    };
+                Err(Error::Store(cause @ (StoreError::Io { .. } | StoreError::Stopped { .. }))) => {
+                    return Err(Error::Uncertain { position, nonce: batch.nonce, cause });
                 }
-                Ok(Outcome::Stale) => {
+                other => other,
+            };
+            if let Some(cause) = unanswered {
+                // Taken: by ourselves, perhaps. Trimmed, or sealed: after we came, perhaps.
+                return match outcome.and_then(|_| self.resolve(position, batch.nonce)) {
+                    Ok(true) => match self.read(position) {
+                        Ok(found) => done(found.into_parts().1),
+                        Err(_) => Err(Error::Uncertain { position, nonce: batch.nonce, cause }),
+                    },
+                    Ok(false) => Ok(ControlFlow::Continue(())),
+                    Err(_) => Err(Error::Uncertain { position, nonce: batch.nonce, cause }),
+                };
+            }
+            match outcome? {
+                Outcome::Stale => {
                     let view = self.refresh()?;
                     self.check_writer(&view)?;
-                    return Ok(ControlFlow::Continue(()));
                 }
-                Err(Error::Store(cause @ StoreError::Io { .. })) => {
-                    silent += 1;
-                    if silent > RETRIES {
-                        return Err(Error::Uncertain { position, cause });
-                    }
-                }
-                Err(Error::Store(cause @ StoreError::Stopped { .. })) => {
-                    return Err(Error::Uncertain { position, cause });
-                }
-                Err(error) => return Err(error),
+                Outcome::Apart => self.give_up(token, batch.records.len() as u64),
+                Outcome::Written(_) | Outcome::Taken | Outcome::Trimmed => {}
+            }
+            return Ok(ControlFlow::Continue(()));
+        }
+    }
+
+    /// Fills positions that are not going to be written, so that followers need not wait for them. What fails here followers do.
+    fn give_up(&self, token: Token, count: u64) {
+        let tail = Tail { epoch: token.epoch, position: token.position + count };
+        for position in token.position..tail.position {
+            if self.fill_under(tail, position).is_err() {
+                return;
             }
         }
     }
@@ -293,6 +339,10 @@ impl Log {
         placed.sort_by_key(At::object);
         let objects =
             || placed.chunk_by(|one, other| one.object() == other.object()).map(|entries| (entries[0], entries));
+        if objects().count() > 1 && !self.inner.capability.atomic_across_objects {
+            // From the next object on they fit.
+            return Ok(Some(Outcome::Apart));
+        }
         let ends: Vec<_> = match layout {
             Layout::Stream => objects().map(|(at, _)| self.end_of(at.stripe.id, at.column)).collect(),
             Layout::Omap | Layout::Slots => Vec::new(),
@@ -331,7 +381,7 @@ impl Log {
                             None => self.inner.store.stat(&object).wait()?.map_or(0, |stat| stat.size),
                         },
                     };
-                    if end.is_none() && offset > 0 {
+                    if end.is_none() {
                         guards.size(&object, offset);
                     }
                     let (len, crc) = (record.data.len() as u32, crc32c::crc32c(&record.data));
@@ -345,7 +395,7 @@ impl Log {
                     let key = format::stream_key(stream, local);
                     guards.txn.push(&object, Change::OmapSet { key, value: Bytes::new() });
                 }
-                if batch.indexed {
+                if batch.fence.is_some() {
                     let value = format::number(stored.position);
                     guards.txn.push(&object, Change::OmapSet { key: format::nonce_key(nonce), value });
                 }
@@ -365,7 +415,8 @@ impl Log {
                 drop(ends);
                 self.written(token, batch, barrier.as_ref());
                 if full {
-                    self.begin_stripe(view)?;
+                    // The entry stands; whoever comes next will meet the error.
+                    let _ = self.begin_stripe(view);
                 }
                 Ok(Some(Outcome::Written(barrier)))
             }

@@ -81,11 +81,13 @@ pub enum Error {
         /// The tail.
         tail: u64,
     },
-    /// The store did not answer, so it is not known whether the entry is there. `Log::resolve` with the same nonce finds out.
+    /// The store did not answer, so it is not known whether the entry is there. `Log::resolve` with position and nonce finds out.
     #[error("it is not known whether the entry at position {position} was written: {cause}")]
     Uncertain {
         /// Where it would be.
         position: u64,
+        /// Who wrote it: of the first entry, if they are several.
+        nonce: crate::Nonce,
         /// What the store said.
         cause: esker_store::Error,
     },

@@ -28,6 +28,7 @@ pub(crate) const COLLECTION: &str = "log";
 /// Xattr of a data object: the epoch at which it was sealed last, 8 bytes little-endian. Writes of an older epoch are refused.
 pub(crate) const EPOCH: &[u8] = b"epoch";
 /// Xattr of a data object: local positions below are trimmed, 8 bytes little-endian; absent means 0.
+/// `u64::MAX`: the object is about to go.
 pub(crate) const TRIM: &[u8] = b"trim";
 /// Xattr of a head: a number that grows with every change of the view, 8 bytes little-endian.
 pub(crate) const VERSION: &[u8] = b"version";
@@ -110,6 +111,11 @@ pub(crate) fn consumer_key(name: &str) -> Bytes {
 /// Key of the last number of a writer whose entries were trimmed away, in a head; the value has 8 bytes.
 pub(crate) fn writer_key(writer: u64) -> Bytes {
     prefixed(b'w', &writer.to_be_bytes())
+}
+
+/// Key of the opening of a named writer, in a head; the value is the head's version with it, 8 bytes.
+pub(crate) fn opened_key(writer: u64) -> Bytes {
+    prefixed(b'f', &writer.to_be_bytes())
 }
 
 pub(crate) fn prefixed(prefix: u8, rest: &[u8]) -> Bytes {

@@ -45,10 +45,18 @@ pub(crate) fn create(store: &dyn ObjectStore, log: u64, view: &View) -> Result<(
 
 /// Replaces view `from` by `to`, durably. False if it is not the view any more.
 pub(crate) fn replace(store: &dyn ObjectStore, log: u64, from: &View, to: &mut View) -> Result<bool> {
+    replace_with(store, log, from, to, None)
+}
+
+/// As [`replace`]; in the same transaction key `note` of the head becomes the new version.
+fn replace_with(store: &dyn ObjectStore, log: u64, from: &View, to: &mut View, note: Option<&Bytes>) -> Result<bool> {
     to.version = from.version + 1;
     to.check_labels()?;
     let mut txn = Transaction::new().guard(&format::head(log), version_is(from.version));
     put(&mut txn, log, to);
+    if let Some(key) = note {
+        txn.push(&format::head(log), Change::OmapSet { key: key.clone(), value: number(to.version) });
+    }
     match store.submit(txn).wait() {
         Ok(_) => Ok(true),
         Err(StoreError::GuardFailed { .. }) => Ok(false),
@@ -61,6 +69,17 @@ pub(crate) fn change(
     store: &dyn ObjectStore,
     log: u64,
     name: &str,
+    change: impl FnMut(&mut View) -> Result<bool>,
+) -> Result<View> {
+    change_with(store, log, name, None, change)
+}
+
+/// As [`change`]; in the same transaction key `note` of the head becomes the new version.
+pub(crate) fn change_with(
+    store: &dyn ObjectStore,
+    log: u64,
+    name: &str,
+    note: Option<&Bytes>,
     mut change: impl FnMut(&mut View) -> Result<bool>,
 ) -> Result<View> {
     for _ in 0..ATTEMPTS_MAX {
@@ -69,7 +88,7 @@ pub(crate) fn change(
         if !change(&mut next)? {
             return Ok(view);
         }
-        if replace(store, log, &view, &mut next)? {
+        if replace_with(store, log, &view, &mut next, note)? {
             return Ok(next);
         }
     }

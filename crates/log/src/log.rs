@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use crate::cells::{self, Found, Guarded, Guards};
 use crate::format::{self, Nonce, Streams};
+use crate::seal::{Reach, TakenOver};
 use crate::sequencer::{Connect, Leader, Sequencer, Tail, Token};
 use crate::view::{Stripe, View};
 use crate::{Error, Options, Result, head};
@@ -381,7 +382,7 @@ impl Log {
                 owner: view.owner.clone(),
             });
         }
-        let (view, tail) = self.take_over(|view| {
+        let TakenOver { view, tail, .. } = self.take_over(Reach::Tail, None, |view| {
             self.check_writer(view)?;
             view.sequencer = address.to_owned();
             Ok(())
@@ -432,14 +433,28 @@ impl Log {
         self.written_tail(&view)
     }
 
-    /// The tail as known to whoever hands out positions; if nobody does, this handle begins to.
+    /// The tail as known to whoever hands out positions; if nobody does, this handle begins to. What is at or above it was not handed out
+    /// under its epoch, so that nothing can come there but by a new token.
     pub(crate) fn led_tail(&self) -> Result<Tail> {
         let view = self.refresh()?;
-        let led = view.sealed.is_some() || self.leader(&view).is_some();
-        if !led && (view.sequencer.is_empty() || self.inner.session.connect.is_none()) {
-            return Ok(self.lead("")?.tail());
+        if let Some(leader) = self.leader(&view) {
+            return Ok(leader.tail());
         }
-        self.tail()
+        if let Some(position) = view.sealed {
+            return Ok(Tail { epoch: view.epoch, position });
+        }
+        match &self.inner.session.connect {
+            Some(connect) if !view.sequencer.is_empty() => {
+                let told = self
+                    .remote(&**connect, &view.sequencer)
+                    .and_then(|sequencer| sequencer.tail(self.inner.id, view.epoch));
+                if told.is_err() {
+                    self.inner.remote.lock().take();
+                }
+                told
+            }
+            _ => Ok(self.lead("")?.tail()),
+        }
     }
 
     /// One above the last entry, by looking.
@@ -451,6 +466,8 @@ impl Log {
                 break;
             }
         }
+        // What was trimmed away meanwhile was not met, but the head was told of it before.
+        position = position.max(self.current_view()?.trimmed);
         Ok(Tail { epoch: view.epoch, position })
     }
 

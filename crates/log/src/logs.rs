@@ -81,7 +81,10 @@ impl Logs {
         }
         head::create(store, id, &view)?;
         if let Err(error) = head::link(store, id, name) {
-            self.remove(id)?;
+            // After any other error the name may lead to it: the answer was lost.
+            if let Error::Exists { .. } = error {
+                self.remove(id)?;
+            }
             return Err(error);
         }
         self.handle(id, name, view)

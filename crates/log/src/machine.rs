@@ -6,12 +6,13 @@
 //! Invariants:
 //! 1. Entries are applied in order, each once; a lost entry stops the replica with its position.
 //! 2. A checkpoint counts only when it is whole: what says so is written last. The one before it stays until then.
+//! 3. Of two replicas that write one checkpoint at once, one is refused: a whole one is replaced only by who saw it to be the older.
 //! Source: Schneider, state machine approach (1990); Tango (2013).
 
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use esker_store::{Change, Collection, ObjectId, Transaction};
+use esker_store::{Change, Collection, Condition, Error as StoreError, ObjectId, Transaction};
 
 use crate::follow::{Delivery, Follow, Follower, GapKind, Start};
 use crate::format;
@@ -27,6 +28,8 @@ pub const SAVED_BYTES_MAX: usize = 1 << 30;
 const PIECE: usize = 4 << 20;
 /// Xattr of a checkpoint: position, length and CRC32C of the state; it is there when the state is.
 const WHOLE: &[u8] = b"whole";
+/// Xattr of a checkpoint: who writes it, 16 bytes that no other writer has. Guarded by each piece.
+const WRITING: &[u8] = b"writing";
 /// How long a read waits for positions below it to be decided before it looks again.
 const WAIT: Duration = Duration::from_millis(500);
 
@@ -174,7 +177,7 @@ impl<M: Machine> Replica<M> {
     /// Saves the state, durably. The one saved before stays until this one is whole.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a state above [`SAVED_BYTES_MAX`]; the store's.
+    /// [`Error::Invalid`] for a state above [`SAVED_BYTES_MAX`]; [`Error::Contended`] if another replica writes one; the store's.
     pub fn checkpoint(&self) -> Result<()> {
         let saved = self.machine.save();
         if saved.len() > SAVED_BYTES_MAX {
@@ -186,16 +189,38 @@ impl<M: Machine> Replica<M> {
         let even = object(&self.log, &self.name, 0);
         let side = u8::from(newest.is_some_and(|(object, _)| *object == even));
         let object = object(&self.log, &self.name, side);
+        let seen = there.iter().find(|(other, _)| *other == object).map(|(_, whole)| whole.encode());
+        let contended = || Error::Contended { what: format!("the checkpoint of state {}", self.name), attempts: 1 };
         let store = self.log.store();
-        store.submit(Transaction::new().change(&object, Change::Remove).change(&object, Change::Touch)).wait()?;
+        let name = Bytes::from_static(WHOLE);
+        let as_seen = match store.xattr(&object, WHOLE).wait()? {
+            Some(value) if Some(value.as_ref()) == seen.as_deref() => Condition::XattrEquals { name, value },
+            None if seen.is_none() => Condition::XattrAbsent { name },
+            _ => return Err(contended()),
+        };
+        let nonce = self.log.next_nonce();
+        let mine = Bytes::from([nonce.writer.to_le_bytes(), nonce.number.to_le_bytes()].concat());
+        let writing = Bytes::from_static(WRITING);
+        let still_mine = Condition::XattrEquals { name: writing.clone(), value: mine.clone() };
+        let submit = |condition: &Condition, changes: Vec<Change>| {
+            let mut txn = Transaction::new().guard(&object, condition.clone());
+            for change in changes {
+                txn.push(&object, change);
+            }
+            match store.submit(txn).wait() {
+                Ok(_) => Ok(()),
+                Err(StoreError::GuardFailed { .. }) => Err(contended()),
+                Err(error) => Err(Error::from(error)),
+            }
+        };
+        submit(&as_seen, vec![Change::Remove, Change::XattrSet { name: writing, value: mine }])?;
         for (number, piece) in saved.chunks(PIECE).enumerate() {
             let (offset, data) = ((number * PIECE) as u64, saved.slice_ref(piece));
-            store.submit(Transaction::new().change(&object, Change::Write { offset, data })).wait()?;
+            submit(&still_mine, vec![Change::Write { offset, data }])?;
         }
         let whole = Whole { position: self.applied, len: saved.len() as u64, crc: crc32c::crc32c(&saved) };
         let change = Change::XattrSet { name: Bytes::from_static(WHOLE), value: whole.encode() };
-        store.submit(Transaction::new().change(&object, change)).wait()?;
-        Ok(())
+        submit(&still_mine, vec![change])
     }
 
     /// Trims what no state on this log needs any more: all below the oldest of their newest checkpoints. Returns the position.

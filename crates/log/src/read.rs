@@ -129,13 +129,26 @@ impl Log {
             let object = format::data(self.inner.id, stripe.id, column);
             let (values, barrier) = cells::get_each(self.store(), layout, &object, &locals)?;
             latest = Barrier::later(latest, barrier);
-            for (position, value) in positions.into_iter().zip(values) {
+            for ((position, local), value) in positions.into_iter().zip(&locals).zip(values) {
                 let slot = &mut all[(position - range.start) as usize];
                 match value {
                     Ok(None) => {}
                     Ok(Some(bytes)) => {
-                        let (found, barrier) = cells::understand(self.store(), &object, position, &bytes)?;
+                        let (mut found, barrier) = cells::understand(self.store(), &object, position, &bytes)?;
                         latest = Barrier::later(latest, barrier);
+                        if matches!(found, Found::Lost(_)) {
+                            // Its data may have been trimmed away between the two reads: then something else stands here now.
+                            let (mut again, _) = cells::get_each(self.store(), layout, &object, &[*local])?;
+                            match again.pop() {
+                                Some(Ok(None)) => found = Found::Hole,
+                                Some(Ok(Some(now))) if now != bytes => {
+                                    let (now, barrier) = cells::understand(self.store(), &object, position, &now)?;
+                                    latest = Barrier::later(latest, barrier);
+                                    found = now;
+                                }
+                                _ => {}
+                            }
+                        }
                         *slot = found;
                     }
                     Err(why) => *slot = Found::Lost(why),

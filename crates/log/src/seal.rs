@@ -1,46 +1,75 @@
 //! Sealing: taking over, changing the shape of stripes at the tail, closing a log for good, owning it.
 //!
-//! epoch + 1 in the view → every object from the last back to the last that holds something refuses older epochs → the tail is what they hold
+//! epoch + 1 in the view → every object from the last back to the last that holds something refuses older epochs → the tail is what they hold,
+//! or what the head says is trimmed, asked for afterwards
 //!
 //! Invariants:
 //! 1. An epoch is taken by one: the view is replaced by compare-and-set.
 //! 2. The tail is read after the seal, so no entry of an older epoch can come to stand at or above it.
 //! 3. Positions are handed out under an epoch only by whoever sealed it, and only after that.
+//! 4. Where nothing of an older epoch may come any more, below the tail either, every object is sealed ([`Reach::All`]).
 
 use std::sync::Arc;
 
-use esker_store::{Barrier, Condition, Error as StoreError, Transaction};
+use bytes::Bytes;
+use esker_store::{Barrier, Condition, Error as StoreError, ObjectId, Transaction};
 
 use crate::cells;
 use crate::format::LABEL_BYTES_MAX;
 use crate::log::{Log, Opened, newer_absent};
 use crate::sequencer::Leader;
-use crate::view::{Stripe, View};
+use crate::view::View;
 use crate::{Error, Result, format, head};
 
+/// A log under a new epoch.
+pub(crate) struct TakenOver {
+    pub view: View,
+    /// Every entry stands below.
+    pub tail: u64,
+    /// The version at which the epoch was raised.
+    pub version: u64,
+}
+
+/// Which objects are sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Those that may hold the tail: a late write of an older epoch may still come to a hole below them.
+    Tail,
+    /// All: no write of an older epoch comes any more.
+    All,
+}
+
 impl Log {
-    /// Raises the epoch, with what `change` adds, and seals; the tail at which the new epoch begins.
-    pub(crate) fn take_over(&self, mut change: impl FnMut(&mut View) -> Result<()>) -> Result<(View, u64)> {
+    /// Raises the epoch, with what `change` adds, and seals; the view then, and the tail at which the new epoch begins. Key `note` of the head
+    /// becomes the version at which the epoch was raised.
+    pub(crate) fn take_over(
+        &self,
+        reach: Reach,
+        note: Option<&Bytes>,
+        mut change: impl FnMut(&mut View) -> Result<()>,
+    ) -> Result<TakenOver> {
         for _ in 0..head::ATTEMPTS_MAX {
-            let view = head::change(self.store(), self.inner.id, &self.inner.name, |view| {
+            let raised = head::change_with(self.store(), self.inner.id, &self.inner.name, note, |view| {
                 change(view)?;
                 view.epoch += 1;
                 Ok(true)
             })?;
-            if let Some(tail) = self.seal_objects(&view)? {
-                return Ok((view, tail));
+            let version = raised.version;
+            if let Some((view, tail)) = self.seal_objects(&raised, reach)? {
+                return Ok(TakenOver { view, tail, version });
             }
             // Somebody took over from us before we were done.
         }
         Err(Error::Contended { what: format!("taking over log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
     }
 
-    /// Seals at the view's epoch what may still be written to; the tail, or `None` if a newer epoch was there before.
-    fn seal_objects(&self, view: &View) -> Result<Option<u64>> {
+    /// Seals at the view's epoch what may still be written to; the view now and the tail, or `None` if a newer epoch was there before.
+    fn seal_objects(&self, view: &View, reach: Reach) -> Result<Option<(View, u64)>> {
+        let mut last = None;
         for stripe in view.stripes_from_last() {
             let mut barrier = None;
             for column in 0..stripe.width {
-                match self.seal_object(view, &stripe, column)? {
+                match self.seal_object(view, &view.object(self.inner.id, &stripe, column))? {
                     Some(sealed) => barrier = Barrier::later(barrier, sealed),
                     None => return Ok(None),
                 }
@@ -48,19 +77,42 @@ impl Log {
             if let Some(barrier) = barrier {
                 barrier.wait()?;
             }
-            if let Some(last) = self.last_in(view, &stripe)? {
-                return Ok(Some(view.trimmed.max(last + 1)));
+            if last.is_none() {
+                last = self.last_in(view, &stripe)?;
+            }
+            if last.is_some() && reach == Reach::Tail {
+                break;
             }
         }
-        Ok(Some(view.trimmed))
+        if reach == Reach::All {
+            // What the view has let go is still written to by views of old.
+            let mut sealed = true;
+            self.each_object(view.first_stripe(), |object| {
+                match self.seal_object(view, object)? {
+                    Some(Some(barrier)) => barrier.wait()?,
+                    Some(None) => {}
+                    None => sealed = false,
+                }
+                Ok(())
+            })?;
+            if !sealed {
+                return Ok(None);
+            }
+        }
+        // What was trimmed away meanwhile was not met, but the head was told of it before.
+        let now = head::load(self.store(), self.inner.id, &self.inner.name)?;
+        if now.epoch != view.epoch {
+            return Ok(None);
+        }
+        let tail = now.trimmed.max(last.map_or(0, |last| last + 1));
+        Ok(Some((now, tail)))
     }
 
-    fn seal_object(&self, view: &View, stripe: &Stripe, column: u32) -> Result<Option<Option<Barrier>>> {
-        let object = view.object(self.inner.id, stripe, column);
+    fn seal_object(&self, view: &View, object: &ObjectId) -> Result<Option<Option<Barrier>>> {
         let txn = Transaction::new()
-            .guard(&object, Condition::Exists)
-            .guard(&object, newer_absent(view.epoch))
-            .change(&object, cells::seal_change(view.epoch));
+            .guard(object, Condition::Exists)
+            .guard(object, newer_absent(view.epoch))
+            .change(object, cells::seal_change(view.epoch));
         let (sealed, barrier) = self.inner.store.submit(txn).into_parts();
         match sealed {
             Ok(_) => Ok(Some(barrier)),
@@ -125,7 +177,7 @@ impl Log {
         }
         let leads = self.leader(&self.view()).is_some();
         for _ in 0..head::ATTEMPTS_MAX {
-            let (view, tail) = self.take_over(|view| self.check_writer(view))?;
+            let TakenOver { view, tail, .. } = self.take_over(Reach::Tail, None, |view| self.check_writer(view))?;
             let mut next = view.clone();
             change(&mut next);
             next.cut(tail);
@@ -154,7 +206,8 @@ impl Log {
             if let Some(tail) = self.refresh()?.sealed {
                 return Ok(tail);
             }
-            let (view, tail) = match self.take_over(|view| self.check_writer(view)) {
+            let taken = self.take_over(Reach::All, None, |view| self.check_writer(view));
+            let TakenOver { view, tail, .. } = match taken {
                 Err(Error::Sealed { tail, .. }) => return Ok(tail),
                 other => other?,
             };
@@ -176,7 +229,7 @@ impl Log {
     /// [`Error::Invalid`] for a bad name; [`Error::Sealed`]; the store's.
     pub fn own(&self, owner: &str) -> Result<Self> {
         format::check_name("owner", owner, LABEL_BYTES_MAX)?;
-        let (view, tail) = self.take_over(|view| {
+        let TakenOver { view, tail, .. } = self.take_over(Reach::All, None, |view| {
             view.sealed.map_or(Ok(()), |tail| Err(Error::Sealed { log: self.inner.name.clone(), tail }))?;
             view.owner = owner.to_owned();
             view.sequencer.clear();

@@ -113,12 +113,16 @@ impl Log {
             let object = view.object(self.inner.id, &stripe, column);
             let layout = view.options.layout;
             let (mut stands, _) = cells::get_each(self.store(), layout, &object, &[local])?;
+            let mut mark = Stored::mark(Kind::Trimmed, position, self.now_ms());
             let mut guards = Guards::default();
             guards.epoch(&object, tail.epoch);
+            guards.untrimmed(&object, local);
             match stands.pop() {
                 Some(Ok(Some(bytes))) => match Stored::decode(position, &bytes) {
                     Ok(stored) if stored.kind == Kind::Trimmed => return Ok(()),
                     Ok(stored) => {
+                        // So that its writer still knows it, if the answer was lost.
+                        mark.nonce = stored.nonce;
                         if stored.kind == Kind::Placed
                             && let Some(placed) = Placed::decode(&stored.body)
                         {
@@ -135,7 +139,6 @@ impl Log {
                 Some(Ok(None)) => guards.absent(&object, layout, local),
                 Some(Err(_)) | None => {}
             }
-            let mark = Stored::mark(Kind::Trimmed, position, self.now_ms());
             guards.txn.push(&object, cells::set(layout, local, mark.encode()));
             match self.inner.store.submit(guards.txn).wait() {
                 Ok(_) => {
@@ -155,20 +158,7 @@ impl Log {
     /// # Errors
     /// [`Error::PastTail`] above the tail; the store's. After an error positions are trimmed, but space may not be back: call it again.
     pub fn trim_to(&self, position: u64) -> Result<u64> {
-        let tail = self.tail()?;
-        if position > tail.position {
-            return Err(Error::PastTail { position, tail: tail.position });
-        }
-        if position > self.view().end() {
-            // The tail was handed out, but nothing was written there yet: its stripe has to be there.
-            self.grow(position)?;
-        }
-        let view = head::change(self.store(), self.inner.id, &self.inner.name, |view| {
-            let further = position > view.trimmed;
-            view.trimmed = view.trimmed.max(position);
-            view.drop_trimmed();
-            Ok(further)
-        })?;
+        let view = self.trim_view(position)?;
         self.met(view.clone());
         self.inner.shared.applied.notify(usize::MAX);
         // In the order of positions: a crash leaves whole objects behind that the next call finds.
@@ -179,6 +169,37 @@ impl Log {
         }
         self.forget_ends(view.first_stripe());
         Ok(removed)
+    }
+
+    /// Says in the view that all below `position` is trimmed, under the epoch under which it is known to be no higher than the tail: under a newer
+    /// one the tail may be lower, and entries would come to stand below what is trimmed.
+    fn trim_view(&self, position: u64) -> Result<View> {
+        for _ in 0..head::ATTEMPTS_MAX {
+            let tail = self.tail()?;
+            if position > tail.position {
+                return Err(Error::PastTail { position, tail: tail.position });
+            }
+            if position > self.view().end() {
+                // The tail was handed out, but nothing was written there yet: its stripe has to be there.
+                self.grow(position)?;
+            }
+            let changed = head::change(self.store(), self.inner.id, &self.inner.name, |view| {
+                if position <= view.trimmed {
+                    return Ok(false);
+                }
+                if view.epoch != tail.epoch {
+                    return Err(Error::Deposed { held: tail.epoch, found: view.epoch });
+                }
+                view.trimmed = position;
+                view.drop_trimmed();
+                Ok(true)
+            });
+            match changed {
+                Err(Error::Deposed { .. }) => drop(self.refresh()?),
+                other => return other,
+            }
+        }
+        Err(Error::Contended { what: format!("trimming to position {position}"), attempts: head::ATTEMPTS_MAX })
     }
 
     /// Removes what lies below the trimmed positions of one stripe.

@@ -1,14 +1,17 @@
 //! A writer with a name: each of its numbered entries is in the log once, whatever is retried, and by whichever process.
 //!
-//! name → epoch raised (what an earlier process still has under way is refused) → last number found → numbered appends
+//! name → epoch raised, noted in the head, every object sealed (what an earlier process still has under way is refused) → last number found → numbered appends
 //!
 //! A key beside each entry tells its writer and number, written with it. A number that is there already is not written again.
 //!
 //! Invariants:
 //! 1. One number of a writer stands at one position.
-//! 2. Two processes under one name do not both write: the later one's opening fences the earlier.
+//! 2. Two processes under one name do not both write: the later one's opening fences the earlier. Before a writer writes under an epoch it reads,
+//!    once, that the head still notes its own opening: a later one raises the epoch with its note, and seals, so that the write is refused.
+//! 3. An append whose fate is not known is decided before its number is used again.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use esker_store::{
@@ -18,16 +21,50 @@ use parking_lot::Mutex;
 
 use crate::append::Batch;
 use crate::cells;
-use crate::format::{self, LABEL_BYTES_MAX, Nonce};
+use crate::format::{self, LABEL_BYTES_MAX, Nonce, TRIM};
 use crate::log::{Log, Record};
-use crate::seal::mix;
+use crate::seal::{Reach, TakenOver, mix};
 use crate::{Error, Result, head};
 
 /// A writer whose entries are numbered.
 pub struct Writer {
     log: Log,
     id: u64,
-    next: Mutex<u64>,
+    fence: Fence,
+    numbers: Mutex<Numbers>,
+}
+
+struct Numbers {
+    next: u64,
+    /// Where the next number's entry may stand already.
+    doubt: Option<u64>,
+}
+
+/// The opening of a named writer.
+pub(crate) struct Fence {
+    key: Bytes,
+    name: String,
+    /// The head's version with it.
+    version: u64,
+    epoch: u64,
+    /// Up to this epoch it is known to be the last.
+    verified: AtomicU64,
+}
+
+impl Fence {
+    /// Refuses to write under `epoch` if the writer was opened again since.
+    pub(crate) fn check(&self, log: &Log, epoch: u64) -> Result<()> {
+        if epoch <= self.verified.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let noted = log.store().omap_get(&format::head(log.id()), &self.key).wait()?;
+        if noted.as_deref().and_then(format::number_from) != Some(self.version) {
+            let (log, owner) = (log.name().to_owned(), self.name.clone());
+            return Err(Error::Fenced { log, held: self.epoch, found: epoch, owner });
+        }
+        self.verified.fetch_max(epoch, Ordering::SeqCst);
+        Ok(())
+    }
 }
 
 impl Log {
@@ -39,70 +76,95 @@ impl Log {
     pub fn writer(&self, name: &str) -> Result<Writer> {
         format::check_name("writer", name, LABEL_BYTES_MAX)?;
         let id = writer_id(name);
-        if self.inner.held == 0 {
-            let (view, tail) = self.take_over(|view| self.check_writer(view))?;
+        let key = format::opened_key(id);
+        let (version, epoch) = if self.inner.held == 0 {
+            let TakenOver { view, tail, version } =
+                self.take_over(Reach::All, Some(&key), |view| self.check_writer(view))?;
             let leader = crate::Leader::new(view.epoch, tail);
-            let nobody = view.sequencer.is_empty();
+            let (nobody, epoch) = (view.sequencer.is_empty(), view.epoch);
             self.met(view);
             if nobody || self.inner.session.connect.is_none() {
                 self.lead_with(&leader);
             }
-        }
+            (version, epoch)
+        } else {
+            // All objects were sealed as this handle became the only writer.
+            let view = head::change_with(self.store(), self.inner.id, &self.inner.name, Some(&key), |view| {
+                self.check_writer(view)?;
+                Ok(true)
+            })?;
+            (view.version, view.epoch)
+        };
         let last = self.last_number(id)?;
-        Ok(Writer { log: self.clone(), id, next: Mutex::new(last.map_or(0, |last| last + 1)) })
+        let fence = Fence { key, name: name.to_owned(), version, epoch, verified: AtomicU64::new(0) };
+        let numbers = Numbers { next: last.map_or(0, |last| last + 1), doubt: None };
+        Ok(Writer { log: self.clone(), id, fence, numbers: Mutex::new(numbers) })
     }
 
     fn last_number(&self, writer: u64) -> Result<Option<u64>> {
-        let view = self.refresh()?;
+        let mut last = None;
+        // All that are there, also those that the view has let go and that are not remembered yet.
+        self.each_object(u64::MAX, |object| {
+            let scan = OmapScan {
+                start: Some(format::nonce_key(Nonce { writer, number: 0 })),
+                end: Some([&format::nonce_key(Nonce { writer, number: u64::MAX })[..], &[0]].concat().into()),
+                reverse: true,
+                limit: 1,
+                keys_only: true,
+            };
+            let found = self.store().omap_scan(object, &scan).wait()?;
+            last = last.max(found.first().and_then(|(key, _)| format::key_number(key)));
+            Ok(())
+        })?;
+        // Afterwards: what goes meanwhile is remembered before.
         let remembered = self.store().omap_get(&format::head(self.inner.id), &format::writer_key(writer)).wait()?;
-        let mut last = remembered.as_deref().and_then(format::number_from);
-        for stripe in view.stripes() {
-            for column in 0..stripe.width {
-                let object = view.object(self.inner.id, &stripe, column);
-                let scan = OmapScan {
-                    start: Some(format::nonce_key(Nonce { writer, number: 0 })),
-                    end: Some([&format::nonce_key(Nonce { writer, number: u64::MAX })[..], &[0]].concat().into()),
-                    reverse: true,
-                    limit: 1,
-                    keys_only: true,
-                };
-                let found = self.store().omap_scan(&object, &scan).wait()?;
-                last = last.max(found.first().and_then(|(key, _)| format::key_number(key)));
-            }
-        }
-        Ok(last)
+        Ok(last.max(remembered.as_deref().and_then(format::number_from)))
     }
 
-    /// Notes in the head the last numbers of writers whose entries stand in objects of stripes below `first`, which are about to go.
-    pub(crate) fn remember_writers(&self, first: u64) -> Result<()> {
+    /// Calls `act` with the data objects of stripes below `end`, whether or not the view leads to them, in order.
+    pub(crate) fn each_object(&self, end: u64, mut act: impl FnMut(&ObjectId) -> Result<()>) -> Result<()> {
         let collection = Collection::from(format::COLLECTION);
         let prefix = format::data_prefix(self.inner.id);
         let mut after = Bytes::copy_from_slice(&prefix.as_bytes()[..prefix.len() - 1]);
-        let mut last: BTreeMap<u64, u64> = BTreeMap::new();
-        'all: loop {
+        loop {
             let names = self.store().list(&collection, Some(&after), 1_024).wait()?;
-            let Some(end) = names.last() else { break };
-            after = end.clone();
+            let Some(last) = names.last() else { return Ok(()) };
+            after = last.clone();
             for name in names {
-                if format::data_place(self.inner.id, &name).is_none_or(|(stripe, _)| stripe >= first) {
-                    break 'all;
+                if format::data_place(self.inner.id, &name).is_none_or(|(stripe, _)| stripe >= end) {
+                    return Ok(());
                 }
-                let object = ObjectId::new(collection.clone(), name);
-                let mut scan = OmapScan { keys_only: true, ..cells::range_of(b'w') };
-                loop {
-                    let page = self.store().omap_scan(&object, &scan).wait()?;
-                    let Some((end, _)) = page.last() else { break };
-                    scan.start = Some([end, &[0][..]].concat().into());
-                    for (key, _) in &page {
-                        let writer = key.get(1..9).and_then(format::key_number);
-                        if let (Some(writer), Some(number)) = (writer, format::key_number(key)) {
-                            let known = last.entry(writer).or_default();
-                            *known = number.max(*known);
-                        }
+                act(&ObjectId::new(collection.clone(), name))?;
+            }
+        }
+    }
+
+    /// Notes in the head the last numbers of writers whose entries stand in objects of stripes below `first`, which are about to go. Before that it
+    /// refuses all further writes to them, so that no number is missed.
+    pub(crate) fn remember_writers(&self, first: u64) -> Result<()> {
+        let mut last: BTreeMap<u64, u64> = BTreeMap::new();
+        self.each_object(first, |object| {
+            let all = Change::XattrSet { name: Bytes::from_static(TRIM), value: format::number(u64::MAX) };
+            let txn = Transaction::new().guard(object, Condition::Exists).change(object, all);
+            match self.inner.store.submit(txn).wait() {
+                // Gone already: others trim too.
+                Ok(_) | Err(StoreError::GuardFailed { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let mut scan = OmapScan { keys_only: true, ..cells::range_of(b'w') };
+            loop {
+                let page = self.store().omap_scan(object, &scan).wait()?;
+                let Some((end, _)) = page.last() else { return Ok(()) };
+                scan.start = Some([end, &[0][..]].concat().into());
+                for (key, _) in &page {
+                    let writer = key.get(1..9).and_then(format::key_number);
+                    if let (Some(writer), Some(number)) = (writer, format::key_number(key)) {
+                        let known = last.entry(writer).or_default();
+                        *known = number.max(*known);
                     }
                 }
             }
-        }
+        })?;
         let head = format::head(self.inner.id);
         for (writer, number) in last {
             let key = format::writer_key(writer);
@@ -149,30 +211,49 @@ impl Log {
 impl Writer {
     /// The number of the next entry.
     pub fn next_number(&self) -> u64 {
-        *self.next.lock()
+        self.numbers.lock().next
     }
 
     /// Appends the entry of number `number`, if it is not in the log already. The value is its position, and whether it was written now.
     /// Numbers count up: the next one, or one that was used.
     ///
     /// # Errors
-    /// As [`Log::append`]; [`Error::Invalid`] for a number that leaves others out; [`Error::Trimmed`] for one whose entry was trimmed away, with its objects.
+    /// As [`Log::append`]; [`Error::Fenced`] if the writer was opened again since; [`Error::Invalid`] for a number that leaves others out;
+    /// [`Error::Trimmed`] for one whose entry was trimmed away, with its objects. After [`Error::Uncertain`] the same number finds out.
     pub fn append(&self, number: u64, record: impl Into<Record>) -> Result<Completion<(u64, bool)>> {
-        let mut next = self.next.lock();
+        let mut numbers = self.numbers.lock();
         let nonce = Nonce { writer: self.id, number };
-        if number < *next {
+        if number == numbers.next
+            && let Some(position) = numbers.doubt
+        {
+            let there = match self.log.resolve(position, nonce) {
+                // It cannot be told from what is left of the position, but from what the writer left beside it.
+                Err(Error::Trimmed { .. }) => self.log.last_number(self.id)?.is_some_and(|last| last >= number),
+                other => other?,
+            };
+            numbers.doubt = None;
+            numbers.next += u64::from(there);
+        }
+        if number < numbers.next {
             let position = self.log.position_of(nonce)?.ok_or(Error::Trimmed { position: self.log.view().trimmed })?;
             // It may not be durable yet.
             let (_, barrier) = self.log.read(position)?.into_parts();
             return Ok(Completion::after(Ok((position, false)), barrier));
         }
-        if number > *next {
-            return Err(Error::invalid("number of an entry", format!("{number}: expected at most {}", *next)));
+        if number > numbers.next {
+            return Err(Error::invalid("number of an entry", format!("{number}: expected at most {}", numbers.next)));
         }
         let records = [record.into()];
-        let batch = Batch { indexed: true, ..self.log.batch(&records, nonce, Durability::Durable) };
-        let done = self.log.append_new(&batch, None)?;
-        *next += 1;
+        let fence = Some(&self.fence);
+        let batch = Batch { fence, ..self.log.batch(&records, nonce, Durability::Durable) };
+        let done = match self.log.append_new(&batch, None) {
+            Err(error @ Error::Uncertain { position, .. }) => {
+                numbers.doubt = Some(position);
+                return Err(error);
+            }
+            other => other?,
+        };
+        numbers.next += 1;
         Ok(done.map(|position| (position, true)))
     }
 }

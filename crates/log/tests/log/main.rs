@@ -5,6 +5,7 @@
 mod appending;
 mod following;
 mod machines;
+mod racing;
 mod space;
 mod support;
 mod taking_over;

@@ -29,9 +29,11 @@ pub mod names;
 pub mod omap;
 pub mod slots;
 pub mod snapshots;
+mod watched;
 pub mod xattrs;
 
 pub use lacking::PerObject;
+pub use watched::{Call, Watch, Watched};
 
 use crate::ObjectStore;
 
