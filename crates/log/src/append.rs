@@ -11,6 +11,7 @@
 //! 2. A batch has consecutive positions, all or none.
 //! Source: CORFU (2012), section 3; ZLog.
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
@@ -71,6 +72,8 @@ pub(crate) struct Batch<'a> {
     pub fence: Option<&'a Fence>,
     pub durability: Durability,
     pub time_ms: u64,
+    /// Set when the entry was found where an unanswered write of it had been tried: of a named writer's, another process may have written it.
+    pub found: Cell<bool>,
 }
 
 impl Batch<'_> {
@@ -171,7 +174,7 @@ impl Log {
     }
 
     pub(crate) fn batch<'a>(&self, records: &'a [Record], nonce: Nonce, durability: Durability) -> Batch<'a> {
-        Batch { records, nonce, fence: None, durability, time_ms: self.now_ms() }
+        Batch { records, nonce, fence: None, durability, time_ms: self.now_ms(), found: Cell::new(false) }
     }
 
     fn check_batch(&self, batch: &Batch<'_>) -> Result<()> {
@@ -268,7 +271,10 @@ impl Log {
                 // Taken: by ourselves, perhaps. Trimmed, or sealed: after we came, perhaps.
                 return match outcome.and_then(|_| self.resolve(position, batch.nonce)) {
                     Ok(true) => match self.read(position) {
-                        Ok(found) => done(found.into_parts().1),
+                        Ok(found) => {
+                            batch.found.set(true);
+                            done(found.into_parts().1)
+                        }
                         Err(_) => Err(Error::Uncertain { position, nonce: batch.nonce, cause }),
                     },
                     Ok(false) => Ok(ControlFlow::Continue(())),

@@ -217,7 +217,11 @@ impl Log {
                 crate::Layout::Stream => self.placed_below(stripe, column, trimmed..below)?,
                 _ => Vec::new(),
             };
-            let mut txn = Transaction::new()
+            // Others may have trimmed further meanwhile: what is trimmed never becomes less.
+            let mut guards = Guards::default();
+            guards.untrimmed(&object, below);
+            let mut txn = guards
+                .txn
                 .guard(&object, Condition::Exists)
                 .change(&object, Change::XattrSet { name: Bytes::from_static(TRIM), value: number(below) })
                 .change(&object, cells::remove_below(layout, below));

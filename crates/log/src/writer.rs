@@ -214,7 +214,8 @@ impl Writer {
         self.numbers.lock().next
     }
 
-    /// Appends the entry of number `number`, if it is not in the log already. The value is its position, and whether it was written now.
+    /// Appends the entry of number `number`, if it is not in the log already. The value is its position, and whether it was surely
+    /// written now: not if it was there before, nor if an answer was lost and it was found, since another process of the name may have written it.
     /// Numbers count up: the next one, or one that was used.
     ///
     /// # Errors
@@ -254,7 +255,8 @@ impl Writer {
             other => other?,
         };
         numbers.next += 1;
-        Ok(done.map(|position| (position, true)))
+        let new = !batch.found.get();
+        Ok(done.map(|position| (position, new)))
     }
 }
 
