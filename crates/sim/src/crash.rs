@@ -100,6 +100,9 @@ pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
     if kind == Kind::Volume {
         return volume::run(seed);
     }
+    if kind == Kind::Log {
+        return crate::logs::run(seed, None);
+    }
     let mut rng = fastrand::Rng::with_seed(seed);
     let blank = FaultyDevice::new(Image::blank(kind.shape(&mut rng)), rng.u64(..));
     let format = FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [seed as u8; 16] };

@@ -38,11 +38,13 @@ pub enum Kind {
     Remount,
     /// Power cuts and failures under volumes instead of plain transactions.
     Volume,
+    /// Processes on a shared log: see [`crate::logs`].
+    Log,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Plain,
         Self::Zoned,
         Self::Small,
@@ -51,6 +53,7 @@ impl Kind {
         Self::SmallZoned,
         Self::Remount,
         Self::Volume,
+        Self::Log,
     ];
 
     /// The kind of a seed's run, unless another is asked for.
@@ -69,6 +72,7 @@ impl Kind {
             Self::Errors => "errors",
             Self::Remount => "remount",
             Self::Volume => "volume",
+            Self::Log => "log",
         }
     }
 
@@ -86,7 +90,7 @@ impl Kind {
     pub(crate) fn shape(self, rng: &mut fastrand::Rng) -> Shape {
         let zoned = match self {
             Self::Zoned | Self::SmallZoned => true,
-            Self::Plain | Self::Small | Self::Thin => false,
+            Self::Plain | Self::Small | Self::Thin | Self::Log => false,
             Self::Errors | Self::Remount | Self::Volume => rng.u8(0..4) == 0,
         };
         let segments = match self {
@@ -120,7 +124,7 @@ impl Kind {
         };
         // Of 16 lives, so many see a failed write, a failed sync, a power cut, or nothing.
         let (failed_writes, failed_syncs, cuts) = match self {
-            Self::Plain | Self::Zoned => (2, 2, 10),
+            Self::Plain | Self::Zoned | Self::Log => (2, 2, 10),
             Self::Small | Self::SmallZoned | Self::Thin => (1, 1, 7),
             Self::Errors => (4, 4, 3),
             Self::Remount => (0, 1, 1),

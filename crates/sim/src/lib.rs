@@ -13,5 +13,6 @@ pub mod history;
 mod image;
 pub mod kind;
 mod life;
+pub mod logs;
 pub mod model;
 mod volume;

@@ -42,6 +42,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "esker-engine",
             "esker-memory",
             "esker-kv",
+            "esker-log",
             "esker-volume",
             "esker-server",
             "esker",

@@ -15,12 +15,13 @@ use parking_lot::Mutex;
 use crate::support::{Time, append, engine, everywhere, options, session, sound};
 
 type Act = Box<dyn FnOnce() + Send>;
+type Waiting = Mutex<Option<(fn(&Transaction) -> bool, Act)>>;
 
 /// What happens at a call that is meant, once.
 #[derive(Default)]
 struct Turn {
-    before: Mutex<Option<(fn(&Transaction) -> bool, Act)>>,
-    after: Mutex<Option<(fn(&Transaction) -> bool, Act)>>,
+    before: Waiting,
+    after: Waiting,
     /// At the read of a data object with this number.
     at_read: Mutex<Option<(u32, Act)>>,
     meant: AtomicBool,
