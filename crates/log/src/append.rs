@@ -205,7 +205,7 @@ impl Log {
         if bytes > BATCH_BYTES_MAX {
             return Err(Error::invalid("batch", format!("{bytes} bytes exceed BATCH_BYTES_MAX = {BATCH_BYTES_MAX}")));
         }
-        if self.needs_several(view, records.len()) && self.needs_several(&*self.refresh()?, records.len()) {
+        if self.needs_several(&view, records.len()) && self.needs_several(&*self.refresh()?, records.len()) {
             return Err(Error::Unsupported {
                 backend: self.inner.capability.backend,
                 what: "append so many entries at once: they stand in several objects, and its transactions reach over one",
