@@ -31,6 +31,12 @@ impl Setting for u64 {
     }
 }
 
+impl Setting for bool {
+    fn toml(&self) -> String {
+        self.to_string()
+    }
+}
+
 impl Setting for Vec<String> {
     fn toml(&self) -> String {
         let items: Vec<_> = self.iter().map(Setting::toml).collect();
@@ -162,6 +168,20 @@ settings! {
         nbd_in_flight_bytes: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),
         /// Most threads of an NBD connection, from 2 to 64; they start when there is work for them.
         nbd_threads: u64 = 8,
+        /// Addresses to serve the store's logs on by gRPC; with TLS where there is a certificate. Other than loopback only with TLS and, of its clients, a certificate or the token.
+        grpc_listen: Vec<String> = Vec::new(),
+        /// A unix socket to serve gRPC on; empty means none.
+        grpc_unix_socket: String = String::new(),
+        /// A file whose first line gRPC clients have to send as "authorization: Bearer TOKEN"; empty means that none is asked for.
+        grpc_token_file: String = String::new(),
+        /// Whether gRPC serves the objects below all faces as well: whoever reaches them may change everything.
+        grpc_objects: bool = false,
+        /// Most gRPC connections at the same time, from 1 to 10000; others wait.
+        grpc_connections: u64 = 1_024,
+        /// Most appends of a gRPC stream that wait to be durable, from 1 to 65536; above it nothing more of the stream is read.
+        grpc_in_flight: u64 = 1_024,
+        /// Most gRPC followers at the same time, from 1 to 65536.
+        grpc_followers: u64 = 1_024,
         /// Threads that serve clients, up to 64; 0 means one per processor, at most 4.
         threads: u64 = 0,
     }

@@ -279,8 +279,13 @@ impl Log {
         self.inner.leader.load_full().filter(|leader| leader.epoch() == view.epoch)
     }
 
+    /// Whether positions are handed out by this handle, as far as it knows: then an append waits for nobody else.
+    pub fn leads(&self) -> bool {
+        self.leader(&self.view()).is_some()
+    }
+
     /// The leader here, if it is the log's and this handle may write.
-    fn leads(&self) -> Option<Guard<Option<Arc<Leader>>>> {
+    fn ready_leader(&self) -> Option<Guard<Option<Arc<Leader>>>> {
         let view = self.peek();
         let leader = self.inner.leader.load();
         let leads = leader.as_ref().is_some_and(|leader| leader.epoch() == view.epoch);
@@ -291,7 +296,7 @@ impl Log {
     pub(crate) fn token(&self, count: u32, expected: Option<u64>) -> Result<Token> {
         let mut began = None;
         loop {
-            if let Some(leader) = self.leads().as_deref().and_then(Option::as_ref) {
+            if let Some(leader) = self.ready_leader().as_deref().and_then(Option::as_ref) {
                 return leader.next(count, expected);
             }
             let view = self.view();

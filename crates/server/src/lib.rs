@@ -1,13 +1,14 @@
 //! Sockets and protocols in front of the faces.
 //!
-//! socket → protocol parse → command → `kv` transaction, or a request of a disk → barrier → reply
+//! socket → protocol parse → command → `kv` transaction, a request of a disk, or a call of a log → barrier → reply
 //!
 //! Invariants:
 //! 1. No reply leaves before everything that it depends on is as durable as its writer asked for.
 //! 2. Bytes from a socket are answered or refused; they never panic, never hang a thread, and never take memory
-//!    beyond the limits of [`resp::Config`] and [`nbd::Config`].
+//!    beyond the limits of [`resp::Config`], [`nbd::Config`] and [`grpc::Config`].
 
 #![forbid(unsafe_code)]
 
+pub mod grpc;
 pub mod nbd;
 pub mod resp;

@@ -1,4 +1,4 @@
-//! `esker serve`: a store behind the Redis protocol, and its volumes behind NBD.
+//! `esker serve`: a store behind the Redis protocol, its volumes behind NBD, and its logs behind gRPC.
 //!
 //! settings under flags → store → servers; SIGINT or SIGTERM → servers stop → store closes cleanly
 //!
@@ -7,6 +7,7 @@
 //! 2. The figures and settings of the engine reach clients only through [`EngineInfo`].
 
 pub mod disks;
+pub mod rpc;
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use esker::engine::Engine;
 use esker_server::resp::{Address, Config, EngineInfo, Error, InfoLine, NoEngineInfo, Server, TlsFiles};
 
 use self::disks::{Disks, NbdFlags};
+use self::rpc::{GrpcFlags, Rpc};
 use super::backup::Backups;
 use super::builder;
 use super::tasks::Tasks;
@@ -80,6 +82,8 @@ pub struct Serve {
     threads: Option<u64>,
     #[command(flatten)]
     nbd: NbdFlags,
+    #[command(flatten)]
+    grpc: GrpcFlags,
 }
 
 impl Serve {
@@ -88,10 +92,11 @@ impl Serve {
         self.apply(&mut settings);
         let config = config(&settings.serve)?;
         let disks = disks::config(&settings.serve, tls_files(&settings.serve)?)?;
+        let rpc = rpc::config(&settings.serve, tls_files(&settings.serve)?)?;
         let location = settings.store.location.clone();
         let store = builder(&settings).expire_interval(Duration::ZERO).open(&location)?;
         let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
-        let served = serve(&store, config, disks, backups.map(PathBuf::from));
+        let served = serve(&store, config, (disks, rpc), backups.map(PathBuf::from));
         // Even if the server failed, what it acknowledged must end up in a clean store.
         let closed = store.close().map_err(Failure::from);
         served.and(closed)
@@ -126,6 +131,7 @@ impl Serve {
         over(&mut serve.backup_folder, self.backup_folder);
         over(&mut serve.threads, self.threads);
         self.nbd.apply(serve);
+        self.grpc.apply(serve);
     }
 }
 
@@ -171,7 +177,8 @@ fn config(settings: &ServeSettings) -> Result<Config, Failure> {
     Ok(config)
 }
 
-fn addresses(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
+/// Addresses as they are written, looked up.
+pub fn addresses(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
     let mut addresses = Vec::new();
     for text in texts {
         let found = text.to_socket_addrs().map_err(|error| {
@@ -204,7 +211,7 @@ pub fn password(settings: &ServeSettings) -> Result<Option<String>, Failure> {
 fn serve(
     store: &esker::Store,
     config: Config,
-    disks: Option<esker_server::nbd::Config>,
+    (disks, rpc): (Option<esker_server::nbd::Config>, Option<esker_server::grpc::Config>),
     backups: Option<PathBuf>,
 ) -> Result<(), Failure> {
     let kv = store.kv()?;
@@ -228,6 +235,13 @@ fn serve(
         }
         None => None,
     };
+    let rpc = match rpc {
+        Some(config) => {
+            let handle = handle.clone();
+            Some(Rpc::start(store, config, move || handle.shutdown())?)
+        }
+        None => None,
+    };
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])?;
     let signals_handle = signals.handle();
     let waiter = std::thread::Builder::new().name("esker-signals".into()).spawn(move || {
@@ -237,7 +251,7 @@ fn serve(
         }
     })?;
     let served = server.run().map_err(failure);
-    let served = served.and(disks.map_or(Ok(()), Disks::stop));
+    let served = served.and(disks.map_or(Ok(()), Disks::stop)).and(rpc.map_or(Ok(()), Rpc::stop));
     signals_handle.close();
     if waiter.join().is_err() {
         tracing::error!("the thread that waits for signals panicked");
@@ -407,6 +421,7 @@ mod tests {
             backup_folder: None,
             threads: None,
             nbd: NbdFlags::default(),
+            grpc: GrpcFlags::default(),
         };
         serve.apply(&mut settings);
         assert_eq!(settings.store.location, "elsewhere");

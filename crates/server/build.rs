@@ -1,0 +1,16 @@
+//! Generates messages and services from the published `.proto` files, without `protoc`.
+//!
+//! proto/ → protox → descriptors (kept for reflection) → prost and tonic → `OUT_DIR`
+
+use std::path::PathBuf;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    let files = ["esker/log/v1/log.proto", "esker/log/v1/sequencer.proto", "esker/store/v1/objects.proto"];
+    let mut compiler = protox::Compiler::new(["proto"])?;
+    compiler.include_source_info(true).open_files(files)?;
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())?;
+    tonic_prost_build::configure().bytes(".").compile_fds(compiler.file_descriptor_set())?;
+    Ok(())
+}

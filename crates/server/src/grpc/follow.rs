@@ -1,0 +1,193 @@
+//! Following over a stream: what the face delivers, in messages of several deliveries, no faster than the client reads.
+//!
+//! poll (on a thread that may wait) → a message of what is there → channel of two → HTTP/2 · nothing there: until something is written
+//!
+//! A follower that waits, for the log or for its client, holds a task and no thread.
+//!
+//! Invariants:
+//! 1. What is held for a client is what it asked to read ahead, a message on its way, and two that wait.
+//! 2. A client that is gone ends its follower, whatever that waits for.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use esker_log::{Delivery, Follow, Follower, Log, Start, StreamFollower};
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+use super::convert;
+use super::log::LogService;
+use super::proto::log as proto;
+use super::status::Told;
+use super::waiting::waiting;
+
+/// Messages of a follower.
+pub(crate) type Deliveries = Pin<Box<dyn Stream<Item = Result<proto::FollowResponse, Status>> + Send>>;
+
+/// Bytes read ahead, at most.
+const AHEAD_BYTES_MAX: usize = 16 << 20;
+/// A message is sent when it holds so many deliveries, or about so many bytes.
+const DELIVERIES_MAX: usize = 256;
+const MESSAGE_BYTES: usize = 256 << 10;
+/// Messages that wait for the client to read them.
+const UNREAD_MAX: usize = 2;
+/// Longest wait without a look, whatever the follower says.
+const PATIENCE_MAX: Duration = Duration::from_secs(30);
+
+/// A follower of a log, or of one of its streams.
+enum Tracker {
+    All(Follower),
+    One(StreamFollower, Follow),
+}
+
+impl Tracker {
+    fn open(log: &Log, start: Start, stream: Option<Bytes>, how: Follow) -> Result<Self, Told> {
+        let follower = log.follow(start, how)?;
+        Ok(match stream {
+            None => Self::All(follower),
+            Some(stream) => Self::One(log.follow_stream(stream, follower.position(), how), how),
+        })
+    }
+
+    fn poll(&mut self) -> Result<Option<Delivery>, Told> {
+        Ok(match self {
+            Self::All(follower) => follower.poll()?,
+            Self::One(follower, _) => follower.poll()?,
+        })
+    }
+
+    fn position(&self) -> u64 {
+        match self {
+            Self::All(follower) => follower.position(),
+            Self::One(follower, _) => follower.position(),
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        match self {
+            Self::All(follower) => follower.patience().min(PATIENCE_MAX),
+            Self::One(_, how) => Duration::from_millis(how.look_ms),
+        }
+    }
+
+    /// What is there, up to a message full; and whether it is the end, being at `until` or at a seal.
+    fn collect(&mut self, until: Option<u64>) -> Result<(Vec<proto::Delivery>, bool), Told> {
+        let (mut deliveries, mut bytes) = (Vec::new(), 0);
+        while deliveries.len() < DELIVERIES_MAX && bytes < MESSAGE_BYTES {
+            if until.is_some_and(|until| self.position() >= until) {
+                return Ok((deliveries, true));
+            }
+            let delivery = match self.poll() {
+                Ok(Some(delivery)) => delivery,
+                Ok(None) => break,
+                // What came before the failure is delivered first; it is met again.
+                Err(_) if !deliveries.is_empty() => break,
+                Err(told) => return Err(told),
+            };
+            let past = match (&delivery, until) {
+                (Delivery::Entry(entry), Some(until)) => entry.position >= until,
+                _ => false,
+            };
+            if past {
+                return Ok((deliveries, true));
+            }
+            if let Delivery::Entry(entry) = &delivery {
+                bytes += entry.data.len();
+            }
+            let end = matches!(delivery, Delivery::End { .. });
+            deliveries.push(convert::delivery(delivery));
+            if end {
+                return Ok((deliveries, true));
+            }
+        }
+        Ok((deliveries, false))
+    }
+}
+
+/// Opens a follower and starts it.
+pub(crate) async fn start(service: &LogService, request: proto::FollowRequest) -> Result<Deliveries, Told> {
+    let permit = service.followers.clone().try_acquire_owned();
+    let Ok(permit) = permit else {
+        return Err(Told::busy("too many followers: the server's followers_max is reached"));
+    };
+    let start = match request.start {
+        Some(proto::follow_request::Start::Position(position)) => Start::Position(position),
+        Some(proto::follow_request::Start::TimeMs(time)) => Start::TimeMs(time),
+        Some(proto::follow_request::Start::Tail(true)) => Start::Tail,
+        Some(proto::follow_request::Start::First(true)) | None => Start::First,
+        Some(_) => return Err(Told::invalid("start: expected a position, a time, first = true or tail = true")),
+    };
+    let plain = Follow::default();
+    let how = Follow {
+        ahead_bytes: match request.ahead_bytes {
+            0 => plain.ahead_bytes,
+            bytes => AHEAD_BYTES_MAX.min(bytes as usize),
+        },
+        fill_after_ms: request.fill_after_ms.or(plain.fill_after_ms),
+        ..plain
+    };
+    let (stream, until_tail) = (request.stream, request.until_tail);
+    let (tracker, log, until) = service
+        .with(request.log, move |log| {
+            let until = if until_tail { Some(log.tail()?.position) } else { None };
+            Ok((Tracker::open(log, start, stream.clone(), how)?, log.clone(), until))
+        })
+        .await?;
+    let (messages, unread) = mpsc::channel(UNREAD_MAX);
+    let mut stopping = service.stopping.clone();
+    tokio::spawn(async move {
+        let _permit = permit;
+        let stopped = async move { drop(stopping.wait_for(|stopping| *stopping).await) };
+        tokio::select! {
+            () = run(tracker, log, until, &messages) => {}
+            () = messages.closed() => {}
+            () = stopped => {
+                // A client that does not read is not waited for.
+                let _ = messages.try_send(Err(Told::stopping().into()));
+            }
+        }
+    });
+    Ok(Box::pin(ReceiverStream::new(unread)))
+}
+
+async fn run(
+    mut tracker: Tracker,
+    log: Log,
+    until: Option<u64>,
+    messages: &mpsc::Sender<Result<proto::FollowResponse, Status>>,
+) {
+    loop {
+        // Room first: what waits for its client reads nothing.
+        let Ok(room) = messages.reserve().await else { return };
+        let listener = log.listen();
+        let polled = waiting(move || {
+            let collected = tracker.collect(until);
+            Ok((tracker, collected))
+        })
+        .await;
+        let (again, collected) = match polled {
+            Ok(polled) => polled,
+            Err(told) => return room.send(Err(told.into())),
+        };
+        tracker = again;
+        match collected {
+            Err(told) => return room.send(Err(told.into())),
+            Ok((deliveries, end)) => {
+                let none = deliveries.is_empty();
+                if !none {
+                    room.send(Ok(proto::FollowResponse { deliveries }));
+                }
+                if end {
+                    return;
+                }
+                if none {
+                    // Woken by a write here, or to look for those of others.
+                    let _ = tokio::time::timeout(tracker.patience(), listener).await;
+                }
+            }
+        }
+    }
+}

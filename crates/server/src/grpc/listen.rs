@@ -1,0 +1,228 @@
+//! Addresses that the gRPC server listens on, and the connections that come.
+//!
+//! listener → room for one more connection → accept → the HTTP/2 server
+//!
+//! Invariant: never more than `connections_max` connections are open; others wait in the system's queue.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use std::{fmt, io};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::runtime::Runtime;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+
+use super::config::{Config, Error, Result};
+
+/// When the system gives no more connections, accepting starts again after this.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// An address that is listened on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// Plain TCP.
+    Tcp(SocketAddr),
+    /// TLS over TCP.
+    Tls(SocketAddr),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "grpc://{address}"),
+            Self::Tls(address) => write!(f, "grpcs://{address}"),
+            Self::Unix(path) => write!(f, "grpc+unix:{}", path.display()),
+        }
+    }
+}
+
+/// All listening sockets; a unix socket's file goes with them.
+pub(crate) struct Listeners {
+    tcp: Vec<TcpListener>,
+    unix: Option<UnixListener>,
+    addresses: Vec<Address>,
+    file: File,
+}
+
+/// A unix socket's file, removed in the end.
+struct File(Option<PathBuf>);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            // Somebody may have removed it already.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Listeners {
+    /// Listens on everything that the configuration names.
+    pub(crate) fn open(config: &Config, runtime: &Runtime) -> Result<Self> {
+        let failed = |address: String| move |source| Error::Listen { address, source };
+        let _inside = runtime.enter();
+        let mut opened = Self { tcp: Vec::new(), unix: None, addresses: Vec::new(), file: File(None) };
+        for address in &config.listen {
+            let socket = std::net::TcpListener::bind(address).map_err(failed(address.to_string()))?;
+            let socket = socket.set_nonblocking(true).and_then(|()| TcpListener::from_std(socket));
+            let socket = socket.map_err(failed(address.to_string()))?;
+            let address = socket.local_addr().map_err(failed(address.to_string()))?;
+            let address = if config.tls.is_some() { Address::Tls(address) } else { Address::Tcp(address) };
+            opened.tcp.push(socket);
+            opened.addresses.push(address);
+        }
+        if let Some(path) = &config.unix_socket {
+            let failed = || failed(path.display().to_string());
+            let socket = crate::resp::bind_unix(path).map_err(failed())?;
+            let socket = std::os::unix::net::UnixListener::from(std::os::fd::OwnedFd::from(socket));
+            opened.file = File(Some(path.clone()));
+            opened.unix = Some(UnixListener::from_std(socket).map_err(failed())?);
+            opened.addresses.push(Address::Unix(path.clone()));
+        }
+        Ok(opened)
+    }
+
+    pub(crate) fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// Connections as they come, those over TCP and those over the unix socket, until `stopping`.
+    pub(crate) fn incoming(
+        self,
+        connections_max: usize,
+        stopping: &watch::Receiver<bool>,
+    ) -> (Incoming<TcpStream>, Incoming<UnixStream>) {
+        let Self { tcp, unix, file, .. } = self;
+        let room = Arc::new(Semaphore::new(connections_max));
+        let (tcp_sender, tcp_incoming) = mpsc::channel(1);
+        let (unix_sender, unix_incoming) = mpsc::channel(1);
+        for listener in tcp {
+            tokio::spawn(accept(TcpDoor(listener), Arc::clone(&room), tcp_sender.clone(), stopping.clone(), None));
+        }
+        if let Some(listener) = unix {
+            let file = Some(file);
+            tokio::spawn(accept(UnixDoor(listener), Arc::clone(&room), unix_sender.clone(), stopping.clone(), file));
+        }
+        // A server without addresses of one kind waits for its end as the other does.
+        tokio::spawn(stay(tcp_sender, stopping.clone()));
+        tokio::spawn(stay(unix_sender, stopping.clone()));
+        (ReceiverStream::new(tcp_incoming), ReceiverStream::new(unix_incoming))
+    }
+}
+
+/// Connections of one kind.
+pub(crate) type Incoming<S> = ReceiverStream<io::Result<Counted<S>>>;
+
+async fn stay<T>(sender: mpsc::Sender<T>, mut stopping: watch::Receiver<bool>) {
+    // Until the server stops, or is gone.
+    let _ = stopping.wait_for(|stopping| *stopping).await;
+    drop(sender);
+}
+
+/// What connections come through.
+trait Door: Send + 'static {
+    type Stream: Send;
+    fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+struct TcpDoor(TcpListener);
+struct UnixDoor(UnixListener);
+
+impl Door for TcpDoor {
+    type Stream = TcpStream;
+    async fn next(&self) -> io::Result<TcpStream> {
+        let (stream, _) = self.0.accept().await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+}
+
+impl Door for UnixDoor {
+    type Stream = UnixStream;
+    async fn next(&self) -> io::Result<UnixStream> {
+        Ok(self.0.accept().await?.0)
+    }
+}
+
+async fn accept<D: Door + Sync>(
+    door: D,
+    room: Arc<Semaphore>,
+    connections: mpsc::Sender<io::Result<Counted<D::Stream>>>,
+    mut stopping: watch::Receiver<bool>,
+    file: Option<File>,
+) {
+    // Goes when accepting ends.
+    let _file = file;
+    loop {
+        let one = async {
+            let Ok(place) = Arc::clone(&room).acquire_owned().await else { return None };
+            loop {
+                match door.next().await {
+                    Ok(stream) => return Some(Counted { stream, _place: place }),
+                    Err(error) => {
+                        tracing::debug!(%error, "cannot accept; trying again soon");
+                        tokio::time::sleep(AGAIN).await;
+                    }
+                }
+            }
+        };
+        let connection = tokio::select! {
+            connection = one => connection,
+            _ = stopping.wait_for(|stopping| *stopping) => return,
+        };
+        let Some(connection) = connection else { return };
+        if connections.send(Ok(connection)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A connection that takes one of the places there are.
+pub(crate) struct Counted<S> {
+    stream: S,
+    _place: OwnedSemaphorePermit,
+}
+
+impl<S: Connected> Connected for Counted<S> {
+    type ConnectInfo = S::ConnectInfo;
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,290 @@
+//! The service `esker.log.v1.Log` over the log face.
+//!
+//! request → handle of the log → call of the face (on a thread that may wait, save for appends that need not) → barrier awaited → answer
+//!
+//! Invariants:
+//! 1. Nothing is answered before it may be shown: appends when durable, unless asked for otherwise.
+//! 2. What a client makes the server hold is bounded: messages, appends in flight, followers, what is read ahead.
+
+use std::sync::Arc;
+
+use esker_log::{Completion, Layout, Log as Handle, Logs, Record};
+use tokio::sync::{Semaphore, watch};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::append;
+use super::convert::{self, durability, record};
+use super::follow::{self, Deliveries};
+use super::names::Names;
+use super::proto::log as proto;
+use super::proto::log::log_server::Log;
+use super::status::Told;
+use super::waiting::{applies_at_once, completed, waiting};
+
+/// Names that one List returns, at most; and if nothing is said.
+const LIST_MAX: usize = 10_000;
+const LIST_DEFAULT: usize = 1_000;
+/// Bytes of data that one ReadRange returns, about, at most; and if nothing is said.
+const RANGE_BYTES_MAX: usize = 16 << 20;
+const RANGE_BYTES_DEFAULT: usize = 1 << 20;
+
+/// The service. Cloning gives the same one.
+#[derive(Clone)]
+pub(crate) struct LogService {
+    pub(crate) names: Arc<Names>,
+    pub(crate) in_flight_max: usize,
+    pub(crate) followers: Arc<Semaphore>,
+    pub(crate) stopping: watch::Receiver<bool>,
+    at_once: bool,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+fn answer<T>(outcome: Result<T, Told>) -> Answer<T> {
+    outcome.map(Response::new).map_err(Status::from)
+}
+
+impl LogService {
+    pub(crate) fn new(logs: Logs, in_flight_max: usize, followers_max: usize, stopping: watch::Receiver<bool>) -> Self {
+        let at_once = applies_at_once(&**logs.store());
+        let followers = Arc::new(Semaphore::new(followers_max));
+        Self { names: Arc::new(Names::new(logs)), in_flight_max, followers, stopping, at_once }
+    }
+
+    /// Does something with a log, on a thread that may wait. Where the name led to a log that is gone, once more with what it leads to now.
+    pub(crate) async fn with<T: Send + 'static>(
+        &self,
+        name: String,
+        work: impl Fn(&Handle) -> Result<T, Told> + Send + 'static,
+    ) -> Result<T, Told> {
+        let names = Arc::clone(&self.names);
+        waiting(move || match names.log(&name).and_then(|log| work(&log)) {
+            Err(error) if error.is_no_log() => {
+                names.forget(&name);
+                names.log(&name).and_then(|log| work(&log))
+            }
+            other => other,
+        })
+        .await
+    }
+
+    /// The log, if an append to it waits for nothing but the sync at its end.
+    fn ready(&self, name: &str) -> Option<Handle> {
+        self.names.kept(name).filter(|log| self.at_once && log.leads())
+    }
+
+    /// Applies an append; what is left is to await it.
+    pub(crate) async fn apply(
+        &self,
+        name: &str,
+        records: Vec<Record>,
+        durability: esker_log::Durability,
+    ) -> Result<Completion<u64>, Told> {
+        if let Some(log) = self.ready(name) {
+            match log.append_with(&records, durability) {
+                Err(esker_log::Error::NoLog { .. }) => self.names.forget(name),
+                other => return Ok(other?),
+            }
+        }
+        self.with(name.to_owned(), move |log| Ok(log.append_with(&records, durability)?)).await
+    }
+
+    /// Applies the append of one request.
+    pub(crate) async fn apply_one(&self, request: proto::AppendRequest) -> Result<Completion<(u64, bool)>, Told> {
+        let (name, record) = (request.log, record(request.record));
+        let Some(writer) = request.writer else {
+            let applied = self.apply(&name, vec![record], durability(request.applied_only)).await?;
+            return Ok(applied.map(|position| (position, false)));
+        };
+        let names = Arc::clone(&self.names);
+        self.with(name, move |log| names.append(log, (&writer.writer, writer.session, writer.number), record.clone()))
+            .await
+    }
+}
+
+#[tonic::async_trait]
+impl Log for LogService {
+    async fn create(&self, request: Request<proto::CreateRequest>) -> Answer<proto::InfoResponse> {
+        let request = request.into_inner();
+        let names = Arc::clone(&self.names);
+        answer(
+            waiting(move || {
+                let best = Layout::best_for(&names.logs.store().capability());
+                let log = names.logs.create(&request.log, convert::options(request.options, best)?)?;
+                names.forget(&request.log);
+                convert::info(&log, &request.log)
+            })
+            .await,
+        )
+    }
+
+    async fn delete(&self, request: Request<proto::DeleteRequest>) -> Answer<proto::DeleteResponse> {
+        let name = request.into_inner().log;
+        let names = Arc::clone(&self.names);
+        answer(
+            waiting(move || {
+                let deleted = names.logs.delete(&name);
+                names.forget(&name);
+                Ok(deleted.map(|()| proto::DeleteResponse {})?)
+            })
+            .await,
+        )
+    }
+
+    async fn rename(&self, request: Request<proto::RenameRequest>) -> Answer<proto::RenameResponse> {
+        let request = request.into_inner();
+        let names = Arc::clone(&self.names);
+        answer(
+            waiting(move || {
+                let renamed = names.logs.rename(&request.log, &request.to);
+                names.forget(&request.log);
+                names.forget(&request.to);
+                Ok(renamed.map(|()| proto::RenameResponse {})?)
+            })
+            .await,
+        )
+    }
+
+    async fn list(&self, request: Request<proto::ListRequest>) -> Answer<proto::ListResponse> {
+        let request = request.into_inner();
+        let limit = if request.limit == 0 { LIST_DEFAULT } else { LIST_MAX.min(request.limit as usize) };
+        let names = Arc::clone(&self.names);
+        answer(
+            waiting(move || {
+                let after = Some(request.after.as_str()).filter(|after| !after.is_empty());
+                Ok(proto::ListResponse { logs: names.logs.list(after, limit)? })
+            })
+            .await,
+        )
+    }
+
+    async fn info(&self, request: Request<proto::InfoRequest>) -> Answer<proto::InfoResponse> {
+        let name = request.into_inner().log;
+        answer(self.with(name.clone(), move |log| convert::info(log, &name)).await)
+    }
+
+    async fn append(&self, request: Request<proto::AppendRequest>) -> Answer<proto::AppendResponse> {
+        let outcome = async {
+            let (position, already_there) = completed(self.apply_one(request.into_inner()).await?).await?;
+            Ok(proto::AppendResponse { position, already_there })
+        };
+        answer(outcome.await)
+    }
+
+    type AppendStreamStream = append::Answers;
+
+    async fn append_stream(
+        &self,
+        request: Request<Streaming<proto::AppendRequest>>,
+    ) -> Answer<Self::AppendStreamStream> {
+        Ok(Response::new(append::start(self.clone(), request.into_inner())))
+    }
+
+    async fn append_batch(&self, request: Request<proto::AppendBatchRequest>) -> Answer<proto::AppendResponse> {
+        let request = request.into_inner();
+        let outcome = async {
+            let records = request.records.into_iter().map(|one| record(Some(one))).collect();
+            let applied = self.apply(&request.log, records, durability(request.applied_only)).await?;
+            Ok(proto::AppendResponse { position: completed(applied).await?, already_there: false })
+        };
+        answer(outcome.await)
+    }
+
+    async fn append_at(&self, request: Request<proto::AppendAtRequest>) -> Answer<proto::AppendResponse> {
+        let request = request.into_inner();
+        let outcome = async {
+            let records: Vec<Record> = request.records.into_iter().map(|one| record(Some(one))).collect();
+            let expected = request.expected;
+            let applied = self.with(request.log, move |log| Ok(log.append_at(expected, &records)?)).await?;
+            Ok(proto::AppendResponse { position: completed(applied).await?, already_there: false })
+        };
+        answer(outcome.await)
+    }
+
+    async fn open_writer(&self, request: Request<proto::OpenWriterRequest>) -> Answer<proto::OpenWriterResponse> {
+        let request = request.into_inner();
+        let names = Arc::clone(&self.names);
+        let opened = self.with(request.log, move |log| names.open_writer(log, &request.writer)).await;
+        answer(opened.map(|(next_number, session)| proto::OpenWriterResponse { next_number, session }))
+    }
+
+    async fn read(&self, request: Request<proto::ReadRequest>) -> Answer<proto::ReadResponse> {
+        let request = request.into_inner();
+        let outcome = async {
+            let read = self.with(request.log, move |log| Ok(log.read(request.position)?)).await?;
+            Ok(proto::ReadResponse { found: Some(convert::found(completed(read).await?)) })
+        };
+        answer(outcome.await)
+    }
+
+    async fn read_range(&self, request: Request<proto::ReadRangeRequest>) -> Answer<proto::ReadRangeResponse> {
+        let request = request.into_inner();
+        let bytes = match request.bytes_max {
+            0 => RANGE_BYTES_DEFAULT,
+            bytes => RANGE_BYTES_MAX.min(bytes as usize),
+        };
+        let outcome = async {
+            let range = request.start..request.end;
+            let read = self.with(request.log, move |log| Ok(log.read_range(range.clone(), bytes)?)).await?;
+            Ok(proto::ReadRangeResponse { found: completed(read).await?.into_iter().map(convert::found).collect() })
+        };
+        answer(outcome.await)
+    }
+
+    type FollowStream = Deliveries;
+
+    async fn follow(&self, request: Request<proto::FollowRequest>) -> Answer<Self::FollowStream> {
+        answer(follow::start(self, request.into_inner()).await)
+    }
+
+    async fn fill(&self, request: Request<proto::FillRequest>) -> Answer<proto::FillResponse> {
+        let request = request.into_inner();
+        let done = self.with(request.log, move |log| Ok(log.fill(request.position)?)).await;
+        answer(done.map(|()| proto::FillResponse {}))
+    }
+
+    async fn trim(&self, request: Request<proto::TrimRequest>) -> Answer<proto::TrimResponse> {
+        let request = request.into_inner();
+        let done = self.with(request.log, move |log| Ok(log.trim(request.position)?)).await;
+        answer(done.map(|()| proto::TrimResponse {}))
+    }
+
+    async fn trim_to(&self, request: Request<proto::TrimToRequest>) -> Answer<proto::TrimToResponse> {
+        let request = request.into_inner();
+        let done = self.with(request.log, move |log| Ok(log.trim_to(request.position)?)).await;
+        answer(done.map(|trimmed| proto::TrimToResponse { trimmed }))
+    }
+
+    async fn tail(&self, request: Request<proto::TailRequest>) -> Answer<proto::TailResponse> {
+        let tail = self.with(request.into_inner().log, |log| Ok(log.tail()?)).await;
+        answer(tail.map(|tail| proto::TailResponse { position: tail.position, epoch: tail.epoch }))
+    }
+
+    async fn seal(&self, request: Request<proto::SealRequest>) -> Answer<proto::SealResponse> {
+        let sealed = self.with(request.into_inner().log, |log| Ok(log.seal()?)).await;
+        answer(sealed.map(|tail| proto::SealResponse { tail }))
+    }
+
+    async fn reshape(&self, request: Request<proto::ReshapeRequest>) -> Answer<proto::ReshapeResponse> {
+        let request = request.into_inner();
+        let done = self.with(request.log, move |log| Ok(log.reshape(request.width, request.slots)?)).await;
+        answer(done.map(|()| proto::ReshapeResponse {}))
+    }
+
+    async fn set_consumer(&self, request: Request<proto::SetConsumerRequest>) -> Answer<proto::SetConsumerResponse> {
+        let request = request.into_inner();
+        let done = self
+            .with(request.log, move |log| match request.position {
+                Some(position) => Ok(log.set_consumer(&request.consumer, position)?),
+                None => Ok(log.remove_consumer(&request.consumer)?),
+            })
+            .await;
+        answer(done.map(|()| proto::SetConsumerResponse {}))
+    }
+
+    async fn get_consumer(&self, request: Request<proto::GetConsumerRequest>) -> Answer<proto::GetConsumerResponse> {
+        let request = request.into_inner();
+        let found = self.with(request.log, move |log| Ok(log.consumer(&request.consumer)?)).await;
+        answer(found.map(|position| proto::GetConsumerResponse { position }))
+    }
+}

@@ -1,0 +1,170 @@
+//! Following and reading: in order, with typed gaps, no faster than the client reads.
+
+use std::time::Duration;
+
+use esker_server::grpc::Config;
+use esker_server::grpc::proto::log as proto;
+use esker_server::grpc::proto::log::delivery::What;
+use esker_server::grpc::proto::log::follow_request::Start;
+
+use crate::running::{Running, all, entry, from_first, near};
+
+const LATE: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_gets_what_comes_gaps_with_their_reason_and_the_end() {
+    let server = Running::in_memory();
+    let mut client = server.with_log("log").await;
+    for number in 0..10 {
+        client.append(entry("log", format!("{number}"))).await.unwrap();
+    }
+    client.trim_to(proto::TrimToRequest { log: "log".into(), position: 3 }).await.unwrap();
+    client.trim(proto::TrimRequest { log: "log".into(), position: 5 }).await.unwrap();
+    let mut at = from_first("log");
+    at.start = Some(Start::Position(0));
+    let mut following = client.follow(at).await.unwrap().into_inner();
+    let mut got = Vec::new();
+    let mut appended = false;
+    let end = 'all: loop {
+        let message = tokio::time::timeout(LATE, following.message()).await.unwrap().unwrap().unwrap();
+        for delivery in message.deliveries {
+            match delivery.what.unwrap() {
+                What::Entry(entry) => got.push(format!("{}={}", entry.position, String::from_utf8_lossy(&entry.data))),
+                What::Gap(gap) => got.push(format!("{}..{} {:?}", gap.start, gap.end, gap.gap())),
+                What::End(tail) => break 'all tail,
+            }
+        }
+        if !appended && got.last().is_some_and(|last| last == "9=9") {
+            appended = true;
+            // It waits at the tail now, and is woken.
+            client.append(entry("log", "last")).await.unwrap();
+            client.seal(proto::SealRequest { log: "log".into() }).await.unwrap();
+        }
+    };
+    let expected = ["0..3 Trimmed", "3=3", "4=4", "5..6 Trimmed", "6=6", "7=7", "8=8", "9=9", "10=last"];
+    assert_eq!((got.as_slice(), end), (&expected.map(String::from)[..], 11));
+    let ended = tokio::time::timeout(LATE, following.message()).await.unwrap().unwrap();
+    assert!(ended.is_none(), "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_is_followed_without_the_others() {
+    let server = Running::in_memory();
+    let mut client = server.with_log("log").await;
+    for number in 0..60u32 {
+        let streams = vec![if number % 3 == 0 { "fizz".into() } else { "other".into() }];
+        let record = Some(proto::Record { data: number.to_string().into(), streams });
+        client.append(proto::AppendRequest { record, ..entry("log", "") }).await.unwrap();
+    }
+    let request = proto::FollowRequest { stream: Some("fizz".into()), until_tail: true, ..from_first("log") };
+    let positions: Vec<_> = all(client.follow(request).await.unwrap().into_inner())
+        .await
+        .into_iter()
+        .map(|what| match what {
+            What::Entry(entry) => entry.position,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(positions, (0..60).step_by(3).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_from_the_tail_gets_only_what_comes() {
+    let server = Running::in_memory();
+    let mut client = server.with_log("log").await;
+    client.append(entry("log", "before")).await.unwrap();
+    let request = proto::FollowRequest { start: Some(Start::Tail(true)), ..from_first("log") };
+    let mut following = client.follow(request).await.unwrap().into_inner();
+    client.append(entry("log", "after")).await.unwrap();
+    let message = tokio::time::timeout(LATE, following.message()).await.unwrap().unwrap().unwrap();
+    let [proto::Delivery { what: Some(What::Entry(entry)) }] = &message.deliveries[..] else { panic!("{message:?}") };
+    assert_eq!((entry.position, &entry.data[..]), (1, &b"after"[..]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_does_not_read_holds_nobody_up() {
+    let server = Running::in_memory();
+    let mut client = server.with_log("log").await;
+    for _ in 0..64 {
+        client.append(entry("log", vec![7; 512 << 10])).await.unwrap();
+    }
+    let mut idle = Vec::new();
+    for _ in 0..20 {
+        idle.push(server.client().await.follow(from_first("log")).await.unwrap().into_inner());
+    }
+    let request = proto::FollowRequest { until_tail: true, ..from_first("log") };
+    let followed = tokio::time::timeout(LATE, client.follow(request)).await.unwrap().unwrap().into_inner();
+    assert_eq!(tokio::time::timeout(LATE, all(followed)).await.unwrap().len(), 64);
+    client.append(entry("log", "and on")).await.unwrap();
+    drop(idle);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn followers_beyond_the_limit_are_refused_until_one_is_gone() {
+    let server =
+        Running::start(std::sync::Arc::new(esker_memory::MemoryStore::new()), Config { followers_max: 2, ..near() });
+    let mut client = server.with_log("log").await;
+    let one = client.follow(from_first("log")).await.unwrap();
+    let _two = client.follow(from_first("log")).await.unwrap();
+    let refused = client.follow(from_first("log")).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    assert!(refused.message().contains("followers_max"), "{refused}");
+    drop(one);
+    let began = std::time::Instant::now();
+    while client.follow(from_first("log")).await.is_err() {
+        assert!(began.elapsed() < LATE, "a follower that is gone keeps its place");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_read_says_what_stands_there() {
+    let server = Running::in_memory();
+    let mut client = server.with_log("log").await;
+    for number in 0..6 {
+        client.append(entry("log", format!("{number}"))).await.unwrap();
+    }
+    client.trim(proto::TrimRequest { log: "log".into(), position: 2 }).await.unwrap();
+    let request = proto::ReadRangeRequest { log: "log".into(), start: 1, end: 8, bytes_max: 0 };
+    let found = client.read_range(request).await.unwrap().into_inner().found;
+    let found: Vec<_> = found
+        .iter()
+        .map(|one| match one.found.as_ref().unwrap() {
+            proto::found::Found::Entry(entry) => String::from_utf8_lossy(&entry.data).into_owned(),
+            proto::found::Found::Gap(_) => format!("{:?}", proto::Gap::try_from(gap(one)).unwrap()),
+        })
+        .collect();
+    assert_eq!(found, ["1", "Trimmed", "3", "4", "5", "BeyondTail", "BeyondTail"]);
+    let one = client.read(proto::ReadRequest { log: "log".into(), position: 99 }).await.unwrap().into_inner();
+    assert_eq!(gap(&one.found.unwrap()), proto::Gap::BeyondTail as i32);
+    let consumer = |position| proto::SetConsumerRequest { log: "log".into(), consumer: "billing".into(), position };
+    let get = proto::GetConsumerRequest { log: "log".into(), consumer: "billing".into() };
+    client.set_consumer(consumer(Some(4))).await.unwrap();
+    assert_eq!(client.get_consumer(get.clone()).await.unwrap().into_inner().position, Some(4));
+    client.set_consumer(consumer(None)).await.unwrap();
+    assert_eq!(client.get_consumer(get).await.unwrap().into_inner().position, None);
+}
+
+fn gap(found: &proto::Found) -> i32 {
+    match found.found {
+        Some(proto::found::Found::Gap(gap)) => gap,
+        _ => panic!("{found:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stops_tells_its_streams() {
+    let mut server = Running::in_memory();
+    let mut client = server.with_log("log").await;
+    let mut following = client.follow(from_first("log")).await.unwrap().into_inner();
+    let (requests, incoming) = tokio::sync::mpsc::channel::<proto::AppendRequest>(1);
+    let stream = tokio_stream::wrappers::ReceiverStream::new(incoming);
+    let mut answers = client.append_stream(stream).await.unwrap().into_inner();
+    let began = std::time::Instant::now();
+    let stopped = tokio::task::spawn_blocking(move || server.stop());
+    assert_eq!(following.message().await.unwrap_err().code(), tonic::Code::Unavailable);
+    assert_eq!(answers.message().await.unwrap_err().code(), tonic::Code::Unavailable);
+    drop(requests);
+    stopped.await.unwrap().unwrap();
+    assert!(began.elapsed() < LATE, "{:?}", began.elapsed());
+}

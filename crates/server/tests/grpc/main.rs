@@ -1,0 +1,10 @@
+//! The gRPC server against a client of the same library, over loopback: what is promised, bounded and refused.
+
+mod appends;
+mod errors;
+mod follows;
+mod held;
+mod objects;
+mod python;
+mod running;
+mod security;
