@@ -124,8 +124,13 @@ impl From<esker::Error> for Failure {
             | esker::Error::UnknownOption { .. }
             | esker::Error::BadOption { .. }
             | esker::Error::SameStore { .. }
-            | esker::Error::NotBuilt { .. } => Code::Usage,
-            esker::Error::NotFound { .. } => Code::NotFound,
+            | esker::Error::NotBuilt { .. }
+            | esker::Error::Remote(esker::remote::Error::Address { .. } | esker::remote::Error::Option { .. }) => {
+                Code::Usage
+            }
+            esker::Error::NotFound { .. } | esker::Error::Remote(esker::remote::Error::Unreachable { .. }) => {
+                Code::NotFound
+            }
             esker::Error::InUse { .. } => Code::InUse,
             esker::Error::Store(error) => store_code(error),
             esker::Error::Device(error) => device_code(error),

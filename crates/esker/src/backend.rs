@@ -19,7 +19,7 @@ use esker_keyvalue::{KIND_FILE, KeyValueStore, StripLen};
 use esker_store::ObjectStore;
 
 use crate::place::DEVICE_FILE;
-use crate::{ByteSize, Error, Result};
+use crate::{ByteSize, Error, Period, Result};
 
 /// Options as they stand in a location.
 pub(crate) type Pairs = Vec<(String, String)>;
@@ -33,6 +33,8 @@ pub(crate) struct Opened {
     pub syncs: Box<dyn Fn() -> u64 + Send + Sync>,
     pub path: PathBuf,
     pub created: bool,
+    /// How the server was reached whose store this is; sequencers are reached so too.
+    pub remote: Option<esker_remote::Options>,
 }
 
 /// A backend's name in a URL, and what it takes.
@@ -53,8 +55,7 @@ impl PartialEq for Scheme {
 impl Eq for Scheme {}
 
 /// What a location may begin with, as messages name it.
-pub(crate) const SCHEMES_SHOWN: &str =
-    "esker:PATH, file:PATH, rocksdb:PATH, leveldb:PATH, newstore:PATH, memory:, or a plain path";
+pub(crate) const SCHEMES_SHOWN: &str = "esker:PATH, file:PATH, rocksdb:PATH, leveldb:PATH, newstore:PATH, grpc://HOST:PORT, grpc+unix:PATH, memory:, or a plain path";
 
 const SCHEMES: &[Scheme] = &[
     Scheme { name: "file", options: &["checkpoint", "folder_files", "cache"], open: open_file },
@@ -73,7 +74,16 @@ const SCHEMES: &[Scheme] = &[
         options: &["strip", "cache", "large"],
         open: |path, create, pairs| open_keyvalue(NewStore, path, create, pairs),
     },
+    Scheme { name: "grpc", options: REMOTE_OPTIONS, open: |path, _, pairs| open_remote("", path, pairs) },
+    Scheme {
+        name: "grpc+unix",
+        options: REMOTE_OPTIONS,
+        open: |path, _, pairs| open_remote("grpc+unix:", path, pairs),
+    },
 ];
+
+/// Options of a server's store.
+const REMOTE_OPTIONS: &[&str] = &["token_file", "authorities", "timeout"];
 
 impl Scheme {
     /// The scheme of this name.
@@ -157,7 +167,14 @@ fn open_file(path: &Path, create: bool, pairs: &Pairs) -> Result<Opened> {
     let objects = Arc::clone(&store) as Arc<dyn ObjectStore>;
     let counted = Arc::clone(&store);
     let syncs = Box::new(move || counted.syncs());
-    Ok(Opened { objects, close: Box::new(move || store.close()), syncs, path: path.to_path_buf(), created })
+    Ok(Opened {
+        objects,
+        close: Box::new(move || store.close()),
+        syncs,
+        path: path.to_path_buf(),
+        created,
+        remote: None,
+    })
 }
 
 fn open_keyvalue(kind: Kind, path: &Path, create: bool, pairs: &Pairs) -> Result<Opened> {
@@ -179,7 +196,44 @@ fn open_keyvalue(kind: Kind, path: &Path, create: bool, pairs: &Pairs) -> Result
     let objects = Arc::clone(&store) as Arc<dyn ObjectStore>;
     let counted = Arc::clone(&store);
     let syncs = Box::new(move || counted.figures().syncs);
-    Ok(Opened { objects, close: Box::new(move || store.close()), syncs, path: path.to_path_buf(), created })
+    Ok(Opened {
+        objects,
+        close: Box::new(move || store.close()),
+        syncs,
+        path: path.to_path_buf(),
+        created,
+        remote: None,
+    })
+}
+
+/// The store of a running server, at an address that takes the place of a path.
+fn open_remote(scheme: &str, path: &Path, pairs: &Pairs) -> Result<Opened> {
+    let mut options = esker_remote::Options::default();
+    for (key, value) in pairs {
+        match key.as_str() {
+            "token_file" => {
+                let io = |source| Error::Io { what: "read", path: value.into(), source };
+                let text = std::fs::read_to_string(value).map_err(io)?;
+                options.token = Some(text.lines().next().unwrap_or_default().to_string());
+            }
+            "authorities" => options.authorities = Some(value.into()),
+            _ => options.timeout = read::<Period>(key, value)?.0,
+        }
+    }
+    let address = path.to_string_lossy();
+    let remote = |error: esker_remote::Error| Error::Remote(error);
+    let place = format!("{scheme}{address}").parse().map_err(remote)?;
+    let store = Arc::new(esker_remote::RemoteStore::connect(place, &options).map_err(remote)?);
+    let objects = Arc::clone(&store) as Arc<dyn ObjectStore>;
+    let close = Box::new(move || store.sync().wait().map(drop));
+    Ok(Opened {
+        objects,
+        close,
+        syncs: Box::new(|| 0),
+        path: path.to_path_buf(),
+        created: false,
+        remote: Some(options),
+    })
 }
 
 fn keyvalue_error(kind: Kind, error: esker_keyvalue::Error) -> Error {

@@ -82,6 +82,9 @@ pub enum Error {
         /// The cargo feature that brings it.
         feature: &'static str,
     },
+    /// The server whose store this is cannot be used. Start it, or fix the address or the token.
+    #[error(transparent)]
+    Remote(#[from] esker_remote::Error),
     /// Another process has the store open. Stop that process.
     #[error("the store {path} is in use by another process")]
     InUse {

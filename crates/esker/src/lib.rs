@@ -24,7 +24,8 @@
 //! # }
 //! ```
 //!
-//! A location is a path, `esker:PATH`, `file:PATH` for a store on plain files, or `memory:` for one that is gone with the process. Options follow a question mark:
+//! A location is a path, `esker:PATH`, `file:PATH` for a store on plain files, `grpc://HOST:PORT` for the store of a running server, or `memory:` for
+//! one that is gone with the process. Options follow a question mark:
 //! `data?size=10g&policy=group:2ms`; [`Builder`] lists them. A store has one owner: a second process that opens it gets
 //! [`Error::InUse`].
 //!
@@ -129,6 +130,7 @@ pub use esker_keyvalue as keyvalue;
 pub use esker_kv as kv;
 pub use esker_log as log;
 pub use esker_map as map;
+pub use esker_remote as remote;
 #[doc(no_inline)]
 pub use esker_store as objects;
 pub use esker_volume as volume;

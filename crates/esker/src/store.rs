@@ -18,6 +18,7 @@ use esker_kv::{Clock, Kv};
 use esker_log::{Connect, Logs, Session};
 use esker_map::Waist;
 use esker_memory::MemoryStore;
+use esker_remote::Sequencers;
 use esker_store::ObjectStore;
 use esker_volume::Volumes;
 use parking_lot::Mutex;
@@ -146,7 +147,15 @@ impl Store {
         if let Some(logs) = &*slot {
             return Ok(logs.clone());
         }
-        let logs = Logs::open(self.objects(), self.log_session(None))?;
+        // A log whose positions are handed out by a sequencer elsewhere is written with its help.
+        let session = self.log_session(None);
+        let lease = Duration::from_millis(session.lease_ms);
+        let options = match &self.inner.backing {
+            Backing::Backend(opened) => opened.remote.clone(),
+            Backing::Memory(_) | Backing::Engine { .. } => None,
+        };
+        let connect = Arc::new(Sequencers::new(options.unwrap_or_default(), lease));
+        let logs = Logs::open(self.objects(), Session { connect: Some(connect), ..session })?;
         *slot = Some(logs.clone());
         Ok(logs)
     }
@@ -238,6 +247,7 @@ impl Store {
             syncs: Box::new(|| 0),
             path: self.path().unwrap_or(Path::new("")).to_path_buf(),
             created: false,
+            remote: None,
         };
         Ok(Self::new(Backing::Backend(opened), Arc::clone(&self.inner.clock), Duration::ZERO))
     }

@@ -16,6 +16,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-kv", &["esker-store"]),
     ("esker-log", &["esker-store"]),
     ("esker-map", &["esker-store"]),
+    // The log beside the store: it finds the sequencers that logs name.
+    ("esker-remote", &["esker-store", "esker-log"]),
     ("esker-volume", &["esker-store"]),
     ("esker-server", &["esker-store", "esker-kv", "esker-log", "esker-map", "esker-volume"]),
     (
@@ -30,6 +32,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "esker-kv",
             "esker-log",
             "esker-map",
+            "esker-remote",
             "esker-volume",
         ],
     ),

@@ -1,0 +1,154 @@
+//! Answers that are lost, servers that are away, strangers at the address.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use esker_log::{Found, Logs, Options, Session};
+use esker_memory::MemoryStore;
+use esker_remote::{Place, RemoteStore};
+use esker_store::{Change, Condition, Error, ObjectId, ObjectStore, Transaction};
+use support::{Running, open};
+
+/// Lets bytes through both ways until it is told to lose the server's answers: then it closes the connection with the first byte of one.
+struct Wire {
+    address: String,
+    lose: Arc<AtomicBool>,
+    lost: Arc<AtomicBool>,
+}
+
+impl Wire {
+    fn to(server: &Running) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (lose, lost) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (target, losing, done) = (server.address, Arc::clone(&lose), Arc::clone(&lost));
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let Ok(server) = TcpStream::connect(target) else { continue };
+                let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                std::thread::spawn(move || drop(std::io::copy(&mut from_client, &mut to_server)));
+                let (mut from_server, mut to_client) = (server, client);
+                let (losing, done) = (Arc::clone(&losing), Arc::clone(&done));
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 65_536];
+                    while let Ok(len @ 1..) = from_server.read(&mut buffer) {
+                        if losing.load(Ordering::SeqCst) && is_answer(&buffer[..len]) {
+                            losing.store(false, Ordering::SeqCst);
+                            done.store(true, Ordering::SeqCst);
+                            break;
+                        }
+                        if to_client.write_all(&buffer[..len]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to_client.shutdown(std::net::Shutdown::Both);
+                    let _ = from_server.shutdown(std::net::Shutdown::Both);
+                });
+            }
+        });
+        Self { address, lose, lost }
+    }
+}
+
+/// Whether there is more in it than what keeps the connection: a frame of headers.
+fn is_answer(mut bytes: &[u8]) -> bool {
+    while let [a, b, c, kind, rest @ ..] = bytes {
+        if *kind == 1 {
+            return true;
+        }
+        let len = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+        bytes = rest.get(5 + len..).unwrap_or_default();
+    }
+    false
+}
+
+fn object() -> ObjectId {
+    ObjectId::new("home".into(), "object")
+}
+
+#[test]
+fn a_lost_answer_is_an_error_of_unknown_fate_and_a_guard_tells_it() {
+    let server = Running::start(0, Some(Arc::new(MemoryStore::new())), None);
+    let wire = Wire::to(&server);
+    let store = open(Place::Tcp(wire.address.clone()));
+    store.submit(Transaction::new().create_collection(&"home".into())).wait().unwrap();
+    let write = || {
+        Transaction::new()
+            .guard(&object(), Condition::SlotAbsent { index: 1 })
+            .change(&object(), Change::SlotSet { index: 1, value: "once".into() })
+    };
+    wire.lose.store(true, Ordering::SeqCst);
+    let lost = store.submit(write()).wait();
+    assert!(wire.lost.load(Ordering::SeqCst), "no answer was lost: {lost:?}");
+    assert!(matches!(lost, Err(Error::Io { .. })), "{lost:?}");
+    // It connects again by itself, and what was guarded was done once.
+    assert!(matches!(store.submit(write()).wait(), Err(Error::GuardFailed { index: 0 })));
+    assert_eq!(store.slot_get(&object(), 1).wait().unwrap().unwrap(), "once");
+    // A read whose answer is lost is asked again.
+    wire.lost.store(false, Ordering::SeqCst);
+    wire.lose.store(true, Ordering::SeqCst);
+    assert_eq!(store.slot_get(&object(), 1).wait().unwrap().unwrap(), "once");
+    assert!(wire.lost.load(Ordering::SeqCst), "no answer was lost");
+}
+
+#[test]
+fn an_append_whose_answer_is_lost_is_in_the_log_once() {
+    let server = Running::start(0, Some(Arc::new(MemoryStore::new())), None);
+    let wire = Wire::to(&server);
+    let session = Session::new(Arc::new(|| 1_700_000_000_000), 5);
+    let logs = Logs::open(Arc::new(open(Place::Tcp(wire.address.clone()))), session).unwrap();
+    let log = logs.create("log", Options::default()).unwrap();
+    log.append("first").unwrap().wait().unwrap();
+    for number in 0..10 {
+        wire.lose.store(true, Ordering::SeqCst);
+        wire.lost.store(false, Ordering::SeqCst);
+        let position = log.append(format!("number {number}")).unwrap().wait().unwrap();
+        assert!(wire.lost.load(Ordering::SeqCst), "no answer was lost");
+        assert_eq!(position, number + 1);
+        let Found::Entry(entry) = log.read(position).unwrap().wait().unwrap() else { panic!("no entry") };
+        assert_eq!(entry.data, format!("number {number}"));
+    }
+    assert_eq!(log.tail().unwrap().position, 11);
+}
+
+#[test]
+fn a_server_that_was_away_is_found_again() {
+    let memory: Arc<dyn ObjectStore> = Arc::new(MemoryStore::new());
+    let mut server = Running::start(0, Some(Arc::clone(&memory)), None);
+    let store = open(server.place());
+    store.submit(Transaction::new().create_collection(&"home".into())).wait().unwrap();
+    let port = server.address.port();
+    server.stop();
+    let away = store.submit(Transaction::new().change(&object(), Change::Touch)).wait();
+    assert!(matches!(away, Err(Error::Io { .. })), "{away:?}");
+    let _server = Running::start(port, Some(memory), None);
+    let began = Instant::now();
+    while store.submit(Transaction::new().change(&object(), Change::Touch)).wait().is_err() {
+        assert!(began.elapsed() < Duration::from_secs(20), "not found again");
+    }
+    assert!(store.stat(&object()).wait().unwrap().is_some());
+}
+
+#[test]
+fn whoever_is_no_server_of_objects_is_named() {
+    let options = esker_remote::Options { timeout: Duration::from_secs(2), ..Default::default() };
+    let connect = |address: String| RemoteStore::connect(address.parse().unwrap(), &options).unwrap_err().to_string();
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    assert!(connect(format!("grpc://{closed}")).contains(&closed.to_string()));
+    let other = Running::start(0, None, None);
+    assert!(connect(other.address.to_string()).contains("--grpc-objects"));
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let began = Instant::now();
+    let told = connect(silent.local_addr().unwrap().to_string());
+    assert!(began.elapsed() < Duration::from_secs(20), "{told}");
+    for bad in ["grpc://", "localhost", "grpc://host:port", "grpc://host:1/x", ":80"] {
+        assert!(bad.parse::<Place>().is_err(), "{bad}");
+    }
+}
