@@ -13,6 +13,7 @@ pub mod format;
 pub mod grow;
 pub mod kv;
 pub mod log;
+pub mod log_sequencer;
 pub mod objects;
 pub mod repair;
 pub mod report;
