@@ -1,5 +1,7 @@
 //! The gRPC server against a client of the same library, over loopback: what is promised, bounded and refused.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
 mod appends;
 mod errors;
 mod follows;
