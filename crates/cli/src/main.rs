@@ -64,11 +64,9 @@ enum Command {
     Stat(commands::stat::Stat),
     /// Read and write keys of a store that no server has open
     Kv(commands::kv::KvArguments),
-    /// Shared logs
-    Log(commands::log_sequencer::Logs),
     /// Virtual disks of a store that no server has open: images, snapshots, clones, exports
     Volume(commands::volume::Volume),
-    /// Shared logs of a store that no server has open: append, read, follow, trim, check
+    /// Shared logs: append, read, follow, trim, check, hand out positions
     Log(Box<commands::log::LogArguments>),
     /// Measure the engine inside this process
     Bench(commands::bench::Bench),
@@ -109,7 +107,6 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Copy(command) => command.run(&settings),
         Command::Stat(command) => command.run(settings),
         Command::Kv(command) => command.run(&settings),
-        Command::Log(command) => command.run(&settings),
         Command::Volume(command) => command.run(&settings),
         Command::Log(command) => command.run(&settings),
         Command::Bench(command) => command.run(&settings),

@@ -8,7 +8,7 @@
 //! 2. A mutation whose condition does not hold changes nothing, and its caller gets the row that it met.
 //! 3. Secondary indexes change with their rows.
 //!
-//! Format: docs/format.md#what-the-map-face-keeps-in-the-store   Source: Apollo Storage (2017); ScalarDB's storage interface; docs/decisions/0011-map.md
+//! Format: docs/format.md#what-the-map-face-keeps-in-the-store   Source: Apollo Storage (2017); ScalarDB's storage interface; docs/decisions/0012-map.md
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -15,44 +15,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use esker::log::{Connect, Leader, Log, Session};
 use esker::remote;
 use esker_server::grpc::{Address, Config, Faces, Sequencers, Server};
 use esker_server::resp::TlsFiles;
 
+use super::builder;
 use super::serve::rpc::{self, Rpc};
-use super::{StoreArgument, builder};
 use crate::config::Settings;
 use crate::exit::Failure;
-
-/// The arguments of `esker log`.
-#[derive(Args)]
-pub struct Logs {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
-enum Command {
-    /// Hand out the positions of logs to many writers, or stand by for whoever does
-    Sequencer(LogSequencer),
-}
-
-impl Logs {
-    /// Runs the command.
-    pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        match self.command {
-            Command::Sequencer(command) => command.run(settings),
-        }
-    }
-}
 
 /// The arguments of `esker log sequencer`.
 #[derive(Args)]
 pub struct LogSequencer {
-    #[command(flatten)]
-    store: StoreArgument,
     /// Address to hand out positions at; port 0 picks a free one
     #[arg(long, value_name = "ADDRESS")]
     listen: String,
@@ -99,8 +75,8 @@ struct Desk {
 }
 
 impl LogSequencer {
-    /// Runs the command until a signal.
-    pub fn run(self, settings: &Settings) -> Result<(), Failure> {
+    /// Runs the command on the store at `location` until a signal.
+    pub fn run(self, settings: &Settings, location: &str) -> Result<(), Failure> {
         let lease = self.lease.0;
         if lease < Duration::from_millis(20) || lease > Duration::from_secs(60) {
             return Err(Failure::usage(format!("lease {lease:?}: expected 20ms to 60s")));
@@ -110,7 +86,7 @@ impl LogSequencer {
             (Some(certificate), Some(key)) => Some(TlsFiles { certificate, key, client_authorities: None }),
             _ => None,
         };
-        let store = builder(settings).expire_interval(Duration::ZERO).open(&self.store.location(settings))?;
+        let store = builder(settings).expire_interval(Duration::ZERO).open(location)?;
         let options = remote::Options { token: token.clone(), ..remote::Options::default() };
         let connect = remote::Sequencers::new(options, lease);
         let session = Session { lease_ms: lease.as_millis() as u64, ..store.log_session(None) };

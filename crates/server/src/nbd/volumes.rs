@@ -126,7 +126,8 @@ impl Export for Disk {
     }
 
     fn discard(&self, offset: u64, len: u64, fua: bool) -> Outcome {
-        self.done(self.0.image.discard(offset, len, durability(fua)).map_err(not_growing))
+        let discarded = self.0.image.discard(offset, len, durability(fua)).inspect_err(|error| self.0.note(error));
+        outcome(discarded.map_err(not_growing)?, |()| ())
     }
 
     fn flush(&self) -> Outcome {

@@ -18,6 +18,7 @@ use esker::kv::{Clock, SystemClock};
 use esker::log::{Compression, ENTRY_BYTES_MAX, Layout, Log, Logs, Options};
 use serde_json::{Value, json};
 
+use super::log_sequencer::LogSequencer;
 use super::{StoreArgument, builder, print};
 use crate::config::Settings;
 use crate::exit::{Code, Failure};
@@ -55,6 +56,8 @@ enum Action {
         #[command(flatten)]
         limits: Limits,
     },
+    /// Hand out the positions of logs to many writers, or stand by for whoever does
+    Sequencer(LogSequencer),
     /// Append what stdin has
     Append(append::Append),
     /// Print entries
@@ -290,8 +293,12 @@ impl Context {
 impl LogArguments {
     /// Runs the command.
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
+        let location = self.store.location(settings);
+        if let Action::Sequencer(sequencer) = self.action {
+            return sequencer.run(settings, &location);
+        }
         let makes = matches!(self.action, Action::Create { .. });
-        let store = builder(settings).create(makes).open(&self.store.location(settings))?;
+        let store = builder(settings).create(makes).open(&location)?;
         let result = store.logs().map_err(Failure::from).and_then(|logs| {
             let context = Context { logs, store: store.clone(), json: self.json };
             act(&context, self.action)
@@ -314,6 +321,7 @@ fn act(context: &Context, action: Action) -> Result<(), Failure> {
             let log = logs.create(&name, options)?;
             if context.json { print(&format!("{:#}\n", shown(&log, &name)?)) } else { Ok(()) }
         }
+        Action::Sequencer(_) => unreachable!("it was run before, by itself"),
         Action::Append(append) => append.run(context),
         Action::Cat(cat) => cat.run(context),
         Action::Tail(tail) => tail.run(context),
