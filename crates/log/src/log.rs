@@ -508,7 +508,7 @@ impl Log {
 
     /// Makes the objects of a stripe at the view's epoch. Where a newer epoch has been, they are left as they are.
     pub(crate) fn make(&self, view: &View, stripe: &Stripe) -> Result<()> {
-        make_stripe(self.store(), self.inner.id, view, stripe)
+        make_stripe(self.store(), self.inner.id, view, stripe, view.version)
     }
 
     /// Where the bytes of an object end.
@@ -558,10 +558,20 @@ impl Log {
     }
 }
 
-/// Makes the objects of a stripe.
-pub(crate) fn make_stripe(store: &dyn ObjectStore, log: u64, view: &View, stripe: &Stripe) -> Result<()> {
+/// Makes the objects of a stripe that the view of version `made_from` lets go on; 0 for the first, before there is a head.
+pub(crate) fn make_stripe(
+    store: &dyn ObjectStore,
+    log: u64,
+    view: &View,
+    stripe: &Stripe,
+    made_from: u64,
+) -> Result<()> {
     let capability = store.capability();
     let mut guards = Guards::default();
+    if capability.atomic_across_objects && made_from > 0 {
+        // A maker that comes late, when what it makes was published by another, used and trimmed away, makes nothing.
+        guards.add(&format::head(log), Guarded::Other, head::version_is(made_from));
+    }
     for column in 0..stripe.width {
         let object = view.object(log, stripe, column);
         guards.add(&object, Guarded::Epoch, newer_absent(view.epoch));

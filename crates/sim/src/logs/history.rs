@@ -385,6 +385,8 @@ impl<'a> Rules<'a> {
             for event in self.events {
                 let broken = match event.act {
                     Act::Seal(other) => other != end,
+                    // What a power cut has taken back did not stand in the log when it was sealed.
+                    Act::Append { durable: false, .. } if self.lost_between(event.begin, seal.end) => false,
                     Act::Append { result: Appended::At(first), .. } => first >= end || event.begin > seal.end,
                     Act::Tail(tail) => event.begin > seal.end && tail != end,
                     _ => false,
