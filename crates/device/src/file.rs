@@ -53,6 +53,15 @@ pub struct FileDevice {
     read_only: bool,
 }
 
+impl Drop for FileDevice {
+    /// Gives the lock up by name: a process that is being started by another thread has a copy of the file until it runs its program, and closing
+    /// alone would leave the lock with it.
+    fn drop(&mut self) {
+        // Closing does it otherwise.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
 impl FileDevice {
     /// Opens or creates the device at `path` and locks it against other processes.
     ///
@@ -257,5 +266,24 @@ impl Device for FileDevice {
 
     fn name(&self) -> String {
         self.path.display().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_device_may_be_opened_at_once_while_processes_are_started() {
+        // Failure: a store that was closed was found in use. Cause: a child between fork and exec still had the file, and with it the lock.
+        // Fix: closing unlocks.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("device");
+        let device = FileDevice::open(&path, OpenMode::Create { len: 1 << 20 }).unwrap();
+        let copy_of_a_child = device.file.try_clone().unwrap();
+        assert!(matches!(FileDevice::open(&path, OpenMode::ReadWrite), Err(Error::InUse { .. })));
+        drop(device);
+        FileDevice::open(&path, OpenMode::ReadWrite).unwrap();
+        drop(copy_of_a_child);
     }
 }

@@ -208,7 +208,10 @@ impl Files for FolderFiles {
     }
 
     fn unlock(&self) {
-        *self.lock.lock() = None;
+        if let Some(file) = self.lock.lock().take() {
+            // By name: a process that is just being started has a copy of the file, which closing leaves the lock to.
+            let _ = file.unlock();
+        }
     }
 }
 
