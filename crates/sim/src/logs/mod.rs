@@ -1,6 +1,6 @@
 //! Runs of the shared log: several processes on one store, killed, paused and left without answers at any call; power lost under all of them.
 //!
-//! seed → log, processes, temper → lives (processes take turns call by call, see [`baton`]) → power loss → engine reopened → …
+//! seed → log, processes, temper → lives (processes take turns call by call, see `baton`) → power loss → engine reopened → …
 //! → at the end a process that nobody disturbs reads everything → [`history::check`], `Log::check`
 //!
 //! Checked: what an acknowledged append says stands at its position for ever, unless it is trimmed; positions have one value over time; what is filled or
