@@ -293,7 +293,7 @@ impl Placed {
     }
 }
 
-/// Reads what [`Stored`] decodes from any bytes, for fuzzing: never panics.
+/// Decodes any bytes as an entry and as a view, for fuzzing: never panics.
 pub fn decode_any(position: u64, bytes: &[u8]) -> bool {
     let bytes = Bytes::copy_from_slice(bytes);
     let entry = Stored::decode(position, &bytes);
