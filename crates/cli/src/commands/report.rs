@@ -252,7 +252,7 @@ fn drawn(title: &str, axis: &Axis, unit: &str, lines: &[Line]) -> Result<Option<
 }
 
 /// Told apart in colour and in grey.
-const COLOURS: [RGBColor; 8] = [
+const COLOURS: [RGBColor; 12] = [
     RGBColor(214, 39, 40),
     RGBColor(31, 119, 180),
     RGBColor(44, 160, 44),
@@ -261,6 +261,10 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(140, 86, 75),
     RGBColor(23, 190, 207),
     RGBColor(100, 100, 100),
+    RGBColor(227, 119, 194),
+    RGBColor(188, 189, 34),
+    RGBColor(0, 0, 0),
+    RGBColor(0, 0, 140),
 ];
 
 /// The cells of one phase as a table; ratios are to the first backend.
