@@ -57,7 +57,7 @@ pub use filter::{Compare, Filter};
 pub use key::Order;
 pub use ops::{Alter, Bound, Change, Condition, Get, Key, Mutation, Over, Page, PageToken, Scan, TableName, Values};
 pub use record::Record;
-pub use scan::{LOOK_MAX, PAGE_BYTES, SORT_ROWS_MAX};
+pub use scan::{LOOK_MAX, PAGE_BYTES, SORT_BYTES_MAX, SORT_ROWS_MAX};
 pub use schema::{COLUMNS_MAX, Column, Index, KEY_BYTES_MAX, NAME_BYTES_MAX, Schema, Table};
 pub use storage::{Atomicity, MapCapability, MapStorage};
 pub use value::{DAY_NANOS, DataType, Value};

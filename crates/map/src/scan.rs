@@ -29,6 +29,8 @@ pub const LOOK_MAX: usize = 65_536;
 pub const PAGE_BYTES: usize = 4 << 20;
 /// Most rows that are sorted for another order than the storage's; with a limit only that many are kept.
 pub const SORT_ROWS_MAX: usize = 1 << 20;
+/// Most bytes of the rows that are kept for sorting (256 MiB).
+pub const SORT_BYTES_MAX: usize = 256 << 20;
 /// Bytes of a token's code.
 const CODE_BYTES: usize = 16;
 /// Rows read at once.
@@ -215,20 +217,26 @@ impl Waist {
         let keep = if scan.limit == 0 { SORT_ROWS_MAX } else { scan.limit.min(SORT_ROWS_MAX) };
         let mut heap: BinaryHeap<Sorted> = BinaryHeap::new();
         let mut page = None;
-        let mut number = 0;
+        let (mut number, mut bytes) = (0, 0);
         loop {
             let found = self.scan_table(table, &Scan { page, ..all.clone() })?;
             for record in found.records {
                 let by = scan.order_by.iter().map(|(name, order)| (record.value(name).cloned(), *order)).collect();
                 // What is equal stays in the storage's order.
                 number += 1;
+                bytes += bytes_of(&record);
                 heap.push(Sorted { by, number, record });
                 if heap.len() > keep {
                     if scan.limit == 0 {
                         let why = format!("more than {SORT_ROWS_MAX} rows to sort (SORT_ROWS_MAX): give a limit");
                         return Err(Error::invalid("order", why));
                     }
-                    heap.pop();
+                    bytes -= heap.pop().map_or(0, |last| bytes_of(&last.record));
+                }
+                if bytes > SORT_BYTES_MAX {
+                    let why =
+                        format!("the rows to sort exceed {SORT_BYTES_MAX} bytes (SORT_BYTES_MAX): give a lower limit");
+                    return Err(Error::invalid("order", why));
                 }
             }
             page = found.next;
@@ -278,6 +286,16 @@ impl Waist {
         }
         Ok(Bytes::copy_from_slice(last))
     }
+}
+
+/// About how much memory a row takes.
+fn bytes_of(record: &Record) -> usize {
+    let value = |value: &Option<Value>| match value {
+        Some(Value::Text(text)) => text.len(),
+        Some(Value::Blob(bytes)) => bytes.len(),
+        _ => 0,
+    };
+    record.columns.iter().map(|(name, found)| 64 + name.len() + value(found)).sum()
 }
 
 fn refuse_reverse(scan: &Scan) -> Result<()> {
@@ -340,7 +358,7 @@ impl<'a> Gathered<'a> {
 
     /// How many rows to read next.
     fn step(&self) -> usize {
-        let all = *self.scan == Scan { filter: crate::Filter::always(), ..self.scan.clone() };
+        let all = self.scan.filter == crate::Filter::always();
         match self.scan.limit {
             0 => STEP,
             limit if all => (limit - self.records.len()).clamp(1, STEP),

@@ -183,10 +183,11 @@ impl Waist {
             self.write(&mut txn, &place, touched)?;
         }
         if txn.ops.is_empty() {
-            // Everything is as it should be; only the schemas have to be what was gone by.
+            // Everything is as it should be; only the schemas have to be what was gone by. They only ever change to others, so that is
+            // looked at without the locks.
+            drop(locks);
             for (_, table) in &places {
                 if !self.is_current(table)? {
-                    drop(locks);
                     mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;
                     return Ok(None);
                 }
@@ -291,8 +292,9 @@ impl Waist {
             let row = decode(table, place, bytes)?;
             let _lock = self.lock(std::iter::once(place.partition.hash64()));
             for attempt in 0.. {
-                let now = self.store.omap_get(&place.partition, &place.clustering).wait()?;
-                let Some(now) = now else { break };
+                // Nothing of it is shown, so nobody waits under the lock until it is durable.
+                let (now, _) = self.store.omap_get(&place.partition, &place.clustering).into_parts();
+                let Some(now) = now? else { break };
                 let mut txn = Transaction::with(Durability::Applied);
                 guarded(&mut txn, table);
                 let row = if now == *bytes { row.clone() } else { decode(table, place, &now)? };
