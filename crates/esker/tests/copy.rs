@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use esker::objects::model::{Generator, GeneratorOptions, Model};
 use esker::objects::{
-    Capability, Change, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error as StoreError,
-    ObjectId, ObjectStore, OmapScan, Op, SlotScan, Stat, Transaction,
+    Capability, Change, Collection, CommitSeq, Completion, Error as StoreError, ObjectId, ObjectStore, Op, Transaction,
 };
 use esker::{Bytes, CopyProgress, CopyReport, Error, Store, VerifyReport, copy, verify_copy};
 
@@ -168,57 +166,7 @@ impl ObjectStore for Failing {
         self.largest.fetch_max(Self::payload(&txn), Ordering::SeqCst);
         self.store.submit(txn)
     }
-    fn sync(&self) -> Completion<CommitSeq> {
-        self.store.sync()
-    }
-    fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
-        self.store.stat(object)
-    }
-    fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
-        self.store.read(object, range)
-    }
-    fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
-        self.store.extents(object, range)
-    }
-    fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
-        self.store.xattr(object, name)
-    }
-    fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>> {
-        self.store.xattrs(object)
-    }
-    fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
-        self.store.omap_get(object, key)
-    }
-    fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
-        self.store.omap_get_many(object, keys)
-    }
-    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
-        self.store.omap_scan(object, scan)
-    }
-    fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
-        self.store.slot_get(object, index)
-    }
-    fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
-        self.store.slot_get_many(object, indexes)
-    }
-    fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
-        self.store.slot_scan(object, scan)
-    }
-    fn commit_scan(
-        &self,
-        collection: &Collection,
-        name_prefix: &[u8],
-        after: CommitCursor,
-        limit: usize,
-    ) -> Completion<(Vec<CommitEntry>, Option<CommitCursor>)> {
-        self.store.commit_scan(collection, name_prefix, after, limit)
-    }
-    fn collections(&self) -> Completion<Vec<Collection>> {
-        self.store.collections()
-    }
-    fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
-        self.store.list(collection, after, limit)
-    }
+    esker_store::forward_reads!(store);
 }
 
 /// At every transaction, twice over. What was copied before is not copied again.

@@ -1,13 +1,6 @@
-//! A store made less able, for faces to show that they do with it.
+//! A store made less able, for faces to show that they do with it; and what every store around another says alike.
 
-use std::ops::Range;
-
-use bytes::Bytes;
-
-use crate::{
-    Capability, Change, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, ObjectId, ObjectStore,
-    OmapScan, Op, SlotScan, Stat, Transaction,
-};
+use crate::{Capability, Change, CommitSeq, Completion, ObjectStore, Op, Transaction};
 
 /// A store whose transactions reach over one object only, and that clones nothing: what a face does on it needs no more. Other
 /// transactions panic.
@@ -41,55 +34,88 @@ impl<S: ObjectStore> ObjectStore for PerObject<S> {
         assert!(objects.len() <= 1, "one transaction over {objects:?}");
         self.0.submit(txn)
     }
-    fn sync(&self) -> Completion<CommitSeq> {
-        self.0.sync()
-    }
-    fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
-        self.0.stat(object)
-    }
-    fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
-        self.0.read(object, range)
-    }
-    fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
-        self.0.extents(object, range)
-    }
-    fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
-        self.0.xattr(object, name)
-    }
-    fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>> {
-        self.0.xattrs(object)
-    }
-    fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
-        self.0.omap_get(object, key)
-    }
-    fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
-        self.0.omap_get_many(object, keys)
-    }
-    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
-        self.0.omap_scan(object, scan)
-    }
-    fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
-        self.0.slot_get(object, index)
-    }
-    fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
-        self.0.slot_get_many(object, indexes)
-    }
-    fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
-        self.0.slot_scan(object, scan)
-    }
-    fn commit_scan(
-        &self,
-        collection: &Collection,
-        prefix: &[u8],
-        after: CommitCursor,
-        limit: usize,
-    ) -> Completion<(Vec<CommitEntry>, Option<CommitCursor>)> {
-        self.0.commit_scan(collection, prefix, after, limit)
-    }
-    fn collections(&self) -> Completion<Vec<Collection>> {
-        self.0.collections()
-    }
-    fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
-        self.0.list(collection, after, limit)
-    }
+    crate::forward_reads!(0);
+}
+
+/// All calls but `capability`, `submit` and `snapshot` of a store that stands around another, in this field of it.
+#[macro_export]
+macro_rules! forward_reads {
+    ($store:tt) => {
+        fn sync(&self) -> $crate::Completion<$crate::CommitSeq> {
+            self.$store.sync()
+        }
+        fn stat(&self, object: &$crate::ObjectId) -> $crate::Completion<Option<$crate::Stat>> {
+            self.$store.stat(object)
+        }
+        fn read(&self, object: &$crate::ObjectId, range: std::ops::Range<u64>) -> $crate::Completion<bytes::Bytes> {
+            self.$store.read(object, range)
+        }
+        fn extents(
+            &self,
+            object: &$crate::ObjectId,
+            range: std::ops::Range<u64>,
+        ) -> $crate::Completion<Vec<$crate::DataRun>> {
+            self.$store.extents(object, range)
+        }
+        fn xattr(&self, object: &$crate::ObjectId, name: &[u8]) -> $crate::Completion<Option<bytes::Bytes>> {
+            self.$store.xattr(object, name)
+        }
+        fn xattrs(&self, object: &$crate::ObjectId) -> $crate::Completion<Vec<(bytes::Bytes, bytes::Bytes)>> {
+            self.$store.xattrs(object)
+        }
+        fn omap_get(&self, object: &$crate::ObjectId, key: &[u8]) -> $crate::Completion<Option<bytes::Bytes>> {
+            self.$store.omap_get(object, key)
+        }
+        fn omap_get_many(
+            &self,
+            object: &$crate::ObjectId,
+            keys: &[bytes::Bytes],
+        ) -> $crate::Completion<Vec<Option<bytes::Bytes>>> {
+            self.$store.omap_get_many(object, keys)
+        }
+        fn omap_scan(
+            &self,
+            object: &$crate::ObjectId,
+            scan: &$crate::OmapScan,
+        ) -> $crate::Completion<Vec<(bytes::Bytes, bytes::Bytes)>> {
+            self.$store.omap_scan(object, scan)
+        }
+        fn slot_get(&self, object: &$crate::ObjectId, index: u64) -> $crate::Completion<Option<bytes::Bytes>> {
+            self.$store.slot_get(object, index)
+        }
+        fn slot_get_many(
+            &self,
+            object: &$crate::ObjectId,
+            indexes: &[u64],
+        ) -> $crate::Completion<Vec<Option<bytes::Bytes>>> {
+            self.$store.slot_get_many(object, indexes)
+        }
+        fn slot_scan(
+            &self,
+            object: &$crate::ObjectId,
+            scan: &$crate::SlotScan,
+        ) -> $crate::Completion<Vec<(u64, bytes::Bytes)>> {
+            self.$store.slot_scan(object, scan)
+        }
+        fn commit_scan(
+            &self,
+            collection: &$crate::Collection,
+            prefix: &[u8],
+            after: $crate::CommitCursor,
+            limit: usize,
+        ) -> $crate::Completion<(Vec<$crate::CommitEntry>, Option<$crate::CommitCursor>)> {
+            self.$store.commit_scan(collection, prefix, after, limit)
+        }
+        fn collections(&self) -> $crate::Completion<Vec<$crate::Collection>> {
+            self.$store.collections()
+        }
+        fn list(
+            &self,
+            collection: &$crate::Collection,
+            after: Option<&[u8]>,
+            limit: usize,
+        ) -> $crate::Completion<Vec<bytes::Bytes>> {
+            self.$store.list(collection, after, limit)
+        }
+    };
 }
