@@ -120,6 +120,8 @@ impl Saved {
         cold: &mut Cold,
         pace: &mut dyn FnMut(u64),
     ) -> Result<CheckpointReport> {
+        // What one that was put off has left in memory is looked up on the device from here on.
+        cold.write_batch()?;
         let (replay, epoch) = parts.log.end_epoch()?;
         let mut touched = parts.objects.take_touched(epoch);
         touched.sort_unstable();

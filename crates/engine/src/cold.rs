@@ -137,7 +137,11 @@ impl Cold {
         Ok((loc.with_flags(PARTS), places))
     }
 
-    fn write_batch(&mut self) -> Result<()> {
+    /// Writes what was added, so that it can be read. It is durable after the next [`Cold::flush`].
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when the device failed.
+    pub fn write_batch(&mut self) -> Result<()> {
         let Some(open) = &mut self.open else { return Ok(()) };
         if open.batch.is_empty() {
             return Ok(());

@@ -48,6 +48,9 @@ const CHECKPOINT_BYTES_PER_S: u64 = 256 << 20;
 const FULL_SHARE: f64 = 0.95;
 /// When no more segments than this are left above the reserve, writers get as many bytes as cleaning makes free.
 const PACED_SEGMENTS: u64 = 2;
+/// Before a checkpoint on a device that is nearly full, segments are emptied: one for the copies and one for the log that
+/// says so must be left beside what the checkpoint takes.
+const RESCUE_SEGMENTS: u64 = 2;
 /// How long the thread sleeps when nothing wakes it.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long the cleaner leaves everything in place after somebody has walked part of the log.
@@ -304,16 +307,21 @@ impl Keeper {
     ///
     /// A checkpoint may have to write the whole index again while the last one still stands; the cleaner needs an open
     /// segment and one more; relocations need log; and an opening after a crash begins one segment of each kind. Writes leave
-    /// two more. What takes away leaves only what a checkpoint needs, and a segment of each kind: closing and opening
-    /// a full store may use up some of the rest, and deletes must go on. On a device of few segments writes leave two fifths of
-    /// them.
+    /// four more. What takes away leaves only what a checkpoint needs with the cleaning before it, and a segment of each kind:
+    /// closing and opening a full store may use up some of the rest, and deletes must go on. On a device of few segments
+    /// writes leave two fifths of them.
     fn reserve(&self) -> [u64; 2] {
+        let checkpoint = self.checkpoint_segments();
+        let most = self.parts.segments.log_segments() * 2 / 5;
+        let writes = (checkpoint + 8).min(most);
+        [writes, (checkpoint + RESCUE_SEGMENTS + 2).min(writes.saturating_sub(1))]
+    }
+
+    /// Segments that a checkpoint of the whole index takes at most; an eighth more for what does not fit at their ends.
+    fn checkpoint_segments(&self) -> u64 {
         let segments = &self.parts.segments;
         let index: u64 = segments.in_use().iter().map(|usage| usage.index).sum();
-        let checkpoint = (index + index / 8).div_ceil(segments.segment_bytes);
-        let most = segments.log_segments() * 2 / 5;
-        let writes = (checkpoint + 7).min(most);
-        [writes, (checkpoint + 2).min(writes.saturating_sub(1))]
+        (index + index / 8).div_ceil(segments.segment_bytes)
     }
 
     /// Writes a checkpoint now.
@@ -370,7 +378,12 @@ impl Keeper {
             // Nothing would be made free by it.
             return Ok(false);
         }
-        let cleaned = self.clean_best(&mut work, FULL_SHARE)?;
+        let cleaned = if self.is_tight() && self.best(&work, FULL_SHARE).is_some() {
+            self.checkpoint_now(&mut work, true, &mut || ())?;
+            true
+        } else {
+            self.clean_best(&mut work, FULL_SHARE)?
+        };
         self.free_dead(&mut work)?;
         Ok(cleaned)
     }
@@ -474,6 +487,7 @@ impl Keeper {
         let best = if short { self.best(work, FULL_SHARE) } else { None };
         let long_tail = tail >= 2.max(total / 8);
         if due
+            || (best.is_some() && self.is_tight())
             || (short && tail > 0 && (best.is_none() || long_tail))
             || (short && best.is_none() && !work.spent.is_empty())
         {
@@ -559,7 +573,34 @@ impl Keeper {
         self.parts.segments.in_use().iter().filter(tail).count() as u64
     }
 
+    /// Whether cleaning one segment after the other might take what a checkpoint needs, without which some of them do not become free.
+    fn is_tight(&self) -> bool {
+        self.parts.log.segments_left() <= self.checkpoint_segments() + RESCUE_SEGMENTS + 1
+    }
+
+    /// Moves what little lives in the emptiest segments, so that the checkpoint that follows makes more free than it takes.
+    fn empty_the_emptiest(&self, work: &mut Work) -> Result<()> {
+        let checkpoint = self.checkpoint_segments();
+        let mut emptiest: Vec<Usage> = self.candidates(work, FULL_SHARE).map(|(usage, _)| usage).collect();
+        emptiest.sort_unstable_by_key(|usage| usage.live + usage.index);
+        let mut moved = 0;
+        for usage in emptiest {
+            moved += usage.live + usage.index;
+            let room = self.parts.log.segments_left() >= checkpoint + RESCUE_SEGMENTS;
+            if moved > self.parts.segments.segment_bytes || !room || !self.clean_segment(work, usage)? {
+                break;
+            }
+        }
+        self.free_dead(work).map(|_| ())
+    }
+
+    /// Writes a checkpoint. Where room is short enough that a few of them, each leaving little pieces of the last in many
+    /// segments, would use it up, what lives in the emptiest segments is moved first.
     fn checkpoint_now(&self, work: &mut Work, hurry: bool, during: &mut dyn FnMut()) -> Result<()> {
+        let left = self.parts.log.segments_left();
+        if left <= 2 * self.checkpoint_segments() + RESCUE_SEGMENTS && self.held.load(Ordering::Acquire) == 0 {
+            self.empty_the_emptiest(work)?;
+        }
         let began = Instant::now();
         let slow = self.threaded && !hurry;
         let mut pace = |bytes: u64| {

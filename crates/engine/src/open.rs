@@ -318,11 +318,29 @@ impl Engine {
         // Without a free segment the last one has to do, even if it has room for nothing but the end of a group.
         let needed = if self.segments.free_segments() == 0 { u64::from(!end.group_ended) } else { 2 };
         let room = tail + needed * block <= segment_bytes;
-        let goes_on = end.generation > 0
-            && chain.links.last().is_some_and(|link| link.header.generation == end.generation)
-            && end.clean_after
+        let last_link =
+            chain.links.last().filter(|link| end.generation > 0 && link.header.generation == end.generation);
+        // What a torn end has left can be cleared, which costs a write of what is left of the segment: a device that is nearly
+        // full must not lose a segment with every crash.
+        let scarce = self.segments.free_segments() <= self.segments.log_segments() * 2 / 5;
+        let zoned = device.geometry().zone_bytes.is_some();
+        let goes_on = last_link.is_some()
+            && (end.clean_after || scarce && !zoned)
             && room
-            && (device.geometry().zone_bytes.is_none() || (superblock.clean && end.group_ended));
+            && (!zoned || (superblock.clean && end.group_ended));
+        let mut begins_after = end;
+        if !goes_on
+            && let Some(link) = last_link
+            && end.offset == block
+            && end.generation != superblock.replay.generation
+            && link.header.previous_generation != 0
+        {
+            // Nothing came into it: it is begun again, in place of another.
+            begins_after.generation = link.header.previous_generation;
+            begins_after.segment = self.segments.segment_of(link.header.previous_end);
+            begins_after.offset = self.segments.within(link.header.previous_end);
+            self.segments.release(end.segment, true);
+        }
         if goes_on {
             // A crash may have taken back what was reserved of it: to run out of space in the middle would stop the log.
             match device.reserve(end.segment * segment_bytes, segment_bytes) {
@@ -331,6 +349,9 @@ impl Engine {
                     return Ok(());
                 }
                 other => other.map_err(|error| device_error("reserving the log's last segment", error))?,
+            }
+            if !end.clean_after {
+                self.clear(end.segment * segment_bytes + tail, segment_bytes - tail)?;
             }
         }
         // Headers of the segments that were being opened may be lost: their generations must not come back.
@@ -347,7 +368,7 @@ impl Engine {
                 group: end.group + 1,
                 generation_max,
             },
-            _ => match self.new_segment(chain, generation_max + 1, end, base_lsn, &superblock) {
+            _ => match self.new_segment(chain, generation_max + 1, begins_after, base_lsn, &superblock) {
                 Ok(log_end) => log_end,
                 Err(Error::Full { .. }) => {
                     // Nothing can be appended after a torn end without a segment: what is there can be read.
@@ -398,6 +419,19 @@ impl Engine {
         }
         self.log = Some(log);
         Ok(())
+    }
+
+    /// Writes zeros over what a torn end has left, so that nothing of it is ever taken for a continuation.
+    fn clear(&self, offset: u64, len: u64) -> Result<()> {
+        let zeros = vec![0; len.min(CLEAR_BYTES) as usize];
+        let failed = |error| device_error("clearing a torn end", error);
+        let mut at = offset;
+        while at < offset + len {
+            let part = &zeros[..(offset + len - at).min(CLEAR_BYTES) as usize];
+            self.device.write(at, part).map_err(failed)?;
+            at += part.len() as u64;
+        }
+        self.device.sync().map_err(failed)
     }
 
     /// Starts the cleaner.
@@ -664,6 +698,8 @@ impl Drop for Engine {
     }
 }
 
+/// A torn end is cleared in pieces of so many bytes.
+const CLEAR_BYTES: u64 = 1 << 20;
 /// More segments than this are never open or ready at a time.
 const GENERATIONS_IN_FLIGHT: u32 = 16;
 /// The epoch of what is replayed: the first checkpoint after opening takes it.
