@@ -100,27 +100,60 @@ fn verify(store: &FileStore, acknowledged: u64) -> u64 {
     count
 }
 
-#[test]
-fn acknowledged_writes_survive_kill_9_under_load() {
-    if let Ok(path) = std::env::var(MARK) {
-        load(Path::new(&path));
+/// A file system in a file, mounted until this is dropped.
+struct Mounted {
+    folder: tempfile::TempDir,
+}
+
+impl Mounted {
+    /// `None` where that is not possible, with a line that says so.
+    fn new(make: &[&str]) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let (disk, at) = (folder.path().join("disk"), folder.path().join("mounted"));
+        std::fs::File::create(&disk).unwrap().set_len(512 << 20).unwrap();
+        std::fs::create_dir(&at).unwrap();
+        let made = Command::new(make[0]).args(&make[1..]).arg(&disk).stdout(Stdio::null()).status();
+        let mounted = made.is_ok_and(|status| status.success())
+            && Command::new("mount")
+                .args(["-o", "loop"])
+                .arg(&disk)
+                .arg(&at)
+                .status()
+                .is_ok_and(|status| status.success());
+        if !mounted {
+            eprintln!("skipped: {} or mounting is not possible here", make[0]);
+        }
+        mounted.then_some(Self { folder })
     }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("store");
-    let mut rng = fastrand::Rng::with_seed(5);
+
+    fn path(&self) -> std::path::PathBuf {
+        self.folder.path().join("mounted")
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let status = Command::new("umount").arg(self.path()).status();
+        assert!(status.is_ok_and(|status| status.success()) || std::thread::panicking(), "cannot unmount");
+    }
+}
+
+/// Kills the writer so many times, which is this test's process started again.
+fn survives(test: &str, path: &Path, seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
     let mut total = 0;
     let rounds = std::env::var("ESKER_KILL_ROUNDS").ok().and_then(|value| value.parse().ok()).unwrap_or(4);
     for round in 0..rounds {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "acknowledged_writes_survive_kill_9_under_load", "--nocapture"])
-            .env(MARK, &path)
+            .args(["--exact", test, "--nocapture"])
+            .env(MARK, path)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("ready"))).unwrap().unwrap();
-        let refused = FileStore::open(&path, Options::default());
+        let refused = FileStore::open(path, Options::default());
         assert!(matches!(refused, Err(Error::InUse { .. })), "a second process got in: {refused:?}");
         let reader = std::thread::spawn(move || {
             let numbers = lines.map_while(Result::ok).filter_map(|line| line.strip_prefix("done ")?.parse().ok());
@@ -130,11 +163,38 @@ fn acknowledged_writes_survive_kill_9_under_load() {
         child.kill().unwrap();
         child.wait().unwrap();
         let acknowledged = reader.join().unwrap();
-        let store = open(&path);
+        let store = open(path);
         let found = verify(&store, acknowledged.max(total));
         println!("round {round}: {acknowledged} acknowledged, {found} found");
         total = found;
         store.close().unwrap();
     }
     assert!(total > 30, "only {total} transactions in all");
+}
+
+#[test]
+fn acknowledged_writes_survive_kill_9_under_load() {
+    if let Ok(path) = std::env::var(MARK) {
+        load(Path::new(&path));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    survives("acknowledged_writes_survive_kill_9_under_load", &folder.path().join("store"), 5);
+}
+
+#[test]
+fn acknowledged_writes_survive_on_ext4() {
+    if let Ok(path) = std::env::var(MARK) {
+        load(Path::new(&path));
+    }
+    let Some(mounted) = Mounted::new(&["mkfs.ext4", "-q", "-F"]) else { return };
+    survives("acknowledged_writes_survive_on_ext4", &mounted.path().join("store"), 6);
+}
+
+#[test]
+fn acknowledged_writes_survive_on_xfs() {
+    if let Ok(path) = std::env::var(MARK) {
+        load(Path::new(&path));
+    }
+    let Some(mounted) = Mounted::new(&["mkfs.xfs", "-q", "-f"]) else { return };
+    survives("acknowledged_writes_survive_on_xfs", &mounted.path().join("store"), 7);
 }
