@@ -5,6 +5,8 @@
 //! device, large payloads, waiting for a sync) it gives the lead away to another thread of the connection and does that itself, so no
 //! request changes threads on its way:
 //!
+//! Replies are sent by one thread at a time, which takes along what the others have ready meanwhile.
+//!
 //! lead: receive → carry out → replies of the batch → receive …      │ gives the lead away, then:
 //!                        └─ not durable yet → `waiting`              ├─ carries the request out, sends the reply
 //!                                                                    └─ settles: waits for the first barrier, sends all that reached theirs
@@ -43,6 +45,11 @@ const BATCH_BYTES: usize = 128 << 10;
 /// Small reads that take longer than this on average are carried out without the lead: giving it away costs less.
 const SLOW_READ: Duration = Duration::from_micros(25);
 
+/// So many small reads that a thread carries out without the lead, one after the other, at most.
+const READS_AT_ONCE: usize = 8;
+/// Replies that wait for a thread that is sending: above this others wait for it, in bytes.
+const READY_BYTES_MAX: usize = 1 << 20;
+
 /// The transmission of one connection.
 pub(crate) struct Transmission<'t> {
     config: &'t Config,
@@ -50,6 +57,9 @@ pub(crate) struct Transmission<'t> {
     output: &'t Output,
     input: Mutex<Input>,
     waiting: Mutex<Waiting>,
+    ready: Mutex<Ready>,
+    /// Less is ready.
+    sent: Condvar,
     /// Payload bytes of what is carried out without the lead.
     payload_bytes: Mutex<usize>,
     /// Payload or waiting replies became fewer.
@@ -72,9 +82,18 @@ struct Waiting {
     unasked: u64,
 }
 
+/// Replies that the thread which is sending takes along.
+#[derive(Default)]
+struct Ready {
+    replies: Vec<Replies>,
+    bytes: usize,
+    /// Whether a thread is sending.
+    sending: bool,
+}
+
 /// What a thread does when it has given the lead away.
 enum Next {
-    CarryOut(Request, Bytes),
+    CarryOut(Vec<(Request, Bytes)>),
     Settle,
     End,
 }
@@ -87,6 +106,8 @@ impl<'t> Transmission<'t> {
             output,
             input: Mutex::new(input),
             waiting: Mutex::default(),
+            ready: Mutex::default(),
+            sent: Condvar::new(),
             payload_bytes: Mutex::new(0),
             room: Condvar::new(),
             threads: AtomicUsize::new(1),
@@ -119,11 +140,15 @@ impl<'t> Transmission<'t> {
             drop(input);
             self.send(&mut replies);
             match next {
-                Next::CarryOut(request, payload) => {
-                    self.answer(&request, payload, &mut replies);
+                Next::CarryOut(requests) => {
+                    let mut held = 0;
+                    for (request, payload) in requests {
+                        self.answer(&request, payload, &mut replies);
+                        held += payload_held(&request);
+                    }
                     self.send(&mut replies);
-                    if carries_payload(&request) {
-                        *self.payload_bytes.lock() -= request.len as usize;
+                    if held > 0 {
+                        *self.payload_bytes.lock() -= held;
                         self.room.notify_all();
                     }
                     if self.may_settle() {
@@ -182,8 +207,15 @@ impl<'t> Transmission<'t> {
                 continue;
             }
             let alone = self.goes_alone(&request);
-            if alone && carries_payload(&request) {
-                self.reserve(request.len as usize, replies);
+            if alone && request.command == command::READ && request.len < LARGE_BYTES {
+                let requests = self.share_of_reads(input, request);
+                let held = requests.iter().map(|(request, _)| payload_held(request)).sum();
+                self.reserve(held, replies);
+                self.ensure_follower(scope);
+                return Ok(Next::CarryOut(requests));
+            }
+            if alone && payload_held(&request) > 0 {
+                self.reserve(payload_held(&request), replies);
             }
             let mut payload = Bytes::new();
             if request.command == command::WRITE {
@@ -194,11 +226,32 @@ impl<'t> Transmission<'t> {
             }
             if alone {
                 self.ensure_follower(scope);
-                return Ok(Next::CarryOut(request, payload));
+                return Ok(Next::CarryOut(vec![(request, payload)]));
             }
             self.answer(&request, payload, replies);
             self.keep_waiting_bounded(replies);
         }
+    }
+
+    /// Small reads that one thread carries out, beginning with `first`: its share of those that have come, since each handing over of
+    /// the lead costs as much as a read.
+    fn share_of_reads(&self, input: &mut Input, first: Request) -> Vec<(Request, Bytes)> {
+        let here = input.buffered().len() / REQUEST_BYTES + 1;
+        let share = here.div_ceil(self.config.threads_per_connection.max(1)).min(READS_AT_ONCE);
+        let mut bytes = first.len;
+        let mut requests = vec![(first, Bytes::new())];
+        while requests.len() < share
+            && let Some(header) = input.buffered().first_chunk::<REQUEST_BYTES>()
+            && let Ok(request) = Request::decode(header)
+            && request.command == command::READ
+            && request.len < LARGE_BYTES - bytes
+            && check(&request, &self.chosen).is_ok()
+        {
+            input.header::<REQUEST_BYTES>();
+            bytes += request.len;
+            requests.push((request, Bytes::new()));
+        }
+        requests
     }
 
     /// Whether a request is better carried out without the lead.
@@ -266,14 +319,36 @@ impl<'t> Transmission<'t> {
         }
     }
 
+    /// Sends replies, or leaves them to the thread that is sending.
     fn send(&self, replies: &mut Replies) {
         if replies.is_empty() {
             return;
         }
-        if let Err(error) = self.output.send(replies.parts()) {
-            self.fail(&error);
+        let mut ready = self.ready.lock();
+        while ready.sending && ready.bytes >= READY_BYTES_MAX && !self.closing.load(Ordering::SeqCst) {
+            self.sent.wait(&mut ready);
         }
-        replies.clear();
+        ready.bytes += replies.len();
+        ready.replies.push(std::mem::take(replies));
+        if std::mem::replace(&mut ready.sending, true) {
+            return;
+        }
+        while !ready.replies.is_empty() {
+            let batch = std::mem::take(&mut ready.replies);
+            ready.bytes = 0;
+            drop(ready);
+            self.sent.notify_all();
+            if let Err(error) = self.output.send(batch.iter().flat_map(Replies::parts)) {
+                self.fail(&error);
+            }
+            if let [only] = &mut { batch }[..] {
+                // Its memory is used again.
+                only.clear();
+                *replies = std::mem::take(only);
+            }
+            ready = self.ready.lock();
+        }
+        ready.sending = false;
     }
 
     /// The connection is lost: nothing more can be received or sent.
@@ -283,6 +358,9 @@ impl<'t> Transmission<'t> {
         }
         self.output.socket.shutdown(Shutdown::Both);
         self.room.notify_all();
+        // Whoever looked before waits by now.
+        drop(self.ready.lock());
+        self.sent.notify_all();
     }
 
     /// Whether answers wait and nobody settles them; the caller does then, having asked for the sync.
@@ -291,8 +369,12 @@ impl<'t> Transmission<'t> {
         let unasked = std::mem::take(&mut waiting.unasked);
         let settles = !waiting.settling && !waiting.answers.is_empty();
         if let Some((last, ..)) = waiting.answers.back() {
-            // Whoever settles waits for one of them, which counts by itself.
-            last.want_for(unasked.saturating_sub(u64::from(settles)));
+            if settles {
+                // The caller waits for one of them, which counts by itself and asks for the sync.
+                last.count(unasked.saturating_sub(1));
+            } else {
+                last.want_for(unasked);
+            }
         }
         waiting.settling |= settles;
         settles
@@ -368,9 +450,10 @@ impl<'t> Transmission<'t> {
     }
 }
 
-/// Whether memory is held for a request while it is carried out without the lead.
-fn carries_payload(request: &Request) -> bool {
-    matches!(request.command, command::READ | command::WRITE) && request.len <= PAYLOAD_BYTES_MAX
+/// Bytes of memory that are held for a request while it is carried out without the lead.
+fn payload_held(request: &Request) -> usize {
+    let carries = matches!(request.command, command::READ | command::WRITE) && request.len <= PAYLOAD_BYTES_MAX;
+    if carries { request.len as usize } else { 0 }
 }
 
 /// A thread that panics ends its connection; that is a defect, and the others must not wait for it.
