@@ -8,8 +8,10 @@ mod support;
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use esker::volume::Durability;
+use esker_server::nbd::{Client, Place};
 
 use support::{MIB, Running, esker, have, make, open, run};
 
@@ -93,4 +95,34 @@ fn disks_for_other_machines_need_client_certificates() {
     assert!(code == Some(2) && why.contains("client certificates"), "{why}");
     let (code, why) = serve(&["--nbd", "127.0.0.1:0", "--nbd-tls", "perhaps"]);
     assert!(code == Some(2) && why.contains("required, allowed or off"), "{why}");
+}
+
+#[test]
+fn snapshots_of_a_disk_in_use_are_taken_through_the_server_and_its_lock_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    make(folder, 8 * MIB);
+    let socket = folder.join("grpc.sock");
+    let server = Running::start(folder, &["--grpc-unix-socket", socket.to_str().unwrap(), "--grpc-objects"]);
+    let place = |export: &str| server.disk(export).parse::<Place>().unwrap();
+    let mut client = Client::connect(&place("disk"), Some(Duration::from_secs(20))).unwrap();
+    client.write(0, b"before", false).unwrap();
+
+    let store = format!("grpc+unix:{}", socket.display());
+    let volume = |arguments: &[&str]| {
+        let output = esker(folder).args(["volume", "--store", &store]).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        (output.status.success(), said)
+    };
+    let taken = volume(&["snap", "create", "disk@now"]);
+    assert!(taken.0, "{}", taken.1);
+    client.write(0, b"after!", true).unwrap();
+    let refused = volume(&["resize", "disk", "16m"]);
+    assert!(!refused.0 && refused.1.contains("locked by nbd/"), "{}", refused.1);
+    assert!(volume(&["lock", "ls", "disk"]).1.contains("nbd/"), "the lock of the server is still there");
+    assert!(volume(&["snap", "protect", "disk@now"]).0);
+    client.write(0, b"again!", true).unwrap();
+    let mut snapshot = Client::connect(&place("disk@now"), Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(snapshot.read(0, 6).unwrap(), b"before");
+    assert_eq!(client.read(0, 6).unwrap(), b"again!");
 }

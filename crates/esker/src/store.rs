@@ -278,6 +278,12 @@ impl Store {
         }
     }
 
+    /// Whether other processes may work on it at the same time: it is another server's (`grpc://`). Each other kind of store is
+    /// opened by one process at a time.
+    pub fn is_shared(&self) -> bool {
+        matches!(&self.inner.backing, Backing::Backend(opened) if opened.remote.is_some())
+    }
+
     /// Whether opening made the store.
     pub fn created(&self) -> bool {
         match &self.inner.backing {

@@ -103,6 +103,12 @@ impl Image {
         Error::Locked { image: self.inner.name.clone(), owner, epoch }
     }
 
+    /// Whether this handle may make, protect and remove snapshots by the lock in `state`: they leave the image as it is, so
+    /// anybody may, who has not lost a lock. The owner's next write fails its guard and sees them.
+    pub(crate) fn check_fence(&self, state: &State) -> Result<()> {
+        if self.held() == 0 { Ok(()) } else { self.check_lock(state) }
+    }
+
     /// Whether this handle may change the image by the lock in `state`.
     pub(crate) fn check_lock(&self, state: &State) -> Result<()> {
         match self.held() {

@@ -129,17 +129,18 @@ impl Image {
         self.require(capability.atomic_across_objects && capability.clone, NEEDS)
     }
 
-    /// Makes a snapshot of the image as it is now; durable on return, and so is what it shows. Costs one change of the header, however large the image is. `now_ms` is unix milliseconds.
+    /// Makes a snapshot of the image as it is now; durable on return, and so is what it shows. Costs one change of the header, however large the image is,
+    /// and may be done while another handle has the image locked and writes to it. `now_ms` is unix milliseconds.
     ///
     /// # Errors
-    /// [`Error::Exists`]; [`Error::Invalid`] for a bad name; [`Error::Refused`] during a rollback; [`Error::Locked`]; `Unsupported` where the backend
+    /// [`Error::Exists`]; [`Error::Invalid`] for a bad name; [`Error::Refused`] during a rollback; [`Error::Fenced`]; `Unsupported` where the backend
     /// cannot clone objects or is not atomic across them; the store's.
     pub fn snapshot_create(&self, name: &str, now_ms: u64) -> Result<Snapshot> {
         self.require_snapshots()?;
         format::check_name("snapshot name", name)?;
         let header = format::header(self.inner.id);
         self.change(|state, txn| {
-            self.check_lock(state)?;
+            self.check_fence(state)?;
             self.check_rollback(state)?;
             let key = format::snap_name_key(name);
             if self.store().omap_get(&header, &key).wait()?.is_some() {
@@ -215,7 +216,7 @@ impl Image {
     ) -> Result<()> {
         let header = format::header(self.inner.id);
         self.change(|state, txn| {
-            self.check_lock(state)?;
+            self.check_fence(state)?;
             let (id, mut record) = self.find_snapshot(name)?;
             // Clones change it without a new generation.
             push_guard(txn, &header, same_record(id, &record));
@@ -228,7 +229,7 @@ impl Image {
     /// Protects a snapshot from removal, so that it may be cloned. Does nothing if it is.
     ///
     /// # Errors
-    /// [`Error::NoSnapshot`], [`Error::Locked`]; the store's.
+    /// [`Error::NoSnapshot`], [`Error::Fenced`]; the store's.
     pub fn snapshot_protect(&self, name: &str) -> Result<()> {
         self.change_snapshot(name, |_, record, _| {
             record.protected = true;
@@ -239,7 +240,7 @@ impl Image {
     /// Takes the protection away. Does nothing if there is none.
     ///
     /// # Errors
-    /// [`Error::Refused`] while it has clones; [`Error::NoSnapshot`], [`Error::Locked`]; the store's.
+    /// [`Error::Refused`] while it has clones; [`Error::NoSnapshot`], [`Error::Fenced`]; the store's.
     pub fn snapshot_unprotect(&self, name: &str) -> Result<()> {
         self.change_snapshot(name, |id, record, _| {
             if record.children > 0 {
@@ -259,11 +260,11 @@ impl Image {
     /// Removes a snapshot. Its space comes back by [`Volumes::work`](crate::Volumes::work).
     ///
     /// # Errors
-    /// [`Error::Refused`] if it is protected, or rolled back to just now; [`Error::NoSnapshot`], [`Error::Locked`]; the store's.
+    /// [`Error::Refused`] if it is protected, or rolled back to just now; [`Error::NoSnapshot`], [`Error::Fenced`]; the store's.
     pub fn snapshot_remove(&self, name: &str) -> Result<()> {
         let header = format::header(self.inner.id);
         self.change(|state, txn| {
-            self.check_lock(state)?;
+            self.check_fence(state)?;
             let (id, record) = self.find_snapshot(name)?;
             if record.protected {
                 return Err(Error::refused(format!("snapshot {name} is protected; unprotect it first")));

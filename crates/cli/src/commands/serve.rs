@@ -231,7 +231,8 @@ fn serve(
     let disks = match disks {
         Some(config) => {
             let handle = handle.clone();
-            Some(Disks::start(store, config, move || handle.shutdown())?)
+            let alone = !store.is_shared() && !rpc.as_ref().is_some_and(|rpc| rpc.objects);
+            Some(Disks::start(store, config, alone, move || handle.shutdown())?)
         }
         None => None,
     };

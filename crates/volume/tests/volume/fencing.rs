@@ -19,7 +19,7 @@ fn a_second_writer_is_refused_and_a_late_one_is_fenced() {
         assert!(matches!(&refused, Error::Locked { owner, .. } if owner == "one"), "{refused}");
         assert!(matches!(second.discard(0, 4096, Durability::Applied), Err(Error::Locked { .. })));
         assert!(matches!(second.resize(0, true), Err(Error::Locked { .. })));
-        assert!(matches!(second.snapshot_create("s", 0), Err(Error::Locked { .. })));
+        assert!(matches!(second.rollback("s", &mut |_, _| true), Err(Error::Locked { .. } | Error::NoSnapshot { .. })));
         assert!(matches!(second.lock("two"), Err(Error::Locked { .. })));
         assert!(matches!(second.lock("one"), Err(Error::Locked { .. })), "a name is no proof");
         assert!(matches!(volumes.remove("disk"), Err(Error::Locked { .. })));
@@ -47,6 +47,34 @@ fn a_second_writer_is_refused_and_a_late_one_is_fenced() {
         third.unlock().unwrap();
         assert_eq!(volumes.image("disk").unwrap().lock_info(), None);
     }
+}
+
+#[test]
+fn snapshots_are_taken_beside_a_writer_that_has_the_image_locked() {
+    let volumes = engine();
+    let writer = volumes.create("disk", 1 << 20, SMALL, 0).unwrap();
+    writer.lock("writer").unwrap();
+    let other = volumes.image("disk").unwrap();
+    for number in 0..5u8 {
+        let name = number.to_string();
+        write(&writer, 0, name.clone());
+        let taken = other.snapshot_create(&name, 0).unwrap();
+        assert_eq!(taken.read_bytes(0, 1).unwrap(), name);
+        // The writer sees it by its guard, and clones first.
+        write(&writer, 0, "x");
+        assert_eq!(other.snapshot(&name).unwrap().read_bytes(0, 1).unwrap(), name);
+    }
+    other.snapshot_protect("1").unwrap();
+    assert!(matches!(writer.snapshot_remove("1"), Err(Error::Refused { .. })));
+    other.snapshot_unprotect("1").unwrap();
+    other.snapshot_remove("1").unwrap();
+    assert!(matches!(other.rollback("2", &mut |_, _| true), Err(Error::Locked { .. })));
+    write(&writer, 0, "last");
+    assert_eq!(other.snapshot("2").unwrap().read_bytes(0, 1).unwrap(), "2");
+    // One that has lost the lock changes nothing any more.
+    other.take_over("other").unwrap();
+    assert!(matches!(writer.snapshot_remove("2"), Err(Error::Fenced { .. })));
+    assert!(matches!(writer.snapshot_protect("2"), Err(Error::Fenced { .. })));
 }
 
 #[test]

@@ -94,12 +94,12 @@ pub fn config(settings: &ServeSettings, tls: Option<TlsFiles>) -> Result<Option<
 
 /// How a process locks the images that its clients write: under a name that no other has, now or later.
 ///
-/// Whatever kind of store it is, a second process that opens it is refused ([`esker::Error::InUse`]); so the lock of another server that is
-/// found in it is that of one that was killed.
-pub fn locking() -> Locking {
+/// A second process that opens a store is refused ([`esker::Error::InUse`]); so the lock of another server that is found in it is that of
+/// one that was killed. Not so where the store is another server's, or this one serves its objects: then `alone` is false.
+pub fn locking(alone: bool) -> Locking {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let owner = format!("{SERVER_OWNER}{host}/{}/{}", std::process::id(), SystemClock.now_ms());
-    Locking { owner, alone: true }
+    Locking { owner, alone }
 }
 
 /// The exit code of what the NBD server says.
@@ -125,12 +125,17 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// Listens and says where. `stop` is called if it ends by itself.
-    pub fn start(store: &esker::Store, config: Config, stop: impl FnOnce() + Send + 'static) -> Result<Self, Failure> {
+    /// Listens and says where. `alone` is for [`locking`]; `stop` is called if it ends by itself.
+    pub fn start(
+        store: &esker::Store,
+        config: Config,
+        alone: bool,
+        stop: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, Failure> {
         let volumes = store.volumes()?;
         let example = volumes.list().map_err(esker::Error::from)?.into_iter().next();
         let encrypted = config.tls.is_some() && config.tls_mode == TlsMode::Required;
-        let exports = VolumeExports::new(volumes, locking());
+        let exports = VolumeExports::new(volumes, locking(alone));
         let server = Server::bind(config, Arc::new(exports)).map_err(failure)?;
         for address in server.addresses() {
             println!("disks      {address}");

@@ -10,11 +10,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use esker::volume::Volumes;
 use esker_server::nbd::{self, Address, Config, Handle, Place, Server, VolumeExports};
 use tempfile::TempDir;
 
 use crate::commands::serve::disks::{failure, locking};
+use crate::commands::volume::Context;
 use crate::exit::Failure;
 
 /// A folder that only this user may enter, gone when dropped.
@@ -32,12 +32,12 @@ pub(super) struct Inside {
 }
 
 impl Inside {
-    /// Serves `volumes` as `config` says, but for where it listens.
-    pub(super) fn start(volumes: &Volumes, config: Config) -> Result<Self, Failure> {
+    /// Serves the volumes as `config` says, but for where it listens.
+    pub(super) fn start(context: &Context, config: Config) -> Result<Self, Failure> {
         let folder = private_folder()?;
         let socket = folder.path().join("nbd.sock");
         let config = Config { unix_socket: Some(socket.clone()), ..config };
-        let exports = VolumeExports::new(volumes.clone(), locking());
+        let exports = VolumeExports::new(context.volumes.clone(), locking(!context.store.is_shared()));
         let server = Server::bind(config, Arc::new(exports)).map_err(failure)?;
         let handle = server.handle();
         let thread = std::thread::Builder::new().name("esker-nbd-accept".into()).spawn(move || server.run())?;

@@ -80,7 +80,7 @@ impl Map {
         }
         let name = snapshot.map_or(image.clone(), |snapshot| format!("{image}@{snapshot}"));
         let read_only = if self.read_only { vec![image] } else { Vec::new() };
-        let inside = Inside::start(&context.volumes, Config { read_only, ..Config::default() })?;
+        let inside = Inside::start(context, Config { read_only, ..Config::default() })?;
         let export = self.export(inside.place(&name).to_string());
         let mut signals = Signals::new([SIGINT, SIGTERM])?;
         let mut attached = tool.attach(&export, inside.folder(), &mut || signals.pending().next().is_some())?;

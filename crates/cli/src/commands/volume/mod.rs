@@ -185,8 +185,11 @@ impl Context {
         tell(self.json, value, text)
     }
 
-    /// Breaks the lock that a killed server left on an image that is to be changed: this process has the store for itself.
+    /// Breaks the lock that a killed server left on an image that is to be changed, where this process has the store for itself.
     fn release_left(&self, name: &str) -> Result<(), Failure> {
+        if self.store.is_shared() {
+            return Ok(());
+        }
         // Without the image the action itself says what is wrong.
         let Ok(image) = self.volumes.image(name) else { return Ok(()) };
         if let Some(lock) = image.lock_info().filter(|lock| lock.owner.starts_with(SERVER_OWNER)) {

@@ -175,7 +175,7 @@ impl Bench {
             runs.push(Figures { syncs: since(context, before), ..figures });
         }
         if self.through != Through::Library {
-            let inside = Inside::start(&context.volumes, esker_server::nbd::Config::default())?;
+            let inside = Inside::start(context, esker_server::nbd::Config::default())?;
             let before = context.store.syncs();
             let figures = network::run(&self, &inside.place(&self.image))?;
             runs.push(Figures { syncs: since(context, before), ..figures });
