@@ -48,6 +48,9 @@ const CHECKPOINT_BYTES_PER_S: u64 = 256 << 20;
 const FULL_SHARE: f64 = 0.95;
 /// When no more segments than this are left above the reserve, writers get as many bytes as cleaning makes free.
 const PACED_SEGMENTS: u64 = 2;
+/// Segments that writers get while a checkpoint is written then, and in how many parts.
+const SLACK_SEGMENTS: u64 = 1;
+const SLACK_PARTS: u64 = 64;
 /// Before a checkpoint on a device that is nearly full, segments are emptied: one for the copies and one for the log that
 /// says so must be left beside what the checkpoint takes.
 const RESCUE_SEGMENTS: u64 = 2;
@@ -491,10 +494,6 @@ impl Keeper {
             || (short && tail > 0 && (best.is_none() || long_tail))
             || (short && best.is_none() && !work.spent.is_empty())
         {
-            if log.segments_left() <= reserve[0] + PACED_SEGMENTS {
-                // Writers go on meanwhile, out of the slack.
-                self.pace(Some(self.parts.segments.segment_bytes as i64));
-            }
             self.checkpoint_now(work, short, &mut || ())?;
             self.free_dead(work)?;
             done = true;
@@ -603,8 +602,22 @@ impl Keeper {
         }
         let began = Instant::now();
         let slow = self.threaded && !hurry;
+        // Near the limit writers go on meanwhile, out of the slack: with as much of it as is written of the checkpoint, so that they
+        // are slowed down evenly and do not stand still for the rest of it.
+        let slack = self.parts.segments.segment_bytes * SLACK_SEGMENTS;
+        let paced = left <= self.reserve()[0] + PACED_SEGMENTS;
+        let expected = work.checkpoint_bytes.max(self.parts.segments.segment_bytes);
+        let mut given = 0;
+        if paced {
+            self.pace(Some(0));
+        }
         let mut pace = |bytes: u64| {
             during();
+            let due = (u128::from(slack) * u128::from(bytes.min(expected)) / u128::from(expected)) as u64;
+            if paced && due >= given + slack / SLACK_PARTS {
+                self.pace(Some((due - given) as i64));
+                given = due;
+            }
             let due = Duration::from_micros(bytes * 1_000_000 / CHECKPOINT_BYTES_PER_S);
             if slow && let Some(ahead) = due.checked_sub(began.elapsed()).filter(|ahead| ahead.as_millis() > 0) {
                 std::thread::sleep(ahead);
