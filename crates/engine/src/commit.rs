@@ -203,10 +203,14 @@ pub struct Log {
     committing: Mutex<()>,
     policy: RwLock<CommitPolicy>,
     applied: AtomicBool,
+    /// Whether a sync is sent as soon as somebody waits and the device is free.
+    at_once: AtomicBool,
     parked: AtomicBool,
     /// While the commit thread gathers: how many arrivals at the mark it waits for; else 0.
     gather_to: AtomicU64,
     gather: Mutex<Gather>,
+    /// Arrivals at the mark when a group was cut last.
+    arrived: AtomicU64,
     /// See [`Gate`].
     gate: AtomicU8,
     /// Free segments that writes leave alone, and that writes which take away leave alone.
@@ -270,9 +274,11 @@ impl Log {
             committing: Mutex::new(()),
             policy: RwLock::new(policy),
             applied: AtomicBool::new(policy.acknowledges_applied()),
+            at_once: AtomicBool::new(policy.syncs_at_once()),
             parked: AtomicBool::new(false),
             gather_to: AtomicU64::new(0),
             gather: Mutex::default(),
+            arrived: AtomicU64::new(0),
             gate: AtomicU8::new(Gate::Open as u8),
             reserve: [AtomicU64::new(0), AtomicU64::new(0)],
             credit: AtomicI64::new(i64::MAX),
@@ -310,6 +316,7 @@ impl Log {
         let mut current = self.policy.write();
         *current = policy;
         self.applied.store(policy.acknowledges_applied(), Ordering::Relaxed);
+        self.at_once.store(policy.syncs_at_once(), Ordering::Relaxed);
         self.gather_to.store(0, Ordering::Relaxed);
         drop(current);
         self.nudge();
@@ -467,7 +474,7 @@ impl Log {
     pub fn end_epoch(&self) -> Result<(ReplayFrom, u32)> {
         let committing = self.committing.lock();
         let mut ended = None;
-        let done = self.append_and_sync(true, |state| {
+        let done = self.append_and_sync(true, true, |state| {
             let from = ReplayFrom {
                 generation: state.generation,
                 offset: state.segment * self.segments.segment_bytes + state.tail,
@@ -560,6 +567,22 @@ impl Log {
         self.segments.publish_buffer(segment, Arc::clone(&state.buffer));
     }
 
+    /// Commits in the calling thread, which is about to wait, if it is the only one that does and the commit thread sleeps: then
+    /// there is nobody to be grouped with, and two changes of threads cost as much as a fast device's sync. Whether it did.
+    pub fn commit_alone(&self) -> bool {
+        let at_once = self.at_once.load(Ordering::Relaxed) && self.gather_to.load(Ordering::SeqCst) == 0;
+        let clients = self.mark().arrivals().wrapping_sub(self.arrived.load(Ordering::Relaxed));
+        if !at_once || clients > 1 || !self.parked.load(Ordering::SeqCst) || self.mark().waiters() > 1 {
+            return false;
+        }
+        let Some(committing) = self.committing.try_lock() else { return false };
+        if let Err(error) = self.append_and_sync(true, false, |_| ()) {
+            self.fail(error);
+        }
+        drop(committing);
+        true
+    }
+
     /// Wakes the commit thread for somebody who waits for the mark, unless it gathers and more are to come.
     pub fn nudge_for_waiter(&self) {
         std::sync::atomic::fence(Ordering::SeqCst);
@@ -585,7 +608,7 @@ impl Log {
     pub fn commit(&self, sync: bool) {
         let committing = self.committing.lock();
         let prepared = if self.shape.threaded { Ok(false) } else { self.prepare_segment() };
-        if let Err(error) = prepared.and_then(|_| self.append_and_sync(sync, |_| ())) {
+        if let Err(error) = prepared.and_then(|_| self.append_and_sync(sync, true, |_| ())) {
             self.fail(error);
         }
         drop(committing);
@@ -599,13 +622,15 @@ impl Log {
         self.wanted_segment.notify_all();
     }
 
-    fn append_and_sync(&self, sync: bool, at_cut: impl FnOnce(&mut State)) -> Result<()> {
+    /// With `gathers` the next group may be waited for: only where the commit thread looks at the time meanwhile.
+    fn append_and_sync(&self, sync: bool, gathers: bool, at_cut: impl FnOnce(&mut State)) -> Result<()> {
         if let Some(failure) = self.mark().failure() {
             return Err(failure);
         }
         let began = Instant::now();
         let (pieces, end, parity) = self.cut(sync, at_cut);
         let arrivals = self.mark().arrivals();
+        self.arrived.store(arrivals, Ordering::Relaxed);
         // Writers of this group are between reserving and finishing their copy: a matter of microseconds.
         let mut spins = 0u32;
         while self.filling[parity].0.load(Ordering::Acquire) != 0 {
@@ -621,7 +646,7 @@ impl Log {
         if sync {
             self.device.sync().map_err(|error| stopped("syncing the log", &error))?;
             self.counters.syncs.fetch_add(1, Ordering::Relaxed);
-            if self.shape.threaded && self.policy() == CommitPolicy::Adaptive {
+            if gathers && self.shape.threaded && self.policy() == CommitPolicy::Adaptive {
                 let now = Instant::now();
                 let to = self.gather.lock().after_sync(arrivals, self.mark().arrivals(), now - began, now);
                 self.gather_to.store(to, Ordering::Relaxed);

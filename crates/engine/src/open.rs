@@ -411,7 +411,13 @@ impl Engine {
                 if threaded { log.nudge_for_waiter() } else { log.commit(true) }
             }
         };
-        self.mark = DurableMark::new(durable, Box::new(nudge));
+        self.mark = if threaded {
+            let weak = Arc::downgrade(&log);
+            let commit = move || weak.upgrade().is_some_and(|log| log.commit_alone());
+            DurableMark::with_commit(durable, Box::new(nudge), Box::new(commit))
+        } else {
+            DurableMark::new(durable, Box::new(nudge))
+        };
         log.set_mark(Arc::clone(&self.mark));
         if threaded {
             self.spawn("esker-commit", &log, Log::run)?;

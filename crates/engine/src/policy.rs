@@ -51,6 +51,11 @@ impl CommitPolicy {
     pub fn acknowledges_applied(&self) -> bool {
         matches!(self, Self::Periodic { .. })
     }
+
+    /// Whether somebody who waits alone has the sync sent at once.
+    pub fn syncs_at_once(&self) -> bool {
+        matches!(self, Self::Adaptive | Self::Batch)
+    }
 }
 
 impl fmt::Display for CommitPolicy {

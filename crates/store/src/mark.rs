@@ -32,11 +32,31 @@ pub struct DurableMark {
     arrivals: AtomicU64,
     /// Called when somebody begins to wait for a position that is not durable: wakes the commit thread.
     nudge: Box<dyn Fn() + Send + Sync>,
+    /// Called by a thread that is about to sleep until the mark moves: it may move it itself.
+    commit: Option<Box<dyn Fn() -> bool + Send + Sync>>,
 }
 
 impl DurableMark {
     /// A mark at `durable`. `nudge` is called (cheaply, often) when a waiter arrives.
     pub fn new(durable: u64, nudge: Box<dyn Fn() + Send + Sync>) -> Arc<Self> {
+        Self::with(durable, nudge, None)
+    }
+
+    /// The same, where a thread that would sleep may do the work: `commit` makes everything durable in the calling thread, or returns
+    /// false, and then `nudge` is called. Two changes of threads less for whoever is alone.
+    pub fn with_commit(
+        durable: u64,
+        nudge: Box<dyn Fn() + Send + Sync>,
+        commit: Box<dyn Fn() -> bool + Send + Sync>,
+    ) -> Arc<Self> {
+        Self::with(durable, nudge, Some(commit))
+    }
+
+    fn with(
+        durable: u64,
+        nudge: Box<dyn Fn() + Send + Sync>,
+        commit: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             durable: AtomicU64::new(durable),
             wanted: AtomicU64::new(0),
@@ -47,6 +67,7 @@ impl DurableMark {
             waiters: AtomicU32::new(0),
             arrivals: AtomicU64::new(0),
             nudge,
+            commit,
         })
     }
 
@@ -73,6 +94,11 @@ impl DurableMark {
         if self.durable() < position {
             (self.nudge)();
         }
+    }
+
+    /// Threads and tasks that wait.
+    pub fn waiters(&self) -> u32 {
+        self.waiters.load(Ordering::SeqCst)
     }
 
     /// Moves the mark to `position` and wakes whoever waited for it.
@@ -135,7 +161,10 @@ impl DurableMark {
         }
         self.arrivals.fetch_add(1, Ordering::Relaxed);
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        self.want(position);
+        self.wanted.fetch_max(position, Ordering::AcqRel);
+        if !self.commit.as_ref().is_some_and(|commit| commit()) {
+            (self.nudge)();
+        }
         let state = loop {
             let moves = self.moves.load(Ordering::SeqCst);
             if let Some(state) = self.state(position) {
@@ -205,6 +234,12 @@ impl Barrier {
         self.mark.want(self.position);
     }
 
+    /// So many clients have begun to wait for this or an earlier point since the last call, beside the caller, who waits next
+    /// ([`Barrier::wait`]).
+    pub fn count(&self, clients: u64) {
+        self.mark.arrivals.fetch_add(clients, Ordering::Relaxed);
+    }
+
     /// Blocks the thread until the point is durable.
     ///
     /// # Errors
@@ -254,6 +289,36 @@ mod tests {
         assert!(matches!(Barrier::new(&mark, 6).wait(), Err(Error::Stopped { .. })));
         mark.advance(9);
         assert_eq!(mark.durable(), 5);
+    }
+
+    #[test]
+    fn a_waiting_thread_commits_itself_where_it_may() {
+        let place: Arc<OnceLock<Arc<DurableMark>>> = Arc::default();
+        let (nudges, may) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(true)));
+        let nudge = {
+            let (nudges, place) = (Arc::clone(&nudges), Arc::clone(&place));
+            move || {
+                nudges.fetch_add(1, Ordering::SeqCst);
+                place.get().unwrap().advance(8);
+            }
+        };
+        let commit = {
+            let (place, may) = (Arc::clone(&place), Arc::clone(&may));
+            move || {
+                let may = may.load(Ordering::SeqCst);
+                if may {
+                    place.get().unwrap().advance(5);
+                }
+                may
+            }
+        };
+        let mark = DurableMark::with_commit(0, Box::new(nudge), Box::new(commit));
+        assert!(place.set(Arc::clone(&mark)).is_ok());
+        Barrier::new(&mark, 5).wait().unwrap();
+        assert_eq!((mark.durable(), nudges.load(Ordering::SeqCst)), (5, 0));
+        may.store(false, Ordering::SeqCst);
+        Barrier::new(&mark, 8).wait().unwrap();
+        assert_eq!((mark.durable(), nudges.load(Ordering::SeqCst), mark.waiters()), (8, 1, 0));
     }
 
     #[test]
