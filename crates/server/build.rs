@@ -6,7 +6,12 @@ use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let files = ["esker/log/v1/log.proto", "esker/log/v1/sequencer.proto", "esker/store/v1/objects.proto"];
+    let files = [
+        "esker/log/v1/log.proto",
+        "esker/log/v1/sequencer.proto",
+        "esker/map/v1/map.proto",
+        "esker/store/v1/objects.proto",
+    ];
     let mut compiler = protox::Compiler::new(["proto"])?;
     compiler.include_source_info(true).open_files(files)?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);

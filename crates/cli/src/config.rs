@@ -168,7 +168,7 @@ settings! {
         nbd_in_flight_bytes: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),
         /// Most threads of an NBD connection, from 2 to 64; they start when there is work for them.
         nbd_threads: u64 = 8,
-        /// Addresses to serve the store's logs on by gRPC; with TLS where there is a certificate. Other than loopback only with TLS and, of its clients, a certificate or the token.
+        /// Addresses to serve the store's logs and its map on by gRPC; with TLS where there is a certificate. Other than loopback only with TLS and, of its clients, a certificate or the token.
         grpc_listen: Vec<String> = Vec::new(),
         /// A unix socket to serve gRPC on; empty means none.
         grpc_unix_socket: String = String::new(),
@@ -180,7 +180,7 @@ settings! {
         grpc_connections: u64 = 1_024,
         /// Most appends of a gRPC stream that wait to be durable, from 1 to 65536; above it nothing more of the stream is read.
         grpc_in_flight: u64 = 1_024,
-        /// Most gRPC followers at the same time, from 1 to 65536.
+        /// Most gRPC followers of logs at the same time, and most scans of the map, each from 1 to 65536.
         grpc_followers: u64 = 1_024,
         /// Threads that serve clients, up to 64; 0 means one per processor, at most 4.
         threads: u64 = 0,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::resp::TlsFiles;
 
-/// Longest message of the log service, in bytes: a batch, with room for what stands beside its data.
+/// Longest message of the services of logs and of the map, in bytes: a batch, with room for what stands beside its data.
 pub const MESSAGE_BYTES_MAX: usize = 20 << 20;
 /// Longest message of the object service, in bytes: a transaction at its limits, with room for its encoding.
 pub const OBJECT_MESSAGE_BYTES_MAX: usize = 96 << 20;
@@ -30,7 +30,7 @@ pub struct Config {
     pub calls_max: u32,
     /// Most appends of a stream that wait to be durable, 1 to 65,536; above it nothing more of the stream is read. Default: 1,024.
     pub in_flight_max: usize,
-    /// Most followers at once, 1 to 65,536; others are refused. Default: 1,024.
+    /// Most followers of logs at once, and most scans of the map, each 1 to 65,536; others are refused. Default: 1,024.
     pub followers_max: usize,
     /// Threads that answer, 1 to 64. Default: 2.
     pub threads: usize,

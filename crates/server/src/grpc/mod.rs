@@ -1,4 +1,4 @@
-//! gRPC: the shared logs for programs of any language, and the objects for other processes of Esker.
+//! gRPC: the shared logs and the map for programs of any language, and the objects for other processes of Esker.
 //!
 //! [`Server::bind`] → addresses are open → [`Server::run`] → HTTP/2 on a few threads, the store on others → [`Handle::shutdown`]
 //!
@@ -15,6 +15,7 @@ mod convert;
 mod follow;
 mod listen;
 mod log;
+mod map;
 mod names;
 mod objects;
 mod sequencer;
@@ -30,6 +31,11 @@ pub mod proto {
         tonic::include_proto!("esker.log.v1");
     }
 
+    /// `esker.map.v1`
+    pub mod map {
+        tonic::include_proto!("esker.map.v1");
+    }
+
     /// `esker.store.v1`
     pub mod store {
         tonic::include_proto!("esker.store.v1");
@@ -43,6 +49,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use esker_log::Logs;
+use esker_map::MapStorage;
 use esker_store::ObjectStore;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -57,9 +64,11 @@ pub use sequencer::Sequencers;
 
 use listen::Listeners;
 use log::LogService;
+use map::MapService;
 use objects::ObjectService;
 use proto::log::log_server::LogServer;
 use proto::log::sequencer_server::SequencerServer;
+use proto::map::map_server::MapServer;
 use proto::store::objects_server::ObjectsServer;
 
 /// How long calls have to finish when the server stops.
@@ -70,6 +79,8 @@ const GRACE: Duration = Duration::from_secs(3);
 pub struct Faces {
     /// The logs, as `esker.log.v1.Log`.
     pub logs: Option<Logs>,
+    /// The map's tables, as `esker.map.v1.Map`.
+    pub map: Option<Arc<dyn MapStorage>>,
     /// The store, as `esker.store.v1.Objects`; only where [`Config::objects`] says so.
     pub objects: Option<Arc<dyn ObjectStore>>,
     /// Sequencers, as `esker.log.v1.Sequencer`.
@@ -190,6 +201,12 @@ fn routes(config: &Config, faces: Faces, stopping: &watch::Receiver<bool>) -> Re
         let server = LogServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX);
         routes = routes.add_service(tonic::service::interceptor::InterceptedService::new(server, guard.clone()));
         names.push("esker.log.v1.Log");
+    }
+    if let Some(map) = faces.map {
+        let service = MapService::new(map, config.followers_max, stopping.clone());
+        let server = MapServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        routes = routes.add_service(tonic::service::interceptor::InterceptedService::new(server, guard.clone()));
+        names.push("esker.map.v1.Map");
     }
     if let Some(sequencers) = faces.sequencers {
         let server = SequencerServer::new(sequencers);

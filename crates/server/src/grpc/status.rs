@@ -1,12 +1,13 @@
 //! Errors of the faces as gRPC status codes: one place, as the published `.proto` files list them.
 //!
-//! error → code, message, `esker-error`, `esker-position`
+//! error → code, message, `esker-error`, `esker-position`, `esker-name-bin`
 //!
 //! Invariant: who tells errors apart needs no message text.
 
 use esker_log::Error as LogError;
+use esker_map::Error as MapError;
 use esker_store::Error as StoreError;
-use tonic::metadata::MetadataMap;
+use tonic::metadata::{BinaryMetadataValue, MetadataMap};
 use tonic::{Code, Status};
 
 use super::proto::log as proto;
@@ -15,18 +16,21 @@ use super::proto::log as proto;
 pub(crate) const ERROR: &str = "esker-error";
 /// Name of the metadata with the position that an error is about.
 pub(crate) const POSITION: &str = "esker-position";
+/// Name of the metadata with the name that is missing or taken.
+pub(crate) const NAME: &str = "esker-name-bin";
 
 /// What a client is told of a failure.
 pub(crate) struct Told {
     code: Code,
     name: &'static str,
     position: Option<u64>,
+    about: Option<String>,
     message: String,
 }
 
 impl Told {
     fn new(code: Code, name: &'static str, message: impl Into<String>) -> Self {
-        Self { code, name, position: None, message: message.into() }
+        Self { code, name, position: None, about: None, message: message.into() }
     }
 
     /// Something is wrong with the input.
@@ -47,6 +51,11 @@ impl Told {
     /// A writer was opened by somebody else since.
     pub(crate) fn fenced(message: impl Into<String>) -> Self {
         Self::new(Code::FailedPrecondition, "fenced", message)
+    }
+
+    /// A namespace has tables.
+    pub(crate) fn not_empty(message: impl Into<String>) -> Self {
+        Self::new(Code::FailedPrecondition, "not-empty", message)
     }
 
     /// Whether there is no such log.
@@ -75,7 +84,41 @@ impl From<LogError> for Told {
             LogError::Damaged { .. } => (Code::DataLoss, "damaged", None),
             _ => (Code::Internal, "internal", None),
         };
-        Self { code, name, position, message: error.to_string() }
+        Self { code, name, position, about: None, message: error.to_string() }
+    }
+}
+
+impl From<MapError> for Told {
+    fn from(error: MapError) -> Self {
+        let (code, name, about) = match &error {
+            MapError::Store(error) => return error.clone().into(),
+            MapError::Missing { what, name } => {
+                let told = match *what {
+                    "namespace" => "no-namespace",
+                    "column" => "no-column",
+                    "index" => "no-index",
+                    _ => "no-table",
+                };
+                (Code::NotFound, told, Some(name.clone()))
+            }
+            MapError::Exists { what, name } => {
+                let told = match *what {
+                    "namespace" => "namespace-exists",
+                    "column" => "column-exists",
+                    "index" => "index-exists",
+                    _ => "table-exists",
+                };
+                (Code::AlreadyExists, told, Some(name.clone()))
+            }
+            MapError::Invalid { what: "page token", .. } => (Code::InvalidArgument, "page-token", None),
+            MapError::Invalid { .. } => (Code::InvalidArgument, "invalid", None),
+            MapError::Contended { .. } => (Code::Aborted, "contended", None),
+            MapError::Unknown { .. } => (Code::Unknown, "uncertain", None),
+            MapError::Unsupported { .. } => (Code::Unimplemented, "unsupported", None),
+            MapError::Damaged { .. } => (Code::DataLoss, "damaged", None),
+            _ => (Code::Internal, "internal", None),
+        };
+        Self { code, name, position: None, about, message: error.to_string() }
     }
 }
 
@@ -102,6 +145,9 @@ impl From<Told> for Status {
         metadata.insert(ERROR, tonic::metadata::MetadataValue::from_static(told.name));
         if let Some(position) = told.position {
             metadata.insert(POSITION, position.into());
+        }
+        if let Some(about) = &told.about {
+            metadata.insert_bin(NAME, BinaryMetadataValue::from_bytes(about.as_bytes()));
         }
         Self::with_metadata(told.code, told.message, metadata)
     }

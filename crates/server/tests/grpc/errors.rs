@@ -7,7 +7,7 @@ use crate::held::Held;
 use crate::running::{Running, entry, from_first, near};
 
 #[track_caller]
-fn check<T: std::fmt::Debug>(outcome: Result<T, tonic::Status>, code: Code, name: &str, says: &str) {
+pub fn check<T: std::fmt::Debug>(outcome: Result<T, tonic::Status>, code: Code, name: &str, says: &str) {
     let error = outcome.unwrap_err();
     let told = error.metadata().get("esker-error").map(|value| value.to_str().unwrap().to_owned());
     assert_eq!((error.code(), told.as_deref().unwrap_or("")), (code, name), "{error}");

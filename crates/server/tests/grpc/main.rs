@@ -6,6 +6,7 @@ mod appends;
 mod errors;
 mod follows;
 mod held;
+mod maps;
 mod objects;
 mod python;
 mod running;

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use esker_log::{Logs, Session};
+use esker_map::Waist;
 use esker_server::grpc::proto::log as proto;
 use esker_server::grpc::proto::log::log_client::LogClient;
+use esker_server::grpc::proto::map::map_client::MapClient;
 use esker_server::grpc::{Address, Config, Faces, Handle, Result, Server};
 use esker_store::ObjectStore;
 use tonic::transport::Channel;
@@ -24,11 +26,13 @@ pub fn near() -> Config {
 }
 
 impl Running {
-    /// Serves the logs of a store, and its objects if the configuration says so.
+    /// Serves the logs and the map of a store, and its objects if the configuration says so.
     pub fn start(store: Arc<dyn ObjectStore>, config: Config) -> Self {
         let session = Session::new(Arc::new(|| 1_700_000_000_000), 7);
         let logs = Some(Logs::open(Arc::clone(&store), session).unwrap());
-        let server = Server::bind(config, Faces { logs, objects: Some(store), sequencers: None }).unwrap();
+        let map = Waist::open(Arc::clone(&store), Arc::new(|| 1_700_000_000_000), [9; 32]).unwrap();
+        let faces = Faces { logs, map: Some(Arc::new(map)), objects: Some(store), sequencers: None };
+        let server = Server::bind(config, faces).unwrap();
         let address = match &server.addresses()[0] {
             Address::Tcp(address) | Address::Tls(address) => *address,
             Address::Unix(path) => panic!("{}", path.display()),
@@ -46,6 +50,12 @@ impl Running {
     pub async fn client(&self) -> LogClient<Channel> {
         let endpoint = Channel::from_shared(format!("http://{}", self.address)).unwrap();
         LogClient::new(endpoint.connect().await.unwrap())
+    }
+
+    /// A client of the map with a connection of its own.
+    pub async fn map(&self) -> MapClient<Channel> {
+        let endpoint = Channel::from_shared(format!("http://{}", self.address)).unwrap();
+        MapClient::new(endpoint.connect().await.unwrap()).max_decoding_message_size(20 << 20)
     }
 
     /// A client, and a log.

@@ -9,6 +9,7 @@ use esker_memory::MemoryStore;
 use esker_server::grpc::Config;
 use esker_server::grpc::proto::log as proto;
 use esker_server::grpc::proto::log::log_client::LogClient;
+use esker_server::grpc::proto::map::ListNamespacesRequest;
 use esker_server::grpc::proto::store::objects_client::ObjectsClient;
 use esker_server::grpc::proto::store::{CapabilityRequest, CollectionsRequest};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -36,7 +37,10 @@ async fn a_token_is_asked_for_on_every_call_but_health() {
     let channel = Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await.unwrap();
     let refused = ObjectsClient::new(channel.clone()).collections(CollectionsRequest {}).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unauthenticated);
-    let check = tonic_health::pb::HealthCheckRequest { service: "esker.log.v1.Log".into() };
+    let mut map = server.map().await;
+    let refused = map.list_namespaces(ListNamespacesRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated);
+    let check = tonic_health::pb::HealthCheckRequest { service: "esker.map.v1.Map".into() };
     let healthy = HealthClient::new(channel).check(check).await.unwrap().into_inner();
     assert_eq!(healthy.status, 1);
 }
@@ -91,5 +95,6 @@ async fn reflection_tells_the_services_that_are_served() {
     let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
     let MessageResponse::ListServicesResponse(list) = answer else { panic!("{answer:?}") };
     let names: Vec<_> = list.service.iter().map(|service| &service.name[..]).collect();
-    assert!(names.contains(&"esker.log.v1.Log") && !names.contains(&"esker.store.v1.Objects"), "{names:?}");
+    assert!(names.contains(&"esker.log.v1.Log") && names.contains(&"esker.map.v1.Map"), "{names:?}");
+    assert!(!names.contains(&"esker.store.v1.Objects"), "{names:?}");
 }

@@ -28,7 +28,7 @@ impl Running {
             objects: objects.is_some(),
             ..Config::default()
         };
-        let server = Server::bind(config, Faces { logs: None, objects, sequencers }).unwrap();
+        let server = Server::bind(config, Faces { objects, sequencers, ..Faces::default() }).unwrap();
         let Address::Tcp(address) = server.addresses()[0] else { panic!("{:?}", server.addresses()) };
         let handle = server.handle();
         Self { address, handle, thread: Some(std::thread::spawn(move || server.run())) }

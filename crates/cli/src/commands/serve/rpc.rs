@@ -1,8 +1,9 @@
-//! The gRPC side of `esker serve`: its flags and settings, and the server of the store's logs.
+//! The gRPC side of `esker serve`: its flags and settings, and the server of the store's logs and its map.
 //!
-//! Invariant: where nothing of gRPC is asked for, the store's logs are not touched.
+//! Invariant: where nothing of gRPC is asked for, the store's logs and map are not touched.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use clap::Args;
@@ -16,7 +17,7 @@ use crate::exit::{Code, Failure};
 /// The flags of `esker serve` that begin with grpc.
 #[derive(Args, Default)]
 pub struct GrpcFlags {
-    /// Address to serve the store's logs on by gRPC, such as 127.0.0.1:7400; may be given several times. Speaks TLS where there is a certificate
+    /// Address to serve the store's logs and its map on by gRPC, such as 127.0.0.1:7400; may be given several times. Speaks TLS where there is a certificate
     #[arg(long = "grpc", value_name = "ADDRESS")]
     grpc_listen: Vec<String>,
     /// Unix socket to serve gRPC on
@@ -101,8 +102,9 @@ impl Rpc {
     pub fn start(store: &esker::Store, config: Config, stop: impl FnOnce() + Send + 'static) -> Result<Self, Failure> {
         let objects = config.objects.then(|| store.objects());
         let open = config.token.is_none() && config.tls.is_none();
-        let shown = if objects.is_some() { " (logs, and all objects)" } else { "" };
-        let faces = Faces { logs: Some(store.logs()?), objects, sequencers: None };
+        let shown = if objects.is_some() { " (logs, map, and all objects)" } else { "" };
+        let map = Some(Arc::new(store.map()?) as _);
+        let faces = Faces { logs: Some(store.logs()?), map, objects, sequencers: None };
         let server = Server::bind(config, faces).map_err(failure)?;
         for address in server.addresses() {
             println!("grpc       {address}{shown}");
