@@ -1,0 +1,133 @@
+package io.github.eskerstorage.scalardb;
+
+import com.scalar.db.exception.storage.ExecutionException;
+import com.scalar.db.exception.storage.RetriableExecutionException;
+import esker.map.v1.MapGrpc;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
+import io.grpc.ManagedChannelBuilder;
+import io.grpc.Metadata;
+import io.grpc.Status;
+import io.grpc.StatusRuntimeException;
+import io.grpc.TlsChannelCredentials;
+import io.grpc.stub.MetadataUtils;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Function;
+
+/**
+ * The connection to a server, and what its errors mean to ScalarDB.
+ *
+ * <p>Invariant: an error after which a mutation may have been applied is an {@link ExecutionException} and no
+ * {@link RetriableExecutionException}; that one is thrown only when nothing was changed.
+ */
+final class Connection implements AutoCloseable {
+  /** Longest message that the server takes, in bytes. */
+  static final int MESSAGE_BYTES_MAX = 20 << 20;
+
+  private static final Metadata.Key<String> ERROR =
+      Metadata.Key.of("esker-error", Metadata.ASCII_STRING_MARSHALLER);
+  private static final Metadata.Key<String> AUTHORIZATION =
+      Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
+
+  private final EskerConfig config;
+  private final ManagedChannel channel;
+  private final MapGrpc.MapBlockingStub stub;
+
+  Connection(EskerConfig config) {
+    this.config = config;
+    ManagedChannelBuilder<?> builder =
+        config.tls
+            ? Grpc.newChannelBuilderForAddress(config.host, config.port, credentials(config))
+            : Grpc.newChannelBuilderForAddress(config.host, config.port, InsecureChannelCredentials.create());
+    config.serverName.ifPresent(builder::overrideAuthority);
+    channel =
+        builder
+            // Rows of the greatest length come in a message that is a little longer.
+            .maxInboundMessageSize(2 * MESSAGE_BYTES_MAX)
+            .keepAliveTime(60, TimeUnit.SECONDS)
+            .build();
+    MapGrpc.MapBlockingStub plain = MapGrpc.newBlockingStub(channel);
+    if (config.token.isPresent()) {
+      Metadata headers = new Metadata();
+      headers.put(AUTHORIZATION, "Bearer " + config.token.get());
+      plain = plain.withInterceptors(MetadataUtils.newAttachHeadersInterceptor(headers));
+    }
+    stub = plain;
+  }
+
+  private static io.grpc.ChannelCredentials credentials(EskerConfig config) {
+    try {
+      TlsChannelCredentials.Builder builder = TlsChannelCredentials.newBuilder();
+      if (config.caFile.isPresent()) {
+        builder.trustManager(config.caFile.get());
+      }
+      if (config.certFile.isPresent() && config.keyFile.isPresent()) {
+        builder.keyManager(config.certFile.get(), config.keyFile.get());
+      }
+      return builder.build();
+    } catch (IOException e) {
+      throw new UncheckedIOException("reading the TLS files of " + EskerConfig.PREFIX + "tls", e);
+    }
+  }
+
+  /** Makes a call with the deadline of the configuration. */
+  <T> T call(String what, Function<MapGrpc.MapBlockingStub, T> call) throws ExecutionException {
+    try {
+      return call.apply(stub.withDeadlineAfter(config.timeoutMs, TimeUnit.MILLISECONDS));
+    } catch (StatusRuntimeException e) {
+      throw convert(what, e);
+    }
+  }
+
+  /** A stub for streams, which have no deadline: they last as long as their reader wants. */
+  MapGrpc.MapBlockingStub streams() {
+    return stub;
+  }
+
+  /** The name of the server's error, or nothing. */
+  static String nameOf(Throwable error) {
+    if (error instanceof StatusRuntimeException) {
+      Metadata trailers = ((StatusRuntimeException) error).getTrailers();
+      String name = trailers == null ? null : trailers.get(ERROR);
+      return name == null ? "" : name;
+    }
+    return "";
+  }
+
+  /** What the server's error is to ScalarDB: thrown if it is the caller's mistake, else returned. */
+  ExecutionException convert(String what, StatusRuntimeException error) {
+    Status status = error.getStatus();
+    String description = status.getDescription() == null ? status.getCode().toString() : status.getDescription();
+    String message = what + " failed at " + config.host + ":" + config.port + ": " + description;
+    switch (nameOf(error)) {
+      case "invalid":
+        throw new IllegalArgumentException(message, error);
+      case "contended":
+      case "busy":
+        return new RetriableExecutionException(message, error);
+      case "unsupported":
+        throw new UnsupportedOperationException(message, error);
+      default:
+        // Whatever else it is, trying the same again at once is no help, or may do the same twice.
+        boolean stranger = status.getCode() == Status.Code.UNAUTHENTICATED;
+        boolean forbidden = status.getCode() == Status.Code.PERMISSION_DENIED;
+        return new ExecutionException(message, error, stranger, forbidden, false, null);
+    }
+  }
+
+  @Override
+  public void close() {
+    channel.shutdown();
+    try {
+      if (!channel.awaitTermination(5, TimeUnit.SECONDS)) {
+        channel.shutdownNow();
+      }
+    } catch (InterruptedException e) {
+      channel.shutdownNow();
+      Thread.currentThread().interrupt();
+    }
+  }
+}

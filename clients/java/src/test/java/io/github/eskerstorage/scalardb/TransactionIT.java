@@ -1,0 +1,157 @@
+package io.github.eskerstorage.scalardb;
+
+import com.scalar.db.config.DatabaseConfig;
+import com.scalar.db.transaction.consensuscommit.ConsensusCommitAdminIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.ConsensusCommitAdminRepairTableIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.ConsensusCommitCrossPartitionScanIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.ConsensusCommitIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.ConsensusCommitNullMetadataIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.ConsensusCommitSpecificIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.ConsensusCommitWithIncludeMetadataEnabledIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.DistributedTransactionBackedConsensusCommitGlobalTransactionTestBase;
+import com.scalar.db.transaction.consensuscommit.TwoPhaseCommitBackedConsensusCommitCrossPartitionScanIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.TwoPhaseCommitBackedConsensusCommitGlobalTransactionTestBase;
+import com.scalar.db.transaction.consensuscommit.TwoPhaseCommitBackedConsensusCommitIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.TwoPhaseConsensusCommitCrossPartitionScanIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.TwoPhaseConsensusCommitIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.TwoPhaseConsensusCommitSpecificIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.TwoPhaseConsensusCommitWithIncludeMetadataEnabledIntegrationTestBase;
+import com.scalar.db.transaction.singlecrudoperation.SingleCrudOperationTransactionAdminIntegrationTestBase;
+import com.scalar.db.transaction.singlecrudoperation.SingleCrudOperationTransactionIntegrationTestBase;
+import com.scalar.db.util.AdminTestUtils;
+import java.util.Properties;
+
+/** ScalarDB's suites of transactions over the adapter, each against an `esker serve` of its own. */
+class EskerConsensusCommitIT extends ConsensusCommitIntegrationTestBase {
+  @Override
+  protected Properties getProps(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerConsensusCommitSpecificIT extends ConsensusCommitSpecificIntegrationTestBase {
+  @Override
+  protected Properties getProperties(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerConsensusCommitCrossPartitionScanIT extends ConsensusCommitCrossPartitionScanIntegrationTestBase {
+  @Override
+  protected Properties getProps(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerConsensusCommitWithIncludeMetadataEnabledIT extends ConsensusCommitWithIncludeMetadataEnabledIntegrationTestBase {
+  @Override
+  protected Properties getProperties(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerConsensusCommitNullMetadataIT extends ConsensusCommitNullMetadataIntegrationTestBase {
+  @Override
+  protected Properties getProperties(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerConsensusCommitAdminIT extends ConsensusCommitAdminIntegrationTestBase {
+  @Override
+  protected Properties getProps(String testName) {
+    return EskerServer.properties(testName);
+  }
+
+  @Override
+  protected String getSystemNamespaceName(Properties properties) {
+    return DatabaseConfig.DEFAULT_SYSTEM_NAMESPACE_NAME;
+  }
+}
+
+class EskerConsensusCommitAdminRepairTableIT extends ConsensusCommitAdminRepairTableIntegrationTestBase {
+  @Override
+  protected Properties getProps(String testName) {
+    return EskerServer.properties(testName);
+  }
+
+  @Override
+  protected AdminTestUtils getAdminTestUtils(String testName) {
+    return new EskerAdminTestUtils(getProperties(testName));
+  }
+}
+
+class EskerTwoPhaseConsensusCommitIT extends TwoPhaseConsensusCommitIntegrationTestBase {
+  @Override
+  protected Properties getProps1(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerTwoPhaseConsensusCommitSpecificIT extends TwoPhaseConsensusCommitSpecificIntegrationTestBase {
+  @Override
+  protected Properties getProperties1(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerTwoPhaseConsensusCommitCrossPartitionScanIT extends TwoPhaseConsensusCommitCrossPartitionScanIntegrationTestBase {
+  @Override
+  protected Properties getProps1(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerTwoPhaseConsensusCommitWithIncludeMetadataEnabledIT extends TwoPhaseConsensusCommitWithIncludeMetadataEnabledIntegrationTestBase {
+  @Override
+  protected Properties getProperties(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerTwoPhaseCommitBackedConsensusCommitIT extends TwoPhaseCommitBackedConsensusCommitIntegrationTestBase {
+  @Override
+  protected Properties getFacadeStorageProperties(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerTwoPhaseCommitBackedConsensusCommitCrossPartitionScanIT extends TwoPhaseCommitBackedConsensusCommitCrossPartitionScanIntegrationTestBase {
+  @Override
+  protected Properties getFacadeStorageProperties(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerDistributedTransactionBackedConsensusCommitGlobalTransactionIT extends DistributedTransactionBackedConsensusCommitGlobalTransactionTestBase {
+  @Override
+  protected Properties getProps(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerTwoPhaseCommitBackedConsensusCommitGlobalTransactionIT extends TwoPhaseCommitBackedConsensusCommitGlobalTransactionTestBase {
+  @Override
+  protected Properties getProps(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerSingleCrudOperationTransactionIT extends SingleCrudOperationTransactionIntegrationTestBase {
+  @Override
+  protected Properties getProps(String testName) {
+    return EskerServer.properties(testName);
+  }
+}
+
+class EskerSingleCrudOperationTransactionAdminIT extends SingleCrudOperationTransactionAdminIntegrationTestBase {
+  @Override
+  protected Properties getProps(String testName) {
+    return EskerServer.properties(testName);
+  }
+
+  @Override
+  protected String getSystemNamespaceName(Properties properties) {
+    return DatabaseConfig.DEFAULT_SYSTEM_NAMESPACE_NAME;
+  }
+}
