@@ -218,6 +218,6 @@ pub enum Alter {
     DropColumn(String),
     /// Gives a column another name.
     RenameColumn(String, String),
-    /// Gives a column a wider type: int to bigint or double, float to double, anything but blob to text.
+    /// Gives a column a wider type: int to bigint or double, float to double, anything to text (a blob as hexadecimal digits).
     ChangeType(String, crate::DataType),
 }

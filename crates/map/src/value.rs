@@ -67,11 +67,11 @@ impl DataType {
         Self::ALL.iter().map(|(one, _)| *one).find(|one| *one as u8 == number)
     }
 
-    /// Whether every value of this type is one of `other` without loss.
+    /// Whether every value of this type is one of `other` without loss. Anything is text, as it is displayed: a blob in hexadecimal digits.
     pub fn widens_to(self, other: Self) -> bool {
         use DataType as T;
         self == other
-            || other == T::Text && self != T::Blob
+            || other == T::Text
             || matches!((self, other), (T::Int, T::BigInt) | (T::Int, T::Double) | (T::Float, T::Double))
     }
 }
@@ -163,7 +163,6 @@ impl Value {
             (Self::Int(value), DataType::BigInt) => Self::BigInt(value.into()),
             (Self::Int(value), DataType::Double) => Self::Double(value.into()),
             (Self::Float(value), DataType::Double) => Self::Double(value.into()),
-            (Self::Blob(_), _) => return None,
             (value, DataType::Text) => Self::Text(value.to_string()),
             _ => return None,
         })

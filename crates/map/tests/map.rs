@@ -373,11 +373,15 @@ fn schemas_change_under_rows() {
         alter(Alter::AddColumn("y".into(), DataType::Int)).unwrap();
         alter(Alter::RenameColumn("z".into(), "zz".into())).unwrap();
         alter(Alter::ChangeType("zz".into(), DataType::Text)).unwrap();
+        alter(Alter::AddColumn("w".into(), DataType::Blob)).unwrap();
+        put(&map, key("p", 1, 1), &[("w", Bytes::from_static(&[0, 171]).into())]);
+        alter(Alter::ChangeType("w".into(), DataType::Text)).unwrap();
         // A handle that has seen the old schema writes by the new one.
         let put = Mutation::put(&table(), key("p", 1, 1), vec![("y".into(), 7.into())]);
         other.mutate(&[put], Durability::Applied).unwrap().wait().unwrap();
         let record = map.get(&Get::new(&table(), key("p", 1, 1))).unwrap().unwrap();
         assert_eq!((record.value("y"), record.value("zz")), (Some(&7.into()), Some(&"1.5".into())));
+        assert_eq!(record.value("w"), Some(&"00ab".into()));
         assert!(matches!(alter(Alter::DropColumn("a".into())), Err(Error::Invalid { .. })));
         assert!(matches!(alter(Alter::DropColumn("x".into())), Err(Error::Invalid { .. })), "it has an index");
         assert!(matches!(alter(Alter::ChangeType("zz".into(), DataType::Int)), Err(Error::Invalid { .. })));
