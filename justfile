@@ -32,6 +32,10 @@ fuzz TARGET SECONDS="60" SEED="1":
 sim SEEDS="1000":
     cargo run --release -p esker-sim -- --seeds {{SEEDS}}
 
+# ScalarDB's integration tests of the adapter in clients/java (needs a JDK and Maven, which it installs)
+scalardb *ARGS:
+    ./scripts/scalardb {{ARGS}}
+
 # Licences, bans and sources of dependencies (needs cargo-deny)
 deny:
     cargo deny check

@@ -3,6 +3,7 @@ package io.github.eskerstorage.scalardb;
 import com.scalar.db.api.Delete;
 import com.scalar.db.api.Get;
 import com.scalar.db.api.Mutation;
+import com.scalar.db.api.Operation;
 import com.scalar.db.api.Put;
 import com.scalar.db.api.Result;
 import com.scalar.db.api.Scan;
@@ -53,11 +54,21 @@ public final class EskerStorage extends AbstractDistributedStorage {
     checker = new OperationChecker(config, metadata, new StorageInfoProvider(admin));
   }
 
+  /** The checker has found it, but it may be gone since. */
+  private TableMetadata tableOf(Operation operation) throws ExecutionException {
+    TableMetadata table = metadata.getTableMetadata(operation);
+    if (table == null) {
+      throw new IllegalArgumentException(
+          CoreError.TABLE_NOT_FOUND.buildMessage(operation.forFullTableName().orElse("?")));
+    }
+    return table;
+  }
+
   @Override
   public Optional<Result> get(Get given) throws ExecutionException {
     Get get = copyAndSetTargetToIfNot(given);
     checker.check(get);
-    TableMetadata table = metadata.getTableMetadata(get);
+    TableMetadata table = tableOf(get);
     Rows rows = new Rows(table, get.getProjections());
     if (!ScalarDbUtils.isSecondaryIndexSpecified(get, table)) {
       MapOuterClass.GetRequest request = Requests.get(get);
@@ -80,7 +91,7 @@ public final class EskerStorage extends AbstractDistributedStorage {
   public Scanner scan(Scan given) throws ExecutionException {
     Scan scan = copyAndSetTargetToIfNot(given);
     checker.check(scan);
-    TableMetadata table = metadata.getTableMetadata(scan);
+    TableMetadata table = tableOf(scan);
     return new EskerScanner(connection, Requests.scan(scan, table), new Rows(table, scan.getProjections()));
   }
 
