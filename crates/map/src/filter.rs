@@ -3,6 +3,7 @@
 //! Invariant: a comparison with null or with an absent column never holds, whatever the operator; only the null tests see them (null and absent are one there).
 //! So `not (a = 1)` is not among the filters: `a != 1` does not hold for null.
 
+use crate::record::Record;
 use crate::schema::Table;
 use crate::value::Value;
 use crate::{DataType, Error, Result};
@@ -70,7 +71,10 @@ impl Filter {
     }
 
     /// Refuses unknown columns, values of other types, and patterns that end in their escape character.
-    pub(crate) fn check(&self, table: &Table) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Invalid`].
+    pub fn check(&self, table: &Table) -> Result<()> {
         match self {
             Self::All(filters) | Self::Any(filters) => filters.iter().try_for_each(|filter| filter.check(table)),
             Self::Compare(column, _, value) => table.check_value(table.column(column)?, value),
@@ -84,6 +88,11 @@ impl Filter {
                 parse(pattern, *escape).map(drop)
             }
         }
+    }
+
+    /// Whether it holds for a record with all the columns that it names.
+    pub fn matches(&self, record: &Record) -> bool {
+        self.holds(&|name| record.get(name).map(|value| value.cloned()))
     }
 
     /// Whether it holds, given what `column` says: absent, null or a value.

@@ -372,7 +372,7 @@ impl<'a> Gathered<'a> {
         self.looked += 1;
         if !row.expired(self.now_ms) {
             let whole = record(self.table, place, &row, &[]);
-            if self.scan.filter.holds(&|name| whole.get(name).map(|value| value.cloned())) {
+            if self.scan.filter.matches(&whole) {
                 self.bytes += place.clustering.len() + bytes.len();
                 self.records.push(if self.scan.columns.is_empty() {
                     whole

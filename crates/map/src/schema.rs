@@ -96,6 +96,21 @@ impl Schema {
         self
     }
 
+    /// The columns with their types, as named so far.
+    pub fn columns(&self) -> &[(String, DataType)] {
+        &self.columns
+    }
+
+    /// The indexed columns, as named so far.
+    pub fn indexes(&self) -> &[String] {
+        &self.indexes
+    }
+
+    /// Whether a column was made part of the key.
+    pub fn is_key(&self, name: &str) -> bool {
+        self.partition_key.iter().chain(self.clustering_key.iter().map(|(column, _)| column)).any(|key| key == name)
+    }
+
     pub(crate) fn build(&self, id: u64) -> Result<Table> {
         let mut table = Table {
             id,
@@ -246,7 +261,10 @@ impl Table {
     }
 
     /// Refuses a value that is not of the column's type, or out of its range.
-    pub(crate) fn check_value(&self, column: &Column, value: &Value) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn check_value(&self, column: &Column, value: &Value) -> Result<()> {
         if value.data_type() != column.data_type {
             let why = format!("column {} is {}, not {}", column.name, column.data_type, value.data_type());
             return Err(Error::invalid("value", why));

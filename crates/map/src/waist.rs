@@ -403,8 +403,7 @@ fn filtered(table: &Table, place: &Place, filter: &Filter, row: &Row) -> bool {
     if *filter == Filter::always() {
         return true;
     }
-    let record = record(table, place, row, &[]);
-    filter.holds(&|name| record.get(name).map(|value| value.cloned()))
+    filter.matches(&record(table, place, row, &[]))
 }
 
 fn holds(table: &Table, place: &Place, condition: &Condition, row: Option<&Row>) -> bool {
