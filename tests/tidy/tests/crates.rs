@@ -16,6 +16,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-kv", &["esker-store"]),
     ("esker-log", &["esker-store"]),
     ("esker-map", &["esker-store"]),
+    ("esker-transaction", &["esker-map"]),
     // The log beside the store: it finds the sequencers that logs name.
     ("esker-remote", &["esker-store", "esker-log"]),
     ("esker-volume", &["esker-store"]),
@@ -32,6 +33,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "esker-kv",
             "esker-log",
             "esker-map",
+            "esker-transaction",
             "esker-remote",
             "esker-volume",
         ],

@@ -1,0 +1,190 @@
+//! A client that dies, or is told nothing, at every call that a commit makes: what it left is whole or nothing, and others find out.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use esker_map::{Atomicity, Error as MapError, Get, Key, MapStorage, Over, Record, Scan, TableName, Value};
+use esker_transaction::{Error, Isolation, Transaction, Transactions};
+use support::*;
+
+/// What befalls the n-th call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    /// The client is gone before it; nothing that it does after that counts.
+    DeadBefore,
+    /// The same after it.
+    DeadAfter,
+    /// It was not made, and the client is told that nobody knows.
+    Unmade,
+    /// It was made, and the client is told that nobody knows.
+    Lost,
+    /// It was refused.
+    Refused,
+}
+
+const FAULTS: [Fault; 5] = [Fault::DeadBefore, Fault::DeadAfter, Fault::Unmade, Fault::Lost, Fault::Refused];
+
+fn unknown() -> MapError {
+    MapError::Unknown { cause: "the test said so".into() }
+}
+
+/// Meets the fault at call `at`, counted from 0.
+fn faulty(inner: Arc<dyn MapStorage>, atomicity: Atomicity, fault: Fault, at: i64) -> (Arc<Tap>, Arc<AtomicI64>) {
+    let calls = Arc::new(AtomicI64::new(i64::MIN));
+    let counted = Arc::clone(&calls);
+    let hook: Hook = Box::new(move |writes| {
+        let call = counted.fetch_add(1, Ordering::SeqCst);
+        match (fault, call == at) {
+            (Fault::DeadBefore | Fault::DeadAfter, false) if call < at => Fate::Made,
+            (Fault::DeadAfter, true) => Fate::Lost(unknown()),
+            (Fault::DeadBefore | Fault::DeadAfter, _) => Fate::Refused(unknown()),
+            (_, false) => Fate::Made,
+            // A read has nothing that could be unknown.
+            (Fault::Unmade | Fault::Refused, true) if !writes => Fate::Refused(refusal()),
+            (Fault::Lost, true) if !writes => Fate::Lost(refusal()),
+            (Fault::Unmade, true) => Fate::Refused(unknown()),
+            (Fault::Lost, true) => Fate::Lost(unknown()),
+            (Fault::Refused, true) => Fate::Refused(refusal()),
+        }
+    });
+    (Arc::new(Tap { inner, atomicity, hook }), calls)
+}
+
+fn refusal() -> MapError {
+    MapError::Invalid { what: "test", why: "no".into() }
+}
+
+/// Of partition 1 rows 1 and 2 are changed, 3 is made, 4 deleted; of partition 2 row 1 is changed; row 9 of partition 3 and partition 4 are read.
+const BEFORE: &[(i32, i32, i64)] = &[(1, 1, 100), (1, 2, 100), (1, 4, 100), (2, 1, 100), (4, 1, 1), (4, 2, 2)];
+const AFTER: &[(i32, i32, i64)] = &[(1, 1, 90), (1, 2, 110), (1, 3, 50), (2, 1, 150), (4, 1, 1), (4, 2, 2)];
+
+fn work(txn: &mut Transaction, with_scan: bool) -> Result<(), Error> {
+    let x_at = |txn: &mut Transaction, p, c| -> Result<i64, Error> {
+        Ok(txn.get(&Get::new(&table(), key(p, c)))?.map_or(0, |record| x_of(&record)))
+    };
+    for (c, change) in [(1, -10), (2, 10)] {
+        let now = x_at(txn, 1, c)?;
+        txn.put(&table(), key(1, c), x(now + change))?;
+    }
+    txn.put(&table(), key(1, 3), x(50))?;
+    txn.delete(&table(), key(1, 4))?;
+    let now = x_at(txn, 2, 1)?;
+    txn.put(&table(), key(2, 1), x(now + 50))?;
+    x_at(txn, 3, 9)?;
+    if with_scan {
+        txn.scan(&Scan::partition(&table(), Key::of("p", 4)))?;
+    }
+    Ok(())
+}
+
+fn rows(transactions: &Transactions) -> Vec<(i32, i32, i64)> {
+    // A serializable one would not read what a transaction that may be alive has prepared.
+    let mut txn = transactions.begin_with(Isolation::Snapshot);
+    let rows = txn.scan(&Scan::new(&table(), Over::All)).unwrap();
+    txn.commit().unwrap();
+    let int = |record: &Record, name| match record.value(name) {
+        Some(Value::Int(value)) => *value,
+        other => panic!("{name} is {other:?}"),
+    };
+    rows.iter().map(|record| (int(record, "p"), int(record, "c"), x_of(record))).collect()
+}
+
+/// Whether it was the last call and beyond.
+fn check(
+    inner: Arc<dyn MapStorage>,
+    atomicity: Atomicity,
+    isolation: Isolation,
+    scan: bool,
+    fault: Fault,
+    at: i64,
+) -> bool {
+    let place = format!("{atomicity:?} {isolation:?} scan {scan} {fault:?} at call {at}");
+    let time = Time::default();
+    time.pass(1_000);
+    let whole = open(Arc::new(Tap::new(Arc::clone(&inner), atomicity)), &time, options(isolation));
+    whole.create_table(&table(), &schema()).unwrap();
+    let mut txn = whole.begin();
+    BEFORE.iter().for_each(|(p, c, value)| txn.put(&table(), key(*p, *c), x(*value)).unwrap());
+    txn.commit().unwrap();
+
+    let (tap, calls) = faulty(inner, atomicity, fault, at);
+    let client = open(tap, &time, options(isolation));
+    let mut txn = client.begin();
+    work(&mut txn, scan).unwrap();
+    let id = txn.id().to_owned();
+    calls.store(0, Ordering::SeqCst);
+    let done = txn.commit();
+    let over = calls.load(Ordering::SeqCst) <= at;
+    let dead = matches!(fault, Fault::DeadBefore | Fault::DeadAfter) && !over;
+
+    // Before the dead are taken for dead, and after.
+    let early = rows(&whole);
+    assert!(early == BEFORE || early == AFTER, "{place}: {early:?} after {done:?}");
+    time.pass(15_000);
+    let late = rows(&whole);
+    let committed = late == AFTER;
+    assert!(committed || late == BEFORE, "{place}: {late:?} after {done:?}");
+    assert!(committed || early == BEFORE, "{place}: shown and taken back");
+    match &done {
+        Ok(()) => assert!(committed, "{place}: committed, and not there"),
+        Err(Error::Unknown { transaction, asked_of_coordinator, .. }) => {
+            assert_eq!(*transaction, id);
+            assert!(fault != Fault::Refused, "{place}: {done:?}");
+            if *asked_of_coordinator {
+                assert_eq!(whole.outcome(&id).unwrap(), committed, "{place}");
+            }
+        }
+        Err(error) => assert!(!committed, "{place}: {error}, and there"),
+    }
+    if over {
+        assert!(done.is_ok(), "{place}: {done:?}");
+    }
+    if !dead && matches!(fault, Fault::Unmade | Fault::Lost) {
+        assert!(!matches!(done, Err(Error::Unknown { .. })), "{place}: it could have found out: {done:?}");
+    }
+    // Nothing is in the way of the next, and nobody is left to settle.
+    let mut txn = whole.begin();
+    work(&mut txn, scan).unwrap();
+    txn.commit().unwrap_or_else(|error| panic!("{place}: the next one: {error}"));
+    time.pass(2_000_000);
+    whole.sweep().unwrap();
+    let state = TableName::new("coordinator", "state");
+    assert_eq!(
+        whole.storage().scan(&Scan::new(&state, Over::All)).unwrap().records,
+        [],
+        "{place}: records after the sweep"
+    );
+    let sum: i64 = rows(&whole).iter().filter(|(p, _, _)| *p == 1).map(|(_, c, x)| if *c < 3 { *x } else { 0 }).sum();
+    assert_eq!(sum, 200, "{place}");
+    over
+}
+
+fn every_call(storage: fn() -> Arc<dyn MapStorage>) {
+    let mut steps = 0;
+    for atomicity in ATOMICITIES {
+        for isolation in [Isolation::Snapshot, Isolation::Serializable] {
+            for scan in [false, true] {
+                for fault in FAULTS {
+                    let over = (0..100).find(|at| check(storage(), atomicity, isolation, scan, fault, *at));
+                    steps += over.expect("a commit makes fewer than 100 calls");
+                }
+            }
+        }
+    }
+    println!("{steps} steps");
+    assert!(steps > 500, "{steps} steps");
+}
+
+#[test]
+fn a_client_that_dies_at_any_call_leaves_all_or_nothing_in_memory() {
+    every_call(memory);
+}
+
+#[test]
+fn a_client_that_dies_at_any_call_leaves_all_or_nothing_on_the_engine() {
+    every_call(engine);
+}
