@@ -14,8 +14,7 @@
 //! that will be written is held. Whoever writes what this has read prepares it after that look, so comes later in the order of these instants too.
 //! Read-only transactions look for prepared rows as well: whoever has one may have its instant behind it.
 //!
-//! Scans by an index are looked at first, as they say nothing of rows that they do not find; all other reads carry what identifies them, and hold from when
-//! they were read to when they are looked at.
+//! Reads carry what identifies each row, deleted ones and those of a range that a filter kept out included: what is found again held from when it was read.
 //!
 //! Invariants:
 //! 1. No row goes forward before the record is durable.
@@ -24,7 +23,7 @@
 
 use std::sync::Arc;
 
-use esker_map::{Atomicity, Durability, Error as MapError, MUTATIONS_MAX, Mutation, Over};
+use esker_map::{Atomicity, Durability, Error as MapError, MUTATIONS_MAX, Mutation};
 
 use crate::layout::{Layout, Place, State};
 use crate::row::{self, Image, Write, identity};
@@ -177,9 +176,7 @@ impl Transaction {
 
     /// Looks whether what was read is still there; under `strict` nobody else may have it prepared either.
     fn validate(&self, apart: &[Place], strict: bool) -> Result<()> {
-        let by_index =
-            |index: bool| self.scans.iter().filter(move |scan| matches!(scan.over, Over::Index(..)) == index);
-        for scanned in by_index(true).chain(by_index(false)) {
+        for scanned in &self.scans {
             if !self.holds_scan(scanned, strict)? {
                 return Err(Error::conflict(format!(
                     "rows of table {} changed since they were read",

@@ -9,7 +9,7 @@
 //! 2. Serializable transactions are as if one came after another, in an order that agrees with time.
 //! 3. What a transaction did not read committed, it does not show.
 //!
-//! Limits: at most [`ROWS_MAX`] rows in a transaction, [`INDEX_SCANS_MAX`] scan by an index. Null and absent are one: both are shown as null. Who writes to
+//! Limits: at most [`ROWS_MAX`] rows in a transaction. Null and absent are one: both are shown as null. Who writes to
 //! a table of transactions around them is not seen.
 //!
 //! Source: Apollo Transaction (2017), ScalarDB's Consensus Commit; docs/decisions/0014-transactions.md
@@ -63,6 +63,5 @@ mod transactions;
 
 pub use error::{Error, Result};
 pub use layout::{BEFORE_PREFIX, METADATA_PREFIX};
-pub use scan::INDEX_SCANS_MAX;
 pub use transaction::{ROWS_MAX, Transaction};
 pub use transactions::{Isolation, Options, Random, Transactions};

@@ -4,23 +4,20 @@
 //!
 //! Invariants:
 //! 1. What identifies every row that a scan has passed is kept, in order, up to where it stopped.
-//! 2. Of scans by an index only rows with the value are kept, for the others are not seen. So two of them cannot be shown to have held at one instant,
-//!    and a transaction makes one at most ([`INDEX_SCANS_MAX`]).
+//! 2. What an index finds is kept row by row, as if each had been read by its key. What it does not find leaves nothing that could be looked at again: a storage
+//!    reads an index and the rows one after another, and a row may pass from one value to the next in between. So that is not a scan, but [`Transaction::look_up`].
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use esker_map::{Bound, Compare, Filter, Order, Over, Record, SORT_ROWS_MAX, Scan, Value};
+use esker_map::{Bound, Compare, Filter, Order, Over, Record, SORT_ROWS_MAX, Scan, TableName, Value};
 
 use crate::layout::{Layout, Place};
 use crate::row::{Identity, Image, Row, identity};
 use crate::transaction::{Scanned, Transaction};
 use crate::transactions::Settled;
 use crate::{Error, Result};
-
-/// Most scans by an index in one transaction.
-pub const INDEX_SCANS_MAX: usize = 1;
 
 /// Rows of a scan as they are gathered.
 struct Gathered {
@@ -59,19 +56,10 @@ impl Transaction {
         if scan.page.is_some() {
             return Err(Error::invalid("scan", "scans of transactions have no pages"));
         }
-        let mut filter = scan.filter.clone();
         match &scan.over {
-            Over::Index(column, value) => {
-                layout.one_value(&vec![(column.clone(), value.clone())], column, "index")?;
-                if self.scans.iter().filter(|scanned| matches!(scanned.over, Over::Index(..))).count()
-                    >= INDEX_SCANS_MAX
-                {
-                    let why = format!(
-                        "a transaction makes {INDEX_SCANS_MAX} scan by an index (INDEX_SCANS_MAX): scan all with a filter"
-                    );
-                    return Err(Error::invalid("scan", why));
-                }
-                filter = Filter::All(vec![Filter::Compare(column.clone(), Compare::Equal, value.clone()), filter]);
+            Over::Index(column, _) => {
+                let why = format!("by the index of {column}: look it up, or scan all with a filter");
+                return Err(Error::invalid("scan", why));
             }
             Over::Partition { key, low, high } => {
                 for column in &layout.key[..layout.partition_columns] {
@@ -84,7 +72,7 @@ impl Transaction {
             Over::All => {}
         }
         let limit = if scan.order_by.is_empty() { scan.limit } else { 0 };
-        let gathered = Gathered { layout: Arc::clone(&layout), filter, limit, rows: Vec::new() };
+        let gathered = Gathered { layout: Arc::clone(&layout), filter: scan.filter.clone(), limit, rows: Vec::new() };
         let mut rows = self.gather(scan, gathered)?;
         if !scan.order_by.is_empty() {
             if rows.len() > SORT_ROWS_MAX {
@@ -97,6 +85,41 @@ impl Transaction {
             }
         }
         Ok(rows.into_iter().map(|(_, record)| layout.project(record, &scan.columns)).collect())
+    }
+
+    /// Finds rows by a column with an index: those with the value, in the order of their keys.
+    ///
+    /// Each row that is found is as if it had been read by its key: it has the value at the instant of the commit. But rows that are not found may be there:
+    /// made by a transaction that comes before this one and was committed while the index was read. Where that matters, [`Transaction::scan`] all with a filter.
+    ///
+    /// # Errors
+    /// As [`Transaction::scan`]; [`Missing`](esker_map::Error::Missing) if the column has no index.
+    pub fn look_up(&mut self, table: &TableName, column: &str, value: &Value) -> Result<Vec<Record>> {
+        let layout = self.layout(table)?;
+        let filter = Filter::Compare(column.into(), Compare::Equal, value.clone());
+        filter.check(&layout.users)?;
+        let shared = Arc::clone(&self.shared);
+        let mut places: BTreeSet<Place> = self.writes.keys().filter(|place| place.table == *table).cloned().collect();
+        let over = Over::Index(column.into(), value.clone());
+        shared.each_row(&layout, &over, false, 0, &mut |key, row| {
+            let image = shared.settle(&layout, &key, row)?.into_image();
+            let found = image.as_ref().filter(|image| !image.gone);
+            if found.is_some_and(|image| filter.matches(&layout.record(&key, &image.columns))) {
+                let place = Place { table: table.clone(), key };
+                self.remember(&place, image, true)?;
+                places.insert(place);
+            }
+            Ok(true)
+        })?;
+        let mut gathered = Gathered { layout: Arc::clone(&layout), filter, limit: 0, rows: Vec::new() };
+        for place in places {
+            // One that is only written may be there with another value.
+            self.look(&layout, &place)?;
+            let image = self.reads.get(&place).and_then(|read| read.image.as_ref());
+            gathered.add(&place.key, self.seen(&layout, &place, image));
+        }
+        gathered.rows.sort_by(|(a, _), (b, _)| layout.compare(a, b));
+        Ok(gathered.rows.into_iter().map(|(_, record)| record).collect())
     }
 
     fn gather(&mut self, scan: &Scan, mut gathered: Gathered) -> Result<Vec<(Vec<Value>, Record)>> {
@@ -112,33 +135,19 @@ impl Transaction {
         // Only partitions are in the order of their keys on every storage; elsewhere own rows are put in at the end.
         let sorted = matches!(scan.over, Over::Partition { .. });
         let limit = gathered.limit;
-        if matches!(scan.over, Over::Index(..)) || !sorted && !ours.is_empty() {
+        if !sorted && !ours.is_empty() {
             gathered.limit = 0;
         }
         let mut ours = ours.into_iter().peekable();
         let mut late: BTreeSet<Place> = if sorted { BTreeSet::new() } else { ours.by_ref().collect() };
-        let by_index = match &scan.over {
-            Over::Index(column, value) => Some(Filter::Compare(column.clone(), Compare::Equal, value.clone())),
-            _ => None,
-        };
         let mut rows: Vec<(Vec<Value>, Identity)> = Vec::new();
         let mut until = None;
-        let mut met: BTreeSet<Place> = BTreeSet::new();
         let shared = Arc::clone(&self.shared);
         let whole = shared.each_row(&layout, &scan.over, scan.reverse, gathered.limit, &mut |key, row| {
             let image = shared.settle(&layout, &key, row)?.into_image();
             let place = Place { table: scan.table.clone(), key };
-            if let Some(by_index) = &by_index {
-                let found = image.as_ref().filter(|image| !image.gone);
-                if !found.is_some_and(|image| by_index.matches(&layout.record(&place.key, &image.columns))) {
-                    return Ok(true);
-                }
-            }
             if image.is_some() {
                 self.remember(&place, image.clone(), false)?;
-                if by_index.is_some() && !met.insert(place.clone()) {
-                    return Ok(true);
-                }
                 self.check_room()?;
                 self.scanned_rows += 1;
                 rows.push((place.key.clone(), identity(image.as_ref())));
@@ -155,9 +164,6 @@ impl Transaction {
             }
             Ok(room)
         })?;
-        if by_index.is_some() {
-            rows.sort_by(|(a, _), (b, _)| layout.compare(a, b));
-        }
         let (over, reverse) = (scan.over.clone(), scan.reverse);
         self.scans.push(Scanned { layout: Arc::clone(&layout), over, reverse, rows, until });
         if whole {
@@ -169,10 +175,6 @@ impl Transaction {
         }
         if !sorted && limit != gathered.limit || !late.is_empty() {
             for own in late {
-                if by_index.is_some() {
-                    // It may be there with another value.
-                    self.look(&layout, &own)?;
-                }
                 let image = self.reads.get(&own).and_then(|read| read.image.as_ref());
                 gathered.add(&own.key, self.seen(&layout, &own, image));
             }
@@ -207,13 +209,6 @@ impl Transaction {
     /// Whether a scan would pass the same rows again.
     pub(crate) fn holds_scan(&self, scanned: &Scanned, strict: bool) -> Result<bool> {
         let layout = &scanned.layout;
-        if let Over::Index(column, value) = &scanned.over {
-            return self.holds_index_scan(
-                scanned,
-                &Filter::Compare(column.clone(), Compare::Equal, value.clone()),
-                strict,
-            );
-        }
         let mut expected = scanned.rows.iter();
         let mut holds = true;
         let sorted = matches!(scanned.over, Over::Partition { .. });
@@ -238,25 +233,6 @@ impl Transaction {
             Ok(holds && !last)
         })?;
         Ok(holds && expected.len() == 0)
-    }
-
-    fn holds_index_scan(&self, scanned: &Scanned, by_index: &Filter, strict: bool) -> Result<bool> {
-        let layout = &scanned.layout;
-        let mut now: Vec<(Vec<Value>, Identity)> = Vec::new();
-        let mut prepared = false;
-        self.shared.each_row(layout, &scanned.over, scanned.reverse, 0, &mut |key, row| {
-            match self.committed(layout, &key, row, strict)? {
-                None => prepared = true,
-                Some(Some(image)) if !image.gone && by_index.matches(&layout.record(&key, &image.columns)) => {
-                    now.push((key, identity(Some(&image))));
-                }
-                Some(_) => {}
-            }
-            Ok(!prepared && now.len() <= 2 * scanned.rows.len())
-        })?;
-        now.sort_by(|(a, _), (b, _)| layout.compare(a, b));
-        now.dedup();
-        Ok(!prepared && now == scanned.rows)
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Scanned {
     pub layout: Arc<Layout>,
     pub over: Over,
     pub reverse: bool,
-    /// The rows in it, in order; those of an index sorted.
+    /// The rows in it, in order.
     pub rows: Vec<(Vec<Value>, Identity)>,
     /// The row at which it stopped, which need not have been committed; `None`: it was read to its end.
     pub until: Option<Vec<Value>>,

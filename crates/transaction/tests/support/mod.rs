@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "tests fail")]
 
+pub mod turns;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
