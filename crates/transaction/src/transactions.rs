@@ -318,7 +318,8 @@ impl Transactions {
     }
 
     /// Tidies up in all tables of transactions: settles what dead transactions have left, removes the traces of rows that were deleted longer ago than twice
-    /// [`Options::lifetime_ms`], and the coordinator's records of that age. To be called now and then, by one at a time. Returns how many rows and records were removed.
+    /// [`Options::lifetime_ms`], and the coordinator's records of that age. To be called now and then, by one at a time, and not while
+    /// tables are renamed. Returns how many rows and records were removed.
     ///
     /// # Errors
     /// The storage's; no record was removed then.

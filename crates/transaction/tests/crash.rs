@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use esker_map::{Atomicity, Error as MapError, Get, Key, MapStorage, Over, Record, Scan, TableName, Value};
-use esker_transaction::{Error, Isolation, Transaction, Transactions};
+use esker_transaction::{Error, Isolation, Options, Transaction, Transactions};
 use support::*;
 
 /// What befalls the n-th call.
@@ -187,4 +187,75 @@ fn a_client_that_dies_at_any_call_leaves_all_or_nothing_in_memory() {
 #[test]
 fn a_client_that_dies_at_any_call_leaves_all_or_nothing_on_the_engine() {
     every_call(engine);
+}
+
+/// Failure: a slow client's rows were taken back, and its record put afterwards. Then one row is as before, another as after.
+#[test]
+fn a_client_that_was_taken_for_dead_cannot_commit() {
+    let storage = memory();
+    let time = Time::default();
+    time.pass(1_000);
+    let whole = open(Arc::new(Tap::new(Arc::clone(&storage), Atomicity::Record)), &time, Options::default());
+    whole.create_table(&table(), &schema()).unwrap();
+    let (reader, clock, writes) = (whole.clone(), time.clone(), AtomicI64::new(0));
+    let hook: Hook = Box::new(move |write| {
+        // Two rows are prepared; the third write is that of the record.
+        if write && writes.fetch_add(1, Ordering::SeqCst) == 2 {
+            clock.pass(15_000);
+            assert_eq!(reader.begin().get(&Get::new(&table(), key(1, 1))).unwrap(), None);
+        }
+        Fate::Made
+    });
+    let slow = open(Arc::new(Tap { inner: storage, atomicity: Atomicity::Record, hook }), &time, Options::default());
+    let mut txn = slow.begin();
+    [1, 2].into_iter().for_each(|p| txn.put(&table(), key(p, 1), x(1)).unwrap());
+    let id = txn.id().to_owned();
+    let done = txn.commit();
+    assert!(matches!(&done, Err(error @ Error::Conflict { .. }) if error.is_retryable()), "{done:?}");
+    assert_eq!(rows(&whole), []);
+    assert!(!whole.outcome(&id).unwrap());
+}
+
+/// Failure: who meets a prepared row takes it back, though its transaction was committed and only its rows have not gone forward.
+#[test]
+fn rows_of_a_committed_transaction_go_forward_by_whoever_comes() {
+    for deleted in [false, true] {
+        let storage = memory();
+        let time = Time::default();
+        time.pass(1_000);
+        let whole = open(Arc::new(Tap::new(Arc::clone(&storage), Atomicity::Record)), &time, Options::default());
+        whole.create_table(&table(), &schema()).unwrap();
+        let mut txn = whole.begin();
+        [1, 2].into_iter().for_each(|p| txn.put(&table(), key(p, 1), x(1)).unwrap());
+        txn.commit().unwrap();
+        let writes = AtomicI64::new(0);
+        let hook: Hook = Box::new(move |write| {
+            let dead = write && writes.fetch_add(1, Ordering::SeqCst) > 2;
+            if dead { Fate::Refused(unknown()) } else { Fate::Made }
+        });
+        let dies = open(
+            Arc::new(Tap { inner: Arc::clone(&storage), atomicity: Atomicity::Record, hook }),
+            &time,
+            Options::default(),
+        );
+        let mut txn = dies.begin();
+        for p in [1, 2] {
+            if deleted {
+                txn.delete(&table(), key(p, 1)).unwrap();
+            } else {
+                txn.put(&table(), key(p, 1), x(2)).unwrap();
+            }
+        }
+        txn.commit().unwrap();
+        let states = || {
+            let stored = storage.scan(&Scan::new(&table(), Over::All)).unwrap().records;
+            stored.iter().map(|row| row.value("tx_state").cloned()).collect::<Vec<_>>()
+        };
+        let prepared = Some(Value::Int(if deleted { 2 } else { 1 }));
+        assert_eq!(states(), [prepared.clone(), prepared], "its client died");
+        let expected: &[(i32, i32, i64)] = if deleted { &[] } else { &[(1, 1, 2), (2, 1, 2)] };
+        assert_eq!(rows(&whole), expected);
+        let settled = Some(Value::Int(if deleted { 5 } else { 3 }));
+        assert_eq!(states(), [settled.clone(), settled]);
+    }
 }

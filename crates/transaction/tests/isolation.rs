@@ -37,12 +37,13 @@ struct World {
     isolation: Isolation,
     time: Time,
     place: String,
+    /// In calls of all clients: a commit takes about ten of its own, so that with a short one many are taken for dead that are not.
+    expire_ms: u64,
 }
 
 impl World {
     fn options(&self) -> Options {
-        // In calls of all clients: a commit takes about ten of its own, so that some are taken for dead that are not.
-        Options { isolation: self.isolation, expire_ms: 60, ..Options::default() }
+        Options { isolation: self.isolation, expire_ms: self.expire_ms, ..Options::default() }
     }
 
     fn new(storage: fn() -> Arc<dyn MapStorage>, atomicity: Atomicity, isolation: Isolation, seed: u64) -> Self {
@@ -50,7 +51,8 @@ impl World {
         time.pass(1_000);
         let storage = storage();
         let place = format!("{atomicity:?} {isolation:?}, ESKER_TRANSACTION_SEED={seed}");
-        let world = Self { storage, atomicity, isolation, time, place };
+        let expire_ms = [60, 15, 30, 120][seed as usize % 4];
+        let world = Self { storage, atomicity, isolation, time, place, expire_ms };
         world.whole().create_table(&table(), &schema()).unwrap();
         world
     }

@@ -441,3 +441,24 @@ fn rows_written_around_transactions_are_read_and_taken_over() {
         assert_eq!(get(&mut transactions.begin(), 1, 1), Some(5));
     });
 }
+
+#[test]
+fn rows_that_make_no_sense_are_damage_and_not_taken_for_something_else() {
+    everywhere(|transactions, _| {
+        set(&transactions, &[(1, 1, 1)]);
+        let broken: [(&str, Option<Value>); 3] =
+            [("tx_state", Some(9.into())), ("tx_state", Some(4.into())), ("tx_id", None)];
+        for (column, value) in broken {
+            let state = if column == "tx_id" { vec![("tx_state".into(), Some(1.into()))] } else { Vec::new() };
+            let columns = [state, vec![(column.into(), value)]].concat();
+            let change = esker_map::Change::Put { columns, expires_ms: None };
+            let around = Mutation { table: table(), key: key(1, 1), change, condition: Condition::Always };
+            transactions.storage().mutate(&[around], esker_map::Durability::Durable).unwrap().wait().unwrap();
+            let mut txn = transactions.begin();
+            assert!(matches!(txn.get(&Get::new(&table(), key(1, 1))), Err(Error::Damaged { .. })));
+            assert!(matches!(txn.scan(&partition(1)), Err(Error::Damaged { .. })));
+            put(&mut txn, 1, 1, 5);
+            assert!(matches!(txn.commit(), Err(Error::Damaged { .. })));
+        }
+    });
+}

@@ -54,6 +54,8 @@ pub enum Anomaly {
     Intermediate(u64),
     /// Two reads of a list in one transaction differ by more than its own appends.
     Unrepeatable(usize),
+    /// A number that was appended is not in a list that was read after that.
+    Lost(u64),
     /// A cycle of ww.
     G0(Vec<usize>),
     /// A cycle of ww and wr.
@@ -171,6 +173,15 @@ pub fn check(history: &[Done]) -> Vec<Anomaly> {
             known.clone_from(values);
         } else {
             found.push(Anomaly::Incompatible(*list));
+        }
+    }
+    for done in history.iter().filter(|done| done.outcome == Outcome::Committed) {
+        for op in &done.ops {
+            let Op::Append(list, value) = op else { continue };
+            let read_later = reads.iter().any(|(number, read, _)| read == list && history[*number].began > done.ended);
+            if read_later && !longest.get(list).is_some_and(|values| values.contains(value)) {
+                found.push(Anomaly::Lost(*value));
+            }
         }
     }
     if !found.is_empty() {
@@ -324,6 +335,9 @@ mod tests {
         let apart =
             [at(0, &[append(1, 10)]), at(0, &[append(1, 11)]), at(0, &[read(1, &[10])]), at(0, &[read(1, &[11])])];
         assert_eq!(check(&apart), [Anomaly::Incompatible(1)]);
+        let mut lost = [at(0, &[append(1, 10)]), at(6, &[read(1, &[])])];
+        lost[0].ended = 5;
+        assert_eq!(check(&lost), [Anomaly::Lost(10)]);
         let changing = [at(0, &[append(1, 10)]), at(0, &[read(1, &[]), read(1, &[10])])];
         assert!(check(&changing).contains(&Anomaly::Unrepeatable(1)));
     }
