@@ -24,7 +24,7 @@ pub(crate) fn load(store: &dyn ObjectStore, log: u64, name: &str) -> Result<View
     }
 }
 
-pub(crate) fn version_is(version: u64) -> Condition {
+fn version_is(version: u64) -> Condition {
     let name = Bytes::from_static(VERSION);
     Condition::XattrCompare { name, compare: Compare::Equal, value: version, absent_holds: false }
 }

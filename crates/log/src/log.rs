@@ -486,7 +486,9 @@ impl Log {
         Ok(last)
     }
 
-    /// Adds a stripe, so that positions up to half of it at least have a place. Does nothing if somebody else did it first.
+    /// Adds stripes until position `end` has a place. Does nothing if somebody else did it first.
+    ///
+    /// id taken in the head → objects made under it → stripe published, if the epoch is still the same and nobody was faster
     pub(crate) fn grow(&self, end: u64) -> Result<()> {
         let _one = self.inner.growing.lock();
         for _ in 0..head::ATTEMPTS_MAX {
@@ -494,21 +496,40 @@ impl Log {
             if view.end() > end {
                 return Ok(());
             }
-            self.check_writer(&view)?;
-            let mut next = (*view).clone();
-            let stripe = next.add_stripe();
+            let mut taken = None;
+            let before = self.change(|view| {
+                taken = None;
+                if view.end() > end {
+                    return Ok(false);
+                }
+                self.check_writer(view)?;
+                taken = Some(view.take_stripe());
+                Ok(true)
+            })?;
+            let mut next = before.clone();
+            let Some(id) = taken else {
+                self.met(before);
+                continue;
+            };
+            let Some(stripe) = next.add_stripe(id) else { continue };
             self.make(&next, &stripe)?;
-            if head::replace(self.store(), self.inner.id, &view, &mut next)? {
-                self.met(next);
-                return Ok(());
-            }
+            let after = self.change(|view| {
+                // What was made stands under this epoch, and has this width; both change together.
+                let same = view.epoch == before.epoch && view.options.width == stripe.width;
+                Ok(same && view.end() <= end && view.add_stripe(id).is_some())
+            })?;
+            self.met(after);
         }
         Err(Error::Contended { what: format!("growing log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
     }
 
-    /// Makes the objects of a stripe at the view's epoch. Where a newer epoch has been, they are left as they are.
+    fn change(&self, change: impl FnMut(&mut View) -> Result<bool>) -> Result<View> {
+        head::change(self.store(), self.inner.id, &self.inner.name, change)
+    }
+
+    /// Makes the objects of a stripe at the view's epoch.
     pub(crate) fn make(&self, view: &View, stripe: &Stripe) -> Result<()> {
-        make_stripe(self.store(), self.inner.id, view, stripe, view.version)
+        make_stripe(self.store(), self.inner.id, view, stripe)
     }
 
     /// Where the bytes of an object end.
@@ -558,20 +579,11 @@ impl Log {
     }
 }
 
-/// Makes the objects of a stripe that the view of version `made_from` lets go on; 0 for the first, before there is a head.
-pub(crate) fn make_stripe(
-    store: &dyn ObjectStore,
-    log: u64,
-    view: &View,
-    stripe: &Stripe,
-    made_from: u64,
-) -> Result<()> {
+/// Makes the objects of a stripe whose id nobody else took: however late one of these calls comes, if the stripe is published it was
+/// answered before, and if not, nobody ever looks at the object.
+pub(crate) fn make_stripe(store: &dyn ObjectStore, log: u64, view: &View, stripe: &Stripe) -> Result<()> {
     let capability = store.capability();
     let mut guards = Guards::default();
-    if capability.atomic_across_objects && made_from > 0 {
-        // A maker that comes late, when what it makes was published by another, used and trimmed away, makes nothing.
-        guards.add(&format::head(log), Guarded::Other, head::version_is(made_from));
-    }
     for column in 0..stripe.width {
         let object = view.object(log, stripe, column);
         guards.add(&object, Guarded::Epoch, newer_absent(view.epoch));
@@ -580,7 +592,7 @@ pub(crate) fn make_stripe(
             let txn: Transaction = std::mem::take(&mut guards.txn);
             guards.meaning.clear();
             match store.submit(txn).wait() {
-                // Somebody of a newer epoch was here: publishing this view will fail.
+                // Somebody of a newer epoch was here: publishing this stripe will fail.
                 Ok(_) | Err(esker_store::Error::GuardFailed { .. }) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -77,7 +77,7 @@ impl Logs {
         let id = head::new_id(store, now)?;
         let view = View::new(options, now);
         for stripe in view.stripes() {
-            make_stripe(store, id, &view, &stripe, 0)?;
+            make_stripe(store, id, &view, &stripe)?;
         }
         head::create(store, id, &view)?;
         if let Err(error) = head::link(store, id, name) {

@@ -189,14 +189,22 @@ impl Log {
         }
         let leads = self.leader(&self.view()).is_some();
         for attempt in 0..head::ATTEMPTS_MAX {
-            let TakenOver { view, tail, .. } = self.take_over(Reach::Tail, None, |view| self.check_writer(view))?;
+            let mut id = 0;
+            let TakenOver { view, tail, .. } = self.take_over(Reach::Tail, None, |view| {
+                self.check_writer(view)?;
+                id = view.take_stripe();
+                Ok(())
+            })?;
             let mut next = view.clone();
             change(&mut next);
             next.cut(tail);
-            let stripe = next.add_stripe();
+            // Otherwise somebody else's stripe came to stand there since.
+            let added = next.add_stripe(id);
             next.check_labels()?;
-            self.make(&next, &stripe)?;
-            if head::replace(self.store(), self.inner.id, &view, &mut next)? {
+            if let Some(stripe) = &added {
+                self.make(&next, stripe)?;
+            }
+            if added.is_some() && head::replace(self.store(), self.inner.id, &view, &mut next)? {
                 let leader = Leader::new(next.epoch, tail);
                 let nobody = next.sequencer.is_empty();
                 self.met(next);

@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! 1. Runs are in order, without gaps, from the first stripe that is not trimmed whole to [`View::end`]; what a position maps to never changes.
-//! 2. Stripe ids grow and are never used twice in a published view.
+//! 2. Stripe ids grow, are taken by a change of the head before anything is made under them, and are used once.
 //! 3. Decoding checks all of this, so that arithmetic on a view does not overflow.
 //! Source: Balakrishnan et al., CORFU (2012), projections; ZLog's views.
 
@@ -123,7 +123,8 @@ impl View {
             next_stripe: 0,
             runs: Vec::new(),
         };
-        view.add_stripe();
+        let id = view.take_stripe();
+        view.add_stripe(id);
         view
     }
 
@@ -160,12 +161,21 @@ impl View {
         self.runs.first().map_or(self.next_stripe, |run| run.stripe)
     }
 
-    /// Adds a stripe of the shape that the options ask for at the end, and returns it.
-    pub(crate) fn add_stripe(&mut self) -> Stripe {
+    /// Takes the next stripe's id. Once the view is published nobody else makes objects under it.
+    pub(crate) fn take_stripe(&mut self) -> u64 {
+        self.next_stripe += 1;
+        self.next_stripe - 1
+    }
+
+    /// Adds a stripe of the shape that the options ask for at the end, under an id that was taken, and returns it; `None` if the id is below
+    /// one that is in use.
+    pub(crate) fn add_stripe(&mut self, id: u64) -> Option<Stripe> {
         let (width, slots) = (self.options.width, self.options.slots);
         let per_stripe = u64::from(width) * u64::from(slots);
-        let (start, id) = (self.end(), self.next_stripe);
-        self.next_stripe += 1;
+        let start = self.end();
+        if self.runs.last().is_some_and(|last| id < last.stripe + last.stripes()) {
+            return None;
+        }
         match self.runs.last_mut() {
             Some(last)
                 if last.width == width
@@ -177,7 +187,7 @@ impl View {
             }
             _ => self.runs.push(Run { start, positions: per_stripe, stripe: id, width, slots }),
         }
-        Stripe { id, start, end: start + per_stripe, width }
+        Some(Stripe { id, start, end: start + per_stripe, width })
     }
 
     /// Takes the places of all positions from `tail` on away, so that the next stripe begins there.
@@ -424,14 +434,19 @@ mod tests {
                     view.options.slots = rng.u32(1..5);
                     view.cut(rng.u64(view.trimmed.max(view.start() + 1)..=view.end()));
                     places.retain(|position, _| *position < view.end());
-                    view.add_stripe();
+                    let id = view.take_stripe();
+                    assert!(view.add_stripe(id).is_some());
                 }
                 1 => {
                     view.trimmed = rng.u64(view.trimmed..=view.end().min(view.trimmed + 20));
                     view.drop_trimmed();
                 }
                 _ => {
-                    view.add_stripe();
+                    // Some ids are taken and never used.
+                    let early = view.take_stripe();
+                    let id = if rng.bool() { view.take_stripe() } else { early };
+                    assert!(view.add_stripe(id).is_some());
+                    assert_eq!(view.add_stripe(early), None);
                 }
             }
             let bytes = view.encode();
@@ -461,7 +476,8 @@ mod tests {
     fn equal_stripes_are_one_run() {
         let mut view = view(4, 16);
         for _ in 0..1_000 {
-            view.add_stripe();
+            let id = view.take_stripe();
+            view.add_stripe(id).unwrap();
         }
         assert_eq!((view.runs.len(), view.end()), (1, 1_001 * 64));
         view.trimmed = 700 * 64 + 3;
