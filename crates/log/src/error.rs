@@ -91,7 +91,7 @@ pub enum Error {
         /// What the store said.
         cause: esker_store::Error,
     },
-    /// Nobody hands out positions: the sequencer does not answer and none took over in time. Start one, or retry.
+    /// The sequencer does not answer, or is not the log's. Ask again: who appends takes over where none stands by.
     #[error("no sequencer for log {log}: {why}")]
     NoSequencer {
         /// The log.

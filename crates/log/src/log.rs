@@ -22,6 +22,9 @@ use crate::sequencer::{Connect, Leader, Sequencer, Tail, Token};
 use crate::view::{Stripe, View};
 use crate::{Error, Options, Result, head};
 
+/// Leases that a log whose sequencer is silent waits for another one: who stands by takes over after one.
+const LEASES_WAITED: u64 = 4;
+
 /// The time in unix milliseconds.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
@@ -35,7 +38,8 @@ pub struct Session {
     /// Finds sequencers of other processes; without it every session hands out positions itself, taking over from whoever did.
     pub connect: Option<Arc<dyn Connect>>,
     /// How long a sequencer may be silent before it is given up, in milliseconds. Sessions that hand out positions themselves and depose each other
-    /// let each other go on for a fiftieth of it. Default: 500.
+    /// let each other go on for a fiftieth of it. A log whose sequencer is silent for four of it, and that nobody took over, is taken over by
+    /// whoever writes. Default: 500.
     pub lease_ms: u64,
     /// Bytes of recent entries kept for followers, per log. Default: 16 MiB.
     pub cache_bytes: u64,
@@ -321,9 +325,9 @@ impl Log {
                             }
                             return Ok(token);
                         }
-                        Err(error @ (Error::NoSequencer { .. } | Error::Deposed { .. })) => {
+                        Err(Error::NoSequencer { .. } | Error::Deposed { .. }) => {
                             self.inner.remote.lock().take();
-                            self.await_sequencer(&mut began, &view, error)?;
+                            self.await_sequencer(&mut began, &view)?;
                         }
                         Err(error) => return Err(error),
                     }
@@ -351,18 +355,21 @@ impl Log {
         }
     }
 
-    /// Waits a little for another sequencer to take over; gives up after four leases.
-    fn await_sequencer(&self, began: &mut Option<u64>, before: &View, error: Error) -> Result<()> {
+    /// Waits a little for another sequencer to take over. If none did within [`LEASES_WAITED`] leases, nobody stands by: this handle takes over, and
+    /// from then on whoever writes hands out positions, until a sequencer is there again.
+    fn await_sequencer(&self, began: &mut Option<u64>, before: &View) -> Result<()> {
         let now = self.now_ms();
         let since = *began.get_or_insert(now);
         let lease = self.inner.session.lease_ms;
-        if now.saturating_sub(since) > lease.saturating_mul(4) {
-            return Err(error);
-        }
         let view = self.refresh()?;
-        if view.version == before.version {
-            std::thread::sleep(Duration::from_millis((lease / 20).max(1)));
+        if view.version != before.version {
+            return Ok(());
         }
+        if now.saturating_sub(since) > lease.saturating_mul(LEASES_WAITED) {
+            *began = None;
+            return self.lead("").map(drop);
+        }
+        std::thread::sleep(Duration::from_millis((lease / 20).max(1)));
         Ok(())
     }
 
@@ -441,24 +448,33 @@ impl Log {
     /// The tail as known to whoever hands out positions; if nobody does, this handle begins to. What is at or above it was not handed out
     /// under its epoch, so that nothing can come there but by a new token.
     pub(crate) fn led_tail(&self) -> Result<Tail> {
-        let view = self.refresh()?;
-        if let Some(leader) = self.leader(&view) {
-            return Ok(leader.tail());
-        }
-        if let Some(position) = view.sealed {
-            return Ok(Tail { epoch: view.epoch, position });
-        }
-        match &self.inner.session.connect {
-            Some(connect) if !view.sequencer.is_empty() => {
-                let told = self
-                    .remote(&**connect, &view.sequencer)
-                    .and_then(|sequencer| sequencer.tail(self.inner.id, view.epoch));
-                if told.is_err() {
-                    self.inner.remote.lock().take();
-                }
-                told
+        let mut began = None;
+        loop {
+            let view = self.refresh()?;
+            if let Some(leader) = self.leader(&view) {
+                return Ok(leader.tail());
             }
-            _ => Ok(self.lead("")?.tail()),
+            if let Some(position) = view.sealed {
+                return Ok(Tail { epoch: view.epoch, position });
+            }
+            let Some(connect) = self.inner.session.connect.as_ref().filter(|_| !view.sequencer.is_empty()) else {
+                return Ok(self.lead("")?.tail());
+            };
+            let told = self
+                .remote(&**connect, &view.sequencer)
+                .and_then(|sequencer| sequencer.tail(self.inner.id, view.epoch));
+            match told {
+                Err(Error::NoSequencer { .. } | Error::Deposed { .. }) => {
+                    self.inner.remote.lock().take();
+                    self.await_sequencer(&mut began, &view)?;
+                }
+                told => {
+                    if told.is_err() {
+                        self.inner.remote.lock().take();
+                    }
+                    return told;
+                }
+            }
         }
     }
 

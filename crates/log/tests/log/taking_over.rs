@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use esker_log::{Error, Found, Record};
+use esker_log::{Connect, Error, Found, Logs, Record, Sequencer, Session};
 
 use crate::support::{Time, append, everywhere, log, options, session, sound};
 
@@ -194,5 +195,37 @@ fn whether_an_uncertain_entry_is_there_is_decided_for_good() {
         assert_eq!(log.read(lost.position).unwrap().wait().unwrap(), Found::Filled);
         let batch: Vec<Record> = vec!["z".into()];
         assert_eq!(log.append_batch(&batch).unwrap().wait().unwrap(), 3);
+    });
+}
+
+/// No sequencer is ever reached.
+struct Nobody;
+
+impl Connect for Nobody {
+    fn connect(&self, address: &str) -> esker_log::Result<Arc<dyn Sequencer>> {
+        Err(Error::NoSequencer { log: "test".into(), why: format!("{address} does not answer") })
+    }
+}
+
+#[test]
+fn a_log_whose_sequencer_is_gone_and_that_nobody_stands_by_for_goes_on() {
+    const LEASE_MS: u64 = 10;
+    everywhere(|store, layout| {
+        let (_logs, first) = log(&store, layout);
+        first.lead("nowhere").unwrap();
+        assert_eq!(append(&first, "x"), 0);
+        let began = Instant::now();
+        let clock = Arc::new(move || began.elapsed().as_millis() as u64);
+        let session = Session { connect: Some(Arc::new(Nobody)), lease_ms: LEASE_MS, ..Session::new(clock, 2) };
+        let writer = Logs::open(Arc::clone(&store), session).unwrap().log("test").unwrap();
+        // The tail needs no sequencer, and takes nothing over.
+        assert_eq!(writer.tail().unwrap().position, 1);
+        assert_eq!(writer.refresh().unwrap().sequencer, "nowhere");
+        assert_eq!(append(&writer, "y"), 1);
+        assert!(began.elapsed() > Duration::from_millis(4 * LEASE_MS), "taken over after {:?}", began.elapsed());
+        assert_eq!(writer.refresh().unwrap().sequencer, "");
+        // Who was there before goes on as well.
+        assert_eq!(append(&first, "z"), 2);
+        assert_eq!(sound(&first).entries, 3);
     });
 }
