@@ -251,7 +251,12 @@ impl Log for LogService {
 
     async fn trim_to(&self, request: Request<proto::TrimToRequest>) -> Answer<proto::TrimToResponse> {
         let request = request.into_inner();
-        let done = self.with(request.log, move |log| Ok(log.trim_to(request.position)?)).await;
+        let done = self
+            .with(request.log, move |log| {
+                log.trim_to(request.position)?;
+                Ok(log.view().trimmed)
+            })
+            .await;
         answer(done.map(|trimmed| proto::TrimToResponse { trimmed }))
     }
 

@@ -18,7 +18,10 @@ async fn a_follower_gets_what_comes_gaps_with_their_reason_and_the_end() {
     for number in 0..10 {
         client.append(entry("log", format!("{number}"))).await.unwrap();
     }
-    client.trim_to(proto::TrimToRequest { log: "log".into(), position: 3 }).await.unwrap();
+    let trim = |position| proto::TrimToRequest { log: "log".into(), position };
+    for (position, trimmed) in [(3, 3), (1, 3)] {
+        assert_eq!(client.trim_to(trim(position)).await.unwrap().into_inner().trimmed, trimmed);
+    }
     client.trim(proto::TrimRequest { log: "log".into(), position: 5 }).await.unwrap();
     let mut at = from_first("log");
     at.start = Some(Start::Position(0));
