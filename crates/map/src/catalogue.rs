@@ -198,12 +198,7 @@ impl Waist {
     }
 
     pub(crate) fn alter(&self, name: &TableName, change: &Alter) -> Result<()> {
-        self.change_table(name, |table, _| match change {
-            Alter::AddColumn(column, data_type) => table.add_column(column, *data_type),
-            Alter::DropColumn(column) => table.drop_column(column).map(drop),
-            Alter::RenameColumn(from, to) => table.rename_column(from, to),
-            Alter::ChangeType(column, data_type) => table.change_type(column, *data_type),
-        })?;
+        self.change_table(name, |table, _| table.alter(change))?;
         Ok(())
     }
 

@@ -60,6 +60,14 @@ pub enum Error {
         /// What the storage said.
         cause: String,
     },
+    /// The storage cannot be reached, or is too slow; nothing was changed. Try again later.
+    #[error("{storage} is not available: {cause}")]
+    Unavailable {
+        /// Name of the storage.
+        storage: &'static str,
+        /// What it said, or what came instead.
+        cause: String,
+    },
     /// This storage lacks what the call needs. Use another storage.
     #[error("{storage} cannot {what}")]
     Unsupported {
@@ -79,15 +87,18 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn invalid(what: &'static str, why: impl Into<String>) -> Self {
+    /// An [`Error::Invalid`].
+    pub fn invalid(what: &'static str, why: impl Into<String>) -> Self {
         Self::Invalid { what, why: why.into() }
     }
 
-    pub(crate) fn missing(what: &'static str, name: impl Into<String>) -> Self {
+    /// An [`Error::Missing`].
+    pub fn missing(what: &'static str, name: impl Into<String>) -> Self {
         Self::Missing { what, name: name.into() }
     }
 
-    pub(crate) fn damaged(what: impl Into<String>, why: impl Into<String>) -> Self {
+    /// An [`Error::Damaged`].
+    pub fn damaged(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Damaged { what: what.into(), why: why.into() }
     }
 }

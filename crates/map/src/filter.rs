@@ -96,7 +96,7 @@ impl Filter {
     }
 
     /// Whether it holds, given what `column` says: absent, null or a value.
-    pub(crate) fn holds(&self, column: &dyn Fn(&str) -> Option<Option<Value>>) -> bool {
+    pub fn holds(&self, column: &dyn Fn(&str) -> Option<Option<Value>>) -> bool {
         match self {
             Self::All(filters) => filters.iter().all(|filter| filter.holds(column)),
             Self::Any(filters) => filters.iter().any(|filter| filter.holds(column)),

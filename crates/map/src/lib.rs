@@ -39,11 +39,16 @@
 #![forbid(unsafe_code)]
 
 mod catalogue;
+#[cfg(feature = "contract")]
+pub mod contract;
 mod error;
 mod filter;
 mod key;
+mod multi;
 mod names;
 mod ops;
+mod page;
+pub mod parts;
 mod record;
 mod scan;
 mod schema;
@@ -55,10 +60,11 @@ pub use error::{Error, Result};
 pub use esker_store::{Completion, Durability};
 pub use filter::{Compare, Filter};
 pub use key::Order;
+pub use multi::{Multi, MultiBuilder};
 pub use ops::{Alter, Bound, Change, Condition, Get, Key, Mutation, Over, Page, PageToken, Scan, TableName, Values};
+pub use page::{LOOK_MAX, PAGE_BYTES, SORT_BYTES_MAX, SORT_ROWS_MAX};
 pub use record::Record;
-pub use scan::{LOOK_MAX, PAGE_BYTES, SORT_BYTES_MAX, SORT_ROWS_MAX};
-pub use schema::{COLUMNS_MAX, Column, Index, KEY_BYTES_MAX, NAME_BYTES_MAX, Schema, Table};
+pub use schema::{COLUMNS_MAX, Column, Index, KEY_BYTES_MAX, NAME_BYTES_MAX, Schema, Table, check_name};
 pub use storage::{Atomicity, MapCapability, MapStorage};
 pub use value::{DAY_NANOS, DataType, Value};
 pub use waist::{Clock, MUTATIONS_MAX, Waist};

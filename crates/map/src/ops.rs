@@ -94,7 +94,8 @@ pub enum Over {
     All,
 }
 
-/// Reads rows in order: within a partition by clustering key, over all by partition key first.
+/// Reads rows in order: within a partition by clustering key; over all, partition after partition in the storage's order of them (on the waist by partition
+/// key, on Cassandra by its hash).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scan {
     /// The table.

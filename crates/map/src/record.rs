@@ -38,11 +38,12 @@ impl Record {
     }
 }
 
-/// A row as it is stored.
+/// A row as it is stored, its key apart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Row {
+pub struct Row {
+    /// Columns that are there, by number; `None` is null.
     pub columns: BTreeMap<u16, Option<Value>>,
-    /// Unix milliseconds.
+    /// When it goes by itself, in unix milliseconds.
     pub expires_ms: Option<u64>,
 }
 
@@ -147,12 +148,13 @@ impl Row {
         if at.is_empty() { Ok(row) } else { Err(format!("{} bytes too many", at.len())) }
     }
 
-    pub(crate) fn expired(&self, now_ms: u64) -> bool {
+    /// Whether it has gone by itself by `now_ms` (unix milliseconds).
+    pub fn expired(&self, now_ms: u64) -> bool {
         self.expires_ms.is_some_and(|expires| expires <= now_ms)
     }
 
     /// A column's value as the table has its type now: absent, null or a value.
-    pub(crate) fn column(&self, table: &Table, id: u16) -> Option<Option<Value>> {
+    pub fn column(&self, table: &Table, id: u16) -> Option<Option<Value>> {
         let column = table.column_numbered(id)?;
         let value = self.columns.get(&id)?;
         Some(value.clone().and_then(|value| value.widen(column.data_type)))

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::key::Order;
+use crate::ops::Alter;
 use crate::value::{DataType, Value};
 use crate::{Error, Result};
 
@@ -111,7 +112,11 @@ impl Schema {
         self.partition_key.iter().chain(self.clustering_key.iter().map(|(column, _)| column)).any(|key| key == name)
     }
 
-    pub(crate) fn build(&self, id: u64) -> Result<Table> {
+    /// The table of this number, in its first generation.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] without a partition key, with a name twice or beyond a limit; [`Error::Missing`] for a key's column that there is not.
+    pub fn build(&self, id: u64) -> Result<Table> {
         let mut table = Table {
             id,
             generation: 1,
@@ -142,7 +147,11 @@ impl Schema {
     }
 }
 
-pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
+/// Refuses a name that is empty, longer than [`NAME_BYTES_MAX`], or has control characters; `what` says whose it is.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub fn check_name(what: &'static str, name: &str) -> Result<()> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Error::invalid(
             what,
@@ -165,7 +174,8 @@ impl Table {
         found.ok_or_else(|| Error::missing("column", name))
     }
 
-    pub(crate) fn column_numbered(&self, id: u16) -> Option<&Column> {
+    /// A column by its number.
+    pub fn column_numbered(&self, id: u16) -> Option<&Column> {
         self.columns.iter().find(|column| column.id == id)
     }
 
@@ -243,7 +253,24 @@ impl Table {
         Ok(())
     }
 
-    pub(crate) fn add_index(&mut self, name: &str) -> Result<u16> {
+    /// Makes a change, its generation left as it is.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Exists`], [`Error::Invalid`] where it would lose something.
+    pub fn alter(&mut self, change: &Alter) -> Result<()> {
+        match change {
+            Alter::AddColumn(column, data_type) => self.add_column(column, *data_type),
+            Alter::DropColumn(column) => self.drop_column(column).map(drop),
+            Alter::RenameColumn(from, to) => self.rename_column(from, to),
+            Alter::ChangeType(column, data_type) => self.change_type(column, *data_type),
+        }
+    }
+
+    /// Adds an index, and returns its number.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Exists`].
+    pub fn add_index(&mut self, name: &str) -> Result<u16> {
         let column = self.column(name)?.id;
         if self.index_of(column).is_some() {
             return Err(Error::Exists { what: "index", name: name.into() });
@@ -253,7 +280,11 @@ impl Table {
         Ok(id)
     }
 
-    pub(crate) fn drop_index(&mut self, name: &str) -> Result<u16> {
+    /// Drops a column's index, and returns its number.
+    ///
+    /// # Errors
+    /// [`Error::Missing`].
+    pub fn drop_index(&mut self, name: &str) -> Result<u16> {
         let column = self.column(name)?.id;
         let id = self.index_of(column).ok_or_else(|| Error::missing("index", name))?.id;
         self.indexes.retain(|index| index.id != id);

@@ -35,6 +35,32 @@ pub struct MapCapability {
     pub persistent: bool,
 }
 
+impl Atomicity {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Record => "record",
+            Self::Partition => "partition",
+            Self::Storage => "storage",
+        }
+    }
+}
+
+impl MapCapability {
+    /// What stands above the lines that capabilities are shown as.
+    pub const HEADING: &'static str = "storage          atomic over  indexes  filters  expiry  persistent";
+}
+
+/// A line of the table that [`MapCapability::HEADING`] begins.
+impl std::fmt::Display for MapCapability {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let yes = |yes: bool| if yes { "yes" } else { "no" };
+        let Self { storage, atomicity, indexes, filters, expiry, persistent } = *self;
+        let (indexes, filters, expiry) = (yes(indexes), yes(filters), yes(expiry));
+        write!(f, "{storage:<17}{:<13}{indexes:<9}{filters:<9}{expiry:<8}{}", atomicity.name(), yes(persistent))
+    }
+}
+
 /// Tables of rows, addressed by partition key, clustering key and column.
 pub trait MapStorage: Send + Sync {
     /// What this storage is called and what it can do.

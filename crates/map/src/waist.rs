@@ -22,13 +22,12 @@ use esker_store::{
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::catalogue::{ATTEMPTS_MAX, guarded};
-use crate::filter::Filter;
-use crate::key::{self, Order};
 use crate::names::{self, COLLECTION, SECRET};
-use crate::ops::{Alter, Change, Condition, Get, Key, Mutation, Page, Scan, TableName, Values};
+use crate::ops::{Alter, Get, Key, Mutation, Page, Scan, TableName};
+use crate::parts::{self, RowKey};
 use crate::record::{Record, Row};
-use crate::schema::KEY_BYTES_MAX;
 use crate::storage::{Atomicity, MapCapability, MapStorage};
+use crate::value::Value;
 use crate::{Error, Result, Schema, Table};
 
 /// The time in unix milliseconds.
@@ -52,8 +51,7 @@ pub struct Waist {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     pub partition: ObjectId,
-    pub partition_key: Bytes,
-    pub clustering: Bytes,
+    pub key: RowKey,
 }
 
 /// A row under mutation.
@@ -135,7 +133,7 @@ impl Waist {
         let mut places = Vec::with_capacity(mutations.len());
         for mutation in mutations {
             let table = self.seen(&mutation.table)?;
-            check_mutation(&table, mutation)?;
+            parts::check_mutation(&table, mutation)?;
             places.push((place(&table, &mutation.key)?, table));
         }
         let locks = self.lock(places.iter().map(|(place, _)| place.partition.hash64()));
@@ -144,7 +142,7 @@ impl Waist {
         let mut seen: Option<Barrier> = None;
         for (number, (mutation, (place, table))) in mutations.iter().zip(&places).enumerate() {
             if !rows.contains_key(place) {
-                let (before, barrier) = self.store.omap_get(&place.partition, &place.clustering).into_parts();
+                let (before, barrier) = self.store.omap_get(&place.partition, &place.key.clustering).into_parts();
                 seen = Barrier::later(seen, barrier);
                 let before = before?;
                 let found = before.as_ref().map(|bytes| decode(table, place, bytes)).transpose()?;
@@ -152,26 +150,16 @@ impl Waist {
                 rows.insert(place.clone(), Touched { table: Arc::clone(table), before, found, now });
             }
             let Some(touched) = rows.get_mut(place) else { continue };
-            if !holds(table, place, &mutation.condition, touched.now.as_ref()) {
+            if !parts::holds(table, &place.key, &mutation.condition, touched.now.as_ref()) {
                 drop(locks);
-                let current = touched.now.as_ref().map(|row| Box::new(record(table, place, row, &[])));
+                let current = touched.now.as_ref().map(|row| Box::new(parts::record(table, &place.key, row, &[])));
                 // What is shown must not be taken back by a power cut.
                 if let Some(barrier) = seen {
                     barrier.wait()?;
                 }
                 return Err(Error::ConditionFailed { mutation: number, current });
             }
-            match &mutation.change {
-                Change::Delete => touched.now = None,
-                Change::Put { columns, expires_ms } => {
-                    let row = touched.now.get_or_insert_default();
-                    row.columns.retain(|id, _| table.column_numbered(*id).is_some());
-                    for (name, value) in columns {
-                        row.columns.insert(table.column(name)?.id, value.clone());
-                    }
-                    row.expires_ms = expires_ms.or(row.expires_ms);
-                }
-            }
+            parts::change(table, mutation, &mut touched.now)?;
         }
         let mut txn = Transaction::with(durability);
         let mut schemas: Vec<u64> = Vec::new();
@@ -214,7 +202,7 @@ impl Waist {
     /// Adds what turns a row into what it is to be, with its guard and the entries of its indexes. Guards of schemas come first.
     fn write(&self, txn: &mut Transaction, place: &Place, touched: Touched) -> Result<()> {
         let Touched { table, before, found, now } = touched;
-        let key = place.clustering.clone();
+        let key = place.key.clustering.clone();
         let condition = match &before {
             Some(value) => Guarded::OmapEquals { key: key.clone(), value: value.clone() },
             None => Guarded::OmapAbsent { key: key.clone() },
@@ -231,22 +219,15 @@ impl Waist {
         }
         for index in &table.indexes {
             let entry = |row: &Row| -> Result<Option<ObjectId>> {
-                let Some(Some(value)) = row.column(&table, index.column) else { return Ok(None) };
-                let mut bytes = Vec::new();
-                key::push(&mut bytes, &value, Order::Asc);
-                if bytes.len() > KEY_BYTES_MAX {
-                    let why =
-                        format!("an indexed value of {} bytes exceeds KEY_BYTES_MAX = {KEY_BYTES_MAX}", bytes.len());
-                    return Err(Error::invalid("value", why));
-                }
-                Ok(Some(names::index(table.id, index.id, &bytes)))
+                let Some(value) = index_value(&table, &place.key, row, index.column) else { return Ok(None) };
+                Ok(Some(names::index(table.id, index.id, &parts::encode_indexed(&value)?)))
             };
             let old = found.as_ref().map(entry).transpose()?.flatten();
             let new = now.as_ref().map(entry).transpose()?.flatten();
             if old == new {
                 continue;
             }
-            let key = names::index_key(&place.partition_key, &place.clustering);
+            let key = names::index_key(&place.key.partition, &place.key.clustering);
             if let Some(old) = old {
                 txn.push(&old, StoreChange::OmapRemove { key: key.clone() });
             }
@@ -293,7 +274,7 @@ impl Waist {
             let _lock = self.lock(std::iter::once(place.partition.hash64()));
             for attempt in 0.. {
                 // Nothing of it is shown, so nobody waits under the lock until it is durable.
-                let (now, _) = self.store.omap_get(&place.partition, &place.clustering).into_parts();
+                let (now, _) = self.store.omap_get(&place.partition, &place.key.clustering).into_parts();
                 let Some(now) = now? else { break };
                 let mut txn = Transaction::with(Durability::Applied);
                 guarded(&mut txn, table);
@@ -329,112 +310,19 @@ pub(crate) fn decode(table: &Table, place: &Place, bytes: &Bytes) -> Result<Row>
     Row::decode(bytes).map_err(|why| Error::damaged(format!("row of table {} in {}", table.id, place.partition), why))
 }
 
-/// The key's columns in the order of the schema, as bytes.
-fn encode_columns(
-    table: &Table,
-    columns: impl Iterator<Item = (u16, Order)>,
-    values: &Values,
-    what: &'static str,
-) -> Result<Bytes> {
-    let mut bytes = Vec::new();
-    for (id, order) in columns {
-        let Some(column) = table.column_numbered(id) else { continue };
-        let found = values.iter().find(|(name, _)| *name == column.name);
-        let (_, value) = found.ok_or_else(|| Error::invalid(what, format!("column {} is missing", column.name)))?;
-        table.check_value(column, value)?;
-        key::push(&mut bytes, value, order);
+/// What a row is found by in an index.
+pub(crate) fn index_value(table: &Table, key: &RowKey, row: &Row, column: u16) -> Option<Value> {
+    if !table.is_key(column) {
+        return row.column(table, column).flatten();
     }
-    if bytes.len() > KEY_BYTES_MAX {
-        return Err(Error::invalid(what, format!("{} bytes exceed KEY_BYTES_MAX = {KEY_BYTES_MAX}", bytes.len())));
-    }
-    Ok(bytes.into())
-}
-
-pub(crate) fn encode_partition(table: &Table, values: &Values) -> Result<Bytes> {
-    let columns = table.partition_key.iter().map(|id| (*id, Order::Asc));
-    encode_columns(table, columns, values, "partition key")
+    let name = &table.column_numbered(column)?.name;
+    parts::record(table, key, row, &[]).value(name).cloned()
 }
 
 /// Where a row stands.
 pub(crate) fn place(table: &Table, key: &Key) -> Result<Place> {
-    for (number, (name, _)) in key.0.iter().enumerate() {
-        let column = table.column(name)?;
-        if !table.is_key(column.id) {
-            return Err(Error::invalid("key", format!("column {name} is not part of it")));
-        }
-        if key.0[..number].iter().any(|(other, _)| other == name) {
-            return Err(Error::invalid("key", format!("column {name} is there twice")));
-        }
-    }
-    let partition_key = encode_partition(table, &key.0)?;
-    let clustering = encode_columns(table, table.clustering_key.iter().copied(), &key.0, "clustering key")?;
-    Ok(Place { partition: names::partition(table.id, &partition_key), partition_key, clustering })
-}
-
-/// A row with its names: the key's columns, then the others that are there.
-pub(crate) fn record(table: &Table, place: &Place, row: &Row, columns: &[String]) -> Record {
-    let wanted = |name: &str| columns.is_empty() || columns.iter().any(|column| column == name);
-    let mut record = Record::default();
-    let (mut partition, mut clustering) = (&place.partition_key[..], &place.clustering[..]);
-    for id in &table.partition_key {
-        if let Some(column) = table.column_numbered(*id) {
-            let value = key::pop(&mut partition, column.data_type, Order::Asc);
-            record.columns.push((column.name.clone(), value));
-        }
-    }
-    for (id, order) in &table.clustering_key {
-        if let Some(column) = table.column_numbered(*id) {
-            let value = key::pop(&mut clustering, column.data_type, *order);
-            record.columns.push((column.name.clone(), value));
-        }
-    }
-    for column in &table.columns {
-        if !table.is_key(column.id)
-            && wanted(&column.name)
-            && let Some(value) = row.column(table, column.id)
-        {
-            record.columns.push((column.name.clone(), value));
-        }
-    }
-    record
-}
-
-fn filtered(table: &Table, place: &Place, filter: &Filter, row: &Row) -> bool {
-    if *filter == Filter::always() {
-        return true;
-    }
-    filter.matches(&record(table, place, row, &[]))
-}
-
-fn holds(table: &Table, place: &Place, condition: &Condition, row: Option<&Row>) -> bool {
-    match (condition, row) {
-        (Condition::Always, _) | (Condition::Exists, Some(_)) | (Condition::NotExists, None) => true,
-        (Condition::If(filter), Some(row)) => filtered(table, place, filter, row),
-        _ => false,
-    }
-}
-
-fn check_mutation(table: &Table, mutation: &Mutation) -> Result<()> {
-    if let Condition::If(filter) = &mutation.condition {
-        if *filter == Filter::always() {
-            return Err(Error::invalid("condition", "it is empty: say what must hold, or that the row must exist"));
-        }
-        filter.check(table)?;
-    }
-    let Change::Put { columns, .. } = &mutation.change else { return Ok(()) };
-    for (number, (name, value)) in columns.iter().enumerate() {
-        let column = table.column(name)?;
-        if table.is_key(column.id) {
-            return Err(Error::invalid("put", format!("column {name} is part of the key")));
-        }
-        if columns[..number].iter().any(|(other, _)| other == name) {
-            return Err(Error::invalid("put", format!("column {name} is there twice")));
-        }
-        if let Some(value) = value {
-            table.check_value(column, value)?;
-        }
-    }
-    Ok(())
+    let key = RowKey::of(table, key)?;
+    Ok(Place { partition: names::partition(table.id, &key.partition), key })
 }
 
 impl MapStorage for Waist {
@@ -517,11 +405,11 @@ impl MapStorage for Waist {
         get.filter.check(table)?;
         get.columns.iter().try_for_each(|name| table.column(name).map(drop))?;
         let place = place(table, &get.key)?;
-        let found = self.store.omap_get(&place.partition, &place.clustering).wait()?;
+        let found = self.store.omap_get(&place.partition, &place.key.clustering).wait()?;
         let Some(bytes) = found else { return Ok(None) };
         let row = decode(table, &place, &bytes)?;
-        let matches = !row.expired(self.now_ms()) && filtered(table, &place, &get.filter, &row);
-        Ok(matches.then(|| record(table, &place, &row, &get.columns)))
+        let matches = !row.expired(self.now_ms()) && parts::filtered(table, &place.key, &get.filter, &row);
+        Ok(matches.then(|| parts::record(table, &place.key, &row, &get.columns)))
     }
 
     fn scan(&self, scan: &Scan) -> Result<Page> {
@@ -529,10 +417,7 @@ impl MapStorage for Waist {
     }
 
     fn mutate(&self, mutations: &[Mutation], durability: Durability) -> Result<Completion<()>> {
-        if mutations.is_empty() || mutations.len() > MUTATIONS_MAX {
-            let why = format!("{}: expected 1 to {MUTATIONS_MAX} (MUTATIONS_MAX)", mutations.len());
-            return Err(Error::invalid("number of mutations", why));
-        }
+        parts::check_list(mutations)?;
         let mut looked = false;
         for _ in 0..ATTEMPTS_MAX {
             match self.try_mutate(mutations, durability) {
