@@ -178,6 +178,10 @@ pub enum Error {
     /// The map face refused or failed.
     #[error(transparent)]
     Map(#[from] esker_map::Error),
+    /// The map on Cassandra cannot be opened; see there for what to do.
+    #[cfg(feature = "cassandra")]
+    #[error(transparent)]
+    Cassandra(#[from] esker_cassandra::Error),
     /// The volume face refused or failed.
     #[error(transparent)]
     Volume(#[from] esker_volume::Error),

@@ -95,7 +95,7 @@
 //!
 //! - [`kv::Namespace`]: everything one can do with keys: compare-and-set, expiry, scans either way, insertion order.
 //! - [`Store::logs`]: shared logs: totally ordered, write-once, followed by many.
-//! - [`Store::map`]: tables of records with conditional writes, filters and indexes.
+//! - [`Store::map`]: tables of records with conditional writes, filters and indexes; [`OpenMap`] by location, on Cassandra too.
 //! - [`Store::volumes`]: virtual disks with snapshots and clones.
 //! - [`Store::objects`]: the objects below the faces, with transactions over bytes, attributes, ordered maps and slots.
 //! - [`Store::engine`]: figures, the commit policy (which may be changed while running), what recovery did.
@@ -108,6 +108,7 @@ mod builder;
 mod copy;
 mod error;
 mod location;
+mod maps;
 mod place;
 mod releasable;
 mod store;
@@ -120,10 +121,13 @@ pub use error::{Error, Result};
 pub use esker_engine::{CommitPolicy, CompressOptions};
 pub use esker_kv::Kv;
 pub use esker_store::{Completion, Compression, Durability, ObjectStore};
+pub use maps::OpenMap;
 pub use place::{DEVICE_BYTES_DEFAULT, DEVICE_FILE, FREE_PERCENT_MAX, Made, SEGMENTS_MIN};
 pub use store::Store;
 pub use units::{ByteSize, Period, UnitError};
 
+#[cfg(feature = "cassandra")]
+pub use esker_cassandra as cassandra;
 pub use esker_device as device;
 pub use esker_engine as engine;
 pub use esker_keyvalue as keyvalue;

@@ -17,6 +17,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-log", &["esker-store"]),
     ("esker-map", &["esker-store"]),
     ("esker-transaction", &["esker-map"]),
+    // The map's trait is what it implements.
+    ("esker-cassandra", &["esker-map"]),
     // The log beside the store: it finds the sequencers that logs name.
     ("esker-remote", &["esker-store", "esker-log"]),
     ("esker-volume", &["esker-store"]),
@@ -34,6 +36,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "esker-log",
             "esker-map",
             "esker-transaction",
+            "esker-cassandra",
             "esker-remote",
             "esker-volume",
         ],
