@@ -197,6 +197,8 @@ impl Log {
             })?;
             let mut next = view.clone();
             change(&mut next);
+            // Who saw the view between the seal and this takes no position for one of the shape that was: there is none under the epoch of the seal.
+            next.epoch += 1;
             next.cut(tail);
             // Otherwise somebody else's stripe came to stand there since.
             let added = next.add_stripe(id);
