@@ -274,7 +274,7 @@ impl Between {
     /// # Errors
     /// [`Error::Missing`], [`Error::Invalid`].
     pub fn of(table: &Table, low: Option<&Bound>, high: Option<&Bound>) -> Result<Self> {
-        let cut = |bound: Option<&Bound>| -> Result<Option<(Vec<Value>, (Value, bool))>> {
+        let cut = |bound: Option<&Bound>| -> Result<Option<Cut>> {
             let Some(bound) = bound else { return Ok(None) };
             let mut values = bound_values(table, bound)?;
             let last = values.pop().ok_or_else(|| Error::invalid("bound", "it names no column"))?;
@@ -294,6 +294,9 @@ impl Between {
         })
     }
 }
+
+/// Values of the columns that have to be equal, and the last one with whether it is included.
+type Cut = (Vec<Value>, (Value, bool));
 
 /// A bound's values, in the order of the clustering key.
 fn bound_values(table: &Table, bound: &Bound) -> Result<Vec<Value>> {

@@ -203,7 +203,7 @@ impl Link {
         });
         prepared.set_is_idempotent(true);
         prepared.set_page_size(size.clamp(1, i32::MAX as usize) as i32);
-        let state = from.map_or_else(PagingState::start, |bytes| PagingState::new_from_raw_bytes(bytes));
+        let state = from.map_or_else(PagingState::start, PagingState::new_from_raw_bytes);
         let (result, state) = self.session.execute_single_page(&prepared, values, state).await.map_err(Fault::from)?;
         let next = match state.into_paging_control_flow() {
             std::ops::ControlFlow::Break(()) => None,

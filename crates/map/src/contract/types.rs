@@ -74,7 +74,7 @@ pub fn values_of_all_types_are_read_back(harness: &dyn Harness) {
 pub fn keys_of_all_types_sort_as_their_values(harness: &dyn Harness) {
     with(harness, |map, _| {
         for (data_type, name) in DataType::ALL {
-            let order = if data_type as u8 % 2 == 0 { Order::Asc } else { Order::Desc };
+            let order = if (data_type as u8).is_multiple_of(2) { Order::Asc } else { Order::Desc };
             let table = TableName::new("ns", name);
             let schema =
                 Schema::new().column("p", DataType::Int).column("c", data_type).partition("p").clustering("c", order);
