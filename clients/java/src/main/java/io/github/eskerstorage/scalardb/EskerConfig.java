@@ -63,6 +63,9 @@ final class EskerConfig {
           DatabaseConfig.CONTACT_POINTS, points, "expected one HOST or HOST:PORT, as a store has one server");
     }
     String point = points.get(0).trim();
+    if (point.contains("/")) {
+      throw invalid(DatabaseConfig.CONTACT_POINTS, point, "expected HOST or HOST:PORT, not a URL or a path");
+    }
     int colon = point.lastIndexOf(':');
     // An IPv6 address has a port only behind brackets.
     boolean bracketed = point.startsWith("[");

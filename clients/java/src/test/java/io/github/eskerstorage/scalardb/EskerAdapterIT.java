@@ -48,9 +48,6 @@ class EskerAdapterIT {
           .addColumn("b", DataType.BLOB)
           .addPartitionKey("p")
           .addClusteringKey("c")
-          .addSecondaryIndex("p")
-          .addSecondaryIndex("c")
-          .addSecondaryIndex("t")
           .build();
 
   private EskerServer server;
@@ -67,6 +64,7 @@ class EskerAdapterIT {
       admin.createNamespace(namespace);
       admin.createTable(namespace, "rows", TABLE);
     }
+    admin.createTable("one", "indexed", TABLE);
   }
 
   @BeforeEach
@@ -83,9 +81,13 @@ class EskerAdapterIT {
   }
 
   private static PutBuilder.Buildable put(String namespace, int p, int c) {
+    return put(namespace, "rows", p, c);
+  }
+
+  private static PutBuilder.Buildable put(String namespace, String table, int p, int c) {
     return Put.newBuilder()
         .namespace(namespace)
-        .table("rows")
+        .table(table)
         .partitionKey(Key.ofInt("p", p))
         .clusteringKey(Key.ofInt("c", c));
   }
@@ -125,9 +127,12 @@ class EskerAdapterIT {
 
   @Test
   void indexesOfKeyColumnsFindTheirRows() throws ExecutionException, IOException {
+    for (String column : List.of("p", "c", "t")) {
+      admin.createIndex("one", "indexed", column);
+    }
     for (int p = 0; p < 3; p++) {
       for (int c = 0; c < 3; c++) {
-        storage.put(put("one", p, c).textValue("t", "t" + c).build());
+        storage.put(put("one", "indexed", p, c).textValue("t", "t" + c).build());
       }
     }
     assertThat(byIndex(Key.ofInt("p", 1))).isEqualTo(List.of("1/0", "1/1", "1/2"));
@@ -136,7 +141,7 @@ class EskerAdapterIT {
   }
 
   private List<String> byIndex(Key key) throws ExecutionException, IOException {
-    Scan scan = Scan.newBuilder().namespace("one").table("rows").indexKey(key).build();
+    Scan scan = Scan.newBuilder().namespace("one").table("indexed").indexKey(key).build();
     try (Scanner scanner = storage.scan(scan)) {
       return scanner.all().stream().map(row -> row.getInt("p") + "/" + row.getInt("c")).sorted().toList();
     }

@@ -46,6 +46,7 @@ class EskerConfigTest {
   void whatMakesNoSenseIsRefusedByItsName() {
     String points = DatabaseConfig.CONTACT_POINTS;
     refuses(points, points, "a,b");
+    refuses(points, points, "grpc://a:1");
     refuses(points, points, "a:0");
     refuses(points, points, "a:65536");
     refuses(points, points, "a:b");

@@ -86,7 +86,8 @@ final class EskerServer implements AutoCloseable {
         new BufferedReader(new InputStreamReader(process.getInputStream(), StandardCharsets.UTF_8))) {
       for (String line = output.readLine(); line != null; line = output.readLine()) {
         if (line.startsWith(ADDRESS_LINE)) {
-          found.complete(line.substring(ADDRESS_LINE.length()).trim().split(" ")[0]);
+          String url = line.substring(ADDRESS_LINE.length()).trim().split(" ")[0];
+          found.complete(url.substring(url.indexOf("://") + "://".length()));
         }
       }
     } catch (IOException e) {
