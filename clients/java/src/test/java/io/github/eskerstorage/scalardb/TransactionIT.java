@@ -3,6 +3,7 @@ package io.github.eskerstorage.scalardb;
 import com.scalar.db.config.DatabaseConfig;
 import com.scalar.db.transaction.consensuscommit.ConsensusCommitAdminIntegrationTestBase;
 import com.scalar.db.transaction.consensuscommit.ConsensusCommitAdminRepairTableIntegrationTestBase;
+import com.scalar.db.transaction.consensuscommit.ConsensusCommitConfig;
 import com.scalar.db.transaction.consensuscommit.ConsensusCommitCrossPartitionScanIntegrationTestBase;
 import com.scalar.db.transaction.consensuscommit.ConsensusCommitIntegrationTestBase;
 import com.scalar.db.transaction.consensuscommit.ConsensusCommitNullMetadataIntegrationTestBase;
@@ -26,6 +27,21 @@ class EskerConsensusCommitIT extends ConsensusCommitIntegrationTestBase {
   @Override
   protected Properties getProps(String testName) {
     return EskerServer.properties(testName);
+  }
+}
+
+/** The same, where a transaction that fits one list of mutations is committed by it. */
+class EskerOnePhaseConsensusCommitIT extends ConsensusCommitIntegrationTestBase {
+  @Override
+  protected String getTestName() {
+    return "tx_cc_one_phase";
+  }
+
+  @Override
+  protected Properties getProps(String testName) {
+    Properties properties = EskerServer.properties(testName);
+    properties.setProperty(ConsensusCommitConfig.ONE_PHASE_COMMIT_ENABLED, "true");
+    return properties;
   }
 }
 
