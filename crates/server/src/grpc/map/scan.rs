@@ -77,8 +77,8 @@ impl Scanner {
         let end = page.next.is_none() || self.left == 0;
         let mut records = page.records.into_iter();
         let (message, bytes) = cells(&self.names, &mut records, usize::MAX, page.next.as_ref());
-        if count > 0 {
-            self.rows = (MESSAGE_BYTES / (bytes / count).max(1)).clamp(1, PAGE_ROWS_MAX);
+        if let Some(average) = bytes.checked_div(count) {
+            self.rows = (MESSAGE_BYTES / average.max(1)).clamp(1, PAGE_ROWS_MAX);
         }
         self.scan.page = page.next;
         Ok((message, end))
