@@ -108,6 +108,8 @@ fn while_clients_are_attached_nobody_but_their_server_writes() {
     assert!(matches!(other.resize(1, true), Err(Error::Locked { .. })));
     assert!(matches!(other.rollback("s", &mut |_, _| true), Err(Error::Locked { .. } | Error::NoSnapshot { .. })));
     assert!(matches!(volumes.remove("disk"), Err(Error::Locked { .. })));
+    // What only the owner may do is done through the server.
+    one.exports.image("disk").unwrap().resize(2 << 20, false).unwrap();
     // Snapshots may be taken beside it, and readers of snapshots disturb nobody.
     other.snapshot_create("s", 0).unwrap();
     first.write(0, b"FIRST", false).unwrap();

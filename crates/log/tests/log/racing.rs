@@ -565,7 +565,7 @@ fn what_a_late_maker_makes_takes_no_entry() {
         let writer_turn = Arc::new(Turn::default());
         let watched: Arc<dyn ObjectStore> =
             Arc::new(Watched { store: Arc::clone(&store), watch: Arc::clone(&writer_turn) as _ });
-        let connect: Arc<dyn Connect> = Arc::new(Known(Arc::clone(&leader)));
+        let connect: Arc<dyn Connect> = Arc::new(Here(Arc::clone(&leader)));
         let session = Session { connect: Some(connect), ..Session::new(Time::default().clock(), 3) };
         let writer = Logs::open(watched, session).unwrap().log("test").unwrap();
         let (there, is_there) = channel();

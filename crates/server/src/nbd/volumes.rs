@@ -200,8 +200,8 @@ impl VolumeExports {
         Self { volumes, attachments: Attachments::new(locking) }
     }
 
-    /// An image, for what is done beside the clients, such as snapshots: while any of them is attached by the handle that holds the lock,
-    /// since others are refused then.
+    /// An image, for what only its owner may do beside the clients, such as resizing: while any of them is attached by the handle that holds
+    /// the lock, since others are refused then.
     ///
     /// # Errors
     /// Those of [`Volumes::image`].
