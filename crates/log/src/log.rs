@@ -337,7 +337,7 @@ impl Log {
                         // Deposed: whoever did it gets on with what it wants before it is deposed in turn.
                         std::thread::sleep(Duration::from_millis(self.inner.session.lease_ms / 50));
                     }
-                    self.lead("")?;
+                    self.lead_after(&view)?;
                 }
             }
         }
@@ -367,7 +367,7 @@ impl Log {
         }
         if now.saturating_sub(since) > lease.saturating_mul(LEASES_WAITED) {
             *began = None;
-            return self.lead("").map(drop);
+            return self.lead_after(before);
         }
         std::thread::sleep(Duration::from_millis((lease / 20).max(1)));
         Ok(())
@@ -379,6 +379,19 @@ impl Log {
     /// # Errors
     /// [`Error::Sealed`], [`Error::Fenced`]; the store's.
     pub fn lead(&self, address: &str) -> Result<Arc<Leader>> {
+        self.lead_from(address, None)
+    }
+
+    /// Becomes the one who hands out positions, naming nobody, if the log still names whom it named in `before`. Otherwise somebody was named since, and
+    /// is asked and not deposed; with many writers he would be, time and again.
+    fn lead_after(&self, before: &View) -> Result<()> {
+        match self.lead_from("", Some(&before.sequencer)) {
+            Err(Error::Deposed { .. }) => self.refresh().map(drop),
+            led => led.map(drop),
+        }
+    }
+
+    fn lead_from(&self, address: &str, from: Option<&str>) -> Result<Arc<Leader>> {
         let _one = self.inner.leading.lock();
         let view = self.view();
         if let Some(leader) = self.leader(&view)
@@ -394,8 +407,12 @@ impl Log {
                 owner: view.owner.clone(),
             });
         }
+        let held = view.epoch;
         let TakenOver { view, tail, .. } = self.take_over(Reach::Tail, None, |view| {
             self.check_writer(view)?;
+            if from.is_some_and(|from| view.sequencer != from && view.sequencer != address) {
+                return Err(Error::Deposed { held, found: view.epoch });
+            }
             view.sequencer = address.to_owned();
             Ok(())
         })?;
@@ -458,7 +475,8 @@ impl Log {
                 return Ok(Tail { epoch: view.epoch, position });
             }
             let Some(connect) = self.inner.session.connect.as_ref().filter(|_| !view.sequencer.is_empty()) else {
-                return Ok(self.lead("")?.tail());
+                self.lead_after(&view)?;
+                continue;
             };
             let told = self
                 .remote(&**connect, &view.sequencer)
