@@ -21,11 +21,12 @@ fn every_layout_and_part_is_measured_and_drawn_and_nothing_is_left() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = [
         ["bench", "log", "--backends", "memory:,esker:stores?size=512m&segment=8m"],
-        ["--parts", "append,tokens,takeover,open,trim", "--sizes", "256,32k"],
+        ["--parts", "append,tokens,network,takeover,open,trim", "--sizes", "256,32k"],
         ["--seconds", "0.1", "--in-flight", "3"],
         ["--raw", "4m", "--slots", "64"],
         ["--open", "3k", "--trim", "8m"],
         ["--threads", "2", "--json", "run.json"],
+        ["--deaths", "1", "--width", "2"],
     ];
     let output = esker(folder.path(), &arguments.concat());
     assert!(output.status.success(), "{}", text(&output));
@@ -40,12 +41,14 @@ fn every_layout_and_part_is_measured_and_drawn_and_nothing_is_left() {
         assert!(!on_disk || cell["syncs"].as_u64().unwrap() > 0, "durable appends without a sync: {cell}");
     }
     let tables = run["tables"].as_array().unwrap();
-    // Ratios, positions, taking over, opening (on disk only), trimming.
+    // Ratios, positions here and over the network, taking over from sessions and processes, opening (on disk only), trimming.
     let rows: Vec<usize> = tables.iter().map(|table| table["rows"].as_array().unwrap().len()).collect();
-    assert_eq!(rows, [4, 2 * 4, 2 * 2, 1, 2], "{tables:#?}");
+    assert_eq!(rows, [4, 2 * 4, 2 * 5, 2 * 2, 2, 1, 2], "{tables:#?}");
     let ratio = tables[0]["rows"].as_array().unwrap().iter().find(|row| row[0] != "memory").unwrap();
     assert!(ratio[6].as_f64().unwrap() > 0.0 && ratio[11].as_f64().unwrap() > 0.0, "{ratio}");
-    let opened = &tables[3]["rows"][0];
+    let killed = tables[4]["rows"][1][2].as_f64().unwrap();
+    assert!((500.0..10_000.0).contains(&killed), "taken over {killed} ms after a death, at a lease of 500 ms");
+    let opened = &tables[5]["rows"][0];
     assert_eq!(opened[1], 3_000, "{opened}");
     assert_eq!(std::fs::read_dir(folder.path().join("stores")).unwrap().count(), 0, "something is left");
 
@@ -53,7 +56,7 @@ fn every_layout_and_part_is_measured_and_drawn_and_nothing_is_left() {
     assert!(output.status.success(), "{}", text(&output));
     let page = std::fs::read_to_string(folder.path().join("run.html")).unwrap();
     assert!(page.contains("slots over stream (v3/v2)") && page.contains("ratio of appends per second"));
-    assert!(page.matches("<table>").count() == 1 + 5, "cells and five parts");
+    assert!(page.matches("<table>").count() == 1 + 7, "cells and seven tables");
 }
 
 #[test]

@@ -62,8 +62,8 @@ impl Target {
         Path::new(&self.path)
     }
 
-    /// Opens an empty store in the folder `name` below the location's path.
-    pub fn fresh(&self, name: &str, settings: &Settings) -> Result<Opened, Failure> {
+    /// Makes the folder `name` below the location's path, where stores are on a disk.
+    fn make(&self, name: &str) -> Result<Option<PathBuf>, Failure> {
         let folder = self.on_disk().then(|| Path::new(&self.path).join(name));
         if let Some(folder) = &folder {
             if folder.exists() {
@@ -71,6 +71,18 @@ impl Target {
             }
             std::fs::create_dir_all(folder)?;
         }
+        Ok(folder)
+    }
+
+    /// A place for an empty store in the folder `name` below the location's path, for another process to open.
+    pub fn place(&self, name: &str) -> Result<Place, Failure> {
+        let folder = self.make(name)?;
+        Ok(Place { location: self.location(folder.as_deref()), _folder: Closed(folder) })
+    }
+
+    /// Opens an empty store in the folder `name` below the location's path.
+    pub fn fresh(&self, name: &str, settings: &Settings) -> Result<Opened, Failure> {
+        let folder = self.make(name)?;
         let opened = self.open(folder.as_deref(), settings);
         if let (Err(_), Some(folder)) = (&opened, &folder) {
             std::fs::remove_dir_all(folder)?;
@@ -90,12 +102,23 @@ impl Target {
         self.scheme != "memory"
     }
 
-    fn open(&self, folder: Option<&Path>, settings: &Settings) -> Result<Opened, Failure> {
+    fn location(&self, folder: Option<&Path>) -> String {
         let question = if self.options.is_empty() { "" } else { "?" };
         let at = folder.map_or(String::new(), |folder| folder.display().to_string());
-        let store = builder(settings).open(&format!("{}:{at}{question}{}", self.scheme, self.options))?;
+        format!("{}:{at}{question}{}", self.scheme, self.options)
+    }
+
+    fn open(&self, folder: Option<&Path>, settings: &Settings) -> Result<Opened, Failure> {
+        let store = builder(settings).open(&self.location(folder))?;
         Ok(Opened { objects: store.objects(), store, folder: folder.map(Path::to_path_buf) })
     }
+}
+
+/// Where another process makes a store; what is there goes with the value, so that process ends before it.
+pub struct Place {
+    /// The location.
+    pub location: String,
+    _folder: Closed,
 }
 
 /// A store that was closed and is still there; it is removed with the value, or opened again.

@@ -1,6 +1,6 @@
 //! `esker bench log`: the three layouts of the log on several backends, and what else is to be known of its speed.
 //!
-//! parts (append, tokens, takeover, open, trim) × backends → cells and tables → text, JSON → `esker report`
+//! parts (append, tokens, network, takeover, open, trim) × backends → cells and tables → text, JSON → `esker report`
 //!
 //! Appends are durable. "In flight" are appends that are applied and wait to be durable, spread over a few threads, for all backends and
 //! layouts the same; layouts take turns, so that what changes on the machine meets all of them. The sequential rate of the disk is measured
@@ -11,6 +11,7 @@
 //! 2. A latency is from the call to the moment when its thread knows the entry to be durable, which it learns in order.
 
 mod parts;
+mod processes;
 mod raw;
 
 use std::collections::VecDeque;
@@ -86,6 +87,9 @@ pub struct LogBench {
     /// Part trim: bytes that are trimmed away
     #[arg(long, default_value = "10g")]
     trim: ByteSize,
+    /// Part takeover: how often a sequencer is killed; 0 leaves that out
+    #[arg(long, default_value_t = 10)]
+    deaths: usize,
     /// Seed of contents
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -100,7 +104,9 @@ enum Part {
     Append,
     /// Positions that the sequencer hands out, in this process
     Tokens,
-    /// Taking over from a sequencer that is gone
+    /// Positions that a process `esker log sequencer` hands out over loopback
+    Network,
+    /// Taking over from another session, and from a sequencer process that is killed
     Takeover,
     /// Opening a store with a long log
     Open,
@@ -176,7 +182,13 @@ impl LogBench {
             match part {
                 Part::Append => self.appends(&targets, settings, &mut run)?,
                 Part::Tokens => run.tables.push(self.tokens(&targets, settings)?),
-                Part::Takeover => run.tables.push(self.takeover(&targets, settings)?),
+                Part::Network => run.tables.push(self.network(&targets, settings)?),
+                Part::Takeover => {
+                    run.tables.push(self.takeover(&targets, settings)?);
+                    if self.deaths > 0 {
+                        run.tables.push(self.death(&targets, settings)?);
+                    }
+                }
                 Part::Open => run.tables.push(self.opening(&targets, settings)?),
                 Part::Trim => run.tables.push(self.trimming(&targets, settings)?),
             }
