@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -110,6 +111,23 @@ def test_a_pipeline_has_no_more_under_way_than_it_may(log: Log) -> None:
     assert next(positions) == 0
     assert taken <= 8 + 1
     assert list(positions) == list(range(1, 500))
+
+
+def test_a_pipeline_waits_for_room_no_longer_than_it_may() -> None:
+    # Takes connections, and says nothing.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = esker.connect("127.0.0.1:%d" % listener.getsockname()[1])
+        appender = Log(Logs(connection), "silent").appender(in_flight_max=2)
+        futures = [appender.append(b"a"), appender.append(b"b")]
+        with pytest.raises(esker.errors.DeadlineExceeded, match="no room"):
+            appender.append(b"c", timeout=0.2)
+        connection.close()
+        for future in futures:
+            with pytest.raises(esker.errors.Error):
+                future.result(10)
+        appender.close()
+        with pytest.raises(esker.errors.Error):
+            appender.append(b"d", timeout=0.2)
 
 
 def test_pipelines_of_several_threads_share_a_log(log: Log) -> None:

@@ -6,7 +6,7 @@
 //! Invariants:
 //! 1. An epoch is taken by one: the view is replaced by compare-and-set.
 //! 2. The tail is read after the seal, so no entry of an older epoch can come to stand at or above it.
-//! 3. Positions are handed out under an epoch only by whoever sealed it, and only after that.
+//! 3. Positions are handed out under an epoch only by whoever sealed it, and only after that; where a new shape is published, under the one after it.
 //! 4. Where nothing of an older epoch may come any more, below the tail either, every object is sealed ([`Reach::All`]).
 
 use std::sync::Arc;
