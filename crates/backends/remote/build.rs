@@ -4,7 +4,7 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let files = ["esker/log/v1/sequencer.proto", "esker/store/v1/objects.proto"];
+    let files = ["esker/log/v1/sequencer.proto", "esker/map/v1/map.proto", "esker/store/v1/objects.proto"];
     let descriptors = protox::compile(files, ["proto"])?;
     tonic_prost_build::configure().bytes(".").build_server(false).compile_fds(descriptors)?;
     Ok(())

@@ -101,6 +101,20 @@ impl Scheme {
         [self.options, &["create", "expire"]].concat().join(", ")
     }
 
+    /// The map of the running server at `path`; `None` where the scheme is of no server.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`], [`Error::Remote`].
+    pub fn map_of_server(&self, path: &Path, options: &Pairs) -> Result<Option<esker_remote::RemoteMap>> {
+        let prefix = match self.name {
+            "grpc" => "",
+            "grpc+unix" => "grpc+unix:",
+            _ => return Ok(None),
+        };
+        let (place, options) = remote(prefix, path, options)?;
+        esker_remote::RemoteMap::connect(place, &options).map(Some).map_err(Error::Remote)
+    }
+
     /// Opens the store at `path`.
     ///
     /// # Errors
@@ -206,8 +220,8 @@ fn open_keyvalue(kind: Kind, path: &Path, create: bool, pairs: &Pairs) -> Result
     })
 }
 
-/// The store of a running server, at an address that takes the place of a path.
-fn open_remote(scheme: &str, path: &Path, pairs: &Pairs) -> Result<Opened> {
+/// Where a server is, and how it is reached, as a location says.
+fn remote(scheme: &str, path: &Path, pairs: &Pairs) -> Result<(esker_remote::Place, esker_remote::Options)> {
     let mut options = esker_remote::Options::default();
     for (key, value) in pairs {
         match key.as_str() {
@@ -220,10 +234,14 @@ fn open_remote(scheme: &str, path: &Path, pairs: &Pairs) -> Result<Opened> {
             _ => options.timeout = read::<Period>(key, value)?.0,
         }
     }
-    let address = path.to_string_lossy();
-    let remote = |error: esker_remote::Error| Error::Remote(error);
-    let place = format!("{scheme}{address}").parse().map_err(remote)?;
-    let store = Arc::new(esker_remote::RemoteStore::connect(place, &options).map_err(remote)?);
+    let place = format!("{scheme}{}", path.to_string_lossy()).parse().map_err(Error::Remote)?;
+    Ok((place, options))
+}
+
+/// The store of a running server, at an address that takes the place of a path.
+fn open_remote(scheme: &str, path: &Path, pairs: &Pairs) -> Result<Opened> {
+    let (place, options) = remote(scheme, path, pairs)?;
+    let store = Arc::new(esker_remote::RemoteStore::connect(place, &options).map_err(Error::Remote)?);
     let objects = Arc::clone(&store) as Arc<dyn ObjectStore>;
     let close = Box::new(move || store.sync().wait().map(drop));
     Ok(Opened {

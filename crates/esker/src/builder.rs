@@ -192,6 +192,18 @@ impl Builder {
         Ok(Store::new(Backing::Engine { engine, device, path, created }, builder.clock, expire_interval))
     }
 
+    /// The map of the running server that `location` names (`grpc://HOST:PORT`, `grpc+unix:PATH`), which serves it to whoever it lets in; `None` where
+    /// `location` names no server: then open the store, which has a [map](Store::map) too.
+    ///
+    /// # Errors
+    /// [`Error::Location`], [`Error::BadOption`]; [`Error::Remote`] if the server does not answer.
+    pub fn map_of_server(self, location: &str) -> Result<Option<esker_remote::RemoteMap>> {
+        match self.at(location)? {
+            (builder, Place::Backend(scheme, path)) => scheme.map_of_server(&path, &builder.backend_options),
+            _ => Ok(None),
+        }
+    }
+
     /// Makes a store without opening it. Unlike [`Builder::open`] it also formats block devices, and with `force` it
     /// overwrites what is there. With `preallocate` the file's space is taken now, reported to `progress` as (bytes
     /// done, bytes in all).

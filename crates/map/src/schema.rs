@@ -102,7 +102,17 @@ impl Schema {
         &self.columns
     }
 
-    /// The indexed columns, as named so far.
+    /// Names of the columns of the partition key.
+    pub fn partition_key(&self) -> &[String] {
+        &self.partition_key
+    }
+
+    /// The columns of the clustering key, and how each rises.
+    pub fn clustering_key(&self) -> &[(String, Order)] {
+        &self.clustering_key
+    }
+
+    /// Names of the columns with an index.
     pub fn indexes(&self) -> &[String] {
         &self.indexes
     }

@@ -19,8 +19,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-transaction", &["esker-map"]),
     // The map's trait is what it implements.
     ("esker-cassandra", &["esker-map"]),
-    // The log beside the store: it finds the sequencers that logs name.
-    ("esker-remote", &["esker-store", "esker-log"]),
+    // The log beside the store: it finds the sequencers that logs name. And the map, which a server has for all.
+    ("esker-remote", &["esker-store", "esker-log", "esker-map"]),
     ("esker-volume", &["esker-store"]),
     ("esker-server", &["esker-store", "esker-kv", "esker-log", "esker-map", "esker-volume"]),
     (

@@ -1,22 +1,24 @@
-//! The store of a running server, from other processes: an [`ObjectStore`](esker_store::ObjectStore) over gRPC, and sequencers of logs
-//! found by their address.
+//! The store of a running server, from other processes: an [`ObjectStore`](esker_store::ObjectStore) over gRPC, its map as a
+//! [`MapStorage`](esker_map::MapStorage), and sequencers of logs found by their address.
 //!
-//! call on a thread → request → task on a small runtime → HTTP/2 → `esker serve --grpc-objects` → answer → the thread goes on
+//! call on a thread → request → task on a small runtime → HTTP/2 → `esker serve` (the store only with `--grpc-objects`) → answer → the thread goes on
 //!
 //! Several processes that open the same server work on one store as the faces mean it: what they must not do twice is guarded in the objects.
 //!
 //! Invariants:
 //! 1. What is answered may be shown: the server has awaited its durability.
-//! 2. An answer that was lost is an [`Error::Io`](esker_store::Error::Io): whether a transaction was applied is then not known, and a guard
+//! 2. An answer that was lost is an [`Error::Io`](esker_store::Error::Io), of a mutation of the map [`Error::Unknown`](esker_map::Error::Unknown): whether a transaction was applied is then not known, and a guard
 //!    makes trying again safe. Reads are tried again here.
 //!
-//! Format: crates/server/proto/esker/store/v1/objects.proto
+//! Format: crates/server/proto/esker/store/v1/objects.proto, crates/server/proto/esker/map/v1/map.proto
 
 #![forbid(unsafe_code)]
 
 mod address;
+mod call;
 mod decode;
 mod encode;
+mod map;
 mod sequencer;
 mod store;
 
@@ -28,11 +30,16 @@ pub(crate) mod proto {
         tonic::include_proto!("esker.log.v1");
     }
 
+    pub(crate) mod map {
+        tonic::include_proto!("esker.map.v1");
+    }
+
     pub(crate) mod store {
         tonic::include_proto!("esker.store.v1");
     }
 }
 
 pub use address::{Error, Options, Place, Result};
+pub use map::RemoteMap;
 pub use sequencer::Sequencers;
 pub use store::RemoteStore;

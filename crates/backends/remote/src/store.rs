@@ -15,16 +15,14 @@ use esker_store::{
 };
 use tonic::{Code, Request, Response, Status};
 
-use crate::address::{Error, Options, Place, Result, Tokened, ask, channel};
+use crate::address::{Error, Options, Place, Result, Tokened, channel};
+use crate::call::Manner;
 use crate::proto::store as proto;
 use crate::proto::store::objects_client::ObjectsClient;
 use crate::{decode, encode};
 
 /// Longest message either way, in bytes.
 const MESSAGE_BYTES_MAX: usize = 96 << 20;
-/// How often a read is tried, and how long is waited before it is tried again.
-const TRIES: u32 = 5;
-const AGAIN: Duration = Duration::from_millis(50);
 
 /// An open store of a server. Cloning gives the same one.
 #[derive(Clone)]
@@ -105,28 +103,8 @@ impl RemoteStore {
         A: Send + 'static,
         F: Future<Output = std::result::Result<Response<A>, Status>> + Send + 'static,
     {
-        let (client, timeout) = (self.client.clone(), self.timeout);
-        let asked = ask(async move {
-            let mut tries = 1;
-            loop {
-                let mut request = Request::new(message.clone());
-                request.set_timeout(timeout);
-                let called = tokio::time::timeout(timeout, call(client.clone(), request)).await;
-                match called {
-                    Ok(Ok(answer)) => return Ok(answer.into_inner()),
-                    Ok(Err(status)) => {
-                        let lost = matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled);
-                        if !again || !lost || decode::is_told(&status) || tries >= TRIES {
-                            return Err(status);
-                        }
-                    }
-                    Err(_) => return Err(Status::deadline_exceeded(format!("no answer within {timeout:?}"))),
-                }
-                tokio::time::sleep(AGAIN * tries).await;
-                tries += 1;
-            }
-        });
-        asked.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
+        let manner = Manner { timeout: self.timeout, again, told: decode::is_told };
+        crate::call::call(&self.client, manner, message, call)
     }
 
     /// A read, and what is made of its answer.

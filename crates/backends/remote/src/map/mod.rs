@@ -1,0 +1,271 @@
+//! The map of a server: each call of [`MapStorage`] as one call over the network.
+//!
+//! call → message → answer, which may be shown · reads: again after a loss · a scan: as much of the stream as makes a page, then it is cancelled
+//!
+//! Invariants:
+//! 1. A mutation is sent once. Where its answer is lost, the error is [`Error::Unknown`](esker_map::Error::Unknown).
+//! 2. Rows and conditions come as the server's storage has them: nothing is evaluated here.
+//!
+//! Format: crates/server/proto/esker/map/v1/map.proto
+
+mod decode;
+mod encode;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use esker_map::{
+    Alter, Completion, Durability, Error as MapError, Get, LOOK_MAX, MapCapability, MapStorage, Mutation, PAGE_BYTES,
+    Page, Record, Result as MapResult, Scan, Schema, Table, TableName,
+};
+use tonic::{Code, Request, Response, Status};
+
+use crate::address::{Error, Options, Place, Result, Tokened, channel};
+use crate::call::{Manner, call};
+use crate::proto::map as proto;
+use crate::proto::map::map_client::MapClient;
+
+/// Longest message either way, in bytes.
+const MESSAGE_BYTES_MAX: usize = 20 << 20;
+
+/// The map of a running server. Cloning gives the same one.
+#[derive(Clone)]
+pub struct RemoteMap {
+    client: MapClient<Tokened>,
+    capability: MapCapability,
+    place: Arc<Place>,
+    timeout: Duration,
+}
+
+impl std::fmt::Debug for RemoteMap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteMap").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl RemoteMap {
+    /// Reaches the server's map, and asks what it can do.
+    ///
+    /// # Errors
+    /// [`Error::Option`]; [`Error::Unreachable`] if the server does not answer or serves no map.
+    pub fn connect(place: Place, options: &Options) -> Result<Self> {
+        let client = MapClient::new(channel(&place, options)?)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        let manner = Manner { timeout: options.timeout, again: true, told: decode::is_told };
+        let asked = call(&client, manner, proto::CapabilityRequest {}, |mut client, request| async move {
+            client.capability(request).await
+        });
+        let able = asked.map_err(|status: Status| {
+            let why = match status.code() {
+                Code::Unimplemented => "the server serves no map".into(),
+                _ => crate::decode::text(&status),
+            };
+            Error::Unreachable { place: place.clone(), why }
+        })?;
+        let capability = decode::capability(&able);
+        Ok(Self { client, capability, place: Arc::new(place), timeout: options.timeout })
+    }
+
+    /// Where the server is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn ask<M, A, F>(
+        &self,
+        again: bool,
+        message: M,
+        ask: impl Fn(MapClient<Tokened>, Request<M>) -> F + Send + 'static,
+    ) -> std::result::Result<A, Status>
+    where
+        M: Clone + Send + 'static,
+        A: Send + 'static,
+        F: Future<Output = std::result::Result<Response<A>, Status>> + Send + 'static,
+    {
+        let manner = Manner { timeout: self.timeout, again, told: decode::is_told };
+        call(&self.client, manner, message, ask)
+    }
+
+    /// What only reads: asked again after a loss.
+    fn read<M, A, F>(
+        &self,
+        what: &'static str,
+        message: M,
+        ask: impl Fn(MapClient<Tokened>, Request<M>) -> F + Send + 'static,
+    ) -> MapResult<A>
+    where
+        M: Clone + Send + 'static,
+        A: Send + 'static,
+        F: Future<Output = std::result::Result<Response<A>, Status>> + Send + 'static,
+    {
+        self.ask(true, message, ask).map_err(|status| decode::error(what, &status, false))
+    }
+
+    /// What changes something: sent once.
+    fn change<M, A, F>(
+        &self,
+        what: &'static str,
+        message: M,
+        ask: impl Fn(MapClient<Tokened>, Request<M>) -> F + Send + 'static,
+    ) -> MapResult<A>
+    where
+        M: Clone + Send + 'static,
+        A: Send + 'static,
+        F: Future<Output = std::result::Result<Response<A>, Status>> + Send + 'static,
+    {
+        self.ask(false, message, ask).map_err(|status| decode::error(what, &status, true))
+    }
+}
+
+/// As much of a scan's stream as makes a page; `rows` is set where all of it is one.
+async fn page(
+    mut client: MapClient<Tokened>,
+    request: Request<proto::ScanRequest>,
+    whole: bool,
+    timeout: Duration,
+) -> std::result::Result<Response<Page>, Status> {
+    let mut stream = client.scan(request).await?.into_inner();
+    let mut page = Page::default();
+    let mut bytes = 0;
+    loop {
+        let message = tokio::time::timeout(timeout, stream.message()).await;
+        let late = |_| Status::deadline_exceeded(format!("no rows within {timeout:?}"));
+        let Some(message) = message.map_err(late)?? else { return Ok(Response::new(page)) };
+        bytes += prost::Message::encoded_len(&message);
+        let none = message.rows.is_empty();
+        page.next = (!message.next_page_token.is_empty()).then(|| decode::token(message.next_page_token));
+        let columns = message.columns;
+        for row in message.rows {
+            page.records.push(decode::row(&columns, row).ok_or_else(|| decode::nonsense("scan"))?);
+        }
+        // Beyond a page, or after as many rows as one looks at without finding any, the caller asks again.
+        let full = bytes >= PAGE_BYTES || page.records.len() >= LOOK_MAX || none;
+        if full && page.next.is_some() && !whole {
+            return Ok(Response::new(page));
+        }
+    }
+}
+
+impl MapStorage for RemoteMap {
+    fn capability(&self) -> MapCapability {
+        self.capability
+    }
+
+    fn create_namespace(&self, namespace: &str) -> MapResult<()> {
+        let message = proto::CreateNamespaceRequest { namespace: namespace.into(), if_not_exists: false };
+        let call = |mut client: MapClient<Tokened>, request| async move { client.create_namespace(request).await };
+        self.change("create namespace", message, call).map(drop)
+    }
+
+    fn drop_namespace(&self, namespace: &str) -> MapResult<()> {
+        let message = proto::DropNamespaceRequest { namespace: namespace.into(), if_exists: false };
+        let call = |mut client: MapClient<Tokened>, request| async move { client.drop_namespace(request).await };
+        self.change("drop namespace", message, call).map(drop)
+    }
+
+    fn namespaces(&self) -> MapResult<Vec<String>> {
+        let call = |mut client: MapClient<Tokened>, request| async move { client.list_namespaces(request).await };
+        self.read("list namespaces", proto::ListNamespacesRequest {}, call).map(|answer| answer.namespaces)
+    }
+
+    fn create_table(&self, name: &TableName, schema: &Schema) -> MapResult<()> {
+        let message = proto::CreateTableRequest {
+            table: encode::table(name),
+            schema: Some(encode::schema(schema)),
+            if_not_exists: false,
+        };
+        let call = |mut client: MapClient<Tokened>, request| async move { client.create_table(request).await };
+        self.change("create table", message, call).map(drop)
+    }
+
+    fn table(&self, name: &TableName) -> MapResult<Arc<Table>> {
+        let message = proto::DescribeTableRequest { table: encode::table(name) };
+        let call = |mut client: MapClient<Tokened>, request| async move { client.describe_table(request).await };
+        let answer = self.read("describe table", message, call)?;
+        decode::table(answer).map(Arc::new).ok_or_else(|| {
+            let why = "the server's answer makes no sense".into();
+            MapError::Damaged { what: format!("schema of table {name}"), why }
+        })
+    }
+
+    fn tables(&self, namespace: &str) -> MapResult<Vec<String>> {
+        let message = proto::ListTablesRequest { namespace: namespace.into() };
+        let call = |mut client: MapClient<Tokened>, request| async move { client.list_tables(request).await };
+        self.read("list tables", message, call).map(|answer| answer.tables)
+    }
+
+    fn drop_table(&self, name: &TableName) -> MapResult<()> {
+        let message = proto::DropTableRequest { table: encode::table(name), if_exists: false };
+        let call = |mut client: MapClient<Tokened>, request| async move { client.drop_table(request).await };
+        self.change("drop table", message, call).map(drop)
+    }
+
+    fn truncate_table(&self, name: &TableName) -> MapResult<()> {
+        let message = proto::TruncateTableRequest { table: encode::table(name) };
+        let call = |mut client: MapClient<Tokened>, request| async move { client.truncate_table(request).await };
+        self.change("truncate table", message, call).map(drop)
+    }
+
+    fn rename_table(&self, name: &TableName, to: &str) -> MapResult<()> {
+        let message = proto::RenameTableRequest { table: encode::table(name), to: to.into() };
+        let call = |mut client: MapClient<Tokened>, request| async move { client.rename_table(request).await };
+        self.change("rename table", message, call).map(drop)
+    }
+
+    fn alter_table(&self, name: &TableName, change: &Alter) -> MapResult<()> {
+        let message = proto::AlterTableRequest {
+            table: encode::table(name),
+            change: Some(encode::alter(change)),
+            if_needed: false,
+        };
+        let call = |mut client: MapClient<Tokened>, request| async move { client.alter_table(request).await };
+        self.change("alter table", message, call).map(drop)
+    }
+
+    fn create_index(&self, name: &TableName, column: &str) -> MapResult<()> {
+        let message =
+            proto::CreateIndexRequest { table: encode::table(name), column: column.into(), if_not_exists: false };
+        let call = |mut client: MapClient<Tokened>, request| async move { client.create_index(request).await };
+        self.change("create index", message, call).map(drop)
+    }
+
+    fn drop_index(&self, name: &TableName, column: &str) -> MapResult<()> {
+        let message = proto::DropIndexRequest { table: encode::table(name), column: column.into(), if_exists: false };
+        let call = |mut client: MapClient<Tokened>, request| async move { client.drop_index(request).await };
+        self.change("drop index", message, call).map(drop)
+    }
+
+    fn get(&self, get: &Get) -> MapResult<Option<Record>> {
+        let call = |mut client: MapClient<Tokened>, request| async move { client.get(request).await };
+        let answer = self.read("get", encode::get(get), call)?;
+        let record = answer.record.map(|record| decode::record(record).ok_or_else(|| decode::nonsense("get")));
+        record.transpose().map_err(|status| decode::error("get", &status, false))
+    }
+
+    fn scan(&self, scan: &Scan) -> MapResult<Page> {
+        let (whole, timeout) = (!scan.order_by.is_empty(), self.timeout);
+        self.read("scan", encode::scan(scan), move |client, request| page(client, request, whole, timeout))
+    }
+
+    fn mutate(&self, mutations: &[Mutation], durability: Durability) -> MapResult<Completion<()>> {
+        use proto::mutate_response::Outcome;
+        let call = |mut client: MapClient<Tokened>, request| async move { client.mutate(request).await };
+        let answer: proto::MutateResponse = self.change("mutate", encode::mutate(mutations, durability), call)?;
+        match answer.outcome {
+            Some(Outcome::Applied(_)) => Ok(Completion::ready(Ok(()))),
+            Some(Outcome::ConditionFailed(failed)) => {
+                let record = |record| decode::record(record).map(Box::new);
+                let current = match failed.current {
+                    None => None,
+                    Some(current) => {
+                        let row = record(current).ok_or_else(|| decode::nonsense("mutate"));
+                        Some(row.map_err(|status| decode::error("mutate", &status, false))?)
+                    }
+                };
+                Err(MapError::ConditionFailed { mutation: failed.mutation as usize, current })
+            }
+            None => Err(decode::error("mutate", &decode::nonsense("mutate"), true)),
+        }
+    }
+}
