@@ -12,7 +12,8 @@ pub enum Code {
     Failure = 1,
     /// The command line or the configuration is wrong. (clap ends with this code as well.)
     Usage = 2,
-    /// What was asked for does not exist: the store, the namespace or the key, the image or the snapshot, the log or the consumer.
+    /// What was asked for does not exist: the store, the namespace or the key, the image or the snapshot, the log or the consumer, the table, column
+    /// or row.
     NotFound = 3,
     /// The store is damaged.
     Damage = 4,
@@ -51,6 +52,11 @@ impl Failure {
     /// Why it ended.
     pub fn code(&self) -> Code {
         self.code
+    }
+
+    /// The same, told with what it was met in.
+    pub fn within(self, place: impl fmt::Display) -> Self {
+        Self { code: self.code, message: format!("{place}: {}", self.message) }
     }
 
     /// The exit code.
@@ -109,6 +115,17 @@ fn log_code(error: &esker::log::Error) -> Code {
     }
 }
 
+fn map_code(error: &esker::map::Error) -> Code {
+    use esker::map::Error;
+    match error {
+        Error::Store(error) => store_code(error),
+        Error::Missing { .. } => Code::NotFound,
+        Error::Invalid { .. } => Code::Usage,
+        Error::Damaged { .. } => Code::Damage,
+        _ => Code::Failure,
+    }
+}
+
 fn device_code(error: &esker::device::Error) -> Code {
     match error {
         esker::device::Error::InUse { .. } => Code::InUse,
@@ -136,6 +153,7 @@ impl From<esker::Error> for Failure {
             esker::Error::Device(error) => device_code(error),
             esker::Error::Kv(esker::kv::Error::Store(error)) => store_code(error),
             esker::Error::Log(error) => log_code(error),
+            esker::Error::Map(error) => map_code(error),
             esker::Error::Volume(error) => volume_code(error),
             _ => Code::Failure,
         };
@@ -157,6 +175,12 @@ impl From<esker::kv::Error> for Failure {
 
 impl From<esker::log::Error> for Failure {
     fn from(error: esker::log::Error) -> Self {
+        esker::Error::from(error).into()
+    }
+}
+
+impl From<esker::map::Error> for Failure {
+    fn from(error: esker::map::Error) -> Self {
         esker::Error::from(error).into()
     }
 }

@@ -68,9 +68,11 @@ enum Command {
     Volume(commands::volume::Volume),
     /// Shared logs: append, read, follow, trim, check, hand out positions
     Log(Box<commands::log::LogArguments>),
+    /// Tables of records: create, put, get, scan, delete, import, export
+    Map(Box<commands::map::MapArguments>),
     /// Measure the engine inside this process
     Bench(commands::bench::Bench),
-    /// Turn files of `bench objects --json` and `bench log --json` into one page with plots
+    /// Turn files of `bench objects --json`, `bench log --json` and `bench map --json` into one page with plots
     Report(commands::report::Report),
     /// Print the default configuration file, every key explained
     Config,
@@ -109,6 +111,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Kv(command) => command.run(&settings),
         Command::Volume(command) => command.run(&settings),
         Command::Log(command) => command.run(&settings),
+        Command::Map(command) => command.run(&settings),
         Command::Bench(command) => command.run(&settings),
         Command::Report(command) => command.run(),
         Command::Config => commands::print(&Settings::default().print()),

@@ -1,4 +1,4 @@
-//! `esker bench`: `objects` and `log` are in modules of their own; `kv` is a load on the key-value face inside this process, with latencies.
+//! `esker bench`: `objects`, `log` and `map` are in modules of their own; `kv` is a load on the key-value face inside this process, with latencies.
 //!
 //! fill (every key once) → mix (random reads and writes) → ops/s and percentiles per operation
 //!
@@ -42,6 +42,8 @@ enum What {
     Objects(super::objects::ObjectsBench),
     /// Load the shared log: its layouts on several backends, its sequencer, opening, trimming
     Log(super::log::bench::LogBench),
+    /// Load the map: rows, a scan of a large partition, reads, conditional updates, memory and restart
+    Map(super::map::bench::MapBench),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -106,6 +108,7 @@ impl Bench {
             What::Kv(bench) => bench,
             What::Objects(bench) => return bench.run(settings),
             What::Log(bench) => return bench.run(settings),
+            What::Map(bench) => return bench.run(settings),
         };
         let scratch = bench.store.given().is_none().then(|| PathBuf::from(SCRATCH));
         if scratch.as_ref().is_some_and(|folder| folder.exists()) {

@@ -262,7 +262,8 @@ fn text_or_hex(object: &mut serde_json::Map<String, serde_json::Value>, name: &s
     };
 }
 
-fn from_hex(text: &str) -> Option<Vec<u8>> {
+/// Bytes of a text in hexadecimal.
+pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(2) || !text.is_ascii() {
         return None;
     }

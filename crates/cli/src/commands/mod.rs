@@ -14,6 +14,7 @@ pub mod grow;
 pub mod kv;
 pub mod log;
 pub mod log_sequencer;
+pub mod map;
 pub mod objects;
 pub mod repair;
 pub mod report;

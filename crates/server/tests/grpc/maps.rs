@@ -51,7 +51,10 @@ fn schema() -> proto::Schema {
 
 async fn with_table(server: &Running) -> Client {
     let mut client = server.map().await;
-    client.create_namespace(proto::CreateNamespaceRequest { namespace: "ns".into(), ..Default::default() }).await.unwrap();
+    client
+        .create_namespace(proto::CreateNamespaceRequest { namespace: "ns".into(), ..Default::default() })
+        .await
+        .unwrap();
     let create = proto::CreateTableRequest { table: table("t"), schema: Some(schema()), if_not_exists: false };
     assert!(client.create_table(create).await.unwrap().into_inner().created);
     client
@@ -134,7 +137,10 @@ async fn every_type_comes_back_as_it_was_put_and_null_is_not_absent() {
     use proto::DataType as T;
     let server = Running::in_memory();
     let mut client = server.map().await;
-    client.create_namespace(proto::CreateNamespaceRequest { namespace: "ns".into(), ..Default::default() }).await.unwrap();
+    client
+        .create_namespace(proto::CreateNamespaceRequest { namespace: "ns".into(), ..Default::default() })
+        .await
+        .unwrap();
     let values = [
         ("boolean", T::Boolean, V::Boolean(true)),
         ("int", T::Int, V::Int(i32::MIN)),
@@ -169,11 +175,8 @@ async fn every_type_comes_back_as_it_was_put_and_null_is_not_absent() {
     let get = proto::GetRequest { table: table("all"), key, ..Default::default() };
     let record = client.get(get).await.unwrap().into_inner().record.unwrap();
     assert_eq!(record.columns, expected);
-    let all = proto::ScanRequest {
-        table: table("all"),
-        over: Some(Over::All(proto::AllRows {})),
-        ..Default::default()
-    };
+    let all =
+        proto::ScanRequest { table: table("all"), over: Some(Over::All(proto::AllRows {})), ..Default::default() };
     let scanned = messages(&mut client, all).await;
     let row = &scanned[0].rows[0];
     let named: Vec<_> = scanned[0].columns.iter().cloned().zip(row.cells.iter().cloned()).collect();
@@ -407,11 +410,8 @@ async fn tables_are_listed_changed_and_dropped_and_what_is_missing_is_named() {
     c.alter_table(alter(Change::DropColumn("x".into()))).await.unwrap();
     check(c.alter_table(alter(Change::DropColumn("x".into()))).await, Code::NotFound, "no-column", "x");
     assert!(!c.alter_table(needed(Change::DropColumn("x".into()))).await.unwrap().into_inner().changed);
-    let make = |column: &str| proto::CreateIndexRequest {
-        table: table("t"),
-        column: column.into(),
-        if_not_exists: true,
-    };
+    let make =
+        |column: &str| proto::CreateIndexRequest { table: table("t"), column: column.into(), if_not_exists: true };
     assert!(c.create_index(make("why")).await.unwrap().into_inner().created);
     assert!(!c.create_index(make("why")).await.unwrap().into_inner().created);
     let found = proto::ScanRequest { over: Some(Over::Index(column("why", text("seven")))), ..partition("p") };
@@ -427,11 +427,8 @@ async fn tables_are_listed_changed_and_dropped_and_what_is_missing_is_named() {
     let nowhere = proto::ListTablesRequest { namespace: "nowhere".into() };
     check(c.list_tables(nowhere).await, Code::NotFound, "no-namespace", "nowhere");
     c.truncate_table(proto::TruncateTableRequest { table: table("renamed") }).await.unwrap();
-    let all = proto::ScanRequest {
-        table: table("renamed"),
-        over: Some(Over::All(proto::AllRows {})),
-        ..Default::default()
-    };
+    let all =
+        proto::ScanRequest { table: table("renamed"), over: Some(Over::All(proto::AllRows {})), ..Default::default() };
     assert!(messages(c, all).await.iter().all(|message| message.rows.is_empty()));
     let namespace = |if_exists| proto::DropNamespaceRequest { namespace: "ns".into(), if_exists };
     check(c.drop_namespace(namespace(false)).await, Code::FailedPrecondition, "not-empty", "renamed");

@@ -77,7 +77,7 @@ impl Target {
     /// A place for an empty store in the folder `name` below the location's path, for another process to open.
     pub fn place(&self, name: &str) -> Result<Place, Failure> {
         let folder = self.make(name)?;
-        Ok(Place { location: self.location(folder.as_deref()), _folder: Closed(folder) })
+        Ok(Place { location: self.location_of(folder.as_deref()), _folder: Closed(folder) })
     }
 
     /// Opens an empty store in the folder `name` below the location's path.
@@ -97,19 +97,24 @@ impl Target {
         Ok(opened)
     }
 
-    /// Whether its stores are on a disk.
-    pub fn on_disk(&self) -> bool {
-        self.scheme != "memory"
+    /// Where a closed store is, for another process to open.
+    pub fn location(&self, closed: &Closed) -> String {
+        self.location_of(closed.0.as_deref())
     }
 
-    fn location(&self, folder: Option<&Path>) -> String {
+    fn location_of(&self, folder: Option<&Path>) -> String {
         let question = if self.options.is_empty() { "" } else { "?" };
         let at = folder.map_or(String::new(), |folder| folder.display().to_string());
         format!("{}:{at}{question}{}", self.scheme, self.options)
     }
 
+    /// Whether its stores are on a disk.
+    pub fn on_disk(&self) -> bool {
+        self.scheme != "memory"
+    }
+
     fn open(&self, folder: Option<&Path>, settings: &Settings) -> Result<Opened, Failure> {
-        let store = builder(settings).open(&self.location(folder))?;
+        let store = builder(settings).open(&self.location_of(folder))?;
         Ok(Opened { objects: store.objects(), store, folder: folder.map(Path::to_path_buf) })
     }
 }

@@ -267,11 +267,9 @@ pub(super) fn scan(message: proto::ScanRequest) -> Result<(Scan, Option<u64>), T
     use proto::scan_request::Over as P;
     check_consistency(message.consistency)?;
     let over = match message.over.ok_or_else(|| Told::invalid("the scan says not over what"))? {
-        P::Partition(partition) => Over::Partition {
-            key: values(partition.key)?,
-            low: bound(partition.low)?,
-            high: bound(partition.high)?,
-        },
+        P::Partition(partition) => {
+            Over::Partition { key: values(partition.key)?, low: bound(partition.low)?, high: bound(partition.high)? }
+        }
         P::Index(column) => {
             let value = some_value(column.value, &column.name)?;
             Over::Index(column.name, value)

@@ -106,9 +106,8 @@ impl Map for MapService {
         request: Request<proto::CreateNamespaceRequest>,
     ) -> Answer<proto::CreateNamespaceResponse> {
         let proto::CreateNamespaceRequest { namespace, if_not_exists } = request.into_inner();
-        let created = self.with(move |map| {
-            unless(if_not_exists, is_there("namespace"), map.create_namespace(&namespace))
-        });
+        let created =
+            self.with(move |map| unless(if_not_exists, is_there("namespace"), map.create_namespace(&namespace)));
         answer(created.await.map(|created| proto::CreateNamespaceResponse { created }))
     }
 
@@ -128,10 +127,7 @@ impl Map for MapService {
         answer(dropped.await.map(|dropped| proto::DropNamespaceResponse { dropped }))
     }
 
-    async fn list_namespaces(
-        &self,
-        _: Request<proto::ListNamespacesRequest>,
-    ) -> Answer<proto::ListNamespacesResponse> {
+    async fn list_namespaces(&self, _: Request<proto::ListNamespacesRequest>) -> Answer<proto::ListNamespacesResponse> {
         answer(self.with(|map| Ok(proto::ListNamespacesResponse { namespaces: map.namespaces()? })).await)
     }
 

@@ -116,7 +116,7 @@ enum Part {
 
 /// A number of things: digits and an optional `k` or `m` (thousands, millions).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Count(u64);
+pub struct Count(pub u64);
 
 impl FromStr for Count {
     type Err = String;
