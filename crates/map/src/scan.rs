@@ -212,7 +212,8 @@ fn bounds(table: &Table, low: Option<&Bound>, high: Option<&Bound>) -> Result<Ke
         // From its first key on if it is included, else from after its last.
         start = if *inclusive { Some(whole(value)) } else { after_prefix(&whole(value)) };
         if start.is_none() {
-            start = end.clone();
+            // Nothing follows the greatest of all keys. No start would be the least.
+            return Ok((Some(Bytes::new()), Some(Bytes::new())));
         }
     }
     if let Some((value, inclusive)) = last {

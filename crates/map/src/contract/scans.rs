@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use super::{Harness, ab, all, key, put, schema, table, with};
-use crate::{Bound, Compare, Error, Filter, Key, Order, Over, PageToken, Record, Scan, Value};
+use crate::{
+    Bound, Compare, DataType, Durability, Error, Filter, Key, Mutation, Order, Over, PageToken, Record, Scan, Schema,
+    TableName, Value,
+};
 
 /// Every combination of bounds and orders, with a rising and a falling clustering column.
 pub fn scans_keep_to_their_bounds_in_either_order(harness: &dyn Harness) {
@@ -64,6 +67,34 @@ pub fn scans_keep_to_their_bounds_in_either_order(harness: &dyn Harness) {
         invalid(bound(&[("a", 1i64.into())], true), None);
         invalid(bound(&[], true), None);
         invalid(bound(&[("a", 1.into())], true), bound(&[("a", 2.into()), ("b", 1i64.into())], true));
+    });
+}
+
+/// Failure: a scan below `false`, exclusive, of a falling boolean gave all rows of the partition. Cause: the key of `false` is all ones then, no
+/// key follows it, and "no key" was taken for no bound. Fix: the range is empty.
+pub fn nothing_lies_beyond_the_last_key(harness: &dyn Harness) {
+    with(harness, |map, _| {
+        for (data_type, least, greater) in [
+            (DataType::Boolean, Value::Boolean(false), Value::Boolean(true)),
+            (DataType::Int, Value::Int(i32::MIN), Value::Int(0)),
+        ] {
+            let name = TableName::new("ns", data_type.name());
+            let schema = Schema::new().column("p", DataType::Int).column("c", data_type).partition("p");
+            map.create_table(&name, &schema.clustering("c", Order::Desc)).unwrap();
+            for value in [&least, &greater] {
+                let put = Mutation::put(&name, Key::of("p", 1).and("c", value.clone()), Vec::new());
+                map.mutate(&[put], Durability::Applied).unwrap().wait().unwrap();
+            }
+            for (inclusive, expected) in [(false, 0), (true, 1)] {
+                for reverse in [false, true] {
+                    let high = Bound { values: vec![("c".into(), least.clone())], inclusive };
+                    let over = Over::Partition { key: Key::of("p", 1).0, low: None, high: Some(high) };
+                    let found = all(map, Scan { reverse, ..Scan::new(&name, over) });
+                    let count = found.len();
+                    assert_eq!(count, expected, "{data_type}, inclusive {inclusive}, reverse {reverse}: {found:?}");
+                }
+            }
+        }
     });
 }
 
