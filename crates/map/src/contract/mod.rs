@@ -70,6 +70,7 @@ macro_rules! map_suite {
             rows: rows_expire_by_themselves_and_come_back_new;
             rows: bad_input_is_refused_by_name;
             scans: scans_keep_to_their_bounds_in_either_order;
+            scans: nothing_lies_beyond_the_last_key;
             scans: pages_go_on_where_they_ended_also_after_a_restart_and_only_for_their_scan;
             scans: filters_projections_and_other_orders_are_evaluated;
             schemas: indexes_are_never_stale_whatever_is_done;
