@@ -10,7 +10,7 @@
 //! 4. Where nothing of an older epoch may come any more, below the tail either, every object is sealed ([`Reach::All`]).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use esker_store::{Barrier, Condition, Error as StoreError, ObjectId, Transaction};
@@ -50,6 +50,7 @@ impl Log {
         mut change: impl FnMut(&mut View) -> Result<()>,
     ) -> Result<TakenOver> {
         for attempt in 0..head::ATTEMPTS_MAX {
+            let began = Instant::now();
             let raised = head::change_with(self.store(), self.inner.id, &self.inner.name, note, |view| {
                 change(view)?;
                 view.epoch += 1;
@@ -60,15 +61,18 @@ impl Log {
                 return Ok(TakenOver { view, tail, version });
             }
             // Somebody took over from us before we were done.
-            self.step_back(attempt);
+            self.step_back(attempt, began);
         }
         Err(Error::Contended { what: format!("taking over log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
     }
 
     /// Leaves those who were faster alone for a while that grows and differs from handle to handle, so that of several who depose each other time and
-    /// again one gets done: at most a 2,000th of the lease at first, 64 times that later.
-    fn step_back(&self, attempt: u32) {
-        let most_us = (self.inner.session.lease_ms / 2).min(60_000) << attempt.min(6);
+    /// again one gets done: at first for as long as the attempt took that began at `began`, a 2,000th of the lease at least, later up to 64 times that,
+    /// and never longer than the lease.
+    fn step_back(&self, attempt: u32, began: Instant) {
+        let lease_us = self.inner.session.lease_ms.saturating_mul(1_000);
+        let took_us = began.elapsed().as_micros() as u64;
+        let most_us = (took_us.max(lease_us / 2_000).saturating_mul(1 << attempt.min(6))).min(lease_us);
         if most_us > 0 {
             let own = self.next_nonce();
             std::thread::sleep(Duration::from_micros(mix(own.writer ^ mix(own.number)) % most_us));
@@ -189,6 +193,7 @@ impl Log {
         }
         let leads = self.leader(&self.view()).is_some();
         for attempt in 0..head::ATTEMPTS_MAX {
+            let began = Instant::now();
             let mut id = 0;
             let TakenOver { view, tail, .. } = self.take_over(Reach::Tail, None, |view| {
                 self.check_writer(view)?;
@@ -215,7 +220,7 @@ impl Log {
                 }
                 return Ok(());
             }
-            self.step_back(attempt);
+            self.step_back(attempt, began);
         }
         Err(Error::Contended { what: format!("reshaping log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
     }
@@ -226,6 +231,7 @@ impl Log {
     /// [`Error::Fenced`]; the store's.
     pub fn seal(&self) -> Result<u64> {
         for attempt in 0..head::ATTEMPTS_MAX {
+            let began = Instant::now();
             if let Some(tail) = self.refresh()?.sealed {
                 return Ok(tail);
             }
@@ -241,7 +247,7 @@ impl Log {
                 self.inner.shared.applied.notify(usize::MAX);
                 return Ok(tail);
             }
-            self.step_back(attempt);
+            self.step_back(attempt, began);
         }
         Err(Error::Contended { what: format!("sealing log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
     }

@@ -8,6 +8,7 @@
 //! Invariants:
 //! 1. A sequencer takes over only from one that was silent for the lease, and from none that answers.
 //! 2. One that was deposed stops handing out as soon as it sees it, says so, and stands by.
+//! 3. Who raised the epoch and goes on asking here is left time for what he raised it for: twice as long each time that he did not get done.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -52,12 +53,38 @@ pub struct LogSequencer {
     logs: Vec<String>,
 }
 
+/// Who raises the epoch is left alone for this part of the lease at first.
+const GRACES_PER_LEASE: u32 = 20;
+
 /// What this process is for a log.
 enum Duty {
     /// Somebody else hands out positions; silent since then, if he is.
     Standby { silent: Option<Instant> },
     /// This process does.
-    Leading(Arc<Leader>),
+    Leading(Leading),
+}
+
+struct Leading {
+    leader: Arc<Leader>,
+    since: Instant,
+    /// How long who raises the epoch is left alone.
+    grace: Duration,
+    /// The view's epoch and version when it was first seen to be raised, and when that was.
+    raised: Option<(u64, u64, Instant)>,
+}
+
+impl Leading {
+    /// Whether it is time to take over anew from who raised the epoch: he changed the view again, so that he is done, or his time is over.
+    fn is_due(&mut self, epoch: u64, version: u64) -> bool {
+        match self.raised {
+            Some((raised, first, since)) if raised == epoch => first != version || since.elapsed() >= self.grace,
+            other => {
+                let since = other.map_or_else(Instant::now, |(.., since)| since);
+                self.raised = Some((epoch, version, since));
+                other.is_some() && since.elapsed() >= self.grace
+            }
+        }
+    }
 }
 
 struct Watched {
@@ -138,20 +165,23 @@ impl Desk {
     fn look(&self, name: &str, watched: &mut Watched) -> esker::log::Result<()> {
         let view = watched.log.refresh()?;
         match &mut watched.duty {
-            Duty::Leading(leader) if view.epoch == leader.epoch() && view.sequencer == self.address => return Ok(()),
-            Duty::Leading(leader) if view.sequencer == self.address && view.sealed.is_none() => {
+            Duty::Leading(own) if view.epoch == own.leader.epoch() && view.sequencer == self.address => return Ok(()),
+            Duty::Leading(own) if view.sequencer == self.address && view.sealed.is_none() => {
                 // Raised by somebody who goes on asking here: a writer that was opened, a change of shape.
+                if !own.is_due(view.epoch, view.version) {
+                    return Ok(());
+                }
                 tracing::info!(
                     log = name,
-                    from = leader.epoch(),
+                    from = own.leader.epoch(),
                     to = view.epoch,
                     "the epoch was raised; taking over anew"
                 );
                 return self.take_over(name, watched);
             }
-            Duty::Leading(leader) => {
+            Duty::Leading(own) => {
                 self.sequencers.stop(watched.log.id());
-                println!("deposed    {name} at epoch {}: {}", leader.epoch(), told(&view.sequencer));
+                println!("deposed    {name} at epoch {}: {}", own.leader.epoch(), told(&view.sequencer));
                 watched.duty = Duty::Standby { silent: None };
             }
             Duty::Standby { .. } => {}
@@ -178,6 +208,10 @@ impl Desk {
 
     fn take_over(&self, name: &str, watched: &mut Watched) -> esker::log::Result<()> {
         let began = Instant::now();
+        let grace = match &watched.duty {
+            Duty::Leading(own) if own.since.elapsed() < 4 * self.lease => (2 * own.grace).min(self.lease),
+            _ => self.lease / GRACES_PER_LEASE,
+        };
         let leader = watched.log.lead(&self.address)?;
         self.sequencers.lead(watched.log.id(), Arc::clone(&leader));
         let (epoch, tail) = (leader.epoch(), leader.tail().position);
@@ -185,7 +219,7 @@ impl Desk {
             "leading    {name} at epoch {epoch} from position {tail}, taken over in {} ms",
             began.elapsed().as_millis()
         );
-        watched.duty = Duty::Leading(leader);
+        watched.duty = Duty::Leading(Leading { leader, since: Instant::now(), grace, raised: None });
         Ok(())
     }
 }
@@ -194,5 +228,29 @@ fn told(sequencer: &str) -> String {
     match sequencer {
         "" => "whoever writes hands out positions now".into(),
         address => format!("{address} hands out positions now"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use esker::log::{Logs, Options};
+
+    use super::*;
+
+    #[test]
+    fn who_raises_the_epoch_is_left_alone_until_he_is_done_or_his_time_is_over() {
+        let store = esker::Store::open("memory:").unwrap();
+        let logs = Logs::open(store.objects(), store.log_session(None)).unwrap();
+        let leader = logs.create("log", Options::default()).unwrap().lead("here").unwrap();
+        let leading = |grace| Leading { leader: Arc::clone(&leader), since: Instant::now(), grace, raised: None };
+        let mut patient = leading(Duration::from_secs(600));
+        assert!(!patient.is_due(3, 10) && !patient.is_due(3, 10), "just raised");
+        assert!(patient.is_due(3, 11), "he changed the view again");
+        let mut patient = leading(Duration::from_secs(600));
+        assert!(!patient.is_due(3, 10) && !patient.is_due(4, 11), "raised again, by somebody else");
+        assert!(patient.is_due(4, 12));
+        let mut hasty = leading(Duration::ZERO);
+        assert!(!hasty.is_due(3, 10), "he is left one look");
+        assert!(hasty.is_due(3, 10), "his time is over");
     }
 }
