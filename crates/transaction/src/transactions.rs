@@ -221,6 +221,7 @@ impl Transactions {
     }
 
     /// Runs a transaction: begins it, calls `work`, commits it; all of that again while it fails with what [may be retried](Error::is_retryable), `attempts_max` times at most.
+    /// It does not wait in between. What a dead client has prepared is in the way of writers until [`Options::expire_ms`] have passed.
     ///
     /// # Errors
     /// What `work` returns, and what the last commit did.
