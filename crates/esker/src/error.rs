@@ -182,6 +182,9 @@ pub enum Error {
     #[cfg(feature = "cassandra")]
     #[error(transparent)]
     Cassandra(#[from] esker_cassandra::Error),
+    /// Transactions said no; see there for what to do.
+    #[error(transparent)]
+    Transaction(#[from] esker_transaction::Error),
     /// The volume face refused or failed.
     #[error(transparent)]
     Volume(#[from] esker_volume::Error),

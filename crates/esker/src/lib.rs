@@ -96,10 +96,11 @@
 //! - [`kv::Namespace`]: everything one can do with keys: compare-and-set, expiry, scans either way, insertion order.
 //! - [`Store::logs`]: shared logs: totally ordered, write-once, followed by many.
 //! - [`Store::map`]: tables of records with conditional writes, filters and indexes; [`OpenMap`] by location, on Cassandra too.
+//! - [`Store::transactions`]: transactions over such tables, snapshot or serializable.
 //! - [`Store::volumes`]: virtual disks with snapshots and clones.
 //! - [`Store::objects`]: the objects below the faces, with transactions over bytes, attributes, ordered maps and slots.
 //! - [`Store::engine`]: figures, the commit policy (which may be changed while running), what recovery did.
-//! - The folder `examples/`: a counter, a session cache with expiry, a queue that survives crashes, states replicated over a log.
+//! - The folder `examples/`: a counter, a session cache with expiry, a queue that survives crashes, states replicated over a log, transfers by transactions.
 
 #![forbid(unsafe_code)]
 
@@ -137,4 +138,5 @@ pub use esker_map as map;
 pub use esker_remote as remote;
 #[doc(no_inline)]
 pub use esker_store as objects;
+pub use esker_transaction as transaction;
 pub use esker_volume as volume;

@@ -9,6 +9,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use esker_map::Waist;
 use esker_memory::MemoryStore;
 use esker_remote::Sequencers;
 use esker_store::ObjectStore;
+use esker_transaction::{Options as TransactionOptions, Transactions};
 use esker_volume::Volumes;
 use parking_lot::Mutex;
 
@@ -194,6 +196,39 @@ impl Store {
         let map = Waist::open(self.objects(), Arc::new(move || clock.now_ms()), secret)?;
         *slot = Some(map.clone());
         Ok(map)
+    }
+
+    /// Transactions over tables of the map. Each call hands out one with options of its own; what they commit they see of each other.
+    ///
+    /// ```
+    /// use esker::map::{DataType, Get, Key, MapStorage, Schema, TableName};
+    /// use esker::transaction::Options;
+    ///
+    /// let store = esker::Store::open("memory:")?;
+    /// store.map()?.create_namespace("shop")?;
+    /// let transactions = store.transactions(Options::default())?;
+    /// let stock = TableName::new("shop", "stock");
+    /// let schema = Schema::new().column("item", DataType::Text).column("left", DataType::Int).partition("item");
+    /// transactions.create_table(&stock, &schema)?;
+    /// let mut delivery = transactions.begin();
+    /// delivery.put(&stock, Key::of("item", "tea"), vec![("left".into(), 5.into())])?;
+    /// delivery.put(&stock, Key::of("item", "cup"), vec![("left".into(), 9.into())])?;
+    /// delivery.commit()?; // durable, both or none
+    /// let tea = transactions.begin().get(&Get::new(&stock, Key::of("item", "tea")))?.ok_or("none")?;
+    /// assert_eq!(tea.value("left"), Some(&5.into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Map`] and [`Error::Transaction`]: those of the store, when the table of decisions is made.
+    pub fn transactions(&self, options: TransactionOptions) -> Result<Transactions> {
+        let clock = Arc::clone(&self.inner.clock);
+        // Numbers that no other process has: counted from a random one.
+        let mut first = [0; 16];
+        getrandom::fill(&mut first).map_err(|error| Error::Random { why: error.to_string() })?;
+        let (first, next) = (u128::from_le_bytes(first), AtomicU64::new(0));
+        let random = Arc::new(move || first.wrapping_add(next.fetch_add(1, Ordering::Relaxed).into()));
+        Ok(Transactions::open(Arc::new(self.map()?), Arc::new(move || clock.now_ms()), random, options)?)
     }
 
     /// A session of logs of its own, with the store's clock and a random number; `connect` finds sequencers of other processes.
