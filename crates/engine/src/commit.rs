@@ -7,6 +7,7 @@
 //! (checksums, copying, index changes) is done by the submitting thread outside of it. The commit thread cuts the
 //! group under the same lock, waits until the group's writers have finished their copies, writes it out from the
 //! segment's buffer, syncs once, and moves the mark, which wakes all waiters with one call.
+//! Whoever waits alone while the commit thread sleeps does the same in its own thread ([`Log::commit_alone`]).
 //!
 //! Invariants:
 //! 1. Sequence numbers, log positions and the order of reservations agree.

@@ -586,8 +586,15 @@ impl Keeper {
         for usage in emptiest {
             moved += usage.live + usage.index;
             let room = self.parts.log.segments_left() >= checkpoint + RESCUE_SEGMENTS;
-            if moved > self.parts.segments.segment_bytes || !room || !self.clean_segment(work, usage)? {
+            if moved > self.parts.segments.segment_bytes || !room {
                 break;
+            }
+            match self.clean_segment(work, usage) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(Error::Stopped { cause }) => return Err(Error::Stopped { cause }),
+                // One that cannot be read stays as it is; the checkpoint does not need it.
+                Err(error) => tracing::warn!(segment = usage.segment, %error, "not emptied before a checkpoint"),
             }
         }
         self.free_dead(work).map(|_| ())
