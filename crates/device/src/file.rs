@@ -11,11 +11,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags};
 
 use crate::{Device, Error, Geometry, Result};
 
@@ -246,6 +247,11 @@ impl Device for FileDevice {
         self.write_zeros(offset, len)?;
         // Moves the change of the file's metadata out of the way of the syncs to come.
         self.sync()
+    }
+
+    fn will_read(&self, offset: u64, len: u64) {
+        // Of a file system that does not know of it nothing is expected.
+        let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(len), Advice::WillNeed);
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {

@@ -72,6 +72,12 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
+    /// All of these bytes will soon be read: a device that can begins with it now, and does not wait. No promise; what is out
+    /// of range or fails is told by the read.
+    fn will_read(&self, offset: u64, len: u64) {
+        let _ = (offset, len);
+    }
+
     /// Gives up the content of `len` bytes from `offset` (multiples of the block, or whole zones on a zoned
     /// device, whose write pointers go back to their starts). They read as zeros, or as before after a power cut.
     ///
@@ -112,6 +118,9 @@ impl<D: Device + ?Sized> Device for std::sync::Arc<D> {
     }
     fn prefill(&self, offset: u64, len: u64) -> Result<()> {
         (**self).prefill(offset, len)
+    }
+    fn will_read(&self, offset: u64, len: u64) {
+        (**self).will_read(offset, len);
     }
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         (**self).discard(offset, len)

@@ -32,7 +32,7 @@ use crate::index::{Missing, offset_of};
 use crate::objects::{Object, ObjectState, Step};
 use crate::pages::{Page, bring, each_page};
 use crate::reader::{SegmentView, each_operation};
-use crate::segments::Usage;
+use crate::segments::{BufferSlice, Usage};
 use crate::superblocks::device_error;
 
 /// Copies are synced and relocated when so many bytes have gathered.
@@ -63,6 +63,8 @@ pub struct Clean<'a> {
     pub cold: &'a mut Cold,
     /// The last checkpoint.
     pub saved: &'a mut Saved,
+    /// Where it is read to.
+    pub scratch: &'a mut Vec<u8>,
     /// Called before and after entries get new places.
     pub moved: &'a dyn Fn(),
     /// Told the bytes copied after each batch, and the bytes of log that say where to.
@@ -107,11 +109,21 @@ impl Clean<'_> {
     pub fn segment(&mut self, victim: Usage) -> Result<Cleaned> {
         let segment_bytes = self.parts.segments.segment_bytes;
         let base = victim.segment * segment_bytes;
-        let mut bytes = vec![0; segment_bytes as usize];
-        let read = self.device.read(base, &mut bytes);
-        read.map_err(|error| device_error(&format!("reading segment {} to clean it", victim.segment), error))?;
+        let buffer = self.parts.segments.whole_buffer(victim.segment);
+        let buffer = buffer.map(|buffer| BufferSlice { start: 0, len: buffer.len(), buffer });
+        let mut scratch = std::mem::take(self.scratch);
+        let bytes = match &buffer {
+            // Sealed, so nobody writes there any more.
+            Some(buffer) => buffer.as_ref(),
+            None => {
+                scratch.resize(segment_bytes as usize, 0);
+                let read = self.device.read(base, &mut scratch);
+                read.map_err(|error| device_error(&format!("reading segment {} to clean it", victim.segment), error))?;
+                &scratch[..]
+            }
+        };
         let view = SegmentView {
-            bytes: &bytes,
+            bytes,
             base,
             generation: victim.generation,
             end: victim.end,
@@ -155,6 +167,7 @@ impl Clean<'_> {
             }
             self.relocate(&mut batch)?;
         }
+        *self.scratch = scratch;
         Ok(cleaned)
     }
 

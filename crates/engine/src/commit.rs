@@ -218,6 +218,8 @@ pub struct Log {
     reserve: [AtomicU64; 2],
     /// While the cleaner can hardly keep up: bytes that writers may still take. `i64::MAX` otherwise.
     credit: AtomicI64,
+    /// Writers that wait for credit.
+    queued: AtomicU64,
     /// How often a refused write has asked the cleaner to look again, and up to which of these it has.
     asked: AtomicU64,
     looked: AtomicU64,
@@ -283,6 +285,7 @@ impl Log {
             gate: AtomicU8::new(Gate::Open as u8),
             reserve: [AtomicU64::new(0), AtomicU64::new(0)],
             credit: AtomicI64::new(i64::MAX),
+            queued: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             looked: AtomicU64::new(0),
             keeper: OnceLock::new(),

@@ -41,11 +41,15 @@ use crate::stages::Times;
 /// A checkpoint is due when so many bytes of log have gathered, or so many times the last checkpoint's bytes.
 const CHECKPOINT_LOG_BYTES: u64 = 256 << 20;
 const CHECKPOINT_LOG_FACTOR: u64 = 8;
+/// What a checkpoint costs beside its pages, as a part of a segment.
+const CHECKPOINT_SHARE: u64 = 2;
 /// A checkpoint is written at most this fast, unless space is short, in bytes per second.
 const CHECKPOINT_BYTES_PER_S: u64 = 256 << 20;
 /// A segment that lives by more than this is not worth cleaning: of log all of it counts, because headers and gaps go
 /// when it is cleaned, of a cold segment what was put into it, because it would be as full again.
 const FULL_SHARE: f64 = 0.95;
+/// When so many bytes have to be moved for one that can be written, the device is full.
+const FULL_COST: u64 = 32;
 /// When no more segments than this are left above the reserve, writers get as many bytes as cleaning makes free.
 const PACED_SEGMENTS: u64 = 2;
 /// Segments that writers get while a checkpoint is written then, and in how many parts.
@@ -58,7 +62,7 @@ const RESCUE_SEGMENTS: u64 = 2;
 const IDLE: Duration = Duration::from_secs(1);
 /// How long the cleaner leaves everything in place after somebody has walked part of the log.
 const WALK: Duration = Duration::from_secs(5);
-/// Free segments that keep their blocks, ready to be written again without a change of the file.
+/// Free segments that keep their blocks, ready to be written again without a change of the file; where few are free, all do.
 const WARM_SEGMENTS: u64 = 8;
 /// With more changed pages than the budget allows a checkpoint is due when the budget's bytes divided by this have been
 /// written: what changes a page of 4 KiB takes about a hundred bytes of log.
@@ -109,14 +113,17 @@ struct Work {
     spent: HashMap<u32, bool>,
     /// Segments, by generation, that hold something which cannot be moved.
     stuck: HashSet<u32>,
-    /// Bytes that were moved since writes last had to wait.
+    /// Bytes that were moved since writes last had to wait, and the bytes of transactions until then.
     effort: u64,
+    effort_from: u64,
     /// Bytes that lived when the device was found to be full.
     full_at: Option<u64>,
     /// What `saved` says stands in the checkpoint that the superblock names.
     whole: bool,
     /// Which page is asked next to leave memory.
     hand: Hand,
+    /// Where segments are read to be cleaned.
+    scratch: Vec<u8>,
 }
 
 /// A checkpoint whose segments stay as long as this lives.
@@ -188,9 +195,11 @@ impl Keeper {
             spent: HashMap::new(),
             stuck: HashSet::new(),
             effort: 0,
+            effort_from: 0,
             full_at: None,
             whole: true,
             hand: Hand::default(),
+            scratch: Vec::new(),
         };
         Self {
             parts,
@@ -318,6 +327,11 @@ impl Keeper {
         let most = self.parts.segments.log_segments() * 2 / 5;
         let writes = (checkpoint + 8).min(most);
         [writes, (checkpoint + RESCUE_SEGMENTS + 2).min(writes.saturating_sub(1))]
+    }
+
+    /// With fewer free segments than this it is time to clean.
+    fn low(&self, reserve: [u64; 2]) -> u64 {
+        reserve[0] + 2 + self.parts.segments.log_segments() / 20
     }
 
     /// Segments that a checkpoint of the whole index takes at most; an eighth more for what does not fit at their ends.
@@ -456,7 +470,7 @@ impl Keeper {
         let log = &self.parts.log;
         let reserve = self.reserve();
         let total = self.parts.segments.log_segments();
-        let low = reserve[0] + 2 + total / 20;
+        let low = self.low(reserve);
         let mut done = self.free_dead(work)?;
         let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.live).sum();
         if let Some(full_at) = work.full_at {
@@ -487,10 +501,17 @@ impl Keeper {
         let short = short && !(walked && log.segments_left() > reserve[0]);
         // While segments are held cleaning only takes space.
         let short = short && !held;
-        let best = if short { self.best(work, FULL_SHARE) } else { None };
-        let long_tail = tail >= 2.max(total / 8);
+        // Where a checkpoint would make nothing free, only cleaning helps, and of that only what is free as soon as it is clean.
+        let tight = self.is_tight();
+        let idle = tail == 0 && work.spent.is_empty() && log.segments_left() > RESCUE_SEGMENTS;
+        let best = match short {
+            true if tight && idle => self.best_of(work, FULL_SHARE, |usage| usage.index == 0),
+            true => self.best(work, FULL_SHARE),
+            false => None,
+        };
+        let long_tail = tail >= 2.max(total / 8) || best.is_some_and(|best| self.tail_is_better(work, &best));
         if due
-            || (best.is_some() && self.is_tight())
+            || (best.is_some() && tight && !idle)
             || (short && tail > 0 && (best.is_none() || long_tail))
             || (short && best.is_none() && !work.spent.is_empty())
         {
@@ -502,14 +523,17 @@ impl Keeper {
             self.free_dead(work)?;
         }
         let left = log.segments_left();
+        let (written, _) = log.appended_kinds();
+        if left > reserve[0] || work.effort / FULL_COST <= written.saturating_sub(work.effort_from) {
+            (work.effort, work.effort_from) = (0, written);
+        }
         let gate = if left > reserve[0] {
-            work.effort = 0;
             Gate::Open
         } else if done && work.effort <= live + 4 * self.parts.segments.segment_bytes {
             Gate::Wait
         } else {
-            // Everything that lives was moved once, or nothing is worth it: there is no more room to be had.
-            // (While segments are held that is not known.)
+            // Everything that lives was moved once and next to nothing could be written for it, or nothing is worth it:
+            // there is no more room to be had. (While segments are held that is not known.)
             work.full_at = (self.held.load(Ordering::Acquire) == 0).then_some(live);
             Gate::Full
         };
@@ -570,6 +594,25 @@ impl Keeper {
         let open = self.parts.log.open_generation();
         let tail = |usage: &&Usage| !usage.cold && (work.floor..open).contains(&usage.generation);
         self.parts.segments.in_use().iter().filter(tail).count() as u64
+    }
+
+    /// Whether a checkpoint and then cleaning what it covers writes less for each byte that becomes free than cleaning the
+    /// best of what is covered already. What was just written may be the emptiest there is: it holds what the cleaner said of
+    /// its moves.
+    fn tail_is_better(&self, work: &Work, best: &Usage) -> bool {
+        let size = self.parts.segments.segment_bytes;
+        let open = self.parts.log.open_generation();
+        let (mut lives, mut gone) = (0, 0);
+        for usage in self.parts.segments.in_use() {
+            if !usage.cold && (work.floor..open).contains(&usage.generation) {
+                lives += usage.live.min(size);
+                gone += size.saturating_sub(usage.live);
+            }
+        }
+        // The pages that changed, and a little for the superblock, the syncs and the part of the log that it ends.
+        let written = u128::from(lives + work.checkpoint_bytes + size / CHECKPOINT_SHARE);
+        let best_lives = (best.live + best.index).min(size);
+        written * u128::from(size - best_lives) < u128::from(gone) * u128::from(best_lives)
     }
 
     /// Whether cleaning one segment after the other might take what a checkpoint needs, without which some of them do not become free.
@@ -690,7 +733,13 @@ impl Keeper {
     }
 
     fn best(&self, work: &Work, share: f64) -> Option<Usage> {
-        self.candidates(work, share).max_by(|a, b| a.1.total_cmp(&b.1)).map(|(usage, _)| usage)
+        self.best_of(work, share, |_| true)
+    }
+
+    /// The segment that is worth most of those that pass `which`.
+    fn best_of(&self, work: &Work, share: f64, which: impl Fn(&Usage) -> bool) -> Option<Usage> {
+        let some = self.candidates(work, share).filter(|(usage, _)| which(usage));
+        some.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(usage, _)| usage)
     }
 
     fn clean_best(&self, work: &mut Work, share: f64) -> Result<bool> {
@@ -698,23 +747,38 @@ impl Keeper {
         self.clean_segment(work, best)
     }
 
+    /// Has the device begin to read what will most likely be cleaned after this one.
+    fn read_ahead(&self, work: &Work, victim: &Usage) {
+        let next = self.best_of(work, FULL_SHARE, |usage| usage.segment != victim.segment);
+        if let Some(next) = next.filter(|next| self.parts.segments.whole_buffer(next.segment).is_none()) {
+            let bytes = self.parts.segments.segment_bytes;
+            self.device.will_read(next.segment * bytes, bytes);
+        }
+    }
+
     /// Cleans a segment; false without room for the copies.
     fn clean_segment(&self, work: &mut Work, victim: Usage) -> Result<bool> {
         let segment_bytes = self.parts.segments.segment_bytes;
         let lives = (victim.live + victim.index).clamp(segment_bytes / 64, segment_bytes);
         let paced = self.parts.log.is_paced();
+        // Half of what is gained stays while the reserve is touched, and more than all goes out as it grows: so the free
+        // segments stay between, and writers need not wait at the reserve for the next one.
+        let above = self.parts.log.segments_left().saturating_sub(self.reserve()[0]).min(PACED_SEGMENTS);
         let mut pace = |copied: u64, logged: u64| {
             if paced {
                 // What becomes free, less what saying so takes: near the limit that is a good part of it.
-                self.pace(Some((copied * (segment_bytes - lives) / lives) as i64 - logged as i64));
+                let gained = (copied * (segment_bytes - lives) / lives) as i64 - logged as i64;
+                self.pace(Some(gained.max(0) * (1 + above as i64) / 2 + gained.min(0)));
             }
         };
+        self.read_ahead(work, &victim);
         let mut clean = Clean {
             parts: &self.parts,
             device: &*self.device,
             seed: self.seed,
             cold: &mut work.cold,
             saved: &mut work.saved,
+            scratch: &mut work.scratch,
             moved: &|| {
                 self.moves.fetch_add(1, Ordering::AcqRel);
             },
@@ -785,7 +849,7 @@ impl Keeper {
     /// Gives a free segment's blocks back, unless it is one of a few that are kept for what comes next.
     fn device_keeps(&self, segment: u64) -> Result<bool> {
         let zoned = self.device.geometry().zone_bytes.is_some();
-        if zoned || self.parts.segments.free_segments() < WARM_SEGMENTS {
+        if zoned || self.parts.segments.free_segments() < self.low(self.reserve()).max(WARM_SEGMENTS) {
             return Ok(true);
         }
         let bytes = self.parts.segments.segment_bytes;

@@ -7,6 +7,8 @@
 //! 2. The log goes on in the last segment only where nothing but zeros follows and no later generation exists;
 //!    else in a new one, whose header says where the log left the old one.
 
+mod torn;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -351,7 +353,7 @@ impl Engine {
                 other => other.map_err(|error| device_error("reserving the log's last segment", error))?,
             }
             if !end.clean_after {
-                self.clear(end.segment * segment_bytes + tail, segment_bytes - tail)?;
+                self.clear_torn_end(end, last.as_deref(), tail)?;
             }
         }
         // Headers of the segments that were being opened may be lost: their generations must not come back.
@@ -425,19 +427,6 @@ impl Engine {
         }
         self.log = Some(log);
         Ok(())
-    }
-
-    /// Writes zeros over what a torn end has left, so that nothing of it is ever taken for a continuation.
-    fn clear(&self, offset: u64, len: u64) -> Result<()> {
-        let zeros = vec![0; len.min(CLEAR_BYTES) as usize];
-        let failed = |error| device_error("clearing a torn end", error);
-        let mut at = offset;
-        while at < offset + len {
-            let part = &zeros[..(offset + len - at).min(CLEAR_BYTES) as usize];
-            self.device.write(at, part).map_err(failed)?;
-            at += part.len() as u64;
-        }
-        self.device.sync().map_err(failed)
     }
 
     /// Starts the cleaner.
@@ -704,8 +693,6 @@ impl Drop for Engine {
     }
 }
 
-/// A torn end is cleared in pieces of so many bytes.
-const CLEAR_BYTES: u64 = 1 << 20;
 /// More segments than this are never open or ready at a time.
 const GENERATIONS_IN_FLIGHT: u32 = 16;
 /// The epoch of what is replayed: the first checkpoint after opening takes it.

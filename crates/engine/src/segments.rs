@@ -540,6 +540,11 @@ impl Segments {
         self.base_lsn(self.segment_of(offset)) + self.within(offset)
     }
 
+    /// The buffer of a segment, if all of it is in memory.
+    pub fn whole_buffer(&self, segment: u64) -> Option<Arc<SegmentBuffer>> {
+        self.entries.get(segment)?.buffer.load_full().filter(|buffer| buffer.from == 0)
+    }
+
     /// Runs `f` on the buffer of the segment that holds `offset`, if it is in memory.
     pub fn with_buffer<R>(&self, offset: u64, f: impl FnOnce(&Arc<SegmentBuffer>, usize) -> R) -> Option<R> {
         let entry = self.entries.get(self.segment_of(offset))?;

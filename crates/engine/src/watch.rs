@@ -97,6 +97,10 @@ impl Device for Watched {
         self.timed("fill ahead", None, offset, len, || self.device.prefill(offset, len))
     }
 
+    fn will_read(&self, offset: u64, len: u64) {
+        self.device.will_read(offset, len);
+    }
+
     fn refresh_len(&self) -> Result<u64> {
         self.device.refresh_len()
     }

@@ -55,6 +55,13 @@ impl Device for Releasable {
     fn prefill(&self, offset: u64, len: u64) -> Result<()> {
         self.with("prefill", offset, |device| device.prefill(offset, len))
     }
+    fn will_read(&self, offset: u64, len: u64) {
+        // One that was let go of reads nothing any more.
+        let _ = self.with("read", offset, |device| {
+            device.will_read(offset, len);
+            Ok(())
+        });
+    }
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.with("discard", offset, |device| device.discard(offset, len))
     }

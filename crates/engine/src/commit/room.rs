@@ -6,6 +6,7 @@
 //! 1. A write is refused before anything has changed.
 //! 2. What takes away goes on where writes are refused: it makes the space that they wait for.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,11 @@ use super::Log;
 
 /// How long a write that does not fit waits for the cleaner to say so once more.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+thread_local! {
+    /// Whether this thread has just waited for credit: then its next write goes before those that come now.
+    static WAITED: Cell<bool> = const { Cell::new(false) };
+}
 
 /// What a record is for, which decides how far it may use up the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +46,13 @@ pub enum Gate {
 }
 
 impl Log {
-    /// Takes bytes of the credit that writers have while the cleaner can hardly keep up; whether there was enough.
+    /// Takes bytes of the credit that writers have while the cleaner can hardly keep up; whether there was enough, and
+    /// nobody else's turn.
     pub(super) fn spend(&self, len: u64) -> bool {
+        if self.queued.load(Ordering::Relaxed) > 0 && !WAITED.take() {
+            // Those who run would take it all before those who sleep are awake.
+            return false;
+        }
         let spent = self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |credit| match credit {
             i64::MAX => Some(i64::MAX),
             credit if credit > 0 => Some(credit - len as i64),
@@ -174,20 +185,30 @@ impl Log {
 
     fn wait_until_there_is_room(&self) -> Result<()> {
         let mut state = self.state.lock();
-        loop {
+        let queues = self.is_paced();
+        // Whoever finds others in the queue lets them go first.
+        let mut behind = queues && self.queued.fetch_add(1, Ordering::Relaxed) > 0;
+        let outcome = loop {
             if state.stopping {
-                return Err(self.mark().failure().unwrap_or(Error::Closed));
+                break Err(self.mark().failure().unwrap_or(Error::Closed));
             }
             let pending = self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max;
             let shut = self.gate() == Gate::Wait || self.credit.load(Ordering::Relaxed) <= 0;
-            if !pending && !shut && (!state.next.is_empty() || state.full) {
-                return Ok(());
+            if !pending && !shut && !behind && (!state.next.is_empty() || state.full) {
+                break Ok(());
             }
             self.nudge();
             if shut {
                 self.wake_keeper();
             }
             self.room.wait_for(&mut state, Duration::from_millis(10));
+            behind = false;
+        };
+        if queues {
+            self.queued.fetch_sub(1, Ordering::Relaxed);
+            WAITED.set(outcome.is_ok());
+            self.room.notify_all();
         }
+        outcome
     }
 }
