@@ -337,7 +337,9 @@ impl Keeper {
     /// Segments that a checkpoint of the whole index takes at most; an eighth more for what does not fit at their ends.
     fn checkpoint_segments(&self) -> u64 {
         let segments = &self.parts.segments;
+        // What the last one has, or what is in memory by now.
         let index: u64 = segments.in_use().iter().map(|usage| usage.index).sum();
+        let index = index.max(self.parts.objects.page_bytes());
         (index + index / 8).div_ceil(segments.segment_bytes)
     }
 
@@ -501,17 +503,20 @@ impl Keeper {
         let short = short && !(walked && log.segments_left() > reserve[0]);
         // While segments are held cleaning only takes space.
         let short = short && !held;
-        // Where a checkpoint would make nothing free, only cleaning helps, and of that only what is free as soon as it is clean.
+        // Where a checkpoint might not find what it needs, segments are cleaned that are free as soon as they are clean.
         let tight = self.is_tight();
-        let idle = tail == 0 && work.spent.is_empty() && log.segments_left() > RESCUE_SEGMENTS;
         let best = match short {
-            true if tight && idle => self.best_of(work, FULL_SHARE, |usage| usage.index == 0),
+            true if tight && log.segments_left() > RESCUE_SEGMENTS => {
+                let at_once = self.best_of(work, FULL_SHARE, |usage| usage.index == 0);
+                let nothing_to_cover = tail == 0 && work.spent.is_empty();
+                at_once.or_else(|| self.best(work, FULL_SHARE).filter(|_| nothing_to_cover))
+            }
             true => self.best(work, FULL_SHARE),
             false => None,
         };
-        let long_tail = tail >= 2.max(total / 8) || best.is_some_and(|best| self.tail_is_better(work, &best));
+        let pays = !tight && best.is_some_and(|best| self.tail_is_better(work, &best));
+        let long_tail = tail >= 2.max(total / 8) && !tight || pays;
         if due
-            || (best.is_some() && tight && !idle)
             || (short && tail > 0 && (best.is_none() || long_tail))
             || (short && best.is_none() && !work.spent.is_empty())
         {

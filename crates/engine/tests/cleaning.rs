@@ -76,6 +76,33 @@ fn overwritten_space_comes_back_while_serving() {
 }
 
 #[test]
+fn a_nearly_full_store_of_many_segments_takes_overwrites() {
+    let device = device(24 << 20);
+    let engine = open(&device);
+    start(&engine);
+    let keys = 29_500;
+    let mut versions: Vec<u64> = vec![0; keys as usize];
+    (0..keys).for_each(|key| set(&engine, key, 0).unwrap());
+    let stats = engine.stats();
+    let used = stats.live_bytes as f64 / (24 << 20) as f64;
+    assert!((0.8..0.84).contains(&used), "{used} of the device lives");
+    let mut rng = fastrand::Rng::with_seed(3);
+    for round in 1..=60_000u64 {
+        let key = rng.u64(..keys);
+        // A seventh of it is dead: there is always room to be had.
+        set(&engine, key, round).unwrap_or_else(|error| panic!("round {round}: {error}: {:?}", engine.stats()));
+        versions[key as usize] = round;
+    }
+    for (key, version) in versions.iter().enumerate() {
+        let found = engine.slot_get(&object("slots"), key as u64).wait().unwrap();
+        assert!(found == Some(value(key as u64, *version)), "key {key}");
+    }
+    engine.close().unwrap();
+    let report = check(Arc::clone(&device) as Arc<dyn Device>, true, &mut |_, _| {}).unwrap();
+    assert_eq!(report.damaged, 0, "{report:?}");
+}
+
+#[test]
 fn full_device_recovers() {
     let device = device(6 << 20);
     let mut engine = open(&device);
