@@ -42,6 +42,7 @@ mod catalogue;
 #[cfg(feature = "contract")]
 pub mod contract;
 mod error;
+mod expiry;
 mod filter;
 mod key;
 mod multi;
@@ -58,12 +59,13 @@ mod waist;
 
 pub use error::{Error, Result};
 pub use esker_store::{Completion, Durability};
+pub use expiry::{Sweeper, Swept};
 pub use filter::{Compare, Filter};
 pub use key::Order;
 pub use multi::{Multi, MultiBuilder};
 pub use ops::{Alter, Bound, Change, Condition, Get, Key, Mutation, Over, Page, PageToken, Scan, TableName, Values};
 pub use page::{LOOK_MAX, PAGE_BYTES, SORT_BYTES_MAX, SORT_ROWS_MAX};
-pub use record::Record;
+pub use record::{NEVER_MS, Record};
 pub use schema::{COLUMNS_MAX, Column, Index, KEY_BYTES_MAX, NAME_BYTES_MAX, Schema, Table, check_name};
 pub use storage::{Atomicity, MapCapability, MapStorage};
 pub use value::{DAY_NANOS, DataType, Value};

@@ -47,6 +47,23 @@ pub(crate) fn indexes_prefix(table: u64) -> Vec<u8> {
     format!("x/{table:016x}/").into_bytes()
 }
 
+/// When rows of a table expire.
+pub(crate) fn expiry(table: u64) -> ObjectId {
+    object([&indexes_prefix(table), &b"expiry"[..]].concat())
+}
+
+/// Key of a row in the expiry index: the time in unix milliseconds, then the key of an index entry.
+pub(crate) fn expiry_key(at_ms: u64, partition: &[u8], clustering: &[u8]) -> Bytes {
+    [&at_ms.to_be_bytes()[..], &index_key(partition, clustering)].concat().into()
+}
+
+/// The time, the partition key and the clustering key.
+pub(crate) fn split_expiry_key(key: &[u8]) -> Option<(u64, &[u8], &[u8])> {
+    let (at_ms, rest) = key.split_first_chunk::<8>()?;
+    let (partition, clustering) = split_index_key(rest)?;
+    Some((u64::from_be_bytes(*at_ms), partition, clustering))
+}
+
 /// Key of an index entry: length of the partition key, that, the clustering key.
 pub(crate) fn index_key(partition: &[u8], clustering: &[u8]) -> Bytes {
     [&(partition.len() as u16).to_be_bytes(), partition, clustering].concat().into()
@@ -64,6 +81,13 @@ pub(crate) fn namespace_key(namespace: &str) -> Bytes {
 /// Key of a table's schema, in the catalogue. Names contain no control characters.
 pub(crate) fn table_key(namespace: &str, table: &str) -> Bytes {
     [b"t", namespace.as_bytes(), &[0], table.as_bytes()].concat().into()
+}
+
+/// The table whose schema stands under a key of the catalogue.
+pub(crate) fn table_of(key: &[u8]) -> Option<crate::TableName> {
+    let key = std::str::from_utf8(key.strip_prefix(b"t")?).ok()?;
+    let (namespace, table) = key.split_once('\0')?;
+    Some(crate::TableName::new(namespace, table))
 }
 
 pub(crate) fn tables_prefix(namespace: &str) -> Bytes {

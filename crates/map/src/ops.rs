@@ -171,7 +171,7 @@ pub enum Change {
     Put {
         /// Columns with values; `None` sets null.
         columns: Vec<(String, Option<Value>)>,
-        /// When the row goes by itself, in unix milliseconds; `None` leaves that as it is.
+        /// When the row goes by itself, in unix milliseconds, or [`NEVER_MS`](crate::NEVER_MS); `None` leaves that as it is.
         expires_ms: Option<u64>,
     },
     /// Removes the row; does nothing if it is missing.

@@ -125,7 +125,7 @@ pub fn encode_indexed(value: &Value) -> Result<Bytes> {
 /// A row with its names: the key's columns, then the others that are there and asked for (none: all).
 pub fn record(table: &Table, key: &RowKey, row: &Row, columns: &[String]) -> crate::Record {
     let wanted = |name: &str| columns.is_empty() || columns.iter().any(|column| column == name);
-    let mut record = crate::Record::default();
+    let mut record = crate::Record { columns: Vec::new(), expires_ms: row.expiry() };
     let (mut partition, mut clustering) = (&key.partition[..], &key.clustering[..]);
     for id in &table.partition_key {
         if let Some(column) = table.column_numbered(*id) {

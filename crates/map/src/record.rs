@@ -18,12 +18,16 @@ use crate::value::{DataType, Value};
 /// Version of rows that this code writes, and the highest that it reads.
 pub(crate) const ROW_VERSION: u8 = 1;
 const EXPIRES: u8 = 1;
+/// An expiry that never comes: what a put sets to make a row stay that was to expire.
+pub const NEVER_MS: u64 = u64::MAX;
 
 /// A row as its users see it: columns that are there, in the table's order, key columns first. A column may hold null.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// Names and values; `None` is null.
     pub columns: Vec<(String, Option<Value>)>,
+    /// When the row goes by itself, in unix milliseconds; `None`: it does not.
+    pub expires_ms: Option<u64>,
 }
 
 impl Record {
@@ -151,6 +155,11 @@ impl Row {
     /// Whether it has gone by itself by `now_ms` (unix milliseconds).
     pub fn expired(&self, now_ms: u64) -> bool {
         self.expires_ms.is_some_and(|expires| expires <= now_ms)
+    }
+
+    /// When it goes by itself, in unix milliseconds, if it ever does.
+    pub fn expiry(&self) -> Option<u64> {
+        self.expires_ms.filter(|at| *at != NEVER_MS)
     }
 
     /// A column's value as the table has its type now: absent, null or a value.

@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! 1. A row is written only if it is, in the transaction, what the condition was looked at on.
-//! 2. An entry of an index is written and removed in the transaction of its row, so an index is never stale.
+//! 2. An entry of an index, that of expiry among them, is written and removed in the transaction of its row, so an index is never stale.
 //! 3. Writers in this process that want one partition come one after another (fair locks); those of other processes are met by guards.
 //! 4. What a failed condition shows is durable, or was written by somebody who did not ask for that.
 
@@ -55,12 +55,12 @@ pub(crate) struct Place {
 }
 
 /// A row under mutation.
-struct Touched {
-    table: Arc<Table>,
-    before: Option<Bytes>,
+pub(crate) struct Touched {
+    pub table: Arc<Table>,
+    pub before: Option<Bytes>,
     /// As found, expired or not: what its index entries stand for.
-    found: Option<Row>,
-    now: Option<Row>,
+    pub found: Option<Row>,
+    pub now: Option<Row>,
 }
 
 impl Waist {
@@ -107,7 +107,7 @@ impl Waist {
     }
 
     /// The schema as it is now: what was seen last, if the table's head still says so.
-    fn current(&self, name: &TableName) -> Result<Arc<Table>> {
+    pub(crate) fn current(&self, name: &TableName) -> Result<Arc<Table>> {
         let table = self.seen(name)?;
         if self.is_current(&table)? { Ok(table) } else { self.load(name) }
     }
@@ -122,7 +122,7 @@ impl Waist {
         self.store.capability().atomic_across_objects
     }
 
-    fn lock(&self, places: impl Iterator<Item = u64>) -> Vec<MutexGuard<'_, ()>> {
+    pub(crate) fn lock(&self, places: impl Iterator<Item = u64>) -> Vec<MutexGuard<'_, ()>> {
         let mut numbers: Vec<usize> = places.map(|hash| (hash % STRIPES as u64) as usize).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -162,12 +162,15 @@ impl Waist {
             parts::change(table, mutation, &mut touched.now)?;
         }
         let mut txn = Transaction::with(durability);
+        // Those of schemas first, so that a guard that fails tells which of both it was.
         let mut schemas: Vec<u64> = Vec::new();
-        for (place, touched) in rows {
+        for touched in rows.values() {
             if !schemas.contains(&touched.table.id) {
                 schemas.push(touched.table.id);
                 guarded(&mut txn, &touched.table);
             }
+        }
+        for (place, touched) in rows {
             self.write(&mut txn, &place, touched)?;
         }
         if txn.ops.is_empty() {
@@ -199,8 +202,8 @@ impl Waist {
         }
     }
 
-    /// Adds what turns a row into what it is to be, with its guard and the entries of its indexes. Guards of schemas come first.
-    fn write(&self, txn: &mut Transaction, place: &Place, touched: Touched) -> Result<()> {
+    /// Adds what turns a row into what it is to be, with one guard of it, and the entries of its indexes and of its expiry.
+    pub(crate) fn write(&self, txn: &mut Transaction, place: &Place, touched: Touched) -> Result<()> {
         let Touched { table, before, found, now } = touched;
         let key = place.key.clustering.clone();
         let condition = match &before {
@@ -216,6 +219,16 @@ impl Waist {
             None if before.is_some() => txn.push(&place.partition, StoreChange::OmapRemove { key }),
             // It is as it should be; the guard says that it still is.
             _ => {}
+        }
+        let (old, new) = (expiry_entry(place, found.as_ref()), expiry_entry(place, now.as_ref()));
+        if old != new {
+            let expiry = names::expiry(table.id);
+            if let Some(key) = old {
+                txn.push(&expiry, StoreChange::OmapRemove { key });
+            }
+            if let Some(key) = new {
+                txn.push(&expiry, StoreChange::OmapSet { key, value: Bytes::new() });
+            }
         }
         for index in &table.indexes {
             let entry = |row: &Row| -> Result<Option<ObjectId>> {
@@ -236,35 +249,6 @@ impl Waist {
             }
         }
         Ok(())
-    }
-
-    /// Removes the rows of a table that have expired. Reads do not show them before either. Returns their number.
-    ///
-    /// # Errors
-    /// [`Error::Missing`]; the store's.
-    pub fn sweep(&self, name: &TableName) -> Result<u64> {
-        let table = self.load(name)?;
-        let now_ms = self.now_ms();
-        let mut removed = 0;
-        self.for_each_row(&table, |place, bytes| {
-            let row = decode(&table, place, bytes)?;
-            if row.expired(now_ms) {
-                let _lock = self.lock(std::iter::once(place.partition.hash64()));
-                let mut txn = Transaction::with(Durability::Applied);
-                guarded(&mut txn, &table);
-                let touched =
-                    Touched { table: Arc::clone(&table), before: Some(bytes.clone()), found: Some(row), now: None };
-                self.write(&mut txn, place, touched)?;
-                match self.store.submit(txn).wait() {
-                    Ok(_) => removed += 1,
-                    // It was written meanwhile.
-                    Err(StoreError::GuardFailed { .. }) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            Ok(())
-        })?;
-        Ok(removed)
     }
 
     /// Writes the entries of a new index for the rows that are there. Mutations since the schema changed write their own.
@@ -303,6 +287,12 @@ impl Waist {
         self.store.sync().wait()?;
         Ok(())
     }
+}
+
+/// Where the expiry index says that a row goes.
+fn expiry_entry(place: &Place, row: Option<&Row>) -> Option<Bytes> {
+    let at_ms = row?.expiry()?;
+    Some(names::expiry_key(at_ms, &place.key.partition, &place.key.clustering))
 }
 
 /// A row from what is stored.

@@ -195,7 +195,8 @@ impl Layout {
     pub(crate) fn record(&self, key: &[Value], columns: &[Option<Value>]) -> Record {
         let key = self.key.iter().zip(key).map(|(column, value)| (column.name.clone(), Some(value.clone())));
         let others = self.columns.iter().cloned().zip(columns.iter().cloned());
-        Record { columns: key.chain(others).collect() }
+        // A transaction's rows do not expire.
+        Record { columns: key.chain(others).collect(), expires_ms: None }
     }
 
     /// A record of the columns that were asked for, and of the key.

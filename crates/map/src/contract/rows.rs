@@ -4,8 +4,8 @@
 
 use super::{Harness, all, key, put, schema, table, with};
 use crate::{
-    Atomicity, Change, Compare, Condition, DataType, Durability, Error, Filter, Get, Key, Mutation, Order, Over, Scan,
-    Schema, TableName, Value,
+    Atomicity, Change, Compare, Condition, DataType, Durability, Error, Filter, Get, Key, Mutation, NEVER_MS, Order,
+    Over, Scan, Schema, TableName, Value,
 };
 
 /// Puts merge, deletes remove, null and absent are told apart, and a row of nothing but its key is a row.
@@ -180,6 +180,16 @@ pub fn rows_expire_by_themselves_and_come_back_new(harness: &dyn Harness) {
         put(map, key("p", 1, 1), &[("y", "kept".into())]);
         opened.set_ms(1_999);
         assert_eq!((x(), indexed(1)), (Some(Some(1.into())), 1));
+        let expiries = || -> Vec<Option<u64>> {
+            let scanned = all(map, Scan::partition(&table(), Key::of("p", "p"))).into_iter().map(|row| row.expires_ms);
+            scanned.chain([map.get(&Get::new(&table(), key("p", 1, 1))).unwrap().unwrap().expires_ms]).collect()
+        };
+        assert_eq!(expiries(), [Some(2_000); 2], "rows say when they go");
+        let absent = Mutation::delete(&table(), key("p", 1, 1)).when(Condition::NotExists);
+        match map.mutate(&[absent], Durability::Durable) {
+            Err(Error::ConditionFailed { current: Some(row), .. }) => assert_eq!(row.expires_ms, Some(2_000)),
+            other => panic!("{:?}", other.map(drop)),
+        }
         opened.set_ms(2_000);
         assert_eq!((x(), indexed(1)), (None, 0));
         assert!(all(map, Scan::partition(&table(), Key::of("p", "p"))).is_empty());
@@ -193,7 +203,11 @@ pub fn rows_expire_by_themselves_and_come_back_new(harness: &dyn Harness) {
         assert_eq!((row.value("x"), row.get("y")), (Some(&2.into()), None), "of the old row nothing is left");
         opened.set_ms(1 << 50);
         assert_eq!((x(), indexed(2)), (Some(Some(2.into())), 1), "it does not expire");
+        assert_eq!(expiries(), [None; 2]);
         put_until(3, Some(1 << 51));
         assert_eq!(x(), Some(Some(3.into())));
+        put_until(4, Some(NEVER_MS));
+        opened.set_ms(1 << 52);
+        assert_eq!((x(), expiries()), (Some(Some(4.into())), vec![None; 2]), "it does not expire any more");
     });
 }

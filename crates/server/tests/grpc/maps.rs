@@ -197,7 +197,7 @@ async fn a_condition_that_does_not_hold_is_an_answer_with_the_row_and_nothing_is
         panic!("the row is there")
     };
     let current = vec![column("p", text("p")), column("c", V::Int(1)), column("x", V::Bigint(1))];
-    assert_eq!((failed.mutation, failed.current), (1, Some(proto::Record { columns: current })));
+    assert_eq!((failed.mutation, failed.current), (1, Some(proto::Record { columns: current, expires_ms: None })));
     assert_eq!(client.get(get("q", 1)).await.unwrap().into_inner().record, None);
     let Outcome::ConditionFailed(failed) = mutate(&mut client, vec![when(delete("q", 1), If::Exists(true))]).await
     else {
@@ -360,14 +360,82 @@ async fn scans_take_ranges_orders_indexes_and_filters() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn cells_stand_under_their_columns_whatever_is_absent() {
+    let server = Running::in_memory();
+    let mut client = with_table(&server).await;
+    let (x, y) = (|| column("x", V::Bigint(5)), || column("y", text("why")));
+    let null = column("x", V::Null(proto::Null {}));
+    let list = [vec![], vec![y()], vec![x()], vec![null.clone(), y()]];
+    let list = list.into_iter().zip(1..).map(|(columns, c)| put("p", c, columns));
+    mutate(&mut client, list.collect()).await;
+    let scanned = messages(&mut client, partition("p")).await;
+    assert_eq!((scanned.len(), &scanned[0].columns[..]), (1, &["p", "c", "x", "y"].map(String::from)[..]));
+    let rows: Vec<Vec<Option<V>>> =
+        scanned[0].rows.iter().map(|row| row.cells.iter().map(|cell| cell.value.clone()).collect()).collect();
+    let key = |c| vec![Some(text("p")), Some(V::Int(c))];
+    let with = |c, more: &[Option<V>]| [key(c), more.to_vec()].concat();
+    let null = null.value.unwrap().value;
+    assert_eq!(
+        rows,
+        [
+            with(4, &[null, Some(text("why"))]),
+            with(3, &[Some(V::Bigint(5))]),
+            with(2, &[None, Some(text("why"))]),
+            with(1, &[]),
+        ]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_say_when_they_expire() {
+    let server = Running::in_memory();
+    let mut client = with_table(&server).await;
+    let until = |c, expires_ms| {
+        let change = Some(proto::mutation::Change::Put(proto::Put { columns: Vec::new(), expires_ms }));
+        proto::Mutation { change, ..put("p", c, Vec::new()) }
+    };
+    let late = 1 << 50;
+    mutate(&mut client, vec![until(1, Some(late)), until(2, None), until(3, Some(u64::MAX)), until(4, Some(1))]).await;
+    let scanned = messages(&mut client, partition("p")).await;
+    let expiries: Vec<_> = scanned[0].rows.iter().map(|row| row.expires_ms).collect();
+    assert_eq!((ints(&scanned, "c"), expiries), (vec![3, 2, 1], vec![None, None, Some(late)]));
+    let record = client.get(get("p", 1)).await.unwrap().into_inner().record.unwrap();
+    assert_eq!(record.expires_ms, Some(late));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_counts_over_all_messages_of_a_scan() {
+    let server = Running::in_memory();
+    let mut client = with_table(&server).await;
+    fill(&mut client, "p", 3_000, 300).await;
+    let falling: Vec<i64> = (0..3_000).rev().collect();
+    for limit in [1, 15, 16, 17, 2_500, 3_000, 3_001] {
+        let limited = messages(&mut client, proto::ScanRequest { limit, ..partition("p") }).await;
+        let count = falling.len().min(limit as usize);
+        assert_eq!(ints(&limited, "c"), falling[..count], "limit {limit}");
+        let page_token = limited.last().unwrap().next_page_token.clone();
+        if page_token.is_empty() {
+            assert_eq!(count, falling.len(), "limit {limit}: the last message has no token");
+            continue;
+        }
+        let rest = messages(&mut client, proto::ScanRequest { page_token, ..partition("p") }).await;
+        assert_eq!(ints(&rest, "c"), falling[count..], "behind limit {limit}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_scan_reads_only_as_far_as_its_client_and_ends_with_it() {
     let server = Running::start(Arc::new(MemoryStore::new()), Config { followers_max: 1, ..near() });
     let mut client = with_table(&server).await;
     fill(&mut client, "p", 8_000, 2_000).await;
-    let mut stream = client.scan(partition("p")).await.unwrap().into_inner();
-    tokio::time::sleep(SOON).await;
-    // The scan falls: its last row is 0. What goes now, it has not read yet.
-    mutate(&mut client, vec![delete("p", 0)]).await;
+    // A client that takes little ahead of its reader: on the wire is less than a message.
+    let endpoint = Channel::from_shared(format!("http://{}", server.address)).unwrap();
+    let narrow = endpoint.initial_stream_window_size(64 << 10).initial_connection_window_size(64 << 10);
+    let mut narrow = MapClient::new(narrow.connect().await.unwrap());
+    let mut stream = narrow.scan(partition("p")).await.unwrap().into_inner();
+    tokio::time::sleep(2 * SOON).await;
+    // The scan falls, with some 130 rows in a message. What goes now, seven of them down, it has not read yet.
+    mutate(&mut client, vec![delete("p", 7_000)]).await;
     check(client.scan(partition("p")).await, Code::ResourceExhausted, "busy", "followers_max");
     let mut rows = 0;
     while let Some(message) = tokio::time::timeout(LATE, stream.message()).await.unwrap().unwrap() {

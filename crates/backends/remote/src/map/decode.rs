@@ -152,7 +152,8 @@ fn value(value: proto::Value) -> Option<Option<Value>> {
 
 pub(super) fn record(record: proto::Record) -> Option<Record> {
     let column = |column: proto::Column| Some((column.name, value(column.value?)?));
-    Some(Record { columns: record.columns.into_iter().map(column).collect::<Option<_>>()? })
+    let columns = record.columns.into_iter().map(column).collect::<Option<_>>()?;
+    Some(Record { columns, expires_ms: record.expires_ms })
 }
 
 /// A row of a scan; `None` if it has more cells than there are columns.
@@ -161,7 +162,7 @@ pub(super) fn row(columns: &[String], row: proto::Row) -> Option<Record> {
         return None;
     }
     let cell = |(name, cell): (&String, proto::Value)| Some((name.clone(), value(cell)?));
-    Some(Record { columns: columns.iter().zip(row.cells).filter_map(cell).collect() })
+    Some(Record { columns: columns.iter().zip(row.cells).filter_map(cell).collect(), expires_ms: row.expires_ms })
 }
 
 /// A token of the server's.

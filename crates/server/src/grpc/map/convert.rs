@@ -138,7 +138,8 @@ fn values(columns: Vec<proto::Column>) -> Result<Values, Told> {
 /// A row as a message.
 pub(super) fn told_record(record: Record) -> proto::Record {
     let column = |(name, value)| proto::Column { name, value: Some(told_value(value)) };
-    proto::Record { columns: record.columns.into_iter().map(column).collect() }
+    let expires_ms = record.expires_ms;
+    proto::Record { columns: record.columns.into_iter().map(column).collect(), expires_ms }
 }
 
 pub(super) fn schema(message: Option<proto::Schema>) -> Result<Schema, Told> {

@@ -114,8 +114,8 @@ fn cells(
             bytes += convert::value_bytes(&cell);
             cells.push(cell);
         }
-        bytes += 2 * cells.len();
-        rows.push(proto::Row { cells });
+        bytes += 2 * cells.len() + if record.expires_ms.is_some() { 10 } else { 0 };
+        rows.push(proto::Row { cells, expires_ms: record.expires_ms });
     }
     let next_page_token = token.map_or_else(Default::default, |token| token.0.clone().into());
     (proto::ScanResponse { columns: names.to_vec(), rows, next_page_token }, bytes)
