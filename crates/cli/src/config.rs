@@ -182,6 +182,8 @@ settings! {
         grpc_in_flight: u64 = 1_024,
         /// Most gRPC followers of logs at the same time, and most scans of the map, each from 1 to 65536.
         grpc_followers: u64 = 1_024,
+        /// Expired rows of the map that are removed per second in the background, at most; 0 means none. Where gRPC is served.
+        map_sweep: u64 = 10_000,
         /// Threads that serve clients, up to 64; 0 means one per processor, at most 4.
         threads: u64 = 0,
     }

@@ -98,7 +98,7 @@ impl Scheme {
 
     /// The names of its options, for messages.
     pub fn options_shown(&self) -> String {
-        [self.options, &["create", "expire"]].concat().join(", ")
+        [self.options, &["create", "expire", "map_sweep"]].concat().join(", ")
     }
 
     /// The map of the running server at `path`; `None` where the scheme is of no server.

@@ -21,12 +21,12 @@ use crate::place::{
     Made, device_path, fill_file, format_device, is_block_device, is_same_file, lengthen, make_file, open_device,
     random_id, random_number, remove, take_space,
 };
-use crate::store::Backing;
+use crate::store::{Background, Backing};
 use crate::{ByteSize, Error, Period, Result, Store};
 
 /// The options that a location may carry, as messages name them.
 const OPTIONS: &str = "size, segment, policy, recent, cache, index, async_flush, compress, compress_min, \
-     compress_unit, compress_ratio, expire, read_only, create";
+     compress_unit, compress_ratio, expire, map_sweep, read_only, create";
 
 /// Settings for opening a store. Made by [`Store::builder`].
 ///
@@ -54,6 +54,7 @@ pub struct Builder {
     segment_bytes: u64,
     create: bool,
     expire_interval: Duration,
+    map_sweep: u64,
     options: Options,
     clock: Arc<dyn Clock>,
     /// Options of the location that belong to its backend.
@@ -67,6 +68,7 @@ impl Default for Builder {
             segment_bytes: 64 << 20,
             create: true,
             expire_interval: Duration::from_secs(1),
+            map_sweep: 0,
             options: Options::default(),
             clock: Arc::new(SystemClock),
             backend_options: Pairs::new(),
@@ -137,6 +139,14 @@ impl Builder {
         self
     }
 
+    /// How many expired rows of the map are removed per second in the background, at most, once the map is in use (option
+    /// `map_sweep`). 0 by default: none are, until [`Waist::sweep`](esker_map::Waist::sweep) is called. It only decides when their space comes
+    /// back: an expired row is never returned.
+    pub fn map_sweep(mut self, rows_per_s: u64) -> Self {
+        self.map_sweep = rows_per_s;
+        self
+    }
+
     /// Opens without writing a byte; writes are refused (option `read_only=true`). Nothing is made.
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.options.read_only = read_only;
@@ -157,7 +167,7 @@ impl Builder {
 
     /// Opens the store at `location`: a path, `esker:PATH`, `file:PATH` or another backend's, or `memory:`, with options
     /// behind a `?`. Of the settings made by methods, other backends than the engine heed [`Builder::create`],
-    /// [`Builder::expire_interval`] and [`Builder::clock`].
+    /// [`Builder::expire_interval`], [`Builder::map_sweep`] and [`Builder::clock`].
     ///
     /// # Errors
     /// [`Error::Location`], [`Error::UnknownOption`], [`Error::BadOption`] say what was found and what is expected;
@@ -170,11 +180,11 @@ impl Builder {
             Place::Path(path) => path,
             Place::Backend(scheme, path) => {
                 let opened = scheme.open(&path, builder.create, &builder.backend_options)?;
-                return Ok(Store::new(Backing::Backend(opened), builder.clock, builder.expire_interval));
+                return Ok(Store::new(Backing::Backend(opened), builder.background()));
             }
             Place::Memory => {
                 let store = Arc::new(esker_memory::MemoryStore::new());
-                return Ok(Store::new(Backing::Memory(store), builder.clock, builder.expire_interval));
+                return Ok(Store::new(Backing::Memory(store), builder.background()));
             }
         };
         refuse_foreign(&path, "esker")?;
@@ -187,9 +197,19 @@ impl Builder {
             }
             other => (other?, false),
         };
+        let background = builder.background();
         let engine = Arc::new(Engine::open(Arc::clone(&device) as Arc<dyn Device>, builder.options)?);
-        let expire_interval = if read_only { Duration::ZERO } else { builder.expire_interval };
-        Ok(Store::new(Backing::Engine { engine, device, path, created }, builder.clock, expire_interval))
+        Ok(Store::new(Backing::Engine { engine, device, path, created }, background))
+    }
+
+    /// What the store does by itself: nothing where it is not to be written.
+    fn background(&self) -> Background {
+        let idle = self.options.read_only;
+        Background {
+            clock: Arc::clone(&self.clock),
+            expire_interval: if idle { Duration::ZERO } else { self.expire_interval },
+            map_sweep: if idle { 0 } else { self.map_sweep },
+        }
     }
 
     /// The map of the running server that `location` names (`grpc://HOST:PORT`, `grpc+unix:PATH`), which serves it to whoever it lets in; `None` where
@@ -385,7 +405,7 @@ impl Builder {
         for (key, value) in options {
             match &place {
                 Place::Backend(scheme, _) if scheme.takes(&key) => self.backend_options.push((key, value)),
-                Place::Backend(scheme, _) if key != "create" && key != "expire" => {
+                Place::Backend(scheme, _) if !["create", "expire", "map_sweep"].contains(&&*key) => {
                     return Err(Error::UnknownOption { key, expected: scheme.options_shown() });
                 }
                 _ => self.set(&key, &value)?,
@@ -419,6 +439,7 @@ impl Builder {
             "compress_unit" => self.options.compress.unit_bytes = small(key, value)?,
             "compress_ratio" => self.options.compress.ratio_max = read(key, value)?,
             "expire" => self.expire_interval = period(key, value)?,
+            "map_sweep" => self.map_sweep = read(key, value)?,
             "read_only" => self.options.read_only = read(key, value)?,
             "create" => self.create = read(key, value)?,
             _ => return Err(Error::UnknownOption { key: key.to_string(), expected: OPTIONS.to_string() }),

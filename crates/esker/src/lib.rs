@@ -95,7 +95,7 @@
 //!
 //! - [`kv::Namespace`]: everything one can do with keys: compare-and-set, expiry, scans either way, insertion order.
 //! - [`Store::logs`]: shared logs: totally ordered, write-once, followed by many.
-//! - [`Store::map`]: tables of records with conditional writes, filters and indexes; [`OpenMap`] by location, on Cassandra too.
+//! - [`Store::map`]: tables of records with conditional writes, expiry, filters and indexes; [`OpenMap`] by location, on Cassandra too.
 //! - [`Store::transactions`]: transactions over such tables, snapshot or serializable.
 //! - [`Store::volumes`]: virtual disks with snapshots and clones.
 //! - [`Store::objects`]: the objects below the faces, with transactions over bytes, attributes, ordered maps and slots.
@@ -113,6 +113,7 @@ mod maps;
 mod place;
 mod releasable;
 mod store;
+mod sweep;
 mod units;
 
 pub use builder::Builder;
@@ -125,6 +126,7 @@ pub use esker_store::{Completion, Compression, Durability, ObjectStore};
 pub use maps::OpenMap;
 pub use place::{DEVICE_BYTES_DEFAULT, DEVICE_FILE, FREE_PERCENT_MAX, Made, SEGMENTS_MIN};
 pub use store::Store;
+pub use sweep::SweepFigures;
 pub use units::{ByteSize, Period, UnitError};
 
 #[cfg(feature = "cassandra")]

@@ -5,7 +5,7 @@
 //! Invariants:
 //! 1. All clones of a store are one store; it is closed by [`Store::close`] or with the last clone. A face does not
 //!    keep it open.
-//! 2. The background removal of expired keys ends before the store closes.
+//! 2. The background removal of expired keys and rows ends before the store closes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 
 use crate::backend::Opened;
 use crate::releasable::Releasable;
+use crate::sweep::{Sweep, SweepFigures};
 use crate::{Builder, Error, Result};
 
 /// Expired keys that are removed in one go; while there are more, the next go follows at once.
@@ -56,12 +57,21 @@ pub struct Store {
 
 struct Inner {
     backing: Backing,
-    clock: Arc<dyn Clock>,
-    expire_interval: Duration,
+    background: Background,
     kv: Mutex<Option<Kv>>,
     logs: Mutex<Option<Logs>>,
     map: Mutex<Option<Waist>>,
     expiry: Mutex<Option<Expiry>>,
+    sweep: Mutex<Option<Sweep>>,
+}
+
+/// What a store does by itself, and the clock it goes by.
+pub(crate) struct Background {
+    pub clock: Arc<dyn Clock>,
+    /// How often expired keys are removed; zero: never.
+    pub expire_interval: Duration,
+    /// Expired rows of the map that are removed per second, at most; 0: none.
+    pub map_sweep: u64,
 }
 
 impl Store {
@@ -82,15 +92,15 @@ impl Store {
         Builder::default()
     }
 
-    pub(crate) fn new(backing: Backing, clock: Arc<dyn Clock>, expire_interval: Duration) -> Self {
+    pub(crate) fn new(backing: Backing, background: Background) -> Self {
         let inner = Inner {
             backing,
-            clock,
-            expire_interval,
+            background,
             kv: Mutex::new(None),
             logs: Mutex::new(None),
             map: Mutex::new(None),
             expiry: Mutex::new(None),
+            sweep: Mutex::new(None),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -104,9 +114,9 @@ impl Store {
         if let Some(kv) = &*slot {
             return Ok(kv.clone());
         }
-        let kv = Kv::open(self.objects(), Arc::clone(&self.inner.clock))?;
-        if !self.inner.expire_interval.is_zero() {
-            *self.inner.expiry.lock() = Expiry::start(kv.clone(), self.inner.expire_interval);
+        let kv = Kv::open(self.objects(), Arc::clone(&self.inner.background.clock))?;
+        if !self.inner.background.expire_interval.is_zero() {
+            *self.inner.expiry.lock() = Expiry::start(kv.clone(), self.inner.background.expire_interval);
         }
         *slot = Some(kv.clone());
         Ok(kv)
@@ -189,13 +199,21 @@ impl Store {
         if let Some(map) = &*slot {
             return Ok(map.clone());
         }
-        let clock = Arc::clone(&self.inner.clock);
+        let clock = Arc::clone(&self.inner.background.clock);
         // Tokens are to be told from forged ones: the system's randomness, not a generator's.
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(|error| Error::Random { why: error.to_string() })?;
         let map = Waist::open(self.objects(), Arc::new(move || clock.now_ms()), secret)?;
+        if self.inner.background.map_sweep > 0 {
+            *self.inner.sweep.lock() = Sweep::start(map.clone(), self.inner.background.map_sweep);
+        }
         *slot = Some(map.clone());
         Ok(map)
+    }
+
+    /// What the removal of expired rows of the map has done ([`Builder::map_sweep`]); all 0 where there is none, or the map is not in use.
+    pub fn sweep_figures(&self) -> SweepFigures {
+        self.inner.sweep.lock().as_ref().map(Sweep::figures).unwrap_or_default()
     }
 
     /// Transactions over tables of the map. Each call hands out one with options of its own; what they commit they see of each other.
@@ -222,7 +240,7 @@ impl Store {
     /// # Errors
     /// [`Error::Map`] and [`Error::Transaction`]: those of the store, when the table of decisions is made.
     pub fn transactions(&self, options: TransactionOptions) -> Result<Transactions> {
-        let clock = Arc::clone(&self.inner.clock);
+        let clock = Arc::clone(&self.inner.background.clock);
         // Numbers that no other process has: counted from a random one.
         let mut first = [0; 16];
         getrandom::fill(&mut first).map_err(|error| Error::Random { why: error.to_string() })?;
@@ -233,7 +251,7 @@ impl Store {
 
     /// A session of logs of its own, with the store's clock and a random number; `connect` finds sequencers of other processes.
     pub fn log_session(&self, connect: Option<Arc<dyn Connect>>) -> Session {
-        let clock = Arc::clone(&self.inner.clock);
+        let clock = Arc::clone(&self.inner.background.clock);
         Session { connect, ..Session::new(Arc::new(move || clock.now_ms()), fastrand::u64(..)) }
     }
 
@@ -284,7 +302,9 @@ impl Store {
             created: false,
             remote: None,
         };
-        Ok(Self::new(Backing::Backend(opened), Arc::clone(&self.inner.clock), Duration::ZERO))
+        let clock = Arc::clone(&self.inner.background.clock);
+        let background = Background { clock, expire_interval: Duration::ZERO, map_sweep: 0 };
+        Ok(Self::new(Backing::Backend(opened), background))
     }
 
     /// Name of the backend: `esker` for the engine, else as in the store's [`Capability`](esker_store::Capability).
@@ -373,6 +393,9 @@ impl Inner {
     fn close(&self) -> Result<()> {
         if let Some(expiry) = self.expiry.lock().take() {
             expiry.stop();
+        }
+        if let Some(sweep) = self.sweep.lock().take() {
+            sweep.stop();
         }
         match &self.backing {
             Backing::Memory(_) => Ok(()),

@@ -94,7 +94,9 @@ impl Serve {
         let disks = disks::config(&settings.serve, tls_files(&settings.serve)?)?;
         let rpc = rpc::config(&settings.serve, tls_files(&settings.serve)?)?;
         let location = settings.store.location.clone();
-        let store = builder(&settings).expire_interval(Duration::ZERO).open(&location)?;
+        // Keys are expired by the server itself.
+        let builder = builder(&settings).expire_interval(Duration::ZERO).map_sweep(settings.serve.map_sweep);
+        let store = builder.open(&location)?;
         let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
         let served = serve(&store, config, (disks, rpc), backups.map(PathBuf::from));
         // Even if the server failed, what it acknowledged must end up in a clean store.
@@ -217,7 +219,8 @@ fn serve(
     let kv = store.kv()?;
     let engine: Arc<dyn EngineInfo> = match store.engine() {
         Some(engine) => {
-            Arc::new(Wired { engine: Arc::clone(engine), backups: backups.map(Backups::new), tasks: Tasks::default() })
+            let (engine, backups) = (Arc::clone(engine), backups.map(Backups::new));
+            Arc::new(Wired { engine, store: store.clone(), backups, tasks: Tasks::default() })
         }
         None if backups.is_some() => {
             let why = format!("backup_folder: backups need a store on a device; this one is {}", store.backend());
@@ -318,6 +321,7 @@ pub const STAGES_SECTION: &str = "Esker_stages";
 /// The engine as the server's clients see it.
 struct Wired {
     engine: Arc<Engine>,
+    store: esker::Store,
     backups: Option<Backups>,
     tasks: Tasks,
 }
@@ -341,6 +345,16 @@ impl EngineInfo for Wired {
         }
         for (name, value) in self.backups.iter().flat_map(Backups::figures) {
             lines.push(line("Esker", name, value));
+        }
+        let swept = self.store.sweep_figures();
+        for (name, value) in [
+            ("map_sweep_rate", swept.rate),
+            ("map_swept_rows", swept.removed),
+            ("map_sweep_renewed", swept.renewed),
+            ("map_sweep_steps", swept.steps),
+            ("map_sweep_failures", swept.failures),
+        ] {
+            lines.push(line("Esker", name, value.to_string()));
         }
         lines.extend(self.tasks.figures().map(|(name, value)| line("Esker", &name, value)));
         for (name, times) in self.engine.stages() {

@@ -140,6 +140,7 @@ struct Figures {
     cleaned_segments: u64,
     cleaned_copy_bytes_per_s: f64,
     freed_segments: u64,
+    swept_rows: u64,
     /// Bytes per second by kind, as [`KINDS`] names them.
     bytes_per_s: [f64; KINDS.len()],
     compressed_kept: u64,
@@ -212,6 +213,7 @@ impl Figures {
             cleaned_segments: more("cleaned_segments"),
             cleaned_copy_bytes_per_s: rate(more("cleaned_copy_bytes")),
             freed_segments: more("freed_segments"),
+            swept_rows: more("map_swept_rows"),
             bytes_per_s: KINDS.map(|(_, figure)| rate(more(figure))),
             compressed_kept: more("compressed_kept"),
             compressed_refused: more("compressed_refused"),
@@ -295,6 +297,7 @@ impl Figures {
             "cleaned_segments": self.cleaned_segments,
             "cleaned_copy_bytes_per_s": round(self.cleaned_copy_bytes_per_s),
             "freed_segments": self.freed_segments,
+            "map_swept_rows": self.swept_rows,
         })
     }
 }
@@ -322,6 +325,7 @@ const COLUMNS: &[Column] = &[
     ("cleaned", 8, |figures| figures.cleaned_segments.to_string()),
     ("copy/s", 8, |figures| short(figures.cleaned_copy_bytes_per_s)),
     ("freed", 6, |figures| figures.freed_segments.to_string()),
+    ("swept", 7, |figures| short(figures.swept_rows as f64)),
 ];
 
 fn ranks([middle, high]: [u64; 2]) -> String {

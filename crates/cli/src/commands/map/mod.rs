@@ -326,7 +326,9 @@ fn act(context: &Context, action: Action) -> Result<(), Failure> {
         Action::Export(export) => export.run(context),
         Action::Sweep { name } => {
             let Some(store) = &context.store else {
-                return Err(Failure::usage("sweep works on a store, not on a server"));
+                return Err(Failure::usage(
+                    "sweep works on a store, not on a server, which does that by itself (map_sweep)",
+                ));
             };
             let removed = store.map()?.sweep(&name.0)?;
             context.tell(&json!({"removed": removed}), &format!("{removed} rows removed\n"))

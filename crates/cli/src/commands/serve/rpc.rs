@@ -30,6 +30,9 @@ pub struct GrpcFlags {
     /// everything
     #[arg(long = "grpc-objects")]
     grpc_objects: bool,
+    /// Expired rows of the map that are removed per second in the background, at most; 0 means none
+    #[arg(long, value_name = "ROWS")]
+    map_sweep: Option<u64>,
 }
 
 impl GrpcFlags {
@@ -45,6 +48,9 @@ impl GrpcFlags {
             serve.grpc_token_file = file;
         }
         serve.grpc_objects |= self.grpc_objects;
+        if let Some(rows) = self.map_sweep {
+            serve.map_sweep = rows;
+        }
     }
 }
 
