@@ -121,13 +121,14 @@ fn a_table_is_made_used_changed_and_dropped() {
     a_table_is_used(folder.path(), STORE);
 }
 
-/// `esker serve` with gRPC, ended when dropped.
-struct Server(Child, String);
+/// `esker serve` with gRPC, ended when dropped: its process, the address of gRPC, that of Redis.
+struct Server(Child, String, String);
 
 impl Server {
-    fn start(folder: &Path) -> Self {
+    fn start(folder: &Path, arguments: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_esker"))
             .args(["serve", "--listen", "127.0.0.1:0", "--store", "served?size=256m", "--grpc", "127.0.0.1:0"])
+            .args(arguments)
             .current_dir(folder)
             .env_remove("ESKER_CONFIG")
             .env("RUST_LOG", "warn")
@@ -136,10 +137,19 @@ impl Server {
             .unwrap();
         let printed = BufReader::new(child.stdout.take().unwrap());
         let mut lines = printed.lines().map_while(Result::ok);
+        let redis = lines.find_map(|line| line.strip_prefix("listening  ").map(str::to_owned));
         let address = lines.find_map(|line| line.strip_prefix("grpc       ").map(str::to_owned));
         // The rest is read so that the server is not stopped by a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
-        Self(child, address.expect("the server says where it serves"))
+        let said = "the server says where it serves";
+        Self(child, address.expect(said), redis.expect(said))
+    }
+
+    /// Rows that were swept since it was started.
+    fn swept(&self, folder: &Path) -> u64 {
+        let output = esker(folder, &["stat", &self.2, "--json"]);
+        assert!(output.status.success(), "{}", text(&output));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["map_swept_rows"].as_u64().unwrap()
     }
 }
 
@@ -154,7 +164,7 @@ impl Drop for Server {
 #[test]
 fn the_same_works_on_a_running_server_that_serves_no_objects() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(folder.path());
+    let server = Server::start(folder.path(), &[]);
     a_table_is_used(folder.path(), &server.1);
     fails(folder.path(), "grpc://127.0.0.1:1?timeout=1s", &["ls"], 3, "127.0.0.1:1");
 }
@@ -248,6 +258,73 @@ fn what_has_expired_is_not_shown_and_swept() {
     assert_eq!(done(at, STORE, &["scan", "shop.orders"]), "customer=1\tat=2\n");
     assert_eq!(done(at, STORE, &["sweep", "shop.orders"]), "1 rows removed\n");
     assert_eq!(done(at, STORE, &["sweep", "shop.orders"]), "0 rows removed\n");
+}
+
+#[test]
+fn a_server_removes_what_has_expired_by_itself_unless_told_not_to() {
+    for rate in ["10000", "0"] {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        let server = Server::start(at, &["--map-sweep", rate]);
+        let store = server.1.as_str();
+        done(at, store, &CREATE);
+        for row in ["at=1", "at=2", "at=3"] {
+            done(at, store, &["put", "shop.orders", "customer=1", row, "item=tea", "--expire", "1ms"]);
+        }
+        done(at, store, &["put", "shop.orders", "customer=1", "at=4", "--expire", "1h"]);
+        fails(at, store, &["sweep", "shop.orders"], 2, "by itself");
+        if rate == "0" {
+            std::thread::sleep(std::time::Duration::from_millis(1_500));
+            assert_eq!(server.swept(at), 0);
+        } else {
+            let began = std::time::Instant::now();
+            while server.swept(at) < 3 {
+                assert!(began.elapsed().as_secs() < 20, "{} rows were swept", server.swept(at));
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+        }
+        assert_eq!(done(at, store, &["scan", "shop.orders"]), "customer=1\tat=4\n");
+    }
+}
+
+#[test]
+fn when_rows_expire_is_exported_and_imported() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    for table in ["n.a", "n.b", "n.c", "n.d"] {
+        done(at, STORE, &["create", table, "k:int", "t:text", "--partition", "k"]);
+    }
+    done(at, STORE, &["put", "n.a", "k=1", "t=stays"]);
+    std::fs::write(at.join("rows.jsonl"), "{\"k\":2,\"@expires\":\"2100-01-01T00:00:00.5Z\"}\n{\"k\":3,\"t\":null,\"@expires\":4102444800000}\n{\"k\":4,\"@expires\":1}\n").unwrap();
+    done(at, STORE, &["import", "n.a", "rows.jsonl"]);
+    let csv = "k,t,@expires\n1,stays,\n2,,2100-01-01T00:00:00.5Z\n3,\\N,2100-01-01T00:00:00Z\n";
+    assert_eq!(done(at, STORE, &["export", "n.a"]), csv, "what has expired is not shown");
+    assert_eq!(done(at, STORE, &["export", "n.a", "--no-expiry"]), "k,t\n1,stays\n2,\n3,\\N\n");
+    let json = "{\"k\":1,\"t\":\"stays\"}\n{\"@expires\":\"2100-01-01T00:00:00.5Z\",\"k\":2}\n{\"@expires\":\"2100-01-01T00:00:00Z\",\"k\":3,\"t\":null}\n";
+    let lines = |text: &str| text.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>();
+    assert_eq!(lines(&done(at, STORE, &["export", "n.a", "--format", "json"])), lines(json));
+    for (table, file) in [("n.b", "all.csv"), ("n.c", "all.jsonl")] {
+        done(at, STORE, &["export", "n.a", file]);
+        done(at, STORE, &["import", table, file]);
+        assert_eq!(done(at, STORE, &["export", table]), csv, "{file}");
+    }
+    // Without the column, or with nothing in it, what rows have stays; null takes it away.
+    std::fs::write(at.join("more.csv"), "k,t\n2,more\n").unwrap();
+    done(at, STORE, &["import", "n.b", "more.csv"]);
+    std::fs::write(at.join("more.csv"), "k,@expires\n2,\n3,\\N\n").unwrap();
+    done(at, STORE, &["import", "n.b", "more.csv"]);
+    let found = "k,t,@expires\n1,stays,\n2,more,2100-01-01T00:00:00.5Z\n3,\\N,\n";
+    assert_eq!(done(at, STORE, &["export", "n.b"]), found);
+    std::fs::write(at.join("bad.csv"), "k,@expires\n1,1970-01-01T00:00:00Z\n2,-5\n").unwrap();
+    fails(at, STORE, &["import", "n.c", "bad.csv"], 2, "row 2: @expires");
+    std::fs::write(at.join("bad.csv"), "k,@expires\n1,soon\n").unwrap();
+    fails(at, STORE, &["import", "n.c", "bad.csv"], 2, "row 1: column @expires: \"soon\"");
+    // A table may have a column of that name, which then is one of its own.
+    done(at, STORE, &["column", "add", "n.d", "@expires:text"]);
+    std::fs::write(at.join("own.csv"), "k,@expires\n1,soon\n").unwrap();
+    done(at, STORE, &["import", "n.d", "own.csv"]);
+    assert_eq!(done(at, STORE, &["export", "n.d", "--no-expiry"]), "k,t,@expires\n1,,soon\n");
+    fails(at, STORE, &["export", "n.d"], 2, "--no-expiry");
 }
 
 #[test]

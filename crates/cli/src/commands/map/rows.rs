@@ -245,7 +245,7 @@ impl ScanArguments {
         let format = self.format.unwrap_or(if context.json { Format::Json } else { Format::Lines });
         let out = BufWriter::with_capacity(256 << 10, std::io::stdout().lock());
         let mut sink: Sink<BufWriter<StdoutLock<'_>>> = Sink::new(out, format, names)?;
-        each(context, scan, self.limit, |record| sink.row(record))?;
+        each(context, scan, self.limit, |record| sink.row(&record))?;
         sink.flush()
     }
 }
@@ -264,14 +264,14 @@ pub(super) fn each(
     context: &Context,
     mut scan: Scan,
     limit: Option<u64>,
-    mut row: impl FnMut(&Record) -> Result<(), Failure>,
+    mut row: impl FnMut(Record) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut left = limit.unwrap_or(u64::MAX);
     while left > 0 {
         scan.limit = if limit.is_some() { usize::try_from(left).unwrap_or(usize::MAX) } else { 0 };
         let page = context.map.scan(&scan)?;
         left = left.saturating_sub(page.records.len() as u64);
-        page.records.iter().try_for_each(&mut row)?;
+        page.records.into_iter().try_for_each(&mut row)?;
         scan.page = page.next;
         if scan.page.is_none() {
             break;

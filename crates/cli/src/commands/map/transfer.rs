@@ -7,6 +7,7 @@
 //!    same import again completes it.
 //! 2. A row that makes no sense is told by its number, and nothing behind the lists before it is put.
 //! 3. Memory holds one list of rows, and those whose durability is awaited.
+//! 4. When a row expires stands in a column [`EXPIRES`] beside the table's own. Where a file has none, or nothing in it, rows stay as they are in that.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use esker::Durability;
-use esker::map::{Change, Completion, Condition, Key, Mutation, Over, Scan, Table, Value};
+use esker::map::{Change, Completion, Condition, DataType, Key, Mutation, NEVER_MS, Over, Record, Scan, Table, Value};
 use indicatif::ProgressBar;
 use serde_json::Value as Json;
 
@@ -34,6 +35,9 @@ const UNDER_WAY_MAX: usize = 16;
 /// Longest line of JSON, in bytes.
 const LINE_BYTES_MAX: usize = 64 << 20;
 
+/// Names the time at which a row goes by itself, unless the table has a column of that name.
+const EXPIRES: &str = "@expires";
+
 /// What stands in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
@@ -45,6 +49,10 @@ pub enum Kind {
 
 /// The arguments of `esker map import`.
 #[derive(Args)]
+#[command(
+    after_help = "What stands under @expires is when the row goes by itself: 2024-02-29T13:37:00Z, or unix milliseconds. Null: never. Absent, or without\n\
+that column: a row that is there goes when it was to go, a new one stays."
+)]
 pub struct Import {
     /// The table
     #[arg(value_name = "TABLE")]
@@ -67,6 +75,9 @@ pub struct Export {
     /// How rows are written; by default as the file's name ends, csv if that says nothing
     #[arg(long, value_enum)]
     format: Option<Kind>,
+    /// Leave out when rows expire, which stands under @expires otherwise
+    #[arg(long)]
+    no_expiry: bool,
 }
 
 fn kind(given: Option<Kind>, file: Option<&PathBuf>) -> Kind {
@@ -101,11 +112,37 @@ struct Lists<'a> {
     rows: u64,
 }
 
+/// Whether a name is that of the expiry, and not one of the table's columns.
+fn is_expiry(table: &Table, name: &str) -> bool {
+    name == EXPIRES && table.column(EXPIRES).is_err()
+}
+
 impl Lists<'_> {
+    /// The type of what stands under a name.
+    fn type_of(&self, name: &str) -> Result<DataType, Failure> {
+        if is_expiry(self.table, name) {
+            return Ok(DataType::TimestampTz);
+        }
+        Ok(self.table.column(name)?.data_type)
+    }
+
+    /// When a row goes, as it stands in a file.
+    fn expiry(&self, value: Option<Value>) -> Result<u64, Failure> {
+        match value {
+            None => Ok(NEVER_MS),
+            Some(Value::TimestampTz(ms)) if ms >= 0 => Ok(ms.unsigned_abs()),
+            Some(other) => Err(self.bad(format!("{EXPIRES} {other}: expected a time from 1970 on"))),
+        }
+    }
+
     /// Adds a row: the columns that are there, with a value or null, and about how long it was.
     fn add(&mut self, columns: Vec<(String, Option<Value>)>, bytes: usize) -> Result<(), Failure> {
-        let (mut key, mut others) = (Key::default(), Vec::new());
+        let (mut key, mut others, mut expires_ms) = (Key::default(), Vec::new(), None);
         for (name, value) in columns {
+            if is_expiry(self.table, &name) {
+                expires_ms = Some(self.expiry(value)?);
+                continue;
+            }
             if !self.table.is_key(self.table.column(&name)?.id) {
                 others.push((name, value));
                 continue;
@@ -115,7 +152,7 @@ impl Lists<'_> {
             key.0.push((name, value));
         }
         self.rows += 1;
-        let change = Change::Put { columns: others, expires_ms: None };
+        let change = Change::Put { columns: others, expires_ms };
         self.list.push(Mutation { table: self.name.0.clone(), key, change, condition: Condition::Always });
         self.bytes += bytes;
         if self.list.len() >= LIST_ROWS || self.bytes >= LIST_BYTES { self.put() } else { Ok(()) }
@@ -203,7 +240,7 @@ fn import_csv(mut lists: Lists<'_>, input: impl Read) -> Result<u64, Failure> {
         if header.iter().take(number).any(|other| other == name) {
             return Err(Failure::usage(format!("column {name} stands twice in the header")));
         }
-        types.push(lists.table.column(name)?.data_type);
+        types.push(lists.type_of(name)?);
     }
     let mut row = csv::StringRecord::new();
     while reader.read_record(&mut row).map_err(bad)? {
@@ -238,7 +275,7 @@ fn import_json(mut lists: Lists<'_>, mut input: impl BufRead) -> Result<u64, Fai
         };
         let mut columns = Vec::with_capacity(object.len());
         for (name, value) in object {
-            let data_type = lists.table.column(&name)?.data_type;
+            let data_type = lists.type_of(&name)?;
             let value = from_json(data_type, &value).map_err(|why| lists.bad(format!("column {name}: {why}")))?;
             columns.push((name, value));
         }
@@ -253,6 +290,11 @@ impl Export {
             Kind::Csv => Format::Csv,
             Kind::Json => Format::Json,
         };
+        let expiry = !self.no_expiry;
+        if expiry && !is_expiry(&table, EXPIRES) {
+            let why = format!("table {} has a column {EXPIRES}: only with --no-expiry", self.name.0);
+            return Err(Failure::usage(why));
+        }
         let out: Box<dyn Write> = match &self.file {
             None => Box::new(std::io::stdout().lock()),
             Some(path) => {
@@ -261,13 +303,26 @@ impl Export {
             }
         };
         let bar = progress::spinner("rows exported");
-        let mut sink = Sink::new(BufWriter::with_capacity(256 << 10, out), format, names(&table, &[]))?;
+        let mut names = names(&table, &[]);
+        if expiry {
+            names.push(EXPIRES.into());
+        }
+        let mut sink = Sink::new(BufWriter::with_capacity(256 << 10, out), format, names)?;
         let written = each(context, Scan::new(&self.name.0, Over::All), None, |record| {
             bar.inc(1);
-            sink.row(record)
+            sink.row(&if expiry { with_expiry(record) } else { record })
         });
         bar.finish_and_clear();
         written?;
         sink.flush()
     }
+}
+
+/// A row with its expiry as one more column.
+fn with_expiry(mut record: Record) -> Record {
+    if let Some(at_ms) = record.expires_ms {
+        let at_ms = i64::try_from(at_ms).unwrap_or(i64::MAX);
+        record.columns.push((EXPIRES.into(), Some(Value::TimestampTz(at_ms))));
+    }
+    record
 }
