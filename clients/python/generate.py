@@ -16,7 +16,7 @@ PROTO = HERE.parent.parent / "crates" / "server" / "proto"
 OUT = HERE / "src" / "esker" / "_proto"
 
 # Each becomes `_proto/<name>_pb2.py` and `_proto/<name>_pb2_grpc.py`.
-FILES = {"log": "esker/log/v1/log.proto"}
+FILES = {"log": "esker/log/v1/log.proto", "map": "esker/map/v1/map.proto"}
 
 
 def generate() -> None:

@@ -95,6 +95,23 @@ def log(logs: esker.log.Logs, request: pytest.FixtureRequest) -> esker.log.Log:
 
 
 @pytest.fixture
+def shop(connection: esker.Connection) -> esker.map.Map:
+    """Its map, with namespace `shop`."""
+    tables = esker.map.Map(connection)
+    tables.create_namespace("shop", if_not_exists=True)
+    return tables
+
+
+@pytest.fixture
+def orders(shop: esker.map.Map, request: pytest.FixtureRequest) -> esker.map.Table:
+    """A table of the test's own: customer and falling at, item with an index, price."""
+    kinds = esker.map.Type
+    columns = {"customer": kinds.INT, "at": kinds.BIGINT, "item": kinds.TEXT, "price": kinds.DOUBLE}
+    schema = esker.map.Schema(columns, ["customer"], [esker.map.desc("at")], ["item"])
+    return shop.create_table("shop", request.node.nodeid.rpartition("::")[2][:100], schema)
+
+
+@pytest.fixture
 def serve() -> Iterator[Callable[..., Server]]:
     """Starts servers that end with the test."""
     started: list[Server] = []

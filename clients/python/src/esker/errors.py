@@ -1,7 +1,8 @@
 """What can go wrong, as exceptions that say what to do.
 
 A server's error carries a name beside its gRPC status (`esker-error` in the trailing metadata) and, where there is one, a position. The name chooses
-the class, so nobody needs to look at message texts. Errors of one face stand with that face, such as `esker.log.NotTail`; what any face may meet is here.
+the class, so nobody needs to look at message texts. Errors of one face stand with that face, such as `esker.log.NotTail` or `esker.map.NoSuchTable`; what any face
+may meet is here.
 """
 
 from __future__ import annotations
@@ -38,14 +39,18 @@ class Error(Exception):
         code: Name of the gRPC status, such as `"ABORTED"`.
         name: Name of the error, such as `"not-tail"`; empty where the server named none.
         position: The position that the error is about, if there is one.
+        about: The name that is missing or taken, if there is one: a namespace, a table, a column.
     """
 
-    def __init__(self, message: str, *, code: str = "UNKNOWN", name: str = "", position: Optional[int] = None) -> None:
+    def __init__(
+        self, message: str, *, code: str = "UNKNOWN", name: str = "", position: Optional[int] = None, about: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.name = name
         self.position = position
+        self.about = about
 
 
 class Invalid(Error, ValueError):
@@ -136,11 +141,16 @@ STATUSES: Mapping[int, str] = {code.value[0]: code.name for code in grpc.StatusC
 
 
 def told(
-    code: str, name: str, message: str, position: Optional[int], names: Optional[Mapping[str, type[Error]]] = None
+    code: str,
+    name: str,
+    message: str,
+    position: Optional[int],
+    names: Optional[Mapping[str, type[Error]]] = None,
+    about: str = "",
 ) -> Error:
     """The exception for a status and a name; `names` are those of a face, before those of all."""
     kind = (names or {}).get(name) or NAMES.get(name) or CODES.get(code) or Internal
-    return kind(message or code, code=code, name=name, position=position)
+    return kind(message or code, code=code, name=name, position=position, about=about)
 
 
 def from_rpc(error: grpc.RpcError, names: Optional[Mapping[str, type[Error]]] = None) -> Error:
@@ -153,4 +163,5 @@ def from_rpc(error: grpc.RpcError, names: Optional[Mapping[str, type[Error]]] = 
         metadata[key] = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     at = metadata.get("esker-position", "")
     position = int(at) if at.isascii() and at.isdigit() else None
-    return told(code, metadata.get("esker-error", ""), details or "", position, names)
+    about = metadata.get("esker-name-bin", "")
+    return told(code, metadata.get("esker-error", ""), details or "", position, names, about)
