@@ -3,6 +3,9 @@
 //! view → stripes → objects: epochs, entries in their places, nothing trimmed left, keys of streams and writers → findings
 //!
 //! Memory is bounded: one page of one object at a time, and the numbers of the last [`NONCES_MAX`] entries.
+//!
+//! Invariant: a log that is in use is not accused. Whoever takes over, reshapes or trims changes the head first and the objects after it, so what an
+//! object says is held against a head that was read later; what two reads of an object disagree about is read once more.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -53,7 +56,7 @@ struct Walk<'a> {
 
 impl Log {
     /// Proves the log's invariants. `deep` reads the data that stands apart from its entry too. `progress` is told positions looked at, and of how many;
-    /// false stops. Run while nobody writes, or take holes at the tail for what they are.
+    /// false stops. While the log is in use, holes are entries on their way, and what is added meanwhile is not looked at.
     ///
     /// # Errors
     /// [`Error::Damaged`](crate::Error::Damaged) if there is no view to go by; the store's. What is wrong otherwise is in [`Checked::problems`].
@@ -88,27 +91,37 @@ impl Walk<'_> {
         let object = view.object(self.log.id(), stripe, column);
         match cells::epoch_of(store, &object)? {
             None => {
-                self.problem(format!("object {object} of the view is missing"));
+                // It goes only after the view has let it go.
+                if self.log.refresh()?.stripes().any(|now| now.id == stripe.id) {
+                    self.problem(format!("object {object} of the view is missing"));
+                }
                 return Ok(());
             }
             Some(epoch) if epoch > view.epoch => {
-                self.problem(format!("object {object} is sealed at epoch {epoch}, the view is at {}", view.epoch));
+                let now = self.log.refresh()?.epoch;
+                if epoch > now {
+                    self.problem(format!("object {object} is sealed at epoch {epoch}, the view is at {now}"));
+                }
             }
             Some(_) => {}
         }
-        let trim = store.xattr(&object, TRIM).wait()?.as_deref().and_then(format::number_from).unwrap_or(0);
+        let trim = self.trim_of(&object)?;
         let below = stripe.locals_below(column, view.trimmed);
         if trim > below {
-            self.problem(format!("object {object} is trimmed to {trim}, the view only to {below}"));
+            let now = stripe.locals_below(column, self.log.refresh()?.trimmed);
+            if trim > now {
+                self.problem(format!("object {object} is trimmed to {trim}, the view only to {now}"));
+            }
         }
         let written = stripe.locals_below(column, tail);
-        let size = store.stat(&object).wait()?.map_or(0, |stat| stat.size);
         let (mut at, mut met) = (0, 0);
         loop {
             let layout = view.options.layout;
             let page = cells::scan(store, layout, &object, at..u64::MAX, PAGE, false)?;
             let Some((last, _)) = page.last() else { break };
             at = last + 1;
+            // Data is appended no later than the entry that tells its place.
+            let size = store.stat(&object).wait()?.map_or(0, |stat| stat.size);
             for (local, bytes) in &page {
                 if *local < trim {
                     self.problem(format!("{object}: local position {local} is below the trimmed {trim}"));
@@ -127,6 +140,23 @@ impl Walk<'_> {
         }
         self.found.holes += (written - below.min(written)).saturating_sub(met);
         self.keys(&object, stripe, column, trim)
+    }
+
+    /// Below which local position an object is trimmed.
+    fn trim_of(&self, object: &ObjectId) -> Result<u64> {
+        let trim = self.log.store().xattr(object, TRIM).wait()?;
+        Ok(trim.as_deref().and_then(format::number_from).unwrap_or(0))
+    }
+
+    /// Whether an object has the same at a local position as it had: nobody has trimmed it since.
+    fn still_stands(&self, object: &ObjectId, local: u64, bytes: &Bytes) -> Result<bool> {
+        let (mut stands, _) = cells::get_each(self.log.store(), self.view.options.layout, object, &[local])?;
+        Ok(match stands.pop() {
+            Some(Ok(Some(now))) => now == *bytes,
+            Some(Ok(None)) | None => false,
+            // Damage is told where it is met.
+            Some(Err(_)) => true,
+        })
     }
 
     fn entry(&mut self, object: &ObjectId, position: u64, local: u64, bytes: &Bytes, size: u64) -> Result<()> {
@@ -155,9 +185,12 @@ impl Walk<'_> {
                 };
                 len = u64::from(placed.len);
                 if placed.offset + len > size {
-                    self.problem(format!("position {position}: its data ends past the {size} bytes of {object}"));
+                    if self.still_stands(object, local, bytes)? {
+                        self.problem(format!("position {position}: its data ends past the {size} bytes of {object}"));
+                    }
                 } else if self.deep
                     && let (Found::Lost(why), _) = cells::understand(self.log.store(), object, position, bytes)?
+                    && self.still_stands(object, local, bytes)?
                 {
                     self.problem(format!("position {position}: {why}"));
                 }
@@ -167,7 +200,7 @@ impl Walk<'_> {
         self.found.bytes += len;
         for stream in &stored.streams {
             let key = format::stream_key(stream, local);
-            if self.log.store().omap_get(object, &key).wait()?.is_none() {
+            if self.log.store().omap_get(object, &key).wait()?.is_none() && self.still_stands(object, local, bytes)? {
                 self.problem(format!("position {position}: stream {} does not have it", stream.escape_ascii()));
             }
         }
@@ -221,7 +254,11 @@ impl Walk<'_> {
                         b's' => stored.streams.iter().any(|stream| format::stream_key(stream, local) == key),
                         _ => stored.kind == Kind::Trimmed || format::nonce_key(stored.nonce) == key,
                     });
-                    if !knows {
+                    // Trimmed since the keys were read: by itself, and its key is gone; with others, and its key stays.
+                    if !knows
+                        && self.trim_of(object)? <= local
+                        && self.log.store().omap_get(object, &key).wait()?.is_some()
+                    {
                         self.problem(format!("{object}: key {} leads to nothing that knows it", key.escape_ascii()));
                     }
                 }

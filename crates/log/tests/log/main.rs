@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 mod appending;
+mod checking;
 mod following;
 mod machines;
 mod racing;
