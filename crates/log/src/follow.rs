@@ -1,6 +1,7 @@
 //! Following: every position in order, from anywhere to the tail and on, without polling where the writers are in this process.
 //!
-//! tail → read ahead → positions in order → entry or gap · hole: wait for its writer, then fill it · at the tail: wait
+//! written here, and durable → entry · else: tail → read ahead → positions in order → entry or gap · hole: wait for its writer, then fill it ·
+//! at the tail: wait
 //!
 //! A follower is pulled: what is read ahead is bounded, and who does not pull costs nothing.
 //!
@@ -13,11 +14,16 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use esker_store::Barrier;
 use event_listener::Listener;
 
 use crate::cells::{Entry, Found};
 use crate::log::Log;
+use crate::recent::Recent;
 use crate::{Error, Result};
+
+/// How often to look where positions are handed out by this process: whether another has taken over since.
+const LOOK_LED_MS: u64 = 1_000;
 
 /// Why a follower has no entry for a position.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +53,27 @@ pub enum Delivery {
         /// The tail.
         tail: u64,
     },
+}
+
+impl Delivery {
+    /// Bytes of its data.
+    fn data_len(&self) -> usize {
+        match self {
+            Self::Entry(entry) => entry.data.len(),
+            Self::Gap { .. } | Self::End { .. } => 0,
+        }
+    }
+}
+
+/// Where what [`Follower::poll_recent`] hands out ends.
+#[derive(Debug)]
+pub enum Next {
+    /// At an entry that is not durable yet: call again when it is.
+    Await(Barrier),
+    /// At the tail, as far as it is known here: wait for [`Log::listen`], and look with [`Follower::poll`] after [`Follower::patience`].
+    Tail,
+    /// At something that only [`Follower::poll`] can tell: an end, a gap, an entry of another process or of some time ago. Or at the limit.
+    Look,
 }
 
 /// Where to begin.
@@ -128,8 +155,14 @@ impl Follower {
     /// # Errors
     /// The store's. After one the follower goes on where it was.
     pub fn poll(&mut self) -> Result<Option<Delivery>> {
-        if let Some(delivery) = self.ahead.pop_front() {
-            return Ok(Some(delivery));
+        loop {
+            let (mut handed, next) = self.poll_recent(1, 1)?;
+            match (handed.pop(), next) {
+                (Some(delivery), _) => return Ok(Some(delivery)),
+                // One sync, and no later one: what was written since waits for its own.
+                (None, Next::Await(barrier)) => barrier.wait()?,
+                (None, Next::Tail | Next::Look) => break,
+            }
         }
         if self.ended {
             return Ok(None);
@@ -146,6 +179,46 @@ impl Follower {
         }
         self.read_ahead(tail)?;
         Ok(self.ahead.pop_front())
+    }
+
+    /// What was written in this process a moment ago and is durable, up to `limit` deliveries and about `bytes_max` of data, and what to do where that
+    /// ends. Asks neither the store nor whoever hands out positions, so that it never waits.
+    ///
+    /// # Errors
+    /// The store's, if it stopped before the next entry was durable.
+    pub fn poll_recent(&mut self, limit: usize, bytes_max: usize) -> Result<(Vec<Delivery>, Next)> {
+        let (mut handed, mut bytes) = (Vec::new(), 0);
+        while handed.len() < limit && bytes < bytes_max {
+            if let Some(delivery) = self.ahead.pop_front() {
+                bytes += delivery.data_len();
+                handed.push(delivery);
+                continue;
+            }
+            let view = self.log.peek();
+            if self.ended || self.next < view.trimmed {
+                break;
+            }
+            let Some(Recent { found, barrier }) = self.log.recent(self.next) else {
+                // As far as it is known here nobody else hands out positions: then nothing stands at the tail.
+                let here = self.log.leader(&view).is_some_and(|leader| leader.tail().position <= self.next);
+                return Ok((handed, if here { Next::Tail } else { Next::Look }));
+            };
+            let Found::Entry(entry) = found else { break };
+            if let Some(barrier) = barrier {
+                match barrier.state() {
+                    None => return Ok((handed, Next::Await(barrier))),
+                    Some(Ok(())) => {}
+                    // What came before it is delivered first; it is met again.
+                    Some(Err(_)) if !handed.is_empty() => break,
+                    Some(Err(error)) => return Err(error.into()),
+                }
+            }
+            self.hole = None;
+            bytes += entry.data.len();
+            self.next += 1;
+            handed.push(Delivery::Entry(entry));
+        }
+        Ok((handed, Next::Look))
     }
 
     fn read_ahead(&mut self, tail: u64) -> Result<()> {
@@ -206,7 +279,7 @@ impl Follower {
     /// How long nothing will come that is not told of: until the hole is to be filled, or others' writes are to be looked for.
     pub fn patience(&self) -> Duration {
         let led_here = self.log.leader(&self.log.view()).is_some();
-        let look = if led_here { u64::MAX } else { self.how.look_ms };
+        let look = if led_here { LOOK_LED_MS.max(self.how.look_ms) } else { self.how.look_ms };
         let fill = match (self.hole, self.how.fill_after_ms) {
             (Some((_, since)), Some(patience)) => (since + patience).saturating_sub(self.log.now_ms()).max(1),
             _ => u64::MAX,

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use crate::cells::{self, Found, Guarded, Guards};
 use crate::format::{self, Nonce, Streams};
+use crate::recent::{Recent, Recents};
 use crate::seal::{Reach, TakenOver};
 use crate::sequencer::{Connect, Leader, Sequencer, Tail, Token};
 use crate::view::{Stripe, View};
@@ -75,25 +76,6 @@ impl Record {
     }
 }
 
-#[derive(Clone)]
-struct Weigh;
-
-impl quick_cache::Weighter<u64, Recent> for Weigh {
-    fn weight(&self, _: &u64, recent: &Recent) -> u64 {
-        128 + match &recent.found {
-            Found::Entry(entry) => entry.data.len() as u64,
-            _ => 0,
-        }
-    }
-}
-
-/// What was written a moment ago, and when it may be shown.
-#[derive(Clone)]
-pub(crate) struct Recent {
-    pub found: Found,
-    pub barrier: Option<Barrier>,
-}
-
 /// What all handles of one log in a process share.
 pub(crate) struct Shared {
     /// Told of every position that is decided here, and of new views.
@@ -102,7 +84,7 @@ pub(crate) struct Shared {
     pub seen: AtomicU64,
     /// Followers there are: recent entries are kept only for them.
     pub followers: AtomicUsize,
-    recent: quick_cache::sync::Cache<u64, Recent, Weigh>,
+    recent: Recents,
 }
 
 impl Shared {
@@ -111,7 +93,7 @@ impl Shared {
             applied: Event::new(),
             seen: AtomicU64::new(0),
             followers: AtomicUsize::new(0),
-            recent: quick_cache::sync::Cache::with_weighter((cache_bytes / 1_024).max(16) as usize, cache_bytes, Weigh),
+            recent: Recents::new(cache_bytes),
         }
     }
 }
@@ -590,16 +572,16 @@ impl Log {
 
     pub(crate) fn keep(&self, position: u64, found: Found, barrier: Option<Barrier>) {
         if self.followed() {
-            self.inner.shared.recent.insert(position, Recent { found, barrier });
+            self.inner.shared.recent.keep(position, Recent { found, barrier });
         }
     }
 
     pub(crate) fn recent(&self, position: u64) -> Option<Recent> {
-        self.inner.shared.recent.get(&position)
+        self.inner.shared.recent.get(position)
     }
 
     pub(crate) fn drop_recent(&self, position: u64) {
-        self.inner.shared.recent.remove(&position);
+        self.inner.shared.recent.forget(position);
     }
 
     /// Wakes when something was written by this process, or the view changed. Look again after asking for it, before waiting.

@@ -1,8 +1,9 @@
 //! Following over a stream: what the face delivers, in messages of several deliveries, no faster than the client reads.
 //!
-//! poll (on a thread that may wait) → a message of what is there → channel of two → HTTP/2 · nothing there: until something is written
+//! written here a moment ago, and durable (by the task itself), else poll (on a thread that may wait) → a message of what is there → channel of two →
+//! HTTP/2 · nothing there: until something is written · not durable yet: until it is
 //!
-//! A follower that waits, for the log or for its client, holds a task and no thread.
+//! A follower that waits, for the log, for a sync or for its client, holds a task and no thread.
 //!
 //! Invariants:
 //! 1. What is held for a client is what it asked to read ahead, a message on its way, and two that wait.
@@ -12,7 +13,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use esker_log::{Delivery, Follow, Follower, Log, Start, StreamFollower};
+use esker_log::{Delivery, Follow, Follower, Log, Next, Start, StreamFollower};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -57,6 +58,17 @@ impl Tracker {
             Self::All(follower) => follower.poll()?,
             Self::One(follower, _) => follower.poll()?,
         })
+    }
+
+    /// What needs no look at the store, up to a message full.
+    fn collect_recent(&mut self) -> Result<(Vec<proto::Delivery>, Next), Told> {
+        match self {
+            Self::All(follower) => {
+                let (handed, next) = follower.poll_recent(DELIVERIES_MAX, MESSAGE_BYTES)?;
+                Ok((handed.into_iter().map(convert::delivery).collect(), next))
+            }
+            Self::One(..) => Ok((Vec::new(), Next::Look)),
+        }
     }
 
     fn position(&self) -> u64 {
@@ -159,10 +171,38 @@ async fn run(
     until: Option<u64>,
     messages: &mpsc::Sender<Result<proto::FollowResponse, Status>>,
 ) {
+    // Asked for before the look that it is there for.
+    let mut written = None;
     loop {
         // Room first: what waits for its client reads nothing.
         let Ok(room) = messages.reserve().await else { return };
-        let listener = log.listen();
+        if until.is_none() {
+            match tracker.collect_recent() {
+                Err(told) => return room.send(Err(told.into())),
+                Ok((deliveries, _)) if !deliveries.is_empty() => {
+                    room.send(Ok(proto::FollowResponse { deliveries }));
+                    continue;
+                }
+                Ok((_, Next::Await(barrier))) => match barrier.await {
+                    Ok(()) => continue,
+                    Err(error) => return room.send(Err(Told::from(error).into())),
+                },
+                Ok((_, Next::Tail)) => match written.take() {
+                    None => {
+                        written = Some(log.listen());
+                        continue;
+                    }
+                    Some(listener) => {
+                        if tokio::time::timeout(tracker.patience(), listener).await.is_ok() {
+                            continue;
+                        }
+                        // Nothing for so long that the tail may be another's by now.
+                    }
+                },
+                Ok((_, Next::Look)) => {}
+            }
+        }
+        let listener = written.take().unwrap_or_else(|| log.listen());
         let polled = waiting(move || {
             let collected = tracker.collect(until);
             Ok((tracker, collected))

@@ -1,5 +1,6 @@
 //! Following and reading: in order, with typed gaps, no faster than the client reads.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use esker_server::grpc::Config;
@@ -7,6 +8,7 @@ use esker_server::grpc::proto::log as proto;
 use esker_server::grpc::proto::log::delivery::What;
 use esker_server::grpc::proto::log::follow_request::Start;
 
+use crate::held::Held;
 use crate::running::{Running, all, entry, from_first, near};
 
 const LATE: Duration = Duration::from_secs(20);
@@ -82,6 +84,66 @@ async fn a_follower_from_the_tail_gets_only_what_comes() {
     let message = tokio::time::timeout(LATE, following.message()).await.unwrap().unwrap().unwrap();
     let [proto::Delivery { what: Some(What::Entry(entry)) }] = &message.deliveries[..] else { panic!("{message:?}") };
     assert_eq!((entry.position, &entry.data[..]), (1, &b"after"[..]));
+}
+
+/// Entries of the next message, as text.
+async fn next(following: &mut tonic::Streaming<proto::FollowResponse>) -> Vec<String> {
+    let message = tokio::time::timeout(LATE, following.message()).await.unwrap().unwrap().unwrap();
+    let entries = message.deliveries.into_iter().map(|delivery| match delivery.what.unwrap() {
+        What::Entry(entry) => format!("{}={}", entry.position, String::from_utf8_lossy(&entry.data)),
+        other => panic!("{other:?}"),
+    });
+    entries.collect()
+}
+
+// Failure: an entry reached followers up to a sync later than its writer was answered. Cause: they were handed it together with what had been applied
+// since, when that was durable. Fix: what is durable is handed out, and the rest when it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_gets_each_entry_when_it_is_durable_and_not_with_a_later_one() {
+    let store = Held::new();
+    let server = Running::start(Arc::clone(&store) as _, near());
+    let mut client = server.with_log("log").await;
+    client.append(entry("log", "a")).await.unwrap();
+    let mut following = client.follow(from_first("log")).await.unwrap().into_inner();
+    assert_eq!(next(&mut following).await, ["0=a"]);
+    store.hold();
+    let (requests, incoming) = tokio::sync::mpsc::channel(8);
+    let stream = tokio_stream::wrappers::ReceiverStream::new(incoming);
+    let mut answers = client.append_stream(stream).await.unwrap().into_inner();
+    for data in ["b", "c", "d"] {
+        requests.send(entry("log", data)).await.unwrap();
+    }
+    let nothing = tokio::time::timeout(Duration::from_millis(150), following.message()).await;
+    assert!(nothing.is_err(), "handed out before it was durable: {nothing:?}");
+    for expected in ["1=b", "2=c"] {
+        store.release_one();
+        assert_eq!(next(&mut following).await, [expected]);
+        assert!(answers.message().await.unwrap().is_some());
+    }
+    store.release();
+    assert_eq!(next(&mut following).await, ["3=d"]);
+    client.append(entry("log", "e")).await.unwrap();
+    assert_eq!(next(&mut following).await, ["4=e"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_waits_learns_that_another_process_has_taken_over() {
+    let store: Arc<dyn esker_store::ObjectStore> = Arc::new(esker_memory::MemoryStore::new());
+    let server = Running::start(Arc::clone(&store), near());
+    let mut client = server.with_log("log").await;
+    client.append(entry("log", "a")).await.unwrap();
+    let mut following = client.follow(from_first("log")).await.unwrap().into_inner();
+    assert_eq!(next(&mut following).await, ["0=a"]);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    tokio::task::spawn_blocking(move || {
+        let other = esker_log::Logs::open(store, esker_log::Session::new(Arc::new(|| 1_700_000_000_000), 8)).unwrap();
+        other.log("log").unwrap().append("b").unwrap().wait().unwrap();
+    })
+    .await
+    .unwrap();
+    let began = std::time::Instant::now();
+    assert_eq!(next(&mut following).await, ["1=b"]);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

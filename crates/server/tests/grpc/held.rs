@@ -31,6 +31,11 @@ impl Held {
         self.held.store(true, Ordering::SeqCst);
     }
 
+    /// One more of what was submitted is durable.
+    pub fn release_one(&self) {
+        self.mark.advance(self.mark.durable() + 1);
+    }
+
     /// All that was submitted is durable, and all that will be.
     pub fn release(&self) {
         self.held.store(false, Ordering::SeqCst);

@@ -1,0 +1,115 @@
+//! Entries that were written or met a moment ago, for followers: the newest positions, as many as fit.
+//!
+//! append → [`Recents::keep`] → lowest positions go, once it is full · follower → [`Recents::get`]
+//!
+//! Invariant: what is kept stays within its bound in bytes. What leaves first is what stands lowest: followers go upwards, and who has fallen behind reads
+//! from the store. (A cache that keeps what was asked for before is of no use here: a follower asks for each position once, and newest entries left it
+//! before their follower came.)
+
+use std::collections::BTreeMap;
+
+use esker_store::Barrier;
+use parking_lot::Mutex;
+
+use crate::cells::Found;
+
+/// Bytes that an entry takes beside its data, about.
+const ENTRY_BYTES: u64 = 128;
+
+/// What stands at a position, and when it may be shown.
+#[derive(Clone)]
+pub(crate) struct Recent {
+    pub found: Found,
+    pub barrier: Option<Barrier>,
+}
+
+impl Recent {
+    fn bytes(&self) -> u64 {
+        ENTRY_BYTES
+            + match &self.found {
+                Found::Entry(entry) => entry.data.len() as u64,
+                _ => 0,
+            }
+    }
+}
+
+#[derive(Default)]
+struct Kept {
+    by_position: BTreeMap<u64, Recent>,
+    bytes: u64,
+}
+
+/// The newest positions of a log.
+pub(crate) struct Recents {
+    kept: Mutex<Kept>,
+    bytes_max: u64,
+}
+
+impl Recents {
+    /// Keeps at most about `bytes_max` bytes.
+    pub(crate) fn new(bytes_max: u64) -> Self {
+        Self { kept: Mutex::default(), bytes_max }
+    }
+
+    pub(crate) fn keep(&self, position: u64, recent: Recent) {
+        let mut kept = self.kept.lock();
+        kept.bytes += recent.bytes();
+        if let Some(before) = kept.by_position.insert(position, recent) {
+            kept.bytes -= before.bytes();
+        }
+        while kept.bytes > self.bytes_max
+            && let Some((_, lowest)) = kept.by_position.pop_first()
+        {
+            kept.bytes -= lowest.bytes();
+        }
+    }
+
+    pub(crate) fn get(&self, position: u64) -> Option<Recent> {
+        self.kept.lock().by_position.get(&position).cloned()
+    }
+
+    pub(crate) fn forget(&self, position: u64) {
+        let mut kept = self.kept.lock();
+        if let Some(before) = kept.by_position.remove(&position) {
+            kept.bytes -= before.bytes();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::cells::Entry;
+    use crate::format::{Nonce, Streams};
+
+    fn entry(position: u64, bytes: usize) -> Recent {
+        let (data, nonce) = (Bytes::from(vec![0; bytes]), Nonce { writer: 1, number: position });
+        let found = Found::Entry(Entry { position, data, streams: Streams::new(), nonce, time_ms: 0 });
+        Recent { found, barrier: None }
+    }
+
+    #[test]
+    fn the_newest_are_kept_whoever_asked_for_others() {
+        let recents = Recents::new(10 * (ENTRY_BYTES + 1_000));
+        for position in 0..100 {
+            recents.keep(position, entry(position, 1_000));
+            // As a follower that has come so far, and one that is far behind.
+            assert!(recents.get(position).is_some());
+            recents.get(position / 2);
+        }
+        let there: Vec<u64> = (0..100).filter(|position| recents.get(*position).is_some()).collect();
+        assert_eq!(there, (90..100).collect::<Vec<_>>());
+        // What comes late, or again, is counted once.
+        recents.keep(95, entry(95, 1_000));
+        recents.keep(3, entry(3, 10));
+        assert!(recents.get(90).is_some() && recents.get(3).is_none());
+        recents.forget(95);
+        recents.keep(100, entry(100, 1_000));
+        assert!(recents.get(90).is_some() && recents.get(95).is_none());
+        recents.keep(101, entry(101, 20_000));
+        assert!(recents.get(101).is_none() && recents.get(100).is_none(), "more than may be kept");
+        assert_eq!(recents.kept.lock().bytes, 0);
+    }
+}
