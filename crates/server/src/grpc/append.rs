@@ -1,115 +1,174 @@
 //! Many appends on one stream: applied in the order in which they come, answered when durable.
 //!
-//! request → applied, or failed → (tag, position, barrier) → barrier awaited → answer with the tag
+//! request → applied, or failed → (tag, position, barrier) → barrier reached → answer with the tag
 //!
-//! One task reads and applies, one awaits and answers. Barriers of a store come in the order of its commits, so that awaiting them in the order
-//! of the appends costs nobody time.
+//! All of it is done by the task that writes the stream's answers, when it asks for the next one: no append goes from task to task. Barriers of a store
+//! come in the order of its commits, so that awaiting them in the order of the appends costs nobody time.
 //!
 //! Invariants:
-//! 1. At most `in_flight_max` appends of a stream are applied and not answered: then nothing more of it is read, and HTTP/2 stops the client.
+//! 1. At most `in_flight_max` appends of a stream are applied and not answered: then nothing more of it is read, and HTTP/2 stops the client. So it is
+//!    while the client does not read its answers.
 //! 2. A stream that the client has closed is answered to its end.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
 
+use esker_log::Completion;
 use esker_store::Barrier;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::Stream;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::log::LogService;
 use super::proto::log as proto;
 use super::proto::log::append_stream_response::Outcome;
 use super::status::Told;
-use super::waiting::reached;
 
 /// Answers of a stream of appends.
 pub(crate) type Answers = Pin<Box<dyn Stream<Item = Result<proto::AppendStreamResponse, Status>> + Send>>;
 
-/// Answers that wait for the client to read them.
-const UNREAD_MAX: usize = 64;
+/// Appends of one stream that are applied before other tasks have their turn.
+const TURN: usize = 64;
 
+/// What an append came to: its position, and whether it was there already.
+pub(crate) type Done = Result<Completion<(u64, bool)>, Told>;
+
+/// An append that is applied, or failed.
 struct Applied {
     tag: u64,
     outcome: Result<(u64, bool), Told>,
     barrier: Option<Barrier>,
-    under_way: OwnedSemaphorePermit,
+    /// Who is woken when the barrier is reached, once that was asked for.
+    woken: Option<Waker>,
 }
 
-/// Answers `requests` from now on.
-pub(crate) fn start(service: LogService, requests: Streaming<proto::AppendRequest>) -> Answers {
-    let (answers, answered) = mpsc::channel(UNREAD_MAX);
-    // Never full: the semaphore comes before it.
-    let (applied, to_await) = mpsc::channel(service.in_flight_max);
-    tokio::spawn(read(service, requests, applied, answers.clone()));
-    tokio::spawn(answer(to_await, answers));
-    Box::pin(ReceiverStream::new(answered))
-}
-
-type Responses = mpsc::Sender<Result<proto::AppendStreamResponse, Status>>;
-
-async fn read(
-    service: LogService,
-    mut requests: Streaming<proto::AppendRequest>,
-    applied: mpsc::Sender<Applied>,
-    answers: Responses,
-) {
-    let room = Arc::new(Semaphore::new(service.in_flight_max));
-    let mut stopping = service.stopping.clone();
-    let mut log = String::new();
-    let ended = loop {
-        let Ok(under_way) = Arc::clone(&room).acquire_owned().await else { return };
-        let message = tokio::select! {
-            message = requests.message() => message,
-            _ = stopping.wait_for(|stopping| *stopping) => break Some(Told::stopping().into()),
-            () = answers.closed() => return,
-        };
-        let mut request = match message {
-            Ok(Some(request)) => request,
-            Ok(None) => break None,
-            // What is under way is still answered, should the client be there to hear it.
-            Err(status) => break Some(status),
-        };
-        if request.log.is_empty() {
-            request.log.clone_from(&log);
-        } else if request.log != log {
-            log.clone_from(&request.log);
-        }
-        let tag = request.tag;
-        let (outcome, barrier) = match service.apply_one(request).await {
+impl Applied {
+    fn new(tag: u64, done: Done) -> Self {
+        let (outcome, barrier) = match done {
             Ok(completion) => {
                 let (outcome, barrier) = completion.into_parts();
                 (outcome.map_err(Told::from), barrier)
             }
             Err(told) => (Err(told), None),
         };
-        if applied.send(Applied { tag, outcome, barrier, under_way }).await.is_err() {
-            return;
+        if let Some(barrier) = &barrier
+            && barrier.state().is_none()
+        {
+            // One more client that waits for a sync.
+            barrier.want_for(1);
         }
-    };
-    drop(applied);
-    // Only when all are back has everything been answered.
-    let _all = room.acquire_many(service.in_flight_max as u32).await;
-    if let Some(status) = ended {
-        // A client that is gone has nothing to be told.
-        let _ = answers.send(Err(status)).await;
+        Self { tag, outcome, barrier, woken: None }
     }
-}
 
-async fn answer(mut to_await: mpsc::Receiver<Applied>, answers: Responses) {
-    while let Some(Applied { tag, outcome, barrier, under_way }) = to_await.recv().await {
-        let outcome = match outcome {
-            Ok(done) => reached(barrier).await.map(|()| done),
-            Err(told) => Err(told),
-        };
-        let outcome = match outcome {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Told>> {
+        let Some(barrier) = &self.barrier else { return Poll::Ready(Ok(())) };
+        if self.woken.as_ref().is_some_and(|woken| woken.will_wake(cx.waker())) {
+            // Asked for already: a barrier keeps everybody who asks, as often as he asks.
+            return barrier.state().map_or(Poll::Pending, |reached| Poll::Ready(reached.map_err(Told::from)));
+        }
+        let polled = barrier.poll(cx).map_err(Told::from);
+        if polled.is_pending() {
+            self.woken = Some(cx.waker().clone());
+        }
+        polled
+    }
+
+    fn answer(self, reached: Result<(), Told>) -> proto::AppendStreamResponse {
+        let outcome = match self.outcome.and_then(|done| reached.map(|()| done)) {
             Ok((position, already_there)) => Outcome::Appended(proto::AppendResponse { position, already_there }),
             Err(told) => Outcome::Failed(told.into()),
         };
-        if answers.send(Ok(proto::AppendStreamResponse { tag, outcome: Some(outcome) })).await.is_err() {
-            return;
+        proto::AppendStreamResponse { tag: self.tag, outcome: Some(outcome) }
+    }
+}
+
+/// Answers `requests` from now on.
+pub(crate) fn start(service: LogService, requests: Streaming<proto::AppendRequest>) -> Answers {
+    let mut stopping = service.stopping.clone();
+    let stopped = Box::pin(async move { drop(stopping.wait_for(|stopping| *stopping).await) });
+    let (log, applied) = (String::new(), VecDeque::new());
+    Box::pin(Appending { service, requests, stopped, log, applying: None, applied, ended: None })
+}
+
+struct Appending {
+    service: LogService,
+    requests: Streaming<proto::AppendRequest>,
+    /// Until the server stops.
+    stopped: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// That the last request named.
+    log: String,
+    /// An append that cannot be applied at once, with its tag.
+    applying: Option<(u64, Pin<Box<dyn Future<Output = Done> + Send>>)>,
+    /// In the order of the requests.
+    applied: VecDeque<Applied>,
+    /// No more requests are read; what the client is told behind the last answer.
+    ended: Option<Option<Status>>,
+}
+
+impl Stream for Appending {
+    type Item = Result<proto::AppendStreamResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        for _ in 0..TURN {
+            if let Some(first) = this.applied.front_mut()
+                && let Poll::Ready(reached) = first.poll(cx)
+            {
+                return Poll::Ready(this.applied.pop_front().map(|first| Ok(first.answer(reached))));
+            }
+            if let Some(told) = &mut this.ended
+                && this.applying.is_none()
+            {
+                if !this.applied.is_empty() {
+                    return Poll::Pending;
+                }
+                return Poll::Ready(told.take().map(Err));
+            }
+            if this.applied.len() >= this.service.in_flight_max {
+                return Poll::Pending;
+            }
+            ready!(this.poll_request(cx));
         }
-        drop(under_way);
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl Appending {
+    /// Goes on with the next request: one more append is applied or begun, or there are no more.
+    fn poll_request(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some((tag, applying)) = &mut self.applying {
+            let (tag, done) = (*tag, ready!(applying.as_mut().poll(cx)));
+            self.applying = None;
+            self.applied.push_back(Applied::new(tag, done));
+            return Poll::Ready(());
+        }
+        if self.stopped.as_mut().poll(cx).is_ready() {
+            self.ended = Some(Some(Told::stopping().into()));
+            return Poll::Ready(());
+        }
+        match ready!(Pin::new(&mut self.requests).poll_next(cx)) {
+            Some(Ok(request)) => self.begin(request),
+            None => self.ended = Some(None),
+            // What is under way is still answered, should the client be there to hear it.
+            Some(Err(status)) => self.ended = Some(Some(status)),
+        }
+        Poll::Ready(())
+    }
+
+    fn begin(&mut self, mut request: proto::AppendRequest) {
+        if request.log.is_empty() {
+            request.log.clone_from(&self.log);
+        } else if request.log != self.log {
+            self.log.clone_from(&request.log);
+        }
+        let tag = request.tag;
+        match self.service.apply_at_once(&request) {
+            Some(done) => self.applied.push_back(Applied::new(tag, done)),
+            None => {
+                let service = self.service.clone();
+                self.applying = Some((tag, Box::pin(async move { service.apply_one(request).await })));
+            }
+        }
     }
 }

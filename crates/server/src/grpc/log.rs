@@ -89,6 +89,19 @@ impl LogService {
         self.with(name.to_owned(), move |log| Ok(log.append_with(&records, durability)?)).await
     }
 
+    /// Applies the append of one request, if that waits for nothing.
+    pub(crate) fn apply_at_once(&self, request: &proto::AppendRequest) -> Option<append::Done> {
+        let ready = if request.writer.is_none() { self.ready(&request.log) } else { None };
+        let (log, records) = (ready?, [record(request.record.clone())]);
+        match log.append_with(&records, durability(request.applied_only)) {
+            Err(esker_log::Error::NoLog { .. }) => {
+                self.names.forget(&request.log);
+                None
+            }
+            done => Some(done.map(|applied| applied.map(|position| (position, false))).map_err(Told::from)),
+        }
+    }
+
     /// Applies the append of one request.
     pub(crate) async fn apply_one(&self, request: proto::AppendRequest) -> Result<Completion<(u64, bool)>, Told> {
         let (name, record) = (request.log, record(request.record));
