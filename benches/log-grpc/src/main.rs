@@ -14,16 +14,22 @@ mod report;
 mod servers;
 mod target;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cell::Work;
+use crate::cell::{ENTRY_BYTES_MIN, Figures, Work};
 use crate::report::Report;
 use crate::servers::Servers;
 use crate::target::Peer;
+
+/// Before a cell is measured.
+const WARM_UP: Duration = Duration::from_secs(2);
+/// Between cells, after the file system was synced: what was deleted is given back to the device.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// Durable appends over the network beside other logs.
 #[derive(Parser)]
@@ -37,16 +43,19 @@ struct Arguments {
     /// Folder with Kafka's jars (see README.md); without it Kafka is left out
     #[arg(long)]
     kafka: Option<PathBuf>,
-    /// What is measured; ratios are to redis
+    /// What is measured; ratios are to redis. Default: all, Kafka only with --kafka
     #[arg(long, value_enum, value_delimiter = ',')]
     peers: Vec<Peer>,
-    /// Writers, each with a connection of its own and one append under way
-    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = clap::value_parser!(u64).range(1..=900))]
-    writers: Vec<u64>,
-    /// Bytes of an entry, at least 16
-    #[arg(long, default_value_t = 1_024, value_parser = clap::value_parser!(u64).range(16..=1_048_576))]
+    /// Writers, each with one append under way
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = clap::value_parser!(u32).range(1..=900))]
+    writers: Vec<u32>,
+    /// Connections that the writers share, at most; without it each has its own
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    connections: Option<u32>,
+    /// Bytes of an entry
+    #[arg(long, default_value_t = 1_024, value_parser = clap::value_parser!(u64).range(ENTRY_BYTES_MIN..=1_048_576))]
     entry_bytes: u64,
-    /// Seconds that are measured, after one that is not
+    /// Seconds that are measured, after two that are not
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
     /// Rounds; the figures are their medians
@@ -62,47 +71,63 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if !arguments.seconds.is_finite() || arguments.seconds <= 0.0 || arguments.rounds == 0 {
-        bail!("--seconds and --rounds must be above 0");
+    let in_range = arguments.seconds.is_finite() && arguments.seconds > 0.0 && arguments.seconds <= 86_400.0;
+    if !in_range || arguments.rounds == 0 {
+        bail!("--seconds must be above 0 and at most 86400, --rounds above 0");
     }
     let mut peers = arguments.peers.clone();
     if peers.is_empty() {
         peers = vec![Peer::Redis, Peer::Esker, Peer::EskerUnary];
         peers.extend(arguments.kafka.is_some().then_some(Peer::Kafka));
     }
+    ensure!(!peers.contains(&Peer::Kafka) || cfg!(feature = "kafka"), "kafka: build with --features kafka");
     let servers = Servers {
         esker: arguments.esker.clone(),
         redis: arguments.redis_server.clone(),
         kafka: arguments.kafka.clone(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let mut report = Report::new(arguments.entry_bytes, arguments.seconds, arguments.rounds);
+    let mut report = Report::new(arguments.entry_bytes, arguments.seconds, arguments.rounds, arguments.connections);
+    let cells = arguments.rounds * arguments.writers.len() * peers.len();
+    let bar = ProgressBar::new(cells as u64);
+    bar.set_style(ProgressStyle::with_template("{elapsed_precise} {bar:30} {pos}/{len} {msg} (left: {eta})")?);
+    bar.enable_steady_tick(Duration::from_millis(500));
     for round in 0..arguments.rounds {
-        for writers in &arguments.writers {
+        for writers in arguments.writers.iter().copied() {
             let mut turn = peers.clone();
-            let first = round % turn.len();
-            turn.rotate_left(first);
+            turn.rotate_left(round % peers.len());
             for peer in turn {
-                let folder = tempfile::Builder::new().prefix("esker-log-grpc-").tempdir_in(&arguments.dir)?;
-                let server = servers.start(peer, folder.path()).with_context(|| format!("starting {peer:?}"))?;
+                bar.set_message(format!("{}, {writers} writers", peer.name()));
                 let work = Work {
-                    writers: *writers,
+                    writers,
+                    connections: arguments.connections.unwrap_or(writers),
                     entry_bytes: arguments.entry_bytes as usize,
-                    warm_up: Duration::from_secs(1),
+                    warm_up: WARM_UP,
                     time: Duration::from_secs_f64(arguments.seconds),
                 };
-                let figures = runtime
-                    .block_on(cell::measure(peer, server.address, work))
-                    .with_context(|| format!("{peer:?} with {writers} writers"))?;
-                eprintln!("round {round}: {peer:?}, {writers} writers: {:.0}/s", figures.rate);
-                report.add(peer, *writers, figures);
-                drop(server);
-                folder.close()?;
+                let figures = one(&runtime, &servers, peer, &arguments.dir, work)
+                    .with_context(|| format!("{} with {writers} writers, round {}", peer.name(), round + 1))?;
+                report.add(peer, writers, figures);
+                bar.inc(1);
+                // What is measured so far is kept, should a later cell fail.
+                arguments.json.as_ref().map_or(Ok(()), |path| report.write(path))?;
             }
         }
-        // What is measured so far is kept, should a later cell fail.
-        arguments.json.as_ref().map_or(Ok(()), |path| report.write(path))?;
     }
+    bar.finish_and_clear();
     print!("{}", report.text());
     Ok(())
+}
+
+/// One cell: a fresh server, measured, and gone with its data.
+fn one(runtime: &tokio::runtime::Runtime, servers: &Servers, peer: Peer, dir: &Path, work: Work) -> Result<Figures> {
+    let folder = tempfile::Builder::new().prefix("esker-log-grpc-").tempdir_in(dir).context("--dir")?;
+    let server = servers.start(peer, folder.path())?;
+    let figures = runtime.block_on(cell::measure(peer, &server, work));
+    let figures = figures.with_context(|| format!("the server said:\n{}", server.said()))?;
+    drop(server);
+    folder.close()?;
+    rustix::fs::syncfs(std::fs::File::open(dir)?)?;
+    std::thread::sleep(PAUSE);
+    Ok(figures)
 }

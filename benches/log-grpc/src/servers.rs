@@ -2,8 +2,8 @@
 //!
 //! peer → files, arguments → process → answers on its port → [`Running`]
 //!
-//! Each acknowledges an append when it is durable: Esker by its default policy, Redis with `appendfsync always`, Kafka with
-//! `log.flush.interval.messages=1` and one replica.
+//! Each acknowledges an append when it is durable: Esker by its default policy, Redis with `appendfsync always` (and without rewriting its file
+//! meanwhile), Kafka with `log.flush.interval.messages=1` and one replica.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,6 +19,8 @@ use crate::target::Peer;
 const LATE: Duration = Duration::from_secs(60);
 /// How long it has to stop.
 const GRACE: Duration = Duration::from_secs(20);
+/// Lines of what a server printed that are shown when something failed.
+const SAID_LINES: usize = 20;
 
 /// Where the programs are.
 pub struct Servers {
@@ -33,8 +35,49 @@ pub struct Servers {
 /// A server that ends when dropped.
 pub struct Running {
     child: Child,
+    /// What it prints.
+    output: PathBuf,
     /// Where it answers.
     pub address: SocketAddr,
+}
+
+impl Running {
+    /// Time that its threads have spent on processors, all together.
+    ///
+    /// # Errors
+    /// That it is gone.
+    pub fn processor_time(&self) -> Result<Duration> {
+        processor_time(&self.child.id().to_string()).context("the server is gone")
+    }
+
+    /// The end of what it printed.
+    pub fn said(&self) -> String {
+        let said = std::fs::read_to_string(&self.output).unwrap_or_default();
+        let lines: Vec<&str> = said.lines().collect();
+        lines[lines.len().saturating_sub(SAID_LINES)..].join("\n")
+    }
+}
+
+/// Time that the threads of this process have spent on processors.
+///
+/// # Errors
+/// That the system does not tell.
+pub fn own_processor_time() -> Result<Duration> {
+    processor_time("self")
+}
+
+fn processor_time(process: &str) -> Result<Duration> {
+    let path = format!("/proc/{process}/stat");
+    let stat = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let ticks = ticks(&stat).with_context(|| format!("{path}: {stat:?}"))?;
+    Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
+}
+
+/// User and system time in `/proc/PID/stat`: its fields 14 and 15, counted behind the name, which may hold anything.
+fn ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    Some(next()? + next()?)
 }
 
 impl Drop for Running {
@@ -56,6 +99,9 @@ impl Drop for Running {
 
 impl Servers {
     /// Begins a peer's server with its data in `folder`.
+    ///
+    /// # Errors
+    /// That it cannot be started, or does not answer, with what it said.
     pub fn start(&self, peer: Peer, folder: &Path) -> Result<Running> {
         let address = free_address()?;
         let mut command = match peer {
@@ -68,7 +114,8 @@ impl Servers {
             Peer::Redis => {
                 let mut command = Command::new(&self.redis);
                 command.args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", ""]);
-                command.args(["--appendonly", "yes", "--appendfsync", "always"]).arg("--dir").arg(folder);
+                command.args(["--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0"]);
+                command.arg("--dir").arg(folder);
                 command
             }
             Peer::Kafka => self.kafka(folder, address)?,
@@ -76,12 +123,13 @@ impl Servers {
         let said = folder.join("said");
         let output = File::create(&said)?;
         let child = command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output).spawn();
-        let child = child.with_context(|| format!("{:?}", command.get_program()))?;
-        let mut running = Running { child, address };
+        let child = child.with_context(|| format!("start {:?}", command.get_program()))?;
+        let mut running = Running { child, output: said, address };
         let began = Instant::now();
         while TcpStream::connect(address).is_err() {
-            if running.child.try_wait()?.is_some() || began.elapsed() > LATE {
-                bail!("no answer at {address}; it said:\n{}", std::fs::read_to_string(&said).unwrap_or_default());
+            let ended = running.child.try_wait()?;
+            if ended.is_some() || began.elapsed() > LATE {
+                bail!("no answer at {address} ({ended:?}); the server said:\n{}", running.said());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -125,4 +173,16 @@ impl Servers {
 
 fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_is_found_behind_any_name() {
+        let stat = "42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 700 55 0 0 20 0 9";
+        assert_eq!(ticks(stat), Some(755));
+        assert_eq!(ticks("42 (short) S 1"), None);
+    }
 }

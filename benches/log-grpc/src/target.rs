@@ -35,12 +35,47 @@ pub enum Peer {
     Kafka,
 }
 
-/// A log that is there.
+impl Peer {
+    /// As it is called on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Redis => "redis",
+            Self::Esker => "esker",
+            Self::EskerUnary => "esker-unary",
+            Self::Kafka => "kafka",
+        }
+    }
+
+    /// How it is set up, and what its acknowledgement means.
+    pub fn setup(self) -> &'static str {
+        match self {
+            Self::Redis => {
+                "XADD and a blocking XREAD; appendonly yes, appendfsync always, save off, no rewrite of its file: an acknowledged entry is synced"
+            }
+            Self::Esker => {
+                "AppendStream and Follow of `esker serve --grpc` with its defaults: an acknowledged entry is synced"
+            }
+            Self::EskerUnary => "as esker, with a call (Append) for each entry",
+            Self::Kafka => {
+                "at most 8 producers, acks=all, linger 0, one request of each under way, a topic of one partition, one node in KRaft mode with one replica, log.flush.interval.messages=1: an acknowledged \
+                 entry's segment is synced. Kafka's own default leaves that to the operating system and counts on replicas instead, which one node has none of"
+            }
+        }
+    }
+}
+
+/// A log that is there, and the connections of its writers.
 pub struct Log {
-    peer: Peer,
     address: SocketAddr,
+    links: Links,
+}
+
+enum Links {
+    Redis(Vec<MultiplexedConnection>),
+    Esker(Vec<LogClient<Channel>>),
+    EskerUnary(Vec<LogClient<Channel>>),
     #[cfg(feature = "kafka")]
-    producers: Vec<rdkafka::producer::FutureProducer>,
+    Kafka(Vec<rdkafka::producer::FutureProducer>),
 }
 
 /// Somebody who appends.
@@ -68,7 +103,7 @@ pub enum Follower {
 
 /// Producers that Kafka's writers share: each has threads of its own.
 #[cfg(feature = "kafka")]
-const PRODUCERS_MAX: u64 = 8;
+const PRODUCERS_MAX: u32 = 8;
 
 async fn client(address: SocketAddr) -> Result<LogClient<Channel>> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?.tcp_nodelay(true);
@@ -88,78 +123,88 @@ fn request(data: Bytes) -> proto::AppendRequest {
 }
 
 impl Log {
-    /// Makes the log on a server that has just begun, for so many writers.
-    pub async fn open(peer: Peer, address: SocketAddr, writers: u64) -> Result<Self> {
-        let _ = writers;
-        match peer {
+    /// Makes the log on a server that has just begun, with so many connections for writers.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn open(peer: Peer, address: SocketAddr, connections: u32) -> Result<Self> {
+        let links = match peer {
             Peer::Redis => {
-                redis::cmd("XADD")
-                    .arg(&[LOG, "*", "d", "first"])
-                    .query_async::<String>(&mut redis(address).await?)
-                    .await?;
+                let mut links = Vec::new();
+                for _ in 0..connections {
+                    links.push(redis(address).await?);
+                }
+                // So that there is something whose last entry can be asked for.
+                redis::cmd("XADD").arg(&[LOG, "*", "d", "first"]).query_async::<String>(&mut links[0]).await?;
+                Links::Redis(links)
             }
             Peer::Esker | Peer::EskerUnary => {
-                client(address).await?.create(proto::CreateRequest { log: LOG.into(), options: None }).await?;
+                let mut links = Vec::new();
+                for _ in 0..connections {
+                    links.push(client(address).await?);
+                }
+                links[0].create(proto::CreateRequest { log: LOG.into(), options: None }).await?;
+                if peer == Peer::Esker { Links::Esker(links) } else { Links::EskerUnary(links) }
             }
             #[cfg(feature = "kafka")]
             Peer::Kafka => {
                 kafka::create(address).await?;
-                let producers = (0..writers.min(PRODUCERS_MAX)).map(|_| kafka::producer(address));
-                return Ok(Self { peer, address, producers: producers.collect::<Result<_>>()? });
+                let producers = (0..connections.min(PRODUCERS_MAX)).map(|_| kafka::producer(address));
+                Links::Kafka(producers.collect::<Result<_>>()?)
             }
             #[cfg(not(feature = "kafka"))]
             Peer::Kafka => bail!("build with --features kafka"),
-        }
-        Ok(Self {
-            peer,
-            address,
-            #[cfg(feature = "kafka")]
-            producers: Vec::new(),
-        })
+        };
+        Ok(Self { address, links })
     }
 
-    /// A writer of its own.
-    pub async fn writer(&self, number: u64) -> Result<Writer> {
-        let _ = number;
-        Ok(match self.peer {
-            Peer::Redis => Writer::Redis(redis(self.address).await?),
-            Peer::EskerUnary => Writer::Unary(client(self.address).await?),
-            Peer::Esker => {
+    /// One more writer; the connections go round.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn writer(&self, number: u32) -> Result<Writer> {
+        Ok(match &self.links {
+            Links::Redis(links) => Writer::Redis(links[number as usize % links.len()].clone()),
+            Links::EskerUnary(links) => Writer::Unary(links[number as usize % links.len()].clone()),
+            Links::Esker(links) => {
                 let (requests, outgoing) = mpsc::channel(1);
-                let answers = client(self.address).await?.append_stream(ReceiverStream::new(outgoing)).await?;
+                let mut client = links[number as usize % links.len()].clone();
+                let answers = client.append_stream(ReceiverStream::new(outgoing)).await?;
                 Writer::Stream { requests, answers: answers.into_inner() }
             }
             #[cfg(feature = "kafka")]
-            Peer::Kafka => Writer::Kafka(self.producers[number as usize % self.producers.len()].clone()),
-            #[cfg(not(feature = "kafka"))]
-            Peer::Kafka => bail!("build with --features kafka"),
+            Links::Kafka(links) => Writer::Kafka(links[number as usize % links.len()].clone()),
         })
     }
 
-    /// Follows from the tail as it is now.
+    /// Follows from the tail as it is now, on a connection of its own.
+    ///
+    /// # Errors
+    /// What the server says.
     pub async fn follower(&self) -> Result<Follower> {
-        Ok(match self.peer {
-            Peer::Redis => {
+        Ok(match &self.links {
+            Links::Redis(_) => {
                 let mut connection = redis(self.address).await?;
                 let last: redis::streams::StreamInfoStreamReply =
                     redis::cmd("XINFO").arg(&["STREAM", LOG]).query_async(&mut connection).await?;
                 Follower::Redis { connection, after: last.last_generated_id }
             }
-            Peer::Esker | Peer::EskerUnary => {
+            Links::Esker(_) | Links::EskerUnary(_) => {
                 let start = Some(proto::follow_request::Start::Tail(true));
                 let request = proto::FollowRequest { log: LOG.into(), start, ..Default::default() };
                 Follower::Esker(client(self.address).await?.follow(request).await?.into_inner())
             }
             #[cfg(feature = "kafka")]
-            Peer::Kafka => Follower::Kafka(Box::new(kafka::consumer(self.address)?)),
-            #[cfg(not(feature = "kafka"))]
-            Peer::Kafka => bail!("build with --features kafka"),
+            Links::Kafka(_) => Follower::Kafka(Box::new(kafka::consumer(self.address)?)),
         })
     }
 }
 
 impl Writer {
     /// Appends an entry; returns when it is durable.
+    ///
+    /// # Errors
+    /// What the server says.
     pub async fn append(&mut self, data: Bytes) -> Result<()> {
         match self {
             Self::Redis(connection) => {
@@ -183,7 +228,10 @@ impl Writer {
 }
 
 impl Follower {
-    /// Entries that came, waited for. They are pushed to `entries`.
+    /// Entries that came, waited for. They are pushed to `entries`. If the call is dropped, the next one brings what it would have brought.
+    ///
+    /// # Errors
+    /// What the server says; a gap where no position was given up.
     pub async fn next(&mut self, entries: &mut Vec<Bytes>) -> Result<()> {
         match self {
             Self::Redis { connection, after } => {
@@ -249,7 +297,10 @@ mod kafka {
     }
 
     pub fn producer(address: SocketAddr) -> Result<FutureProducer> {
-        Ok(config(address).set("acks", "all").set("linger.ms", "0").create()?)
+        // One request under way: what gathers meanwhile goes together, and shares a sync. With more of them each entry has a sync of its own.
+        let mut config = config(address);
+        config.set("acks", "all").set("linger.ms", "0").set("max.in.flight.requests.per.connection", "1");
+        Ok(config.create()?)
     }
 
     pub fn consumer(address: SocketAddr) -> Result<StreamConsumer> {
