@@ -176,6 +176,8 @@ settings! {
         grpc_token_file: String = String::new(),
         /// Whether gRPC serves the objects below all faces as well: whoever reaches them may change everything.
         grpc_objects: bool = false,
+        /// Authorities (PEM) that certificates of the logs' sequencers are checked with; empty means that they are reached without TLS. They are sent the token.
+        grpc_sequencer_authorities: String = String::new(),
         /// Most gRPC connections at the same time, from 1 to 10000; others wait.
         grpc_connections: u64 = 1_024,
         /// Most appends of a gRPC stream that wait to be durable, from 1 to 65536; above it nothing more of the stream is read.

@@ -57,6 +57,7 @@ pub struct Builder {
     map_sweep: u64,
     options: Options,
     clock: Arc<dyn Clock>,
+    sequencers: Option<esker_remote::Options>,
     /// Options of the location that belong to its backend.
     backend_options: Pairs,
 }
@@ -71,6 +72,7 @@ impl Default for Builder {
             map_sweep: 0,
             options: Options::default(),
             clock: Arc::new(SystemClock),
+            sequencers: None,
             backend_options: Pairs::new(),
         }
     }
@@ -128,6 +130,13 @@ impl Builder {
     /// what asks for it, from 512 bytes on, in units of 64 KiB, if it gets to 0.875 of its length or less.
     pub fn compress(mut self, options: CompressOptions) -> Self {
         self.options.compress = options;
+        self
+    }
+
+    /// How sequencers are reached that hand out positions of logs ([`Store::logs`]). By default as the server whose store this is; where this process
+    /// opens it itself, without TLS and token.
+    pub fn sequencers(mut self, options: esker_remote::Options) -> Self {
+        self.sequencers = Some(options);
         self
     }
 
@@ -209,6 +218,7 @@ impl Builder {
             clock: Arc::clone(&self.clock),
             expire_interval: if idle { Duration::ZERO } else { self.expire_interval },
             map_sweep: if idle { 0 } else { self.map_sweep },
+            sequencers: self.sequencers.clone(),
         }
     }
 

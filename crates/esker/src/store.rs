@@ -65,13 +65,15 @@ struct Inner {
     sweep: Mutex<Option<Sweep>>,
 }
 
-/// What a store does by itself, and the clock it goes by.
+/// What a store does by itself, the clock it goes by, and whom it asks.
 pub(crate) struct Background {
     pub clock: Arc<dyn Clock>,
     /// How often expired keys are removed; zero: never.
     pub expire_interval: Duration,
     /// Expired rows of the map that are removed per second, at most; 0: none.
     pub map_sweep: u64,
+    /// How sequencers of logs are reached.
+    pub sequencers: Option<esker_remote::Options>,
 }
 
 impl Store {
@@ -162,10 +164,7 @@ impl Store {
         // A log whose positions are handed out by a sequencer elsewhere is written with its help.
         let session = self.log_session(None);
         let lease = Duration::from_millis(session.lease_ms);
-        let options = match &self.inner.backing {
-            Backing::Backend(opened) => opened.remote.clone(),
-            Backing::Memory(_) | Backing::Engine { .. } => None,
-        };
+        let options = self.inner.background.sequencers.clone().or_else(|| self.server_options());
         let connect = Arc::new(Sequencers::new(options.unwrap_or_default(), lease));
         let logs = Logs::open(self.objects(), Session { connect: Some(connect), ..session })?;
         *slot = Some(logs.clone());
@@ -249,6 +248,14 @@ impl Store {
         Ok(Transactions::open(Arc::new(self.map()?), Arc::new(move || clock.now_ms()), random, options)?)
     }
 
+    /// How the server is reached whose store this is; `None` for a store that this process has opened itself.
+    pub fn server_options(&self) -> Option<esker_remote::Options> {
+        match &self.inner.backing {
+            Backing::Backend(opened) => opened.remote.clone(),
+            Backing::Memory(_) | Backing::Engine { .. } => None,
+        }
+    }
+
     /// A session of logs of its own, with the store's clock and a random number; `connect` finds sequencers of other processes.
     pub fn log_session(&self, connect: Option<Arc<dyn Connect>>) -> Session {
         let clock = Arc::clone(&self.inner.background.clock);
@@ -303,7 +310,7 @@ impl Store {
             remote: None,
         };
         let clock = Arc::clone(&self.inner.background.clock);
-        let background = Background { clock, expire_interval: Duration::ZERO, map_sweep: 0 };
+        let background = Background { clock, expire_interval: Duration::ZERO, map_sweep: 0, sequencers: None };
         Ok(Self::new(Backing::Backend(opened), background))
     }
 

@@ -48,6 +48,9 @@ pub struct LogSequencer {
     /// Private key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
+    /// Authorities (PEM) that the certificates of other sequencers are checked with; without it those of the store's location
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    authorities: Option<PathBuf>,
     /// Logs whose positions are handed out
     #[arg(value_name = "LOG", required = true)]
     logs: Vec<String>,
@@ -114,7 +117,20 @@ impl LogSequencer {
             _ => None,
         };
         let store = builder(settings).expire_interval(Duration::ZERO).open(location)?;
-        let options = remote::Options { token: token.clone(), ..remote::Options::default() };
+        // Sequencers are behind TLS all together, as writers find them by one set of options.
+        let authorities = match (&tls, self.authorities) {
+            (None, _) => None,
+            (Some(_), Some(file)) => Some(file),
+            (Some(_), None) => {
+                let options = store.server_options();
+                Some(options.and_then(|options| options.authorities).ok_or_else(|| {
+                    Failure::usage(
+                        "--tls-cert needs --authorities, or a store at grpc://…?authorities=FILE: without them other sequencers cannot be asked whether they are alive",
+                    )
+                })?)
+            }
+        };
+        let options = remote::Options { token: token.clone(), authorities, ..remote::Options::default() };
         let connect = remote::Sequencers::new(options, lease);
         let session = Session { lease_ms: lease.as_millis() as u64, ..store.log_session(None) };
         let logs = esker::log::Logs::open(store.objects(), session).map_err(esker::Error::from)?;

@@ -95,7 +95,10 @@ impl Serve {
         let rpc = rpc::config(&settings.serve, tls_files(&settings.serve)?)?;
         let location = settings.store.location.clone();
         // Keys are expired by the server itself.
-        let builder = builder(&settings).expire_interval(Duration::ZERO).map_sweep(settings.serve.map_sweep);
+        let mut builder = builder(&settings).expire_interval(Duration::ZERO).map_sweep(settings.serve.map_sweep);
+        if let Some(options) = rpc::sequencers(&settings.serve)? {
+            builder = builder.sequencers(options);
+        }
         let store = builder.open(&location)?;
         let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
         let served = serve(&store, config, (disks, rpc), backups.map(PathBuf::from));

@@ -33,6 +33,9 @@ pub struct GrpcFlags {
     /// Expired rows of the map that are removed per second in the background, at most; 0 means none
     #[arg(long, value_name = "ROWS")]
     map_sweep: Option<u64>,
+    /// Authorities (PEM) that certificates of the logs' sequencers are checked with; without it they are reached without TLS
+    #[arg(long = "grpc-sequencer-authorities", value_name = "FILE")]
+    grpc_sequencer_authorities: Option<String>,
 }
 
 impl GrpcFlags {
@@ -51,6 +54,9 @@ impl GrpcFlags {
         if let Some(rows) = self.map_sweep {
             serve.map_sweep = rows;
         }
+        if let Some(file) = self.grpc_sequencer_authorities {
+            serve.grpc_sequencer_authorities = file;
+        }
     }
 }
 
@@ -64,6 +70,14 @@ pub fn token(file: &str) -> Result<Option<String>, Failure> {
         Some(line) if !line.is_empty() => Ok(Some(line.to_string())),
         _ => Err(Failure::usage(format!("token file {file}: its first line is empty"))),
     }
+}
+
+/// How the server reaches sequencers of its logs: with the token that it asks for itself, as its clients do. `None` where nothing is said about it.
+pub fn sequencers(settings: &ServeSettings) -> Result<Option<esker::remote::Options>, Failure> {
+    let authorities = Some(&settings.grpc_sequencer_authorities).filter(|file| !file.is_empty()).map(PathBuf::from);
+    let token = token(&settings.grpc_token_file)?;
+    let said = authorities.is_some() || token.is_some();
+    Ok(said.then(|| esker::remote::Options { token, authorities, ..esker::remote::Options::default() }))
 }
 
 /// The gRPC server's configuration; `None` if it is not asked for.
