@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use esker_device::Pace;
 use esker_engine::CommitPolicy;
 use serde::{Deserialize, Serialize};
 
@@ -29,13 +30,20 @@ pub enum Disk {
 }
 
 impl Disk {
+    /// What a device of this kind does.
+    pub fn pace(self) -> Pace {
+        match self {
+            Self::Takes(us) => Pace::Takes(Duration::from_micros(us)),
+            Self::Limited { per_second, takes_us } => {
+                Pace::Limited { per_second, takes: Duration::from_micros(takes_us) }
+            }
+            Self::Own => Pace::Own,
+        }
+    }
+
     /// Time from sync to sync under load, in microseconds; 0 where only the file knows.
     pub fn cycle_us(self) -> u64 {
-        match self {
-            Self::Takes(us) => us,
-            Self::Limited { per_second, takes_us } => takes_us.max(1_000_000 / per_second),
-            Self::Own => 0,
-        }
+        self.pace().cycle().map_or(0, |cycle| cycle.as_micros() as u64)
     }
 }
 

@@ -10,7 +10,6 @@ mod outcome;
 mod plot;
 mod report;
 mod simulate;
-mod slow;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};

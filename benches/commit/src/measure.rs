@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use clap::Args;
-use esker_device::{FileDevice, OpenMode};
+use esker_device::{FileDevice, OpenMode, SlowDevice};
 use esker_engine::{CommitPolicy, Engine, FormatOptions, Options};
 use esker_store::{Change, Collection, Durability, ObjectId, ObjectStore, Transaction};
 use hdrhistogram::Histogram;
@@ -20,7 +20,6 @@ use crate::cell::{Cell, Grid};
 use crate::outcome::{Figures, Outcome, Results, Source};
 use crate::report;
 use crate::simulate::progress;
-use crate::slow::{SlowDevice, sleep_until};
 
 const FULL: [&[u64]; 3] = [&[1, 16, 256], &[0, 500, 2_000, 10_000], &[100, 1_000, 5_000, 20_000]];
 const QUICK: [&[u64]; 3] = [&[1, 8, 64], &[0, 1_000], &[1_000, 5_000]];
@@ -104,7 +103,7 @@ fn measure(dir: &Path, cell: Cell, policy: CommitPolicy, time: Duration, seed: u
     let folder = tempfile::Builder::new().prefix("esker-bench-commit-").tempdir_in(dir)?;
     let file = FileDevice::open(folder.path().join("store.esker"), OpenMode::Create { len: FILE_BYTES })?;
     Engine::format(&file, &FormatOptions { segment_bytes: SEGMENT_BYTES, ..FormatOptions::new(*b"esker-bench-comm") })?;
-    let device = Arc::new(SlowDevice::new(file, cell.disk));
+    let device = Arc::new(SlowDevice::new(file, cell.disk.pace()));
     let options = Options {
         recent_bytes: 4 * SEGMENT_BYTES,
         cache_bytes: 1 << 20,
@@ -139,9 +138,13 @@ fn measure(dir: &Path, cell: Cell, policy: CommitPolicy, time: Duration, seed: u
         }
         Ok(())
     })?;
-    let sync_us = device.mean_sync_us();
+    let sync_us = device.mean_sync().as_nanos() as f64 / 1e3;
     engine.close()?;
     Ok((Figures::new(&latencies, taken.0, taken.1), sync_us))
+}
+
+fn sleep_until(end: Instant) {
+    std::thread::sleep(end.saturating_duration_since(Instant::now()));
 }
 
 /// An object for each client, so that clients do not meet at anything but the log.

@@ -13,10 +13,12 @@
 mod error;
 mod file;
 mod memory;
+mod slow;
 
 pub use error::{Error, Result};
 pub use file::{FileDevice, OpenMode};
 pub use memory::MemoryDevice;
+pub use slow::{Pace, SlowDevice};
 
 /// The shape of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
