@@ -72,6 +72,7 @@ pub fn schemas_change_under_rows(harness: &dyn Harness) {
         map.create_table(&table(), &schema()).unwrap();
         put(map, key("p", 1, 1), &[("x", 5.into()), ("y", "old".into()), ("z", 1.5.into())]);
         let other = opened.another();
+        assert!(other.get(&Get::new(&table(), key("p", 1, 1))).unwrap().is_some());
         let alter = |change| map.alter_table(&table(), &change);
         alter(Alter::DropColumn("y".into())).unwrap();
         alter(Alter::AddColumn("y".into(), DataType::Int)).unwrap();
