@@ -72,7 +72,7 @@ enum Command {
     Map(Box<commands::map::MapArguments>),
     /// Measure the engine inside this process
     Bench(commands::bench::Bench),
-    /// Turn files of `bench objects --json`, `bench log --json` and `bench map --json` into one page with plots
+    /// Turn files of `bench objects --json`, and of `log`, `map` and `commit`, into one page with plots
     Report(commands::report::Report),
     /// Print the default configuration file, every key explained
     Config,

@@ -355,3 +355,73 @@ fn every_part_of_the_bench_is_measured_and_nothing_is_left() {
     let refused = esker(folder.path(), &["bench", "map", "--rows", "5", "--large", "6"]);
     assert!(refused.status.code() == Some(2) && text(&refused).contains("--large"), "{}", text(&refused));
 }
+
+#[test]
+fn commit_policies_are_compared_on_devices_and_beside_another_storage() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = [
+        ["bench", "commit", "--dir", "stores", "--policies", "batch,periodic:10ms"],
+        ["--devices", "own,500/s", "--clients", "1,3", "--rates", "300"],
+        ["--peer", "other=memory:", "--seconds", "0.3", "--peer-warm-up", "0.1"],
+        ["--peer-records", "other=cat count || true", "--json", "run.json", "--seed", "5"],
+    ];
+    let output = esker(folder.path(), &arguments.concat());
+    assert!(output.status.success(), "{}", text(&output));
+    let run: Value = serde_json::from_slice(&std::fs::read(folder.path().join("run.json")).unwrap()).unwrap();
+    assert_eq!(
+        run["cells"].as_array().unwrap().len(),
+        2 * (2 + 3),
+        "clients, both policies twice and the other storage once"
+    );
+    let tables = run["tables"].as_array().unwrap();
+    assert_eq!(tables.len(), 3, "two devices, and the other storage beside the policies");
+    let column =
+        |name: &str| tables[0]["columns"].as_array().unwrap().iter().position(|column| column == name).unwrap();
+    let row = |table: usize, load: &str, policy: &str| {
+        let rows = tables[table]["rows"].as_array().unwrap();
+        rows.iter()
+            .find(|row| row[0] == load && row[1] == policy)
+            .unwrap_or_else(|| panic!("{load} {policy}: {rows:?}"))
+    };
+    let number =
+        |table: usize, load: &str, policy: &str, name: &str| row(table, load, policy)[column(name)].as_f64().unwrap();
+    for table in [0, 1] {
+        for load in ["1 client", "3 clients", "300/s"] {
+            assert!(
+                (0.99..=1.01).contains(&number(table, load, "batch", "records each")),
+                "{}",
+                row(table, load, "batch")
+            );
+            assert_eq!(number(table, load, "batch", "failed"), 0.0);
+        }
+        let each = number(table, "1 client", "batch", "syncs each");
+        assert!((0.95..=1.1).contains(&each), "{each} syncs for each update of a client that is alone");
+    }
+    assert!(number(1, "3 clients", "batch", "syncs/s") < 510.0, "more syncs than the device does");
+    assert!(number(1, "3 clients", "periodic:10ms", "updates/s") > 10.0 * number(1, "3 clients", "batch", "updates/s"));
+    let given = number(0, "300/s", "batch", "updates/s");
+    assert!((100.0..600.0).contains(&given), "{given} a second of 300 that were asked for");
+    assert!(row(0, "1 client", "other")[column("records each")].is_null(), "the command printed no number");
+    assert!(tables[2]["rows"].as_array().unwrap().iter().all(|row| row[4].as_f64().unwrap() > 0.0));
+    assert_eq!(std::fs::read_dir(folder.path().join("stores")).unwrap().count(), 0, "something is left");
+
+    let output = esker(folder.path(), &["report", "run.json", "-o", "run.html"]);
+    assert!(output.status.success(), "{}", text(&output));
+    let page = std::fs::read_to_string(folder.path().join("run.html")).unwrap();
+    for expected in
+        ["mean latency at a given rate, device own", "records per sync, device 500/s", "updates per second in all"]
+    {
+        assert!(page.contains(expected), "{expected:?} is not on the page");
+    }
+    for (arguments, says) in [
+        (["--devices", "0/s"], "200/s"),
+        (["--policies", "never"], "no such policy"),
+        (["--peer", "memory:"], "NAME=LOCATION"),
+        (["--peer", "a=nothing:x"], "a: "),
+        (["--peer-records", "b=true"], "no --peer of this name"),
+        (["--seconds", "0"], "--seconds"),
+    ] {
+        let output = esker(folder.path(), &[&["bench", "commit"][..], &arguments].concat());
+        assert!(output.status.code() == Some(2) && text(&output).contains(says), "{arguments:?}: {}", text(&output));
+    }
+}

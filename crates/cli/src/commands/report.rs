@@ -1,4 +1,4 @@
-//! `esker report`: files of `esker bench objects` and `esker bench log` as one page with plots, which needs nothing but itself.
+//! `esker report`: files of `esker bench objects`, `log`, `map` and `commit` as one page with plots, which needs nothing but itself.
 //!
 //! files → cells → for each phase: plots over the object's size and over the number in flight, then its table → HTML
 //!
@@ -31,7 +31,7 @@ const STYLE: &str = "body{font:16px/1.5 sans-serif;margin:1rem auto;max-width:72
 /// The arguments of `esker report`.
 #[derive(Args)]
 pub struct Report {
-    /// Files that `esker bench objects --json` and `esker bench log --json` wrote
+    /// Files that `esker bench objects`, `log`, `map` or `commit` wrote with `--json`
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// The page to write

@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use esker::Durability;
-use esker::map::{
-    Compare, Condition, DataType, Filter, Get, Key, MapStorage, Mutation, Order, Scan, Schema, TableName, Value, Waist,
-};
+use esker::map::{DataType, Get, Key, MapStorage, Mutation, Order, Scan, Schema, TableName, Value, Waist};
 use serde_json::{Value as Json, json};
 
+use super::updates::Rows;
 use crate::commands::log::bench::Count;
 use crate::commands::objects::outcome::{Cell, FORMAT, Run, Table, table};
 use crate::commands::objects::target::{Opened, Target};
@@ -230,7 +229,7 @@ impl MapBench {
         for part in [Part::Read, Part::Update] {
             for clients in self.clients.iter().copied().filter(|_| self.parts.contains(&part)) {
                 let load = Load {
-                    opened,
+                    syncs: &|| opened.store.syncs(),
                     backend: &target.label,
                     phase: if part == Part::Read { "get" } else { "update if" }.into(),
                     object_bytes: 0,
@@ -327,40 +326,15 @@ impl MapBench {
         let own = share.min(OWN_ROWS);
         load.run(|thread, tally| {
             // Spread over the client's share, so that clients and updates meet different partitions.
-            let row = |number: u64| (thread * share + number * (share / own)).min(self.rows.0 - 1);
-            let n_of = |row| -> Result<i64, Failure> {
-                let found = map.get(&Get::new(&name(), self.row_key(row)))?;
-                match found.as_ref().and_then(|record| record.value("n")) {
-                    Some(Value::BigInt(n)) => Ok(*n),
-                    _ => Err(Failure::new(Code::Damage, format!("row {row} is not there"))),
-                }
-            };
-            let mut counts = Vec::with_capacity(own as usize);
-            let mut number = 0;
+            let key = |number: u64| self.row_key((thread * share + number * (share / own)).min(self.rows.0 - 1));
+            let mut rows = Rows::new(map, &name(), own, key);
             while tally.goes_on() {
-                let at = (number % own) as usize;
-                let row = row(number % own);
-                if at == counts.len() {
-                    counts.push(n_of(row)?);
-                }
-                let n = counts[at];
-                let put = Mutation::put(&name(), self.row_key(row), vec![("n".into(), (n + 1).into())]);
-                let is = Filter::Compare("n".into(), Compare::Equal, n.into());
-                let put = put.when(Condition::If(is));
+                rows.ready()?;
                 let started = Instant::now();
-                map.mutate(std::slice::from_ref(&put), Durability::Durable)?.wait()?;
+                rows.update()?;
                 tally.done(started, 8);
-                counts[at] = n + 1;
-                number += 1;
             }
-            for (number, n) in counts.iter().enumerate() {
-                let row = row(number as u64);
-                let found = n_of(row)?;
-                if found != *n {
-                    return Err(Failure::new(Code::Damage, format!("row {row} has {found} updates instead of {n}")));
-                }
-            }
-            Ok(())
+            rows.check()
         })
     }
 

@@ -7,8 +7,10 @@
 //! 2. What is printed as lines, CSV or JSON tells null from absent, and `import` reads it as the same rows.
 
 pub mod bench;
+pub mod commit;
 mod rows;
 mod transfer;
+mod updates;
 mod value;
 
 use std::sync::Arc;

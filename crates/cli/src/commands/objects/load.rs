@@ -127,7 +127,7 @@ impl Drive<'_> {
     pub fn run(&self, backend: &str, contents: &Contents) -> Result<Cell, Failure> {
         let next = AtomicU64::new(0);
         let load = Load {
-            opened: self.opened,
+            syncs: &|| self.opened.store.syncs(),
             backend,
             phase: self.phase.name(),
             object_bytes: self.object_bytes,

@@ -237,7 +237,12 @@ pub fn save(file: &PathBuf, run: &Run, bar: &ProgressBar) -> Result<(), Failure>
 
 /// The disk that a location's path is on, `major:minor` as /proc/diskstats has it.
 pub fn device_of(target: &Target) -> Option<String> {
-    let device = std::fs::metadata(target.path()).ok()?.dev();
+    disk_of(target.path())
+}
+
+/// The disk that a path is on, in the same way.
+pub fn disk_of(path: &Path) -> Option<String> {
+    let device = std::fs::metadata(path).ok()?.dev();
     let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     Some(whole_disk(Path::new("/sys/dev/block"), device))
 }

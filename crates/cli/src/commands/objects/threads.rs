@@ -13,13 +13,12 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::outcome::{Cell, Latency};
-use super::target::Opened;
 use crate::exit::{Code, Failure};
 
 /// A load on an open store.
 pub struct Load<'a> {
-    /// The store.
-    pub opened: &'a Opened,
+    /// Tells how many syncs there were so far, where they are counted.
+    pub syncs: &'a (dyn Fn() -> Option<u64> + Sync),
     /// Name of the backend in results.
     pub backend: &'a str,
     /// What is done.
@@ -67,12 +66,12 @@ struct Counters {
 }
 
 impl Counters {
-    fn read(opened: &Opened, device: Option<&str>) -> Self {
+    fn read(load: &Load<'_>) -> Self {
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         Self {
             write_bytes: own_write_bytes(),
-            flushes: device.and_then(device_flushes),
-            syncs: opened.store.syncs(),
+            flushes: load.device.and_then(device_flushes),
+            syncs: (load.syncs)(),
             cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
         }
     }
@@ -109,7 +108,7 @@ impl Load<'_> {
                     })
                 })
                 .collect();
-            let before = Counters::read(self.opened, self.device);
+            let before = Counters::read(self);
             let began = Instant::now();
             start.wait();
             let done = threads.into_iter().map(|thread| thread.join().expect("a bench thread does not panic"));
@@ -117,7 +116,7 @@ impl Load<'_> {
             (before, began, results)
         });
         let seconds = began.elapsed().as_secs_f64();
-        let after = Counters::read(self.opened, self.device);
+        let after = Counters::read(self);
         let (mut latencies, mut payload_bytes) = (histogram()?, 0);
         for result in results {
             let (done, bytes) = result?;

@@ -257,7 +257,7 @@ impl LogBench {
         let device = device_of(target);
         let threads = self.threads.min(in_flight);
         let load = Load {
-            opened,
+            syncs: &|| opened.store.syncs(),
             backend: &format!("{} {layout}", target.label),
             phase: "append".into(),
             object_bytes: entry,
