@@ -90,6 +90,9 @@ pub(crate) fn start(service: LogService, requests: Streaming<proto::AppendReques
     Box::pin(Appending { service, requests, stopped, log, applying: None, applied, ended: None })
 }
 
+/// An append under way, with its tag.
+type Applying = (u64, Pin<Box<dyn Future<Output = Done> + Send>>);
+
 struct Appending {
     service: LogService,
     requests: Streaming<proto::AppendRequest>,
@@ -98,7 +101,7 @@ struct Appending {
     /// That the last request named.
     log: String,
     /// An append that cannot be applied at once, with its tag.
-    applying: Option<(u64, Pin<Box<dyn Future<Output = Done> + Send>>)>,
+    applying: Option<Applying>,
     /// In the order of the requests.
     applied: VecDeque<Applied>,
     /// No more requests are read; what the client is told behind the last answer.
