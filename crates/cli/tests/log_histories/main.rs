@@ -34,6 +34,15 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
+/// Tells to stop when it goes.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Reshapes and trims until told to stop; the trims, and the numbers of both.
 fn shape(store: &str, seed: u64, stop: &AtomicBool) -> (Vec<Event>, [u32; 2]) {
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -102,6 +111,8 @@ fn a_history_of_processes_among_kills_pauses_and_cuts_is_that_of_a_log() {
     let stop = AtomicBool::new(false);
     let store = world.store();
     let (mut events, shaped) = std::thread::scope(|scope| {
+        // So that a run that broke ends, and says why.
+        let _stops = Stops(&stop);
         let shaper = scope.spawn(|| shape(&store, seed, &stop));
         let end = Instant::now() + Duration::from_secs(seconds);
         // Each once, then as it comes.

@@ -10,6 +10,8 @@ use parking_lot::Mutex;
 use crate::support::{Time, append, options, session, sound};
 
 type Act = Box<dyn FnOnce() + Send>;
+/// What another process does to the log.
+type What = fn(&Log);
 
 /// Something happens before one of the reads.
 #[derive(Default)]
@@ -55,8 +57,7 @@ fn fill(store: &Arc<dyn ObjectStore>, layout: Layout) -> (Log, Log) {
 // all objects. Fix: what an object says is held against a head that was read after it.
 #[test]
 fn a_check_accuses_nobody_who_takes_over_reshapes_trims_or_appends_meanwhile() {
-    type Act = (&'static str, fn(&Log));
-    let acts: [Act; 6] = [
+    let acts: [(&str, What); 6] = [
         ("takes over", |log| drop(log.lead("").unwrap())),
         ("reshapes", |log| log.reshape(2, 5).unwrap()),
         ("trims one", |log| [3, 14, 15, 28, 29].into_iter().for_each(|position| log.trim(position).unwrap())),

@@ -33,6 +33,9 @@ const TURN: usize = 64;
 /// What an append came to: its position, and whether it was there already.
 pub(crate) type Done = Result<Completion<(u64, bool)>, Told>;
 
+/// An append that waits for more than its sync.
+type Applying = Pin<Box<dyn Future<Output = Done> + Send>>;
+
 /// An append that is applied, or failed.
 struct Applied {
     tag: u64,
@@ -90,9 +93,6 @@ pub(crate) fn start(service: LogService, requests: Streaming<proto::AppendReques
     Box::pin(Appending { service, requests, stopped, log, applying: None, applied, ended: None })
 }
 
-/// An append under way, with its tag.
-type Applying = (u64, Pin<Box<dyn Future<Output = Done> + Send>>);
-
 struct Appending {
     service: LogService,
     requests: Streaming<proto::AppendRequest>,
@@ -101,7 +101,7 @@ struct Appending {
     /// That the last request named.
     log: String,
     /// An append that cannot be applied at once, with its tag.
-    applying: Option<Applying>,
+    applying: Option<(u64, Applying)>,
     /// In the order of the requests.
     applied: VecDeque<Applied>,
     /// No more requests are read; what the client is told behind the last answer.
