@@ -532,9 +532,11 @@ impl Keeper {
         if left > reserve[0] || work.effort / FULL_COST <= written.saturating_sub(work.effort_from) {
             (work.effort, work.effort_from) = (0, written);
         }
+        // There was room enough to leave all in place when this look began: the next one will not.
+        let missed = !short && !held && !done;
         let gate = if left > reserve[0] {
             Gate::Open
-        } else if done && work.effort <= live + 4 * self.parts.segments.segment_bytes {
+        } else if missed || done && work.effort <= live + 4 * self.parts.segments.segment_bytes {
             Gate::Wait
         } else {
             // Everything that lives was moved once and next to nothing could be written for it, or nothing is worth it:
@@ -548,7 +550,7 @@ impl Keeper {
         } else {
             self.pace(Some(0));
         }
-        Ok(done && left < low)
+        Ok(done && left < low || missed && gate == Gate::Wait)
     }
 
     /// Has index pages leave memory as the budget asks; whether it is still exceeded.
