@@ -103,7 +103,8 @@ impl Log {
             }
             let view = self.refresh()?;
             if position < view.trimmed {
-                return Ok(());
+                // Whoever said so in the view may not have come to the objects yet, where those look who have an older view.
+                return self.trim_to(position + 1).map(|_| ());
             }
             let Some(stripe) = view.stripe(position) else {
                 self.grow(position)?;
@@ -346,6 +347,36 @@ pub(crate) fn remove_named(
             let object = esker_store::ObjectId::new(collection.clone(), name);
             store.submit(Transaction::with(esker_store::Durability::Applied).change(&object, Change::Remove)).wait()?;
             removed += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use esker_store::ObjectStore;
+
+    use super::*;
+    use crate::{Layout, Logs, Options, Session};
+
+    #[test]
+    fn what_a_trim_has_answered_is_gone_for_all_though_another_trim_has_only_come_to_the_view() {
+        for (layout, name) in Layout::ALL {
+            let store: Arc<dyn ObjectStore> = Arc::new(esker_memory::MemoryStore::new());
+            let process = |nonce| Logs::open(Arc::clone(&store), Session::new(Arc::new(|| 1_000), nonce)).unwrap();
+            let [owner, late, reader] = [process(1), process(2), process(3)];
+            let options = Options { layout, width: 3, slots: 4, ..Options::default() };
+            let log = owner.create("log", options).unwrap();
+            for position in 0..10 {
+                assert_eq!(log.append(vec![7]).unwrap().wait().unwrap(), position);
+            }
+            let (late, reader) = (late.log("log").unwrap(), reader.log("log").unwrap());
+            assert!(matches!(reader.read(9).unwrap().wait().unwrap(), Found::Entry(_)));
+            // As far as a process comes that is killed in the middle of `trim_to`.
+            log.trim_view(8).unwrap();
+            late.trim(5).unwrap();
+            assert_eq!(reader.read(5).unwrap().wait().unwrap(), Found::Trimmed, "layout {name}");
         }
     }
 }
