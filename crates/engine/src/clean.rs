@@ -1,8 +1,8 @@
 //! The cleaner's one step: what still lives in a segment is copied to a cold one, and the log says so.
 //!
 //! ```text
-//! segment → records → does the index still point here? → copy (verified) → cold segment, synced
-//!   → object's lock: those that still are where they were → one record of relocations → index
+//! segment → records → does the index still point here? → copy (verified) → [`Batch`] → cold segment, written
+//!   → synced → object's lock: those that still are where they were → one record of relocations → index
 //! ```
 //!
 //! Invariants:
@@ -22,10 +22,10 @@ use esker_device::Device;
 use esker_store::Result;
 
 use crate::checkpoint::{Parts, Saved};
-use crate::cold::Cold;
+use crate::cold::{Cold, Writes};
 use crate::commit::{Class, Refused, record_header};
 use crate::format::{
-    Compressed, Kind, Loc, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OpHeader, RECORD_HEADER_BYTES, Relocated, Role,
+    Compressed, Kind, Loc, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OpHeader, Payload, RECORD_HEADER_BYTES, Relocated, Role,
     checksum_payload, encode_operation, operation_bytes, push_relocated, raw_len, verify_payload,
 };
 use crate::index::{Missing, offset_of};
@@ -35,7 +35,7 @@ use crate::reader::{SegmentView, each_operation};
 use crate::segments::{BufferSlice, Usage};
 use crate::superblocks::device_error;
 
-/// Copies are synced and relocated when so many bytes have gathered.
+/// Copies are handed on when so many bytes have gathered.
 const BATCH_BYTES: u64 = 4 << 20;
 /// At most so many entries are relocated under one lock and in one record.
 const RELOCATIONS_MAX: usize = 512;
@@ -65,10 +65,26 @@ pub struct Clean<'a> {
     pub saved: &'a mut Saved,
     /// Where it is read to.
     pub scratch: &'a mut Vec<u8>,
-    /// Called before and after entries get new places.
-    pub moved: &'a dyn Fn(),
-    /// Told the bytes copied after each batch, and the bytes of log that say where to.
-    pub pace: &'a mut dyn FnMut(u64, u64),
+    /// Takes what was copied.
+    pub mover: &'a dyn Mover,
+}
+
+/// Gives copies their places.
+pub trait Mover {
+    /// So many bytes were copied that are not handed on yet.
+    fn copied(&self, bytes: u64);
+
+    /// Takes a batch, in order, with the copies, which are not written. It may be moved later.
+    ///
+    /// # Errors
+    /// What went wrong with this batch or one before it.
+    fn hand(&self, batch: Batch, copies: Writes) -> Result<()>;
+
+    /// Returns when all batches are moved.
+    ///
+    /// # Errors
+    /// What went wrong with one of them.
+    fn wait(&self) -> Result<()>;
 }
 
 enum Entry {
@@ -94,10 +110,12 @@ struct Stretch {
     new: Loc,
 }
 
+/// Copies whose entries still point to the old places.
 #[derive(Default)]
-struct Batch {
+pub struct Batch {
     objects: BTreeMap<u64, (Arc<Object>, Vec<Moved>)>,
-    bytes: u64,
+    /// Bytes copied.
+    pub bytes: u64,
 }
 
 impl Clean<'_> {
@@ -157,15 +175,18 @@ impl Clean<'_> {
             cleaned.damaged += u64::from(walked.is_err());
             failed.map_or(Ok(()), Err)?;
             if batch.bytes >= BATCH_BYTES {
-                self.relocate(&mut batch)?;
+                self.hand(&mut batch)?;
             }
         }
-        self.relocate(&mut batch)?;
-        if !shared.is_empty() && self.parts.segments.usage(victim.segment).is_some_and(|usage| usage.live > 0) {
-            for object in shared {
-                self.sharing(&view, &object, &mut batch, &mut copies, &mut cleaned)?;
+        self.hand(&mut batch)?;
+        if !shared.is_empty() {
+            self.mover.wait()?;
+            if self.parts.segments.usage(victim.segment).is_some_and(|usage| usage.live > 0) {
+                for object in shared {
+                    self.sharing(&view, &object, &mut batch, &mut copies, &mut cleaned)?;
+                }
+                self.hand(&mut batch)?;
             }
-            self.relocate(&mut batch)?;
         }
         *self.scratch = scratch;
         Ok(cleaned)
@@ -219,8 +240,7 @@ impl Clean<'_> {
         if live.is_empty() {
             return Ok(());
         }
-        let value = Value::new(header, payload);
-        let Some(value) = value else {
+        let Some(value) = Value::new(header, operation) else {
             cleaned.damaged += 1;
             return Ok(());
         };
@@ -286,6 +306,13 @@ impl Clean<'_> {
             (Some(_), _) => (value.payload, header.flags, 0, value.raw_len),
             (None, _) => (&value.payload[skip as usize..(skip + len) as usize], header.flags, skip, len),
         };
+        let own;
+        let sums = if std::ptr::eq(payload, value.payload) {
+            &value.sums
+        } else {
+            own = checksum_payload(payload);
+            &own
+        };
         let (argument, key): (u64, &[u8]) = match entry {
             Entry::Slot(slot) => (*slot, &[]),
             Entry::Omap(key) => (0, key),
@@ -297,10 +324,11 @@ impl Clean<'_> {
         long_key.extend_from_slice(&origin.0.to_le_bytes());
         long_key.extend_from_slice(&origin.1.to_le_bytes());
         let header = OpHeader { flags: flags | OP_FLAG_MOVED, argument, ..*header };
-        let new = self.cold.append(header, &long_key, payload, origin.0)?;
+        let new = self.cold.queue(header, &long_key, payload, sums, origin.0)?;
         cleaned.copied += 1;
         cleaned.copied_bytes += new.span_bytes();
         batch.bytes += new.span_bytes();
+        self.mover.copied(batch.bytes);
         Ok(Some(Stretch { skip: first, len: raw_len, new }))
     }
 
@@ -334,92 +362,12 @@ impl Clean<'_> {
         Ok(())
     }
 
-    /// Makes the copies durable and points the index to them.
-    fn relocate(&mut self, batch: &mut Batch) -> Result<()> {
-        let gathered = std::mem::take(batch);
-        if gathered.objects.is_empty() {
+    /// Hands on what was copied.
+    fn hand(&mut self, batch: &mut Batch) -> Result<()> {
+        if batch.objects.is_empty() {
             return Ok(());
         }
-        self.cold.flush()?;
-        (self.moved)();
-        let mut logged = 0;
-        for (number, (object, moved)) in gathered.objects {
-            for moved in moved.chunks(RELOCATIONS_MAX) {
-                for kind in [Kind::RelocateSlots, Kind::RelocateOmap, Kind::RelocateExtents] {
-                    logged += self.relocate_some(number, &object, moved, kind)?;
-                }
-            }
-        }
-        (self.moved)();
-        (self.pace)(gathered.bytes, logged);
-        Ok(())
-    }
-
-    /// The bytes of log that it took.
-    fn relocate_some(&self, number: u64, object: &Arc<Object>, moved: &[Moved], kind: Kind) -> Result<u64> {
-        let of_kind = |entry: &Entry| match entry {
-            Entry::Slot(_) => Kind::RelocateSlots,
-            Entry::Omap(_) => Kind::RelocateOmap,
-            Entry::Extent(..) => Kind::RelocateExtents,
-        };
-        if !moved.iter().any(|moved| of_kind(&moved.entry) == kind) {
-            return Ok(0);
-        }
-        let log = &self.parts.log;
-        loop {
-            // It may have got another name, which is another entry of the table.
-            let object = self.parts.objects.numbered(number).unwrap_or_else(|| Arc::clone(object));
-            let mut state = object.state.write();
-            if state.number != number {
-                if self.parts.objects.numbered(number).is_some_and(|now| !Arc::ptr_eq(&now, &object)) {
-                    continue;
-                }
-                return Ok(0);
-            }
-            let mut payload = Vec::new();
-            let mut missing = Vec::new();
-            moved.iter().filter(|moved| of_kind(&moved.entry) == kind).for_each(|moved| {
-                missing.extend(still_there(&state, moved, &mut payload).err());
-            });
-            if missing.is_empty() {
-                state.missing(kind, 0, &[], &payload, 0, &mut missing);
-            }
-            if !missing.is_empty() {
-                drop(state);
-                bring(&self.parts.reader, &self.parts.objects, &object, &missing)?;
-                continue;
-            }
-            if payload.is_empty() {
-                return Ok(0);
-            }
-            let len = RECORD_HEADER_BYTES as u64 + operation_bytes(0, payload.len());
-            let mut reservation = match log.reserve(len, 0, Class::Keep) {
-                Ok(reservation) => reservation,
-                Err(Refused::Error(error)) => return Err(error),
-                Err(Refused::Busy) => {
-                    drop(state);
-                    log.make_room()?;
-                    continue;
-                }
-            };
-            self.parts.objects.enter(&object.id, &mut state, reservation.epoch);
-            let (generation, offset) = (reservation.generation, reservation.device_offset);
-            let record = record_header(&reservation, 1, false);
-            let bytes = reservation.bytes();
-            record.encode(bytes, self.seed, offset);
-            let header =
-                OpHeader { kind, flags: 0, key_len: 0, payload_len: 0, object: number, argument: 0, payload_crc: 0 };
-            let sums = checksum_payload(&payload);
-            let rest = &mut bytes[RECORD_HEADER_BYTES..];
-            let at = offset + RECORD_HEADER_BYTES as u64;
-            encode_operation(header, &[], &payload, &sums, rest, self.seed, generation, at);
-            drop(reservation);
-            let loc = Loc::new(at, 8, 0);
-            let step = Step { kind, argument: 0, key: &[], payload: &payload, payload_len: payload.len() as u32, loc };
-            state.apply(&step, 0, &self.parts.segments);
-            self.parts.objects.count(&mut state);
-            return Ok(len);
-        }
+        self.mover.hand(std::mem::take(batch), self.cold.take_queue())
     }
 
     /// Where in commit order the operations of a segment come from, by their offsets.
@@ -476,8 +424,7 @@ impl Clean<'_> {
                 cleaned.damaged += 1;
                 continue;
             };
-            let payload = &operation[header.payload_start()..header.payload_end()];
-            let Some(value) = Value::new(&header, payload) else {
+            let Some(value) = Value::new(&header, operation) else {
                 cleaned.damaged += 1;
                 continue;
             };
@@ -504,10 +451,103 @@ impl Clean<'_> {
             let moved = &mut batch.objects.entry(number).or_insert_with(|| (Arc::clone(object), Vec::new())).1;
             moved.push(Moved { entry, old, new: copy.new, skip: copy.skip });
             if batch.bytes >= BATCH_BYTES {
-                self.relocate(batch)?;
+                self.hand(batch)?;
             }
         }
         Ok(())
+    }
+}
+
+impl Batch {
+    /// Points the index to the copies, which are durable. Returns the bytes of log that say so.
+    ///
+    /// # Errors
+    /// [`Error::Full`](esker_store::Error::Full), [`Error::Stopped`](esker_store::Error::Stopped); of the index's pages
+    /// [`Error::Io`](esker_store::Error::Io) and [`Error::Corrupt`](esker_store::Error::Corrupt). What was moved stays moved.
+    pub fn relocate(self, parts: &Parts, seed: u32) -> Result<u64> {
+        let mut logged = 0;
+        for (number, (object, moved)) in self.objects {
+            for moved in moved.chunks(RELOCATIONS_MAX) {
+                for kind in [Kind::RelocateSlots, Kind::RelocateOmap, Kind::RelocateExtents] {
+                    logged += relocate_some(parts, seed, number, &object, moved, kind)?;
+                }
+            }
+        }
+        Ok(logged)
+    }
+}
+
+/// The bytes of log that it took.
+fn relocate_some(
+    parts: &Parts,
+    seed: u32,
+    number: u64,
+    object: &Arc<Object>,
+    moved: &[Moved],
+    kind: Kind,
+) -> Result<u64> {
+    let of_kind = |entry: &Entry| match entry {
+        Entry::Slot(_) => Kind::RelocateSlots,
+        Entry::Omap(_) => Kind::RelocateOmap,
+        Entry::Extent(..) => Kind::RelocateExtents,
+    };
+    if !moved.iter().any(|moved| of_kind(&moved.entry) == kind) {
+        return Ok(0);
+    }
+    let log = &parts.log;
+    loop {
+        // It may have got another name, which is another entry of the table.
+        let object = parts.objects.numbered(number).unwrap_or_else(|| Arc::clone(object));
+        let mut state = object.state.write();
+        if state.number != number {
+            if parts.objects.numbered(number).is_some_and(|now| !Arc::ptr_eq(&now, &object)) {
+                continue;
+            }
+            return Ok(0);
+        }
+        let mut payload = Vec::new();
+        let mut missing = Vec::new();
+        moved.iter().filter(|moved| of_kind(&moved.entry) == kind).for_each(|moved| {
+            missing.extend(still_there(&state, moved, &mut payload).err());
+        });
+        if missing.is_empty() {
+            state.missing(kind, 0, &[], &payload, 0, &mut missing);
+        }
+        if !missing.is_empty() {
+            drop(state);
+            bring(&parts.reader, &parts.objects, &object, &missing)?;
+            continue;
+        }
+        if payload.is_empty() {
+            return Ok(0);
+        }
+        let len = RECORD_HEADER_BYTES as u64 + operation_bytes(0, payload.len());
+        let mut reservation = match log.reserve(len, 0, Class::Keep) {
+            Ok(reservation) => reservation,
+            Err(Refused::Error(error)) => return Err(error),
+            Err(Refused::Busy) => {
+                drop(state);
+                log.make_room()?;
+                continue;
+            }
+        };
+        parts.objects.enter(&object.id, &mut state, reservation.epoch);
+        let (generation, offset) = (reservation.generation, reservation.device_offset);
+        let record = record_header(&reservation, 1, false);
+        let bytes = reservation.bytes();
+        record.encode(bytes, seed, offset);
+        let header =
+            OpHeader { kind, flags: 0, key_len: 0, payload_len: 0, object: number, argument: 0, payload_crc: 0 };
+        let sums = checksum_payload(&payload);
+        let rest = &mut bytes[RECORD_HEADER_BYTES..];
+        let at = offset + RECORD_HEADER_BYTES as u64;
+        encode_operation(header, &[], &payload, &sums, rest, seed, generation, at);
+        drop(reservation);
+        let loc = Loc::new(at, 8, 0);
+        let step = Step { kind, argument: 0, key: &[], payload: &payload, payload_len: payload.len() as u32, loc };
+        state.apply(&step, 0, &parts.segments);
+        parts.objects.count(&mut state);
+        return Ok(len);
     }
 }
 
@@ -520,15 +560,17 @@ impl Stretch {
 /// A verified payload, and its table if it is compressed.
 struct Value<'a> {
     payload: &'a [u8],
+    sums: Payload,
     table: Option<Compressed>,
     raw_len: u32,
 }
 
 impl<'a> Value<'a> {
-    fn new(header: &OpHeader, payload: &'a [u8]) -> Option<Self> {
+    fn new(header: &OpHeader, operation: &'a [u8]) -> Option<Self> {
+        let payload = &operation[header.payload_start()..header.payload_end()];
         let compressed = header.flags & OP_FLAG_COMPRESSED != 0;
         let table = if compressed { Some(Compressed::decode(payload, payload.len())?) } else { None };
-        Some(Self { payload, table, raw_len: raw_len(header, payload)? })
+        Some(Self { payload, sums: header.sums(operation), table, raw_len: raw_len(header, payload)? })
     }
 
     /// The units that these stretches touch, neighbours together, if moving them takes no more than the stretches would,

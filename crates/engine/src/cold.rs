@@ -2,6 +2,7 @@
 //! lives long is not moved again and again with what dies young.
 //!
 //! operations → a batch in memory → one record → cold segment → [`Cold::flush`]: durable
+//!                                      or, while cleaning, queued → whoever has taken the queue writes it, in order
 //!
 //! Invariants:
 //! 1. A cold segment is never replayed: it counts for nothing until the log or a superblock, written after
@@ -16,7 +17,7 @@ use esker_store::{Error, Result};
 
 use crate::commit::{Log, stopped};
 use crate::format::{
-    Kind, Loc, OpHeader, PARTS, RECORD_HEADER_BYTES, RecordHeader, Role, SegmentHeader, Stream, WEIGHT_WHOLE,
+    Kind, Loc, OpHeader, PARTS, Payload, RECORD_HEADER_BYTES, RecordHeader, Role, SegmentHeader, Stream, WEIGHT_WHOLE,
     checksum_payload, encode_operation, operation_bytes, place_of, raw_len, round_up,
 };
 use crate::segments::Segments;
@@ -33,6 +34,25 @@ pub struct ColdCounters {
     pub writes: AtomicU64,
     /// Syncs.
     pub syncs: AtomicU64,
+}
+
+/// What is to be written to cold segments.
+#[derive(Default)]
+pub struct Writes(Vec<(u64, Vec<u8>)>);
+
+impl Writes {
+    /// Writes it.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when the device failed.
+    pub fn write(&mut self, device: &dyn Device, counters: &ColdCounters) -> Result<()> {
+        for (offset, bytes) in self.0.drain(..) {
+            device.write(offset, &bytes).map_err(|error| stopped("writing a cold segment", &error))?;
+            counters.writes.fetch_add(1, Ordering::Relaxed);
+            counters.written_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
 struct Open {
@@ -54,6 +74,11 @@ pub struct Cold {
     block: u64,
     open: Option<Open>,
     unsynced: bool,
+    queue: Writes,
+    /// The segment that is being written, `u64::MAX` for none; as soon as anything is written to it.
+    pub writes: Arc<AtomicU64>,
+    /// Bytes that it can still take.
+    pub room: Arc<AtomicU64>,
     /// What was written.
     pub counters: Arc<ColdCounters>,
 }
@@ -62,13 +87,31 @@ impl Cold {
     /// A writer that has no segment yet.
     pub fn new(device: Arc<dyn Device>, segments: Arc<Segments>, log: Arc<Log>, uuid: [u8; 16], seed: u32) -> Self {
         let block = u64::from(device.geometry().block_bytes);
-        let counters = Arc::default();
-        Self { device, segments, log, uuid, seed, block, open: None, unsynced: false, counters }
+        let (writes, counters) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::default());
+        Self {
+            device,
+            segments,
+            log,
+            uuid,
+            seed,
+            block,
+            open: None,
+            unsynced: false,
+            queue: Writes::default(),
+            writes,
+            room: Arc::default(),
+            counters,
+        }
     }
 
     /// The segment that is being written.
     pub fn open_segment(&self) -> Option<u64> {
         self.open.as_ref().map(|open| open.segment)
+    }
+
+    /// Its generation; none that is opened later has a lower one.
+    pub fn open_generation(&self) -> Option<u32> {
+        self.open.as_ref().map(|open| open.generation)
     }
 
     /// Largest payload of one operation in bytes.
@@ -81,25 +124,37 @@ impl Cold {
     /// # Errors
     /// [`Error::Full`] when there is no segment left, and nothing was added; [`Error::Stopped`] when the device failed.
     pub fn append(&mut self, header: OpHeader, key: &[u8], payload: &[u8], age: u64) -> Result<Loc> {
+        let loc = self.queue(header, key, payload, &checksum_payload(payload), age)?;
+        self.write_queue()?;
+        Ok(loc)
+    }
+
+    /// As [`Cold::append`], with the payload's checksums, and writes nothing: see [`Cold::take_queue`].
+    ///
+    /// # Errors
+    /// As [`Cold::append`].
+    pub fn queue(&mut self, header: OpHeader, key: &[u8], payload: &[u8], sums: &Payload, age: u64) -> Result<Loc> {
         let len = operation_bytes(key.len(), payload.len());
         let left = self.open.as_ref().map_or(0, |open| {
             let batch = (open.batch.len() as u64).max(RECORD_HEADER_BYTES as u64);
             self.segments.segment_bytes.saturating_sub(open.start + batch)
         });
         if left < len {
-            self.write_batch()?;
+            self.queue_batch();
             self.open_next(age)?;
         }
         let Some(open) = &mut self.open else { return Err(Error::Full { needed: len, free: 0 }) };
         if open.batch.is_empty() {
+            open.batch.reserve((BATCH_BYTES + BATCH_BYTES / 8).max(len) as usize);
             open.batch.resize(RECORD_HEADER_BYTES, 0);
         }
         let at = open.batch.len();
         let offset = open.segment * self.segments.segment_bytes + open.start + at as u64;
         open.batch.resize(at + len as usize, 0);
-        let sums = checksum_payload(payload);
-        encode_operation(header, key, payload, &sums, &mut open.batch[at..], self.seed, open.generation, offset);
+        encode_operation(header, key, payload, sums, &mut open.batch[at..], self.seed, open.generation, offset);
         open.op_count += 1;
+        let taken = open.start + open.batch.len() as u64;
+        self.room.store(self.segments.segment_bytes.saturating_sub(taken), Ordering::Relaxed);
         let loc = place_of(&header, payload, offset, len);
         // What is compressed counts as it does while it lives.
         let weight = match raw_len(&header, payload) {
@@ -108,9 +163,15 @@ impl Cold {
         };
         self.segments.add_filled(open.segment, weight);
         if open.batch.len() as u64 >= BATCH_BYTES {
-            self.write_batch()?;
+            self.queue_batch();
         }
         Ok(loc)
+    }
+
+    /// What was added and not written. Whoever takes it writes it before anything that is taken or written later.
+    pub fn take_queue(&mut self) -> Writes {
+        self.queue_batch();
+        std::mem::take(&mut self.queue)
     }
 
     /// Adds a piece of a checkpoint, a large one in parts; returns where it is, and all places that it takes.
@@ -142,9 +203,19 @@ impl Cold {
     /// # Errors
     /// [`Error::Stopped`] when the device failed.
     pub fn write_batch(&mut self) -> Result<()> {
-        let Some(open) = &mut self.open else { return Ok(()) };
+        self.queue_batch();
+        self.write_queue()
+    }
+
+    fn write_queue(&mut self) -> Result<()> {
+        self.unsynced |= !self.queue.0.is_empty();
+        self.queue.write(&*self.device, &self.counters)
+    }
+
+    fn queue_batch(&mut self) {
+        let Some(open) = &mut self.open else { return };
         if open.batch.is_empty() {
-            return Ok(());
+            return;
         }
         let offset = open.segment * self.segments.segment_bytes + open.start;
         let header = RecordHeader {
@@ -157,14 +228,9 @@ impl Cold {
         };
         header.encode(&mut open.batch, self.seed, offset);
         open.batch.resize(round_up(open.batch.len() as u64, self.block) as usize, 0);
-        self.device.write(offset, &open.batch).map_err(|error| stopped("writing a cold segment", &error))?;
-        self.counters.writes.fetch_add(1, Ordering::Relaxed);
-        self.counters.written_bytes.fetch_add(open.batch.len() as u64, Ordering::Relaxed);
         open.start += open.batch.len() as u64;
-        open.batch.clear();
         open.op_count = 0;
-        self.unsynced = true;
-        Ok(())
+        self.queue.0.push((offset, std::mem::take(&mut open.batch)));
     }
 
     /// Writes what was added and makes it durable.
@@ -211,11 +277,11 @@ impl Cold {
         };
         let mut block = vec![0; self.block as usize];
         header.encode(&mut block);
-        self.device.write(offset, &block).map_err(failed)?;
+        self.queue.0.push((offset, block));
+        self.writes.store(segment, Ordering::Release);
         // Whatever points here stands on the device before: no reader has to wait.
         self.segments.place(segment, generation, 0, age, true);
         self.open = Some(Open { segment, generation, start: self.block, batch: Vec::new(), op_count: 0 });
-        self.unsynced = true;
         Ok(())
     }
 }

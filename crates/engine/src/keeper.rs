@@ -11,12 +11,13 @@
 //! it costs reading it once and writing u of it, and what is old is likely to stay.
 //!
 //! Invariants:
-//! 1. One thread at a time does this work.
+//! 1. One thread at a time does this work; another moves what it has copied.
 //! 2. Writes stop while so many segments are still free as a checkpoint, the cleaner and deletes need.
 //!
 //! Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System (1992), section 3.5.
 
 mod grow;
+mod moving;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -37,6 +38,7 @@ use crate::evict::Hand;
 use crate::format::Superblock;
 use crate::segments::Usage;
 use crate::stages::Times;
+use moving::Moving;
 
 /// A checkpoint is due when so many bytes of log have gathered, or so many times the last checkpoint's bytes.
 const CHECKPOINT_LOG_BYTES: u64 = 256 << 20;
@@ -50,7 +52,7 @@ const CHECKPOINT_BYTES_PER_S: u64 = 256 << 20;
 const FULL_SHARE: f64 = 0.95;
 /// When so many bytes have to be moved for one that can be written, the device is full.
 const FULL_COST: u64 = 32;
-/// When no more segments than this are left above the reserve, writers get as many bytes as cleaning makes free.
+/// With no more segments left than this above the reserve and what is being moved, writers get what cleaning makes free.
 const PACED_SEGMENTS: u64 = 2;
 /// Segments that writers get while a checkpoint is written then, and in how many parts.
 const SLACK_SEGMENTS: u64 = 1;
@@ -58,6 +60,8 @@ const SLACK_PARTS: u64 = 64;
 /// Before a checkpoint on a device that is nearly full, segments are emptied: one for the copies and one for the log that
 /// says so must be left beside what the checkpoint takes.
 const RESCUE_SEGMENTS: u64 = 2;
+/// So many segments are being moved at most; with half as many left beside what a checkpoint needs they are awaited.
+const FLYING_SEGMENTS: u64 = 4;
 /// How long the thread sleeps when nothing wakes it.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long the cleaner leaves everything in place after somebody has walked part of the log.
@@ -111,6 +115,8 @@ struct Work {
     checkpoint_bytes: u64,
     /// Segments, by generation, that were cleaned and wait for the next checkpoint, and whether as a whole.
     spent: HashMap<u32, bool>,
+    /// Segments, by generation, that nothing points to, and the end of the log that says so.
+    dying: HashMap<u32, u64>,
     /// Segments, by generation, that hold something which cannot be moved.
     stuck: HashSet<u32>,
     /// Bytes that were moved since writes last had to wait, and the bytes of transactions until then.
@@ -154,13 +160,15 @@ pub struct Keeper {
     /// When the thread was last woken because the index takes more than its budget, in microseconds of `since`.
     crowded_at: AtomicU64,
     work: Mutex<Work>,
+    moving: Moving,
     woken: Mutex<bool>,
     waking: Condvar,
     stopping: AtomicBool,
     /// Grows whenever entries get new places.
     moves: AtomicU64,
     /// The cold segment that is being written; `u64::MAX` for none.
-    open_cold: AtomicU64,
+    open_cold: Arc<AtomicU64>,
+    open_cold_room: Arc<AtomicU64>,
     /// Until then nothing is moved unless space is short, for somebody who walks the log; in microseconds of `since`.
     walked_until: AtomicU64,
     since: Instant,
@@ -184,6 +192,7 @@ impl Keeper {
     ) -> Self {
         let superblock = parts.superblocks.newest();
         let cold_counters = Arc::clone(&cold.counters);
+        let (open_cold, open_cold_room) = (Arc::clone(&cold.writes), Arc::clone(&cold.room));
         let covered = (superblock.root != 0).then_some(superblock.replay.seq);
         let work = Work {
             cold,
@@ -193,6 +202,7 @@ impl Keeper {
             log_bytes: 0,
             checkpoint_bytes: 0,
             spent: HashMap::new(),
+            dying: HashMap::new(),
             stuck: HashSet::new(),
             effort: 0,
             effort_from: 0,
@@ -209,11 +219,13 @@ impl Keeper {
             index_bytes: index_bytes.max(INDEX_BYTES_MIN),
             crowded_at: AtomicU64::new(0),
             work: Mutex::new(work),
+            moving: Moving::default(),
             woken: Mutex::new(false),
             waking: Condvar::new(),
             stopping: AtomicBool::new(false),
             moves: AtomicU64::new(0),
-            open_cold: AtomicU64::new(u64::MAX),
+            open_cold,
+            open_cold_room,
             walked_until: AtomicU64::new(0),
             since: Instant::now(),
             held: AtomicU64::new(0),
@@ -273,7 +285,7 @@ impl Keeper {
         self.walked_until.fetch_max(until, Ordering::Relaxed);
     }
 
-    /// A number that grows whenever entries get new places.
+    /// A number that grows whenever entries get new places; odd while they do.
     pub fn moves(&self) -> u64 {
         self.moves.load(Ordering::Acquire)
     }
@@ -285,8 +297,15 @@ impl Keeper {
 
     /// Runs `f` while the cleaner waits.
     pub fn while_nothing_moves<R>(&self, f: impl FnOnce() -> R) -> R {
-        let _work = self.work.lock();
+        let mut work = self.work.lock();
+        // What goes wrong there is for the cleaner to tell.
+        let _ = self.settle(&mut work);
         f()
+    }
+
+    /// Entries get new places, or have got them.
+    fn count_move(&self) {
+        self.moves.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Ends the thread's work and writes a last checkpoint, if anything has changed since the last.
@@ -298,10 +317,14 @@ impl Keeper {
         *self.woken.lock() = true;
         self.waking.notify_one();
         let mut work = self.work.lock();
-        if work.covered == Some(self.parts.log.last_seq()) || self.parts.log.mark().failure().is_some() {
-            return Ok(());
-        }
-        self.checkpoint_now(&mut work, true, &mut || ())
+        let closed = self.settle(&mut work).and_then(|()| {
+            if work.covered == Some(self.parts.log.last_seq()) || self.parts.log.mark().failure().is_some() {
+                return Ok(());
+            }
+            self.checkpoint_now(&mut work, true, &mut || ())
+        });
+        self.moving.end();
+        closed
     }
 
     /// The last sequence number if a checkpoint covers it.
@@ -338,8 +361,7 @@ impl Keeper {
     fn checkpoint_segments(&self) -> u64 {
         let segments = &self.parts.segments;
         // What the last one has, or what is in memory by now.
-        let index: u64 = segments.in_use().iter().map(|usage| usage.index).sum();
-        let index = index.max(self.parts.objects.page_bytes());
+        let index = segments.index_bytes().max(self.parts.objects.page_bytes());
         (index + index / 8).div_ceil(segments.segment_bytes)
     }
 
@@ -358,7 +380,7 @@ impl Keeper {
     pub fn checkpoint_while(&self, during: &mut dyn FnMut()) -> Result<()> {
         let mut work = self.work.lock();
         self.checkpoint_now(&mut work, true, during)?;
-        self.free_dead(&mut work)?;
+        self.free_dead(&mut work, true)?;
         Ok(())
     }
 
@@ -368,11 +390,12 @@ impl Keeper {
     /// As [`Keeper::checkpoint`].
     pub fn hold(self: &Arc<Self>) -> Result<Held> {
         let mut work = self.work.lock();
+        self.settle(&mut work)?;
         let covers_all = |work: &Work| work.covered == Some(self.parts.log.last_seq());
         if !covers_all(&work) {
             self.checkpoint_now(&mut work, true, &mut || ())?;
         }
-        self.free_dead(&mut work)?;
+        self.free_dead(&mut work, true)?;
         self.held.fetch_add(1, Ordering::AcqRel);
         // What died since that checkpoint may just have been made free: then only a later one is whole without the log.
         if !covers_all(&work)
@@ -403,7 +426,8 @@ impl Keeper {
         } else {
             self.clean_best(&mut work, FULL_SHARE)?
         };
-        self.free_dead(&mut work)?;
+        self.settle(&mut work)?;
+        self.free_dead(&mut work, true)?;
         Ok(cleaned)
     }
 
@@ -430,10 +454,10 @@ impl Keeper {
             let best = self.best(&work, share).filter(|usage| usage.generation <= newest);
             let Some(best) = best else { break };
             self.clean_segment(&mut work, best)?;
-            self.free_dead(&mut work)?;
+            self.free_dead(&mut work, false)?;
             if self.parts.log.segments_left() <= self.reserve()[0] {
                 self.checkpoint_now(&mut work, true, &mut || ())?;
-                self.free_dead(&mut work)?;
+                self.free_dead(&mut work, true)?;
             }
             drop(work);
             more = progress(total - left().min(total), total);
@@ -460,7 +484,7 @@ impl Keeper {
                 tracing::warn!(%error, "checkpoint or cleaning put off");
                 let reserve = self.reserve();
                 let left = self.parts.log.segments_left();
-                self.pace(None);
+                self.pace(false);
                 self.parts.log.set_gate(if left > reserve[0] { Gate::Open } else { Gate::Full }, reserve);
                 Ok(false)
             }
@@ -473,14 +497,20 @@ impl Keeper {
         let reserve = self.reserve();
         let total = self.parts.segments.log_segments();
         let low = self.low(reserve);
-        let mut done = self.free_dead(work)?;
+        let near = log.segments_left() <= self.checkpoint_segments() + RESCUE_SEGMENTS + FLYING_SEGMENTS / 2;
+        if near || work.full_at.is_some() {
+            self.settle(work)?;
+        }
+        self.note_failed(work)?;
+        // While space is short what is dead is made free as the log becomes durable by itself.
+        let mut done = self.free_dead(work, near || log.segments_left() >= low)?;
         let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.live).sum();
         if let Some(full_at) = work.full_at {
             // All that could be gained was: only what goes from now on makes room.
             let gone = full_at.saturating_sub(live) >= self.parts.segments.segment_bytes / 2;
             if !gone && log.segments_left() <= reserve[0] {
                 log.set_gate(Gate::Full, reserve);
-                self.pace(None);
+                self.pace(false);
                 return Ok(false);
             }
             work.full_at = None;
@@ -521,11 +551,16 @@ impl Keeper {
             || (short && best.is_none() && !work.spent.is_empty())
         {
             self.checkpoint_now(work, short, &mut || ())?;
-            self.free_dead(work)?;
+            self.free_dead(work, true)?;
             done = true;
         } else if let Some(best) = best {
             done |= self.clean_segment(work, best)?;
-            self.free_dead(work)?;
+            self.free_dead(work, near)?;
+        }
+        if !done {
+            // What was begun before may have made room.
+            self.settle(work)?;
+            done |= self.free_dead(work, true)?;
         }
         let left = log.segments_left();
         let (written, _) = log.appended_kinds();
@@ -534,7 +569,11 @@ impl Keeper {
         }
         // There was room enough to leave all in place when this look began: the next one will not.
         let missed = !short && !held && !done;
-        let gate = if left > reserve[0] {
+        let unhindered = left > reserve[0] + 2 * self.flying_segments() + PACED_SEGMENTS || !done;
+        // Who gets only what cleaning gains needs no more to be kept back than what takes away, and a little.
+        let flows = self.threaded && !unhindered && self.flying_segments() > 0;
+        let kept = if flows { [reserve[0].min(reserve[1] + 1), reserve[1]] } else { reserve };
+        let gate = if left > kept[0] {
             Gate::Open
         } else if missed || done && work.effort <= live + 4 * self.parts.segments.segment_bytes {
             Gate::Wait
@@ -544,12 +583,8 @@ impl Keeper {
             work.full_at = (self.held.load(Ordering::Acquire) == 0).then_some(live);
             Gate::Full
         };
-        log.set_gate(gate, reserve);
-        if left > reserve[0] + PACED_SEGMENTS || !done {
-            self.pace(None);
-        } else {
-            self.pace(Some(0));
-        }
+        log.set_gate(gate, kept);
+        self.pace(!unhindered);
         Ok(done && left < low || missed && gate == Gate::Wait)
     }
 
@@ -589,10 +624,11 @@ impl Keeper {
         }
     }
 
-    /// Gives writers so many bytes more, or with `None` as many as they like. Only a thread can be waited for.
-    fn pace(&self, bytes: Option<i64>) {
+    /// Has writers keep to what there is, or not. Only a thread can be waited for.
+    fn pace(&self, paced: bool) {
         if self.threaded {
-            self.parts.log.pace(bytes);
+            let keeps = self.parts.segments.segment_bytes / 8;
+            self.parts.log.pace(paced.then(|| self.allowance()), keeps as i64);
         }
     }
 
@@ -647,12 +683,14 @@ impl Keeper {
                 Err(error) => tracing::warn!(segment = usage.segment, %error, "not emptied before a checkpoint"),
             }
         }
-        self.free_dead(work).map(|_| ())
+        self.settle(work)?;
+        self.free_dead(work, true).map(|_| ())
     }
 
     /// Writes a checkpoint. Where room is short enough that a few of them, each leaving little pieces of the last in many
     /// segments, would use it up, what lives in the emptiest segments is moved first.
     fn checkpoint_now(&self, work: &mut Work, hurry: bool, during: &mut dyn FnMut()) -> Result<()> {
+        self.settle(work)?;
         let left = self.parts.log.segments_left();
         if left <= 2 * self.checkpoint_segments() + RESCUE_SEGMENTS && self.held.load(Ordering::Acquire) == 0 {
             self.empty_the_emptiest(work)?;
@@ -662,17 +700,17 @@ impl Keeper {
         // Near the limit writers go on meanwhile, out of the slack: with as much of it as is written of the checkpoint, so that they
         // are slowed down evenly and do not stand still for the rest of it.
         let slack = self.parts.segments.segment_bytes * SLACK_SEGMENTS;
-        let paced = left <= self.reserve()[0] + PACED_SEGMENTS;
+        let paced = left <= self.reserve()[0] + 2 * self.flying_segments() + PACED_SEGMENTS;
         let expected = work.checkpoint_bytes.max(self.parts.segments.segment_bytes);
         let mut given = 0;
         if paced {
-            self.pace(Some(0));
+            self.pace(true);
         }
         let mut pace = |bytes: u64| {
             during();
             let due = (u128::from(slack) * u128::from(bytes.min(expected)) / u128::from(expected)) as u64;
             if paced && due >= given + slack / SLACK_PARTS {
-                self.pace(Some((due - given) as i64));
+                self.parts.log.give((due - given) as i64);
                 given = due;
             }
             let due = Duration::from_micros(bytes * 1_000_000 / CHECKPOINT_BYTES_PER_S);
@@ -683,13 +721,13 @@ impl Keeper {
         work.whole = false;
         let Work { saved, cold, .. } = work;
         let written = saved.checkpoint(&self.parts, cold, &mut pace);
-        self.open_cold.store(cold.open_segment().unwrap_or(u64::MAX), Ordering::Release);
         let report = written.map_err(|error| self.stop_if_failed(error))?;
         work.whole = true;
         (work.floor, work.covered) = (report.generation, Some(self.parts.superblocks.newest().replay.seq));
         work.log_bytes = self.parts.log.appended().1;
         work.checkpoint_bytes = report.bytes;
         work.effort += report.bytes + self.parts.segments.segment_bytes / 4;
+        self.moving.forget_all();
         // What was cleaned as a whole and still lives cannot be moved: it is not tried again and again.
         let spent = std::mem::take(&mut work.spent);
         let lives = |generation: u32| {
@@ -725,10 +763,13 @@ impl Keeper {
     fn candidates<'a>(&'a self, work: &'a Work, share: f64) -> impl Iterator<Item = (Usage, f64)> + 'a {
         let now = self.parts.log.last_seq();
         let size = self.parts.segments.segment_bytes as f64;
-        let open = work.cold.open_segment();
+        let (open, flying) = (work.cold.open_segment(), self.moving.flying());
         let sealed = move |usage: &Usage| {
             let closed = if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor };
-            closed && !work.spent.contains_key(&usage.generation) && !work.stuck.contains(&usage.generation)
+            closed
+                && !flying.touches(usage)
+                && !work.spent.contains_key(&usage.generation)
+                && !work.stuck.contains(&usage.generation)
         };
         self.parts.segments.in_use().into_iter().filter(sealed).filter_map(move |usage| {
             let lives = (usage.live + usage.index) as f64;
@@ -765,19 +806,7 @@ impl Keeper {
 
     /// Cleans a segment; false without room for the copies.
     fn clean_segment(&self, work: &mut Work, victim: Usage) -> Result<bool> {
-        let segment_bytes = self.parts.segments.segment_bytes;
-        let lives = (victim.live + victim.index).clamp(segment_bytes / 64, segment_bytes);
-        let paced = self.parts.log.is_paced();
-        // Half of what is gained stays while the reserve is touched, and more than all goes out as it grows: so the free
-        // segments stay between, and writers need not wait at the reserve for the next one.
-        let above = self.parts.log.segments_left().saturating_sub(self.reserve()[0]).min(PACED_SEGMENTS);
-        let mut pace = |copied: u64, logged: u64| {
-            if paced {
-                // What becomes free, less what saying so takes: near the limit that is a good part of it.
-                let gained = (copied * (segment_bytes - lives) / lives) as i64 - logged as i64;
-                self.pace(Some(gained.max(0) * (1 + above as i64) / 2 + gained.min(0)));
-            }
-        };
+        let mover = self.mover(work, &victim);
         self.read_ahead(work, &victim);
         let mut clean = Clean {
             parts: &self.parts,
@@ -786,28 +815,17 @@ impl Keeper {
             cold: &mut work.cold,
             saved: &mut work.saved,
             scratch: &mut work.scratch,
-            moved: &|| {
-                self.moves.fetch_add(1, Ordering::AcqRel);
-            },
-            pace: &mut pace,
+            mover: &mover,
         };
         let began = Instant::now();
         let outcome = clean.segment(victim);
         self.counters.clean_times.add(began.elapsed());
-        self.open_cold.store(work.cold.open_segment().unwrap_or(u64::MAX), Ordering::Release);
         let cleaned = match outcome {
-            // What was moved is moved, the rest stays: the next checkpoint frees what it can.
-            Err(Error::Full { .. }) => {
-                work.spent.insert(victim.generation, false);
-                return Ok(false);
-            }
             Err(error) => {
-                if matches!(error, Error::Corrupt { .. }) {
-                    // A page of the index is damaged: this segment is not tried again and again.
-                    work.stuck.insert(victim.generation);
-                    tracing::error!(segment = victim.segment, %error, "damage found while cleaning");
-                }
-                return Err(self.stop_if_failed(error));
+                // Copies that nothing will point to are written all the same, before their segment can be made free.
+                self.moving.wait();
+                work.cold.write_batch().map_err(|error| self.stop_if_failed(error))?;
+                return self.could_not_clean(work, victim.generation, error).map(|()| false);
             }
             Ok(cleaned) => cleaned,
         };
@@ -815,6 +833,9 @@ impl Keeper {
         work.effort += cleaned.copied_bytes;
         self.counters.cleaned.fetch_add(1, Ordering::Relaxed);
         self.counters.copied_bytes.fetch_add(cleaned.copied_bytes, Ordering::Relaxed);
+        if cleaned.damaged > 0 {
+            self.moving.wait();
+        }
         // A batch that a crash has torn is none: nothing points there.
         let lives = self.parts.segments.usage(victim.segment).is_some_and(|usage| usage.live > 0);
         if cleaned.damaged > 0 && lives {
@@ -824,29 +845,40 @@ impl Keeper {
         Ok(true)
     }
 
-    /// Makes segments free that nothing points to; whether there was one.
-    fn free_dead(&self, work: &mut Work) -> Result<bool> {
-        let open = work.cold.open_segment();
-        let dead: Vec<Usage> = self
+    /// Makes segments free that nothing points to, if the log that says so is durable, or after it was made so with `sync`.
+    /// Whether there was one.
+    fn free_dead(&self, work: &mut Work, sync: bool) -> Result<bool> {
+        let (open, flying) = (work.cold.open_segment(), self.moving.flying());
+        let mut dead: Vec<Usage> = self
             .parts
             .segments
             .in_use()
             .into_iter()
-            .filter(|usage| usage.live == 0 && usage.index == 0)
+            .filter(|usage| usage.live == 0 && usage.index == 0 && !flying.touches(usage))
             .filter(|usage| if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor })
             .collect();
         if dead.is_empty() || self.held.load(Ordering::Acquire) > 0 {
             return Ok(false);
         }
         // What emptied them must be durable, or a power cut would bring back entries that point there.
-        self.parts.log.commit(true);
+        if sync || !self.threaded {
+            self.parts.log.commit(true);
+        } else {
+            let (end, durable) = (self.parts.log.end(), self.parts.log.mark().durable());
+            dead.retain(|usage| *work.dying.entry(usage.generation).or_insert(end) <= durable);
+        }
         if let Some(failure) = self.parts.log.mark().failure() {
             return Err(failure);
+        }
+        if dead.is_empty() {
+            return Ok(false);
         }
         self.parts.segments.wait_for_readers();
         for usage in &dead {
             let warm = self.device_keeps(usage.segment)?;
             work.spent.remove(&usage.generation);
+            work.dying.remove(&usage.generation);
+            self.moving.forget(usage.generation);
             self.parts.segments.release(usage.segment, warm);
             self.counters.freed.fetch_add(1, Ordering::Relaxed);
         }

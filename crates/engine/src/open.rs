@@ -455,6 +455,7 @@ impl Engine {
         keeper.set_reserve();
         if options.commit_thread {
             self.spawn("esker-clean", &keeper, Keeper::run)?;
+            self.spawn("esker-move", &keeper, Keeper::run_moving)?;
         }
         self.keeper = Some(keeper);
         Ok(())

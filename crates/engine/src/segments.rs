@@ -240,8 +240,6 @@ pub struct Usage {
     pub index: u64,
     /// Of a cold segment: bytes of the operations in it, living or not, as far as known.
     pub filled: u64,
-    /// Of a cold segment: first and last transaction that it holds something of, as far as known.
-    pub range: (u64, u64),
     /// Where the log left it, as an offset in the segment: what stands behind counts for nothing.
     pub end: u64,
 }
@@ -257,6 +255,7 @@ pub struct Segments {
     lists: Mutex<Lists>,
     buffers_max: usize,
     readers: Readers,
+    index_bytes: AtomicI64,
 }
 
 struct Lists {
@@ -279,6 +278,7 @@ impl Segments {
             lists: Mutex::new(lists),
             buffers_max,
             readers: Readers::default(),
+            index_bytes: AtomicI64::new(0),
         }
     }
 
@@ -374,6 +374,7 @@ impl Segments {
     pub fn add_index(&self, offset: u64, bytes: i64) {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {
             entry.index.fetch_add(bytes, Ordering::AcqRel);
+            self.index_bytes.fetch_add(bytes, Ordering::AcqRel);
         }
     }
 
@@ -389,6 +390,17 @@ impl Segments {
         if let Some(entry) = self.entries.get(segment) {
             *entry.range.lock() = (generation, first, last);
         }
+    }
+
+    /// First and last transaction of which a cold segment holds something, as far as that is known.
+    pub fn range(&self, usage: &Usage) -> (u64, u64) {
+        let known = self.entries.get(usage.segment).map(|entry| *entry.range.lock());
+        known.filter(|known| known.0 == usage.generation).map_or((0, u64::MAX), |(_, first, last)| (first, last))
+    }
+
+    /// Bytes of the checkpoint in all segments.
+    pub fn index_bytes(&self) -> u64 {
+        self.index_bytes.load(Ordering::Acquire).max(0) as u64
     }
 
     /// The log left the segment at this offset in it.
@@ -411,10 +423,6 @@ impl Segments {
             index: entry.index.load(Ordering::Acquire).max(0) as u64,
             filled: entry.filled.load(Ordering::Acquire),
             end: entry.end.load(Ordering::Acquire).min(self.segment_bytes),
-            range: match *entry.range.lock() {
-                (known, first, last) if known == generation => (first, last),
-                _ => (0, u64::MAX),
-            },
         })
     }
 
@@ -429,7 +437,7 @@ impl Segments {
         let entry = self.entry(segment);
         entry.generation.store(0, Ordering::Release);
         entry.live.store(0, Ordering::Release);
-        entry.index.store(0, Ordering::Release);
+        self.index_bytes.fetch_sub(entry.index.swap(0, Ordering::AcqRel), Ordering::AcqRel);
         entry.filled.store(0, Ordering::Release);
         entry.end.store(u64::MAX, Ordering::Release);
         let buffer = entry.buffer.swap(None);

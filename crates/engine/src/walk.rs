@@ -87,7 +87,7 @@ impl Engine {
         for _ in 0..TRIES {
             let before = keeper.moves();
             let walked = self.walk_once(collection, name_prefix, after, limit)?;
-            if keeper.moves() == before {
+            if before.is_multiple_of(2) && keeper.moves() == before {
                 return Ok(walked);
             }
         }
@@ -125,7 +125,7 @@ impl Engine {
         };
         let mut in_use = self.segments.in_use();
         in_use.retain(|usage| usage.cold || usage.generation <= last_generation);
-        let ranges = ranges(&in_use);
+        let ranges = ranges(&in_use, |usage| self.segments.range(usage));
         let after = (after.0, after.1 as u32);
         let mut page = Page { limit: limit.max(1), after, found: BTreeMap::new(), count: 0, more: false };
         for (usage, (first, last)) in ranges {
@@ -154,6 +154,8 @@ impl Engine {
         let block = u64::from(self.device.geometry().block_bytes);
         let mut window = Window { engine: self, base, end, start: 0, bytes: Vec::new() };
         let (mut at, mut first, mut last) = (block, u64::MAX, 0);
+        // Before it is read: more may come into one that is written until then.
+        let whole = usage.cold && self.keeper.as_ref().is_none_or(|keeper| !keeper.writes(usage.segment));
         while at + RECORD_HEADER_BYTES as u64 <= end {
             let head = window.get(at, RECORD_HEADER_BYTES as u64)?;
             let record = RecordHeader::decode(head, self.seed, base + at);
@@ -197,7 +199,7 @@ impl Engine {
             }
             at += u64::from(record.len);
         }
-        if usage.cold && self.keeper.as_ref().is_none_or(|keeper| !keeper.writes(usage.segment)) {
+        if whole {
             self.segments.set_range(usage.segment, usage.generation, first, last);
         }
         Ok(())
@@ -270,12 +272,12 @@ impl Engine {
 }
 
 /// Segments with the first and last transaction that they may hold something of, by the first.
-fn ranges(in_use: &[Usage]) -> Vec<(Usage, (u64, u64))> {
+fn ranges(in_use: &[Usage], range: impl Fn(&Usage) -> (u64, u64)) -> Vec<(Usage, (u64, u64))> {
     let mut log: Vec<&Usage> = in_use.iter().filter(|usage| !usage.cold).collect();
     log.sort_unstable_by_key(|usage| usage.generation);
     let lasts = log.iter().skip(1).map(|next| next.age).chain([u64::MAX]);
     let mut ranges: Vec<_> = log.iter().zip(lasts).map(|(usage, last)| (**usage, (usage.age, last))).collect();
-    ranges.extend(in_use.iter().filter(|usage| usage.cold).map(|usage| (*usage, usage.range)));
+    ranges.extend(in_use.iter().filter(|usage| usage.cold).map(|usage| (*usage, range(usage))));
     ranges.sort_unstable_by_key(|(_, range)| range.0);
     ranges
 }

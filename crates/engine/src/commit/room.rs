@@ -61,18 +61,22 @@ impl Log {
         spent.is_ok()
     }
 
-    /// Gives writers so many bytes more (or less), or with `None` as many as they like.
-    pub fn pace(&self, bytes: Option<i64>) {
-        match bytes {
-            None => self.credit.store(i64::MAX, Ordering::Relaxed),
-            Some(bytes) => {
-                let add = |credit| Some(if credit == i64::MAX { bytes } else { credit + bytes });
-                // The closure always gives a value.
-                let _ = self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-            }
-        }
+    /// Gives writers so many bytes, or with `None` as many as they like; of what they have they keep `keeps` at most.
+    pub fn pace(&self, bytes: Option<i64>, keeps: i64) {
+        let pace = |credit| Some(bytes.map_or(i64::MAX, |bytes| bytes.max(keeps.min(credit))));
+        // The closure always gives a value.
+        let _ = self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pace);
         let _state = self.state.lock();
         self.room.notify_all();
+    }
+
+    /// Gives writers so many bytes more, if they have a credit to keep to.
+    pub fn give(&self, bytes: i64) {
+        let add = |credit| (credit != i64::MAX).then(|| credit + bytes);
+        if self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok() {
+            let _state = self.state.lock();
+            self.room.notify_all();
+        }
     }
 
     /// Whether writers have a credit to keep to.
@@ -122,6 +126,13 @@ impl Log {
     pub fn segments_left(&self) -> u64 {
         let ready = self.state.lock().next.len() as u64;
         self.segments.free_segments() + ready
+    }
+
+    /// Bytes of these, and of what is left of the open segment.
+    pub fn bytes_left(&self) -> u64 {
+        let state = self.state.lock();
+        let segments = self.segments.free_segments() + state.next.len() as u64;
+        (segments + 1) * self.segments.segment_bytes - state.tail
     }
 
     /// A write was refused because the device is full: has the cleaner look once more, and waits until it has.

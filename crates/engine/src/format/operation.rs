@@ -215,6 +215,14 @@ pub struct Payload {
     block_crcs: Vec<u8>,
 }
 
+impl OpHeader {
+    /// The checksums of a payload that was verified, given the operation's bytes from this header on.
+    pub fn sums(&self, operation: &[u8]) -> Payload {
+        let block_crcs = operation[OP_HEADER_BYTES + usize::from(self.key_len)..self.payload_start()].to_vec();
+        Payload { crc: self.payload_crc, block_crcs }
+    }
+}
+
 /// Checksums a payload.
 pub fn checksum_payload(payload: &[u8]) -> Payload {
     if payload.len() <= CRC_BLOCK_BYTES {

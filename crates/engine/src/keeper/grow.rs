@@ -56,7 +56,7 @@ impl Keeper {
         let added_segments = segments.grow(new);
         (work.full_at, work.effort) = (None, 0);
         log.set_gate(Gate::Open, self.reserve());
-        self.pace(None);
+        self.pace(false);
         log.has_grown();
         drop(work);
         self.wake();

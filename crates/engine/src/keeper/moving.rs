@@ -1,0 +1,299 @@
+//! Moving: copies are written, made durable, and get their places in a thread of its own, while the keeper gathers the next ones.
+//!
+//! gathered → [`Moving::hand`] → written → one sync, for the copies and for the log of the batch before → relocations → index
+//!
+//! Invariants:
+//! 1. One batch moves and one waits; they move in order.
+//! 2. Until a batch has moved, neither the segment that it comes from is made free nor the cold segments that it was copied to,
+//!    though nothing may point to them: see [`Moving::flying`].
+//! 3. Who moves never waits for the keeper's work.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use esker_store::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+
+use super::{FLYING_SEGMENTS, Keeper, Work};
+use crate::clean::{Batch, Mover};
+use crate::cold::Writes;
+use crate::segments::Usage;
+
+/// Copies, and what is to be known of them until they have moved.
+struct Job {
+    batch: Batch,
+    copies: Writes,
+    from: From,
+}
+
+/// Where copies come from.
+#[derive(Clone, Copy)]
+struct From {
+    /// Generation of the segment.
+    victim: u32,
+    /// None of the copies stands in a cold segment of a generation below this.
+    oldest: u32,
+    /// What lives there, in bytes.
+    lives: u64,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: Option<Job>,
+    moving: Option<From>,
+    /// By the generation of their segments.
+    failed: Vec<(u32, Error)>,
+    /// Bytes that will be free when a segment is, by its generation: what was copied of it, and what of the rest has gone with that.
+    promised: HashMap<u32, u64>,
+    ended: bool,
+}
+
+/// What is on its way to the places of copies.
+#[derive(Default)]
+pub(super) struct Moving {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Bytes copied and not handed on.
+    gathered: AtomicU64,
+}
+
+/// Segments that are to stay until batches have moved.
+pub(super) struct Flying {
+    victims: HashSet<u32>,
+    oldest: u32,
+}
+
+impl Flying {
+    /// Whether a batch comes from this segment or may have copies in it.
+    pub fn touches(&self, usage: &Usage) -> bool {
+        self.victims.contains(&usage.generation) || usage.cold && usage.generation >= self.oldest
+    }
+}
+
+impl Moving {
+    pub fn flying(&self) -> Flying {
+        let state = self.state.lock();
+        let all = state.waiting.iter().map(|job| &job.from).chain(&state.moving);
+        let mut flying = Flying { victims: HashSet::new(), oldest: u32::MAX };
+        for from in all {
+            flying.victims.insert(from.victim);
+            flying.oldest = flying.oldest.min(from.oldest);
+        }
+        flying
+    }
+
+    /// The batches that are given from now on are moved by whoever gives them.
+    pub fn end(&self) {
+        self.state.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Gives a batch to the thread; back if there is none any more.
+    fn hand(&self, job: Job) -> Option<Job> {
+        let mut state = self.state.lock();
+        self.gathered.store(0, Ordering::Relaxed);
+        *state.promised.entry(job.from.victim).or_default() += job.batch.bytes;
+        while state.waiting.is_some() && !state.ended {
+            self.changed.wait(&mut state);
+        }
+        if state.ended {
+            return Some(job);
+        }
+        state.waiting = Some(job);
+        self.changed.notify_all();
+        None
+    }
+
+    /// Waits until nothing is on its way.
+    pub fn wait(&self) {
+        let mut state = self.state.lock();
+        while state.waiting.is_some() || state.moving.is_some() {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// A segment is free, or is not to be counted on.
+    pub fn forget(&self, victim: u32) {
+        self.state.lock().promised.remove(&victim);
+    }
+
+    /// No segment is to be counted on.
+    pub fn forget_all(&self) {
+        self.gathered.store(0, Ordering::Relaxed);
+        self.state.lock().promised.clear();
+    }
+
+    /// Bytes that become free as soon as what was copied has moved.
+    fn promised(&self) -> u64 {
+        let state = self.state.lock();
+        state.promised.values().sum::<u64>() + self.gathered.load(Ordering::Relaxed)
+    }
+
+    /// The next batch, for the thread.
+    fn take(&self) -> Option<Job> {
+        let mut state = self.state.lock();
+        while state.waiting.is_none() && !state.ended {
+            self.changed.wait(&mut state);
+        }
+        let job = state.waiting.take()?;
+        state.moving = Some(job.from);
+        self.changed.notify_all();
+        Some(job)
+    }
+
+    /// The batch that was taken has moved, with what it gains, or not; whether no other waits.
+    fn moved(&self, outcome: Result<u64>) -> bool {
+        let mut state = self.state.lock();
+        if let Some(from) = state.moving.take() {
+            match outcome {
+                Ok(gained) => *state.promised.entry(from.victim).or_default() += gained,
+                Err(error) => {
+                    state.promised.remove(&from.victim);
+                    state.failed.push((from.victim, error));
+                }
+            }
+        }
+        self.changed.notify_all();
+        state.waiting.is_none()
+    }
+
+    fn take_failed(&self) -> Vec<(u32, Error)> {
+        std::mem::take(&mut self.state.lock().failed)
+    }
+}
+
+/// The mover of one segment's copies.
+pub(super) struct Hands<'a> {
+    keeper: &'a Keeper,
+    from: From,
+}
+
+impl Mover for Hands<'_> {
+    fn copied(&self, bytes: u64) {
+        self.keeper.moving.gathered.store(bytes, Ordering::Relaxed);
+    }
+
+    fn hand(&self, batch: Batch, copies: Writes) -> Result<()> {
+        let job = Job { batch, copies, from: self.from };
+        match if self.keeper.threaded { self.keeper.moving.hand(job) } else { Some(job) } {
+            Some(job) => self.keeper.move_batch(job).map(|_| ()),
+            None => Ok(()),
+        }
+    }
+
+    fn wait(&self) -> Result<()> {
+        self.keeper.moving.wait();
+        let failed = self.keeper.moving.state.lock().failed.first().map(|(_, error)| error.clone());
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+impl Keeper {
+    /// What moves the copies of a segment that is about to be cleaned.
+    pub(super) fn mover(&self, work: &Work, victim: &Usage) -> Hands<'_> {
+        let segment_bytes = self.parts.segments.segment_bytes;
+        let from = From {
+            victim: victim.generation,
+            oldest: work.cold.open_generation().unwrap_or(0),
+            lives: (victim.live + victim.index).clamp(segment_bytes / 64, segment_bytes),
+        };
+        Hands { keeper: self, from }
+    }
+
+    /// The life of the thread that moves. Should it panic, the log stops: without it the keeper would wait for ever.
+    pub fn run_moving(&self) {
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            while let Some(job) = self.moving.take() {
+                let outcome = self.move_batch(job);
+                let gained = *outcome.as_ref().unwrap_or(&0);
+                let idle = self.moving.moved(outcome);
+                if self.parts.log.is_paced() {
+                    // After a checkpoint there is less than there should be: then they get half of what is gained.
+                    self.parts.log.pace(Some(self.allowance().max(gained as i64 / 2)), 0);
+                }
+                if idle {
+                    // What it has emptied can be made free.
+                    self.wake();
+                }
+            }
+        }));
+        if ran.is_err() {
+            let panicked = Error::Stopped { cause: "the thread that moves copies panicked".into() };
+            self.parts.log.stop_for(panicked.clone());
+            self.moving.end();
+            self.moving.state.lock().waiting = None;
+            self.moving.moved(Err(panicked));
+        }
+    }
+
+    /// Bytes that writers may take: what is left above the reserve, and what is about to become free, but for as much as
+    /// that takes on its way.
+    pub(super) fn allowance(&self) -> i64 {
+        let flying = self.flying_segments();
+        let kept = (self.reserve()[0] + flying + flying / 2) * self.parts.segments.segment_bytes;
+        let left = self.parts.log.bytes_left() + self.open_cold_room.load(Ordering::Relaxed) + self.moving.promised();
+        left as i64 - kept as i64
+    }
+
+    /// Segments that are being moved when there is much to clean.
+    pub(super) fn flying_segments(&self) -> u64 {
+        FLYING_SEGMENTS.min(self.parts.segments.log_segments() / 64)
+    }
+
+    /// The bytes that become free besides what was copied.
+    fn move_batch(&self, mut job: Job) -> Result<u64> {
+        let (log, from, copied) = (&self.parts.log, job.from, job.batch.bytes);
+        job.copies.write(&*self.device, &self.cold_counters).map_err(|error| self.stop_if_failed(error))?;
+        // Log and copies stand on one device: one sync is for both.
+        log.commit(true);
+        log.mark().failure().map_or(Ok(()), Err)?;
+        self.count_move();
+        let logged = job.batch.relocate(&self.parts, self.seed);
+        self.count_move();
+        logged.map_err(|error| self.stop_if_failed(error))?;
+        Ok(copied * (self.parts.segments.segment_bytes - from.lives) / from.lives)
+    }
+
+    /// Waits until all copies have their places.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`].
+    pub(super) fn settle(&self, work: &mut Work) -> Result<()> {
+        self.moving.wait();
+        self.note_failed(work)
+    }
+
+    /// What could not be moved is known from now on.
+    pub(super) fn note_failed(&self, work: &mut Work) -> Result<()> {
+        for (victim, error) in self.moving.take_failed() {
+            match self.could_not_clean(work, victim, error) {
+                Err(Error::Stopped { cause }) => return Err(Error::Stopped { cause }),
+                Err(error) => {
+                    // It is tried again after the next checkpoint.
+                    work.spent.insert(victim, false);
+                    tracing::warn!(generation = victim, %error, "copies were not moved");
+                }
+                Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What was moved of a segment is moved, the rest stays.
+    pub(super) fn could_not_clean(&self, work: &mut Work, victim: u32, error: Error) -> Result<()> {
+        match error {
+            // The next checkpoint frees what it can.
+            Error::Full { .. } => {
+                work.spent.insert(victim, false);
+                return Ok(());
+            }
+            Error::Corrupt { .. } => {
+                // A page of the index is damaged: this segment is not tried again and again.
+                work.stuck.insert(victim);
+                tracing::error!(generation = victim, %error, "damage found while cleaning");
+            }
+            _ => drop(work.spent.remove(&victim)),
+        }
+        Err(self.stop_if_failed(error))
+    }
+}
