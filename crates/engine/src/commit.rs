@@ -703,6 +703,9 @@ impl Log {
         state.parity ^= 1;
         self.unwritten.store(0, Ordering::Relaxed);
         self.room.notify_all();
+        if sync {
+            self.mark().cut(state.base_lsn + end);
+        }
         at_cut(&mut state);
         (pieces, state.base_lsn + end, parity)
     }

@@ -5,9 +5,11 @@
 //! Invariants:
 //! 1. The mark only grows; after [`DurableMark::fail`] it grows no more.
 //! 2. A failed mark answers every waiter above it with the first cause, and goes on answering those below it with success.
-//! 3. `wanted` tells the commit thread how far somebody waits, so that it need not sync what nobody waits for.
+//! 3. Threads are woken in two turns: those who wait for what is being made durable, and those who wait for what comes after.
+//! 4. `wanted` tells the commit thread how far somebody waits, so that it need not sync what nobody waits for.
 
 use std::future::Future;
+use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -27,6 +29,8 @@ pub struct DurableMark {
     tasks: Mutex<Vec<(u64, Waker)>>,
     /// Changes whenever the mark does: sleeping threads wait for that.
     moves: AtomicU32,
+    /// Up to where what is being made durable goes, twice; the last bit is its turn.
+    cut: AtomicU64,
     /// Threads and tasks that wait.
     waiters: AtomicU32,
     arrivals: AtomicU64,
@@ -64,6 +68,7 @@ impl DurableMark {
             cause: OnceLock::new(),
             tasks: Mutex::default(),
             moves: AtomicU32::new(0),
+            cut: AtomicU64::new(0),
             waiters: AtomicU32::new(0),
             arrivals: AtomicU64::new(0),
             nudge,
@@ -101,6 +106,19 @@ impl DurableMark {
         self.waiters.load(Ordering::SeqCst)
     }
 
+    /// Says that the mark will move to `position` next, or fail: who waits for more need not be woken by that.
+    pub fn cut(&self, position: u64) {
+        let turn = (self.cut.load(Ordering::Relaxed) & 1) ^ 1;
+        self.cut.store(position << 1 | turn, Ordering::SeqCst);
+    }
+
+    /// The turn of those who wait for `position`, as a bit.
+    fn turn(&self, position: u64) -> NonZeroU32 {
+        let cut = self.cut.load(Ordering::SeqCst);
+        let later = u64::from(position > cut >> 1);
+        if (cut & 1) ^ later == 0 { NonZeroU32::MIN } else { NonZeroU32::MIN.saturating_add(1) }
+    }
+
     /// Moves the mark to `position` and wakes whoever waited for it.
     pub fn advance(&self, position: u64) {
         if self.failed.load(Ordering::Acquire) {
@@ -124,14 +142,16 @@ impl DurableMark {
         self.arrivals.load(Ordering::Relaxed)
     }
 
-    fn wake(&self, position: u64) {
+    /// Returns how many threads it has woken.
+    fn wake(&self, position: u64) -> usize {
         self.moves.fetch_add(1, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) == 0 {
-            return;
+            return 0;
         }
-        // One call for all threads, which then need no lock: those whose time has not come sleep on.
-        // A futex word that is ours alone cannot be refused.
-        let _ = futex::wake(&self.moves, futex::Flags::PRIVATE, i32::MAX as u32);
+        let cut = self.cut.load(Ordering::SeqCst) >> 1;
+        let turns = if position <= cut { self.turn(position) } else { NonZeroU32::MAX };
+        // One call for all threads, which then need no lock. A futex word that is ours alone cannot be refused.
+        let woken = futex::wake_bitset(&self.moves, futex::Flags::PRIVATE, i32::MAX as u32, turns).unwrap_or(0);
         let mut ready = Vec::new();
         self.tasks.lock().retain_mut(|(at, waker)| {
             if *at <= position {
@@ -144,6 +164,7 @@ impl DurableMark {
         for waker in ready {
             waker.wake();
         }
+        woken
     }
 
     fn state(&self, position: u64) -> Option<Result<()>> {
@@ -170,8 +191,10 @@ impl DurableMark {
             if let Some(state) = self.state(position) {
                 break state;
             }
-            // Interrupted, or the mark has moved already: look again.
-            let _ = futex::wait(&self.moves, futex::Flags::PRIVATE, moves, None);
+            // Interrupted, or the mark has moved already, or it was another's turn: look again. A cut between here and the sleep
+            // makes the later turn the one that is next, and this one may wake once too often.
+            let turn = self.turn(position);
+            let _ = futex::wait_bitset(&self.moves, futex::Flags::PRIVATE, moves, None, turn);
         };
         self.waiters.fetch_sub(1, Ordering::SeqCst);
         state
@@ -319,6 +342,67 @@ mod tests {
         may.store(false, Ordering::SeqCst);
         Barrier::new(&mark, 8).wait().unwrap();
         assert_eq!((mark.durable(), nudges.load(Ordering::SeqCst), mark.waiters()), (8, 1, 0));
+    }
+
+    #[test]
+    fn who_waits_for_what_comes_after_sleeps_on() {
+        let mark = DurableMark::new(0, Box::new(|| {}));
+        mark.cut(5);
+        let waiters: Vec<_> = [4, 5, 6, 9]
+            .map(|position| {
+                let barrier = Barrier::new(&mark, position);
+                std::thread::spawn(move || barrier.wait())
+            })
+            .into();
+        while mark.waiters() < 4 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        mark.durable.fetch_max(5, Ordering::SeqCst);
+        assert!(mark.wake(5) <= 2, "those who wait for 6 and 9 were woken");
+        mark.cut(9);
+        mark.advance(9);
+        waiters.into_iter().for_each(|waiter| waiter.join().unwrap().unwrap());
+    }
+
+    #[test]
+    fn no_thread_sleeps_through_its_turn() {
+        let mark = DurableMark::new(0, Box::new(|| {}));
+        let next = Arc::new(AtomicU64::new(0));
+        let (done, ends) = std::sync::mpsc::channel();
+        for _ in 0..8 {
+            let (mark, next, done) = (Arc::clone(&mark), Arc::clone(&next), done.clone());
+            std::thread::spawn(move || {
+                for _ in 0..5_000 {
+                    let position = next.fetch_add(1, Ordering::SeqCst) + 1;
+                    Barrier::new(&mark, position).wait().unwrap();
+                }
+                done.send(()).unwrap();
+            });
+        }
+        let committer = {
+            let (mark, next) = (Arc::clone(&mark), Arc::clone(&next));
+            std::thread::spawn(move || {
+                let mut round = 0u32;
+                while mark.durable() < 40_000 {
+                    round += 1;
+                    let end = next.load(Ordering::SeqCst);
+                    // Sometimes the mark moves further than it was said, or in two steps.
+                    if !round.is_multiple_of(5) {
+                        mark.cut(end);
+                        std::thread::yield_now();
+                    }
+                    if round.is_multiple_of(3) {
+                        mark.advance(end / 2);
+                    }
+                    mark.advance(end);
+                }
+            })
+        };
+        for _ in 0..8 {
+            ends.recv_timeout(std::time::Duration::from_secs(60)).expect("a thread sleeps for ever");
+        }
+        committer.join().unwrap();
     }
 
     #[test]
