@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use esker_device::MemoryDevice;
+use esker_engine::{Engine, FormatOptions, Options as EngineOptions};
 use esker_log::{Error, Found, Layout, Options, Record};
 use esker_memory::MemoryStore;
 use esker_store::ObjectStore;
-use esker_store::contract::PerObject;
+use esker_store::contract::{Call, PerObject, Watch, Watched};
 
 use crate::support::{Time, append, engine, everywhere, log, options, session, sound};
 
@@ -201,4 +204,76 @@ fn logs_are_listed_renamed_and_deleted() {
         let left = store.list(&"log".into(), None, 100).wait().unwrap();
         assert_eq!(left.len(), 1 + 1 + 3, "directory, head and stripe of the other: {left:?}");
     });
+}
+
+/// What reaches the store.
+#[derive(Default)]
+struct Calls {
+    transactions: AtomicU64,
+    guards: AtomicU64,
+    operations: AtomicU64,
+    reads: AtomicU64,
+}
+
+impl Calls {
+    fn taken(&self) -> [u64; 4] {
+        [&self.transactions, &self.guards, &self.operations, &self.reads].map(|count| count.swap(0, Ordering::Relaxed))
+    }
+}
+
+impl Watch for Calls {
+    fn before(&self, call: Call<'_>) -> esker_store::Result<()> {
+        match call {
+            Call::Submit(txn) => {
+                self.transactions.fetch_add(1, Ordering::Relaxed);
+                self.guards.fetch_add(txn.guards.len() as u64, Ordering::Relaxed);
+                self.operations.fetch_add(txn.ops.len() as u64, Ordering::Relaxed);
+            }
+            Call::Read(_) => drop(self.reads.fetch_add(1, Ordering::Relaxed)),
+        }
+        Ok(())
+    }
+
+    fn after(&self, _: bool) -> esker_store::Result<()> {
+        Ok(())
+    }
+}
+
+// With the figures it is told what one layout could save that another pays: nothing but an operation.
+#[test]
+fn an_append_is_one_transaction_and_one_record_in_every_layout_and_reads_nothing() {
+    const APPENDS: u64 = 50;
+    for (layout, name) in Layout::ALL {
+        for bytes in [256u64, 4 << 10, 32 << 10] {
+            let device = Arc::new(MemoryDevice::new(64 << 20));
+            Engine::format(&*device, &FormatOptions { segment_bytes: 8 << 20, uuid: [7; 16] }).unwrap();
+            let engine = Arc::new(Engine::open(device, EngineOptions::default()).unwrap());
+            let calls = Arc::new(Calls::default());
+            let store: Arc<dyn ObjectStore> =
+                Arc::new(Watched { store: Arc::clone(&engine) as _, watch: Arc::clone(&calls) as _ });
+            let logs = session(&store, 1, &Time::default());
+            let log = logs.create("test", Options { layout, width: 1, ..Options::default() }).unwrap();
+            // The first two make what is made once: the lead, a stripe, what is known of the object's end.
+            append(&log, vec![1; bytes as usize]);
+            append(&log, vec![1; bytes as usize]);
+            let before = engine.stats();
+            calls.taken();
+            for _ in 0..APPENDS {
+                append(&log, vec![1; bytes as usize]);
+            }
+            let after = engine.stats();
+            let [transactions, guards, operations, reads] = calls.taken();
+            assert_eq!((transactions, reads), (APPENDS, 0), "{name} {bytes}");
+            assert_eq!(after.records - before.records, APPENDS, "{name} {bytes}");
+            // A large entry's data and place are two operations; the end of the data is guarded.
+            let placed = u64::from(layout == Layout::Stream && bytes > u64::from(log.options().inline_bytes_max));
+            assert_eq!((guards, operations), (APPENDS * (3 + placed), APPENDS * (1 + placed)), "{name} {bytes}");
+            let beside = (after.payload_bytes - before.payload_bytes) / APPENDS - bytes;
+            let record = (after.record_bytes - before.record_bytes) / APPENDS - bytes;
+            println!(
+                "{name} {bytes}: beside the data {beside} bytes are given to the store, {record} stand in the log"
+            );
+            assert!(beside <= 72 && record <= 256, "{name} {bytes}: {beside}, {record}");
+        }
+    }
 }

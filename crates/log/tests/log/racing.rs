@@ -213,6 +213,35 @@ fn what_is_trimmed_never_becomes_less() {
     });
 }
 
+// Nothing stands at a trimmed position, and its object and epoch are as they were: only the guard of what is trimmed refuses who comes late.
+#[test]
+fn who_is_under_way_when_its_position_is_trimmed_does_not_come_there() {
+    everywhere(|store, layout| {
+        let log = new_log(&store, options(layout));
+        log.lead("here").unwrap();
+        append(&log, "first");
+        let turn = Arc::new(Turn::default());
+        let slow_store: Arc<dyn ObjectStore> =
+            Arc::new(Watched { store: Arc::clone(&store), watch: Arc::clone(&turn) as _ });
+        let connect: Arc<dyn Connect> = Arc::new(Known(log.clone()));
+        let session = Session { connect: Some(connect), ..Session::new(Time::default().clock(), 2) };
+        let slow = Logs::open(slow_store, session).unwrap().log("test").unwrap();
+        let trims = log.clone();
+        turn.before(an_entry, move || {
+            assert_eq!(append(&trims, "above"), 2);
+            assert_eq!(trims.trim_to(2).unwrap(), 0, "its object is still there");
+        });
+        assert_eq!(append(&slow, vec![7; 40]), 3, "its first position is trimmed");
+        assert_eq!(found(&slow, 1), Found::Trimmed);
+        let hole = log.lead("here").unwrap().next(1, None).unwrap().position;
+        let trims = log.clone();
+        turn.before(an_entry, move || assert_eq!(trims.trim_to(hole + 1).unwrap(), 0));
+        assert!(matches!(slow.fill(hole), Err(Error::Trimmed { position }) if position == hole));
+        assert_eq!(found(&slow, hole), Found::Trimmed);
+        sound(&log);
+    });
+}
+
 // Failure: an entry was trimmed that stood above the tail up to which was to be trimmed. Cause: the tail was that of a leader deposed since,
 // with positions that were never written. Fix: the view is changed only under the epoch of the tail.
 #[test]
