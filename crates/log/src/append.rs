@@ -360,6 +360,11 @@ impl Log {
         };
         guards.txn.guards.reserve_exact(2 * objects().count() + placed.len());
         let mut grown = Vec::new();
+        // What followers are handed; nobody would look at it otherwise.
+        let mut kept: SmallVec<[Bytes; 1]> = SmallVec::new();
+        if self.followed() {
+            kept.resize(batch.records.len(), Bytes::new());
+        }
         for (place, (first, entries)) in objects().enumerate() {
             let object = self.object(&first.stripe, first.column);
             guards.epoch(&object, token.epoch);
@@ -396,7 +401,13 @@ impl Log {
                     guards.txn.push(&object, Change::Write { offset, data: record.data.clone() });
                     end = Some(offset + u64::from(len));
                 }
-                guards.txn.push(&object, cells::set(layout, local, stored.encode()));
+                let value = stored.encode();
+                if let Some(kept) = kept.get_mut(number) {
+                    // What is encoded has its own length, whereas the caller's data may be a piece of a buffer that is many times as long.
+                    let inline = stored.kind == Kind::Data;
+                    *kept = if inline { value.slice(value.len() - record.data.len()..) } else { record.data.clone() };
+                }
+                guards.txn.push(&object, cells::set(layout, local, value));
                 for stream in &record.streams {
                     let key = format::stream_key(stream, local);
                     guards.txn.push(&object, Change::OmapSet { key, value: Bytes::new() });
@@ -419,7 +430,7 @@ impl Log {
                     full |= *end >= view.options.object_bytes_max;
                 }
                 drop(ends);
-                self.written(token, batch, barrier.as_ref());
+                self.written(token, batch, kept, barrier.as_ref());
                 if full {
                     // The entry stands; whoever comes next will meet the error.
                     let _ = self.begin_stripe(view);
@@ -472,13 +483,11 @@ impl Log {
         Ok(None)
     }
 
-    fn written(&self, token: Token, batch: &Batch<'_>, barrier: Option<&Barrier>) {
-        // Nobody would look at them.
-        let kept = if self.followed() { batch.records } else { &[] };
-        for (number, record) in kept.iter().enumerate() {
+    fn written(&self, token: Token, batch: &Batch<'_>, kept: SmallVec<[Bytes; 1]>, barrier: Option<&Barrier>) {
+        for ((number, record), data) in batch.records.iter().enumerate().zip(kept) {
             let position = token.position + number as u64;
             let (nonce, time_ms, streams) = (batch.nonce(number), batch.time_ms, record.streams.clone());
-            let entry = Entry { position, data: record.data.clone(), streams, nonce, time_ms };
+            let entry = Entry { position, data, streams, nonce, time_ms };
             self.keep(position, Found::Entry(entry), barrier.cloned());
         }
         self.wrote(token.position + batch.records.len() as u64);

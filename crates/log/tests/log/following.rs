@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use esker_log::{Delivery, Error, Follow, GapKind, Record, Start};
 
 use crate::support::{Time, append, everywhere, log, options, session, sound};
@@ -41,6 +42,21 @@ fn a_follower_gets_every_entry_in_order_while_others_write() {
         log.seal().unwrap();
         assert_eq!(follower.next(LONG).unwrap(), Some(Delivery::End { tail: 300 }));
         assert_eq!(follower.next(LONG).unwrap(), None);
+    });
+}
+
+// Failure: recent entries that came over the network, each by a call of its own, took 8 KiB each, however small, beyond the bound of what is kept.
+// Cause: the buffer that an entry was received in was kept with it. Fix: what was encoded of it is kept.
+#[test]
+fn what_is_kept_for_followers_holds_no_buffer_of_the_writer() {
+    everywhere(|store, layout| {
+        let (_logs, log) = log(&store, layout);
+        let mut follower = log.follow(Start::First, Follow::default()).unwrap();
+        let buffer = Bytes::from(vec![7; 64 << 10]);
+        log.append(buffer.slice(..10)).unwrap().wait().unwrap();
+        assert!(buffer.is_unique());
+        let (handed, _) = follower.poll_recent(10, 1_000).unwrap();
+        assert!(matches!(&handed[..], [Delivery::Entry(entry)] if entry.data == buffer[..10]), "{handed:?}");
     });
 }
 
