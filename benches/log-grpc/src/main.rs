@@ -1,6 +1,6 @@
 //! `esker-log-grpc`: durable appends to a log over the network, by 1 to 256 writers, and the time until a follower has them, beside Redis Streams and Kafka.
 //!
-//! rounds → numbers of writers → servers, in turn, each fresh → [`cell::measure`] → medians, ratios → text, JSON
+//! rounds → numbers of writers → servers, in turn, each fresh → [`cell::measure`] → medians, ratios → text, JSON, plot
 //!
 //! Invariants:
 //! 1. Only one server runs at a time, on loopback, with its data below `--dir`, and it ends with its cell.
@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod cell;
+mod plot;
 mod report;
 mod servers;
 mod target;
@@ -67,10 +68,20 @@ struct Arguments {
     /// File for all figures as JSON
     #[arg(long)]
     json: Option<PathBuf>,
+    /// SVG file for a plot of the table
+    #[arg(long)]
+    plot: Option<PathBuf>,
+    /// Measures nothing: the plot is of the table in this file, which a run has printed
+    #[arg(long, value_name = "FILE", requires = "plot")]
+    table: Option<PathBuf>,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    if let (Some(plot), Some(table)) = (&arguments.plot, &arguments.table) {
+        let text = std::fs::read_to_string(table).with_context(|| table.display().to_string())?;
+        return plot::draw(plot, &text).with_context(|| table.display().to_string());
+    }
     let in_range = arguments.seconds.is_finite() && arguments.seconds > 0.0 && arguments.seconds <= 86_400.0;
     if !in_range || arguments.rounds == 0 {
         bail!("--seconds must be above 0 and at most 86400, --rounds above 0");
@@ -115,8 +126,9 @@ fn main() -> Result<()> {
         }
     }
     bar.finish_and_clear();
-    print!("{}", report.text());
-    Ok(())
+    let text = report.text();
+    print!("{text}");
+    arguments.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, &text))
 }
 
 /// One cell: a fresh server, measured, and gone with its data.
