@@ -24,6 +24,7 @@ fn every_layout_and_part_is_measured_and_drawn_and_nothing_is_left() {
         ["--parts", "append,tokens,network,takeover,open,trim", "--sizes", "256,32k"],
         ["--seconds", "0.1", "--in-flight", "3"],
         ["--raw", "4m", "--slots", "64"],
+        ["--warm-up", "0.05", "--seed", "2"],
         ["--open", "3k", "--trim", "8m"],
         ["--threads", "2", "--json", "run.json"],
         ["--deaths", "1", "--width", "2"],
@@ -45,7 +46,10 @@ fn every_layout_and_part_is_measured_and_drawn_and_nothing_is_left() {
     let rows: Vec<usize> = tables.iter().map(|table| table["rows"].as_array().unwrap().len()).collect();
     assert_eq!(rows, [4, 2 * 4, 2 * 5, 2 * 2, 2, 1, 2], "{tables:#?}");
     let ratio = tables[0]["rows"].as_array().unwrap().iter().find(|row| row[0] != "memory").unwrap();
-    assert!(ratio[6].as_f64().unwrap() > 0.0 && ratio[11].as_f64().unwrap() > 0.0, "{ratio}");
+    assert!(
+        ratio[6].as_f64().unwrap() > 0.0 && [11, 13, 15].iter().all(|disk| ratio[*disk].as_f64().unwrap() > 0.0),
+        "{ratio}"
+    );
     let killed = tables[4]["rows"][1][2].as_f64().unwrap();
     assert!((500.0..10_000.0).contains(&killed), "taken over {killed} ms after a death, at a lease of 500 ms");
     let opened = &tables[5]["rows"][0];

@@ -29,7 +29,7 @@ use self::raw::Rates;
 use crate::commands::objects::load::Contents;
 use crate::commands::objects::outcome::{Cell, FORMAT, Plot, Run, Table, size, table};
 use crate::commands::objects::target::{Opened, Target};
-use crate::commands::objects::threads::Load;
+use crate::commands::objects::threads::{Load, Tally};
 use crate::commands::objects::{device_of, save};
 use crate::commands::print;
 use crate::config::Settings;
@@ -69,6 +69,9 @@ pub struct LogBench {
     /// Longest time for each cell of the table, in seconds
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
+    /// Appends for so many seconds before a cell is measured: the memory that a store fills at its start it then uses again
+    #[arg(long, default_value_t = 1.0)]
+    warm_up: f64,
     /// Objects that positions go round
     #[arg(long, default_value_t = Options::default().width)]
     width: u32,
@@ -151,6 +154,9 @@ impl LogBench {
         let sizes = || self.sizes.iter().map(|size| size.0);
         if sizes().any(|bytes| bytes == 0 || bytes > ENTRY_BYTES_MAX.into()) {
             return Err(Failure::usage(format!("--sizes: expected 1 to {ENTRY_BYTES_MAX} bytes (ENTRY_BYTES_MAX)")));
+        }
+        if !self.warm_up.is_finite() || self.warm_up < 0.0 {
+            return Err(Failure::usage("--warm-up must be 0 or more"));
         }
         if !self.seconds.is_finite() || self.seconds <= 0.0 || (1..raw::CHUNK_BYTES).contains(&self.raw.0) {
             return Err(Failure::usage(format!(
@@ -267,7 +273,7 @@ impl LogBench {
             device: device.as_deref(),
         };
         let next = AtomicU64::new(0);
-        load.run(|thread, tally| {
+        let work = |thread, tally: &mut Tally<'_>| {
             let own = in_flight / threads + u64::from(thread < in_flight % threads);
             let mut under_way: VecDeque<(Instant, Completion<u64>)> = VecDeque::with_capacity(own as usize);
             loop {
@@ -282,7 +288,12 @@ impl LogBench {
                 let started = Instant::now();
                 under_way.push_back((started, log.append(data)?));
             }
-        })
+        };
+        if self.warm_up > 0.0 {
+            let time = Duration::from_secs_f64(self.warm_up);
+            Load { time, phase: String::new(), ..load }.run(&work)?;
+        }
+        load.run(&work)
     }
 
     fn ratios(&self, targets: &[Target], cells: &[Cell], rates: &Rates) -> Vec<Ratio> {
@@ -307,6 +318,7 @@ impl LogBench {
                         slots_mb_s: of(Layout::Slots).map(Cell::megabytes_per_s),
                         stream_mb_s: raw.map(|raw| raw.stream / 1e6),
                         groups_mb_s: raw.map(|raw| raw.groups / 1e6),
+                        fresh_mb_s: raw.map(|raw| raw.fresh / 1e6),
                     });
                 }
             }
@@ -363,6 +375,7 @@ struct Ratio {
     slots_mb_s: Option<f64>,
     stream_mb_s: Option<f64>,
     groups_mb_s: Option<f64>,
+    fresh_mb_s: Option<f64>,
 }
 
 impl Ratio {
@@ -388,6 +401,8 @@ fn ratio_table(ratios: &[Ratio]) -> Table {
         "of it",
         "disk in groups MB/s",
         "of it",
+        "first time MB/s",
+        "of it",
     ];
     let rows = ratios.iter().map(|ratio| {
         let published = PUBLISHED.iter().find(|(bytes, _)| *bytes == ratio.entry).map(|(_, ratio)| *ratio);
@@ -409,10 +424,12 @@ fn ratio_table(ratios: &[Ratio]) -> Table {
             figure(of(ratio.stream_mb_s)),
             figure(ratio.groups_mb_s),
             figure(of(ratio.groups_mb_s)),
+            figure(ratio.fresh_mb_s),
+            figure(of(ratio.fresh_mb_s)),
         ]
     });
     Table {
-        title: "layouts beside each other, what was published of them, and the disk written in order: in large pieces, and in pieces of all entries in flight with a sync after each".into(),
+        title: "layouts beside each other, what was published of them, and the disk written in order: in large pieces, in pieces of all entries in flight with a sync after each, and so on space that was reserved and never written, as a segment is the first time".into(),
         columns: columns.map(str::to_owned).to_vec(),
         rows: rows.collect(),
     }
@@ -464,12 +481,13 @@ mod tests {
             slots_mb_s: Some(50.0),
             stream_mb_s: Some(100.0),
             groups_mb_s: None,
+            fresh_mb_s: Some(80.0),
         };
         let ratios = [ratio(256, [Some(10.0), Some(20.0), Some(30.0)]), ratio(512, [None, Some(0.0), Some(1.0)])];
         let table = ratio_table(&ratios);
         assert!(table.rows.iter().all(|row| row.len() == table.columns.len()));
         let first: Vec<String> = table.rows[0].iter().map(Table::shown).collect();
-        assert_eq!(first[6..], ["2.00", "1.36", "1.50", "2.00", "50.00", "100", "0.50", "–", "–"]);
+        assert_eq!(first[6..], ["2.00", "1.36", "1.50", "2.00", "50.00", "100", "0.50", "–", "–", "80.00", "0.62"]);
         assert_eq!(
             (&table.rows[1][6], &table.rows[1][8]),
             (&Value::Null, &Value::Null),

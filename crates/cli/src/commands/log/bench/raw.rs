@@ -1,6 +1,10 @@
 //! How fast the disk below a backend is when it is written in order, past the page cache, as the engine does it.
 //!
-//! file of its own → space written once (not measured) → large pieces with few syncs · pieces with a sync after each
+//! file of its own → reserved space, written the first time: pieces with a sync after each · space that was written before: large pieces with few
+//! syncs, pieces with a sync after each
+//!
+//! A file system notes of each piece of reserved space that it holds something now, which costs its sync. The engine's segments are written so the
+//! first time.
 //!
 //! Invariant: nothing of the store takes part; the file is removed when its rates are known.
 
@@ -25,6 +29,8 @@ pub struct Rate {
     pub stream: f64,
     /// In pieces of the given size, each synced.
     pub groups: f64,
+    /// The same, on reserved space that was not written before.
+    pub fresh: f64,
 }
 
 /// Rates by folder and size of a piece.
@@ -40,7 +46,7 @@ impl Rates {
         }
         std::fs::create_dir_all(target.path())?;
         let path = target.path().join(format!("bench-log-{}-raw", std::process::id()));
-        let rate = measure(&path, group_bytes, space, seconds / 2.0);
+        let rate = measure(&path, group_bytes, space, seconds / 3.0);
         let removed = std::fs::remove_file(&path);
         self.0.push((target.path().to_owned(), group_bytes, rate?));
         Ok(removed?)
@@ -63,6 +69,16 @@ fn measure(path: &std::path::Path, group_bytes: u64, space: u64, seconds: f64) -
     let start = buffer.as_ptr().align_offset(BLOCK as usize);
     let data = &buffer[start..];
     device.reserve(0, space)?;
+    device.sync()?;
+    // The blocks that a piece is rounded up to are not payload.
+    let payload = group_bytes.min(group) as f64 / group as f64;
+    let (began, mut fresh) = (Instant::now(), 0);
+    while fresh + group <= space && (fresh == 0 || began.elapsed().as_secs_f64() < seconds) {
+        device.write(fresh, &data[..group as usize])?;
+        device.sync()?;
+        fresh += group;
+    }
+    let fresh = fresh as f64 / began.elapsed().as_secs_f64() * payload;
     for at in (0..space).step_by(CHUNK_BYTES as usize) {
         device.write(at, &data[..CHUNK_BYTES as usize])?;
     }
@@ -85,7 +101,6 @@ fn measure(path: &std::path::Path, group_bytes: u64, space: u64, seconds: f64) -
         Ok(written as f64 / began.elapsed().as_secs_f64())
     };
     let stream = rate(CHUNK_BYTES, SYNC_CHUNKS)?;
-    // The blocks that a piece is rounded up to are not payload.
-    let groups = rate(group, 1)? * (group_bytes.min(group) as f64 / group as f64);
-    Ok(Rate { stream, groups })
+    let groups = rate(group, 1)? * payload;
+    Ok(Rate { stream, groups, fresh })
 }
