@@ -9,6 +9,7 @@
 //! 3. Removals are `Applied`: a power cut may bring a row back into the store, but never into an answer.
 //! 4. Nothing is read under a lock, and nothing is waited for.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -71,19 +72,21 @@ struct Due {
 pub struct Sweeper {
     map: Waist,
     after: Option<TableName>,
+    /// Of tables with rows that cannot be read: the last such entry of their expiry index, until what is due behind it has been looked at.
+    past: HashMap<TableName, Bytes>,
 }
 
 impl Sweeper {
     /// Begins with the first table.
     pub fn new(map: Waist) -> Self {
-        Self { map, after: None }
+        Self { map, after: None, past: HashMap::new() }
     }
 
     /// Removes at most `rows` expired rows of the next table that has any, oldest first. Nothing was looked at: no table has any.
     ///
     /// # Errors
     /// The store's; [`Error::Damaged`] for a row that cannot be read, when the others of the step were removed. The next step goes on with another
-    /// table, if there is one.
+    /// table, if there is one, and the next one of this table behind that row; it is looked at again when the rest is done.
     pub fn step(&mut self, rows: usize) -> Result<Swept> {
         let first = self.after.clone();
         let mut again = first.is_none();
@@ -99,7 +102,12 @@ impl Sweeper {
             if again && first.as_ref().is_some_and(|first| name > *first) {
                 return Ok(Swept::default());
             }
-            let swept = self.map.sweep_due(&name, rows)?;
+            let mut past = self.past.remove(&name);
+            let swept = self.map.sweep_due(&name, rows, &mut past);
+            if let Some(past) = past {
+                self.past.insert(name, past);
+            }
+            let swept = swept?;
             if swept.looked > 0 {
                 return Ok(swept);
             }
@@ -147,26 +155,35 @@ impl Waist {
         Ok(Some(name))
     }
 
-    /// Removes up to `rows` expired rows of a table, as its expiry index says.
-    fn sweep_due(&self, name: &TableName, rows: usize) -> Result<Swept> {
+    /// Removes up to `rows` expired rows of a table, as its expiry index says, behind the entry `past`, which becomes the last one that is damaged, and nothing at
+    /// the end of what is due: else what is damaged, and so stays, would keep the rest from being removed.
+    fn sweep_due(&self, name: &TableName, rows: usize, past: &mut Option<Bytes>) -> Result<Swept> {
         let table = match self.current(name) {
             // It was dropped a moment ago.
             Err(Error::Missing { .. }) => return Ok(Swept::default()),
             other => other?,
         };
         let end = Some(Bytes::copy_from_slice(&self.now_ms().saturating_add(1).to_be_bytes()));
-        let scan = OmapScan { end, limit: rows.clamp(1, ROWS_MAX), keys_only: true, ..OmapScan::default() };
+        let start = past.as_ref().map(|past| [past, &[0][..]].concat().into());
+        let scan = OmapScan { start, end, limit: rows.clamp(1, ROWS_MAX), keys_only: true, ..OmapScan::default() };
         // What is read here is not shown to anybody, so nothing waits until it is durable.
         let (entries, _) = self.store.omap_scan(&names::expiry(table.id), &scan).into_parts();
         let (mut due, mut damaged, mut looked, mut gathered) = (Vec::new(), None, 0, 0);
-        for (entry, _) in entries? {
+        let entries = entries?;
+        if entries.is_empty() {
+            *past = None;
+        }
+        for (entry, _) in entries {
             looked += 1;
             match self.look(&table, &entry) {
                 Ok(one) => {
                     gathered += one.before.as_ref().map_or(0, Bytes::len);
                     due.push(one);
                 }
-                Err(error @ Error::Damaged { .. }) => damaged = Some(error),
+                Err(error @ Error::Damaged { .. }) => {
+                    damaged = Some(error);
+                    *past = Some(entry);
+                }
                 Err(error) => return Err(error),
             }
             if gathered >= BYTES_MAX {
