@@ -1,8 +1,8 @@
-//! A store in memory whose transactions become durable only when the test says so.
+//! A store in memory whose transactions become durable only when the test says so, and in which something else is done between two reads.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use esker_memory::MemoryStore;
@@ -17,13 +17,19 @@ pub struct Held {
     mark: Arc<DurableMark>,
     submitted: AtomicU64,
     held: AtomicBool,
+    before_xattr: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Held {
     pub fn new() -> Arc<Self> {
         let mark = DurableMark::new(0, Box::new(|| {}));
         let (submitted, held) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Self { store: MemoryStore::new(), mark, submitted, held })
+        Arc::new(Self { store: MemoryStore::new(), mark, submitted, held, before_xattr: Mutex::default() })
+    }
+
+    /// Does something once, before the next read of an xattr.
+    pub fn before_xattr(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.before_xattr.lock().unwrap() = Some(Box::new(hook));
     }
 
     /// From now on nothing becomes durable.
@@ -70,6 +76,10 @@ impl ObjectStore for Held {
         self.store.extents(object, range)
     }
     fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
+        let hook = self.before_xattr.lock().unwrap().take();
+        if let Some(hook) = hook {
+            hook();
+        }
         self.store.xattr(object, name)
     }
     fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>> {

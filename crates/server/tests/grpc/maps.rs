@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use esker_map::{Alter, MapStorage, TableName, Waist};
 use esker_memory::MemoryStore;
 use esker_server::grpc::Config;
 use esker_server::grpc::proto::map as proto;
@@ -401,6 +402,22 @@ async fn rows_say_when_they_expire() {
     assert_eq!((ints(&scanned, "c"), expiries), (vec![3, 2, 1], vec![None, None, Some(late)]));
     let record = client.get(get("p", 1)).await.unwrap().into_inner().record.unwrap();
     assert_eq!(record.expires_ms, Some(late));
+}
+
+/// The server has taken its names from the schema, and before it looks whether that is still the one (an xattr), another process gives a column another name.
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_cells_are_of_the_schema_that_the_rows_were_read_by() {
+    let store = Held::new();
+    let server = Running::start(Arc::clone(&store) as _, near());
+    let mut client = with_table(&server).await;
+    mutate(&mut client, vec![put("p", 1, vec![column("y", text("here"))])]).await;
+    let other = Waist::open(Arc::clone(&store) as _, Arc::new(|| 1_700_000_000_000), [9; 32]).unwrap();
+    store.before_xattr(move || {
+        other.alter_table(&TableName::new("ns", "t"), &Alter::RenameColumn("y".into(), "z".into())).unwrap();
+    });
+    let scanned = messages(&mut client, partition("p")).await;
+    assert_eq!(scanned[0].columns, ["p", "c", "x", "z"]);
+    assert_eq!(cells(&scanned, "z"), [text("here")]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
