@@ -92,6 +92,19 @@ class EskerConsensusCommitSpecificIT extends ConsensusCommitSpecificIntegrationT
   }
 }
 
+/**
+ * The same, where the coordinator's records of several transactions are one: tests of just that are skipped above. Its name does not end in IT, as all of
+ * it takes half an hour, waiting for groups to be closed; README.md says how to run it.
+ */
+class EskerConsensusCommitGroupCommit extends ConsensusCommitSpecificIntegrationTestBase {
+  @Override
+  protected Properties getProperties(String testName) {
+    Properties properties = EskerServer.properties(testName + "_group_commit");
+    properties.setProperty(ConsensusCommitConfig.COORDINATOR_GROUP_COMMIT_ENABLED, "true");
+    return properties;
+  }
+}
+
 class EskerConsensusCommitCrossPartitionScanIT extends ConsensusCommitCrossPartitionScanIntegrationTestBase {
   @Override
   protected Properties getProps(String testName) {
