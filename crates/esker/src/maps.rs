@@ -23,7 +23,7 @@ impl OpenMap {
     /// Opens a map: `cassandra://HOST:PORT,…/PREFIX` (with cargo feature `cassandra`), or a store's, by any location that [`Store::open`] takes.
     ///
     /// Options of `cassandra://`: `replication` (copies of each row, for keyspaces that are made; one on each node, up to 3), `timeout` (10s), `forget` (how
-    /// much longer Cassandra keeps what expired or was deleted; 1h), `user` and `password_file`.
+    /// much longer Cassandra keeps what expired or was deleted; 1h), `user` and `password_file`. Nothing on the way to Cassandra is encrypted, the password neither.
     ///
     /// ```
     /// use esker::map::MapStorage;
@@ -98,6 +98,9 @@ fn cassandra(text: &str) -> Result<Arc<dyn MapStorage>> {
                 let text = std::fs::read_to_string(value).map_err(io)?;
                 password = Some(text.lines().next().unwrap_or_default().to_owned());
             }
+            "authorities" | "certificate" | "key" => {
+                return Err(bad("connections to Cassandra cannot be encrypted (0013-map-on-cassandra.md)".into()));
+            }
             _ => {
                 let expected = "replication, timeout, forget, user, password_file".into();
                 return Err(Error::UnknownOption { key: key.into(), expected });
@@ -128,6 +131,9 @@ mod tests {
             check("cassandra://127.0.0.1:1/p?replication=0", "1 to 100");
             check("cassandra://127.0.0.1:1/p?copies=3", "replication, timeout");
             check("cassandra://127.0.0.1:1/p?timeout", "key=value");
+            for option in ["authorities", "certificate", "key"] {
+                check(&format!("cassandra://127.0.0.1:1/p?{option}=ca.pem"), "cannot be encrypted");
+            }
         } else {
             check("cassandra://127.0.0.1:1/p", "cassandra");
         }
