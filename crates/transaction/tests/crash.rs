@@ -106,7 +106,7 @@ fn check(
     let time = Time::default();
     time.pass(1_000);
     let whole = open(Arc::new(Tap::new(Arc::clone(&inner), atomicity)), &time, options(isolation));
-    whole.create_table(&table(), &schema()).unwrap();
+    make_table(&whole);
     let mut txn = whole.begin();
     BEFORE.iter().for_each(|(p, c, value)| txn.put(&table(), key(*p, *c), x(*value)).unwrap());
     txn.commit().unwrap();
@@ -163,40 +163,70 @@ fn check(
     over
 }
 
-fn every_call(storage: fn() -> Arc<dyn MapStorage>) {
+/// Isolations, and whether a range is read too.
+type Ways = &'static [(Isolation, bool)];
+
+const EVERY_WAY: Ways = &[
+    (Isolation::Snapshot, false),
+    (Isolation::Snapshot, true),
+    (Isolation::Serializable, false),
+    (Isolation::Serializable, true),
+];
+
+fn every_call(storage: fn() -> Arc<dyn MapStorage>, atomicities: &[Atomicity], ways: Ways, steps_min: i64) {
     let mut steps = 0;
-    for atomicity in ATOMICITIES {
-        for isolation in [Isolation::Snapshot, Isolation::Serializable] {
-            for scan in [false, true] {
-                for fault in FAULTS {
-                    let over = (0..100).find(|at| check(storage(), atomicity, isolation, scan, fault, *at));
-                    steps += over.expect("a commit makes fewer than 100 calls");
-                }
+    for atomicity in atomicities {
+        for (isolation, scan) in ways {
+            for fault in FAULTS {
+                let over = (0..100).find(|at| check(storage(), *atomicity, *isolation, *scan, fault, *at));
+                steps += over.expect("a commit makes fewer than 100 calls");
             }
         }
     }
     println!("{steps} steps");
-    assert!(steps > 500, "{steps} steps");
+    assert!(steps > steps_min, "{steps} steps");
 }
 
 #[test]
 fn a_client_that_dies_at_any_call_leaves_all_or_nothing_in_memory() {
-    every_call(memory);
+    every_call(memory, &ATOMICITIES, EVERY_WAY, 500);
 }
 
 #[test]
 fn a_client_that_dies_at_any_call_leaves_all_or_nothing_on_the_engine() {
-    every_call(engine);
+    every_call(engine, &ATOMICITIES, EVERY_WAY, 500);
+}
+
+#[test]
+#[ignore = "needs a node: scripts/cassandra run"]
+fn a_client_that_dies_at_any_call_of_a_snapshot_leaves_all_or_nothing_on_cassandra() {
+    every_call(support::cassandra::fresh, &[Atomicity::Partition], &EVERY_WAY[..1], 30);
+}
+
+#[test]
+#[ignore = "needs a node: scripts/cassandra run"]
+fn a_client_that_dies_at_any_serializable_call_leaves_all_or_nothing_on_cassandra() {
+    every_call(support::cassandra::fresh, &[Atomicity::Partition], &EVERY_WAY[3..], 30);
 }
 
 /// Failure: a slow client's rows were taken back, and its record put afterwards. Then one row is as before, another as after.
 #[test]
 fn a_client_that_was_taken_for_dead_cannot_commit() {
-    let storage = memory();
+    taken_for_dead(memory);
+}
+
+#[test]
+#[ignore = "needs a node: scripts/cassandra run"]
+fn a_client_that_was_taken_for_dead_cannot_commit_on_cassandra() {
+    taken_for_dead(support::cassandra::fresh);
+}
+
+fn taken_for_dead(fresh: fn() -> Arc<dyn MapStorage>) {
+    let storage = fresh();
     let time = Time::default();
     time.pass(1_000);
     let whole = open(Arc::new(Tap::new(Arc::clone(&storage), Atomicity::Record)), &time, Options::default());
-    whole.create_table(&table(), &schema()).unwrap();
+    make_table(&whole);
     let (reader, clock, writes) = (whole.clone(), time.clone(), AtomicI64::new(0));
     let hook: Hook = Box::new(move |write| {
         // Two rows are prepared; the third write is that of the record.
@@ -219,12 +249,22 @@ fn a_client_that_was_taken_for_dead_cannot_commit() {
 /// Failure: who meets a prepared row takes it back, though its transaction was committed and only its rows have not gone forward.
 #[test]
 fn rows_of_a_committed_transaction_go_forward_by_whoever_comes() {
+    forward_by_others(memory);
+}
+
+#[test]
+#[ignore = "needs a node: scripts/cassandra run"]
+fn rows_of_a_committed_transaction_go_forward_by_whoever_comes_on_cassandra() {
+    forward_by_others(support::cassandra::fresh);
+}
+
+fn forward_by_others(fresh: fn() -> Arc<dyn MapStorage>) {
     for deleted in [false, true] {
-        let storage = memory();
+        let storage = fresh();
         let time = Time::default();
         time.pass(1_000);
         let whole = open(Arc::new(Tap::new(Arc::clone(&storage), Atomicity::Record)), &time, Options::default());
-        whole.create_table(&table(), &schema()).unwrap();
+        make_table(&whole);
         let mut txn = whole.begin();
         [1, 2].into_iter().for_each(|p| txn.put(&table(), key(p, 1), x(1)).unwrap());
         txn.commit().unwrap();

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "tests fail")]
 
+pub mod cassandra;
 pub mod turns;
 
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use esker_device::MemoryDevice;
 use esker_engine::{Engine, FormatOptions, Options as EngineOptions};
 use esker_map::{
-    Alter, Atomicity, Completion, DataType, Durability, Error as MapError, Get, Key, MapCapability, MapStorage,
+    Alter, Atomicity, Clock, Completion, DataType, Durability, Error as MapError, Get, Key, MapCapability, MapStorage,
     Mutation, Order, Page, Record, Result, Scan, Schema, Table, TableName, Value, Waist,
 };
 use esker_memory::MemoryStore;
@@ -159,8 +160,17 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 
 pub fn open(storage: Arc<dyn MapStorage>, time: &Time, options: Options) -> Transactions {
     let time = time.clone();
+    open_by(storage, Arc::new(move || time.now()), options).unwrap()
+}
+
+/// The same under any clock, where opening may fail.
+pub fn open_by(
+    storage: Arc<dyn MapStorage>,
+    clock: Clock,
+    options: Options,
+) -> esker_transaction::Result<Transactions> {
     let random = Arc::new(|| NEXT.fetch_add(1, Ordering::Relaxed).into());
-    Transactions::open(storage, Arc::new(move || time.now()), random, options).unwrap()
+    Transactions::open(storage, clock, random, options)
 }
 
 pub fn options(isolation: Isolation) -> Options {
@@ -181,6 +191,14 @@ pub fn schema() -> Schema {
         .partition("p")
         .clustering("c", Order::Asc)
         .index("x")
+}
+
+/// Makes the table, unless the storage has it from before.
+pub fn make_table(transactions: &Transactions) {
+    match transactions.create_table(&table(), &schema()) {
+        Ok(()) | Err(esker_transaction::Error::Map(MapError::Exists { .. })) => {}
+        Err(error) => panic!("{error}"),
+    }
 }
 
 pub fn key(p: i32, c: i32) -> Key {
