@@ -291,9 +291,9 @@ impl LogBench {
         };
         if self.warm_up > 0.0 {
             let time = Duration::from_secs_f64(self.warm_up);
-            Load { time, phase: String::new(), ..load }.run(&work)?;
+            Load { time, phase: String::new(), ..load }.run(work)?;
         }
-        load.run(&work)
+        load.run(work)
     }
 
     fn ratios(&self, targets: &[Target], cells: &[Cell], rates: &Rates) -> Vec<Ratio> {
