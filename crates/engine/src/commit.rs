@@ -106,6 +106,8 @@ struct State {
     next: VecDeque<(u64, Arc<SegmentBuffer>)>,
     entered: Option<Instant>,
     hurried: bool,
+    /// Somebody waits for the next segment.
+    starved: bool,
     full: bool,
     stopping: bool,
     sealed: VecDeque<Piece>,
@@ -256,6 +258,7 @@ impl Log {
             next: VecDeque::new(),
             entered: None,
             hurried: false,
+            starved: false,
             full: false,
             stopping: false,
             sealed: VecDeque::new(),

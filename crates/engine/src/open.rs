@@ -62,7 +62,7 @@ impl FormatOptions {
 pub struct Options {
     /// When the log is synced. `adaptive` by default; may be changed with [`Engine::set_policy`].
     pub policy: CommitPolicy,
-    /// Memory for the newest segments, in bytes; at least two segments. 512 MiB by default.
+    /// Memory for the newest segments, in bytes; at least two segments. 128 MiB by default.
     pub recent_bytes: u64,
     /// Memory for values read from the device, in bytes. 256 MiB by default.
     pub cache_bytes: u64,
@@ -88,7 +88,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             policy: CommitPolicy::default(),
-            recent_bytes: 512 << 20,
+            recent_bytes: 128 << 20,
             cache_bytes: 256 << 20,
             index_bytes: u64::MAX,
             read_only: false,

@@ -24,12 +24,19 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 /// A log position: bytes laid down since the store was opened, pads included.
 pub type Lsn = u64;
 
+/// What [`SegmentBuffer::touch`] touches at a time: a huge page.
+const TOUCH_BYTES: usize = 2 << 20;
+/// The smallest page that a processor maps.
+const PAGE_BYTES: usize = 4 << 10;
+
 /// Memory for one segment: zeroed, page-aligned, shared between writers of disjoint ranges.
 pub struct SegmentBuffer {
     start: NonNull<u8>,
     len: usize,
     /// What stands before was not read from the device.
     from: usize,
+    /// What stands before was touched.
+    touched: usize,
 }
 
 // SAFETY: the memory is plain bytes owned by this value; ranges are handed out disjointly (see `range_mut`), and
@@ -52,7 +59,7 @@ impl SegmentBuffer {
         // SAFETY: the range is the mapping made above.
         let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxHugepage) };
         let start = NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("mapped at address zero"))?;
-        Ok(Self { start, len, from: 0 })
+        Ok(Self { start, len, from: 0, touched: 0 })
     }
 
     /// Length in bytes.
@@ -65,11 +72,17 @@ impl SegmentBuffer {
         self.from = from;
     }
 
-    /// Touches all of it now, so that writers do not have to.
-    pub fn populate(&self) {
-        // A kernel that cannot leaves it to the first writes.
-        // SAFETY: the range is the mapping made in `new`; its content does not change.
-        let _ = unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) };
+    /// Touches all of it now, so that writers do not have to, a piece at a time as long as it `goes_on`. By writing:
+    /// a call that has the kernel do it keeps the whole process from mapping memory meanwhile.
+    pub fn touch(&mut self, mut goes_on: impl FnMut() -> bool) {
+        while self.touched < self.len && goes_on() {
+            let piece = TOUCH_BYTES.min(self.len - self.touched);
+            for at in (self.touched..self.touched + piece).step_by(PAGE_BYTES) {
+                // SAFETY: inside the mapping; exclusive by `&mut self`.
+                unsafe { self.start.add(at).write_volatile(0) };
+            }
+            self.touched += piece;
+        }
     }
 
     /// All of it, while nobody else knows of it.

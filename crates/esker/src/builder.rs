@@ -100,7 +100,7 @@ impl Builder {
         self
     }
 
-    /// Memory for data that was just written, in bytes (option `recent`). 512 MiB by default.
+    /// Memory for data that was just written, in bytes (option `recent`). 128 MiB by default.
     pub fn recent_bytes(mut self, bytes: u64) -> Self {
         self.options.recent_bytes = bytes;
         self

@@ -14,6 +14,9 @@ const PREFILL_AGE_MIN: Duration = Duration::from_millis(100);
 const PREFILL_SYNCS_MIN: u64 = 16;
 /// So many at most.
 const READY_SEGMENTS_MAX: usize = 3;
+/// So much is filled ahead at a time: who comes to need the segment meanwhile waits for no more, and no sync of the log
+/// for more than this with its own.
+const PREFILL_BYTES: u64 = 4 << 20;
 
 impl Log {
     /// Sees to it that the next segment is ready before it is needed, or the next few under a load that fills them
@@ -42,7 +45,11 @@ impl Log {
                         discarded.map_err(|error| stopped("resetting the next segment's zones", &error))?;
                     }
                     let buffer = self.segments.new_buffer();
-                    let buffer = buffer.map_err(|error| Error::io("allocating a segment buffer", error))?;
+                    let mut buffer = buffer.map_err(|error| Error::io("allocating a segment buffer", error))?;
+                    // Memory that they reach first is touched by the writers, if they cannot wait.
+                    if self.shape.threaded {
+                        buffer.touch(|| !self.is_awaited());
+                    }
                     Some((segment, Arc::new(buffer)))
                 }
             },
@@ -50,16 +57,29 @@ impl Log {
         let mut state = self.state.lock();
         // The store may have grown since the look at what is free.
         state.full = prepared.is_none() && (no_space || self.segments.free_segments() == 0);
-        state.next.extend(prepared.clone());
+        state.starved = false;
+        state.next.extend(prepared);
         self.room.notify_all();
-        drop(state);
-        // Writers need not wait for this: memory that they reach first is touched by them.
-        if self.shape.threaded
-            && let Some((_, buffer)) = prepared
-        {
-            buffer.populate();
-        }
         Ok(true)
+    }
+
+    /// Whether somebody waits for the next segment, or for the end.
+    fn is_awaited(&self) -> bool {
+        let state = self.state.lock();
+        state.starved || state.stopping
+    }
+
+    /// Fills a segment with zeros, or the first part of it if somebody comes to wait for it.
+    fn prefill(&self, segment: u64) -> Result<()> {
+        let segment_bytes = self.segments.segment_bytes;
+        for from in (0..segment_bytes).step_by(PREFILL_BYTES as usize) {
+            if self.is_awaited() {
+                break;
+            }
+            let prefilled = self.device.prefill(segment * segment_bytes + from, PREFILL_BYTES.min(segment_bytes - from));
+            prefilled.map_err(|error| stopped("filling the next segment ahead", &error))?;
+        }
+        Ok(())
     }
 
     /// The preparing thread's life: readies one segment ahead, until [`Log::stop`].
@@ -100,13 +120,15 @@ impl Log {
                 && let Some((segment, buffer)) = state.next.pop_front()
             {
                 drop(state);
-                // Not needed while the open segment is half empty; should it be, writers wait for the fill.
-                let prefilled = self.device.prefill(segment * self.segments.segment_bytes, self.segments.segment_bytes);
-                if let Err(error) = prefilled {
-                    return self.fail(stopped("filling the next segment ahead", &error));
+                // Not needed while the open segment is half empty; should it be, the fill ends early.
+                if let Err(error) = self.prefill(segment) {
+                    return self.fail(error);
                 }
                 filled = true;
-                self.state.lock().next.push_front((segment, buffer));
+                let mut state = self.state.lock();
+                state.next.push_front((segment, buffer));
+                state.starved = false;
+                drop(state);
                 self.room.notify_all();
             }
         }

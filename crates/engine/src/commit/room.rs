@@ -208,6 +208,7 @@ impl Log {
             if !pending && !shut && !behind && (!state.next.is_empty() || state.full) {
                 break Ok(());
             }
+            state.starved |= state.next.is_empty();
             self.nudge();
             if shut {
                 self.wake_keeper();
