@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags, SeekFrom};
 
 use crate::{Device, Error, Geometry, Result};
 
@@ -140,6 +140,13 @@ impl FileDevice {
         Ok(())
     }
 
+    /// Whether all of the range has been written, as far as the file system tells.
+    fn is_written(&self, offset: u64, len: u64) -> bool {
+        let first = rustix::fs::seek(&self.file, SeekFrom::Data(offset));
+        let hole = || rustix::fs::seek(&self.file, SeekFrom::Hole(offset));
+        first.is_ok_and(|first| first == offset) && hole().is_ok_and(|hole| hole >= offset + len)
+    }
+
     /// Checks the range; of changes (`aligned`) also that they are allowed and are whole blocks.
     fn check(&self, offset: u64, len: u64, aligned: bool) -> Result<()> {
         check_range(self, self.len.load(Ordering::Acquire), offset, len)?;
@@ -242,6 +249,9 @@ impl Device for FileDevice {
     fn prefill(&self, offset: u64, len: u64) -> Result<()> {
         self.check(offset, len, true)?;
         if !self.regular {
+            return Ok(());
+        }
+        if self.is_written(offset, len) {
             return Ok(());
         }
         self.write_zeros(offset, len)?;

@@ -64,7 +64,7 @@ pub trait Device: Send + Sync {
 
     /// Touches space that [`Device::reserve`] gave, so that the syncs of later writes there need not change what
     /// the file system knows of the file. May take long; must not be used on space that holds anything. Does
-    /// nothing where it would not help.
+    /// nothing where it would not help, as on space that was written before.
     ///
     /// # Errors
     /// As [`Device::write`].

@@ -50,6 +50,10 @@ fn exercise(device: &dyn Device) {
     assert!(found[..4096].iter().all(|byte| *byte == 0));
     device.reserve(0, LEN / 2).unwrap();
     device.prefill(LEN / 2, LEN / 2).unwrap();
+    // What was written before gains nothing from it.
+    device.prefill(8192, 4096).unwrap();
+    device.read(8192, &mut found[..4096]).unwrap();
+    assert!(found[..4096].iter().all(|byte| *byte == 2), "filled although it was written before");
     assert!(matches!(device.write(1, &[0; 4096]), Err(Error::Unaligned { .. })));
     assert!(matches!(device.write(device.geometry().len, &[0; 4096]), Err(Error::OutOfRange { .. })));
     assert!(matches!(device.read(u64::MAX, &mut [0; 2]), Err(Error::OutOfRange { .. })));

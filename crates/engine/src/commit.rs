@@ -19,6 +19,7 @@
 //! copying under the log's lock (serialises large values).
 //! Source: Apollo Storage, Group Commit Log (2017).
 
+mod fill;
 mod prepare;
 mod room;
 
@@ -39,6 +40,7 @@ use crate::format::{
     RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom, SegmentHeader, Stream,
     round_up,
 };
+use self::fill::Fill;
 use crate::gather::Gather;
 use crate::policy::CommitPolicy;
 use crate::segments::{Lsn, SegmentBuffer, Segments};
@@ -103,7 +105,9 @@ struct State {
     group_open: bool,
     epoch: u32,
     parity: usize,
-    next: VecDeque<(u64, Arc<SegmentBuffer>)>,
+    next: VecDeque<Ready>,
+    /// What stands before, as an offset in the open segment, need not be filled ahead any more.
+    filled: u64,
     entered: Option<Instant>,
     hurried: bool,
     /// Somebody waits for the next segment.
@@ -118,10 +122,19 @@ struct State {
     relocation_bytes: u64,
 }
 
+/// A segment that is ready for the log.
+struct Ready {
+    segment: u64,
+    buffer: Arc<SegmentBuffer>,
+    /// What stands before, as an offset in it, need not be filled ahead any more.
+    filled: u64,
+}
+
 struct Piece {
     buffer: Arc<SegmentBuffer>,
     buffer_start: u64,
     device_offset: u64,
+    lsn: Lsn,
     len: u64,
     /// It ends a group, at this position: sync before anything else is written.
     group_end: Option<Lsn>,
@@ -201,6 +214,7 @@ pub struct Log {
     state: Mutex<State>,
     room: Condvar,
     wanted_segment: Condvar,
+    fill: Fill,
     filling: [Padded; 2],
     unwritten: AtomicU64,
     committing: Mutex<()>,
@@ -256,6 +270,7 @@ impl Log {
             epoch: 1,
             parity: 0,
             next: VecDeque::new(),
+            filled: 0,
             entered: None,
             hurried: false,
             starved: false,
@@ -275,6 +290,7 @@ impl Log {
             state: Mutex::new(state),
             room: Condvar::new(),
             wanted_segment: Condvar::new(),
+            fill: Fill::default(),
             filling: [Padded(AtomicUsize::new(0)), Padded(AtomicUsize::new(0))],
             unwritten: AtomicU64::new(0),
             committing: Mutex::new(()),
@@ -418,14 +434,14 @@ impl Log {
                 let shut = self.gate.fetch_max(Gate::Wait as u8, Ordering::Relaxed) == Gate::Full as u8;
                 return Err(if shut { Refused::Error(Error::Full { needed: len, free: 0 }) } else { Refused::Busy });
             }
-            let Some((segment, buffer)) = state.next.pop_front() else {
+            let Some(ready) = state.next.pop_front() else {
                 if !state.full {
                     return Err(Refused::Busy);
                 }
                 let free = usable.saturating_sub(state.tail);
                 return Err(Refused::Error(Error::Full { needed: len, free }));
             };
-            self.enter_segment(&mut state, segment, buffer);
+            self.enter_segment(&mut state, ready);
             self.wanted_segment.notify_one();
             self.wake_keeper();
         }
@@ -528,7 +544,7 @@ impl Log {
     }
 
     /// Seals the open segment with its group and opens the next.
-    fn enter_segment(&self, state: &mut State, segment: u64, buffer: Arc<SegmentBuffer>) {
+    fn enter_segment(&self, state: &mut State, Ready { segment, buffer, filled }: Ready) {
         let block = self.shape.block_bytes;
         self.end_group(state);
         let end = round_up(state.tail, block);
@@ -539,6 +555,7 @@ impl Log {
                 buffer: Arc::clone(&state.buffer),
                 buffer_start: state.start,
                 device_offset: state.segment * self.segments.segment_bytes + state.start,
+                lsn: state.base_lsn + state.start,
                 len: end - state.start,
                 group_end: Some(state.base_lsn + end),
             });
@@ -570,6 +587,7 @@ impl Log {
         state.buffer = buffer;
         state.start = 0;
         state.tail = block;
+        state.filled = filled;
         self.segments.place(segment, generation, state.base_lsn, state.seq, false);
         self.segments.publish_buffer(segment, Arc::clone(&state.buffer));
     }
@@ -614,8 +632,8 @@ impl Log {
     /// Appends what is pending and, with `sync`, makes it durable. Returns once the mark has moved.
     pub fn commit(&self, sync: bool) {
         let committing = self.committing.lock();
-        let prepared = if self.shape.threaded { Ok(false) } else { self.prepare_segment() };
-        if let Err(error) = prepared.and_then(|_| self.append_and_sync(sync, true, |_| ())) {
+        let prepared = if self.shape.threaded { Ok(()) } else { self.prepare_segment() };
+        if let Err(error) = prepared.and_then(|()| self.append_and_sync(sync, true, |_| ())) {
             self.fail(error);
         }
         drop(committing);
@@ -694,6 +712,7 @@ impl Log {
                 buffer: Arc::clone(&state.buffer),
                 buffer_start: state.start,
                 device_offset: state.segment * self.segments.segment_bytes + state.start,
+                lsn: state.base_lsn + state.start,
                 len: end - state.start,
                 group_end: None,
             });
@@ -714,6 +733,7 @@ impl Log {
     }
 
     fn write_piece(&self, piece: &Piece) -> Result<()> {
+        self.wait_for_fill(piece.lsn + piece.len);
         // SAFETY: the group was cut and all its writers have finished.
         let bytes = unsafe { piece.buffer.range(piece.buffer_start as usize, piece.len as usize) };
         let mut offset = piece.device_offset;

@@ -6,26 +6,23 @@ use std::time::Duration;
 
 use esker_store::{Error, Result};
 
-use super::{HURRY, Log, stopped};
+use super::{HURRY, Log, Ready, stopped};
 
-/// A segment that was ready for so long without being needed is filled ahead.
+/// What the log comes to is filled ahead if no segment was needed for so long, ...
 const PREFILL_AGE_MIN: Duration = Duration::from_millis(100);
-/// But only if there were so many syncs meanwhile: a load that hardly syncs gains nothing from it.
+/// ... but only if there were so many syncs meanwhile: a load that hardly syncs gains nothing from it.
 const PREFILL_SYNCS_MIN: u64 = 16;
-/// So many at most.
+/// Under a load that fills segments quickly, so many are ready at most.
 const READY_SEGMENTS_MAX: usize = 3;
-/// So much is filled ahead at a time: who comes to need the segment meanwhile waits for no more, and no sync of the log
-/// for more than this with its own.
-const PREFILL_BYTES: u64 = 4 << 20;
 
 impl Log {
     /// Sees to it that the next segment is ready before it is needed, or the next few under a load that fills them
-    /// quickly; whether it readied one.
-    pub(super) fn prepare_segment(&self) -> Result<bool> {
+    /// quickly.
+    pub(super) fn prepare_segment(&self) -> Result<()> {
         {
             let state = self.state.lock();
             if state.next.len() >= if state.hurried { READY_SEGMENTS_MAX } else { 1 } {
-                return Ok(false);
+                return Ok(());
             }
         }
         let segment_bytes = self.segments.segment_bytes;
@@ -50,7 +47,7 @@ impl Log {
                     if self.shape.threaded {
                         buffer.touch(|| !self.is_awaited());
                     }
-                    Some((segment, Arc::new(buffer)))
+                    Some(Ready { segment, buffer: Arc::new(buffer), filled: 0 })
                 }
             },
         };
@@ -60,7 +57,7 @@ impl Log {
         state.starved = false;
         state.next.extend(prepared);
         self.room.notify_all();
-        Ok(true)
+        Ok(())
     }
 
     /// Whether somebody waits for the next segment, or for the end.
@@ -69,67 +66,52 @@ impl Log {
         state.starved || state.stopping
     }
 
-    /// Fills a segment with zeros, or the first part of it if somebody comes to wait for it.
-    fn prefill(&self, segment: u64) -> Result<()> {
-        let segment_bytes = self.segments.segment_bytes;
-        for from in (0..segment_bytes).step_by(PREFILL_BYTES as usize) {
-            if self.is_awaited() {
-                break;
-            }
-            let prefilled = self.device.prefill(segment * segment_bytes + from, PREFILL_BYTES.min(segment_bytes - from));
-            prefilled.map_err(|error| stopped("filling the next segment ahead", &error))?;
-        }
-        Ok(())
-    }
-
     /// The preparing thread's life: readies one segment ahead, until [`Log::stop`].
     ///
-    /// A segment that nobody needs soon is filled ahead: the first syncs of fresh space cost a file system more than
-    /// those of space that was written before. One that is needed at once is not, because writing it twice would
-    /// cost more than it saves.
+    /// While the log is synced often and does not fill segments quickly, what it comes to is filled ahead. Under a load that
+    /// fills them quickly it is not, because writing twice would cost more than it saves.
     pub fn run_preparer(&self) {
-        let mut filled = false;
         let mut syncs_before = 0;
         loop {
-            let fresh = match self.prepare_segment() {
-                Ok(fresh) => fresh,
-                Err(error) => return self.fail(error),
-            };
-            filled &= !fresh;
-            let syncs = self.counters.syncs.load(Ordering::Relaxed);
-            let often_synced = syncs - syncs_before >= PREFILL_SYNCS_MIN;
-            syncs_before = syncs;
+            if let Err(error) = self.prepare_segment() {
+                return self.fail(error);
+            }
             let mut state = self.state.lock();
             // Taken already, or more are needed? Then there is no time to wait.
             let enough = !state.next.is_empty() && (!state.hurried || state.next.len() >= READY_SEGMENTS_MAX);
-            if !state.stopping && (enough || state.full) {
-                self.wanted_segment.wait_for(&mut state, PREFILL_AGE_MIN);
+            if state.stopping || (!enough && !state.full) {
+                if state.stopping {
+                    return;
+                }
+                continue;
             }
-            if state.stopping {
-                return;
-            }
-            let in_no_hurry = state.tail < self.segments.segment_bytes / 2;
+            let woken = !self.wanted_segment.wait_for(&mut state, PREFILL_AGE_MIN).timed_out();
             if state.entered.is_none_or(|entered| entered.elapsed() > HURRY) {
                 state.hurried = false;
             }
-            if !filled
-                && in_no_hurry
-                && !state.hurried
-                && often_synced
-                && state.next.len() == 1
-                && let Some((segment, buffer)) = state.next.pop_front()
-            {
-                drop(state);
-                // Not needed while the open segment is half empty; should it be, the fill ends early.
-                if let Err(error) = self.prefill(segment) {
-                    return self.fail(error);
-                }
-                filled = true;
-                let mut state = self.state.lock();
-                state.next.push_front((segment, buffer));
-                state.starved = false;
-                drop(state);
-                self.room.notify_all();
+            drop(state);
+            let syncs = self.counters.syncs.load(Ordering::Relaxed);
+            let often_synced = syncs - syncs_before >= PREFILL_SYNCS_MIN;
+            syncs_before = syncs;
+            if woken || !often_synced {
+                continue;
+            }
+            if let Err(error) = self.fill_ahead() {
+                return self.fail(error);
+            }
+        }
+    }
+
+    /// Fills ahead until all is filled, or another segment is needed.
+    fn fill_ahead(&self) -> Result<()> {
+        loop {
+            let state = self.state.lock();
+            if state.hurried || state.next.is_empty() {
+                return Ok(());
+            }
+            drop(state);
+            if !self.fill_piece()? {
+                return Ok(());
             }
         }
     }
