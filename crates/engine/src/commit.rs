@@ -36,11 +36,11 @@ use esker_device::Device;
 use esker_store::{DurableMark, Error, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use self::fill::Fill;
 use crate::format::{
     RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom, SegmentHeader, Stream,
     round_up,
 };
-use self::fill::Fill;
 use crate::gather::Gather;
 use crate::policy::CommitPolicy;
 use crate::segments::{Lsn, SegmentBuffer, Segments};

@@ -12,6 +12,12 @@
 //! `S(w)` is `S(0)` on most devices. On one that grants so many operations a second, as rented ones do, a sync takes as
 //! much less as it is put off: there waiting is free.
 //!
+//! All that takes the processors to be free. Where a sync takes no longer than the writers need to wake and to prepare
+//! their next put, those who are back first would better have done that while the others were synced, and waiting loses.
+//! So what waiting really gains is measured: every so often it is left out for a few syncs, or tried again, and what is
+//! kept is that by which a put waits the shorter time in the mean. That time is the integral of the number of those who wait,
+//! by the number answered; how many they are is known when a sync ends, when a group is cut and when the next sync ends.
+//!
 //! Invariants:
 //! 1. One writer alone is never waited for; a wait never exceeds what a sync takes that is not put off.
 //! 2. Those who do not come back in time are waited for less and less.
@@ -38,6 +44,114 @@ const AT_ONCE: f64 = 1.0 / 16.0;
 const SHORTER: f64 = 0.9;
 /// ... every so many syncs one is not put off, to see what that takes now.
 const PROBE: u32 = 64;
+
+/// Syncs until a trial, when nothing is known, ...
+const TRIAL_EVERY_MIN: u32 = 64;
+/// ... and when many trials have said the same.
+const TRIAL_EVERY_MAX: u32 = 1_024;
+/// Syncs of a trial that do not count: the crowds have to split first, or to merge, ...
+const TRIAL_SETTLES: u32 = 3;
+/// ... and those that count, ...
+const TRIAL_SYNCS: u32 = 12;
+/// ... unless so many of them have shown ...
+const TRIAL_SYNCS_MIN: u32 = 4;
+/// ... that what is tried is at most so many times as fast as the other.
+const TRIAL_LOST: f64 = 0.85;
+/// What is tried has to be so many times as fast to be kept.
+const TRIAL_WON: f64 = 1.03;
+/// Weight of a sync in what is known of what is done between trials, as a divisor.
+const USUAL_SYNCS: f64 = 32.0;
+/// Trials come often again when the writers are so many times as many, or as few, as at the last.
+const CROWD_CHANGED: f64 = 1.5;
+/// A sync that took more than so many times the usual counts as this: one that hung says nothing of waiting.
+const HUNG: f64 = 3.0;
+
+/// What came of some syncs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    puts: f64,
+    /// Seconds that all puts waited together.
+    waited: f64,
+}
+
+impl Tally {
+    fn add(&mut self, one: Tally, keep: f64) {
+        self.puts = self.puts * keep + one.puts;
+        self.waited = self.waited * keep + one.waited;
+    }
+
+    /// Puts in each second that one waited.
+    fn speed(&self) -> f64 {
+        self.puts / self.waited.max(f64::MIN_POSITIVE)
+    }
+}
+
+/// Whether waiting pays, by trial.
+#[derive(Debug)]
+struct Trial {
+    /// What is done between trials.
+    waits: bool,
+    usual: Tally,
+    other: Tally,
+    /// Syncs of the trial that goes on.
+    tried: Option<u32>,
+    /// Syncs since the last trial, and how many there are between two.
+    since: u32,
+    every: u32,
+    /// Writers, smoothed; and at the last trial.
+    crowd: f64,
+    crowd_tried: f64,
+}
+
+impl Default for Trial {
+    fn default() -> Self {
+        let none = Tally::default();
+        let every = TRIAL_EVERY_MIN;
+        Self { waits: true, usual: none, other: none, tried: None, since: 0, every, crowd: 0.0, crowd_tried: 0.0 }
+    }
+}
+
+impl Trial {
+    /// Whether waits are made now.
+    fn waits(&self) -> bool {
+        self.waits != self.tried.is_some()
+    }
+
+    /// Takes in a sync, with so many writers.
+    fn count(&mut self, sync: Tally, crowd: f64) {
+        self.crowd = if self.crowd == 0.0 { crowd } else { self.crowd + (crowd - self.crowd) / SMOOTHING };
+        let Some(tried) = &mut self.tried else {
+            self.usual.add(sync, 1.0 - 1.0 / USUAL_SYNCS);
+            self.since += 1;
+            let change = self.crowd / self.crowd_tried.max(f64::MIN_POSITIVE);
+            if !(1.0 / CROWD_CHANGED..CROWD_CHANGED).contains(&change) {
+                self.every = TRIAL_EVERY_MIN;
+            }
+            if self.since >= self.every {
+                (self.since, self.crowd_tried, self.other, self.tried) = (0, self.crowd, Tally::default(), Some(0));
+            }
+            return;
+        };
+        *tried += 1;
+        let counted = tried.saturating_sub(TRIAL_SETTLES);
+        if counted == 0 {
+            return;
+        }
+        self.other.add(sync, 1.0);
+        let gain = self.other.speed() / self.usual.speed();
+        if counted < TRIAL_SYNCS && (counted < TRIAL_SYNCS_MIN || gain >= TRIAL_LOST) {
+            return;
+        }
+        self.tried = None;
+        if gain >= TRIAL_WON {
+            (self.waits, self.usual, self.every) = (!self.waits, self.other, TRIAL_EVERY_MIN);
+        } else {
+            // The more clearly it lost, the longer it is not tried again.
+            let longer = if gain < TRIAL_LOST { 8 } else { 3 };
+            self.every = (self.every * longer).min(TRIAL_EVERY_MAX);
+        }
+    }
+}
 
 /// A wait and what came of it.
 #[derive(Clone, Copy, Debug)]
@@ -84,12 +198,24 @@ pub struct Gather {
     ended: Option<Instant>,
     waiting: Option<Waiting>,
     unprobed: u32,
+    trial: Trial,
+    /// Those who queued when the last sync ended.
+    queued: u64,
 }
 
 impl Default for Gather {
     fn default() -> Self {
         let tried = WAITS.map(|took| Tried { back: 1.0, took, sync: 1.0 - took, times: 0.0 });
-        Self { sync: 0.0, tried, arrivals_before: 0, ended: None, waiting: None, unprobed: 0 }
+        Self {
+            sync: 0.0,
+            tried,
+            arrivals_before: 0,
+            ended: None,
+            waiting: None,
+            unprobed: 0,
+            trial: Trial::default(),
+            queued: 0,
+        }
     }
 }
 
@@ -102,13 +228,25 @@ impl Gather {
         self.ended = Some(at);
         self.time(sync_time.as_secs_f64(), put_off.as_secs_f64());
         // A wait that was broken off, as by a change of policy, tells nothing.
-        if let Some(waiting) = self.waiting.take().filter(|waiting| waiting.in_time.is_some()) {
-            self.learn(&waiting, at_cut, put_off.as_secs_f64(), sync_time.as_secs_f64());
+        let waiting = self.waiting.take().filter(|waiting| waiting.in_time.is_some());
+        if let Some(waiting) = &waiting {
+            self.learn(waiting, at_cut, put_off.as_secs_f64(), sync_time.as_secs_f64());
         }
         let (answered, queueing) = (at_cut.saturating_sub(self.arrivals_before), now.saturating_sub(at_cut));
         self.arrivals_before = at_cut;
         self.forget();
+        let queued = std::mem::replace(&mut self.queued, queueing);
         if answered == 0 || answered + queueing < 2 {
+            return 0;
+        }
+        // Nobody waits while the log is idle; the first who comes ends that.
+        let idle = waiting.is_none() && queued == 0;
+        let gap = if idle { 0.0 } else { put_off.as_secs_f64().min(self.sync * HUNG) };
+        let took = sync_time.as_secs_f64().min(self.sync * HUNG);
+        let (puts, queued, queueing_after) = (answered as f64, queued as f64, queueing as f64);
+        let waited = gap * (queued + puts) / 2.0 + took * (puts + queueing_after / 2.0);
+        self.trial.count(Tally { puts, waited }, puts + queueing_after);
+        if !self.trial.waits() {
             return 0;
         }
         let Some(choice) = self.choose() else { return 0 };
@@ -320,6 +458,29 @@ mod tests {
         log.run(200);
         let wait = log.run(200);
         assert!(wait < SYNC / 10, "{wait:?}");
+    }
+
+    #[test]
+    fn where_waiting_gains_nothing_it_is_given_up_and_where_it_does_it_is_taken_up_again() {
+        // So many writers, each of whom waits for so long, whether they are waited for or not.
+        fn run(trial: &mut Trial, syncs: u32, with: f64, without: f64) -> u32 {
+            let mut waits = 0;
+            for _ in 0..syncs {
+                let each = if trial.waits() { with } else { without };
+                waits += u32::from(trial.waits());
+                trial.count(Tally { puts: 16.0, waited: 16.0 * each }, 16.0);
+            }
+            waits
+        }
+        let mut trial = Trial::default();
+        let waits = run(&mut trial, 1_000, 1.0, 1.5);
+        assert!(waits > 970, "{waits} waits of 1000 where they gain a third");
+        run(&mut trial, TRIAL_EVERY_MAX, 1.0, 0.9);
+        let waits = run(&mut trial, 1_000, 1.0, 0.9);
+        assert!(waits < 100, "{waits} waits of 1000 where they lose a tenth");
+        run(&mut trial, TRIAL_EVERY_MAX, 1.0, 1.5);
+        let waits = run(&mut trial, 1_000, 1.0, 1.5);
+        assert!(waits > 970, "{waits} waits of 1000 where they gain a third again");
     }
 
     #[test]
