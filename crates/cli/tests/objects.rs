@@ -20,7 +20,8 @@ fn every_phase_is_measured_on_every_backend_and_drawn() {
     let arguments = [
         ["bench", "objects", "--backends", "memory:,esker:stores?size=1g&segment=16m"],
         ["--sizes", "4k,64k", "--in-flight", "1,3"],
-        ["--seconds", "0.05", "--image", "8m"],
+        ["--seconds", "0.05", "--warm-up", "0.02"],
+        ["--image", "8m", "--seed", "7"],
         ["--data", "1m", "--objects", "50"],
     ];
     let mut arguments = arguments.concat();
@@ -60,6 +61,7 @@ fn what_cannot_be_measured_is_refused_with_the_expected() {
         (["--backends", "tape:x"], "expected esker:PATH, file:PATH, rocksdb:PATH"),
         (["--sizes", "32m"], "VALUE_BYTES_MAX"),
         (["--seconds", "0"], "--seconds"),
+        (["--warm-up", "nan"], "--warm-up"),
         (["--backends", "leveldb:x?strap=4k"], "expected one of strip"),
     ] {
         let output = esker(folder.path(), &[&["bench", "objects"][..], &arguments[..]].concat());

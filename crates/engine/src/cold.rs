@@ -124,9 +124,10 @@ impl Cold {
     /// # Errors
     /// [`Error::Full`] when there is no segment left, and nothing was added; [`Error::Stopped`] when the device failed.
     pub fn append(&mut self, header: OpHeader, key: &[u8], payload: &[u8], age: u64) -> Result<Loc> {
-        let loc = self.queue(header, key, payload, &checksum_payload(payload), age)?;
+        let queued = self.queue(header, key, payload, &checksum_payload(payload), age);
+        // What was added before is not left behind by a failure.
         self.write_queue()?;
-        Ok(loc)
+        queued
     }
 
     /// As [`Cold::append`], with the payload's checksums, and writes nothing: see [`Cold::take_queue`].

@@ -91,8 +91,8 @@ fn escape(text: &str) -> String {
 fn page(runs: &[(String, Run)]) -> Result<String, Failure> {
     let mut body = String::new();
     for (name, run) in runs {
-        body.push_str(&format!("<h1>{}</h1>\n<p>Every operation waits until it is {}. In flight: {}. At most {} s a cell, {} processors, {} MB of data to read, {} MB to overwrite; contents are random. Device bytes are those of the process during the phase.</p>\n",
-            escape(name), escape(&run.durability), escape(&run.in_flight), run.seconds, run.processors, run.data_bytes / 1_000_000, run.image_bytes / 1_000_000));
+        body.push_str(&format!("<h1>{}</h1>\n<p>Every operation waits until it is {}. In flight: {}. At most {} s a cell, after {} s that do not count where it writes, {} processors, {} MB of data to read, {} MB to overwrite; contents are random. Device bytes are those of the process during the phase.</p>\n",
+            escape(name), escape(&run.durability), escape(&run.in_flight), run.seconds, run.warm_up, run.processors, run.data_bytes / 1_000_000, run.image_bytes / 1_000_000));
         let mut phases: Vec<&str> = Vec::new();
         for cell in &run.cells {
             if !phases.contains(&cell.phase.as_str()) {
@@ -334,6 +334,7 @@ mod tests {
             durability: "durable".into(),
             in_flight: "threads".into(),
             seconds: 2.0,
+            warm_up: 1.0,
             data_bytes: 1,
             image_bytes: 1,
             processors: 2,

@@ -23,12 +23,12 @@ use crate::segments::Usage;
 struct Job {
     batch: Batch,
     copies: Writes,
-    from: From,
+    from: Origin,
 }
 
 /// Where copies come from.
 #[derive(Clone, Copy)]
-struct From {
+struct Origin {
     /// Generation of the segment.
     victim: u32,
     /// None of the copies stands in a cold segment of a generation below this.
@@ -40,7 +40,7 @@ struct From {
 #[derive(Default)]
 struct State {
     waiting: Option<Job>,
-    moving: Option<From>,
+    moving: Option<Origin>,
     /// By the generation of their segments.
     failed: Vec<(u32, Error)>,
     /// Bytes that will be free when a segment is, by its generation: what was copied of it, and what of the rest has gone with that.
@@ -165,7 +165,7 @@ impl Moving {
 /// The mover of one segment's copies.
 pub(super) struct Hands<'a> {
     keeper: &'a Keeper,
-    from: From,
+    from: Origin,
 }
 
 impl Mover for Hands<'_> {
@@ -192,7 +192,7 @@ impl Keeper {
     /// What moves the copies of a segment that is about to be cleaned.
     pub(super) fn mover(&self, work: &Work, victim: &Usage) -> Hands<'_> {
         let segment_bytes = self.parts.segments.segment_bytes;
-        let from = From {
+        let from = Origin {
             victim: victim.generation,
             oldest: work.cold.open_generation().unwrap_or(0),
             lives: (victim.live + victim.index).clamp(segment_bytes / 64, segment_bytes),

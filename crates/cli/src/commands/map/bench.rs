@@ -155,6 +155,7 @@ impl MapBench {
             durability: "durable".into(),
             in_flight: "clients, each with one call under way".into(),
             seconds: self.seconds,
+            warm_up: 0.0,
             data_bytes: self.rows.0 * (24 + self.value_bytes),
             image_bytes: 0,
             processors: std::thread::available_parallelism().map_or(1, |n| n.get()),

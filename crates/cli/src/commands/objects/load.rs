@@ -55,6 +55,11 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Whether a store changes in it for as long as it takes.
+    pub fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::OverwriteSeq | Self::OverwriteRand | Self::Omap | Self::Create)
+    }
+
     /// Its name on the command line and in results.
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_string())
@@ -71,6 +76,8 @@ pub struct Drive<'a> {
     pub object_bytes: u64,
     /// Objects that are there (none for phases that make them).
     pub objects: u64,
+    /// Number of the first operation.
+    pub first: u64,
     /// Threads.
     pub in_flight: u64,
     /// Longest time.
@@ -123,9 +130,9 @@ pub fn create_collection(store: &dyn ObjectStore) -> Result<(), Failure> {
 }
 
 impl Drive<'_> {
-    /// Runs the phase.
-    pub fn run(&self, backend: &str, contents: &Contents) -> Result<Cell, Failure> {
-        let next = AtomicU64::new(0);
+    /// Runs the phase: what was measured, and the number of the operation that would have been next.
+    pub fn run(&self, backend: &str, contents: &Contents) -> Result<(Cell, u64), Failure> {
+        let next = AtomicU64::new(self.first);
         let load = Load {
             syncs: &|| self.opened.store.syncs(),
             backend,
@@ -136,7 +143,7 @@ impl Drive<'_> {
             time: self.time,
             device: self.device,
         };
-        load.run(|thread, tally| {
+        let cell = load.run(|thread, tally| {
             let mut random = fastrand::Rng::with_seed(self.seed.wrapping_mul(1_000_003).wrapping_add(thread));
             let mut after: Option<Bytes> = None;
             while tally.goes_on() {
@@ -146,7 +153,8 @@ impl Drive<'_> {
                 tally.done(started, bytes);
             }
             Ok(())
-        })
+        })?;
+        Ok((cell, next.into_inner()))
     }
 
     /// Does one operation; its payload, or `None` when nothing is left to do.

@@ -48,6 +48,10 @@ pub struct ObjectsBench {
     /// Longest time for each cell of the table, in seconds
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
+    /// Writes for so many seconds before a cell of a phase that writes is measured: the memory that a store fills at its start it then
+    /// uses again, and a store that puts work off has begun with it
+    #[arg(long, default_value_t = 1.0)]
+    warm_up: f64,
     /// Payload that the read phases read from
     #[arg(long, default_value = "256m")]
     data: ByteSize,
@@ -113,6 +117,9 @@ impl ObjectsBench {
         if !self.seconds.is_finite() || self.seconds <= 0.0 || self.image.0 < IMAGE_OBJECT_BYTES {
             return Err(Failure::usage("--seconds must be above 0 and --image at least 4m"));
         }
+        if !self.warm_up.is_finite() || self.warm_up < 0.0 {
+            return Err(Failure::usage("--warm-up must be 0 or more"));
+        }
         let targets = Target::parse_all(&self.backends)?;
         let contents = Contents::new(largest.max(IMAGE_OBJECT_BYTES), self.seed);
         let scenes = self.scenes();
@@ -122,6 +129,7 @@ impl ObjectsBench {
             durability: "durable".into(),
             in_flight: "threads".into(),
             seconds: self.seconds,
+            warm_up: self.warm_up,
             data_bytes: self.data.0,
             image_bytes: self.image.0,
             processors: std::thread::available_parallelism().map_or(1, |n| n.get()),
@@ -162,14 +170,18 @@ impl ObjectsBench {
     ) -> Result<(), Failure> {
         let time = Duration::from_secs_f64(self.seconds);
         let mut drive = |phase: Phase, object_bytes: u64, objects: u64, in_flight: u64| {
-            let seed = self.seed;
-            let drive = Drive { opened, phase, object_bytes, objects, in_flight, time, seed, device };
-            let cell = drive.run(&target.label, contents)?;
-            let done = cell.operations;
+            let (seed, first) = (self.seed, 0);
+            let mut drive = Drive { opened, phase, object_bytes, objects, first, in_flight, time, seed, device };
+            if phase.writes() && self.warm_up > 0.0 {
+                drive.time = Duration::from_secs_f64(self.warm_up);
+                drive.first = drive.run(&target.label, contents)?.1;
+                drive.time = time;
+            }
+            let (cell, next) = drive.run(&target.label, contents)?;
             if self.wants(phase) {
                 cells.push(cell);
             }
-            Result::<u64, Failure>::Ok(done)
+            Result::<u64, Failure>::Ok(next)
         };
         let store = &*opened.objects;
         match scene {

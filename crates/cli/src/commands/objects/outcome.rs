@@ -19,6 +19,9 @@ pub struct Run {
     pub in_flight: String,
     /// Seconds that a cell takes at most.
     pub seconds: f64,
+    /// Seconds for which a cell that writes was written before.
+    #[serde(default)]
+    pub warm_up: f64,
     /// Payload that the read phases read from, in bytes.
     pub data_bytes: u64,
     /// Payload that the overwrite phases write to, in bytes.

@@ -176,6 +176,7 @@ impl LogBench {
             durability: "durable".into(),
             in_flight: format!("appends, by {} threads", self.threads),
             seconds: self.seconds,
+            warm_up: self.warm_up,
             data_bytes: 0,
             image_bytes: 0,
             processors: std::thread::available_parallelism().map_or(1, |n| n.get()),

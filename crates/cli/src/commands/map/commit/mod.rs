@@ -243,6 +243,7 @@ impl CommitBench {
             durability: "acknowledged, which is durable but for periodic".into(),
             in_flight: "clients, each with one conditional update of a row under way".into(),
             seconds: self.seconds,
+            warm_up: self.seconds / 3.0,
             data_bytes: 0,
             image_bytes: 0,
             processors: std::thread::available_parallelism().map_or(1, |n| n.get()),
