@@ -136,8 +136,14 @@ struct Piece {
     device_offset: u64,
     lsn: Lsn,
     len: u64,
-    /// It ends a group, at this position: sync before anything else is written.
-    group_end: Option<Lsn>,
+    /// It ends a group: sync before anything else is written.
+    ends_group: bool,
+}
+
+impl Piece {
+    fn end(&self) -> Lsn {
+        self.lsn + self.len
+    }
 }
 
 /// Why a reservation was not given.
@@ -557,7 +563,7 @@ impl Log {
                 device_offset: state.segment * self.segments.segment_bytes + state.start,
                 lsn: state.base_lsn + state.start,
                 len: end - state.start,
-                group_end: Some(state.base_lsn + end),
+                ends_group: true,
             });
         }
         self.segments.set_end(state.segment, state.tail);
@@ -664,8 +670,8 @@ impl Log {
         }
         for piece in &pieces {
             self.write_piece(piece)?;
-            if let Some(end) = piece.group_end {
-                self.sync_to(end)?;
+            if piece.ends_group {
+                self.sync_to(piece.end())?;
             }
         }
         if sync {
@@ -714,7 +720,7 @@ impl Log {
                 device_offset: state.segment * self.segments.segment_bytes + state.start,
                 lsn: state.base_lsn + state.start,
                 len: end - state.start,
-                group_end: None,
+                ends_group: false,
             });
         }
         state.start = end;
@@ -733,7 +739,7 @@ impl Log {
     }
 
     fn write_piece(&self, piece: &Piece) -> Result<()> {
-        self.wait_for_fill(piece.lsn + piece.len);
+        self.wait_for_fill(piece.end());
         // SAFETY: the group was cut and all its writers have finished.
         let bytes = unsafe { piece.buffer.range(piece.buffer_start as usize, piece.len as usize) };
         let mut offset = piece.device_offset;

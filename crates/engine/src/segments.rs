@@ -616,6 +616,24 @@ mod tests {
     }
 
     #[test]
+    fn touching_ends_when_it_is_told_to_and_goes_on_where_it_ended() {
+        let mut buffer = SegmentBuffer::new(3 * TOUCH_BYTES + PAGE_BYTES).unwrap();
+        buffer.whole_mut().fill(9);
+        let mut pieces = 0;
+        let mut touch = |buffer: &mut SegmentBuffer, most: usize| {
+            buffer.touch(|| {
+                pieces += 1;
+                pieces <= most
+            });
+            // The first byte of each page tells.
+            buffer.whole_mut().iter().step_by(PAGE_BYTES).take_while(|byte| **byte == 0).count() * PAGE_BYTES
+        };
+        assert_eq!(touch(&mut buffer, 1), TOUCH_BYTES);
+        assert_eq!(touch(&mut buffer, 100), 3 * TOUCH_BYTES + PAGE_BYTES);
+        assert_eq!(pieces, 5, "asked before each piece, and once when it was to end");
+    }
+
+    #[test]
     fn a_shared_value_outlives_the_eviction_of_its_buffer() {
         let buffer = Arc::new(SegmentBuffer::new(1 << 20).unwrap());
         // SAFETY: nobody else knows of the buffer.

@@ -37,10 +37,8 @@ pub fn open_sized(settings: &Settings<'_>, len: u64, layout: &FormatOptions) -> 
     let device = FileDevice::open(&path, OpenMode::Create { len })?;
     Engine::format(&device, layout)?;
     let defaults = Options::default();
-    let recent_bytes = defaults.recent_bytes.min(settings.cache_bytes / 2).max(128 << 20);
     let options = Options {
-        recent_bytes,
-        cache_bytes: settings.cache_bytes.saturating_sub(recent_bytes),
+        cache_bytes: settings.cache_bytes.saturating_sub(defaults.recent_bytes),
         pending_bytes_max: settings.esker_pending_bytes.unwrap_or(defaults.pending_bytes_max),
         ..defaults
     };

@@ -66,7 +66,7 @@ impl Log {
         state.starved || state.stopping
     }
 
-    /// The preparing thread's life: readies one segment ahead, until [`Log::stop`].
+    /// The preparing thread's life: readies segments ahead, until [`Log::stop`].
     ///
     /// While the log is synced often and does not fill segments quickly, what it comes to is filled ahead. Under a load that
     /// fills them quickly it is not, because writing twice would cost more than it saves.
@@ -79,13 +79,13 @@ impl Log {
             let mut state = self.state.lock();
             // Taken already, or more are needed? Then there is no time to wait.
             let enough = !state.next.is_empty() && (!state.hurried || state.next.len() >= READY_SEGMENTS_MAX);
-            if state.stopping || (!enough && !state.full) {
-                if state.stopping {
-                    return;
-                }
+            if !state.stopping && !enough && !state.full {
                 continue;
             }
-            let woken = !self.wanted_segment.wait_for(&mut state, PREFILL_AGE_MIN).timed_out();
+            let woken = !state.stopping && !self.wanted_segment.wait_for(&mut state, PREFILL_AGE_MIN).timed_out();
+            if state.stopping {
+                return;
+            }
             if state.entered.is_none_or(|entered| entered.elapsed() > HURRY) {
                 state.hurried = false;
             }
