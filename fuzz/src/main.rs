@@ -16,6 +16,7 @@ mod nbd;
 mod record;
 mod recovery;
 mod resp;
+mod structure;
 mod volume;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,6 +25,9 @@ use std::time::{Duration, Instant};
 
 /// One execution that takes longer is a finding.
 const EXECUTION_MAX: Duration = Duration::from_secs(10);
+
+/// Address space of the process, in bytes.
+const MEMORY_BYTES_MAX: u64 = 3 << 30;
 
 /// Something to be given bytes.
 trait Target {
@@ -46,7 +50,7 @@ struct Arguments {
 
 const USAGE: &str =
     "usage: cargo run --release -- TARGET [--seconds N] [--seed S] [--skip N] [--executions N] [--file INPUT]
-targets: compressed, log, nbd, record, recovery, resp, volume
+targets: compressed, log, nbd, record, recovery, resp, structure, volume
   --seconds     run so long (default 10)
   --seed        seed of all inputs (default 1)
   --skip        start at this execution
@@ -87,6 +91,7 @@ fn main() -> ExitCode {
         "record" => Box::new(record::Record::new()),
         "recovery" => Box::new(recovery::Recovery::new()),
         "resp" => Box::new(resp::Resp::new()),
+        "structure" => Box::new(structure::Structure::new()),
         "volume" => Box::new(volume::Volume::new()),
         other => {
             eprintln!("unknown target {other:?}\n{USAGE}");
@@ -105,6 +110,11 @@ fn main() -> ExitCode {
             }
         };
     }
+    // A length that is believed shows as an allocation that is refused.
+    let limit = rustix::process::Rlimit { current: Some(MEMORY_BYTES_MAX), maximum: Some(MEMORY_BYTES_MAX) };
+    if let Err(error) = rustix::process::setrlimit(rustix::process::Resource::As, limit) {
+        eprintln!("no limit of memory: {error}");
+    }
     fuzz(&arguments, &mut *target)
 }
 
@@ -116,6 +126,10 @@ fn fuzz(arguments: &Arguments, target: &mut dyn Target) -> ExitCode {
         let number = arguments.skip + executions;
         let mut random = fastrand::Rng::with_seed(arguments.seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let input = target.input(&mut random);
+        if arguments.target == "structure" {
+            // An abort says nothing of its own.
+            let _ = std::fs::write(std::env::temp_dir().join("esker-fuzz-execution"), number.to_string());
+        }
         let began = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| target.run(&input)));
         executions += 1;

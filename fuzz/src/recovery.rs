@@ -17,9 +17,11 @@ use crate::Target;
 use crate::mutate::overwrite;
 
 /// Segment size of the image: small, so that a small image has several.
-const SEGMENT_BYTES: u64 = 64 << 10;
+pub const SEGMENT_BYTES: u64 = 64 << 10;
 /// Segments of the image.
-const SEGMENTS: u64 = 24;
+pub const SEGMENTS: u64 = 24;
+/// The store's id.
+pub const UUID: [u8; 16] = [0x5e; 16];
 
 /// A real image, and where it is not empty, in pieces of 64 bytes.
 struct Image {
@@ -46,9 +48,9 @@ pub fn real_image() -> Vec<u8> {
 }
 
 /// The device's bytes after some ordinary work: closed cleanly, and as they were just before.
-fn real_images() -> [Vec<u8>; 2] {
+pub fn real_images() -> [Vec<u8>; 2] {
     let device = Arc::new(MemoryDevice::new(SEGMENT_BYTES * SEGMENTS));
-    let format = FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [0x5e; 16] };
+    let format = FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: UUID };
     Engine::format(&*device, &format).expect("a memory device can be formatted");
     let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options()).expect("a fresh store opens");
     let mut random = fastrand::Rng::with_seed(7);
@@ -79,6 +81,21 @@ fn real_images() -> [Vec<u8>; 2] {
         submit(txn);
     }
     submit(Transaction::new().change(&object(4), Change::Remove));
+    submit(Transaction::new().change(&object(1), Change::CloneTo { to: object(7) }));
+    let range = Change::CloneRange { to: object(8), from_offset: 0, len: 9_000, to_offset: 4_096 };
+    submit(Transaction::new().change(&object(2), range));
+    engine.checkpoint().expect("there is room for a checkpoint");
+    engine.clean().expect("there is room to clean");
+    for number in 0..30u64 {
+        let value = Bytes::from(vec![number as u8; 700]);
+        let txn = Transaction::new()
+            .change(&object(number % 3), Change::SlotSet { index: number * 5, value: value.clone() })
+            .change(&object(9), Change::OmapSet { key: format!("late-{number}").into(), value: value.clone() })
+            .change(&object(9), Change::Write { offset: number * 500, data: value });
+        submit(txn);
+    }
+    submit(Transaction::new().change(&object(9), Change::Rename { to: object(10) }));
+    engine.clean().expect("there is room to clean");
     let running = device.image();
     engine.close().expect("the image closes");
     [device.image(), running]
@@ -155,7 +172,7 @@ impl Target for Recovery {
 }
 
 /// Errors are answers too; only a panic is not.
-fn read_everything(engine: &Engine) {
+pub fn read_everything(engine: &Engine) {
     let Ok(collections) = engine.collections().wait() else { return };
     for collection in collections {
         for name in engine.list(&collection, None, 1_000).wait().unwrap_or_default() {

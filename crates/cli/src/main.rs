@@ -46,6 +46,8 @@ enum Command {
     Serve(Box<commands::serve::Serve>),
     /// Walk a store without changing it and report every damage
     Check(commands::check::Check),
+    /// Read and verify everything on a store's device
+    Scrub(commands::scrub::Scrub),
     /// Show what stands on the device: superblocks, segments, records
     Dump(commands::dump::Dump),
     /// Clean segments that hold dead data and give their space back
@@ -100,6 +102,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Format(command) => command.run(&settings),
         Command::Serve(command) => command.run(settings),
         Command::Check(command) => command.run(&settings),
+        Command::Scrub(command) => command.run(&settings),
         Command::Dump(command) => command.run(&settings),
         Command::Compact(command) => command.run(&settings),
         Command::Backup(command) => command.run(&settings),

@@ -1,27 +1,37 @@
 //! Regular files and raw block devices.
 //!
 //! write → direct I/O from the engine's aligned buffers, past the page cache → sync → fdatasync
-//! read → the page cache
+//! read → the page cache, or past it where the medium itself is to be looked at
+//!
+//! The kernel tells of a failed write-back once to each open description of the file, and not again. So every sync that
+//! is under way has a description of its own, and the first failure stays.
 //!
 //! Invariants:
 //! 1. One process has a device open at a time, for reading too: the lock is taken before anything is looked at.
 //! 2. A read past the end of a file that was cut short is an error, never zeros.
-//! 3. Both ways lead to the same file, even if another takes over the path meanwhile; a creation that fails leaves no file.
-//! Why direct: docs/decisions/0001-log-io.md
+//! 3. After a failed sync every sync fails: whatever thread saw it, nobody is told that what it covered is durable.
+//! 4. Both ways lead to the same file, even if another takes over the path meanwhile; a creation that fails leaves no
+//!    file. Why direct: docs/decisions/0001-log-io.md
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags, SeekFrom};
+use rustix::io::retry_on_intr;
 
-use crate::{Device, Error, Geometry, Result};
+use crate::{Device, Error, Geometry, Result, Whereabouts};
 
 const BLOCK_BYTES: u32 = 4096;
 const FILL_BYTES: usize = 1 << 20;
+/// So many syncs go on at the same time at most: the log's, the cleaner's, that of filling ahead, and one more.
+const SYNCS_MAX: usize = 4;
 
 #[repr(align(4096))]
 struct Zeros([u8; FILL_BYTES]);
@@ -52,6 +62,11 @@ pub struct FileDevice {
     len: AtomicU64,
     regular: bool,
     read_only: bool,
+    /// Descriptions for syncs that no sync uses now, and what waits for one.
+    syncing: Mutex<Vec<File>>,
+    returned: Condvar,
+    /// The first failure of a sync.
+    failed: OnceLock<(io::ErrorKind, String)>,
 }
 
 impl Drop for FileDevice {
@@ -75,14 +90,22 @@ impl FileDevice {
         let mut options = OpenOptions::new();
         options.read(true).write(mode != OpenMode::ReadOnly).create_new(matches!(mode, OpenMode::Create { .. }));
         // So that opening a pipe by mistake does not wait for its other end; no change for files and devices.
-        options.custom_flags(OFlags::NONBLOCK.bits() as i32);
+        let mut flags = OFlags::NONBLOCK;
+        if std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device()) {
+            // Refused while it is mounted, or part of something that is.
+            flags |= OFlags::EXCL;
+        }
+        options.custom_flags(flags.bits() as i32);
         let file = match options.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                return Err(Error::InUse { name: path.display().to_string() });
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(Error::Exists { name: path.display().to_string() });
             }
             other => other.map_err(|error| failed("open", error))?,
         };
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)) {
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(Error::InUse { name: path.display().to_string() }),
             other => other.map_err(|error| failed("lock", error.into()))?,
         }
@@ -102,16 +125,25 @@ impl FileDevice {
             return Err(failed("open", io::Error::other("neither a regular file nor a block device")));
         }
         let len = length(&file, regular).map_err(|error| failed("open", error))?;
-        let mut direct = None;
-        if mode != OpenMode::ReadOnly {
-            let flags = OFlags::DIRECT.bits() as i32;
-            direct = OpenOptions::new().write(true).custom_flags(flags).open(path).ok();
-        }
+        let writes = mode != OpenMode::ReadOnly;
+        let flags = OFlags::DIRECT.bits() as i32;
+        let direct = OpenOptions::new().read(true).write(writes).custom_flags(flags).open(path).ok();
         if let Some(direct) = &direct {
             let again = direct.metadata().map_err(|error| failed("open", error))?;
             if (again.dev(), again.ino()) != (metadata.dev(), metadata.ino()) {
                 return Err(failed("open", io::Error::other("the path was given to another file while it was opened")));
             }
+        }
+        let mut syncing = Vec::new();
+        for _ in 0..if writes { SYNCS_MAX } else { 0 } {
+            // By its number, and so the same file whatever the path leads to by now.
+            let same = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let opened = match OpenOptions::new().read(true).write(true).open(same) {
+                // Without /proc the one there is has to do.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => file.try_clone(),
+                other => other,
+            };
+            syncing.push(opened.map_err(|error| failed("open", error))?);
         }
         Ok(Self {
             path: path.to_owned(),
@@ -120,7 +152,32 @@ impl FileDevice {
             len: AtomicU64::new(len),
             regular,
             read_only: mode == OpenMode::ReadOnly,
+            syncing: Mutex::new(syncing),
+            returned: Condvar::new(),
+            failed: OnceLock::new(),
         })
+    }
+
+    /// An open description of the same file that no other sync uses: they are made when the device is opened, so that a
+    /// process that may open no more files can still sync.
+    fn description(&self) -> File {
+        let mut idle = self.syncing.lock();
+        loop {
+            if let Some(description) = idle.pop() {
+                return description;
+            }
+            self.returned.wait(&mut idle);
+        }
+    }
+
+    fn failed_before(&self) -> Result<()> {
+        match self.failed.get() {
+            None => Ok(()),
+            Some((kind, why)) => {
+                let why = format!("a sync before has failed: {why}");
+                Err(self.failed("sync", 0, io::Error::new(*kind, why)))
+            }
+        }
     }
 
     /// Where the device is.
@@ -228,7 +285,42 @@ impl Device for FileDevice {
         if self.read_only {
             return Ok(());
         }
-        self.file.sync_data().map_err(|error| self.failed("sync", 0, error))
+        self.failed_before()?;
+        let description = self.description();
+        let synced = description.sync_data();
+        self.syncing.lock().push(description);
+        self.returned.notify_one();
+        if let Err(error) = synced {
+            // Only the first counts.
+            let _ = self.failed.set((error.kind(), error.to_string()));
+            return Err(self.failed("sync", 0, error));
+        }
+        // Another may have failed meanwhile, for what this one covers too.
+        self.failed_before()
+    }
+
+    fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let block = u64::from(BLOCK_BYTES);
+        let aligned = |number: u64| number.is_multiple_of(block);
+        let fits = aligned(offset) && aligned(buffer.len() as u64) && aligned(buffer.as_ptr() as u64);
+        let Some(direct) = self.direct.as_ref().filter(|_| fits) else { return self.read(offset, buffer) };
+        self.check(offset, buffer.len() as u64, false)?;
+        match direct.read_exact_at(buffer, offset) {
+            // Some file systems open a file for direct I/O and then refuse it.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.read(offset, buffer),
+            other => other.map_err(|error| self.failed("read", offset, error)),
+        }
+    }
+
+    fn whereabouts(&self) -> Whereabouts {
+        let here = self.file.metadata().map(|metadata| (metadata.dev(), metadata.ino(), metadata.nlink()));
+        let there = std::fs::metadata(&self.path).map(|metadata| (metadata.dev(), metadata.ino()));
+        match (here, there) {
+            (Ok((_, _, 0)), _) if self.regular => Whereabouts::Removed,
+            (Ok((dev, ino, _)), Ok(there)) if (dev, ino) != there => Whereabouts::Replaced,
+            (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => Whereabouts::Removed,
+            _ => Whereabouts::InPlace,
+        }
     }
 
     fn reserve(&self, offset: u64, len: u64) -> Result<()> {
@@ -236,7 +328,7 @@ impl Device for FileDevice {
         if !self.regular {
             return Ok(());
         }
-        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset, len) {
+        match retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset, len)) {
             Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => {
                 Err(Error::NoSpace { name: self.name(), offset, len })
             }
@@ -267,7 +359,7 @@ impl Device for FileDevice {
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.check(offset, len, true)?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match rustix::fs::fallocate(&self.file, flags, offset, len) {
+        match retry_on_intr(|| rustix::fs::fallocate(&self.file, flags, offset, len)) {
             Ok(()) => Ok(()),
             // No holes here: zeros say the same, and cost their space.
             Err(rustix::io::Errno::OPNOTSUPP) => self.write_zeros(offset, len),
@@ -288,6 +380,61 @@ impl Device for FileDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failed_sync_is_seen_by_every_sync_after_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = FileDevice::open(folder.path().join("device"), OpenMode::Create { len: 1 << 20 }).unwrap();
+        device.sync().unwrap();
+        // A description that cannot be synced stands for one that the kernel tells of a failed write-back.
+        *device.syncing.lock() = vec![File::open("/proc/self/mem").unwrap()];
+        let first = device.sync().unwrap_err();
+        assert!(matches!(first, Error::Io { what: "sync", .. }), "{first}");
+        for _ in 0..3 {
+            let Err(Error::Io { source, .. }) = device.sync() else { panic!("a sync after a failed one") };
+            assert!(source.to_string().contains("before"), "{source}");
+        }
+        device.write(0, &[1; 4096]).unwrap();
+    }
+
+    #[test]
+    fn syncs_at_the_same_time_have_descriptions_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = FileDevice::open(folder.path().join("device"), OpenMode::Create { len: 1 << 20 }).unwrap();
+        let (a, b) = (device.description(), device.description());
+        assert_ne!(a.as_raw_fd(), b.as_raw_fd());
+        // Not copies of one: those share what the kernel has told, and their offset.
+        std::io::Seek::seek(&mut &a, io::SeekFrom::Start(7)).unwrap();
+        assert_eq!(std::io::Seek::stream_position(&mut &b).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_file_that_is_removed_or_replaced_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("device");
+        let device = FileDevice::open(&path, OpenMode::Create { len: 1 << 20 }).unwrap();
+        assert_eq!(device.whereabouts(), Whereabouts::InPlace);
+        std::fs::rename(&path, folder.path().join("elsewhere")).unwrap();
+        assert_eq!(device.whereabouts(), Whereabouts::Removed);
+        std::fs::write(&path, b"another").unwrap();
+        assert_eq!(device.whereabouts(), Whereabouts::Replaced);
+        std::fs::remove_file(folder.path().join("elsewhere")).unwrap();
+        assert_eq!(device.whereabouts(), Whereabouts::Removed);
+    }
+
+    #[test]
+    fn what_is_read_from_the_medium_is_what_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = FileDevice::open(folder.path().join("device"), OpenMode::Create { len: 1 << 20 }).unwrap();
+        device.write(8192, &[7; 8192]).unwrap();
+        for offset in [4096, 8192, 9000] {
+            let (mut cached, mut medium) = ([0; 8192], vec![0; 8192]);
+            device.read(offset, &mut cached).unwrap();
+            device.read_medium(offset, &mut medium).unwrap();
+            assert!(cached[..] == medium[..]);
+        }
+        assert!(device.read_medium(1 << 20, &mut [0; 4096]).is_err());
+    }
 
     #[test]
     fn a_closed_device_may_be_opened_at_once_while_processes_are_started() {

@@ -31,6 +31,19 @@ pub struct Geometry {
     pub zone_bytes: Option<u64>,
 }
 
+/// Where a device's bytes are to be found by now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Whereabouts {
+    /// Where they were when it was opened.
+    #[default]
+    InPlace = 0,
+    /// Its name is gone: what is written is lost when the process ends.
+    Removed = 1,
+    /// Somebody has given its name to another file: whoever opens the name next finds that one.
+    Replaced = 2,
+}
+
 /// A place to keep bytes.
 pub trait Device: Send + Sync {
     /// The device's shape. It does not change while the device is open, but for the length by [`Device::refresh_len`].
@@ -41,6 +54,20 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`Error::OutOfRange`] past the end; [`Error::Io`] names the offset.
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()>;
+
+    /// As [`Device::read`], past the operating system's cache where that can be done: what the medium holds, not what
+    /// was read from it before. Only with `offset` and length in whole blocks and memory that is aligned to them.
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.read(offset, buffer)
+    }
+
+    /// Whether the device's name still leads to it.
+    fn whereabouts(&self) -> Whereabouts {
+        Whereabouts::InPlace
+    }
 
     /// Writes `data` at `offset`. Both are multiples of `geometry().block_bytes`. Durable only after the next
     /// [`Device::sync`] that begins after this call has returned.
@@ -108,6 +135,12 @@ impl<D: Device + ?Sized> Device for std::sync::Arc<D> {
     }
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         (**self).read(offset, buffer)
+    }
+    fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        (**self).read_medium(offset, buffer)
+    }
+    fn whereabouts(&self) -> Whereabouts {
+        (**self).whereabouts()
     }
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         (**self).write(offset, data)

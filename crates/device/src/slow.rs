@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::{Device, Geometry, Result};
+use crate::{Device, Geometry, Result, Whereabouts};
 
 /// How long a sync takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,14 @@ impl<D: Device> Device for SlowDevice<D> {
 
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         self.device.read(offset, buffer)
+    }
+
+    fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.device.read_medium(offset, buffer)
+    }
+
+    fn whereabouts(&self) -> Whereabouts {
+        self.device.whereabouts()
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {

@@ -13,10 +13,13 @@
 //! Invariants:
 //! 1. Nothing that a manifest names changes or goes before the manifest goes.
 //! 2. What is copied was verified: damage ends the backup, with its place.
-//! 3. What an interrupted backup has copied is used by the next, after it was verified again.
+//! 3. What a backup finds in the folder and uses is read and verified: a file of an earlier one that does not hold is
+//!    copied again from the store, which mends the earlier one as well.
+//! 4. What an interrupted backup has copied is used by the next, or removed by it.
 
 mod manifest;
 mod restore;
+mod verify;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -29,6 +32,7 @@ use esker_store::{Error, Result};
 pub use manifest::backups;
 use manifest::{Manifest, Piece, damaged, failed, sync_folder, write_durably};
 pub use restore::{RestoreReport, restore, restored_len};
+pub use verify::{VerifyReport, verify};
 
 use crate::format::{Loc, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, read_u32, round_up};
 use crate::keeper::Held;
@@ -55,6 +59,8 @@ pub struct BackupReport {
     pub copied_segments: u64,
     /// Bytes that were copied.
     pub copied_bytes: u64,
+    /// Files of earlier backups that did not hold and were copied again: of the copied segments.
+    pub mended_segments: u64,
     /// How long it took.
     pub elapsed: Duration,
 }
@@ -112,18 +118,37 @@ impl Engine {
             }
             known.extend(manifest.pieces.into_iter().map(|piece| (piece.file.clone(), piece)));
         }
+        // While nothing is held yet, so that nobody waits for it.
+        let mut sound = HashMap::new();
+        for piece in known.values() {
+            let used = self.segments.generation(piece.segment) == piece.generation;
+            if used && piece.file == sealed_name(piece.generation, piece.segment) {
+                sound.insert(piece.file.clone(), piece.damage(&pieces_folder)?);
+            }
+        }
         let held = self.keeper()?.hold()?;
         let mut report = BackupReport {
             sequence: before.last().map_or(1, |last| last + 1),
             last_seq: held.superblock.replay.seq,
             ..BackupReport::default()
         };
-        let mut copier = Copier { engine: self, held: &held, folder: &pieces_folder, known, far: None };
+        let used = held.segments.iter().map(|usage| sealed_name(usage.generation, usage.segment));
+        let needed: BTreeSet<String> = known.keys().cloned().chain(used).collect();
+        sweep(&pieces_folder, &needed)?;
+        let mut copier =
+            Copier { engine: self, held: &held, folder: &pieces_folder, known, sound, far: None, mended: 0 };
         let total = held.segments.iter().map(|usage| copier.end(usage)).sum();
         let (mut done, mut pieces) = (0, Vec::with_capacity(held.segments.len()));
         for usage in &held.segments {
             progress(done, total);
-            let (piece, copied) = copier.piece(usage)?;
+            let (piece, copied) = match copier.piece(usage) {
+                Ok(made) => made,
+                Err(error) => {
+                    // What the next one cannot use would be in its way. The first error counts.
+                    let _ = sweep(&pieces_folder, &needed);
+                    return Err(error);
+                }
+            };
             if copied {
                 report.copied_segments += 1;
                 report.copied_bytes += piece.len;
@@ -133,6 +158,7 @@ impl Engine {
             done += copier.end(usage);
             pieces.push(piece);
         }
+        report.mended_segments = copier.mended;
         progress(total, total);
         let superblock = held.superblock;
         let root = Loc::from_raw(superblock.root).map_or(0, |root| root.offset());
@@ -155,6 +181,27 @@ impl Engine {
     }
 }
 
+/// The file of a sealed segment.
+fn sealed_name(generation: u32, segment: u64) -> String {
+    format!("{generation:010}-{segment}.seg")
+}
+
+/// Removes the files of segments that are not to be kept. How many, and their bytes.
+fn sweep(segments: &Path, keep: &BTreeSet<String>) -> Result<(u64, u64)> {
+    let (mut files, mut bytes) = (0, 0);
+    for entry in std::fs::read_dir(segments).map_err(|error| failed("reading", segments, error))? {
+        let entry = entry.map_err(|error| failed("reading", segments, error))?;
+        let name = entry.file_name();
+        let ours = name.to_str().filter(|name| name.ends_with(".seg") || name.ends_with(".new"));
+        if ours.is_some_and(|name| !keep.contains(name)) {
+            bytes += entry.metadata().map(|metadata| metadata.len()).unwrap_or(0);
+            std::fs::remove_file(entry.path()).map_err(|error| failed("removing", &entry.path(), error))?;
+            files += 1;
+        }
+    }
+    Ok((files, bytes))
+}
+
 /// Whether a piece has what stands at this device offset.
 fn holds(piece: &Piece, offset: u64, segment_bytes: u64) -> bool {
     let base = piece.segment * segment_bytes;
@@ -167,8 +214,12 @@ struct Copier<'a> {
     folder: &'a Path,
     /// What earlier backups have, by file name.
     known: HashMap<String, Piece>,
+    /// What was found of those that this backup may use: why they do not hold.
+    sound: HashMap<String, Option<String>>,
     /// The furthest place in each segment that the index points to.
     far: Option<HashMap<u64, u64>>,
+    /// Files of earlier backups that did not hold.
+    mended: u64,
 }
 
 impl Copier<'_> {
@@ -186,17 +237,22 @@ impl Copier<'_> {
     fn piece(&mut self, usage: &Usage) -> Result<(Piece, bool)> {
         let grows = self.is_replay(usage) || self.held.open_cold == Some(usage.segment);
         let Usage { segment, generation, .. } = *usage;
-        let file = format!("{generation:010}-{segment}.seg");
+        let file = sealed_name(generation, segment);
+        let mut mends = None;
         if !grows {
             if let Some(piece) = self.known.get(&file) {
-                let path = self.folder.join(&file);
-                let metadata = std::fs::metadata(&path);
-                if metadata.is_ok_and(|metadata| metadata.len() == piece.len) {
-                    return Ok((piece.clone(), false));
+                let damage = match self.sound.remove(&file) {
+                    Some(damage) => damage,
+                    None => piece.damage(self.folder)?,
+                };
+                match damage {
+                    None => return Ok((piece.clone(), false)),
+                    Some(why) => {
+                        tracing::error!(file, why, "a file of an earlier backup does not hold and is copied again");
+                        mends = Some(piece.clone());
+                    }
                 }
-                return Err(damaged(&path, "it is missing or was cut short, and earlier backups need it"));
-            }
-            if let Some(piece) = self.left_behind(usage, &file)? {
+            } else if let Some(piece) = self.left_behind(usage, &file)? {
                 return Ok((piece, false));
             }
         }
@@ -214,8 +270,19 @@ impl Copier<'_> {
         let bytes = &bytes[..len as usize];
         let file = if grows { format!("{generation:010}-{segment}-{len}.seg") } else { file };
         let piece = Piece { segment, generation, len, crc: crc32c::crc32c(bytes), file };
-        if self.known.get(&piece.file) == Some(&piece) {
-            return Ok((piece, false));
+        match (self.known.get(&piece.file), &mends) {
+            (Some(known), None) if *known == piece && piece.damage(self.folder)?.is_none() => {
+                return Ok((piece, false));
+            }
+            (_, Some(known)) if *known != piece => {
+                let path = self.folder.join(&piece.file);
+                return Err(damaged(
+                    &path,
+                    "it does not hold, and the store has another content by now: use another folder",
+                ));
+            }
+            (Some(_), _) => self.mended += 1,
+            (None, _) => {}
         }
         write_durably(&self.folder.join(&piece.file), &[bytes])?;
         Ok((piece, true))
@@ -248,8 +315,8 @@ impl Copier<'_> {
         let mut far = HashMap::new();
         for object in objects {
             // Nothing is made free while a backup runs: what is not in memory can be read.
-            let spaces = object.state.read().spaces.clone();
-            each_page(&engine.reader, &spaces, &mut |page| {
+            let (number, spaces) = object.numbered_spaces();
+            each_page(&engine.reader, number, &spaces, &mut |page| {
                 page.each_place(|offset, _| {
                     let furthest = far.entry(engine.segments.segment_of(offset)).or_insert(0);
                     *furthest = offset.max(*furthest);
@@ -329,16 +396,6 @@ pub fn prune(folder: &Path, keep: u64) -> Result<Pruned> {
     }
     // No manifest must come back whose files are gone.
     sync_folder(folder)?;
-    let segments = segments_of(folder);
-    for entry in std::fs::read_dir(&segments).map_err(|error| failed("reading", &segments, error))? {
-        let entry = entry.map_err(|error| failed("reading", &segments, error))?;
-        let name = entry.file_name();
-        let ours = name.to_str().filter(|name| name.ends_with(".seg") || name.ends_with(".new"));
-        if ours.is_some_and(|name| !needed.contains(name)) {
-            pruned.bytes += entry.metadata().map(|metadata| metadata.len()).unwrap_or(0);
-            std::fs::remove_file(entry.path()).map_err(|error| failed("removing", &entry.path(), error))?;
-            pruned.files += 1;
-        }
-    }
+    (pruned.files, pruned.bytes) = sweep(&segments_of(folder), &needed)?;
     Ok(pruned)
 }

@@ -14,12 +14,13 @@ use crate::format::{
     FORMAT_VERSION, Kind, Loc, OP_FLAG_COMPRESSED, OpHeader, RecordHeader, SegmentHeader, Space, Stream, Superblock,
     WEIGHT_WHOLE, decompress_payload, raw_len, store_seed,
 };
-use crate::index::offset_of;
+use crate::index::{Extent, offset_of};
 use crate::objects::Object;
 use crate::open::{Engine, Options};
 use crate::pages::{Page, page};
-use crate::reader::{SegmentView, each_operation};
-use crate::recover::find_chain;
+use crate::reader::{Asked, SegmentView, Sought, each_operation};
+use crate::recover::{find_chain, find_headers};
+use crate::segments;
 use crate::spaces::Spaces;
 use crate::superblocks::{device_error, find_superblock};
 
@@ -68,6 +69,10 @@ pub struct CheckReport {
     pub index_bytes: u64,
     /// Superblock copies that do not hold. The store opens with another copy.
     pub damaged_superblocks: u64,
+    /// Checkpoints that do not hold. The store opens with an older one and the log after it.
+    pub checkpoints_passed_over: u64,
+    /// Segments in use of which something is known not to hold.
+    pub damaged_segments: u64,
     /// Last sequence number.
     pub last_seq: u64,
     /// Places that do not hold, the first thousand of them.
@@ -95,6 +100,8 @@ impl CheckReport {
             ("live_bytes", self.live_bytes.to_string()),
             ("index_bytes", self.index_bytes.to_string()),
             ("damaged_superblocks", self.damaged_superblocks.to_string()),
+            ("checkpoints_passed_over", self.checkpoints_passed_over.to_string()),
+            ("damaged_segments", self.damaged_segments.to_string()),
             ("damaged", self.damaged.to_string()),
             ("last_seq", self.last_seq.to_string()),
             ("elapsed_ms", self.elapsed.as_millis().to_string()),
@@ -139,6 +146,20 @@ pub(crate) enum Expected {
     Extent(u64, u32, u32),
 }
 
+impl Expected {
+    /// What a reader of the entry asks for.
+    pub(crate) fn asked(&self, loc: Loc, number: u64, spaces: &Spaces) -> Asked<'_> {
+        let what = match self {
+            Self::Slot(slot) => Sought::Slot(*slot),
+            Self::Omap(key) => Sought::Omap(key),
+            Self::Extent(at, len, skip) => {
+                Sought::Data(spaces.written_at(*at, &Extent { loc, len: *len, skip: *skip }))
+            }
+        };
+        Asked { object: spaces.owner(number), what }
+    }
+}
+
 /// What stands on some pages of an object's index, and where it points to.
 pub(crate) fn entries_of(pages: &[Page]) -> Vec<(Loc, Expected)> {
     let mut entries = Vec::new();
@@ -174,6 +195,7 @@ impl Engine {
             records: recovery.records,
             torn_bytes: recovery.torn_bytes,
             damaged_superblocks: recovery.damaged_superblocks,
+            checkpoints_passed_over: recovery.checkpoints_passed_over,
             last_seq: self.log.as_ref().map_or(recovery.last_seq, |log| log.last_seq()),
             free_segments: self.segments.free_segments(),
             ..CheckReport::default()
@@ -201,6 +223,17 @@ impl Engine {
             report.cold_segments += u64::from(usage.cold);
             report.index_bytes += usage.index;
             report.live_bytes += usage.live;
+            if usage.damage != segments::Damage::None {
+                report.damaged_segments += 1;
+                let (segment, generation, live) = (usage.segment, usage.generation, usage.live);
+                let what = match usage.damage {
+                    segments::Damage::Whole => "neither its header nor any record of it holds",
+                    segments::Damage::Header => "its header does not hold; what stands behind it is served",
+                    _ => "something in it does not hold",
+                };
+                let what = format!("segment {segment} (generation {generation}, {live} bytes live): {what}");
+                report.damage(segment * self.segments.segment_bytes, what);
+            }
             let found = live.remove(&usage.segment).unwrap_or(0);
             if read_only && found != usage.live {
                 let offset = usage.segment * self.segments.segment_bytes;
@@ -228,14 +261,11 @@ impl Engine {
         report: &mut CheckReport,
     ) -> Result<Option<u64>> {
         let _pinned = self.segments.pin();
-        let (number, spaces) = {
-            let state = object.state.read();
-            (state.number, state.spaces.clone())
-        };
+        let (number, spaces) = object.numbered_spaces();
         let mut numbers = spaces.pages(space).into_iter().skip_while(|number| *number < first);
         let mut pages = Vec::new();
         for at in numbers.by_ref().take(PAGES_AT_ONCE) {
-            match page(&self.reader, &spaces, space, at) {
+            match page(&self.reader, number, &spaces, space, at) {
                 Err(Error::Corrupt { offset, what }) => {
                     report.damage(offset, format!("the index of {}: {what}", object.id));
                 }
@@ -249,7 +279,7 @@ impl Engine {
             });
         }
         if report.deep {
-            self.check_values(object, number, spaces.shares, &pages, report)?;
+            self.check_values(object, number, &spaces, &pages, report)?;
         }
         Ok(numbers.next())
     }
@@ -259,7 +289,7 @@ impl Engine {
         &self,
         object: &Arc<Object>,
         number: u64,
-        shares: bool,
+        spaces: &Spaces,
         pages: &[Page],
         report: &mut CheckReport,
     ) -> Result<()> {
@@ -286,14 +316,10 @@ impl Engine {
                     }
                     Err(other) => Err(other),
                     Ok((header, operation)) => {
-                        if !is_what(expected, number, shares, &header, operation) {
-                            let what = format!(
-                                "{}: a {:?} of object number {} stands there",
-                                describe(&object.id, expected),
-                                header.kind,
-                                header.object
-                            );
-                            report.damage(loc.offset(), what);
+                        if let Err(Error::Corrupt { offset, what }) =
+                            is_what(*loc, expected, number, spaces, &header, operation)
+                        {
+                            report.damage(offset, format!("{}: {what}", describe(&object.id, expected)));
                         }
                         Ok(())
                     }
@@ -304,26 +330,34 @@ impl Engine {
     }
 }
 
-/// Whether what stands at a place is what the entry says. An object that shares data may have another's.
-pub(crate) fn is_what(expected: &Expected, number: u64, shares: bool, header: &OpHeader, operation: &[u8]) -> bool {
+/// Compares what stands at a place with what the entry says.
+///
+/// # Errors
+/// [`Error::Corrupt`] says what stands there instead, or that it is shorter than the entry or does not decompress.
+pub(crate) fn is_what(
+    loc: Loc,
+    expected: &Expected,
+    number: u64,
+    spaces: &Spaces,
+    header: &OpHeader,
+    operation: &[u8],
+) -> Result<()> {
+    expected.asked(loc, number, spaces).compare(loc, header, operation)?;
+    let wrong = |what: &str| Err(Error::Corrupt { offset: loc.offset(), what: what.into() });
     let payload = &operation[header.payload_start()..header.payload_end()];
-    let Some(raw_len) = raw_len(header, payload) else { return false };
+    let Some(raw_len) = raw_len(header, payload) else { return wrong("its payload is not compressed as it says") };
     if header.flags & OP_FLAG_COMPRESSED != 0 && decompress_payload(payload).is_none() {
-        return false;
+        return wrong("its payload does not decompress");
     }
-    let own = shares || header.object == number;
-    own && match expected {
-        Expected::Slot(slot) => header.kind == Kind::SlotSet && header.argument == *slot,
-        Expected::Omap(key) => header.kind == Kind::OmapSet && header.key(operation).0 == *key,
-        Expected::Extent(at, len, skip) => {
-            let inside = u64::from(*skip) + u64::from(*len) <= u64::from(raw_len);
-            let here = shares || header.argument + u64::from(*skip) == *at;
-            header.kind == Kind::Write && inside && here
+    match expected {
+        Expected::Extent(_, len, skip) if u64::from(*skip) + u64::from(*len) > u64::from(raw_len) => {
+            wrong("its payload is shorter than the index says")
         }
+        _ => Ok(()),
     }
 }
 
-fn describe(id: &ObjectId, expected: &Expected) -> String {
+pub(crate) fn describe(id: &ObjectId, expected: &Expected) -> String {
     match expected {
         Expected::Slot(slot) => format!("slot {slot} of {id}"),
         Expected::Omap(key) => format!("key {} of {id}", key.escape_ascii()),
@@ -431,7 +465,7 @@ fn name_of(kind: Kind, key: &[u8]) -> String {
 pub fn dump(device: &dyn Device, options: DumpOptions, sink: &mut dyn FnMut(DumpItem)) -> Result<()> {
     let found = find_superblock(device)?;
     sink(DumpItem::Superblock(found.superblock));
-    let chain = find_chain(device, &found.superblock)?;
+    let chain = find_chain(&find_headers(device, &found.superblock)?, &found.superblock)?;
     let mut headers: Vec<SegmentHeader> = chain.links.iter().map(|link| link.header).chain(chain.others).collect();
     headers.sort_unstable_by_key(|header| header.generation);
     let seed = store_seed(&found.superblock.uuid);

@@ -10,25 +10,27 @@
 //!
 //! Invariants:
 //! 1. A superblock names a checkpoint only when all of it is durable, and all of the log before its place.
-//! 2. What the last named checkpoint needs stays where it is until the next is named.
+//! 2. What a named checkpoint needs stays where it is until the one after the next is named: should the newest not
+//!    hold, the one before it and the log after that say the same.
 //! 3. Only what changed since the last checkpoint is written, with the lists that lead to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use esker_store::{Error, ObjectId, Result};
 
 use crate::cold::Cold;
 use crate::commit::Log;
 use crate::format::{
-    Head, Loc, PARTS, PageList, Role, Root, Space, encode_slot_page, push_extent, push_omap, push_slot, read_u64,
+    Head, Held, Loc, PARTS, PageList, ReplayFrom, Role, Root, Space, Stream, encode_slot_page, push_extent, push_omap,
+    push_slot,
 };
 use crate::index::PageId;
 use crate::objects::{Objects, Spaces};
-use crate::reader::Reader;
-use crate::segments::{Lsn, Segments};
+use crate::pages::parts_of;
+use crate::reader::{Asked, Reader};
+use crate::segments::{GENERATION_LOST, Lsn, Segments, Usage};
 use crate::superblocks::Superblocks;
 
 /// A space whose entries take no more than this stays in its object's head, in bytes; less where segments are small.
@@ -63,6 +65,10 @@ pub struct Saved {
     rewrite: BTreeSet<u64>,
     /// What the checkpoint that is named by the superblock has, and the one being made has not any more.
     replaced: Vec<Loc>,
+    /// What the checkpoint before the one that is named by the superblock has, and that one has not any more.
+    retired: Vec<Loc>,
+    /// How far the scrubber has come: see [`Root::scrub`].
+    pub scrub: (u64, u64),
 }
 
 /// What the engine's background work needs.
@@ -149,7 +155,7 @@ impl Saved {
             }
             return Err(error);
         }
-        let root = run.table_and_root()?;
+        let root = run.table_and_root(replay)?;
         run.cold.flush()?;
         // Where the log stands in it is of a later moment than the rest.
         parts.log.commit(true);
@@ -171,15 +177,44 @@ impl Saved {
             .map_err(|error| Error::Stopped { cause: error.to_string().into() })?;
         let report = run.report;
         parts.objects.collections_saved(epoch);
-        for loc in std::mem::take(&mut self.replaced) {
+        let retired = std::mem::take(&mut self.replaced);
+        self.give_up(parts);
+        self.retired = retired;
+        Ok(report)
+    }
+
+    /// Gives up what only the checkpoint before the newest needs.
+    pub fn give_up(&mut self, parts: &Parts) {
+        for loc in self.retired.drain(..) {
             parts.segments.add_index(loc.offset(), -(loc.span_bytes() as i64));
         }
-        Ok(report)
     }
 
     /// Whether an object's pages tell what has changed since the last checkpoint.
     pub fn knows(&self, number: u64) -> bool {
         !self.rewrite.contains(&number)
+    }
+
+    /// The pieces of the last checkpoint that begin in a range of the device, with the numbers of their objects.
+    pub fn pieces_in(&self, range: &std::ops::Range<u64>) -> Vec<(u64, Role, Loc)> {
+        let mut found = Vec::new();
+        let mut add = |object: u64, role: Role, loc: Loc| {
+            if range.contains(&loc.offset()) {
+                found.push((object, role, loc));
+            }
+        };
+        self.parts.iter().for_each(|(part, loc)| add(0, Role::Table(*part), *loc));
+        for heads in self.table.values() {
+            heads.iter().for_each(|(number, loc)| add(*number, Role::Head, *loc));
+        }
+        for (number, spaces) in &self.spaces {
+            for (space, saved) in Space::ALL.into_iter().zip(spaces) {
+                let Some(saved) = saved else { continue };
+                add(*number, Role::List(space), saved.list);
+                saved.pages.iter().for_each(|(page, loc)| add(*number, Role::Page(space, *page), *loc));
+            }
+        }
+        found
     }
 
     /// Whether the last checkpoint has this piece at this place.
@@ -199,7 +234,7 @@ impl Saved {
 impl Run<'_> {
     /// Writes a piece; what stood in its place before is replaced. When this fails, what was there still is.
     fn put(&mut self, object: u64, role: Role, payload: &[u8], before: Option<Loc>) -> Result<Loc> {
-        let replaced = self.places_of(before)?;
+        let replaced = self.places_of(object, role, before)?;
         let (loc, places) = self.cold.append_index(object, role, payload, self.age)?;
         self.saved.replaced.extend(replaced);
         for place in places {
@@ -211,18 +246,18 @@ impl Run<'_> {
     }
 
     /// All places that a piece takes.
-    fn places_of(&self, piece: Option<Loc>) -> Result<Vec<Loc>> {
+    fn places_of(&self, object: u64, role: Role, piece: Option<Loc>) -> Result<Vec<Loc>> {
         let Some(loc) = piece else { return Ok(Vec::new()) };
         let mut places = vec![loc];
         if loc.flags() & PARTS != 0 {
-            let list: Bytes = self.parts.reader.fetch(loc.with_flags(0), Lsn::MAX)?.value;
-            places.extend(list.chunks_exact(8).filter_map(|raw| Loc::from_raw(read_u64(raw, 0))));
+            let list = self.parts.reader.fetch(loc.with_flags(0), &Asked::piece(object, role), Lsn::MAX)?.value;
+            places.extend(parts_of(loc, &list)?);
         }
         Ok(places)
     }
 
-    fn replace(&mut self, before: Option<Loc>) -> Result<()> {
-        let places = self.places_of(before)?;
+    fn replace(&mut self, object: u64, role: Role, before: Option<Loc>) -> Result<()> {
+        let places = self.places_of(object, role, before)?;
         self.saved.replaced.extend(places);
         Ok(())
     }
@@ -234,8 +269,9 @@ impl Run<'_> {
             self.saved.spaces.remove(&number);
         }
         if let Some(dropped) = dropped {
-            self.replace(Some(dropped.list))?;
-            dropped.pages.into_values().try_for_each(|page| self.replace(Some(page)))?;
+            self.replace(number, Role::List(space), Some(dropped.list))?;
+            let mut pages = dropped.pages.into_iter();
+            pages.try_for_each(|(page, loc)| self.replace(number, Role::Page(space, page), Some(loc)))?;
         }
         Ok(())
     }
@@ -246,7 +282,7 @@ impl Run<'_> {
         let before = self.saved.table.get(&part).and_then(|part| part.get(&number)).copied();
         let Some((id, spaces)) = captured else {
             Space::ALL.into_iter().try_for_each(|space| self.drop_space(number, space))?;
-            self.replace(before)?;
+            self.replace(number, Role::Head, before)?;
             if before.is_some() {
                 self.saved.dirty_parts.insert(part);
                 let heads = self.saved.table.entry(part).or_default();
@@ -261,6 +297,7 @@ impl Run<'_> {
             name: id.name().to_vec(),
             size: spaces.size,
             shares: spaces.shares,
+            shifted: spaces.shifted,
             xattrs,
             spaces: [
                 self.space(number, Space::Slots, &spaces)?,
@@ -301,7 +338,7 @@ impl Run<'_> {
             let before = pages.get(&page).copied();
             let payload = encode_page(space, spaces, page);
             if payload.is_empty() {
-                self.replace(before)?;
+                self.replace(number, Role::Page(space, page), before)?;
                 pages.remove(&page);
                 return Ok(());
             }
@@ -330,7 +367,7 @@ impl Run<'_> {
         Ok(PageList::Pages { numbers, list })
     }
 
-    fn table_and_root(&mut self) -> Result<Loc> {
+    fn table_and_root(&mut self, replay: ReplayFrom) -> Result<Loc> {
         while let Some(part) = self.saved.dirty_parts.first().copied() {
             let before = self.saved.parts.get(&part).copied();
             let heads = self.saved.table.get(&part).filter(|heads| !heads.is_empty());
@@ -338,7 +375,7 @@ impl Run<'_> {
             match heads {
                 Some(heads) => heads.iter().for_each(|(number, loc)| push_slot(&mut payload, *number, *loc)),
                 None => {
-                    self.replace(before)?;
+                    self.replace(0, Role::Table(part), before)?;
                     self.saved.table.remove(&part);
                     self.saved.parts.remove(&part);
                     self.saved.dirty_parts.remove(&part);
@@ -350,17 +387,18 @@ impl Run<'_> {
             self.saved.dirty_parts.remove(&part);
         }
         let collections = self.parts.objects.collections_at(self.epoch);
+        let in_use = self.parts.segments.in_use();
+        // The log goes on meanwhile: what it has come to since is no part of the checkpoint, and not of a backup of it.
+        // Nor is what nobody can read: the next opening finds out again that something points there.
+        let known = |usage: &&Usage| usage.generation != GENERATION_LOST;
+        let in_use = in_use.iter().filter(known);
+        let in_use = in_use.filter(|usage| usage.cold || usage.generation <= replay.generation);
         let root = Root {
             next_number: self.parts.next_number.load(std::sync::atomic::Ordering::Acquire),
             collections,
-            ends: self
-                .parts
-                .segments
-                .in_use()
-                .iter()
-                .filter(|usage| !usage.cold && usage.generation < self.report.generation)
-                .map(|usage| (usage.segment, usage.generation, usage.end))
-                .collect(),
+            replay: Some(replay),
+            segments: in_use.map(held).collect(),
+            scrub: self.saved.scrub,
             table: self.saved.parts.iter().map(|(part, loc)| (*part, *loc)).collect(),
         };
         let before = self.saved.root;
@@ -368,6 +406,13 @@ impl Run<'_> {
         self.saved.root = Some(loc);
         Ok(loc)
     }
+}
+
+/// A segment's row of the table.
+fn held(usage: &Usage) -> Held {
+    let Usage { segment, generation, end, live, .. } = *usage;
+    let stream = if usage.cold { Stream::Cold } else { Stream::Log };
+    Held { segment, generation, stream, end, live_bytes: live }
 }
 
 /// All entries of a space, if they are few and in memory.

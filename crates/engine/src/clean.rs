@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use esker_device::Device;
-use esker_store::Result;
+use esker_store::{Error, ObjectId, Result};
 
 use crate::checkpoint::{Parts, Saved};
 use crate::cold::{Cold, Writes};
@@ -28,11 +28,11 @@ use crate::format::{
     Compressed, Kind, Loc, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OpHeader, Payload, RECORD_HEADER_BYTES, Relocated, Role,
     checksum_payload, encode_operation, operation_bytes, push_relocated, raw_len, verify_payload,
 };
-use crate::index::{Missing, offset_of};
-use crate::objects::{Object, ObjectState, Step};
+use crate::index::{Extent, Missing, offset_of};
+use crate::objects::{Object, ObjectState, Spaces, Step};
 use crate::pages::{Page, bring, each_page};
-use crate::reader::{SegmentView, each_operation};
-use crate::segments::{BufferSlice, Usage};
+use crate::reader::{Asked, SegmentView, Sought, each_operation};
+use crate::segments::{BufferSlice, Damage, Usage};
 use crate::superblocks::device_error;
 
 /// Copies are handed on when so many bytes have gathered.
@@ -41,15 +41,29 @@ const BATCH_BYTES: u64 = 4 << 20;
 const RELOCATIONS_MAX: usize = 512;
 
 /// What cleaning a segment came to.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Cleaned {
     /// Bytes copied.
     pub copied_bytes: u64,
     /// Values copied.
     pub copied: u64,
-    /// Operations that do not hold: they stay where they are, and so does the segment.
+    /// Places that do not hold: what stands there stays, and so does the segment.
     pub damaged: u64,
+    /// What is lost of them, by name, the first of them.
+    pub lost: Vec<Damaged>,
 }
+
+/// A value that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damaged {
+    /// Device offset.
+    pub offset: u64,
+    /// Whose it is, and what is wrong.
+    pub what: String,
+}
+
+/// So many losses of a segment are named.
+pub const NAMED_MAX: usize = 100;
 
 /// One segment being cleaned.
 pub struct Clean<'a> {
@@ -179,17 +193,33 @@ impl Clean<'_> {
             }
         }
         self.hand(&mut batch)?;
-        if !shared.is_empty() {
+        let damaged = cleaned.damaged > 0 || victim.damage != Damage::None;
+        if damaged || !shared.is_empty() {
             self.mover.wait()?;
-            if self.parts.segments.usage(victim.segment).is_some_and(|usage| usage.live > 0) {
-                for object in shared {
-                    self.sharing(&view, &object, &mut batch, &mut copies, &mut cleaned)?;
+            let left = self.parts.segments.usage(victim.segment).unwrap_or(victim);
+            if damaged {
+                // Where a record cannot be walked, what it holds is found by what points to it.
+                cleaned.damaged = 0;
+                self.index_pieces(&view)?;
+            }
+            if left.live > 0 {
+                let objects = if damaged { self.all_objects() } else { shared };
+                for object in objects {
+                    self.pointed_to(&view, &object, &mut batch, &mut copies, &mut cleaned)?;
                 }
                 self.hand(&mut batch)?;
             }
         }
         *self.scratch = scratch;
         Ok(cleaned)
+    }
+
+    fn all_objects(&self) -> Vec<Arc<Object>> {
+        let mut all = Vec::new();
+        self.parts.objects.for_each(|object| all.push(Arc::clone(object)));
+        // What shares data may have a copy that is another's, and nothing else may: so it comes last.
+        all.sort_by_key(|object| object.state.read().shares);
+        all
     }
 
     fn sharing_objects(&self) -> Vec<Arc<Object>> {
@@ -214,7 +244,12 @@ impl Clean<'_> {
         copies: Option<&mut HashMap<u64, Vec<Stretch>>>,
     ) -> Result<()> {
         if header.kind == Kind::Index {
-            return self.index_piece(header, place);
+            let Some(role) = Role::from_argument(header.argument) else { return Ok(()) };
+            return if self.saved.holds(header.object, role, place) {
+                self.index_piece(header.object, role)
+            } else {
+                Ok(())
+            };
         }
         if !matches!(header.kind, Kind::SlotSet | Kind::OmapSet | Kind::Write) {
             return Ok(());
@@ -316,8 +351,8 @@ impl Clean<'_> {
         let (argument, key): (u64, &[u8]) = match entry {
             Entry::Slot(slot) => (*slot, &[]),
             Entry::Omap(key) => (0, key),
-            // Where the copy's first byte belongs, were all of it the object's.
-            Entry::Extent(at, ..) => (at.saturating_sub(u64::from(skip - first)), &[]),
+            // Where the copy's first byte was written to, which is not where an object has it that took a range.
+            Entry::Extent(..) => (header.argument.saturating_add(first.into()), &[]),
         };
         let mut long_key = Vec::with_capacity(key.len() + 12);
         long_key.extend_from_slice(key);
@@ -332,17 +367,28 @@ impl Clean<'_> {
         Ok(Some(Stretch { skip: first, len: raw_len, new }))
     }
 
-    /// A piece of the last checkpoint is moved by having the next one write it again.
-    fn index_piece(&mut self, header: &OpHeader, place: u64) -> Result<()> {
-        let Some(role) = Role::from_argument(header.argument) else { return Ok(()) };
-        if !self.saved.holds(header.object, role, place) {
-            return Ok(());
+    /// Has the next checkpoint write all pieces of the last one again that stand in a segment; those that are read for
+    /// that and do not hold stay.
+    fn index_pieces(&mut self, victim: &SegmentView<'_>) -> Result<()> {
+        let range = victim.base..victim.base + victim.bytes.len() as u64;
+        for (object, role, _) in self.saved.pieces_in(&range) {
+            match self.index_piece(object, role) {
+                Err(Error::Corrupt { offset, what }) => {
+                    tracing::error!(offset, what, "a piece of the checkpoint does not hold, and is not in memory");
+                }
+                other => other?,
+            }
         }
+        Ok(())
+    }
+
+    /// A piece of the last checkpoint is moved by having the next one write it again.
+    fn index_piece(&mut self, number: u64, role: Role) -> Result<()> {
         if let Role::Table(part) = role {
             self.saved.dirty_parts.insert(part);
         }
         let objects = &self.parts.objects;
-        let Some(object) = objects.numbered(header.object) else { return Ok(()) };
+        let Some(object) = objects.numbered(number) else { return Ok(()) };
         let epoch = self.parts.log.epoch();
         let mut state = object.state.write();
         if let Role::Page(space, page) = role
@@ -352,7 +398,7 @@ impl Clean<'_> {
             bring(&self.parts.reader, objects, &object, &[Missing { space, page, loc }])?;
             state = object.state.write();
         }
-        if state.number != header.object {
+        if state.number != number {
             return Ok(());
         }
         objects.enter(&object.id, &mut state, epoch);
@@ -370,24 +416,27 @@ impl Clean<'_> {
         self.mover.hand(std::mem::take(batch), self.cold.take_queue())
     }
 
-    /// Where in commit order the operations of a segment come from, by their offsets.
-    fn origins(&self, victim: &SegmentView<'_>) -> HashMap<u64, (u64, u32)> {
-        let mut origins = HashMap::new();
+    /// Where in commit order the operations of a segment come from, by their offsets, as far as their headers hold; and
+    /// where its records begin and end, with their sequence numbers.
+    fn origins(&self, victim: &SegmentView<'_>) -> Origins {
+        let mut origins = Origins::default();
         for (record, at, body) in victim.records() {
-            let mut number = 0;
-            // What does not hold has no entry that could be moved.
-            let _ = each_operation(&record, at, body, self.seed, |_, _, place| {
-                origins.insert(place, (record.seq, number));
-                number += 1;
-                Ok(())
-            });
+            origins.records.push((at, at + u64::from(record.len), record.seq));
+            let (mut rest, mut place) = (body, at + RECORD_HEADER_BYTES as u64);
+            for number in 0..record.op_count {
+                let Some(header) = OpHeader::decode(rest, self.seed, victim.generation, place) else { break };
+                origins.known.insert(place, (record.seq, number));
+                let Some(after) = rest.get(header.total_bytes() as usize..) else { break };
+                rest = after;
+                place += header.total_bytes();
+            }
         }
         origins
     }
 
-    /// Moves what an object that shares data still has in the segment: the walk over the records finds an entry only
-    /// where it was written.
-    fn sharing(
+    /// Moves what an object still has in the segment, found by its index: of one that shares data the walk over the
+    /// records finds an entry only where it was written, and of damaged records it finds none.
+    fn pointed_to(
         &mut self,
         victim: &SegmentView<'_>,
         object: &Arc<Object>,
@@ -398,15 +447,12 @@ impl Clean<'_> {
         let inside = |loc: Loc| (victim.base..victim.base + victim.bytes.len() as u64).contains(&loc.offset());
         let mut origins = None;
         // As it is now, page by page: what is not in memory is looked at and left where it is.
-        let (number, spaces) = {
-            let state = object.state.read();
-            (state.number, state.spaces.clone())
-        };
+        let (number, spaces) = object.numbered_spaces();
         if number == 0 {
             return Ok(());
         }
         let mut entries: Vec<(Entry, Loc)> = Vec::new();
-        each_page(&self.parts.reader, &spaces, &mut |page| {
+        each_page(&self.parts.reader, number, &spaces, &mut |page| {
             each_entry(page, &mut |entry, loc| {
                 if inside(loc) {
                     entries.push((entry, loc));
@@ -414,32 +460,29 @@ impl Clean<'_> {
             });
             Ok(())
         })?;
-        drop(spaces);
         for (entry, old) in entries {
             let operation = &victim.bytes[(old.offset() - victim.base) as usize..];
-            let header = OpHeader::decode(operation, self.seed, victim.generation, old.offset());
-            let holds =
-                |header: &OpHeader| header.payload_end() <= operation.len() && verify_payload(header, operation);
-            let Some(header) = header.filter(holds) else {
-                cleaned.damaged += 1;
-                continue;
+            let (header, value, wanted) = match verified(victim, operation, old, &entry, number, &spaces) {
+                Ok(verified) => verified,
+                Err(error) => {
+                    cleaned.damaged += 1;
+                    if cleaned.lost.len() < NAMED_MAX {
+                        let what = match error {
+                            Error::Corrupt { what, .. } => what,
+                            other => other.to_string(),
+                        };
+                        let what = format!("{}: {what}", entry.describe(&object.id));
+                        cleaned.lost.push(Damaged { offset: old.offset(), what });
+                    }
+                    continue;
+                }
             };
-            let Some(value) = Value::new(&header, operation) else {
-                cleaned.damaged += 1;
-                continue;
-            };
-            let wanted = stretch(&entry, value.raw_len);
-            if u64::from(wanted.0) + u64::from(wanted.1) > u64::from(value.raw_len) {
-                cleaned.damaged += 1;
-                continue;
-            }
             let known = copies.get(&old.offset()).and_then(|copies| copies.iter().find(|copy| copy.covers(wanted)));
             let copy = match known {
                 Some(known) => *known,
                 None => {
                     let origins = origins.get_or_insert_with(|| self.origins(victim));
-                    let known = origins.get(&old.offset()).copied().unwrap_or_default();
-                    let origin = header.key(operation).1.unwrap_or(known);
+                    let origin = header.key(operation).1.unwrap_or_else(|| origins.of(old.offset()));
                     let owned = OpHeader { object: number, ..header };
                     let units = value.run(&value.runs(&[wanted]), wanted);
                     let copy = self.copy(&owned, &entry, &value, units, origin, batch, cleaned)?;
@@ -456,6 +499,71 @@ impl Clean<'_> {
         }
         Ok(())
     }
+}
+
+/// Where in commit order operations come from.
+#[derive(Default)]
+struct Origins {
+    known: HashMap<u64, (u64, u32)>,
+    records: Vec<(u64, u64, u64)>,
+}
+
+impl Origins {
+    /// Of an operation behind one whose header does not hold the place among those of its record is not known, of one
+    /// in a record whose header does not hold that it comes after the record before: both keep their order.
+    fn of(&self, offset: u64) -> (u64, u32) {
+        if let Some(known) = self.known.get(&offset) {
+            return *known;
+        }
+        let number = u32::MAX / 2 + (offset / 8 % (1 << 28)) as u32;
+        let before = self.records.partition_point(|(begins, ..)| *begins <= offset);
+        match before.checked_sub(1).map(|at| self.records[at]) {
+            Some((_, ends, seq)) => (if offset < ends { seq } else { seq + 1 }, number),
+            // Sequence numbers begin with 1.
+            None => (self.records.first().map_or(1, |(.., seq)| seq.saturating_sub(1).max(1)), number),
+        }
+    }
+}
+
+impl Entry {
+    fn describe(&self, id: &ObjectId) -> String {
+        match self {
+            Self::Slot(slot) => format!("slot {slot} of {id}"),
+            Self::Omap(key) => format!("key {} of {id}", key.escape_ascii()),
+            Self::Extent(at, len, _) => format!("{len} bytes at {at} of {id}"),
+        }
+    }
+}
+
+/// What an entry has at its place: the operation's header, its value, and the stretch of that.
+fn verified<'a>(
+    victim: &SegmentView<'_>,
+    operation: &'a [u8],
+    place: Loc,
+    entry: &Entry,
+    number: u64,
+    spaces: &Spaces,
+) -> Result<(OpHeader, Value<'a>, (u32, u32))> {
+    let damaged = |what: &str| Error::Corrupt { offset: place.offset(), what: what.into() };
+    let header = OpHeader::decode(operation, victim.seed, victim.generation, place.offset());
+    let header = header.ok_or_else(|| damaged("operation header checksum mismatch"))?;
+    let what = match entry {
+        Entry::Slot(slot) => Sought::Slot(*slot),
+        Entry::Omap(key) => Sought::Omap(key),
+        Entry::Extent(at, len, skip) => {
+            Sought::Data(spaces.written_at(*at, &Extent { loc: place, len: *len, skip: *skip }))
+        }
+    };
+    Asked { object: spaces.owner(number), what }.compare(place, &header, operation)?;
+    if header.payload_end() > operation.len() || !verify_payload(&header, operation) {
+        return Err(damaged("payload checksum mismatch"));
+    }
+    let value = Value::new(&header, operation).ok_or_else(|| damaged("its payload is not compressed as it says"))?;
+    let wanted = stretch(entry, value.raw_len);
+    if u64::from(wanted.0) + u64::from(wanted.1) > u64::from(value.raw_len) {
+        return Err(damaged("its payload is shorter than the index says"));
+    }
+    Ok((header, value, wanted))
 }
 
 impl Batch {

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use esker_device::Device;
 use esker_store::{Error, Result};
+use parking_lot::Mutex;
 
 use crate::commit::{Log, stopped};
 use crate::format::{
@@ -36,22 +37,57 @@ pub struct ColdCounters {
     pub syncs: AtomicU64,
 }
 
-/// What is to be written to cold segments.
-#[derive(Default)]
-pub struct Writes(Vec<(u64, Vec<u8>)>);
+/// Generations of cold segments from which on something may not be written yet: one entry for each [`Writes`] that is
+/// under way.
+pub type Unwritten = Arc<Mutex<Vec<u32>>>;
+
+/// What is to be written to cold segments. While it lives, readers know that it is not there yet.
+pub struct Writes {
+    list: Vec<(u64, Vec<u8>)>,
+    /// Generation of the oldest segment that it is for; 0: it is empty.
+    oldest: u32,
+    unwritten: Unwritten,
+}
 
 impl Writes {
+    fn new(unwritten: &Unwritten) -> Self {
+        Self { list: Vec::new(), oldest: 0, unwritten: Arc::clone(unwritten) }
+    }
+
+    fn push(&mut self, generation: u32, offset: u64, bytes: Vec<u8>) {
+        if self.oldest == 0 {
+            self.oldest = generation;
+            self.unwritten.lock().push(generation);
+        }
+        self.list.push((offset, bytes));
+    }
+
+    fn is_written(&mut self) {
+        let oldest = std::mem::take(&mut self.oldest);
+        let mut unwritten = self.unwritten.lock();
+        if let Some(at) = unwritten.iter().position(|known| *known == oldest) {
+            unwritten.swap_remove(at);
+        }
+    }
+
     /// Writes it.
     ///
     /// # Errors
     /// [`Error::Stopped`] when the device failed.
     pub fn write(&mut self, device: &dyn Device, counters: &ColdCounters) -> Result<()> {
-        for (offset, bytes) in self.0.drain(..) {
+        for (offset, bytes) in self.list.drain(..) {
             device.write(offset, &bytes).map_err(|error| stopped("writing a cold segment", &error))?;
             counters.writes.fetch_add(1, Ordering::Relaxed);
             counters.written_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         }
+        self.is_written();
         Ok(())
+    }
+}
+
+impl Drop for Writes {
+    fn drop(&mut self) {
+        self.is_written();
     }
 }
 
@@ -75,6 +111,8 @@ pub struct Cold {
     open: Option<Open>,
     unsynced: bool,
     queue: Writes,
+    /// See [`Unwritten`].
+    pub unwritten: Unwritten,
     /// The segment that is being written, `u64::MAX` for none; as soon as anything is written to it.
     pub writes: Arc<AtomicU64>,
     /// Bytes that it can still take.
@@ -87,7 +125,7 @@ impl Cold {
     /// A writer that has no segment yet.
     pub fn new(device: Arc<dyn Device>, segments: Arc<Segments>, log: Arc<Log>, uuid: [u8; 16], seed: u32) -> Self {
         let block = u64::from(device.geometry().block_bytes);
-        let (writes, counters) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::default());
+        let (writes, counters, unwritten) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::default(), Unwritten::default());
         Self {
             device,
             segments,
@@ -97,7 +135,8 @@ impl Cold {
             block,
             open: None,
             unsynced: false,
-            queue: Writes::default(),
+            queue: Writes::new(&unwritten),
+            unwritten,
             writes,
             room: Arc::default(),
             counters,
@@ -172,7 +211,7 @@ impl Cold {
     /// What was added and not written. Whoever takes it writes it before anything that is taken or written later.
     pub fn take_queue(&mut self) -> Writes {
         self.queue_batch();
-        std::mem::take(&mut self.queue)
+        std::mem::replace(&mut self.queue, Writes::new(&self.unwritten))
     }
 
     /// Adds a piece of a checkpoint, a large one in parts; returns where it is, and all places that it takes.
@@ -209,7 +248,7 @@ impl Cold {
     }
 
     fn write_queue(&mut self) -> Result<()> {
-        self.unsynced |= !self.queue.0.is_empty();
+        self.unsynced |= !self.queue.list.is_empty();
         self.queue.write(&*self.device, &self.counters)
     }
 
@@ -231,7 +270,8 @@ impl Cold {
         open.batch.resize(round_up(open.batch.len() as u64, self.block) as usize, 0);
         open.start += open.batch.len() as u64;
         open.op_count = 0;
-        self.queue.0.push((offset, std::mem::take(&mut open.batch)));
+        let generation = open.generation;
+        self.queue.push(generation, offset, std::mem::take(&mut open.batch));
     }
 
     /// Writes what was added and makes it durable.
@@ -247,10 +287,29 @@ impl Cold {
         Ok(())
     }
 
+    /// Writes what was added, and nothing more to the segment that is open: the next operation begins another.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when the device failed.
+    pub fn seal(&mut self) -> Result<()> {
+        self.write_batch()?;
+        if let Some(sealed) = self.open.take() {
+            self.segments.set_end(sealed.segment, sealed.start);
+            self.writes.store(u64::MAX, Ordering::Release);
+            self.room.store(0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Generation of the segment that is being written, and up to where it was given out, as an offset in it.
+    pub fn reached(&self) -> Option<(u32, u64)> {
+        self.open.as_ref().map(|open| (open.generation, open.start))
+    }
+
     fn open_next(&mut self, age: u64) -> Result<()> {
         let segment_bytes = self.segments.segment_bytes;
         let full = Error::Full { needed: segment_bytes, free: 0 };
-        let segment = self.segments.take_free().ok_or_else(|| full.clone())?;
+        let segment = self.segments.take_free().or_else(|| self.log.take_ready()).ok_or_else(|| full.clone())?;
         let offset = segment * segment_bytes;
         match self.device.reserve(offset, segment_bytes) {
             Err(esker_device::Error::NoSpace { .. }) => {
@@ -262,6 +321,9 @@ impl Cold {
         let failed = |error| stopped("opening a cold segment", &error);
         if self.device.geometry().zone_bytes.is_some() {
             self.device.discard(offset, segment_bytes).map_err(failed)?;
+        }
+        if let Some(sealed) = &self.open {
+            self.segments.set_end(sealed.segment, sealed.start);
         }
         // What was just moved counts as new: by the age of its values it would soon be moved again.
         let age = age.max(self.log.last_seq());
@@ -278,7 +340,7 @@ impl Cold {
         };
         let mut block = vec![0; self.block as usize];
         header.encode(&mut block);
-        self.queue.0.push((offset, block));
+        self.queue.push(generation, offset, block);
         self.writes.store(segment, Ordering::Release);
         // Whatever points here stands on the device before: no reader has to wait.
         self.segments.place(segment, generation, 0, age, true);

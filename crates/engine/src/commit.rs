@@ -22,6 +22,7 @@
 mod fill;
 mod prepare;
 mod room;
+mod thread;
 
 pub use room::{Class, Gate};
 
@@ -409,6 +410,19 @@ impl Log {
         (state.generation, state.start)
     }
 
+    /// As [`Log::written_end`], without what was sealed since and is not on the device yet.
+    pub fn reached(&self) -> (u32, u64) {
+        let _between_commits = self.committing.lock();
+        let state = self.state.lock();
+        match state.sealed.front() {
+            None => (state.generation, state.start),
+            Some(sealed) => {
+                let segment = self.segments.segment_of(sealed.device_offset);
+                (self.segments.generation(segment), self.segments.within(sealed.device_offset))
+            }
+        }
+    }
+
     /// Takes `len` bytes (a multiple of 8, at most what a segment has room for) of the open group and the next
     /// sequence number. `payload_bytes` of them, of a transaction, are keys and payloads.
     pub fn reserve(&self, len: u64, payload_bytes: u64, class: Class) -> std::result::Result<Reservation<'_>, Refused> {
@@ -751,124 +765,6 @@ impl Log {
         }
         Ok(())
     }
-
-    /// Stops taking records; what is pending is made durable.
-    pub fn stop(&self) {
-        self.state.lock().stopping = true;
-        self.nudge();
-        self.room.notify_all();
-        self.wanted_segment.notify_all();
-    }
-
-    /// The commit thread's life: sleeps, appends, syncs, until [`Log::stop`].
-    pub fn run(&self) {
-        // Gathering sleeps for less than the kernel's usual slack of 50 us. Where that can't be set, groups are smaller.
-        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
-        let thread = std::thread::current();
-        assert!(self.thread.set(thread).is_ok(), "a log has one commit thread");
-        let mut first_waiter: Option<Instant> = None;
-        loop {
-            self.parked.store(true, Ordering::SeqCst);
-            std::sync::atomic::fence(Ordering::SeqCst);
-            let step = self.next_step(&mut first_waiter);
-            match step {
-                Step::Stop => {
-                    self.parked.store(false, Ordering::SeqCst);
-                    self.commit(true);
-                    return;
-                }
-                Step::Commit { sync } => {
-                    self.parked.store(false, Ordering::SeqCst);
-                    self.commit(sync);
-                    if self.mark().failure().is_some() {
-                        return;
-                    }
-                }
-                Step::Sleep(time) => std::thread::park_timeout(time),
-            }
-        }
-    }
-
-    /// How long to wait for those whom the last sync woke to come back; zero when there is nothing to wait for.
-    /// Whoever is timed here may be waited for without a nudge, so this is asked before every sleep.
-    fn gathering(&self) -> Duration {
-        let to = self.gather_to.load(Ordering::Relaxed);
-        if to == 0 {
-            return Duration::ZERO;
-        }
-        let mut gather = self.gather.lock();
-        let left = gather.left(self.mark().arrivals() >= to, Instant::now());
-        if left.is_zero() {
-            self.gather_to.store(0, Ordering::SeqCst);
-            std::sync::atomic::fence(Ordering::SeqCst);
-        }
-        left
-    }
-
-    fn is_waited_for(&self) -> bool {
-        self.mark().wanted() > self.mark().durable()
-    }
-
-    fn next_step(&self, first_waiter: &mut Option<Instant>) -> Step {
-        let (pending, oldest, stopping) = {
-            let state = self.state.lock();
-            let pending = state.tail > state.start || !state.sealed.is_empty();
-            (pending, state.oldest_unsynced, state.stopping)
-        };
-        if stopping {
-            return Step::Stop;
-        }
-        // The end of gathering comes before the look at who waits: whoever was not nudged until then is seen here.
-        let gathering = self.gathering();
-        let waited_for = self.is_waited_for();
-        let policy = self.policy();
-        let mut sleep = Duration::from_secs(1);
-        if !gathering.is_zero() {
-            sleep = gathering;
-        }
-        if waited_for {
-            let since = *first_waiter.get_or_insert_with(Instant::now);
-            let window = match policy {
-                CommitPolicy::Group { window } => window,
-                CommitPolicy::Adaptive | CommitPolicy::Batch | CommitPolicy::Periodic { .. } => Duration::ZERO,
-            };
-            let waited = since.elapsed();
-            if waited >= window {
-                if gathering.is_zero() {
-                    *first_waiter = None;
-                    return Step::Commit { sync: true };
-                }
-            } else {
-                sleep = window - waited;
-            }
-        } else {
-            *first_waiter = None;
-        }
-        if let Some(oldest) = oldest {
-            let limit = match policy {
-                CommitPolicy::Periodic { interval } => interval,
-                CommitPolicy::Adaptive | CommitPolicy::Batch | CommitPolicy::Group { .. } => self.shape.async_flush,
-            };
-            let age = oldest.elapsed();
-            if age >= limit {
-                return Step::Commit { sync: true };
-            }
-            sleep = sleep.min(limit - age);
-        } else if !waited_for {
-            // Nothing unsynced: the next record that nobody waits for starts a flush time that must not be overslept.
-            sleep = sleep.min(self.shape.async_flush);
-        }
-        if pending && self.unwritten.load(Ordering::Relaxed) >= self.append_bytes() {
-            return Step::Commit { sync: false };
-        }
-        Step::Sleep(sleep)
-    }
-}
-
-enum Step {
-    Stop,
-    Commit { sync: bool },
-    Sleep(Duration),
 }
 
 /// The error that stops the log: what failed and why.

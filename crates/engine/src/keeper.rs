@@ -4,8 +4,9 @@
 //! a segment was entered → wake → free what nothing points to → checkpoint due? → space short? clean the best → gate
 //! ```
 //!
-//! A segment is free again when no entry points to it, no piece of the last checkpoint stands in it, the log that made
-//! it so is durable, and whoever may still be reading it has finished.
+//! A segment is free again when no entry points to it, no piece of the last two checkpoints stands in it, the log that
+//! made it so is durable, both checkpoints cover it if it is log, and readers of it have finished. With less than two
+//! fifths of the segments free only the newest checkpoint is kept.
 //!
 //! The best segment is the one with the highest `(1 - u) age / (1 + u)`, u being the part of it that lives: cleaning
 //! it costs reading it once and writing u of it, and what is old is likely to stay.
@@ -16,8 +17,13 @@
 //!
 //! Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System (1992), section 3.5.
 
+mod budget;
+mod choose;
+mod free;
 mod grow;
 mod moving;
+mod reserve;
+mod write;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -29,14 +35,15 @@ use esker_store::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 pub use grow::GrowReport;
+pub use write::Held;
 
 use crate::checkpoint::{Parts, Saved};
 use crate::clean::Clean;
-use crate::cold::{Cold, ColdCounters};
-use crate::commit::{Gate, stopped};
+use crate::cold::{Cold, ColdCounters, Unwritten};
+use crate::commit::Gate;
 use crate::evict::Hand;
-use crate::format::Superblock;
-use crate::segments::Usage;
+use crate::format::{Loc, Role};
+use crate::segments::{Damage, Usage};
 use crate::stages::Times;
 use moving::Moving;
 
@@ -99,8 +106,8 @@ pub struct KeeperCounters {
     pub freed: AtomicU64,
     /// Index pages that have left memory.
     pub pages_dropped: AtomicU64,
-    /// Segments that hold operations which do not hold, so that they cannot be cleaned.
-    pub damaged: AtomicU64,
+    /// Values that the cleaner has found not to hold.
+    pub lost: AtomicU64,
 }
 
 struct Work {
@@ -108,6 +115,11 @@ struct Work {
     saved: Saved,
     /// Generation from which the log is replayed.
     floor: u32,
+    /// Segments, by generation, that only the checkpoint before the one that the store was opened with may need.
+    kept: HashSet<u32>,
+    /// Generation from which it would be replayed if the newest checkpoint did not hold: none from here on is made
+    /// free.
+    floor_before: u32,
     /// The log's last sequence number at the last checkpoint.
     covered: Option<u64>,
     /// Bytes of log at the last checkpoint.
@@ -132,24 +144,6 @@ struct Work {
     scratch: Vec<u8>,
 }
 
-/// A checkpoint whose segments stay as long as this lives.
-pub struct Held {
-    /// Names the checkpoint.
-    pub superblock: Superblock,
-    /// The segments that it may need, its own and those of the data.
-    pub segments: Vec<Usage>,
-    /// The one of them that the cleaner still writes.
-    pub open_cold: Option<u64>,
-    keeper: Arc<Keeper>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.keeper.held.fetch_sub(1, Ordering::AcqRel);
-        self.keeper.wake();
-    }
-}
-
 /// See the module.
 pub struct Keeper {
     parts: Parts,
@@ -168,10 +162,15 @@ pub struct Keeper {
     moves: AtomicU64,
     /// The cold segment that is being written; `u64::MAX` for none.
     open_cold: Arc<AtomicU64>,
+    unwritten: Unwritten,
     open_cold_room: Arc<AtomicU64>,
     /// Until then nothing is moved unless space is short, for somebody who walks the log; in microseconds of `since`.
     walked_until: AtomicU64,
     since: Instant,
+    /// Generation of the cold segment that was open at the last checkpoint, and up to where it was written then.
+    cold_reached: Mutex<(u32, u64)>,
+    /// How far the scrubber has come: what the next checkpoint says.
+    scrubbed: Mutex<(u64, u64)>,
     /// While this is not zero no segment is made free: somebody copies segments.
     held: AtomicU64,
     cold_counters: Arc<ColdCounters>,
@@ -180,24 +179,32 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// A keeper that goes on from what the last checkpoint holds.
+    /// A keeper that goes on from what the last checkpoint holds. With `kept`, segments of these generations, and the
+    /// log, are kept for the checkpoint before it until the next one.
     pub fn new(
         parts: Parts,
         device: Arc<dyn Device>,
         seed: u32,
         cold: Cold,
-        saved: Saved,
+        (saved, kept): (Saved, Option<HashSet<u32>>),
         threaded: bool,
         index_bytes: u64,
     ) -> Self {
         let superblock = parts.superblocks.newest();
         let cold_counters = Arc::clone(&cold.counters);
         let (open_cold, open_cold_room) = (Arc::clone(&cold.writes), Arc::clone(&cold.room));
+        let unwritten = Arc::clone(&cold.unwritten);
+        let scrubbed = saved.scrub;
         let covered = (superblock.root != 0).then_some(superblock.replay.seq);
         let work = Work {
             cold,
             saved,
             floor: superblock.replay.generation.max(1),
+            floor_before: match kept {
+                Some(_) => parts.superblocks.floor_before().unwrap_or(superblock.replay.generation).max(1),
+                None => superblock.replay.generation.max(1),
+            },
+            kept: kept.unwrap_or_default(),
             covered,
             log_bytes: 0,
             checkpoint_bytes: 0,
@@ -225,9 +232,12 @@ impl Keeper {
             stopping: AtomicBool::new(false),
             moves: AtomicU64::new(0),
             open_cold,
+            unwritten,
             open_cold_room,
             walked_until: AtomicU64::new(0),
             since: Instant::now(),
+            cold_reached: Mutex::default(),
+            scrubbed: Mutex::new(scrubbed),
             held: AtomicU64::new(0),
             cold_counters,
             counters: KeeperCounters::default(),
@@ -290,9 +300,17 @@ impl Keeper {
         self.moves.load(Ordering::Acquire)
     }
 
-    /// Whether more may come into this cold segment.
+    /// Whether something may still be written to this cold segment: more, or what was queued for it.
     pub fn writes(&self, segment: u64) -> bool {
+        let generation = self.parts.segments.generation(segment);
         self.open_cold.load(Ordering::Acquire) == segment
+            || self.unwritten.lock().iter().any(|oldest| generation >= *oldest)
+    }
+
+    /// Up to where the open cold segment of this generation was written when the last checkpoint was, as an offset in it.
+    pub fn cold_reached(&self, generation: u32) -> u64 {
+        let (open, end) = *self.cold_reached.lock();
+        if open == generation { end } else { 0 }
     }
 
     /// Runs `f` while the cleaner waits.
@@ -301,6 +319,16 @@ impl Keeper {
         // What goes wrong there is for the cleaner to tell.
         let _ = self.settle(&mut work);
         f()
+    }
+
+    /// Notes how far the scrubber has come.
+    pub fn note_scrubbed(&self, place: (u64, u64)) {
+        *self.scrubbed.lock() = place;
+    }
+
+    /// The pieces of the last checkpoint that begin in a range of the device, with the numbers of their objects.
+    pub fn pieces_in(&self, range: &std::ops::Range<u64>) -> Vec<(u64, Role, Loc)> {
+        self.work.lock().saved.pieces_in(range)
     }
 
     /// Entries get new places, or have got them.
@@ -318,7 +346,8 @@ impl Keeper {
         self.waking.notify_one();
         let mut work = self.work.lock();
         let closed = self.settle(&mut work).and_then(|()| {
-            if work.covered == Some(self.parts.log.last_seq()) || self.parts.log.mark().failure().is_some() {
+            let same = work.saved.scrub == *self.scrubbed.lock();
+            if same && work.covered == Some(self.parts.log.last_seq()) || self.parts.log.mark().failure().is_some() {
                 return Ok(());
             }
             self.checkpoint_now(&mut work, true, &mut || ())
@@ -332,84 +361,6 @@ impl Keeper {
         self.work.lock().covered.filter(|covered| *covered == seq)
     }
 
-    /// Says how many free segments each class of writes leaves alone.
-    pub fn set_reserve(&self) {
-        let reserve = self.reserve();
-        self.parts.log.set_gate(self.parts.log.gate(), reserve);
-    }
-
-    /// Free segments that writes leave alone, and that what takes away leaves alone.
-    ///
-    /// A checkpoint may have to write the whole index again while the last one still stands; the cleaner needs an open
-    /// segment and one more; relocations need log; and an opening after a crash begins one segment of each kind. Writes leave
-    /// four more. What takes away leaves only what a checkpoint needs with the cleaning before it, and a segment of each kind:
-    /// closing and opening a full store may use up some of the rest, and deletes must go on. On a device of few segments
-    /// writes leave two fifths of them.
-    fn reserve(&self) -> [u64; 2] {
-        let checkpoint = self.checkpoint_segments();
-        let most = self.parts.segments.log_segments() * 2 / 5;
-        let writes = (checkpoint + 8).min(most);
-        [writes, (checkpoint + RESCUE_SEGMENTS + 2).min(writes.saturating_sub(1))]
-    }
-
-    /// With fewer free segments than this it is time to clean.
-    fn low(&self, reserve: [u64; 2]) -> u64 {
-        reserve[0] + 2 + self.parts.segments.log_segments() / 20
-    }
-
-    /// Segments that a checkpoint of the whole index takes at most; an eighth more for what does not fit at their ends.
-    fn checkpoint_segments(&self) -> u64 {
-        let segments = &self.parts.segments;
-        // What the last one has, or what is in memory by now.
-        let index = segments.index_bytes().max(self.parts.objects.page_bytes());
-        (index + index / 8).div_ceil(segments.segment_bytes)
-    }
-
-    /// Writes a checkpoint now.
-    ///
-    /// # Errors
-    /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
-    pub fn checkpoint(&self) -> Result<()> {
-        self.checkpoint_while(&mut || ())
-    }
-
-    /// The same; `during` is called after each piece that is written, as if by somebody who changes the store meanwhile.
-    ///
-    /// # Errors
-    /// As [`Keeper::checkpoint`].
-    pub fn checkpoint_while(&self, during: &mut dyn FnMut()) -> Result<()> {
-        let mut work = self.work.lock();
-        self.checkpoint_now(&mut work, true, during)?;
-        self.free_dead(&mut work, true)?;
-        Ok(())
-    }
-
-    /// Sees to it that a checkpoint, and all that it needs, stays where it is until what this returns is dropped.
-    ///
-    /// # Errors
-    /// As [`Keeper::checkpoint`].
-    pub fn hold(self: &Arc<Self>) -> Result<Held> {
-        let mut work = self.work.lock();
-        self.settle(&mut work)?;
-        let covers_all = |work: &Work| work.covered == Some(self.parts.log.last_seq());
-        if !covers_all(&work) {
-            self.checkpoint_now(&mut work, true, &mut || ())?;
-        }
-        self.free_dead(&mut work, true)?;
-        self.held.fetch_add(1, Ordering::AcqRel);
-        // What died since that checkpoint may just have been made free: then only a later one is whole without the log.
-        if !covers_all(&work)
-            && let Err(error) = self.checkpoint_now(&mut work, true, &mut || ())
-        {
-            self.held.fetch_sub(1, Ordering::AcqRel);
-            return Err(error);
-        }
-        let superblock = self.parts.superblocks.newest();
-        let mut segments = self.parts.segments.in_use();
-        segments.retain(|usage| usage.cold || usage.generation <= superblock.replay.generation);
-        Ok(Held { superblock, segments, open_cold: work.cold.open_segment(), keeper: Arc::clone(self) })
-    }
-
     /// Cleans the segment that is worth most; whether there was one.
     ///
     /// # Errors
@@ -420,7 +371,11 @@ impl Keeper {
             // Nothing would be made free by it.
             return Ok(false);
         }
-        let cleaned = if self.is_tight() && self.best(&work, FULL_SHARE).is_some() {
+        self.seal_damaged(&mut work)?;
+        let damaged = self.damaged(&work);
+        let cleaned = if let Some(damaged) = damaged.filter(|_| !self.is_tight()) {
+            self.clean_segment(&mut work, damaged)?
+        } else if self.is_tight() && self.best(&work, FULL_SHARE).is_some() {
             self.checkpoint_now(&mut work, true, &mut || ())?;
             true
         } else {
@@ -502,6 +457,7 @@ impl Keeper {
             self.settle(work)?;
         }
         self.note_failed(work)?;
+        self.seal_damaged(work)?;
         // While space is short what is dead is made free as the log becomes durable by itself.
         let mut done = self.free_dead(work, near || log.segments_left() >= low)?;
         let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.live).sum();
@@ -516,6 +472,9 @@ impl Keeper {
             work.full_at = None;
             work.effort = 0;
         }
+        // Where a checkpoint might not find what it needs, segments are cleaned that are free as soon as they are
+        // clean.
+        let tight = self.is_tight();
         let (_, appended) = log.appended();
         let tail = self.tail_segments(work);
         let tail_bytes = appended.saturating_sub(work.log_bytes);
@@ -524,6 +483,9 @@ impl Keeper {
         let due = crowded
             || tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * work.checkpoint_bytes)
                 && tail_bytes >= 4 * self.parts.segments.segment_bytes;
+        // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it.
+        let lost = |usage: &Usage| !usage.cold && usage.generation >= work.floor && usage.damage >= Damage::Header;
+        let due = due || !tight && self.parts.segments.in_use().iter().any(lost);
         let held = self.held.load(Ordering::Acquire) > 0;
         // While segments are held a checkpoint frees nothing either: it leaves the reserve alone.
         let due = due && !(held && log.segments_left() <= reserve[0]);
@@ -533,9 +495,9 @@ impl Keeper {
         let short = short && !(walked && log.segments_left() > reserve[0]);
         // While segments are held cleaning only takes space.
         let short = short && !held;
-        // Where a checkpoint might not find what it needs, segments are cleaned that are free as soon as they are clean.
-        let tight = self.is_tight();
         let best = match short {
+            // What holds of a damaged segment is moved before it may rot as well.
+            false if !held && !tight && !walked => self.damaged(work).filter(|_| log.segments_left() > reserve[0] + 1),
             true if tight && log.segments_left() > RESCUE_SEGMENTS => {
                 let at_once = self.best_of(work, FULL_SHARE, |usage| usage.index == 0);
                 let nothing_to_cover = tail == 0 && work.spent.is_empty();
@@ -544,7 +506,9 @@ impl Keeper {
             true => self.best(work, FULL_SHARE),
             false => None,
         };
-        let pays = !tight && best.is_some_and(|best| self.tail_is_better(work, &best));
+        // Dead segments of the tail are made free by a checkpoint only: while one finds room, it is not put off.
+        let fits = log.segments_left() >= self.checkpoint_segments() + RESCUE_SEGMENTS;
+        let pays = fits && best.is_some_and(|best| self.tail_is_better(work, &best));
         let long_tail = tail >= 2.max(total / 8) && !tight || pays;
         if due
             || (short && tail > 0 && (best.is_none() || long_tail))
@@ -588,42 +552,6 @@ impl Keeper {
         Ok(done && left < low || missed && gate == Gate::Wait)
     }
 
-    /// Has index pages leave memory as the budget asks; whether it is still exceeded.
-    fn drop_pages(&self, work: &mut Work) -> bool {
-        let objects = &self.parts.objects;
-        if objects.page_bytes() > self.index_bytes && work.whole {
-            let dropped = work.hand.sweep(&work.saved, objects, self.index_bytes - self.index_bytes / 8);
-            self.counters.pages_dropped.fetch_add(dropped, Ordering::Relaxed);
-        }
-        objects.page_bytes() > self.index_bytes
-    }
-
-    /// Has all index pages leave memory that can, whatever the budget. How many left.
-    pub fn drop_all_pages(&self) -> u64 {
-        let mut work = self.work.lock();
-        let work = &mut *work;
-        if !work.whole {
-            return 0;
-        }
-        let dropped = work.hand.sweep(&work.saved, &self.parts.objects, 0);
-        self.counters.pages_dropped.fetch_add(dropped, Ordering::Relaxed);
-        dropped
-    }
-
-    /// Wakes the thread if the index takes more than its budget.
-    #[inline]
-    pub fn index_has_grown(&self) {
-        if self.threaded && self.parts.objects.page_bytes() > self.index_bytes {
-            // Not at every call, in case nothing can leave.
-            let now = self.since.elapsed().as_micros() as u64;
-            let before = self.crowded_at.load(Ordering::Relaxed);
-            if now.saturating_sub(before) >= CROWDED_WAKE_US {
-                self.crowded_at.store(now, Ordering::Relaxed);
-                self.wake();
-            }
-        }
-    }
-
     /// Has writers keep to what there is, or not. Only a thread can be waited for.
     fn pace(&self, paced: bool) {
         if self.threaded {
@@ -632,176 +560,12 @@ impl Keeper {
         }
     }
 
-    /// Segments of log that the last checkpoint does not cover and that are sealed.
-    fn tail_segments(&self, work: &Work) -> u64 {
-        let open = self.parts.log.open_generation();
-        let tail = |usage: &&Usage| !usage.cold && (work.floor..open).contains(&usage.generation);
-        self.parts.segments.in_use().iter().filter(tail).count() as u64
-    }
-
-    /// Whether a checkpoint and then cleaning what it covers writes less for each byte that becomes free than cleaning the
-    /// best of what is covered already. What was just written may be the emptiest there is: it holds what the cleaner said of
-    /// its moves.
-    fn tail_is_better(&self, work: &Work, best: &Usage) -> bool {
-        let size = self.parts.segments.segment_bytes;
-        let open = self.parts.log.open_generation();
-        let (mut lives, mut gone) = (0, 0);
-        for usage in self.parts.segments.in_use() {
-            if !usage.cold && (work.floor..open).contains(&usage.generation) {
-                lives += usage.live.min(size);
-                gone += size.saturating_sub(usage.live);
-            }
-        }
-        // The pages that changed, and a little for the superblock, the syncs and the part of the log that it ends.
-        let written = u128::from(lives + work.checkpoint_bytes + size / CHECKPOINT_SHARE);
-        let best_lives = (best.live + best.index).min(size);
-        written * u128::from(size - best_lives) < u128::from(gone) * u128::from(best_lives)
-    }
-
-    /// Whether cleaning one segment after the other might take what a checkpoint needs, without which some of them do not become free.
-    fn is_tight(&self) -> bool {
-        self.parts.log.segments_left() <= self.checkpoint_segments() + RESCUE_SEGMENTS + 1
-    }
-
-    /// Moves what little lives in the emptiest segments, so that the checkpoint that follows makes more free than it takes.
-    fn empty_the_emptiest(&self, work: &mut Work) -> Result<()> {
-        let checkpoint = self.checkpoint_segments();
-        let mut emptiest: Vec<Usage> = self.candidates(work, FULL_SHARE).map(|(usage, _)| usage).collect();
-        emptiest.sort_unstable_by_key(|usage| usage.live + usage.index);
-        let mut moved = 0;
-        for usage in emptiest {
-            moved += usage.live + usage.index;
-            let room = self.parts.log.segments_left() >= checkpoint + RESCUE_SEGMENTS;
-            if moved > self.parts.segments.segment_bytes || !room {
-                break;
-            }
-            match self.clean_segment(work, usage) {
-                Ok(true) => {}
-                Ok(false) => break,
-                Err(Error::Stopped { cause }) => return Err(Error::Stopped { cause }),
-                // One that cannot be read stays as it is; the checkpoint does not need it.
-                Err(error) => tracing::warn!(segment = usage.segment, %error, "not emptied before a checkpoint"),
-            }
-        }
-        self.settle(work)?;
-        self.free_dead(work, true).map(|_| ())
-    }
-
-    /// Writes a checkpoint. Where room is short enough that a few of them, each leaving little pieces of the last in many
-    /// segments, would use it up, what lives in the emptiest segments is moved first.
-    fn checkpoint_now(&self, work: &mut Work, hurry: bool, during: &mut dyn FnMut()) -> Result<()> {
-        self.settle(work)?;
-        let left = self.parts.log.segments_left();
-        if left <= 2 * self.checkpoint_segments() + RESCUE_SEGMENTS && self.held.load(Ordering::Acquire) == 0 {
-            self.empty_the_emptiest(work)?;
-        }
-        let began = Instant::now();
-        let slow = self.threaded && !hurry;
-        // Near the limit writers go on meanwhile, out of the slack: with as much of it as is written of the checkpoint, so that they
-        // are slowed down evenly and do not stand still for the rest of it.
-        let slack = self.parts.segments.segment_bytes * SLACK_SEGMENTS;
-        let paced = left <= self.reserve()[0] + 2 * self.flying_segments() + PACED_SEGMENTS;
-        let expected = work.checkpoint_bytes.max(self.parts.segments.segment_bytes);
-        let mut given = 0;
-        if paced {
-            self.pace(true);
-        }
-        let mut pace = |bytes: u64| {
-            during();
-            let due = (u128::from(slack) * u128::from(bytes.min(expected)) / u128::from(expected)) as u64;
-            if paced && due >= given + slack / SLACK_PARTS {
-                self.parts.log.give((due - given) as i64);
-                given = due;
-            }
-            let due = Duration::from_micros(bytes * 1_000_000 / CHECKPOINT_BYTES_PER_S);
-            if slow && let Some(ahead) = due.checked_sub(began.elapsed()).filter(|ahead| ahead.as_millis() > 0) {
-                std::thread::sleep(ahead);
-            }
-        };
-        work.whole = false;
-        let Work { saved, cold, .. } = work;
-        let written = saved.checkpoint(&self.parts, cold, &mut pace);
-        let report = written.map_err(|error| self.stop_if_failed(error))?;
-        work.whole = true;
-        (work.floor, work.covered) = (report.generation, Some(self.parts.superblocks.newest().replay.seq));
-        work.log_bytes = self.parts.log.appended().1;
-        work.checkpoint_bytes = report.bytes;
-        work.effort += report.bytes + self.parts.segments.segment_bytes / 4;
-        self.moving.forget_all();
-        // What was cleaned as a whole and still lives cannot be moved: it is not tried again and again.
-        let spent = std::mem::take(&mut work.spent);
-        let lives = |generation: u32| {
-            self.parts.segments.in_use().iter().any(|usage| usage.generation == generation && usage.live > 0)
-        };
-        work.stuck
-            .extend(spent.into_iter().filter(|(generation, whole)| *whole && lives(*generation)).map(|spent| spent.0));
-        let took = began.elapsed();
-        self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
-        self.counters.checkpoint_bytes.store(report.bytes, Ordering::Relaxed);
-        self.counters.checkpoint_all_bytes.fetch_add(report.bytes, Ordering::Relaxed);
-        self.counters.checkpoint_times.add(took);
-        self.counters.checkpoint_us.store(took.as_micros() as u64, Ordering::Relaxed);
-        tracing::debug!(
-            objects = report.objects,
-            pages = report.pages,
-            bytes = report.bytes,
-            elapsed_ms = took.as_millis() as u64,
-            "checkpoint"
-        );
-        Ok(())
-    }
-
     /// A failed write or sync stops the log; a failed read or a want of room does not.
     fn stop_if_failed(&self, error: Error) -> Error {
         if matches!(error, Error::Stopped { .. }) && self.parts.log.mark().failure().is_none() {
             self.parts.log.stop_for(error.clone());
         }
         error
-    }
-
-    /// Segments that could be cleaned and how much that is worth.
-    fn candidates<'a>(&'a self, work: &'a Work, share: f64) -> impl Iterator<Item = (Usage, f64)> + 'a {
-        let now = self.parts.log.last_seq();
-        let size = self.parts.segments.segment_bytes as f64;
-        let (open, flying) = (work.cold.open_segment(), self.moving.flying());
-        let sealed = move |usage: &Usage| {
-            let closed = if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor };
-            closed
-                && !flying.touches(usage)
-                && !work.spent.contains_key(&usage.generation)
-                && !work.stuck.contains(&usage.generation)
-        };
-        self.parts.segments.in_use().into_iter().filter(sealed).filter_map(move |usage| {
-            let lives = (usage.live + usage.index) as f64;
-            let age = (now.saturating_sub(usage.age) + 1) as f64;
-            let whole = if usage.cold { usage.filled as f64 } else { size };
-            let used = lives / size;
-            (lives < share * whole).then(|| (usage, (1.0 - used) * age / (1.0 + used)))
-        })
-    }
-
-    fn best(&self, work: &Work, share: f64) -> Option<Usage> {
-        self.best_of(work, share, |_| true)
-    }
-
-    /// The segment that is worth most of those that pass `which`.
-    fn best_of(&self, work: &Work, share: f64, which: impl Fn(&Usage) -> bool) -> Option<Usage> {
-        let some = self.candidates(work, share).filter(|(usage, _)| which(usage));
-        some.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(usage, _)| usage)
-    }
-
-    fn clean_best(&self, work: &mut Work, share: f64) -> Result<bool> {
-        let Some(best) = self.best(work, share) else { return Ok(false) };
-        self.clean_segment(work, best)
-    }
-
-    /// Has the device begin to read what will most likely be cleaned after this one.
-    fn read_ahead(&self, work: &Work, victim: &Usage) {
-        let next = self.best_of(work, FULL_SHARE, |usage| usage.segment != victim.segment);
-        if let Some(next) = next.filter(|next| self.parts.segments.whole_buffer(next.segment).is_none()) {
-            let bytes = self.parts.segments.segment_bytes;
-            self.device.will_read(next.segment * bytes, bytes);
-        }
     }
 
     /// Cleans a segment; false without room for the copies.
@@ -839,61 +603,13 @@ impl Keeper {
         // A batch that a crash has torn is none: nothing points there.
         let lives = self.parts.segments.usage(victim.segment).is_some_and(|usage| usage.live > 0);
         if cleaned.damaged > 0 && lives {
-            self.counters.damaged.fetch_add(1, Ordering::Relaxed);
-            tracing::error!(segment = victim.segment, operations = cleaned.damaged, "damage found while cleaning");
+            self.parts.segments.note_damage(victim.segment, victim.generation, Damage::Part);
+            self.counters.lost.fetch_add(cleaned.damaged, Ordering::Relaxed);
+            tracing::error!(segment = victim.segment, values = cleaned.damaged, "damage found while cleaning");
+            for lost in &cleaned.lost {
+                tracing::error!(offset = lost.offset, what = lost.what, "lost");
+            }
         }
         Ok(true)
-    }
-
-    /// Makes segments free that nothing points to, if the log that says so is durable, or after it was made so with `sync`.
-    /// Whether there was one.
-    fn free_dead(&self, work: &mut Work, sync: bool) -> Result<bool> {
-        let (open, flying) = (work.cold.open_segment(), self.moving.flying());
-        let mut dead: Vec<Usage> = self
-            .parts
-            .segments
-            .in_use()
-            .into_iter()
-            .filter(|usage| usage.live == 0 && usage.index == 0 && !flying.touches(usage))
-            .filter(|usage| if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor })
-            .collect();
-        if dead.is_empty() || self.held.load(Ordering::Acquire) > 0 {
-            return Ok(false);
-        }
-        // What emptied them must be durable, or a power cut would bring back entries that point there.
-        if sync || !self.threaded {
-            self.parts.log.commit(true);
-        } else {
-            let (end, durable) = (self.parts.log.end(), self.parts.log.mark().durable());
-            dead.retain(|usage| *work.dying.entry(usage.generation).or_insert(end) <= durable);
-        }
-        if let Some(failure) = self.parts.log.mark().failure() {
-            return Err(failure);
-        }
-        if dead.is_empty() {
-            return Ok(false);
-        }
-        self.parts.segments.wait_for_readers();
-        for usage in &dead {
-            let warm = self.device_keeps(usage.segment)?;
-            work.spent.remove(&usage.generation);
-            work.dying.remove(&usage.generation);
-            self.moving.forget(usage.generation);
-            self.parts.segments.release(usage.segment, warm);
-            self.counters.freed.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(true)
-    }
-
-    /// Gives a free segment's blocks back, unless it is one of a few that are kept for what comes next.
-    fn device_keeps(&self, segment: u64) -> Result<bool> {
-        let zoned = self.device.geometry().zone_bytes.is_some();
-        if zoned || self.parts.segments.free_segments() < self.low(self.reserve()).max(WARM_SEGMENTS) {
-            return Ok(true);
-        }
-        let bytes = self.parts.segments.segment_bytes;
-        let discarded = self.device.discard(segment * bytes, bytes);
-        discarded.map_err(|error| self.stop_if_failed(stopped("discarding a segment", &error)))?;
-        Ok(false)
     }
 }

@@ -5,8 +5,8 @@
 //! Modules in import order; each imports only those before it:
 //! `format` → `compress` → `policy` → `gather` → `stages` → `watch` → `superblocks` → `readers` →
 //! `segments` → `index` → `reader` → `spaces` → `objects` → `pages` → `commit` →
-//! `cold` → `checkpoint` → `clean` → `evict` → `keeper` → `load` → `recover` → this file with `open`, `submit`, `read`,
-//! `walk`, `view`, `check`, `backup`, `repair` and `stats`.
+//! `cold` → `checkpoint` → `clean` → `evict` → `keeper` → `load` → `recover` → `replay` → this file with `open`, `submit`,
+//! `read`, `object_store`, `walk`, `view`, `check`, `scrub`, `backup`, `repair` and `stats`.
 //!
 //! Invariants:
 //! 1. Nothing is overwritten in place, superblocks included.
@@ -27,6 +27,7 @@ pub mod gather;
 mod index;
 mod keeper;
 mod load;
+mod object_store;
 mod objects;
 mod open;
 mod pages;
@@ -36,6 +37,8 @@ mod reader;
 mod readers;
 mod recover;
 mod repair;
+mod replay;
+mod scrub;
 mod segments;
 mod spaces;
 mod stages;
@@ -46,14 +49,15 @@ mod view;
 mod walk;
 mod watch;
 
-pub use backup::{BackupReport, Pruned, RestoreReport, backups, prune, restore, restored_len};
+pub use backup::{BackupReport, Pruned, RestoreReport, VerifyReport, backups, prune, restore, restored_len, verify};
 pub use check::{CheckReport, Damage, DumpItem, DumpOptions, check, dump};
 pub use compress::CompressOptions;
 pub use keeper::GrowReport;
 pub use open::{Engine, FormatOptions, Options};
 pub use policy::{CommitPolicy, PolicyError};
 pub use recover::RecoveryReport;
-pub use repair::{Level, Lost, RepairReport, Shape, What, repair, shape};
+pub use repair::{Hooks as RepairHooks, Level, Lost, RepairReport, Shape, What, repair, shape};
+pub use scrub::{ScrubReport, ScrubStatus};
 pub use stages::{Histogram, Latency, NoHistogram};
 pub use stats::Stats;
 pub use superblocks::used_bytes;

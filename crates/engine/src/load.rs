@@ -7,17 +7,18 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use esker_store::{Collection, ObjectId, Result};
+use esker_store::limits::OMAP_KEY_BYTES_MAX;
+use esker_store::{Collection, Error, ObjectId, Result};
 use parking_lot::Mutex;
 
 use crate::checkpoint::{Saved, SavedSpace};
 use crate::format::{
-    Head, Loc, PARTS, PageList, Root, Space, Superblock, each_extent, each_omap, each_place, each_slot, read_u64,
+    Head, Loc, PARTS, PageList, Role, Root, Space, Superblock, each_extent, each_omap, each_place, each_slot,
 };
 use crate::index::{Extent, Extents, PageId, SavedLeaf, Slots, Tree, extents_hold};
 use crate::objects::Objects;
-use crate::pages::{Page, damaged, read_many, whole};
-use crate::reader::Reader;
+use crate::pages::{Page, damaged, parts_of, read_many, whole};
+use crate::reader::{Asked, Reader};
 use crate::segments::Segments;
 use crate::spaces::Spaces;
 
@@ -25,6 +26,9 @@ use crate::spaces::Spaces;
 const THREADS: usize = 8;
 /// Pieces that one thread takes at a time.
 const CHUNK: usize = 256;
+
+/// The entries of a page of the omap or of extents took at least so much of the device at some time.
+const PAGE_DEVICE_BYTES_MIN: u64 = 64;
 
 /// What was loaded.
 pub struct Loaded {
@@ -34,37 +38,55 @@ pub struct Loaded {
     pub next_number: u64,
 }
 
-/// Loads the checkpoint that `superblock` names into `objects`; of its pages at most `index_bytes` stay in memory.
+/// Reads the root of the checkpoint that `superblock` names.
 ///
 /// # Errors
-/// [`Error::Corrupt`](esker_store::Error::Corrupt) with the place; [`Error::Io`](esker_store::Error::Io).
+/// [`Error::Corrupt`] with the place, also if it stands in another generation than the superblock says, or is of a
+/// later moment. [`Error::Io`].
+pub fn load_root(superblock: &Superblock, reader: &Reader, segments: &Segments) -> Result<(Loc, Root)> {
+    let loc = Loc::from_raw(superblock.root).ok_or_else(|| damaged(0, "the superblock names no checkpoint"))?;
+    let segment = segments.segment_of(loc.offset());
+    let generation = segments.generation(segment);
+    if generation != superblock.root_generation {
+        let named = superblock.root_generation;
+        let what = format!(
+            "the superblock names a checkpoint in generation {named}; segment {segment} is of generation {generation}"
+        );
+        return Err(Error::Corrupt { offset: loc.offset(), what });
+    }
+    let root = Root::decode(&whole(reader, loc, 0, Role::Root)?);
+    let root = root.ok_or_else(|| damaged(loc.offset(), "the checkpoint's root"))?;
+    let replay = superblock.replay;
+    if root.replay.is_some_and(|from| from.generation > replay.generation || from.seq > replay.seq) {
+        return Err(damaged(loc.offset(), "the place where the checkpoint says that the log goes on"));
+    }
+    Ok((loc, root))
+}
+
+/// Loads the checkpoint of this root into `objects`; of its pages at most `index_bytes` stay in memory.
+///
+/// # Errors
+/// [`Error::Corrupt`] with the place; [`Error::Io`].
 pub fn load(
-    superblock: &Superblock,
+    (root_loc, root): (Loc, Root),
     reader: &Reader,
     segments: &Segments,
     objects: &Objects,
     index_bytes: u64,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Loaded> {
-    let root_loc = Loc::from_raw(superblock.root).ok_or_else(|| damaged(0, "the superblock names no checkpoint"))?;
-    let root = whole(reader, root_loc)?;
-    let root = Root::decode(&root).ok_or_else(|| damaged(root_loc.offset(), "the checkpoint's root"))?;
-    count(reader, segments, root_loc)?;
+    count(reader, segments, root_loc, 0, Role::Root)?;
     for name in &root.collections {
         objects.names.write().entry(Collection::new(name.clone())).or_default();
     }
-    for (segment, generation, end) in root.ends {
-        if segments.generation(segment) == generation {
-            segments.set_end(segment, end);
-        }
-    }
     let mut saved = Saved::default();
     saved.root = Some(root_loc);
+    saved.scrub = root.scrub;
     let mut heads = Vec::new();
     for (part, loc) in root.table {
-        count(reader, segments, loc)?;
+        count(reader, segments, loc, 0, Role::Table(part))?;
         let mut table = BTreeMap::new();
-        if !each_place(&whole(reader, loc)?, |number, head| {
+        if !each_place(&whole(reader, loc, 0, Role::Table(part))?, |number, head| {
             table.insert(number, head);
         }) {
             return Err(damaged(loc.offset(), "part of the checkpoint's table"));
@@ -78,9 +100,9 @@ pub fn load(
     let to = Target { reader, segments, objects, index_bytes, kept_bytes: AtomicU64::new(0) };
     let (done, total) = (AtomicUsize::new(0), heads.len());
     in_parallel(heads.chunks(CHUNK), |chunk| {
-        let locs: Vec<Loc> = chunk.iter().map(|(_, loc)| *loc).collect();
-        for ((number, loc), bytes) in chunk.iter().zip(read_many(reader, &locs)?) {
-            count(reader, segments, *loc)?;
+        let wanted: Vec<_> = chunk.iter().map(|(number, loc)| (*loc, *number, Role::Head)).collect();
+        for ((number, loc), bytes) in chunk.iter().zip(read_many(reader, &wanted)?) {
+            count(reader, segments, *loc, *number, Role::Head)?;
             let head = Head::decode(&bytes).filter(|head| head.number == *number);
             let head = head.ok_or_else(|| damaged(loc.offset(), "an object's head in the checkpoint"))?;
             let pages = object(head, &to)?;
@@ -108,7 +130,7 @@ struct Target<'a> {
 fn object(head: Head, to: &Target<'_>) -> Result<[Option<SavedSpace>; 3]> {
     let Target { reader, segments, objects, .. } = *to;
     let mut lists = [None, None, None];
-    let mut spaces = Spaces { size: head.size, shares: head.shares, ..Spaces::default() };
+    let mut spaces = Spaces { size: head.size, shares: head.shares, shifted: head.shifted, ..Spaces::default() };
     spaces.xattrs = head.xattrs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
     for (space, list) in Space::ALL.into_iter().zip(head.spaces) {
         let holds = match list {
@@ -127,14 +149,18 @@ fn object(head: Head, to: &Target<'_>) -> Result<[Option<SavedSpace>; 3]> {
                 holds
             }
             PageList::Pages { numbers, list } => {
-                count(reader, segments, list)?;
+                let role = Role::List(space);
+                count(reader, segments, list, head.number, role)?;
                 let mut pages = BTreeMap::new();
-                let holds = each_place(&whole(reader, list)?, |number, loc| {
+                let holds = each_place(&whole(reader, list, head.number, role)?, |number, loc| {
                     pages.insert(number, loc);
                 });
-                let fits = pages.last_key_value().is_none_or(|(last, _)| *last < numbers);
+                // So many pages would not fit on the device, whatever little stood on each.
+                let most = segments.device_bytes() / PAGE_DEVICE_BYTES_MIN;
+                let last = pages.last_key_value().map(|(last, _)| *last);
+                let fits = last.is_none_or(|last| last < numbers) && (space == Space::Slots || numbers <= most);
                 if holds && fits {
-                    fill_pages(space, &pages, numbers, &mut spaces, to)?;
+                    fill_pages((head.number, space), &pages, numbers, &mut spaces, to)?;
                 }
                 lists[space as usize] = Some(SavedSpace { pages, list });
                 holds && fits
@@ -151,6 +177,9 @@ fn object(head: Head, to: &Target<'_>) -> Result<[Option<SavedSpace>; 3]> {
     let mut names = objects.names.write();
     let object = objects.get_or_insert(&id);
     let mut state = object.state.write();
+    if state.exists() {
+        return Err(damaged(0, &format!("the checkpoint has {id} twice; one of the two")));
+    }
     state.number = head.number;
     state.spaces = spaces;
     objects.count(&mut state);
@@ -170,9 +199,16 @@ pub fn fill_inline(space: Space, bytes: &[u8], spaces: &mut Spaces) -> bool {
         Space::Slots => each_slot(bytes, |slot, loc| {
             spaces.slots.set(slot, loc);
         }),
-        Space::Omap => each_omap(bytes, |key, loc| {
-            spaces.omap.insert(key, loc);
-        }),
+        Space::Omap => {
+            let mut fits = true;
+            let whole = each_omap(bytes, |key, loc| {
+                fits &= key.len() <= OMAP_KEY_BYTES_MAX;
+                if fits {
+                    spaces.omap.insert(key, loc);
+                }
+            });
+            whole && fits
+        }
         Space::Extents => {
             let mut leaf = SavedLeaf::new();
             let holds = each_extent(bytes, |offset, loc, len, skip| {
@@ -187,7 +223,7 @@ pub fn fill_inline(space: Space, bytes: &[u8], spaces: &mut Spaces) -> bool {
 
 /// Fills a space with its pages, counts what they point to as live, and keeps those in memory that the budget has room for.
 fn fill_pages(
-    space: Space,
+    (object, space): (u64, Space),
     pages: &BTreeMap<u64, Loc>,
     numbers: u64,
     spaces: &mut Spaces,
@@ -199,10 +235,10 @@ fn fill_pages(
     let slots = Mutex::new(Slots::new());
     let bad = |loc: Loc| damaged(loc.offset(), &format!("a page of {space:?} in the checkpoint"));
     in_parallel(by_place.chunks(CHUNK), |chunk| {
-        let locs: Vec<Loc> = chunk.iter().map(|(_, loc)| *loc).collect();
+        let wanted: Vec<_> = chunk.iter().map(|(number, loc)| (*loc, object, Role::Page(space, *number))).collect();
         let mut live: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
-        for ((number, loc), bytes) in chunk.iter().zip(read_many(to.reader, &locs)?) {
-            count(to.reader, to.segments, *loc)?;
+        for ((number, loc), bytes) in chunk.iter().zip(read_many(to.reader, &wanted)?) {
+            count(to.reader, to.segments, *loc, object, Role::Page(space, *number))?;
             let page = Page::decode(space, *number, &bytes).ok_or_else(|| bad(*loc))?;
             page.each_place(|offset, weight| {
                 live.entry(to.segments.segment_of(offset)).or_insert((offset, 0)).1 += weight;
@@ -270,12 +306,11 @@ fn in_parallel<'a, T: Sync + 'a>(
 }
 
 /// Counts a piece of the checkpoint, with its parts.
-fn count(reader: &Reader, segments: &Segments, loc: Loc) -> Result<()> {
+fn count(reader: &Reader, segments: &Segments, loc: Loc, object: u64, role: Role) -> Result<()> {
     segments.add_index(loc.offset(), loc.span_bytes() as i64);
     if loc.flags() & PARTS != 0 {
-        let list = reader.fetch(loc.with_flags(0), u64::MAX)?.value;
-        let parts = list.chunks_exact(8).filter_map(|raw| Loc::from_raw(read_u64(raw, 0)));
-        parts.for_each(|part| segments.add_index(part.offset(), part.span_bytes() as i64));
+        let list = reader.fetch(loc.with_flags(0), &Asked::piece(object, role), u64::MAX)?.value;
+        parts_of(loc, &list)?.into_iter().for_each(|part| segments.add_index(part.offset(), part.span_bytes() as i64));
     }
     Ok(())
 }

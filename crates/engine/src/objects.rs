@@ -38,6 +38,14 @@ pub struct Object {
     pub state: RwLock<ObjectState>,
 }
 
+impl Object {
+    /// Its number and its spaces as they are now; the pages are shared with it until one of the two changes them.
+    pub fn numbered_spaces(&self) -> (u64, Spaces) {
+        let state = self.state.read();
+        (state.number, state.spaces.clone())
+    }
+}
+
 /// An object: what it holds, and how far its changes reach in the log.
 #[derive(Default)]
 pub struct ObjectState {
@@ -108,10 +116,11 @@ impl ObjectState {
         other.copied_lsn = other.copied_lsn.max(self.copied_lsn);
     }
 
-    /// Takes `parts` of some object's bytes over `offset..offset + len` of this one: what is in no part is a hole.
+    /// Takes `parts` of some object's bytes, whose extents may be `shifted`, over `offset..offset + len` of this one:
+    /// what is in no part is a hole.
     pub fn take_range(
         &mut self,
-        parts: &[(u64, Extent)],
+        (parts, shifted): (&[(u64, Extent)], bool),
         from: u64,
         len: u64,
         to: u64,
@@ -130,6 +139,7 @@ impl ObjectState {
         }
         self.spaces.size = self.spaces.size.max(to + len);
         self.spaces.shares = true;
+        self.spaces.shifted |= shifted || from != to;
         self.changed_lsn = self.changed_lsn.max(readers_wait_to);
         self.copied_lsn = self.copied_lsn.max(readers_wait_to);
     }

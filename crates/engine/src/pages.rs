@@ -12,10 +12,10 @@
 use bytes::Bytes;
 use esker_store::{Error, Result};
 
-use crate::format::{Loc, PAGE_SLOTS, PARTS, Space, WEIGHT_WHOLE, decode_slot_page, each_extent, each_omap, read_u64};
+use crate::format::{Loc, PAGE_SLOTS, PARTS, Role, Space, WEIGHT_WHOLE, decode_slot_page, each_extent, each_omap};
 use crate::index::{Extent, Missing, PageId, SavedLeaf, Slots, extents_hold};
 use crate::objects::{Object, Objects};
-use crate::reader::Reader;
+use crate::reader::{Asked, Reader};
 use crate::spaces::Spaces;
 
 /// So many pages are read before they are put back.
@@ -93,8 +93,9 @@ pub fn bring(reader: &Reader, objects: &Objects, object: &Object, missing: &[Mis
     let mut by_place = missing.to_vec();
     by_place.sort_unstable_by_key(|missing| missing.loc.offset());
     by_place.dedup();
+    let number = object.state.read().number;
     for chunk in by_place.chunks(CHUNK) {
-        let pages = read_pages(reader, chunk)?;
+        let pages = read_pages(reader, number, chunk)?;
         let mut state = object.state.write();
         for (page, missing) in pages.into_iter().zip(chunk) {
             if !page.restore(&mut state.spaces, *missing) {
@@ -108,61 +109,67 @@ pub fn bring(reader: &Reader, objects: &Objects, object: &Object, missing: &[Mis
 }
 
 /// Reads pages, sorted by offset.
-fn read_pages(reader: &Reader, missing: &[Missing]) -> Result<Vec<Page>> {
-    let locs: Vec<Loc> = missing.iter().map(|missing| missing.loc).collect();
-    let pages = read_many(reader, &locs)?.into_iter().zip(missing).map(|(bytes, missing)| {
+fn read_pages(reader: &Reader, number: u64, missing: &[Missing]) -> Result<Vec<Page>> {
+    let pieces = missing.iter().map(|missing| (missing.loc, number, Role::Page(missing.space, missing.page)));
+    let pages = read_many(reader, &pieces.collect::<Vec<_>>())?.into_iter().zip(missing).map(|(bytes, missing)| {
         Page::decode(missing.space, missing.page, &bytes).ok_or_else(|| damaged(missing.loc.offset(), &not_it(missing)))
     });
     pages.collect()
 }
 
-/// Runs `f` on every page of `spaces`, one after another; those that are not in memory are read, verified, and not kept.
+/// Runs `f` on every page of `spaces`, those of object `number`, one after another; those that are not in memory are
+/// read, verified, and not kept.
 ///
 /// # Errors
 /// [`Error::Corrupt`] with the place, [`Error::Io`]; those of `f`.
-pub fn each_page(reader: &Reader, spaces: &Spaces, f: &mut dyn FnMut(&Page) -> Result<()>) -> Result<()> {
+pub fn each_page(reader: &Reader, number: u64, spaces: &Spaces, f: &mut dyn FnMut(&Page) -> Result<()>) -> Result<()> {
     for space in Space::ALL {
-        for number in spaces.pages(space) {
-            f(&page(reader, spaces, space, number)?)?;
+        for at in spaces.pages(space) {
+            f(&page(reader, number, spaces, space, at)?)?;
         }
     }
     Ok(())
 }
 
-/// One page of `spaces`, from memory or read.
+/// One page of `spaces`, those of object `number`, from memory or read.
 ///
 /// # Errors
 /// [`Error::Corrupt`] with the place, [`Error::Io`].
-pub fn page(reader: &Reader, spaces: &Spaces, space: Space, number: u64) -> Result<Page> {
-    if let Some(loc) = spaces.cold_page(space, number) {
-        let mut read = read_pages(reader, &[Missing { space, page: number, loc }])?;
+pub fn page(reader: &Reader, number: u64, spaces: &Spaces, space: Space, at: u64) -> Result<Page> {
+    if let Some(loc) = spaces.cold_page(space, at) {
+        let mut read = read_pages(reader, number, &[Missing { space, page: at, loc }])?;
         return read.pop().ok_or_else(|| damaged(loc.offset(), "a page of the checkpoint"));
     }
     Ok(match space {
-        Space::Slots => Page::Slots(spaces.slots.page_slots(number).collect()),
+        Space::Slots => Page::Slots(spaces.slots.page_slots(at).collect()),
         Space::Omap => {
             let mut leaf = SavedLeaf::new();
-            spaces.omap.page_entries(number as PageId).for_each(|(key, loc)| assert!(leaf.push(key, loc), "{ORDER}"));
+            spaces.omap.page_entries(at as PageId).for_each(|(key, loc)| assert!(leaf.push(key, loc), "{ORDER}"));
             Page::Omap(leaf)
         }
         Space::Extents => {
             let mut leaf = SavedLeaf::new();
-            spaces.extents.page_extents(number as PageId).for_each(|(at, extent)| {
-                assert!(leaf.push(&at.to_be_bytes(), extent), "{ORDER}");
+            spaces.extents.page_extents(at as PageId).for_each(|(offset, extent)| {
+                assert!(leaf.push(&offset.to_be_bytes(), extent), "{ORDER}");
             });
             Page::Extents(leaf)
         }
     })
 }
 
-/// The pieces of a checkpoint at these places, sorted by offset: neighbours are read together.
+/// Pieces of a checkpoint by place, object number and role, sorted by place: neighbours are read together.
 ///
 /// # Errors
 /// [`Error::Corrupt`] with the place, [`Error::Io`].
-pub fn read_many(reader: &Reader, locs: &[Loc]) -> Result<Vec<Bytes>> {
-    let mut pieces = Vec::with_capacity(locs.len());
-    for (piece, loc) in reader.fetch_run(locs)?.into_iter().zip(locs) {
-        pieces.push(if loc.flags() & PARTS == 0 { piece } else { join(reader, &piece)? });
+pub fn read_many(reader: &Reader, wanted: &[(Loc, u64, Role)]) -> Result<Vec<Bytes>> {
+    let (mut locs, mut asked) = (Vec::with_capacity(wanted.len()), Vec::with_capacity(wanted.len()));
+    for (loc, object, role) in wanted {
+        locs.push(*loc);
+        asked.push(Asked::piece(*object, *role));
+    }
+    let mut pieces = Vec::with_capacity(wanted.len());
+    for ((piece, loc), asked) in reader.fetch_run(&locs, &asked)?.into_iter().zip(&locs).zip(&asked) {
+        pieces.push(if loc.flags() & PARTS == 0 { piece } else { join(reader, *loc, asked, &piece)? });
     }
     Ok(pieces)
 }
@@ -171,16 +178,29 @@ pub fn read_many(reader: &Reader, locs: &[Loc]) -> Result<Vec<Bytes>> {
 ///
 /// # Errors
 /// As [`read_many`].
-pub fn whole(reader: &Reader, loc: Loc) -> Result<Bytes> {
-    let piece = reader.fetch(loc.with_flags(0), u64::MAX)?.value;
-    if loc.flags() & PARTS == 0 { Ok(piece) } else { join(reader, &piece) }
+pub fn whole(reader: &Reader, loc: Loc, object: u64, role: Role) -> Result<Bytes> {
+    let asked = Asked::piece(object, role);
+    let piece = reader.fetch(loc.with_flags(0), &asked, u64::MAX)?.value;
+    if loc.flags() & PARTS == 0 { Ok(piece) } else { join(reader, loc, &asked, &piece) }
 }
 
-fn join(reader: &Reader, list: &[u8]) -> Result<Bytes> {
+/// The places of a piece's parts, as its list has them: each once, none of them a list itself.
+pub fn parts_of(loc: Loc, list: &[u8]) -> Result<Vec<Loc>> {
+    let parts: Option<Vec<Loc>> =
+        list.chunks(8).map(|raw| Loc::from_raw(raw.try_into().map_or(0, u64::from_le_bytes))).collect();
+    let parts = parts.filter(|parts| {
+        let mut offsets: Vec<u64> = parts.iter().map(|part| part.offset()).collect();
+        offsets.sort_unstable();
+        let once = offsets.windows(2).all(|two| two[0] < two[1]) && !offsets.contains(&loc.offset());
+        once && parts.iter().all(|part| part.flags() == 0)
+    });
+    parts.ok_or_else(|| damaged(loc.offset(), "a list of parts"))
+}
+
+fn join(reader: &Reader, loc: Loc, asked: &Asked<'_>, list: &[u8]) -> Result<Bytes> {
     let mut joined = Vec::new();
-    for raw in list.chunks_exact(8) {
-        let part = Loc::from_raw(read_u64(raw, 0)).ok_or_else(|| damaged(0, "a list of parts"))?;
-        joined.extend_from_slice(&reader.fetch(part, u64::MAX)?.value);
+    for part in parts_of(loc, list)? {
+        joined.extend_from_slice(&reader.fetch(part, asked, u64::MAX)?.value);
     }
     Ok(joined.into())
 }

@@ -3,11 +3,16 @@
 //! place → buffer in memory (no system call) → cache → one device read, verified, decompressed, then cached
 //! part of a compressed write → its head and table, cached → the units that it touches
 //!
+//! Whatever is found is compared with what was [`Asked`] for, wherever it was found.
+//!
 //! Invariants:
 //! 1. No byte from the device is handed out before its checksums held, for this place and this life of the segment.
 //! 2. The cache keeps to its budget; what it holds has been verified.
-//! 3. A segment is used again only when nobody reads it any more: whoever takes places from the index and reads them
-//!    keeps [`Segments::pin`] for as long.
+//! 3. Nothing is handed out that was written for another object, space, slot, key or offset.
+//! 4. The keeper lets a segment be used again only when no thread reads it any more: a thread that takes places from the
+//!    index keeps what [`Segments::pin`] returns until it has read them.
+
+mod asked;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,9 +30,10 @@ use crate::format::{
     OpHeader, RECORD_HEADER_BYTES, RecordHeader, decompress_payload, round_up, verify_payload, verify_payload_part,
 };
 use crate::index::Loc;
-use crate::segments::{Lsn, Segments, value_of};
+use crate::segments::{Lsn, SegmentBuffer, Segments, value_of};
 use crate::stages::{Times, sampled};
 use crate::superblocks::device_error;
+pub use asked::{Asked, Sought};
 
 /// Payloads up to this are read whole, verified and cached; of larger ones only the blocks that are asked for.
 const WHOLE_PAYLOAD_BYTES_MAX: usize = 128 << 10;
@@ -54,6 +60,8 @@ enum Key {
 #[derive(Clone)]
 struct Cached {
     header: OpHeader,
+    /// The operation's key, to be compared with what is asked for.
+    key: Bytes,
     bytes: Bytes,
 }
 
@@ -62,7 +70,7 @@ struct ByBytes;
 
 impl Weighter<Key, Cached> for ByBytes {
     fn weight(&self, _: &Key, value: &Cached) -> u64 {
-        value.bytes.len() as u64 + 128
+        (value.bytes.len() + value.key.len()) as u64 + 128
     }
 }
 
@@ -126,61 +134,73 @@ impl Reader {
     }
 
     /// The payload at `loc` if it is in memory and not compressed there.
-    pub fn peek(&self, loc: Loc, durable: Lsn) -> Option<Found> {
-        let offset = loc.offset();
-        let from_buffer = self.segments.with_buffer(offset, |buffer, start| {
-            let head_len = OP_HEADER_BYTES.min(buffer.len() - start);
-            // SAFETY: the index only points at finished operations.
-            let header = OpHeader::decode_trusted(unsafe { buffer.range(start, head_len) })?;
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it is not what was asked for.
+    pub fn peek(&self, loc: Loc, asked: &Asked<'_>, durable: Lsn) -> Result<Option<Found>> {
+        let from_buffer = self.segments.with_buffer(loc.offset(), |buffer, start| {
+            let header = buffered(buffer, start, loc, asked)?;
             if header.flags & OP_FLAG_COMPRESSED != 0 {
-                return None;
+                return Ok(None);
             }
             let value = value_of(buffer, start + header.payload_start(), header.payload_len as usize);
-            Some(Found { value, wait_to: self.wait_to(loc, &header, durable) })
+            Ok(Some(Found { value, wait_to: self.wait_to(loc, &header, durable) }))
         });
-        if let Some(Some(found)) = from_buffer {
-            return Some(found);
+        if let Some(found) = from_buffer.transpose()?.flatten() {
+            return Ok(Some(found));
         }
-        let cached = self.cache.get(&Key::Payload(loc.raw(), self.generation(loc)))?;
+        let Some(cached) = self.cached(&Key::Payload(loc.raw(), self.generation(loc)), loc, asked)? else {
+            return Ok(None);
+        };
         self.counters.cache_hits.fetch_add(1, Ordering::Relaxed);
-        Some(Found { wait_to: self.wait_to(loc, &cached.header, durable), value: cached.bytes })
+        Ok(Some(Found { wait_to: self.wait_to(loc, &cached.header, durable), value: cached.bytes }))
+    }
+
+    /// What the cache has, if it is what was asked for.
+    fn cached(&self, key: &Key, loc: Loc, asked: &Asked<'_>) -> Result<Option<Cached>> {
+        let Some(cached) = self.cache.get(key) else { return Ok(None) };
+        if asked.is(&cached.header, &cached.key) {
+            return Ok(Some(cached));
+        }
+        Err(asked.mismatch(loc, &cached.header, &cached.key))
     }
 
     /// The whole payload at `loc`.
     ///
     /// # Errors
     /// [`Error::Corrupt`] with the place, [`Error::Io`].
-    pub fn fetch(&self, loc: Loc, durable: Lsn) -> Result<Found> {
-        if let Some(found) = self.peek(loc, durable) {
+    pub fn fetch(&self, loc: Loc, asked: &Asked<'_>, durable: Lsn) -> Result<Found> {
+        if let Some(found) = self.peek(loc, asked, durable)? {
             return Ok(found);
         }
-        if let Some((header, stored)) = self.in_buffer(loc) {
+        if let Some((header, stored)) = self.in_buffer(loc, asked)? {
             let value = self.unpacked(loc, &header, stored)?;
             return Ok(Found { value, wait_to: self.wait_to(loc, &header, durable) });
         }
         let operation = self.read_device(loc.offset(), self.clamp_span(loc))?;
         let began = sampled();
         let header = self.decode(&operation, loc)?;
+        asked.compare(loc, &header, &operation)?;
         if !verify_payload(&header, &operation) {
             return Err(corrupt(loc, &header, "payload"));
         }
         self.counters.verify.add_since(began);
         let wait_to = self.wait_to(loc, &header, durable);
-        let stored = Bytes::from(operation).slice(header.payload_start()..header.payload_end());
-        let value = self.unpacked(loc, &header, stored)?;
-        self.cache.insert(Key::Payload(loc.raw(), self.generation(loc)), Cached { header, bytes: value.clone() });
+        let operation = Bytes::from(operation);
+        let key = key_of(&operation, &header);
+        let value = self.unpacked(loc, &header, operation.slice(header.payload_start()..header.payload_end()))?;
+        let cached = Cached { header, key, bytes: value.clone() };
+        self.cache.insert(Key::Payload(loc.raw(), self.generation(loc)), cached);
         Ok(Found { value, wait_to })
     }
 
     /// Header and stored payload of the operation at `loc` if it is in a buffer.
-    fn in_buffer(&self, loc: Loc) -> Option<(OpHeader, Bytes)> {
+    fn in_buffer(&self, loc: Loc, asked: &Asked<'_>) -> Result<Option<(OpHeader, Bytes)>> {
         let found = self.segments.with_buffer(loc.offset(), |buffer, start| {
-            let head_len = OP_HEADER_BYTES.min(buffer.len() - start);
-            // SAFETY: the index only points at finished operations.
-            let header = OpHeader::decode_trusted(unsafe { buffer.range(start, head_len) })?;
-            Some((header, value_of(buffer, start + header.payload_start(), header.payload_len as usize)))
+            let header = buffered(buffer, start, loc, asked)?;
+            Ok((header, value_of(buffer, start + header.payload_start(), header.payload_len as usize)))
         });
-        found.flatten()
+        found.transpose()
     }
 
     /// The value that a verified payload holds.
@@ -200,10 +220,12 @@ impl Reader {
     ///
     /// # Errors
     /// As [`Reader::fetch`].
-    pub fn fetch_run(&self, locs: &[Loc]) -> Result<Vec<Bytes>> {
+    pub fn fetch_run(&self, locs: &[Loc], asked: &[Asked<'_>]) -> Result<Vec<Bytes>> {
         let mut values = Vec::with_capacity(locs.len());
         self.verify_run(locs, &mut |found| {
             let (header, operation) = found?;
+            let at = values.len();
+            asked[at].compare(locs[at], &header, operation)?;
             values.push(Bytes::copy_from_slice(&operation[header.payload_start()..header.payload_end()]));
             Ok(())
         })?;
@@ -248,40 +270,38 @@ impl Reader {
     ///
     /// # Errors
     /// As [`Reader::fetch`].
-    pub fn fetch_part(&self, loc: Loc, skip: u32, len: u32, durable: Lsn) -> Result<Found> {
+    pub fn fetch_part(&self, loc: Loc, asked: &Asked<'_>, skip: u32, len: u32, durable: Lsn) -> Result<Found> {
         let range = skip as usize..skip as usize + len as usize;
         if loc.is_compressed() {
-            return self.fetch_units(loc, skip..skip + len, durable);
+            return self.fetch_units(loc, asked, skip..skip + len, durable);
         }
         let in_buffer = self.segments.with_buffer(loc.offset(), |buffer, start| {
-            let head_len = OP_HEADER_BYTES.min(buffer.len() - start);
-            // SAFETY: the index only points at finished operations.
-            let header = OpHeader::decode_trusted(unsafe { buffer.range(start, head_len) })?;
+            let header = buffered(buffer, start, loc, asked)?;
             if range.end > header.payload_len as usize || header.flags & OP_FLAG_COMPRESSED != 0 {
-                return None;
+                return Err(short_payload(loc));
             }
             let value = value_of(buffer, start + header.payload_start() + range.start, range.len());
-            Some(Found { value, wait_to: self.wait_to(loc, &header, durable) })
+            Ok(Found { value, wait_to: self.wait_to(loc, &header, durable) })
         });
-        if let Some(Some(found)) = in_buffer {
-            return Ok(found);
+        if let Some(found) = in_buffer {
+            return found;
         }
         if (self.clamp_span(loc) as usize) <= WHOLE_PAYLOAD_BYTES_MAX {
-            let found = self.fetch(loc, durable)?;
+            let found = self.fetch(loc, asked, durable)?;
             if range.end > found.value.len() {
                 return Err(short_payload(loc));
             }
             return Ok(Found { value: found.value.slice(range), ..found });
         }
-        self.fetch_blocks(loc, range, durable)
+        self.fetch_blocks(loc, asked, range, durable)
     }
 
     /// Reads only the blocks of a large payload that `range` touches.
-    fn fetch_blocks(&self, loc: Loc, range: Range<usize>, durable: Lsn) -> Result<Found> {
-        let head = match self.cache.get(&Key::Head(loc.raw(), self.generation(loc))) {
+    fn fetch_blocks(&self, loc: Loc, asked: &Asked<'_>, range: Range<usize>, durable: Lsn) -> Result<Found> {
+        let head = match self.cached(&Key::Head(loc.raw(), self.generation(loc)), loc, asked)? {
             Some(head) => head,
             // Key and checksums of 16 MiB fit in this: header 32, key up to 64 KiB, 4 bytes for each 4 KiB.
-            None => self.read_head(loc, OP_HEADER_BYTES + (1 << 16) + 8)?.0,
+            None => self.read_head(loc, asked, OP_HEADER_BYTES + (1 << 16) + 8)?.0,
         };
         let header = head.header;
         if range.end > header.payload_len as usize || header.flags & OP_FLAG_COMPRESSED != 0 {
@@ -318,18 +338,18 @@ impl Reader {
 
     /// Part of a compressed write: reads and decompresses only the units that `range` touches. Those that it does not cover
     /// are kept in the cache, since their rest is probably read next.
-    fn fetch_units(&self, loc: Loc, range: Range<u32>, durable: Lsn) -> Result<Found> {
-        let buffered = self.in_buffer(loc);
+    fn fetch_units(&self, loc: Loc, asked: &Asked<'_>, range: Range<u32>, durable: Lsn) -> Result<Found> {
+        let buffered = self.in_buffer(loc, asked)?;
         let mut known = Vec::new();
         let head = match &buffered {
-            Some((header, _)) => Cached { header: *header, bytes: Bytes::new() },
-            None => match self.cache.get(&Key::Head(loc.raw(), self.generation(loc))) {
+            Some((header, _)) => Cached { header: *header, key: Bytes::new(), bytes: Bytes::new() },
+            None => match self.cached(&Key::Head(loc.raw(), self.generation(loc)), loc, asked)? {
                 Some(head) => head,
                 None => {
                     // A write has no key but the few bytes that moving adds. Of a small one everything is read at once.
                     let more =
                         if self.clamp_span(loc) <= HEAD_READ_MAX { HEAD_READ_MAX as usize } else { WRITE_HEAD_BYTES };
-                    let (head, bytes) = self.read_head(loc, more)?;
+                    let (head, bytes) = self.read_head(loc, asked, more)?;
                     known = bytes;
                     head
                 }
@@ -352,6 +372,7 @@ impl Reader {
         let key = |unit| Key::Unit(loc.raw(), self.generation(loc), unit);
         let units = table.units_of(range.clone());
         let mut parts: SmallVec<[Option<Bytes>; 2]> = SmallVec::new();
+        // Units are kept with the head that they were found by, which was compared.
         parts.extend(units.clone().map(|unit| self.cache.get(&key(unit)).map(|cached| cached.bytes)));
         let missing = |part: &Option<Bytes>| part.is_none();
         if let Some(first) = parts.iter().position(missing) {
@@ -377,7 +398,7 @@ impl Reader {
                 if within.start < range.start || within.end > range.end {
                     // A copy: a slice would keep its neighbours in memory as well.
                     let bytes = if part.len() == raw.len() { part.clone() } else { Bytes::copy_from_slice(&part) };
-                    self.cache.insert(key(unit), Cached { header, bytes });
+                    self.cache.insert(key(unit), Cached { header, key: Bytes::new(), bytes });
                 }
                 parts[(unit - units.start) as usize] = Some(part);
             }
@@ -402,16 +423,18 @@ impl Reader {
 
     /// Reads and verifies a large operation's header, key and block checksums, and of a compressed payload its table; returns
     /// the operation's first bytes as well. `more` is what to read beyond the checksums.
-    fn read_head(&self, loc: Loc, more: usize) -> Result<(Cached, Vec<u8>)> {
+    fn read_head(&self, loc: Loc, asked: &Asked<'_>, more: usize) -> Result<(Cached, Vec<u8>)> {
         let span = self.clamp_span(loc);
         let bytes = self.read_device(loc.offset(), span.min(more as u64 + span / 1024))?;
         let header = self.decode(&bytes, loc)?;
+        asked.compare(loc, &header, &bytes)?;
         let crcs_start = OP_HEADER_BYTES + usize::from(header.key_len);
         let crcs = bytes.get(crcs_start..header.payload_start()).ok_or_else(|| corrupt(loc, &header, "length"))?;
         if header.crcs_bytes() > 0 && crc32c::crc32c(crcs) != header.payload_crc {
             return Err(corrupt(loc, &header, "block checksums"));
         }
-        let mut head = Cached { header, bytes: Bytes::copy_from_slice(crcs) };
+        let key = Bytes::copy_from_slice(&bytes[OP_HEADER_BYTES..crcs_start]);
+        let mut head = Cached { header, key, bytes: Bytes::copy_from_slice(crcs) };
         if header.flags & OP_FLAG_COMPRESSED != 0 {
             let nonsense = || not_compressed(loc, &header);
             let payload_len = header.payload_len as usize;
@@ -447,6 +470,27 @@ impl Reader {
         read.map_err(|error| device_error(&format!("reading {len} bytes at device offset {offset}"), error))?;
         Ok(bytes)
     }
+}
+
+/// The header of an operation in a segment's buffer, if the operation is what was asked for.
+#[inline]
+fn buffered(buffer: &SegmentBuffer, start: usize, loc: Loc, asked: &Asked<'_>) -> Result<OpHeader> {
+    let nonsense = |what: &str| Error::Corrupt { offset: loc.offset(), what: what.into() };
+    // SAFETY: the index only points at finished operations; an index that points elsewhere is told by what it finds.
+    let rest = unsafe { buffer.range(start, buffer.len() - start) };
+    let header = OpHeader::decode_trusted(rest).ok_or_else(|| nonsense("no operation stands there in memory"))?;
+    asked.compare(loc, &header, rest)?;
+    if header.payload_end() > rest.len() {
+        return Err(nonsense("the operation there reaches past its segment"));
+    }
+    Ok(header)
+}
+
+/// An operation's key. A short one shares the operation's memory with its value.
+fn key_of(operation: &Bytes, header: &OpHeader) -> Bytes {
+    let key = OP_HEADER_BYTES..OP_HEADER_BYTES + usize::from(header.key_len);
+    // What is decompressed leaves the operation behind.
+    if header.flags & OP_FLAG_COMPRESSED == 0 { operation.slice(key) } else { Bytes::copy_from_slice(&operation[key]) }
 }
 
 fn corrupt(loc: Loc, header: &OpHeader, part: &str) -> Error {
@@ -528,5 +572,106 @@ impl<'a> SegmentView<'a> {
             }
             None
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use esker_device::MemoryDevice;
+
+    use super::*;
+    use crate::format::{Role, Space, checksum_payload, encode_operation};
+
+    const SEGMENT_BYTES: u64 = 64 << 10;
+    const BASE: u64 = SEGMENT_BYTES;
+
+    fn header(kind: Kind, object: u64, argument: u64) -> OpHeader {
+        OpHeader { kind, flags: 0, key_len: 0, payload_len: 0, object, argument, payload_crc: 0 }
+    }
+
+    /// One operation each of what readers ask for, in a buffer (or not) and on the device; and their places.
+    fn operations(in_memory: bool) -> (Reader, Vec<Loc>) {
+        let device = Arc::new(MemoryDevice::new(4 * SEGMENT_BYTES));
+        let segments = Arc::new(Segments::new(SEGMENT_BYTES, 1, 4, 0));
+        segments.place(1, 7, 0, 0, false);
+        let buffer = segments.new_buffer().unwrap();
+        let (mut at, mut locs) = (4096, Vec::new());
+        let page = Role::Page(Space::Omap, 3).argument();
+        let ops = [
+            (header(Kind::SlotSet, 1, 9), &b""[..]),
+            (header(Kind::OmapSet, 1, 0), b"key"),
+            (header(Kind::Write, 1, 4096), b""),
+            (header(Kind::Index, 1, page), b""),
+        ];
+        for (header, key) in ops {
+            let payload = [header.kind as u8; 100];
+            let sums = checksum_payload(&payload);
+            // SAFETY: nobody else knows of the buffer.
+            let bytes = unsafe { buffer.range_mut(at, SEGMENT_BYTES as usize - at) };
+            let len = encode_operation(header, key, &payload, &sums, bytes, 5, 7, BASE + at as u64);
+            locs.push(Loc::new(BASE + at as u64, len, 0));
+            at += len as usize;
+        }
+        // SAFETY: as above.
+        device.write(BASE, unsafe { buffer.range(0, SEGMENT_BYTES as usize) }).unwrap();
+        if in_memory {
+            segments.publish_buffer(1, Arc::new(buffer));
+        }
+        (Reader::new(device, segments, 5, 1 << 20), locs)
+    }
+
+    fn asked(object: u64, what: Sought<'_>) -> Asked<'_> {
+        Asked { object: Some(object), what }
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_never_handed_out() {
+        for in_memory in [true, false] {
+            let (reader, locs) = operations(in_memory);
+            let right = [
+                asked(1, Sought::Slot(9)),
+                asked(1, Sought::Omap(b"key")),
+                asked(1, Sought::Data(Some(4096))),
+                Asked::piece(1, Role::Page(Space::Omap, 3)),
+            ];
+            let wrong = [
+                asked(1, Sought::Slot(8)),
+                asked(2, Sought::Slot(9)),
+                asked(1, Sought::Omap(b"kez")),
+                asked(1, Sought::Omap(b"ke")),
+                asked(2, Sought::Omap(b"key")),
+                asked(1, Sought::Data(Some(0))),
+                asked(2, Sought::Data(Some(4096))),
+                Asked::piece(1, Role::Page(Space::Omap, 4)),
+                Asked::piece(1, Role::Page(Space::Slots, 3)),
+                Asked::piece(2, Role::Page(Space::Omap, 3)),
+            ];
+            // Twice: the second time from the cache, if not from memory.
+            for round in 0..2 {
+                for (number, loc) in locs.iter().enumerate() {
+                    for (other, wanted) in right.iter().enumerate() {
+                        let holds = other == number;
+                        assert_eq!(reader.fetch(*loc, wanted, 0).is_ok(), holds, "{round} {number} {other}");
+                        assert_eq!(reader.fetch_part(*loc, wanted, 10, 20, 0).is_ok(), holds, "{number} {other}");
+                        assert_eq!(reader.fetch_run(&[*loc], &[*wanted]).is_ok(), holds, "{number} {other}");
+                    }
+                    for wanted in &wrong {
+                        let Err(error) = reader.fetch(*loc, wanted, 0) else { panic!("{wanted} is {number}") };
+                        assert!(matches!(error, Error::Corrupt { offset, .. } if offset == loc.offset()), "{error}");
+                        assert!(reader.fetch_part(*loc, wanted, 0, 100, 0).is_err(), "{wanted} is {number}");
+                        assert!(reader.fetch_run(&[*loc], &[*wanted]).is_err(), "{wanted} is {number}");
+                    }
+                }
+            }
+            let Err(error) = reader.fetch(locs[1], &wrong[2], 0) else { panic!("another key") };
+            let both = ["key kez of object number 1 was asked for", "key key of object number 1 stands there"];
+            assert!(both.iter().all(|part| error.to_string().contains(part)), "{error}");
+            // A clone may have what was written for another object, but not another slot.
+            let shared = |what| Asked { object: None, what };
+            assert!(reader.fetch(locs[0], &shared(Sought::Slot(9)), 0).is_ok());
+            assert!(reader.fetch(locs[0], &shared(Sought::Slot(8)), 0).is_err());
+            assert!(reader.fetch(locs[2], &shared(Sought::Data(None)), 0).is_ok());
+            assert!(reader.fetch(locs[0], &shared(Sought::Data(None)), 0).is_err());
+        }
     }
 }

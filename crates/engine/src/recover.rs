@@ -2,15 +2,18 @@
 //!
 //! superblocks → segment headers → chain by generation → records → index
 //!
-//! A record that does not hold is either the torn end of the log or damage. Groups tell which: a record of group
-//! g + 1 is written only after group g was synced. So with the log good up to group g, a valid record further on
-//! proves damage if its group is so late that the bad one must have been durable; else the bad one belongs to the
-//! last, unsynced group, and the log ends there.
+//! A record that does not hold is either the torn end of the log or damage. What is known tells which: the log went on
+//! to where a later segment's header says that it left this one, and to where a superblock says that it was durable;
+//! what does not hold before is damage, whatever stands after it. Groups tell the rest: a record of group g + 1 is
+//! written only after group g was synced. So with the log good up to group g, a valid record further on proves damage
+//! if its group is so late that the bad one must have been durable; else the bad one belongs to the last, unsynced
+//! group, and the log ends there.
 //!
 //! Invariants:
 //! 1. What is applied is a prefix of the log.
 //! 2. The log is never found to end before the point that the superblock says was durable: that is damage.
-//! 3. Nothing is allocated by a length found on the device before its checksum held.
+//! 3. No record is passed over: sequence numbers and groups go on without a gap.
+//! 4. Nothing is allocated by a length found on the device before its checksum held.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +27,7 @@ use crate::format::{
 };
 use crate::reader::each_operation;
 use crate::segments::SegmentBuffer;
-use crate::superblocks::{FoundSuperblock, device_error, first_segment};
+use crate::superblocks::{device_error, first_segment};
 
 /// One segment of the log.
 #[derive(Clone, Copy, Debug)]
@@ -47,35 +50,78 @@ pub struct Chain {
     /// Segments with a valid header that are not replayed: log that a checkpoint covers, and cold ones. Nothing may
     /// point to them any more.
     pub others: Vec<SegmentHeader>,
+    /// The header of the first link is lost.
+    pub begin_lost: bool,
 }
 
-/// Reads all segment headers and links those that are to be replayed.
+/// What stands in the first blocks of all segments.
+#[derive(Debug)]
+pub struct Headers {
+    /// Headers that hold.
+    pub known: Vec<SegmentHeader>,
+    /// Segments without one whose first two blocks are not zero.
+    pub headless: Vec<u64>,
+}
+
+/// Reads all segment headers.
 ///
 /// # Errors
-/// [`Error::Corrupt`] when a segment that the log passes through has no valid header.
-pub fn find_chain(device: &dyn Device, superblock: &Superblock) -> Result<Chain> {
+/// [`Error::Io`].
+pub fn find_headers(device: &dyn Device, superblock: &Superblock) -> Result<Headers> {
     let segment_bytes = superblock.segment_bytes;
-    let block = u64::from(superblock.block_bytes);
-    let mut headers: HashMap<u32, SegmentHeader> = HashMap::new();
-    let mut headless = Vec::new();
-    let mut start = vec![0; 2 * block as usize];
-    let mut others = Vec::new();
+    let mut start = vec![0; 2 * superblock.block_bytes as usize];
+    let mut headers = Headers { known: Vec::new(), headless: Vec::new() };
     for segment in first_segment(superblock)..superblock.device_len / segment_bytes {
         let offset = segment * segment_bytes;
         let read = device.read(offset, &mut start);
         read.map_err(|error| device_error(&format!("reading the header of segment {segment} at {offset}"), error))?;
         match SegmentHeader::decode(&start, &superblock.uuid, segment) {
-            Some(header) if header.stream == Stream::Cold || header.generation < superblock.replay.generation => {
-                others.push(header);
-            }
-            Some(header) => {
-                headers.insert(header.generation, header);
-            }
-            None if start.iter().any(|byte| *byte != 0) => headless.push(segment),
+            Some(header) => headers.known.push(header),
+            None if start.iter().any(|byte| *byte != 0) => headers.headless.push(segment),
             None => {}
         }
     }
-    let last = headers.keys().copied().max().unwrap_or(superblock.replay.generation);
+    Ok(headers)
+}
+
+/// Links the segments that are to be replayed after what the checkpoint of `superblock` covers.
+///
+/// The first of them is known from the superblock, so that its header may be lost.
+///
+/// # Errors
+/// [`Error::Corrupt`] when another segment that the log passes through has no valid header.
+pub fn find_chain(found: &Headers, superblock: &Superblock) -> Result<Chain> {
+    let segment_bytes = superblock.segment_bytes;
+    let replay = superblock.replay;
+    let (mut headers, mut others): (HashMap<u32, SegmentHeader>, _) = (HashMap::new(), Vec::new());
+    for header in &found.known {
+        if header.stream == Stream::Cold || header.generation < replay.generation {
+            others.push(*header);
+        } else {
+            headers.insert(header.generation, *header);
+        }
+    }
+    let begins_in = replay.offset / segment_bytes;
+    let on_device = first_segment(superblock)..superblock.device_len / segment_bytes;
+    let begin_lost = replay.generation != 0
+        && on_device.contains(&begins_in)
+        && !headers.contains_key(&replay.generation)
+        && !found.known.iter().any(|header| header.segment == begins_in && header.generation > replay.generation);
+    if begin_lost {
+        // Of it only the segment and the generation count here.
+        let begin = SegmentHeader {
+            generation: replay.generation,
+            uuid: superblock.uuid,
+            segment: begins_in,
+            previous_end: 0,
+            first_seq: 0,
+            group: replay.group,
+            previous_generation: 0,
+            stream: Stream::Log,
+        };
+        headers.insert(replay.generation, begin);
+    }
+    let last = headers.keys().copied().max().unwrap_or(replay.generation);
     let generation_max = others.iter().map(|header| header.generation).max().unwrap_or(0).max(last);
     let mut links = Vec::new();
     let mut next = (last > 0).then_some((last, None));
@@ -96,18 +142,26 @@ pub fn find_chain(device: &dyn Device, superblock: &Superblock) -> Result<Chain>
                 what: format!("segment generation {generation} claims to follow generation {before}"),
             });
         }
-        let more = before > 0 && generation > superblock.replay.generation;
+        let more = before > 0 && generation > replay.generation;
         next = more.then(|| (before, Some(header.previous_end % segment_bytes)));
     }
     links.reverse();
     let begins = links.first().map_or(0, |link: &ChainLink| link.header.generation);
-    if superblock.replay.generation != 0 && begins != superblock.replay.generation {
+    if replay.generation != 0 && begins != replay.generation {
         return Err(Error::Corrupt {
-            offset: superblock.replay.offset,
+            offset: replay.offset,
             what: format!("the log goes on with generation {begins}, not where the checkpoint ends"),
         });
     }
-    Ok(Chain { links, headless, generation_max, others })
+    Ok(Chain { links, headless: found.headless.clone(), generation_max, others, begin_lost })
+}
+
+/// The generation that the records of a segment have whose header is lost, and whether they are those of a cold one.
+pub fn generation_of(bytes: &[u8], base: u64, block: u64, seed: u32) -> Option<(u32, bool)> {
+    let decode = |at: usize| RecordHeader::decode(&bytes[at..], seed, base + at as u64);
+    let mut found = (round_up(block, RECORD_ALIGN) as usize..bytes.len()).step_by(RECORD_ALIGN as usize);
+    // Records of cold segments have no number of their own.
+    found.find_map(decode).map(|record| (record.generation, record.seq == 0 && record.group == 0))
 }
 
 /// Where the log ends.
@@ -148,6 +202,10 @@ pub struct RecoveryReport {
     pub clean: bool,
     /// Blocks among the superblocks that do not hold; another copy was used.
     pub damaged_superblocks: u64,
+    /// Checkpoints that do not hold: an older one and the log after it were used.
+    pub checkpoints_passed_over: u64,
+    /// Segments in use whose headers do not hold.
+    pub damaged_segments: u64,
     /// How long it took.
     pub elapsed: Duration,
 }
@@ -179,13 +237,8 @@ enum Parsed {
 
 impl<'a> Walk<'a> {
     /// A walk over the log of this store.
-    pub fn new(device: &'a dyn Device, found: &'a FoundSuperblock) -> Self {
-        let report = RecoveryReport {
-            clean: found.superblock.clean,
-            damaged_superblocks: found.damaged,
-            ..RecoveryReport::default()
-        };
-        let superblock = &found.superblock;
+    pub fn new(device: &'a dyn Device, superblock: &'a Superblock, damaged_superblocks: u64) -> Self {
+        let report = RecoveryReport { clean: superblock.clean, damaged_superblocks, ..RecoveryReport::default() };
         Self {
             device,
             superblock,
@@ -253,6 +306,20 @@ impl<'a> Walk<'a> {
         let read_to = exact_end.map_or(len, |end| round_up(end, block) as usize).max(at as usize);
         let read = self.device.read(base + at, &mut buffer.whole_mut()[at as usize..read_to]);
         read.map_err(|error| device_error(&format!("reading segment {} at {base}", link.header.segment), error))?;
+        if number > 0 && (link.header.first_seq, link.header.group) != (self.end.seq + 1, self.end.group + 1) {
+            // The header was written when the log left the segment before, all of it durable.
+            return Err(Error::Corrupt {
+                offset: base,
+                what: format!(
+                    "segment {} begins after sequence number {} and group {}; before it the log goes to {} and {}",
+                    link.header.segment,
+                    link.header.first_seq.saturating_sub(1),
+                    link.header.group.saturating_sub(1),
+                    self.end.seq,
+                    self.end.group
+                ),
+            });
+        }
         self.report.segments += 1;
         let buffer = Arc::new(buffer);
         replay.segment(&link.header, &buffer);
@@ -316,6 +383,20 @@ impl<'a> Walk<'a> {
                     if (link.end.is_some() || exact) && padded && next_block >= stop {
                         break;
                     }
+                    if link.end.is_some() || exact {
+                        // A header is written only when the log before it is durable, up to where it says that it left
+                        // it.
+                        let known = if exact { "the store was closed" } else { "the next segment was begun" };
+                        return Err(Error::Corrupt {
+                            offset: base + at,
+                            what: format!(
+                                "the record after sequence number {} (group {}) does not hold, but the log went on to device offset {} before {known}",
+                                self.end.seq,
+                                self.end.group,
+                                base + stop
+                            ),
+                        });
+                    }
                     self.classify(chain, number, bytes, base, at)?;
                     self.end.clean_after = bytes[self.end.offset as usize..].iter().all(|byte| *byte == 0);
                     if !self.end.clean_after {
@@ -337,9 +418,11 @@ impl<'a> Walk<'a> {
         if header.generation != generation || header.len as usize > rest.len() {
             return Parsed::Bad;
         }
-        // A group end repeats the sequence number of the last record; all else grows.
-        let in_order = if header.ends_group() { header.seq >= self.end.seq } else { header.seq > self.end.seq };
-        if !in_order || header.group < self.end.group {
+        // A group end repeats the sequence number of the last record; all else grows, by one, so that none is passed
+        // over.
+        let seq = self.end.seq + u64::from(!header.ends_group());
+        let group = self.end.group + u64::from(self.end.group_ended);
+        if (header.seq, header.group) != (seq, group) || header.ends_group() && self.end.group_ended {
             return Parsed::Bad;
         }
         let body = &rest[RECORD_HEADER_BYTES..header.len as usize];

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
@@ -167,6 +167,8 @@ struct Entry {
     range: Mutex<(u32, u64, u64)>,
     /// Where the log left it: what stands behind counts for nothing.
     end: AtomicU64,
+    /// A [`Damage`].
+    damage: AtomicU8,
     buffer: ArcSwapOption<SegmentBuffer>,
 }
 
@@ -182,10 +184,40 @@ impl Default for Entry {
             filled: AtomicU64::new(0),
             range: Mutex::default(),
             end: AtomicU64::new(u64::MAX),
+            damage: AtomicU8::new(Damage::None as u8),
             buffer: ArcSwapOption::empty(),
         }
     }
 }
+
+/// What is known of damage in a segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Damage {
+    /// None.
+    #[default]
+    None = 0,
+    /// Something in it does not hold.
+    Part = 1,
+    /// Its header does not hold: its generation is known from elsewhere.
+    Header = 2,
+    /// Neither its header nor anything that tells its generation: nothing of it can be read.
+    Whole = 3,
+}
+
+impl Damage {
+    fn from_u8(damage: u8) -> Self {
+        match damage {
+            0 => Self::None,
+            1 => Self::Part,
+            2 => Self::Header,
+            _ => Self::Whole,
+        }
+    }
+}
+
+/// The generation that a segment counts as whose own is lost: nothing that stands anywhere has it.
+pub const GENERATION_LOST: u32 = u32::MAX - 1;
 
 /// How often the table can double: from the smallest device of the smallest segments to the largest.
 const DOUBLINGS: usize = 32;
@@ -255,6 +287,8 @@ pub struct Usage {
     pub filled: u64,
     /// Where the log left it, as an offset in the segment: what stands behind counts for nothing.
     pub end: u64,
+    /// What is known of damage in it.
+    pub damage: Damage,
 }
 
 /// All segments of a device.
@@ -321,6 +355,11 @@ impl Segments {
     /// Number of segments that can hold log.
     pub fn log_segments(&self) -> u64 {
         self.entries.len() - self.first
+    }
+
+    /// Bytes of the device, superblocks included.
+    pub fn device_bytes(&self) -> u64 {
+        self.entries.len() * self.segment_bytes
     }
 
     /// Number of free segments.
@@ -436,7 +475,21 @@ impl Segments {
             index: entry.index.load(Ordering::Acquire).max(0) as u64,
             filled: entry.filled.load(Ordering::Acquire),
             end: entry.end.load(Ordering::Acquire).min(self.segment_bytes),
+            damage: Damage::from_u8(entry.damage.load(Ordering::Acquire)),
         })
+    }
+
+    /// Notes damage in a segment, whose life of `generation` goes on; whether that is worse than what was known.
+    pub fn note_damage(&self, segment: u64, generation: u32, damage: Damage) -> bool {
+        let entry = self.entries.get(segment).filter(|entry| entry.generation.load(Ordering::Acquire) == generation);
+        entry.is_some_and(|entry| entry.damage.fetch_max(damage as u8, Ordering::AcqRel) < damage as u8)
+    }
+
+    /// Segments that nobody has placed and that something points to all the same.
+    pub fn pointed_to_unplaced(&self) -> Vec<u64> {
+        let points = |entry: &Entry| entry.live.load(Ordering::Acquire) > 0 || entry.index.load(Ordering::Acquire) > 0;
+        let lost = |segment: &u64| self.generation(*segment) == 0 && self.entries.get(*segment).is_some_and(points);
+        (self.first..self.entries.len()).filter(lost).collect()
     }
 
     /// All segments in use.
@@ -453,6 +506,7 @@ impl Segments {
         self.index_bytes.fetch_sub(entry.index.swap(0, Ordering::AcqRel), Ordering::AcqRel);
         entry.filled.store(0, Ordering::Release);
         entry.end.store(u64::MAX, Ordering::Release);
+        entry.damage.store(Damage::None as u8, Ordering::Release);
         let buffer = entry.buffer.swap(None);
         let mut lists = self.lists.lock();
         lists.recent.retain(|recent| *recent != segment);

@@ -7,8 +7,8 @@ use std::ops::Bound;
 
 use bytes::Bytes;
 
-use crate::format::{Kind, Relocated, Space, WEIGHT_WHOLE, each_relocated, read_u64};
-use crate::index::{Dropped, Extents, Loc, Missing, PageId, Slots, Tree};
+use crate::format::{Kind, Relocated, Space, WEIGHT_WHOLE, clone_range_words, each_relocated};
+use crate::index::{Dropped, Extent, Extents, Loc, Missing, PageId, Slots, Tree};
 use crate::segments::Segments;
 
 /// A space of fewer bytes has one page at most, which checkpoints may not write as such.
@@ -27,11 +27,26 @@ pub struct Spaces {
     pub omap: Tree<Loc>,
     /// Numbers to places.
     pub slots: Slots,
-    /// Some entries may point to operations that were written for another object or another offset.
+    /// Some entries may point to operations that were written for another object.
     pub shares: bool,
+    /// Some extents may point to operations that were written for another offset.
+    pub shifted: bool,
 }
 
 impl Spaces {
+    /// The object number that operations behind the entries of object `number` have; `None` where it may be another's.
+    #[inline]
+    pub fn owner(&self, number: u64) -> Option<u64> {
+        (!self.shares).then_some(number)
+    }
+
+    /// The offset that the payload of an extent at `offset` was written to, where that is known.
+    #[inline]
+    pub fn written_at(&self, offset: u64, extent: &Extent) -> Option<u64> {
+        // An extent that skips more than stands before it was made by no write of this object.
+        if self.shifted { None } else { Some(offset.wrapping_sub(extent.skip.into())) }
+    }
+
     /// Runs `f` on the offset and the bytes, in 4096ths, of whatever the entries point to.
     ///
     /// # Errors
@@ -189,9 +204,4 @@ impl Spaces {
 /// An 8-byte payload; 0 where it is not one, which decoding has ruled out.
 pub fn word(payload: &[u8]) -> u64 {
     payload.try_into().map_or(0, u64::from_le_bytes)
-}
-
-/// Target, first byte of the source, length and first byte of the target of a [`Kind::CloneRange`].
-pub fn clone_range_words(payload: &[u8]) -> Option<[u64; 4]> {
-    (payload.len() == 32).then(|| [0, 8, 16, 24].map(|at| read_u64(payload, at)))
 }

@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use crate::open::Engine;
+use crate::scrub::ScrubStatus;
+use crate::segments::Damage;
 use crate::stages::{Histogram, Latency, Times};
 
 /// Figures of an open store, at one moment. Counters count since it was opened.
@@ -88,8 +90,10 @@ pub struct Stats {
     pub cleaned_copy_bytes: u64,
     /// Segments made free again.
     pub freed_segments: u64,
-    /// Segments that could not be cleaned because something in them does not hold.
+    /// Segments in use in which something does not hold; they are not written, and what holds is moved elsewhere.
     pub damaged_segments: u64,
+    /// Values that the cleaner found not to hold; each was named in the log.
+    pub lost_values: u64,
     /// Bytes written to cold segments: copies and checkpoints.
     pub cold_write_bytes: u64,
     /// Syncs of cold segments.
@@ -102,6 +106,14 @@ pub struct Stats {
     pub slow_calls: u64,
     /// Reads of the device that failed and were tried again.
     pub read_retries: u64,
+    /// Calls of the device that have not come back for longer than that.
+    pub hanging_calls: u64,
+    /// How long the oldest call under way has been, in milliseconds.
+    pub oldest_call_ms: u64,
+    /// 0: the store's file is where it was; 1: it was removed; 2: its path leads to another file.
+    pub store_file: u64,
+    /// How far the scrubber is.
+    pub scrub: ScrubStatus,
     /// Times of device reads.
     pub read_latency: Latency,
     /// Times of device writes.
@@ -187,12 +199,16 @@ impl Stats {
             ("cleaned_copy_bytes", self.cleaned_copy_bytes),
             ("freed_segments", self.freed_segments),
             ("damaged_segments", self.damaged_segments),
+            ("lost_values", self.lost_values),
             ("cold_write_bytes", self.cold_write_bytes),
             ("cold_syncs", self.cold_syncs),
             ("gate", self.gate),
             ("last_seq", self.last_seq),
             ("slow_calls", self.slow_calls),
             ("read_retries", self.read_retries),
+            ("hanging_calls", self.hanging_calls),
+            ("oldest_call_ms", self.oldest_call_ms),
+            ("store_file", self.store_file),
             ("device_read_p50_us", self.read_latency.p50_us),
             ("device_read_p99_us", self.read_latency.p99_us),
             ("device_read_max_us", self.read_latency.max_us),
@@ -205,6 +221,7 @@ impl Stats {
         ]
         .map(|(name, value)| (name, value.to_string()))
         .into();
+        entries.extend(self.scrub.entries().map(|(name, value)| (name, value.to_string())));
         entries.push(("compression_ratio", format!("{:.3}", self.compression_ratio())));
         entries.push(("write_amplification", format!("{:.3}", self.write_amplification())));
         entries.insert(3, ("slot_index_bytes_per_key", format!("{:.2}", self.slot_index_bytes_per_key())));
@@ -267,6 +284,10 @@ impl Engine {
             read_latency: self.device.reads.latency(),
             write_latency: self.device.writes.latency(),
             sync_latency: self.device.syncs.latency(),
+            hanging_calls: self.device.hanging().calls,
+            oldest_call_ms: self.device.hanging().oldest_ms,
+            store_file: self.device.whereabouts_seen(),
+            scrub: self.scrub_status(),
             ..Stats::default()
         };
         self.objects.for_each(|object| {
@@ -292,6 +313,7 @@ impl Engine {
         }
         for usage in self.segments.in_use() {
             stats.live_bytes += usage.live;
+            stats.damaged_segments += u64::from(usage.damage != Damage::None);
             stats.checkpoint_bytes += usage.index;
         }
         if let (Some(keeper), Some(log)) = (&self.keeper, &self.log) {
@@ -304,7 +326,7 @@ impl Engine {
             stats.cleaned_segments = load(&keeper.counters.cleaned);
             stats.cleaned_copy_bytes = load(&keeper.counters.copied_bytes);
             stats.freed_segments = load(&keeper.counters.freed);
-            stats.damaged_segments = load(&keeper.counters.damaged);
+            stats.lost_values = load(&keeper.counters.lost);
             stats.cold_write_bytes = load(&keeper.cold().written_bytes);
             stats.cold_syncs = load(&keeper.cold().syncs);
             stats.gate = log.gate() as u64;

@@ -26,18 +26,18 @@ use smallvec::SmallVec;
 use crate::commit::{Class, Log, Refused, Reservation, record_header};
 use crate::format::{
     Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OpHeader, Payload, RECORD_HEADER_BYTES, checksum_payload,
-    encode_operation, operation_bytes, place_of,
+    clone_range_words, encode_name, encode_operation, operation_bytes, place_of,
 };
 use crate::index::{Loc, Missing};
 use crate::objects::{Names, Object, ObjectState, Step};
 use crate::open::Engine;
 use crate::pages::bring;
+use crate::reader::{Asked, Sought};
 use crate::segments::Lsn;
-use crate::spaces::clone_range_words;
 use crate::stages::sampled;
 
 use missing::{missing_of, missing_pages};
-use plan::{collection_op, create_object, destination, full_name, made_clone, plan_change, takes_away};
+use plan::{collection_op, create_object, destination, made_clone, plan_change, takes_away};
 
 /// Key of a planned operation: the caller's, or made here.
 enum Key<'t> {
@@ -107,16 +107,19 @@ struct Planned<'t> {
 enum Verdict {
     Holds,
     Fails(usize, Lsn),
-    /// The value there is not in memory: read it without locks, then try again.
-    Fetch(Loc),
+    /// The value that this guard looks at is not in memory: read it without locks, then try again.
+    Fetch(Loc, usize, Option<u64>),
     /// An index page of this target is not in memory.
     Bring(usize, Missing),
+    /// What a guard looks at is damaged.
+    Wrong(Error),
 }
 
 /// Why a value could not be compared yet.
 enum Unknown {
     Value(Loc),
     Page(Missing),
+    Wrong(Error),
 }
 
 impl From<Missing> for Unknown {
@@ -212,10 +215,13 @@ impl Engine {
                     }
                     pinned = Some(self.segments.pin());
                 }
-                Attempt::Fetch(loc) => match self.reader.fetch(loc, self.mark.durable()) {
-                    Ok(found) => fetched.push((loc, found.value)),
-                    Err(error) => return Completion::ready(Err(error)),
-                },
+                Attempt::Fetch(loc, guard, object) => {
+                    let asked = Asked { object, what: sought_by(&txn.guards[guard].condition) };
+                    match self.reader.fetch(loc, &asked, self.mark.durable()) {
+                        Ok(found) => fetched.push((loc, found.value)),
+                        Err(error) => return Completion::ready(Err(error)),
+                    }
+                }
             }
         }
     }
@@ -386,7 +392,8 @@ impl Engine {
     ) -> Attempt {
         match self.guards_hold(&txn.guards, ids, states, fetched) {
             Verdict::Holds => {}
-            Verdict::Fetch(loc) => return Attempt::Fetch(loc),
+            Verdict::Fetch(loc, guard, object) => return Attempt::Fetch(loc, guard, object),
+            Verdict::Wrong(error) => return Attempt::Done(Completion::ready(Err(error))),
             Verdict::Bring(target, missing) => {
                 return Attempt::Bring(vec![(Arc::clone(&targets[target]), vec![missing])]);
             }
@@ -531,8 +538,9 @@ impl Engine {
                     let parts = states[op.target].extents.lookup(from..from.saturating_add(len));
                     let parts: Vec<_> = parts.flatten().collect();
                     let changed = states[op.target].changed_lsn.max(states[op.target].copied_lsn);
+                    let shifted = states[op.target].shifted;
                     let state = &mut states[op.to];
-                    state.take_range(&parts, from, len, to, readers_wait_to, &self.segments);
+                    state.take_range((&parts, shifted), from, len, to, readers_wait_to, &self.segments);
                     // A hole may be the work of a change of the source that is not durable yet.
                     state.changed_lsn = state.changed_lsn.max(changed);
                     state.copied_lsn = state.copied_lsn.max(changed);
@@ -593,12 +601,15 @@ impl Engine {
                 Condition::SlotPresent { index } => {
                     state.slots.get(*index).map(|loc| loc.is_some()).map_err(Unknown::Page)
                 }
-                Condition::OmapEquals { key, value } => self.equals(state.omap.get(key), value, fetched),
-                Condition::SlotEquals { index, value } => self.equals(state.slots.get(*index), value, fetched),
+                Condition::OmapEquals { key, value } => self.equals(state, state.omap.get(key), guard, value, fetched),
+                Condition::SlotEquals { index, value } => {
+                    self.equals(state, state.slots.get(*index), guard, value, fetched)
+                }
             };
             let holds = match compared {
                 Ok(holds) => holds,
-                Err(Unknown::Value(loc)) => return Verdict::Fetch(loc),
+                Err(Unknown::Value(loc)) => return Verdict::Fetch(loc, index, state.owner(state.number)),
+                Err(Unknown::Wrong(error)) => return Verdict::Wrong(error),
                 Err(Unknown::Page(missing)) => return Verdict::Bring(target, missing),
             };
             if !holds {
@@ -617,12 +628,15 @@ impl Engine {
     /// Whether the value at a place is this one, if that can be told from memory.
     fn equals(
         &self,
+        state: &ObjectState,
         loc: std::result::Result<Option<Loc>, Missing>,
+        guard: &Guard,
         value: &Bytes,
         fetched: &Fetched,
     ) -> std::result::Result<bool, Unknown> {
         let Some(loc) = loc? else { return Ok(false) };
-        if let Some(found) = self.reader.peek(loc, Lsn::MAX) {
+        let asked = Asked { object: state.owner(state.number), what: sought_by(&guard.condition) };
+        if let Some(found) = self.reader.peek(loc, &asked, Lsn::MAX).map_err(Unknown::Wrong)? {
             return Ok(found.value == *value);
         }
         match fetched.iter().find(|(at, _)| *at == loc) {
@@ -726,7 +740,7 @@ impl Engine {
                 if numbers[to] != 0 {
                     return Err(Error::Invalid { what: "rename", why: format!("object {to_id} exists") });
                 }
-                let key = Key::Made(full_name(to_id));
+                let key = Key::Made(encode_name(to_id));
                 plan.push(Planned { kind: Kind::Rename, key, ..made_clone(from, to, numbers[from]) });
                 *changes.objects.entry(from_id.collection().clone()).or_default() -= 1;
                 *changes.objects.entry(to_id.collection().clone()).or_default() += 1;
@@ -770,9 +784,18 @@ enum Attempt {
     Retry,
     Busy,
     Full,
-    Fetch(Loc),
+    Fetch(Loc, usize, Option<u64>),
     /// Index pages that are not in memory.
     Bring(Vec<(Arc<Object>, Vec<Missing>)>),
+}
+
+/// The value that a condition compares.
+fn sought_by(condition: &Condition) -> Sought<'_> {
+    match condition {
+        Condition::SlotEquals { index, .. } => Sought::Slot(*index),
+        Condition::OmapEquals { key, .. } => Sought::Omap(key),
+        _ => unreachable!("no other condition compares a value that stands on the device"),
+    }
 }
 
 fn drop_absent(

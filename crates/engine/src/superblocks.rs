@@ -1,8 +1,10 @@
-//! Superblocks: found at opening, then appended to two small segments in turn.
+//! Superblocks: found at opening, then appended to two small segments, to both.
 //!
 //! Invariants:
-//! 1. The newest superblock is never in the segment that is cleared: they take turns.
-//! 2. A superblock is durable when [`Superblocks::write`] returns.
+//! 1. Of each superblock there are two copies, in different segments. A segment is cleared only while the other holds
+//!    the newest, and then begins with the newest that names another checkpoint and with the one before, so that both
+//!    always have the last two superblocks and the last two checkpoints.
+//! 2. A superblock is durable, twice, when [`Superblocks::write`] returns.
 
 use std::sync::Arc;
 
@@ -20,10 +22,37 @@ pub const SUPERBLOCK_SEGMENT_BYTES: u64 = 64 << 10;
 pub struct FoundSuperblock {
     /// The newest valid one.
     pub superblock: Superblock,
+    /// Those before it that hold, newest first, each once.
+    pub older: Vec<Superblock>,
     /// Free block in each of the two superblock segments; `None` when full.
     pub free_blocks: [Option<u64>; 2],
     /// Blocks that hold neither zeros nor a valid superblock.
     pub damaged: u64,
+    /// The same, until the next superblock is written.
+    damaged_at_opening: u64,
+}
+
+/// So many checkpoints are tried at opening, the newest first.
+const CHECKPOINTS_TRIED: usize = 4;
+
+impl FoundSuperblock {
+    /// The superblocks that opening tries, newest first: those that name different checkpoints or places where the log
+    /// goes on. All of them say what the newest does of the store and of the log's end.
+    ///
+    /// An older checkpoint is as good as the newest where all that it needs is still there, which loading it and
+    /// replaying the log after it find out: what a checkpoint frees is used again only after the next one.
+    pub fn candidates(&self) -> Vec<Superblock> {
+        let newest = self.superblock;
+        let mut found: Vec<Superblock> = vec![newest];
+        for older in &self.older {
+            let same = |known: &Superblock| (known.root, known.replay) == (older.root, older.replay);
+            if found.len() < CHECKPOINTS_TRIED && !found.iter().any(same) {
+                let Superblock { root, root_generation, replay, .. } = *older;
+                found.push(Superblock { root, root_generation, replay, ..newest });
+            }
+        }
+        found
+    }
 }
 
 /// The superblocks of an open store.
@@ -43,7 +72,21 @@ impl Superblocks {
         self.found.lock().superblock
     }
 
-    /// Appends the newest superblock with a change to the half that does not hold it.
+    /// Generation from which the log is replayed by the checkpoint before the newest, if one is named.
+    pub fn floor_before(&self) -> Option<u32> {
+        let found = self.found.lock();
+        let other = found.older.iter().filter(|older| older.root != found.superblock.root);
+        other.max_by_key(|older| older.sequence).map(|older| older.replay.generation)
+    }
+
+    /// Goes on from the checkpoint that a superblock names, with the next superblock that is written.
+    pub fn go_on_from(&self, from: &Superblock) {
+        let mut found = self.found.lock();
+        let Superblock { root, root_generation, replay, .. } = *from;
+        found.superblock = Superblock { root, root_generation, replay, ..found.superblock };
+    }
+
+    /// Appends the newest superblock with a change to both segments.
     ///
     /// # Errors
     /// [`Error::Io`]; the newest one before still counts then.
@@ -51,35 +94,93 @@ impl Superblocks {
         let mut found = self.found.lock();
         let mut superblock = found.superblock;
         change(&mut superblock);
-        superblock.sequence += 1;
-        let block = u64::from(superblock.block_bytes);
-        let segment_bytes = superblock.superblock_segment_bytes;
-        let half = (superblock.sequence + 1) % 2;
-        let start = half * segment_bytes;
-        let failed = |error| device_error("writing a superblock", error);
-        let free = match found.free_blocks[half as usize] {
-            Some(free) => free,
-            None => {
-                // Where zones need no reset its space is kept: somebody else might take it.
-                if self.device.geometry().zone_bytes.is_some() {
-                    self.device.discard(start, segment_bytes).map_err(failed)?;
-                } else {
-                    let zeros = vec![0; segment_bytes as usize];
-                    self.device.write(start, &zeros).map_err(failed)?;
-                }
-                self.device.sync().map_err(failed)?;
-                0
-            }
-        };
-        let mut bytes = vec![0; block as usize];
-        superblock.encode(&mut bytes);
-        self.device.write(start + free * block, &bytes).map_err(failed)?;
-        self.device.sync().map_err(failed)?;
-        let blocks = segment_bytes.min(1 << 20) / block;
-        found.free_blocks[half as usize] = (free + 1 < blocks).then_some(free + 1);
-        found.superblock = superblock;
+        // What does not hold may be a newer one, and may be read again one day: none has its number.
+        superblock.sequence += 1 + std::mem::take(&mut found.damaged_at_opening);
+        // One that has room first: then the other may be cleared.
+        let mut roomy = [0, 1];
+        roomy.sort_by_key(|half| found.free_blocks[*half].is_none());
+        for half in roomy {
+            let appended = self.append(&mut found, half, &superblock);
+            appended.map_err(|error| device_error("writing a superblock", error))?;
+        }
+        self.device.sync().map_err(|error| device_error("writing a superblock", error))?;
+        let before = std::mem::replace(&mut found.superblock, superblock);
+        if before.root != superblock.root {
+            // Of older ones nobody asks again.
+            found.older = vec![before];
+        }
         Ok(())
     }
+
+    /// Writes a superblock to a segment, which is cleared if it has no room.
+    fn append(&self, found: &mut FoundSuperblock, half: usize, next: &Superblock) -> esker_device::Result<()> {
+        let block = u64::from(next.block_bytes);
+        let (start, blocks) = (half as u64 * next.superblock_segment_bytes, blocks_of(next));
+        let mut bytes = vec![0; block as usize];
+        next.encode(&mut bytes);
+        if let Some(free) = found.free_blocks[half] {
+            match self.device.write(start + free * block, &bytes) {
+                // A zone that was written further than what stands there tells: what stood at its end is gone.
+                Err(esker_device::Error::NotSequential { .. }) => {}
+                other => {
+                    found.free_blocks[half] = (free + 1 < blocks).then_some(free + 1);
+                    return other;
+                }
+            }
+        }
+        self.device.sync()?;
+        self.stands_in(found, 1 - half)?;
+        self.clear(start, next.superblock_segment_bytes)?;
+        // None stands there if this is as far as it comes.
+        found.free_blocks[half] = Some(0);
+        let other = found.older.iter().find(|older| older.root != found.superblock.root);
+        let all = [other, Some(&found.superblock), Some(next)].into_iter().flatten().collect::<Vec<_>>();
+        let kept = &all[all.len().saturating_sub(blocks as usize)..];
+        let mut bytes = vec![0; kept.len() * block as usize];
+        kept.iter().zip(bytes.chunks_mut(block as usize)).for_each(|(kept, bytes)| kept.encode(bytes));
+        self.device.write(start, &bytes)?;
+        let next = kept.len() as u64;
+        found.free_blocks[half] = (next < blocks).then_some(next);
+        Ok(())
+    }
+
+    /// Sees to it that a segment has the newest superblock, before the other one is cleared: its copy may have rotted.
+    fn stands_in(&self, found: &mut FoundSuperblock, half: usize) -> esker_device::Result<()> {
+        let newest = found.superblock;
+        let (block, blocks) = (u64::from(newest.block_bytes), blocks_of(&newest));
+        let start = half as u64 * newest.superblock_segment_bytes;
+        let mut area = vec![0; (blocks * block) as usize];
+        // What cannot be read is taken for lost.
+        let read = self.device.read(start, &mut area).is_ok();
+        let holds = |bytes: &[u8]| Superblock::decode(bytes).is_ok_and(|found| found.sequence >= newest.sequence);
+        if read && area.chunks(block as usize).any(holds) {
+            return Ok(());
+        }
+        let Some(free) = found.free_blocks[half] else { return Ok(()) };
+        let mut bytes = vec![0; block as usize];
+        newest.encode(&mut bytes);
+        match self.device.write(start + free * block, &bytes) {
+            Err(esker_device::Error::NotSequential { .. }) => return Ok(()),
+            other => other?,
+        }
+        found.free_blocks[half] = (free + 1 < blocks).then_some(free + 1);
+        self.device.sync()
+    }
+
+    fn clear(&self, start: u64, len: u64) -> esker_device::Result<()> {
+        // Where zones need no reset its space is kept: somebody else might take it.
+        if self.device.geometry().zone_bytes.is_some() {
+            self.device.discard(start, len)?;
+        } else {
+            self.device.write(start, &vec![0; len as usize])?;
+        }
+        self.device.sync()
+    }
+}
+
+/// Superblocks that a segment of them has room for.
+fn blocks_of(superblock: &Superblock) -> u64 {
+    superblock.superblock_segment_bytes.min(1 << 20) / u64::from(superblock.block_bytes)
 }
 
 /// Finds the newest superblock.
@@ -97,23 +198,27 @@ pub fn find_superblock(device: &dyn Device) -> Result<FoundSuperblock> {
             why: format!("{name} is {} bytes long, too short for a store: truncated?", geometry.len),
         });
     }
-    let mut newest: Option<Superblock> = None;
+    let mut valid: Vec<Superblock> = Vec::new();
     let mut free_blocks = [None; 2];
     let mut worst = SuperblockError::Empty;
-    let mut damaged = 0;
+    let (mut damaged, mut failed) = (0, None);
     for half in 0..2u64 {
         let mut area = vec![0; segment_bytes.min(1 << 20) as usize];
-        let read = device.read(half * segment_bytes, &mut area);
-        read.map_err(|error| device_error(&format!("reading the superblocks of {name}"), error))?;
-        let mut used = 0;
-        for (number, bytes) in area.chunks(block as usize).enumerate() {
+        let (mut used, mut unreadable) = (0, None);
+        let whole = device.read(half * segment_bytes, &mut area).is_ok();
+        for (number, bytes) in area.chunks_mut(block as usize).enumerate() {
             let number = number as u64;
+            // One block that cannot be read must not hide the others: all of them stand twice.
+            if !whole && let Err(error) = device.read(half * segment_bytes + number * block, bytes) {
+                (used, damaged) = (number + 1, damaged + 1);
+                unreadable = Some(error);
+                continue;
+            }
+            let bytes = &*bytes;
             match Superblock::decode(bytes) {
                 Ok(found) => {
                     used = number + 1;
-                    if newest.is_none_or(|newest| found.sequence > newest.sequence) {
-                        newest = Some(found);
-                    }
+                    valid.push(found);
                 }
                 Err(SuperblockError::Empty) => {}
                 Err(error) => {
@@ -125,6 +230,13 @@ pub fn find_superblock(device: &dyn Device) -> Result<FoundSuperblock> {
                 }
             }
         }
+        if let Some(error) = unreadable {
+            let of = || format!("reading the superblocks of {name}");
+            if failed.is_some() {
+                return Err(device_error(&of(), error));
+            }
+            failed = Some(error);
+        }
         let blocks = area.len() as u64 / block;
         free_blocks[half as usize] = (used < blocks).then_some(used);
     }
@@ -135,7 +247,8 @@ pub fn find_superblock(device: &dyn Device) -> Result<FoundSuperblock> {
             &format!("has format version {version}; this program knows up to {}", crate::format::FORMAT_VERSION),
         ));
     }
-    let Some(superblock) = newest else {
+    valid.sort_by_key(|superblock| std::cmp::Reverse(superblock.sequence));
+    let Some(superblock) = valid.first().copied() else {
         return Err(match worst {
             SuperblockError::Damaged => Error::Corrupt { offset: 0, what: format!("no superblock of {name} holds") },
             SuperblockError::Foreign => refuse(&name, "is not an Esker store: it holds something else"),
@@ -152,7 +265,10 @@ pub fn find_superblock(device: &dyn Device) -> Result<FoundSuperblock> {
     if superblock.superblock_segment_bytes != segment_bytes || u64::from(superblock.block_bytes) != block {
         return Err(refuse(&name, "was formatted on a device of another shape (block or zone size)"));
     }
-    Ok(FoundSuperblock { superblock, free_blocks, damaged })
+    // Leftovers of another store do not count, nor do second copies.
+    valid.retain(|older| older.uuid == superblock.uuid && older.sequence < superblock.sequence);
+    valid.dedup_by_key(|older| older.sequence);
+    Ok(FoundSuperblock { superblock, older: valid, free_blocks, damaged, damaged_at_opening: damaged })
 }
 
 /// Length of `device` that the store on it uses, in bytes.

@@ -18,7 +18,7 @@ use esker_store::{CommitSeq, DurableMark, Error, Result};
 use parking_lot::Mutex;
 
 use crate::compress::Compress;
-use crate::load::load;
+use crate::load::{load, load_root};
 use crate::objects::Objects;
 use crate::open::Engine;
 use crate::reader::Reader;
@@ -59,7 +59,8 @@ impl Engine {
         let reading = Arc::clone(&device) as Arc<dyn Device>;
         let reader = Arc::new(Reader::new(reading, Arc::clone(&segments), self.seed, cache_bytes));
         let objects = Arc::new(Objects::default());
-        let loaded = load(&superblock, &reader, &segments, &objects, index_bytes, &|_, _| ())?;
+        let root = load_root(&superblock, &reader, &segments)?;
+        let loaded = load(root, &reader, &segments, &objects, index_bytes, &|_, _| ())?;
         let seq = superblock.replay.seq;
         let view = Self {
             device,
@@ -78,6 +79,9 @@ impl Engine {
             full_since_open: false,
             superblocks: Arc::clone(&self.superblocks),
             recovery: RecoveryReport { last_seq: seq, clean: true, ..RecoveryReport::default() },
+            scrub: Arc::default(),
+            saved: None,
+            furthest: Arc::default(),
             _held: Some(held),
             closed: AtomicBool::new(false),
             threads: Mutex::default(),

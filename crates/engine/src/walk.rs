@@ -24,7 +24,8 @@ use crate::format::{Kind, Loc, OpHeader, RECORD_HEADER_BYTES, RecordHeader, roun
 use crate::objects::Object;
 use crate::open::Engine;
 use crate::pages::{Page as IndexPage, bring, each_page};
-use crate::segments::{Lsn, Usage};
+use crate::reader::{Asked, Sought};
+use crate::segments::{Damage, Lsn, Usage};
 use crate::superblocks::device_error;
 
 /// Entries of a page, where the next begins, and what has to be durable before they are shown.
@@ -42,6 +43,8 @@ struct Found {
     slot: u64,
     key: Bytes,
     loc: Loc,
+    /// The object number that the value was written for, where that is known.
+    owner: Option<u64>,
 }
 
 struct Page {
@@ -82,13 +85,15 @@ impl Engine {
         limit: usize,
     ) -> Result<Walked> {
         // Nobody may be pinned who waits for the keeper: it waits for readers.
+        self.find_cold_ends()?;
         let Some(keeper) = &self.keeper else { return self.walk_once(collection, name_prefix, after, limit) };
         keeper.a_walk_goes_on();
         for _ in 0..TRIES {
             let before = keeper.moves();
-            let walked = self.walk_once(collection, name_prefix, after, limit)?;
-            if before.is_multiple_of(2) && keeper.moves() == before {
-                return Ok(walked);
+            // What looks damaged may only be on its way.
+            let walked = self.walk_once(collection, name_prefix, after, limit);
+            if before.is_multiple_of(2) && keeper.moves() == before || matches!(walked, Err(Error::Io { .. })) {
+                return walked;
             }
         }
         keeper.while_nothing_moves(|| self.walk_once(collection, name_prefix, after, limit))
@@ -155,25 +160,36 @@ impl Engine {
         let mut window = Window { engine: self, base, end, start: 0, bytes: Vec::new() };
         let (mut at, mut first, mut last) = (block, u64::MAX, 0);
         // Before it is read: more may come into one that is written until then.
-        let whole = usage.cold && self.keeper.as_ref().is_none_or(|keeper| !keeper.writes(usage.segment));
+        let mut whole = usage.cold && self.is_written(usage.segment);
+        let (mut gap, mut last_seq) = (None, None);
         while at + RECORD_HEADER_BYTES as u64 <= end {
             let head = window.get(at, RECORD_HEADER_BYTES as u64)?;
             let record = RecordHeader::decode(head, self.seed, base + at);
-            let Some(record) = record.filter(|record| record.generation == usage.generation) else {
+            let fits =
+                |record: &RecordHeader| record.generation == usage.generation && u64::from(record.len) <= end - at;
+            let Some(record) = record.filter(fits) else {
+                // Records of cold segments begin at blocks: what follows one up to the next fills its last block.
+                if !usage.cold || at.is_multiple_of(block) {
+                    gap.get_or_insert(at);
+                }
                 at = round_up(at + 1, block);
                 continue;
             };
+            // The end of a group is followed by zeros up to the next block; then no sequence number is left out.
+            let follows = last_seq.is_some_and(|last| record.seq == last + u64::from(!record.ends_group()));
+            last_seq = Some(record.seq);
+            if let Some(gap) = gap.take().filter(|_| usage.cold || !follows) {
+                self.nothing_in(objects, base + gap..base + at)?;
+                whole = false;
+            }
             let mut op_at = at + RECORD_HEADER_BYTES as u64;
             for number in 0..record.op_count {
                 let head = window.get(op_at, (1 << 13).min(end.saturating_sub(op_at)))?;
                 let Some(header) = OpHeader::decode(head, self.seed, usage.generation, base + op_at) else {
                     // A crash may have torn a batch of a cold segment that nothing points to yet.
-                    let rest = base + op_at..base + at + u64::from(record.len);
-                    if usage.cold && !self.any_points_into(objects, &rest)? {
-                        break;
-                    }
-                    let what = "operation header checksum mismatch".into();
-                    return Err(Error::Corrupt { offset: base + op_at, what });
+                    self.nothing_in(objects, base + op_at..base + at + u64::from(record.len))?;
+                    whole = false;
+                    break;
                 };
                 let (key, origin) = header.key(head);
                 let place = origin.unwrap_or((record.seq, number));
@@ -199,18 +215,85 @@ impl Engine {
             }
             at += u64::from(record.len);
         }
+        // What the log is writing ends with zeros; as far as it stands in memory nothing has rotted.
+        let open = !usage.cold && self.log.as_ref().is_some_and(|log| log.open_generation() <= usage.generation);
+        let in_memory = |gap: u64| open && self.segments.with_buffer(base + gap, |_, _| ()).is_some();
+        if let Some(gap) = gap.filter(|gap| !in_memory(*gap)) {
+            let ends = usage.cold && whole && self.nothing_behind(usage, gap);
+            if ends {
+                self.segments.set_end(usage.segment, gap);
+            } else {
+                self.nothing_in(objects, base + gap..base + end)?;
+                whole = false;
+            }
+        }
         if whole {
             self.segments.set_range(usage.segment, usage.generation, first, last);
         }
         Ok(())
     }
 
+    /// Whether more may come into a cold segment.
+    fn is_written(&self, segment: u64) -> bool {
+        self.keeper.as_ref().is_none_or(|keeper| !keeper.writes(segment))
+    }
+
+    /// Finds out, once, up to where something points into each cold segment of which the checkpoint does not say how
+    /// far it was written: the one that was open then, and all that a store of version 3 has.
+    pub(crate) fn find_cold_ends(&self) -> Result<()> {
+        let unknown =
+            |usage: &Usage| usage.cold && usage.end >= self.segments.segment_bytes && self.is_written(usage.segment);
+        let mut furthest = self.furthest.lock();
+        if furthest.is_some() || !self.segments.in_use().iter().any(unknown) {
+            return Ok(());
+        }
+        let all = self.segments.in_use().into_iter().filter(unknown);
+        let mut found: HashMap<u64, (u32, u64)> = all.map(|usage| (usage.segment, (usage.generation, 0))).collect();
+        let mut objects = Vec::new();
+        self.objects.for_each(|object| objects.push(Arc::clone(object)));
+        for object in objects {
+            let _pinned = self.segments.pin();
+            let (number, spaces) = object.numbered_spaces();
+            each_page(&self.reader, number, &spaces, &mut |page| {
+                page.each_place(|offset, _| {
+                    if let Some((_, far)) = found.get_mut(&self.segments.segment_of(offset)) {
+                        *far = offset.max(*far);
+                    }
+                });
+                Ok(())
+            })?;
+        }
+        *furthest = Some(found);
+        Ok(())
+    }
+
+    /// Whether nothing points to what stands behind an offset in a cold segment that is not written any more, as far as
+    /// that was found out.
+    pub(crate) fn nothing_behind(&self, usage: &Usage, end: u64) -> bool {
+        let furthest = self.furthest.lock();
+        let known = furthest.as_ref().and_then(|furthest| furthest.get(&usage.segment));
+        let base = usage.segment * self.segments.segment_bytes;
+        known.is_some_and(|(generation, far)| *generation == usage.generation && *far < base + end)
+    }
+
+    /// Sees to it that nothing is left out where no record can be read.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`]: something points there.
+    fn nothing_in(&self, objects: &HashMap<u64, Arc<Object>>, range: std::ops::Range<u64>) -> Result<()> {
+        if !self.any_points_into(objects, &range)? {
+            return Ok(());
+        }
+        let what = "what stands there does not hold, and entries point there".into();
+        Err(Error::Corrupt { offset: range.start, what })
+    }
+
     /// Whether slots or omap of one of the objects have anything in this range of the device.
     fn any_points_into(&self, objects: &HashMap<u64, Arc<Object>>, range: &std::ops::Range<u64>) -> Result<bool> {
         let mut found = false;
         for object in objects.values() {
-            let spaces = object.state.read().spaces.clone();
-            each_page(&self.reader, &spaces, &mut |page| {
+            let (number, spaces) = object.numbered_spaces();
+            each_page(&self.reader, number, &spaces, &mut |page| {
                 if !matches!(page, IndexPage::Extents(_)) {
                     page.each_place(|offset, _| found |= range.contains(&offset));
                 }
@@ -222,14 +305,14 @@ impl Engine {
 
     /// The entry that the operation at `offset` made, if the object still has it there.
     fn find(&self, object: &Arc<Object>, header: &OpHeader, key: &[u8], offset: u64) -> Result<Option<Found>> {
-        let loc = loop {
+        let (loc, owner) = loop {
             let state = object.state.read();
             let looked = match header.kind {
                 Kind::SlotSet => state.slots.get(header.argument),
                 _ => state.omap.get(key),
             };
             match looked {
-                Ok(loc) => break loc,
+                Ok(loc) => break (loc, state.owner(state.number)),
                 Err(missing) => {
                     drop(state);
                     bring(&self.reader, &self.objects, object, &[missing])?;
@@ -242,6 +325,7 @@ impl Engine {
             slot: header.argument,
             key: Bytes::copy_from_slice(key),
             loc,
+            owner,
         };
         Ok(loc.filter(|loc| loc.offset() == offset).map(found))
     }
@@ -256,7 +340,12 @@ impl Engine {
                 break;
             }
             for found in group {
-                let value = self.reader.fetch(found.loc, self.mark.durable())?;
+                let what = match found.kind {
+                    Kind::SlotSet => Sought::Slot(found.slot),
+                    _ => Sought::Omap(&found.key),
+                };
+                let asked = Asked { object: found.owner, what };
+                let value = self.reader.fetch(found.loc, &asked, self.mark.durable())?;
                 wait_to = wait_to.max(value.wait_to);
                 bytes += value.value.len() + found.key.len();
                 let id = found.object.id.clone();
@@ -275,7 +364,9 @@ impl Engine {
 fn ranges(in_use: &[Usage], range: impl Fn(&Usage) -> (u64, u64)) -> Vec<(Usage, (u64, u64))> {
     let mut log: Vec<&Usage> = in_use.iter().filter(|usage| !usage.cold).collect();
     log.sort_unstable_by_key(|usage| usage.generation);
-    let lasts = log.iter().skip(1).map(|next| next.age).chain([u64::MAX]);
+    // Where the header of the next is lost, nobody knows what it begins with.
+    let begins = |next: &&Usage| if next.damage >= Damage::Header { u64::MAX } else { next.age };
+    let lasts = log.iter().skip(1).map(begins).chain([u64::MAX]);
     let mut ranges: Vec<_> = log.iter().zip(lasts).map(|(usage, last)| (**usage, (usage.age, last))).collect();
     ranges.extend(in_use.iter().filter(|usage| usage.cold).map(|usage| (*usage, range(usage))));
     ranges.sort_unstable_by_key(|(_, range)| range.0);

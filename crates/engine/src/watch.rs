@@ -2,22 +2,59 @@
 //!
 //! engine → `Watched` → device
 //!
+//! A call that has not come back is known while it is under way: a thread looks, says so in the log, and tells INFO.
+//!
 //! Invariants:
 //! 1. Writes and syncs are never repeated: what a failed one covered is in doubt. Only reads are.
-//! 2. Watching costs two looks at the clock per call, and takes no lock.
+//! 2. Watching costs two looks at the clock and two atomic changes per call, and takes no lock.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use esker_device::{Device, Error, Geometry, Result};
+use esker_device::{Device, Error, Geometry, Result, Whereabouts};
+use parking_lot::{Condvar, Mutex};
 
 use crate::stages::Times;
+
+/// So many calls under way are watched at most.
+const SLOTS: usize = 64;
+/// How often the thread looks.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A call under way.
+#[repr(align(64))]
+#[derive(Default)]
+struct Slot {
+    /// When it began, in microseconds since the device was opened, plus one; 0: none.
+    began: AtomicU64,
+    offset: AtomicU64,
+    len: AtomicU64,
+    stage: AtomicU8,
+    /// The thread has told of it.
+    told: AtomicBool,
+}
+
+const STAGES: [&str; 6] = ["read", "write", "sync", "reserve", "fill ahead", "discard"];
+
+/// Calls that have not come back, and where the device is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hanging {
+    /// Calls under way for longer than `Options::slow_io`.
+    pub calls: u64,
+    /// How long the oldest of all that are under way has been, in milliseconds.
+    pub oldest_ms: u64,
+}
 
 /// A device with its figures.
 pub struct Watched {
     device: Arc<dyn Device>,
     slow: Duration,
+    opened: Instant,
+    slots: [Slot; SLOTS],
+    whereabouts: AtomicU8,
+    stopped: Mutex<bool>,
+    changed: Condvar,
     /// Calls that took longer than `Options::slow_io`.
     pub slow_calls: AtomicU64,
     /// Reads that failed and were tried again.
@@ -36,11 +73,96 @@ impl Watched {
         Self {
             device,
             slow,
+            opened: Instant::now(),
+            slots: std::array::from_fn(|_| Slot::default()),
+            whereabouts: AtomicU8::new(0),
+            stopped: Mutex::default(),
+            changed: Condvar::new(),
             slow_calls: AtomicU64::new(0),
             read_retries: AtomicU64::new(0),
             reads: Times::default(),
             writes: Times::default(),
             syncs: Times::default(),
+        }
+    }
+
+    /// Notes a call; `None` if too many are under way.
+    fn begin(&self, stage: &str, offset: u64, len: u64, now: Instant) -> Option<&Slot> {
+        let began = (now - self.opened).as_micros() as u64 + 1;
+        let free = |slot: &&Slot| slot.began.compare_exchange(0, began, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let slot = self.slots.iter().find(free)?;
+        slot.offset.store(offset, Ordering::Relaxed);
+        slot.len.store(len, Ordering::Relaxed);
+        let number = STAGES.iter().position(|known| *known == stage).unwrap_or_default();
+        slot.stage.store(number as u8, Ordering::Relaxed);
+        slot.told.store(false, Ordering::Relaxed);
+        Some(slot)
+    }
+
+    /// Runs `f` on every call under way, with its age.
+    fn each_call(&self, mut f: impl FnMut(&Slot, Duration)) {
+        let now = self.opened.elapsed();
+        for slot in &self.slots {
+            let Some(began) = slot.began.load(Ordering::Acquire).checked_sub(1) else { continue };
+            f(slot, now.saturating_sub(Duration::from_micros(began)));
+        }
+    }
+
+    /// What has not come back.
+    pub fn hanging(&self) -> Hanging {
+        let mut hanging = Hanging::default();
+        self.each_call(|_, age| {
+            hanging.calls += u64::from(age > self.slow);
+            hanging.oldest_ms = hanging.oldest_ms.max(age.as_millis() as u64);
+        });
+        hanging
+    }
+
+    /// Where the device was found at the last look: see [`Whereabouts`].
+    pub fn whereabouts_seen(&self) -> u64 {
+        self.whereabouts.load(Ordering::Relaxed).into()
+    }
+
+    /// The thread's life: looks, until [`Watched::stop_watching`].
+    pub fn run(&self) {
+        let mut stopped = self.stopped.lock();
+        while !*stopped {
+            self.changed.wait_for(&mut stopped, LOOK);
+            if !*stopped {
+                parking_lot::MutexGuard::unlocked(&mut stopped, || self.look());
+            }
+        }
+    }
+
+    /// Ends the thread.
+    pub fn stop_watching(&self) {
+        *self.stopped.lock() = true;
+        self.changed.notify_all();
+    }
+
+    fn look(&self) {
+        self.each_call(|slot, age| {
+            if age > self.slow && !slot.told.swap(true, Ordering::Relaxed) {
+                let stage = STAGES[usize::from(slot.stage.load(Ordering::Relaxed)) % STAGES.len()];
+                let (offset, len) = (slot.offset.load(Ordering::Relaxed), slot.len.load(Ordering::Relaxed));
+                let elapsed_ms = age.as_millis() as u64;
+                tracing::warn!(stage, offset, len, elapsed_ms, "a call of the device has not come back");
+            }
+        });
+        let whereabouts = self.device.whereabouts();
+        if self.whereabouts.swap(whereabouts as u8, Ordering::Relaxed) != whereabouts as u8 {
+            let name = self.device.name();
+            match whereabouts {
+                Whereabouts::InPlace => tracing::info!(name, "the store's file is where it was again"),
+                Whereabouts::Removed => tracing::error!(
+                    name,
+                    "the store's file was removed: what is written is lost when this process ends; make a backup before that"
+                ),
+                Whereabouts::Replaced => tracing::error!(
+                    name,
+                    "the store's path leads to another file: what is written is not found there when it is opened again"
+                ),
+            }
         }
     }
 
@@ -53,7 +175,11 @@ impl Watched {
         call: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let began = Instant::now();
+        let slot = self.begin(stage, offset, len, began);
         let answer = call();
+        if let Some(slot) = slot {
+            slot.began.store(0, Ordering::Release);
+        }
         let elapsed = began.elapsed();
         if let Some(times) = times {
             times.add(elapsed);
@@ -78,6 +204,16 @@ impl Device for Watched {
         self.read_retries.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(%error, offset, len, "a read failed and is tried once more");
         self.timed("read", Some(&self.reads), offset, len, || self.device.read(offset, buffer))
+    }
+
+    fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let len = buffer.len() as u64;
+        // Not among the times of what readers wait for.
+        self.timed("read", None, offset, len, || self.device.read_medium(offset, buffer))
+    }
+
+    fn whereabouts(&self) -> Whereabouts {
+        self.device.whereabouts()
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {

@@ -116,5 +116,5 @@ fn formats_stay_readable() {
         }
         versions += 1;
     }
-    assert_eq!(versions, 3);
+    assert_eq!(versions, 4);
 }

@@ -135,7 +135,7 @@ fn reads_are_verified_wherever_a_bit_flips() {
         }
     }
     println!("{refused} refused, {told} told when read, {unharmed} unharmed");
-    assert!(refused > 0 && told > 0);
+    assert!(unharmed > refused && told > 0);
 }
 
 #[test]

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use esker_device::Device;
 use esker_engine::{
-    CheckReport, CommitPolicy, CompressOptions, DumpItem, DumpOptions, Engine, GrowReport, Lost, Options, RepairReport,
-    RestoreReport,
+    CheckReport, CommitPolicy, CompressOptions, DumpItem, DumpOptions, Engine, GrowReport, Lost, Options, RepairHooks,
+    RepairReport, RestoreReport, ScrubReport, What,
 };
 use esker_kv::{Clock, SystemClock};
+use esker_store::ObjectId;
 
 use crate::backend::{Pairs, refuse_foreign};
 use crate::location::{Location, Place};
@@ -25,7 +27,7 @@ use crate::store::{Background, Backing};
 use crate::{ByteSize, Error, Period, Result, Store};
 
 /// The options that a location may carry, as messages name them.
-const OPTIONS: &str = "size, segment, policy, recent, cache, index, async_flush, compress, compress_min, \
+const OPTIONS: &str = "size, segment, policy, recent, cache, index, async_flush, scrub, compress, compress_min, \
      compress_unit, compress_ratio, expire, map_sweep, read_only, create";
 
 /// Settings for opening a store. Made by [`Store::builder`].
@@ -116,6 +118,12 @@ impl Builder {
     /// Memory for data that was read from the device, in bytes (option `cache`). 256 MiB by default.
     pub fn cache_bytes(mut self, bytes: u64) -> Self {
         self.options.cache_bytes = bytes;
+        self
+    }
+
+    /// Bytes per second that are read and verified in the background (option `scrub`); 0 is off. 8 MiB by default.
+    pub fn scrub_bytes_per_s(mut self, rate: u64) -> Self {
+        self.options.scrub_bytes_per_s = rate;
         self
     }
 
@@ -342,7 +350,8 @@ impl Builder {
             if !is_blank(&*device)? {
                 return Err(Error::Exists { path: to });
             }
-            let report = esker_engine::repair(&damaged, &(device as Arc<dyn Device>), uuid, lost, progress)?;
+            let hooks = RepairHooks { lost, progress, mark: &mark_lost, lengthen: &mut || false };
+            let report = esker_engine::repair(&damaged, &(device as Arc<dyn Device>), uuid, hooks)?;
             return Ok((to, report));
         }
         if to.exists() {
@@ -350,8 +359,14 @@ impl Builder {
         }
         let len = size.unwrap_or(shape.device_len);
         let (report, _) = fill_file(&to, len, false, |device| {
-            let device = Arc::clone(device) as Arc<dyn Device>;
-            Ok(esker_engine::repair(&damaged, &device, uuid, lost, progress)?)
+            let path = device.path().to_path_buf();
+            // What was asked for is what there is; else what shares no data any more may need more than before.
+            let mut longer = || {
+                let len = device.geometry().len;
+                size.is_none() && lengthen(&path, len + len / 2).is_ok()
+            };
+            let hooks = RepairHooks { lost, progress, mark: &mark_lost, lengthen: &mut longer };
+            Ok(esker_engine::repair(&damaged, &(Arc::clone(device) as Arc<dyn Device>), uuid, hooks)?)
         })?;
         Ok((to, report))
     }
@@ -399,6 +414,18 @@ impl Builder {
         Ok(esker_engine::check(device, deep, progress)?)
     }
 
+    /// Reads and verifies everything that stands on the device at `location`, without changing it, from the medium
+    /// where that can be done. `progress` is told (bytes done, bytes in all) and returns false to end early.
+    ///
+    /// # Errors
+    /// Those of opening; damage is in the report, unless it hides the store altogether.
+    pub fn scrub(self, location: &str, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
+        let (builder, place) = self.at(location)?;
+        let device = open_device(&device_of(place, "scrubbing")?, true)?;
+        let options = Options { read_only: true, ..builder.options };
+        Ok(Engine::open(device, options)?.scrub_once(progress)?)
+    }
+
     /// Shows what stands on the device at `location`, item by item.
     ///
     /// # Errors
@@ -443,6 +470,7 @@ impl Builder {
             "recent" => self.options.recent_bytes = bytes(key, value)?,
             "cache" => self.options.cache_bytes = bytes(key, value)?,
             "index" => self.options.index_bytes = bytes(key, value)?,
+            "scrub" => self.options.scrub_bytes_per_s = read::<ByteSize>(key, value)?.0,
             "async_flush" => self.options.async_flush = period(key, value)?,
             "compress" => self.options.compress.default = read(key, value)?,
             "compress_min" => self.options.compress.bytes_min = small(key, value)?,
@@ -474,4 +502,13 @@ fn is_blank(device: &dyn Device) -> Result<bool> {
     let mut start = vec![0; (1 << 20).min(device.geometry().len as usize)];
     device.read(0, &mut start)?;
     Ok(start.iter().all(|byte| *byte == 0))
+}
+
+/// What a repair puts where a value was that is lost, in the faces where its absence would mean something else.
+fn mark_lost(object: &ObjectId, what: &What) -> Option<Bytes> {
+    match what {
+        What::Slot(_) => esker_log::lost_mark(object, None),
+        What::OmapKey(key) => esker_log::lost_mark(object, Some(key)),
+        _ => None,
+    }
 }

@@ -233,6 +233,9 @@ impl Stored {
     /// What `bytes` say of `position`; the reason if they do not hold.
     pub(crate) fn decode(position: u64, bytes: &Bytes) -> std::result::Result<Self, String> {
         let short = || format!("{} bytes, too few for an entry", bytes.len());
+        if bytes == LOST_MARK {
+            return Err("it was lost in a repair of the store".into());
+        }
         let (header, _) = bytes.split_first_chunk::<ENTRY_HEADER_BYTES>().ok_or_else(short)?;
         let word = |at: usize| header[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
         let found = header[4..8].try_into().map_or(0, u32::from_le_bytes);
@@ -264,6 +267,18 @@ impl Stored {
         let nonce = Nonce { writer: word(16), number: word(24) };
         Ok(Self { kind, position, nonce, time_ms: word(32), streams, body: bytes.slice(at..) })
     }
+}
+
+/// What a repair puts where an entry was that it could not read: a position that reads as lost, and not as a hole.
+const LOST_MARK: &[u8] = b"esker: lost in a repair";
+
+/// The value that says, in the place of one that is lost, that an entry stood there; `None` if no entry of a log did.
+///
+/// `name` is that of an object of the collection `log`; `key` the omap key, or `None` for a slot.
+pub fn lost_mark(id: &ObjectId, key: Option<&[u8]>) -> Option<Bytes> {
+    let data = id.collection().name() == COLLECTION.as_bytes() && id.name().starts_with(b"d/");
+    let entry = key.is_none_or(|key| key.len() == 9 && key[0] == b'e');
+    (data && entry).then_some(Bytes::from_static(LOST_MARK))
 }
 
 /// Where the data of a `Placed` entry stands in the object's bytes.

@@ -58,6 +58,7 @@ pub use check::{Checked, NONCES_MAX};
 pub use error::{Error, Result};
 pub use esker_store::{Barrier, Completion, Compression, Durability};
 pub use follow::{Delivery, Follow, Follower, GapKind, Next, Start};
+pub use format::lost_mark;
 pub use format::{LABEL_BYTES_MAX, NAME_BYTES_MAX, Nonce, STREAM_BYTES_MAX, STREAMS_MAX, Streams};
 pub use log::{Clock, Log, Record, Session};
 pub use logs::Logs;

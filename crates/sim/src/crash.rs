@@ -64,6 +64,12 @@ pub struct Outcome {
     pub taken_back: u64,
     /// Most zones that were partly written at once.
     pub open_zones: u64,
+    /// Stores that did not open any more, for damage.
+    pub refused_to_open: u64,
+    /// Of stores with damage: what was read and right.
+    pub served: u64,
+    /// Of stores with damage: what was answered with an error that names it.
+    pub named: u64,
     /// Hash of every I/O of the run.
     pub trace: u64,
 }
@@ -76,7 +82,7 @@ pub(crate) struct Run {
     /// So many transactions must be there after the next crash.
     pub(crate) owed: usize,
     /// The store was stopped cleanly, and the device not touched since.
-    stopped_cleanly: bool,
+    pub(crate) stopped_cleanly: bool,
     /// The policy in force acknowledges before the sync.
     pub(crate) acknowledges_applied: bool,
     /// Of 100 steps, so many are maintenance.
@@ -121,6 +127,9 @@ pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
         maintain_percent: 0,
         outcome: Outcome::default(),
     };
+    if kind == Kind::Rot {
+        return if run.rng.u8(0..4) == 0 { run.rot_superblocks(image) } else { run.rot_anything(image) };
+    }
     for round in 0..ROUNDS {
         image = run.round(image).map_err(|broken| format!("round {round}: {broken}"))?;
     }
@@ -134,13 +143,13 @@ impl Run {
     }
 
     /// The device is not used any more.
-    fn done(&mut self, device: &FaultyDevice) {
+    pub(crate) fn done(&mut self, device: &FaultyDevice) {
         let counts = device.counts();
         self.outcome.trace = self.outcome.trace.rotate_left(7) ^ counts.trace;
         self.outcome.open_zones = self.outcome.open_zones.max(counts.open_zones as u64);
     }
 
-    fn open(&mut self, device: &Arc<FaultyDevice>) -> Result<Engine, Error> {
+    pub(crate) fn open(&mut self, device: &Arc<FaultyDevice>) -> Result<Engine, Error> {
         let options = kind::options(&mut self.rng);
         self.acknowledges_applied = options.policy.acknowledges_applied();
         Engine::open(Arc::clone(device) as Arc<dyn Device>, options)
@@ -152,7 +161,7 @@ impl Run {
     }
 
     /// One opening, perhaps after some that failed, and one life; returns what is left of the device.
-    fn round(&mut self, image: Image) -> Result<Image, String> {
+    pub(crate) fn round(&mut self, image: Image) -> Result<Image, String> {
         let mut device = self.device(image);
         while let Some(faults) = self.kind.opening_faults(&mut self.rng) {
             device.set_faults(faults);
@@ -293,9 +302,12 @@ impl Run {
             let (found, expected) = (apart(found), apart(now.commit_order(collection)));
             if found != expected {
                 let at = found.iter().zip(&expected).position(|(a, b)| a != b);
+                let missing = expected.iter().find(|entry| !found.contains(entry));
+                let missing: String = format!("{missing:?}").chars().take(120).collect();
                 let (found, expected) = (found.len(), expected.len());
-                let why =
-                    format!("commit order of {collection} differs at {at:?}: {found} entries, expected {expected}");
+                let why = format!(
+                    "commit order of {collection} differs at {at:?}: {found} entries, expected {expected}; missing {missing}"
+                );
                 return Err(Unread { why, error: None });
             }
         }

@@ -151,6 +151,24 @@ impl FaultyDevice {
         state.durable.flip_bit(at, bit);
     }
 
+    /// Puts another content in place at rest, under whatever is open on the device: rot.
+    pub fn replace(&self, image: Image) {
+        let mut state = self.state.lock();
+        for (at, (new, old)) in image.bytes.iter().zip(&state.current.bytes.clone()).enumerate() {
+            if new != old {
+                state.current.bytes[at] = *new;
+                state.durable.bytes[at] = *new;
+            }
+        }
+        state.current.rotten = true;
+        state.durable.rotten = true;
+    }
+
+    /// Whether something has changed by itself.
+    pub fn is_rotten(&self) -> bool {
+        self.state.lock().current.rotten
+    }
+
     /// What is on the device while power is on, pending writes included.
     pub fn image(&self) -> Image {
         self.state.lock().current.clone()

@@ -61,6 +61,8 @@ pub struct Image {
     pub pointers: Vec<u64>,
     /// Blocks that take space.
     pub allocated: Vec<bool>,
+    /// Something has changed by itself: then the store may say that what it reads is damaged.
+    pub rotten: bool,
 }
 
 /// An operation that was not synced yet. With zones it lies in one zone.
@@ -94,6 +96,7 @@ impl Image {
             bytes: vec![0; shape.len as usize],
             pointers: vec![0; zones as usize],
             allocated: vec![false; shape.len as usize / BLOCK_BYTES],
+            rotten: false,
         }
     }
 

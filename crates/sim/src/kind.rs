@@ -40,11 +40,13 @@ pub enum Kind {
     Volume,
     /// Processes on a shared log: see [`crate::logs`].
     Log,
+    /// What is on the device changes by itself: see `rot.rs`.
+    Rot,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Plain,
         Self::Zoned,
         Self::Small,
@@ -54,6 +56,7 @@ impl Kind {
         Self::Remount,
         Self::Volume,
         Self::Log,
+        Self::Rot,
     ];
 
     /// The kind of a seed's run, unless another is asked for.
@@ -73,6 +76,7 @@ impl Kind {
             Self::Remount => "remount",
             Self::Volume => "volume",
             Self::Log => "log",
+            Self::Rot => "rot",
         }
     }
 
@@ -91,7 +95,7 @@ impl Kind {
         let zoned = match self {
             Self::Zoned | Self::SmallZoned => true,
             Self::Plain | Self::Small | Self::Thin | Self::Log => false,
-            Self::Errors | Self::Remount | Self::Volume => rng.u8(0..4) == 0,
+            Self::Errors | Self::Remount | Self::Volume | Self::Rot => rng.u8(0..4) == 0,
         };
         let segments = match self {
             Self::Small | Self::SmallZoned => rng.u64(32..=48),
@@ -124,7 +128,7 @@ impl Kind {
         };
         // Of 16 lives, so many see a failed write, a failed sync, a power cut, or nothing.
         let (failed_writes, failed_syncs, cuts) = match self {
-            Self::Plain | Self::Zoned | Self::Log => (2, 2, 10),
+            Self::Plain | Self::Zoned | Self::Log | Self::Rot => (2, 2, 10),
             Self::Small | Self::SmallZoned | Self::Thin => (1, 1, 7),
             Self::Errors => (4, 4, 3),
             Self::Remount => (0, 1, 1),

@@ -15,4 +15,5 @@ pub mod kind;
 mod life;
 pub mod logs;
 pub mod model;
+mod rot;
 mod volume;

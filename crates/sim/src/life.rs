@@ -21,7 +21,7 @@ const RESUMING_WRITE_BYTES: usize = 8_000;
 
 /// How a transaction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
+pub(crate) enum Answer {
     Applied,
     /// The model refuses it too, or a read that it needed failed.
     Refused,
@@ -95,7 +95,11 @@ impl Run {
                     self.unchanged(engine, device, "after a transaction that did not fit")?;
                 }
                 // On a thin device the reserve is not there when somebody else has taken the space.
-                if self.kind == Kind::Thin { Ok(true) } else { self.full_device_recovers(engine, device) }
+                if self.kind == Kind::Thin || device.is_rotten() {
+                    Ok(true)
+                } else {
+                    self.full_device_recovers(engine, device)
+                }
             }
         }
     }
@@ -107,7 +111,12 @@ impl Run {
     }
 
     /// Submits, compares with the model, and sometimes waits.
-    fn submit(&mut self, engine: &Engine, device: &FaultyDevice, txn: Transaction) -> Result<Answer, String> {
+    pub(crate) fn submit(
+        &mut self,
+        engine: &Engine,
+        device: &FaultyDevice,
+        txn: Transaction,
+    ) -> Result<Answer, String> {
         let mut order = self.history.order;
         let expected = self.history.now().after(&txn, &mut order);
         let records = engine.stats().records;
@@ -138,6 +147,7 @@ impl Run {
             (Err(Error::Stopped { .. }), _) if device.has_failed() => return Ok(Answer::Stopped),
             (Err(Error::Io { .. }), _) if device.power_is_off() => return Ok(Answer::Stopped),
             (Err(Error::Io { .. }), _) if device.counts().failed_reads > 0 => return Ok(Answer::Refused),
+            (Err(Error::Corrupt { .. }), _) if device.is_rotten() => return Ok(Answer::Refused),
             (Err(error), Err(refusal)) if refusal.is(&error) => {
                 self.outcome.refused += 1;
                 return Ok(Answer::Refused);
@@ -169,6 +179,7 @@ impl Run {
             Ok((_, view)) => view,
             Err(Error::Stopped { .. } | Error::Io { .. }) if device.has_failed() => return Ok(false),
             Err(Error::Io { .. }) if device.counts().failed_reads > 0 => return Ok(!device.power_is_off()),
+            Err(Error::Corrupt { .. }) if device.is_rotten() => return Ok(true),
             // A store without any commit has nothing to show.
             Err(Error::Invalid { .. }) if all == 0 => return Ok(true),
             Err(error) => return Err(format!("snapshot: {error}")),
@@ -225,8 +236,9 @@ impl Run {
             Ok(done) => self.outcome.maintained += u64::from(done),
             Err(Error::Stopped { .. } | Error::Io { .. }) if device.has_failed() => return Ok(false),
             Err(Error::Io { .. }) if device.counts().failed_reads > 0 => {}
+            Err(Error::Corrupt { .. }) if device.is_rotten() => {}
             // There may be no room to move anything to, or no log since the store opened full.
-            Err(Error::Full { .. } | Error::ReadOnly) if self.kind.fills() => {}
+            Err(Error::Full { .. } | Error::ReadOnly) if self.kind.fills() || device.is_rotten() => {}
             Err(error) => return Err(format!("maintenance: {error}")),
         }
         if self.rng.u8(0..3) == 0 {
@@ -349,6 +361,7 @@ impl Run {
                     [value, expected].map(|value| value.map(|value| value.slice(..value.len().min(32))));
                 Err(format!("{probe:?} is {value:?}, expected {expected:?} (cut to 32 bytes)"))
             }
+            Err(Error::Corrupt { .. }) if device.is_rotten() => Ok(lived),
             Err(error) => Err(format!("{probe:?}: {error}")),
         }
     }
@@ -378,6 +391,7 @@ impl Run {
             Err(Error::Stopped { .. }) if device.has_failed() => Ok(false),
             Err(Error::Io { .. }) if device.power_is_off() => Ok(false),
             Err(Error::Io { .. }) if device.counts().failed_reads > 0 => Ok(true),
+            Err(Error::Corrupt { .. }) if device.is_rotten() => Ok(true),
             // A store that opened full looks at no guards.
             Err(Error::Full { .. }) if self.kind.fills() => Ok(true),
             other => Err(format!("a guard on {probe:?} that does not hold: {other:?}")),
@@ -412,6 +426,7 @@ impl Run {
 fn may_fail(error: Option<&Error>, device: &FaultyDevice) -> bool {
     match error {
         Some(Error::Io { .. }) => device.power_is_off() || device.counts().failed_reads > 0,
+        Some(Error::Corrupt { .. }) => device.is_rotten(),
         // A scan in commit order needs what was never written.
         Some(Error::Stopped { .. }) => device.has_failed(),
         _ => false,

@@ -59,6 +59,9 @@ impl Totals {
         all.maintained += outcome.maintained;
         all.crashes += outcome.crashes;
         all.taken_back += outcome.taken_back;
+        all.refused_to_open += outcome.refused_to_open;
+        all.served += outcome.served;
+        all.named += outcome.named;
         all.open_zones = all.open_zones.max(outcome.open_zones);
         let number = Kind::ALL.into_iter().position(|each| each == kind);
         self.kinds[number.unwrap_or_default()] += 1;
@@ -141,6 +144,10 @@ fn main() -> ExitCode {
         Kind::ALL.into_iter().zip(totals.kinds).map(|(kind, count)| format!("{} {count}", kind.name())).collect();
     println!("runs that held: {}", counted.join(", "));
     let Outcome { transactions, refused, full, maintained, crashes, taken_back, open_zones, .. } = totals.outcome;
+    let Outcome { refused_to_open, served, named, .. } = totals.outcome;
+    if totals.kinds.last() > Some(&0) {
+        println!("rot: {served} values right, {named} named as damaged, {refused_to_open} stores that did not open");
+    }
     println!(
         "{} seeds in {:.1} s: {transactions} transactions, {refused} refused by name, {full} for want of room, {maintained} times maintained, {crashes} crashes, {taken_back} unacknowledged transactions taken back, at most {open_zones} zones open, {failed} seeds failed",
         done.load(Ordering::Relaxed),

@@ -1,7 +1,7 @@
 //! Inside the engine a file imports only files of layers before its own, so that the put path reads top to bottom.
 //!
 //! format → compress → policy → gather → stages → watch → superblocks → readers → segments → index → reader → objects → commit → cold → checkpoint →
-//! clean → keeper → load → recover → lib
+//! clean → keeper → load → recover → replay → lib
 //!
 //! The top layer, lib, is several files: the public type and its open, submit, read, walk, check, backup and stats.
 
@@ -34,11 +34,13 @@ const ORDER: &[&str] = &[
     "keeper",
     "load",
     "recover",
+    "replay",
     "lib",
 ];
 
 /// Files of the top layer, beside lib.rs.
-const TOP: &[&str] = &["open", "submit", "read", "walk", "view", "check", "stats", "backup", "repair"];
+const TOP: &[&str] =
+    &["open", "submit", "read", "object_store", "walk", "view", "check", "scrub", "stats", "backup", "repair"];
 
 fn rank(module: &str) -> Option<usize> {
     if TOP.contains(&module) {

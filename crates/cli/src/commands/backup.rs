@@ -15,7 +15,7 @@ use esker::engine::{self, Engine};
 
 use super::{builder, print};
 use crate::config::Settings;
-use crate::exit::Failure;
+use crate::exit::{Code, Failure};
 use crate::progress;
 
 /// The arguments of `esker backup`.
@@ -25,11 +25,16 @@ use crate::progress;
 is gone on with. Every record is verified while it is copied.\n\nThis command opens the store, so no server may have it open. A running server \
 makes backups itself: start it with\n  esker serve --backup-folder FOLDER\nand ask for one with\n  redis-cli ESKER.BACKUP"
 )]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Backup {
+    #[command(subcommand)]
+    verify: Option<Verify>,
     /// The store: a folder, a file or a block device
-    store: String,
+    #[arg(required = true)]
+    store: Option<String>,
     /// Where backups go; made if it does not exist
-    folder: PathBuf,
+    #[arg(required = true)]
+    folder: Option<PathBuf>,
     /// Afterwards keep only so many backups, the newest, and remove what only older ones need
     #[arg(long, value_name = "KEEP", value_parser = clap::value_parser!(u64).range(1..))]
     prune: Option<u64>,
@@ -38,12 +43,69 @@ pub struct Backup {
     json: bool,
 }
 
+/// What else can be done with backups.
+#[derive(clap::Subcommand)]
+enum Verify {
+    /// Read all backups of a folder and say which can be restored
+    Verify {
+        /// The folder with the backups
+        folder: PathBuf,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+impl Verify {
+    fn run(self) -> Result<(), Failure> {
+        let Self::Verify { folder, json } = self;
+        let bar = progress::bytes("verifying", 0);
+        let verified = engine::verify(&folder, &mut |done, total| {
+            bar.set_length(total);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        let report = verified?;
+        if json {
+            let damaged =
+                report.damaged.iter().map(|(sequence, why)| serde_json::json!({ "sequence": sequence, "why": why }));
+            let result = serde_json::json!({
+                "whole": report.whole,
+                "damaged": damaged.collect::<Vec<_>>(),
+                "files": report.files,
+                "bytes": report.bytes,
+                "elapsed_ms": report.elapsed.as_millis() as u64,
+            });
+            print(&format!("{result:#}\n"))?;
+        } else {
+            let mut text = String::new();
+            report.whole.iter().for_each(|sequence| text.push_str(&format!("backup {sequence} can be restored\n")));
+            report
+                .damaged
+                .iter()
+                .for_each(|(sequence, why)| text.push_str(&format!("backup {sequence} is DAMAGED: {why}\n")));
+            print(&format!("{text}{} files, {} bytes read\n", report.files, report.bytes))?;
+        }
+        match report.damaged.len() {
+            0 => Ok(()),
+            count => Err(Failure::new(Code::Damage, format!("{count} backups do not hold"))),
+        }
+    }
+}
+
 impl Backup {
     /// Runs the command.
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        let store = builder(settings).create(false).expire_interval(Duration::ZERO).open(&self.store)?;
+        if let Some(verify) = self.verify {
+            return verify.run();
+        }
+        let (Some(store), Some(folder)) = (&self.store, &self.folder) else {
+            return Err(Failure::usage("expected a store and a folder"));
+        };
+        let store_at = store;
+        let store = builder(settings).create(false).expire_interval(Duration::ZERO).open(store_at)?;
         let bar = progress::bytes("backing up", 0);
-        let made = store.backup(&self.folder, &mut |done, total| {
+        let made = store.backup(folder, &mut |done, total| {
             bar.set_length(total);
             bar.set_position(done);
         });
@@ -52,7 +114,7 @@ impl Backup {
         let report = made?;
         closed?;
         let pruned = match self.prune {
-            Some(keep) => Some(engine::prune(&self.folder, keep)?),
+            Some(keep) => Some(engine::prune(folder, keep)?),
             None => None,
         };
         if self.json {
@@ -64,6 +126,7 @@ impl Backup {
                 "bytes": report.bytes,
                 "copied_segments": report.copied_segments,
                 "copied_bytes": report.copied_bytes,
+                "mended_segments": report.mended_segments,
                 "elapsed_ms": report.elapsed.as_millis() as u64,
             });
             if let Some(pruned) = pruned {
@@ -77,6 +140,10 @@ impl Backup {
             "backup {} of {} segments, {} bytes; copied {} segments, {} bytes\n",
             report.sequence, report.segments, report.bytes, report.copied_segments, report.copied_bytes
         ))?;
+        if report.mended_segments > 0 {
+            let mended = report.mended_segments;
+            print(&format!("{mended} files of earlier backups did not hold and were copied again\n"))?;
+        }
         match pruned {
             Some(pruned) => print(&format!(
                 "removed {} older backups, {} files, {} bytes\n",

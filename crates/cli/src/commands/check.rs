@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use esker::engine::Damage;
 
 use super::server::{self, ServerArguments};
 use super::{StoreArgument, builder, json_object, print};
@@ -38,20 +39,26 @@ pub struct Check {
 }
 
 /// A report's figures, and its damage as lines for people.
-struct Found {
-    figures: Vec<(String, String)>,
-    damage: Vec<String>,
-    damaged: u64,
+pub(super) struct Found {
+    pub figures: Vec<(String, String)>,
+    pub damage: Vec<String>,
+    pub damaged: u64,
 }
 
-impl Check {
-    /// Runs the command.
-    pub fn run(self, settings: &Settings) -> Result<(), Failure> {
-        if self.server.address.is_some() && self.store.given().is_some() {
-            return Err(Failure::usage("--store and --address exclude each other: a server checks its own store"));
+impl Found {
+    /// The report of work done in this process: its figures, and where there is damage.
+    pub fn of(figures: Vec<(&'static str, String)>, damage: &[Damage], damaged: u64) -> Self {
+        Self {
+            figures: figures.into_iter().map(|(name, value)| (name.to_string(), value)).collect(),
+            damage: damage.iter().map(|damage| format!("{}: {}", damage.offset, damage.what)).collect(),
+            damaged,
         }
-        let found = if self.server.address.is_some() { self.ask(settings)? } else { self.walk(settings)? };
-        if self.json {
+    }
+
+    /// Prints the report; damage is a failure that names it.
+    pub fn tell(self, json: bool) -> Result<(), Failure> {
+        let found = self;
+        if json {
             let figures = found.figures.iter().map(|(name, value)| (&name[..], value.clone()));
             print(&format!("{:#}\n", json_object(figures)))?;
         } else {
@@ -68,6 +75,17 @@ impl Check {
         }
         Err(Failure::new(Code::Damage, text))
     }
+}
+
+impl Check {
+    /// Runs the command.
+    pub fn run(self, settings: &Settings) -> Result<(), Failure> {
+        if self.server.address.is_some() && self.store.given().is_some() {
+            return Err(Failure::usage("--store and --address exclude each other: a server checks its own store"));
+        }
+        let found = if self.server.address.is_some() { self.ask(settings)? } else { self.walk(settings)? };
+        found.tell(self.json)
+    }
 
     /// Opens the store and checks it here.
     fn walk(&self, settings: &Settings) -> Result<Found, Failure> {
@@ -77,11 +95,7 @@ impl Check {
             bar.set_position(done);
         })?;
         bar.finish_and_clear();
-        Ok(Found {
-            figures: report.entries().into_iter().map(|(name, value)| (name.to_string(), value)).collect(),
-            damage: report.damage.iter().map(|damage| format!("{}: {}", damage.offset, damage.what)).collect(),
-            damaged: report.damaged,
-        })
+        Ok(Found::of(report.entries(), &report.damage, report.damaged))
     }
 
     /// Has a server check its store.
@@ -104,12 +118,12 @@ impl Check {
 }
 
 /// A report as the server tells it.
-fn parse(text: &str) -> Result<Found, Failure> {
+pub(super) fn parse(text: &str) -> Result<Found, Failure> {
     let mut found = Found { figures: Vec::new(), damage: Vec::new(), damaged: 0 };
     for line in text.lines() {
         match line.split_once(' ') {
             Some(("status", "ok")) => {}
-            Some(("status", why)) => return Err(Failure::new(Code::Failure, format!("the check failed: {why}"))),
+            Some(("status", why)) => return Err(Failure::new(Code::Failure, format!("it failed: {why}"))),
             Some(("damage", place)) => found.damage.push(place.replacen(' ', ": ", 1)),
             Some((name, value)) => {
                 if name == "damaged" {

@@ -18,6 +18,7 @@ pub mod map;
 pub mod objects;
 pub mod repair;
 pub mod report;
+pub mod scrub;
 pub mod serve;
 pub mod server;
 pub mod stat;
@@ -60,7 +61,8 @@ pub fn builder(settings: &Settings) -> esker::Builder {
         .recent_bytes(store.recent.0.0)
         .cache_bytes(store.cache.0.0)
         .index_bytes(Some(store.index.0.0).filter(|bytes| *bytes > 0).unwrap_or(u64::MAX))
-        .async_flush(store.async_flush.0.0);
+        .async_flush(store.async_flush.0.0)
+        .scrub_bytes_per_s(store.scrub.0.0);
     if store.size.0.0 > 0 {
         builder = builder.size(store.size.0.0);
     }

@@ -84,7 +84,9 @@ fn text(path: &str, report: &RepairReport) -> String {
         report.collections, report.objects, report.entries, report.bytes, report.lost
     );
     if report.level.may_bring_back() {
-        text.push_str("WARNING: the store had no superblock left that holds: data that had been deleted may be back\n");
+        text.push_str(
+            "WARNING: no superblock or no checkpoint was left that holds: data that had been deleted may be back\n",
+        );
     }
     if !report.end_known {
         text.push_str(

@@ -342,6 +342,7 @@ impl EngineInfo for Wired {
             ("recovery_records", recovery.records),
             ("recovery_bytes", recovery.bytes),
             ("recovery_torn_bytes", recovery.torn_bytes),
+            ("recovery_checkpoints_passed_over", recovery.checkpoints_passed_over),
             ("recovery_ms", recovery.elapsed.as_millis() as u64),
         ] {
             lines.push(line("Esker", name, value.to_string()));
@@ -380,6 +381,14 @@ impl EngineInfo for Wired {
         self.tasks.check_report()
     }
 
+    fn scrub(&self) -> Result<(), String> {
+        self.tasks.scrub(&self.engine)
+    }
+
+    fn scrub_report(&self) -> String {
+        self.tasks.scrub_report()
+    }
+
     fn grow(&self) -> Result<(), String> {
         self.tasks.grow(&self.engine)
     }
@@ -390,7 +399,8 @@ impl EngineInfo for Wired {
     }
 
     fn settings(&self) -> Vec<(String, String)> {
-        vec![("policy".into(), self.engine.policy().to_string())]
+        let rate = esker::ByteSize(self.engine.scrub_status().rate).to_string();
+        vec![("policy".into(), self.engine.policy().to_string()), ("scrub".into(), rate)]
     }
 
     fn set(&self, name: &str, value: &str) -> Result<bool, String> {
@@ -398,6 +408,12 @@ impl EngineInfo for Wired {
             "policy" => {
                 self.engine.set_policy(value.parse().map_err(|error: esker::engine::PolicyError| error.to_string())?);
                 tracing::info!(policy = value, "commit policy changed");
+                Ok(true)
+            }
+            "scrub" => {
+                let rate: esker::ByteSize = value.parse().map_err(|error| format!("{error}"))?;
+                self.engine.set_scrub_rate(rate.0);
+                tracing::info!(bytes_per_s = rate.0, "scrub rate changed");
                 Ok(true)
             }
             // The server has made `always` the default durability; a policy that acknowledges earlier would undo it.

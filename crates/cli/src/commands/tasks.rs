@@ -1,6 +1,7 @@
-//! What a running server does in the background when it is asked: checks, and taking in new space.
+//! What a running server does in the background when it is asked: checks, scrubs, and taking in new space.
 //!
-//! ESKER.CHECK, ESKER.GROW → one thread each, at most one at a time → INFO tells how far it is, ESKER.CHECK STATUS what it found
+//! ESKER.CHECK, ESKER.SCRUB, ESKER.GROW → one thread each, at most one at a time → INFO tells how far it is,
+//! ESKER.CHECK STATUS what it found
 //!
 //! Invariant: an event loop only starts these and reads their figures.
 
@@ -8,7 +9,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use esker::engine::{CheckReport, Engine};
+use esker::engine::{Damage, Engine};
 
 use crate::exit::Failure;
 
@@ -64,6 +65,16 @@ impl Task {
         })
     }
 
+    /// How the last one ended and what it found.
+    fn told(&self) -> String {
+        let (ended, report) = (get(&self.ended), get(&self.report));
+        let status = match &ended[..] {
+            "" => "none",
+            ended => ended,
+        };
+        format!("status {status}\n{report}")
+    }
+
     fn figures(&self, name: &str) -> [(String, String); 4] {
         let ended = get(&self.ended);
         [
@@ -79,6 +90,7 @@ impl Task {
 #[derive(Default)]
 pub struct Tasks {
     check: Arc<Task>,
+    scrub: Arc<Task>,
     grow: Arc<Task>,
 }
 
@@ -97,18 +109,34 @@ impl Tasks {
             if report.damaged > 0 {
                 tracing::error!(damaged = report.damaged, "the check found damage");
             }
-            Ok::<_, esker::objects::Error>(lines(&report))
+            Ok::<_, esker::objects::Error>(lines(report.entries(), &report.damage))
         })
     }
 
     /// What the last check found.
     pub fn check_report(&self) -> String {
-        let (ended, report) = (get(&self.check.ended), get(&self.check.report));
-        let status = match &ended[..] {
-            "" => "none",
-            ended => ended,
-        };
-        format!("status {status}\n{report}")
+        self.check.told()
+    }
+
+    /// Starts a scrub of everything, once, as fast as the device can.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    pub fn scrub(&self, engine: &Arc<Engine>) -> Result<(), String> {
+        let engine = Arc::clone(engine);
+        self.scrub.start("scrub", move |task| {
+            let report = engine.scrub_once(&mut |done, total| {
+                task.done.store(done, Ordering::Relaxed);
+                task.total.store(total, Ordering::Relaxed);
+                true
+            })?;
+            Ok::<_, esker::objects::Error>(lines(report.entries(), &report.damage))
+        })
+    }
+
+    /// What the last scrub that was asked for found.
+    pub fn scrub_report(&self) -> String {
+        self.scrub.told()
     }
 
     /// Starts taking in what the device has gained.
@@ -129,18 +157,18 @@ impl Tasks {
     pub fn figures(&self) -> impl Iterator<Item = (String, String)> {
         let [running, added, bytes, ended] = self.grow.figures("grow");
         let grow = [running, ("grow_added_segments".into(), added.1), ("grow_device_bytes".into(), bytes.1), ended];
-        self.check.figures("check").into_iter().chain(grow)
+        self.check.figures("check").into_iter().chain(self.scrub.figures("scrub_once")).chain(grow)
     }
 }
 
 /// A report as lines: a name and a figure each, then the damage, a line for each place.
-fn lines(report: &CheckReport) -> String {
+fn lines(figures: Vec<(&'static str, String)>, damage: &[Damage]) -> String {
     let mut text = String::new();
-    for (name, value) in report.entries() {
+    for (name, value) in figures {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{name} {value}");
     }
-    for damage in &report.damage {
+    for damage in damage {
         let _ = writeln!(text, "damage {} {}", damage.offset, damage.what.replace(['\r', '\n'], " "));
     }
     text

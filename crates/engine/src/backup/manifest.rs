@@ -12,7 +12,7 @@
 //! 2. A file that a manifest names never changes.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use esker_store::{Error, Result};
@@ -161,6 +161,37 @@ impl Manifest {
         };
         let manifest = read.and_then(|text| Self::decode(&text)).filter(|manifest| manifest.sequence == sequence);
         manifest.ok_or_else(|| damaged(&path, "it is no manifest that this program knows, or it was damaged"))
+    }
+}
+
+impl Piece {
+    /// Why its file, among the segments' in `folder`, is not what it was; `None` if it is.
+    ///
+    /// # Errors
+    /// [`Error::Io`]: it is there and cannot be read.
+    pub fn damage(&self, folder: &Path) -> Result<Option<String>> {
+        let path = folder.join(&self.file);
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Some("it is missing".into())),
+            Err(error) => return Err(failed("reading", &path, error)),
+        };
+        let (mut crc, mut len, mut chunk) = (0, 0, vec![0; 1 << 20]);
+        loop {
+            match file.read(&mut chunk) {
+                Ok(0) => break,
+                Ok(read) => {
+                    crc = crc32c::crc32c_append(crc, &chunk[..read]);
+                    len += read as u64;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed("reading", &path, error)),
+            }
+        }
+        if len != self.len {
+            return Ok(Some(format!("it is {len} bytes long, the backup has {}", self.len)));
+        }
+        Ok((crc != self.crc).then(|| format!("its checksum is {crc:08x}, the backup has {:08x}", self.crc)))
     }
 }
 

@@ -170,15 +170,14 @@ fn write_superblocks(device: &dyn Device, shape: &Superblock, superblock: Option
     let wrote = |error| device_error("restoring a superblock", error);
     let area = shape.superblock_segment_bytes;
     let zoned = device.geometry().zone_bytes.is_some();
-    for more in 0..2 {
-        let sequence = superblock.map_or(0, |superblock| superblock.sequence) + more;
-        let start = (sequence + 1) % 2 * area;
+    for half in 0..2 {
+        let start = half * area;
         if superblock.is_none() {
             device.discard(start, area).map_err(wrote)?;
         }
         let mut bytes = vec![0; area.min(1 << 20) as usize];
         if let Some(superblock) = superblock {
-            Superblock { sequence, ..superblock }.encode(&mut bytes);
+            superblock.encode(&mut bytes);
         }
         // On a zoned device the rest of the zone has to stay unwritten.
         let len = match (zoned, superblock) {

@@ -12,7 +12,9 @@
 //! 2. A place is a packed [`Loc`]; none is zero.
 //! Format: docs/format.md#checkpoints
 
-use super::Loc;
+use esker_store::limits::{COLLECTION_BYTES_MAX, OBJECT_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
+
+use super::{GENERATION_MAX, Loc, NUMBER_MAX, OBJECT_NUMBER_MAX, ReplayFrom, Stream};
 
 /// Flag of a place: what stands there is a list of places, of the parts of a larger piece.
 pub const PARTS: u8 = 1;
@@ -180,7 +182,7 @@ pub fn encode_slot_page(slots: impl Iterator<Item = (u64, Loc)>) -> Vec<u8> {
 
 /// The slots of page `number`; whether the page holds.
 pub fn decode_slot_page(number: u64, page: &[u8], mut slot: impl FnMut(u64, Loc)) -> bool {
-    let first = number * PAGE_SLOTS as u64;
+    let Some(first) = number.checked_mul(PAGE_SLOTS as u64) else { return false };
     if page.len() == DENSE_BYTES {
         for (at, raw) in page.chunks_exact(8).enumerate() {
             let raw = super::read_u64(raw, 0);
@@ -262,6 +264,8 @@ pub struct Head {
     pub size: u64,
     /// Whether it shares data with other objects.
     pub shares: bool,
+    /// Whether extents that it shares may have been written for another offset.
+    pub shifted: bool,
     /// Its attributes.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Its spaces, in the order of [`Space::ALL`].
@@ -276,7 +280,7 @@ impl Head {
         put_short(&mut bytes, &self.collection);
         put_short(&mut bytes, &self.name);
         bytes.extend_from_slice(&self.size.to_le_bytes());
-        bytes.push(u8::from(self.shares));
+        bytes.push(u8::from(self.shares) | u8::from(self.shares && !self.shifted) << 1);
         bytes.extend_from_slice(&(self.xattrs.len() as u32).to_le_bytes());
         for (name, value) in &self.xattrs {
             put_short(&mut bytes, name);
@@ -305,12 +309,18 @@ impl Head {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut cursor = Cursor(bytes);
         let mut head = Self {
-            number: cursor.u64().filter(|number| *number != 0)?,
-            collection: cursor.short()?.to_vec(),
-            name: cursor.short()?.to_vec(),
-            size: cursor.u64()?,
-            shares: cursor.u8()? == 1,
+            number: cursor.u64().filter(|number| (1..OBJECT_NUMBER_MAX).contains(number))?,
+            collection: cursor.short().filter(|name| name.len() <= COLLECTION_BYTES_MAX)?.to_vec(),
+            name: cursor.short().filter(|name| name.len() <= OBJECT_NAME_BYTES_MAX)?.to_vec(),
+            size: cursor.u64().filter(|size| *size <= OBJECT_BYTES_MAX)?,
             ..Self::default()
+        };
+        (head.shares, head.shifted) = match cursor.u8()? {
+            0 => (false, false),
+            // Before version 4 nobody noted whether offsets were kept.
+            1 => (true, true),
+            3 => (true, false),
+            _ => return None,
         };
         for _ in 0..cursor.u32()? {
             let name = cursor.short()?.to_vec();
@@ -332,15 +342,40 @@ impl Head {
     }
 }
 
+/// A segment that was in use when a checkpoint was written: a row of its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Its number.
+    pub segment: u64,
+    /// Its generation.
+    pub generation: u32,
+    /// What it holds.
+    pub stream: Stream,
+    /// Where the log left it, as an offset in it; the segment's length or more while that is not known.
+    pub end: u64,
+    /// Bytes that objects pointed to then, about: transactions went on meanwhile.
+    pub live_bytes: u64,
+}
+
+/// Bytes of a row of the table of segments.
+const HELD_BYTES: usize = 29;
+/// Stands where version 3 and older have the number of the next object, which is never so high.
+const ROOT_MARK: u64 = u64::MAX;
+
 /// The start of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Root {
     /// Number of the next object.
     pub next_number: u64,
+    /// Where the log goes on after what the checkpoint covers; of version 3 and older not known here.
+    pub replay: Option<ReplayFrom>,
     /// Names of all collections.
     pub collections: Vec<Vec<u8>>,
-    /// Segments of log that stand before the checkpoint: number, generation, and where the log left it (an offset in it).
-    pub ends: Vec<(u64, u32, u64)>,
+    /// The segments that were in use, each once; of version 3 and older only those of log before the checkpoint, and of
+    /// their bytes nothing is known.
+    pub segments: Vec<Held>,
+    /// How far the scrubber has come: the round, and the segment that is looked at next.
+    pub scrub: (u64, u64),
     /// Parts of the table of heads, by number.
     pub table: Vec<(u64, Loc)>,
 }
@@ -348,15 +383,23 @@ pub struct Root {
 impl Root {
     /// The root as bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
+        let mut bytes = Vec::with_capacity(128 + self.segments.len() * HELD_BYTES);
+        let replay = self.replay.unwrap_or_default();
+        bytes.extend_from_slice(&ROOT_MARK.to_le_bytes());
         bytes.extend_from_slice(&self.next_number.to_le_bytes());
+        bytes.extend_from_slice(&replay.generation.to_le_bytes());
+        for word in [replay.offset, replay.seq, replay.group, self.scrub.0, self.scrub.1] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
         bytes.extend_from_slice(&(self.collections.len() as u32).to_le_bytes());
         self.collections.iter().for_each(|name| put_short(&mut bytes, name));
-        bytes.extend_from_slice(&(self.ends.len() as u32).to_le_bytes());
-        for (segment, generation, end) in &self.ends {
-            bytes.extend_from_slice(&segment.to_le_bytes());
-            bytes.extend_from_slice(&generation.to_le_bytes());
-            bytes.extend_from_slice(&end.to_le_bytes());
+        bytes.extend_from_slice(&(self.segments.len() as u32).to_le_bytes());
+        for held in &self.segments {
+            bytes.extend_from_slice(&held.segment.to_le_bytes());
+            bytes.extend_from_slice(&held.generation.to_le_bytes());
+            bytes.push(u8::from(held.stream == Stream::Cold));
+            bytes.extend_from_slice(&held.end.to_le_bytes());
+            bytes.extend_from_slice(&held.live_bytes.to_le_bytes());
         }
         for (number, loc) in &self.table {
             bytes.extend_from_slice(&number.to_le_bytes());
@@ -368,12 +411,42 @@ impl Root {
     /// The root that these bytes are; `None` if they are none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut cursor = Cursor(bytes);
-        let mut root = Self { next_number: cursor.u64()?, ..Self::default() };
-        for _ in 0..cursor.u32()? {
-            root.collections.push(cursor.short()?.to_vec());
+        let first = cursor.u64()?;
+        let mut root = Self { next_number: first, ..Self::default() };
+        if first == ROOT_MARK {
+            root.next_number = cursor.u64().filter(|number| *number <= NUMBER_MAX)?;
+            root.replay = Some(ReplayFrom {
+                generation: cursor.u32()?,
+                offset: cursor.u64()?,
+                seq: cursor.u64()?,
+                group: cursor.u64()?,
+            });
+            root.scrub = (cursor.u64()?, cursor.u64()?);
         }
         for _ in 0..cursor.u32()? {
-            root.ends.push((cursor.u64()?, cursor.u32()?, cursor.u64()?));
+            root.collections.push(cursor.short().filter(|name| name.len() <= COLLECTION_BYTES_MAX)?.to_vec());
+        }
+        for _ in 0..cursor.u32()? {
+            let (segment, generation) = (cursor.u64()?, cursor.u32()?);
+            let (stream, end, live_bytes) = match first {
+                ROOT_MARK => {
+                    let stream = match cursor.u8()? {
+                        0 => Stream::Log,
+                        1 => Stream::Cold,
+                        _ => return None,
+                    };
+                    (stream, cursor.u64()?, cursor.u64()?)
+                }
+                _ => (Stream::Log, cursor.u64()?, 0),
+            };
+            root.segments.push(Held { segment, generation, stream, end, live_bytes });
+        }
+        if root.segments.iter().any(|held| !(1..=GENERATION_MAX).contains(&held.generation)) {
+            return None;
+        }
+        let ascending = root.segments.windows(2).all(|two| two[0].segment < two[1].segment);
+        if first == ROOT_MARK && !ascending {
+            return None;
         }
         while !cursor.is_empty() {
             root.table.push((cursor.u64()?, cursor.loc()?));
@@ -395,6 +468,7 @@ mod tests {
             name: b"object".to_vec(),
             size: 1 << 40,
             shares: true,
+            shifted: false,
             xattrs: vec![(b"a".to_vec(), b"value".to_vec()), (b"b".to_vec(), vec![])],
             spaces: [PageList::Empty, PageList::Inline(vec![1, 2, 3]), PageList::Pages { numbers: 9, list: loc }],
         };
@@ -403,11 +477,21 @@ mod tests {
         (0..bytes.len()).for_each(|len| assert_eq!(Head::decode(&bytes[..len]), None));
         let root = Root {
             next_number: 9,
+            replay: Some(ReplayFrom { generation: 7, offset: 8, seq: 9, group: 10 }),
             collections: vec![b"c".to_vec(), vec![]],
-            ends: vec![(4, 5, 6)],
+            segments: vec![
+                Held { segment: 4, generation: 5, stream: Stream::Log, end: 6, live_bytes: 7 },
+                Held { segment: 5, generation: 4, stream: Stream::Cold, end: u64::MAX, live_bytes: 0 },
+            ],
+            scrub: (2, 3),
             table: vec![(0, loc), (5, loc)],
         };
-        assert_eq!(Root::decode(&root.encode()), Some(root));
+        let bytes = root.encode();
+        // What follows the table of segments is a list whose end is the piece's.
+        (0..bytes.len() - 32).for_each(|len| assert_eq!(Root::decode(&bytes[..len]), None));
+        assert_eq!(Root::decode(&bytes), Some(root.clone()));
+        let twice = Root { segments: vec![root.segments[0]; 2], ..root };
+        assert_eq!(Root::decode(&twice.encode()), None);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 mod checkpoint;
 mod compressed;
 mod loc;
+mod name;
 mod operation;
 mod record;
 mod relocate;
@@ -20,7 +21,7 @@ mod segment;
 mod superblock;
 
 pub use checkpoint::{
-    Head, PAGE_SLOTS, PARTS, PageList, Role, Root, Space, decode_slot_page, each_extent, each_omap, each_place,
+    Head, Held, PAGE_SLOTS, PARTS, PageList, Role, Root, Space, decode_slot_page, each_extent, each_omap, each_place,
     each_slot, encode_slot_page, push_extent, push_omap, push_slot,
 };
 pub use compressed::{
@@ -28,6 +29,7 @@ pub use compressed::{
     decompress_payload, place_of, raw_len,
 };
 pub use loc::{DEVICE_BYTES_MAX, LOC_FLAGS_MAX, LOC_UNIT_BYTES, Loc, SPAN_BYTES_MAX, WEIGHT_WHOLE};
+pub use name::{clone_range_words, decode_name, encode_name};
 pub use operation::{
     CRC_BLOCK_BYTES, Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OP_HEADER_BYTES, OpHeader, Payload,
     checksum_payload, encode_operation, operation_bytes, verify_payload, verify_payload_part,
@@ -35,11 +37,14 @@ pub use operation::{
 pub use record::{RECORD_ALIGN, RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader};
 pub use relocate::{Relocated, each_relocated, push_relocated};
 pub use segment::{SEGMENT_HEADER_BYTES, SegmentHeader, Stream};
-pub use superblock::{ReplayFrom, SUPERBLOCK_BYTES, Superblock, SuperblockError};
+pub use superblock::{
+    GENERATION_MAX, NUMBER_MAX, OBJECT_NUMBER_MAX, ReplayFrom, SUPERBLOCK_BYTES, Superblock, SuperblockError,
+};
 
 /// Version of the format that this code writes, and the newest that it opens. It opens version 1 as well, which had no
-/// checkpoints, and version 2, which had no compressed payloads.
-pub const FORMAT_VERSION: u32 = 3;
+/// checkpoints, version 2, which had no compressed payloads, and version 3, whose checkpoints had no table of segments
+/// and whose superblocks stood once each.
+pub const FORMAT_VERSION: u32 = 4;
 
 /// One structure's name and its fields: name, offset in bytes, width in bytes.
 pub type Layout = (&'static str, &'static [(&'static str, usize, usize)]);

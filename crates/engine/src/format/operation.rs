@@ -156,7 +156,12 @@ impl OpHeader {
 
     /// The key proper, and where in commit order it comes from if the cleaner has moved it, given the operation's bytes.
     pub fn key<'a>(&self, operation: &'a [u8]) -> (&'a [u8], Option<(u64, u32)>) {
-        let key = &operation[OP_HEADER_BYTES..OP_HEADER_BYTES + usize::from(self.key_len)];
+        self.strip_key(&operation[OP_HEADER_BYTES..OP_HEADER_BYTES + usize::from(self.key_len)])
+    }
+
+    /// The same, given the key as it stands in the operation.
+    #[inline]
+    pub fn strip_key<'a>(&self, key: &'a [u8]) -> (&'a [u8], Option<(u64, u32)>) {
         match key.split_last_chunk::<MOVED_BYTES>() {
             Some((key, origin)) if self.flags & OP_FLAG_MOVED != 0 => {
                 (key, Some((read_u64(origin, 0), read_u32(origin, 8))))

@@ -7,7 +7,7 @@
 //!    the previous segment is not part of the log.
 //! Format: docs/format.md#segment-header
 
-use super::{FORMAT_VERSION, read_u32, read_u64, write_u32, write_u64};
+use super::{FORMAT_VERSION, GENERATION_MAX, NUMBER_MAX, read_u32, read_u64, write_u32, write_u64};
 
 /// Bytes of a segment header; the rest of its block is zero.
 pub const SEGMENT_HEADER_BYTES: usize = 76;
@@ -84,6 +84,9 @@ impl SegmentHeader {
             || crc32c::crc32c(&block[..72]) != read_u32(block, 72)
             || block[16..32] != uuid[..]
             || read_u64(block, 32) != segment
+            || !(1..=GENERATION_MAX).contains(&read_u32(block, 12))
+            || read_u64(block, 48) > NUMBER_MAX + 1
+            || read_u64(block, 56) > NUMBER_MAX + 1
         {
             return None;
         }

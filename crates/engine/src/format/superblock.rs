@@ -1,12 +1,12 @@
 //! Superblocks: what a store is, and how far its log was known to be durable.
 //!
-//! They are appended, one block each, to two small segments in turn; the valid one with the highest sequence counts.
+//! They are appended, one block each, to two small segments, to both; the valid one with the highest sequence counts.
 //!
 //! Invariant: `end` is a lower bound: the log was durable at least so far when the superblock was written. With
 //! `clean` it is the exact end.
 //! Format: docs/format.md#superblock
 
-use super::{FORMAT_VERSION, read_u32, read_u64, write_u32, write_u64};
+use super::{DEVICE_BYTES_MAX, FORMAT_VERSION, read_u32, read_u64, write_u32, write_u64};
 
 /// Bytes of a superblock; the rest of its block is zero.
 pub const SUPERBLOCK_BYTES: usize = 132;
@@ -14,6 +14,12 @@ pub const SUPERBLOCK_BYTES: usize = 132;
 const VERSION_1_BYTES: usize = 92;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ESKERSUP");
+/// Sequence numbers and groups above this are nonsense: they grow by one at a time.
+pub const NUMBER_MAX: u64 = 1 << 62;
+/// Numbers of objects from here on are nonsense as well; there are others behind them.
+pub const OBJECT_NUMBER_MAX: u64 = NUMBER_MAX / 2;
+/// Generations above this are nonsense: so there is always another.
+pub const GENERATION_MAX: u32 = u32::MAX - (1 << 20);
 /// A version above this is taken for damage, not for a newer program.
 const VERSION_MAX: u32 = 1_000;
 
@@ -135,7 +141,9 @@ impl Superblock {
         // checksum is not known here: it is refused by its number.
         let crc_at = if version == 1 { VERSION_1_BYTES - 4 } else { SUPERBLOCK_BYTES - 4 };
         if version > FORMAT_VERSION && version <= VERSION_MAX {
-            return Err(SuperblockError::Newer(version));
+            // Unless all the rest is one of a version that is known: then it is the number that does not hold.
+            let known = (1..=FORMAT_VERSION).any(|version| is_of_version(block, version));
+            return Err(if known { SuperblockError::Damaged } else { SuperblockError::Newer(version) });
         }
         if version == 0 || version > FORMAT_VERSION || crc32c::crc32c(&block[..crc_at]) != read_u32(block, crc_at) {
             return Err(SuperblockError::Damaged);
@@ -166,13 +174,31 @@ impl Superblock {
                 }
             },
         };
+        let block = u64::from(superblock.block_bytes);
         let sizes_hold = superblock.block_bytes.is_power_of_two()
-            && superblock.block_bytes >= 512
-            && superblock.segment_bytes.is_multiple_of(u64::from(superblock.block_bytes))
+            && (512..=1 << 16).contains(&superblock.block_bytes)
             && superblock.segment_bytes.is_power_of_two()
-            && superblock.superblock_segment_bytes >= u64::from(superblock.block_bytes);
+            && (8 * block..=1 << 30).contains(&superblock.segment_bytes)
+            && (block..=1 << 40).contains(&superblock.superblock_segment_bytes)
+            && superblock.superblock_segment_bytes.is_multiple_of(block)
+            && superblock.device_len <= DEVICE_BYTES_MAX;
+        let ReplayFrom { generation, offset, seq, group } = superblock.replay;
+        let numbers = [superblock.sequence, superblock.end_seq, seq, group];
+        let places = [superblock.end_offset, offset];
+        let generations = [superblock.end_generation, superblock.root_generation, generation];
+        let sizes_hold = sizes_hold
+            && numbers.iter().all(|number| *number <= NUMBER_MAX)
+            && places.iter().all(|place| *place <= superblock.device_len)
+            && generations.iter().all(|generation| *generation <= GENERATION_MAX);
         if sizes_hold { Ok(superblock) } else { Err(SuperblockError::Damaged) }
     }
+}
+
+/// Whether the checksum holds if the version is this one.
+fn is_of_version(block: &[u8], version: u32) -> bool {
+    let crc_at = if version == 1 { VERSION_1_BYTES - 4 } else { SUPERBLOCK_BYTES - 4 };
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&block[..8]), &version.to_le_bytes());
+    crc32c::crc32c_append(crc, &block[12..crc_at]) == read_u32(block, crc_at)
 }
 
 #[cfg(test)]
@@ -204,7 +230,8 @@ mod tests {
         assert_eq!(Superblock::decode(&block), Ok(sample()));
         for bit in 0..SUPERBLOCK_BYTES * 8 {
             block[bit / 8] ^= 1 << (bit % 8);
-            assert!(Superblock::decode(&block).is_err(), "bit {bit}");
+            let error = Superblock::decode(&block).unwrap_err();
+            assert!(!matches!(error, SuperblockError::Newer(_)), "bit {bit}: {error:?}");
             block[bit / 8] ^= 1 << (bit % 8);
         }
     }
@@ -225,10 +252,10 @@ mod tests {
     fn a_newer_version_is_refused_with_its_number() {
         let mut block = vec![0; 4096];
         sample().encode(&mut block);
-        write_u32(&mut block, 8, 4);
+        write_u32(&mut block, 8, FORMAT_VERSION + 1);
         let crc = crc32c::crc32c(&block[..128]);
         write_u32(&mut block, 128, crc);
-        assert_eq!(Superblock::decode(&block), Err(SuperblockError::Newer(4)));
+        assert_eq!(Superblock::decode(&block), Err(SuperblockError::Newer(FORMAT_VERSION + 1)));
         assert_eq!(Superblock::decode(&[0; 4096]), Err(SuperblockError::Empty));
         assert_eq!(Superblock::decode(&[1; 4096]), Err(SuperblockError::Foreign));
     }

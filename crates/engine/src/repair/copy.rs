@@ -19,6 +19,7 @@ use crate::format::{
 use crate::open::Engine;
 use crate::pages::each_page;
 use crate::reader::SegmentView;
+use crate::spaces::Spaces;
 
 /// Entries and bytes of values that are in memory at a time.
 const CHUNK_ENTRIES: usize = 4096;
@@ -41,7 +42,8 @@ struct Item {
 struct Found {
     id: ObjectId,
     number: u64,
-    shares: bool,
+    /// What says whose data it may have; without pages.
+    shares: Spaces,
     size: u64,
 }
 
@@ -58,6 +60,7 @@ struct Batch<'a> {
     to: &'a Engine,
     txn: Transaction,
     bytes: usize,
+    lengthen: &'a mut dyn FnMut() -> bool,
 }
 
 impl Batch<'_> {
@@ -85,14 +88,28 @@ impl Batch<'_> {
         let next = Transaction::with(Durability::Applied).compress(self.txn.compression);
         let txn = std::mem::replace(&mut self.txn, next);
         self.bytes = 0;
-        if txn.ops.is_empty() { Ok(()) } else { self.to.submit(txn).wait().map(drop) }
+        if txn.ops.is_empty() {
+            return Ok(());
+        }
+        loop {
+            match self.to.submit(txn.clone()).wait() {
+                Err(Error::Full { .. }) if (self.lengthen)() => {
+                    self.to.grow()?;
+                }
+                done => return done.map(drop),
+            }
+        }
     }
 }
 
 impl Copy<'_, '_> {
-    /// Copies everything.
-    pub fn all(&mut self, progress: &mut dyn FnMut(&'static str, u64, u64)) -> Result<()> {
-        let mut batch = Batch { to: self.to, txn: Transaction::with(Durability::Applied), bytes: 0 };
+    /// Copies everything; `lengthen` is asked for a longer device when the new store is full.
+    pub fn all(
+        &mut self,
+        progress: &mut dyn FnMut(&'static str, u64, u64),
+        lengthen: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        let mut batch = Batch { to: self.to, txn: Transaction::with(Durability::Applied), bytes: 0, lengthen };
         let (objects, mut items) = self.names(&mut batch)?;
         batch.flush()?;
         items.sort_unstable_by_key(|item| item.loc.offset());
@@ -138,12 +155,14 @@ impl Copy<'_, '_> {
                     batch.push(&id, change, name.len() + value.len())?;
                 }
                 let number = objects.len() as u32;
-                each_page(&self.source.reader, &state.spaces, &mut |page| {
+                each_page(&self.source.reader, state.number, &state.spaces, &mut |page| {
                     let entries = entries_of(std::slice::from_ref(page)).into_iter();
                     items.extend(entries.map(|(loc, entry)| Item { order: (0, 0), loc, object: number, entry }));
                     Ok(())
                 })?;
-                objects.push(Found { id, number: state.number, shares: state.spaces.shares, size: state.spaces.size });
+                let Spaces { shares, shifted, .. } = state.spaces;
+                let shares = Spaces { shares, shifted, ..Spaces::default() };
+                objects.push(Found { id, number: state.number, shares, size: state.spaces.size });
                 self.report.objects += 1;
             }
         }
@@ -272,13 +291,14 @@ impl Copy<'_, '_> {
             }
             Expected::Extent(offset, len, skip) => (*offset, *len, *skip),
         };
+        let asked = item.entry.asked(item.loc, object.number, &object.shares);
         let mut bad: Option<Range<u64>> = None;
         let mut at = 0;
         while at < len {
             // In steps of the blocks that have checksums of their own.
             let take = (CRC_BLOCK_BYTES as u32 - (skip + at) % CRC_BLOCK_BYTES as u32).min(len - at);
             let place = offset + u64::from(at);
-            match self.source.reader.fetch_part(item.loc, skip + at, take, u64::MAX) {
+            match self.source.reader.fetch_part(item.loc, &asked, skip + at, take, u64::MAX) {
                 Ok(part) => {
                     self.report.bytes += u64::from(take);
                     batch.push(&object.id, Change::Write { offset: place, data: part.value }, take as usize + 64)?;
@@ -306,9 +326,10 @@ fn value_of(item: &Item, object: &Found, found: Result<(OpHeader, &[u8])>) -> st
         Error::Corrupt { what, .. } => what,
         other => other.to_string(),
     })?;
-    if !is_what(&item.entry, object.number, object.shares, &header, operation) {
-        return Err(format!("a {:?} of object number {} stands there", header.kind, header.object));
-    }
+    is_what(item.loc, &item.entry, object.number, &object.shares, &header, operation).map_err(|error| match error {
+        Error::Corrupt { what, .. } => what,
+        other => other.to_string(),
+    })?;
     let payload = &operation[header.payload_start()..header.payload_end()];
     let unpacked;
     let (value, compression) = match header.flags & OP_FLAG_COMPRESSED {

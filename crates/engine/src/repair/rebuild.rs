@@ -13,17 +13,19 @@ use esker_device::Device;
 use esker_store::{Collection, ObjectId};
 
 use super::replay::{Link, Tolerant, clashes};
-use super::scan::{Headers, Shapes, generation_of, headers, read_around};
+use super::scan::{Headers, Shapes, headers, read_around};
 use super::{Level, Losses, Lost, Source, What};
 use crate::format::{
-    Head, Kind, Loc, OpHeader, PageList, RECORD_HEADER_BYTES, ReplayFrom, Role, Root, SegmentHeader, Space, Stream,
-    Superblock, decode_slot_page, each_extent, each_omap, each_place, place_of, raw_len, store_seed, verify_payload,
+    Head, Kind, Loc, OpHeader, PAGE_SLOTS, PageList, RECORD_HEADER_BYTES, ReplayFrom, Role, Root, SegmentHeader, Space,
+    Stream, Superblock, decode_slot_page, each_extent, each_omap, each_place, place_of, raw_len, store_seed,
+    verify_payload,
 };
 use crate::load::fill_inline;
 use crate::objects::{Objects, Spaces};
-use crate::open::Replayer;
 use crate::pages::whole;
 use crate::reader::{Reader, SegmentView};
+use crate::recover::generation_of;
+use crate::replay::Replayer;
 use crate::segments::Segments;
 use crate::superblocks::first_segment;
 
@@ -61,7 +63,7 @@ pub fn salvage(
         let objects = work.rebuilt(lost, progress);
         return (Level::Rebuilt, work.source(Arc::new(objects)));
     };
-    let Checkpoint { superblock, objects, next_number, links, lost: pieces } = checkpoint;
+    let Checkpoint { superblock, objects, next_number, links, lost: pieces, pages } = checkpoint;
     pieces.into_iter().for_each(&mut *lost);
     let newest = *found.newest();
     let total = links.len() as u64;
@@ -73,6 +75,9 @@ pub fn salvage(
         }
     }
     let (seq, torn_bytes) = tolerant.finish();
+    if !pages.is_empty() {
+        work.name_keys(&pages, &objects, lost, progress);
+    }
     if found.real && seq < newest.end_seq {
         let reason = format!("the log was durable up to transaction {}, but ends after {seq}", newest.end_seq);
         lost(Lost { object: None, what: What::Place, offset: newest.end_offset, reason });
@@ -87,6 +92,30 @@ struct Checkpoint {
     next_number: u64,
     links: Vec<Link>,
     lost: Vec<Lost>,
+    pages: Vec<LostPage>,
+}
+
+/// A page of an object's slots or omap that does not hold; without its number all of that space.
+struct LostPage {
+    object: ObjectId,
+    number: u64,
+    space: Space,
+    page: Option<u64>,
+}
+
+impl LostPage {
+    /// Whether the operation may have set a key of the page.
+    fn may_have(&self, op: &OpHeader) -> bool {
+        op.object == self.number
+            && match self.space {
+                Space::Slots => {
+                    let page = |at: u64| op.argument / PAGE_SLOTS as u64 == at;
+                    op.kind == Kind::SlotSet && self.page.is_none_or(page)
+                }
+                Space::Omap => op.kind == Kind::OmapSet,
+                Space::Extents => false,
+            }
+    }
 }
 
 struct Work {
@@ -117,12 +146,10 @@ impl Work {
             let base = segment * shape.segment_bytes;
             read_around(&**device, base, &mut bytes);
             let generation = generation_of(&bytes, base, u64::from(shape.block_bytes), seed);
-            let Some(generation) = generation else { continue };
+            let Some((generation, cold)) = generation else { continue };
             let block = u64::from(shape.block_bytes);
             let view = SegmentView { bytes: &bytes, base, generation, end: shape.segment_bytes, block, seed };
             let first = view.records().next().map(|(record, ..)| record);
-            // Records of cold segments have no number of their own.
-            let cold = first.is_some_and(|record| record.seq == 0 && record.group == 0);
             segments.place(*segment, generation, 0, 0, cold);
             headers.known.push(SegmentHeader {
                 generation,
@@ -179,8 +206,11 @@ impl Work {
         let objects = Objects::default();
         let mut last = (0, 0);
         if let Some(root) = self.root(&superblock) {
-            last = root.ends.iter().map(|(_, generation, end)| (*generation, *end)).max().unwrap_or(last);
-            self.pieces(&root, &objects, &mut Vec::new());
+            if let Some(replay) = root.replay {
+                return Superblock { replay, ..superblock };
+            }
+            last = root.segments.iter().map(|held| (held.generation, held.end)).max().unwrap_or(last);
+            self.pieces(&root, &objects, &mut Vec::new(), &mut Vec::new());
         }
         objects.for_each(|object| {
             let walked = object.state.read().spaces.each_place(|offset, _| {
@@ -213,32 +243,32 @@ impl Work {
 
     fn root(&self, superblock: &Superblock) -> Option<Root> {
         let loc = Loc::from_raw(superblock.root)?;
-        Root::decode(&whole(&self.reader, loc).ok()?)
+        Root::decode(&whole(&self.reader, loc, 0, Role::Root).ok()?)
     }
 
     /// Loads what holds of the checkpoint that a superblock names; `None` if its root does not.
     fn load(&self, superblock: &Superblock) -> Option<Checkpoint> {
-        let (objects, mut lost) = (Objects::default(), Vec::new());
+        let (objects, mut lost, mut pages) = (Objects::default(), Vec::new(), Vec::new());
         let mut next_number = 1;
         if superblock.root != 0 {
             let root = self.root(superblock)?;
             next_number = root.next_number;
-            self.pieces(&root, &objects, &mut lost);
+            self.pieces(&root, &objects, &mut lost, &mut pages);
         } else if superblock.replay.generation == 0 && self.log().next().is_some_and(|first| first.generation > 1) {
             // The start of the log is gone, and no checkpoint stands for it.
             return None;
         }
         let links = self.links(superblock, &mut lost);
-        Some(Checkpoint { superblock: *superblock, objects, next_number, links, lost })
+        Some(Checkpoint { superblock: *superblock, objects, next_number, links, lost, pages })
     }
 
-    fn pieces(&self, root: &Root, objects: &Objects, lost: &mut Vec<Lost>) {
+    fn pieces(&self, root: &Root, objects: &Objects, lost: &mut Vec<Lost>, pages: &mut Vec<LostPage>) {
         for name in &root.collections {
             objects.names.write().entry(Collection::new(name.clone())).or_default();
         }
         for (number, loc) in &root.table {
             let mut heads = Vec::new();
-            let found = whole(&self.reader, *loc);
+            let found = whole(&self.reader, *loc, 0, Role::Table(*number));
             let holds = found.is_ok_and(|bytes| each_place(&bytes, |number, head| heads.push((number, head))));
             if !holds {
                 let reason = format!(
@@ -248,9 +278,9 @@ impl Work {
                 continue;
             }
             for (number, loc) in heads {
-                let head = whole(&self.reader, loc).ok().and_then(|bytes| Head::decode(&bytes));
+                let head = whole(&self.reader, loc, number, Role::Head).ok().and_then(|bytes| Head::decode(&bytes));
                 match head.filter(|head| head.number == number) {
-                    Some(head) => self.object(head, objects, lost),
+                    Some(head) => self.object(head, objects, lost, pages),
                     None => {
                         let reason = "the object's head in the checkpoint does not hold";
                         lost.push(piece(None, What::Object(number), loc.offset(), reason));
@@ -260,9 +290,9 @@ impl Work {
         }
     }
 
-    fn object(&self, head: Head, objects: &Objects, lost: &mut Vec<Lost>) {
+    fn object(&self, head: Head, objects: &Objects, lost: &mut Vec<Lost>, gone: &mut Vec<LostPage>) {
         let id = ObjectId::new(Collection::new(head.collection), head.name);
-        let mut spaces = Spaces { size: head.size, shares: head.shares, ..Spaces::default() };
+        let mut spaces = Spaces { size: head.size, shares: head.shares, shifted: head.shifted, ..Spaces::default() };
         spaces.xattrs = head.xattrs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
         for (space, list) in Space::ALL.into_iter().zip(head.spaces) {
             let part = |what: &'static str, offset: u64| {
@@ -278,21 +308,57 @@ impl Work {
                 }
                 PageList::Pages { list, .. } => {
                     let mut pages = Vec::new();
-                    let found = whole(&self.reader, list);
+                    let found = whole(&self.reader, list, head.number, Role::List(space));
                     if !found.is_ok_and(|bytes| each_place(&bytes, |number, loc| pages.push((number, loc)))) {
                         lost.push(part(name_of(space), list.offset()));
+                        gone.push(LostPage { object: id.clone(), number: head.number, space, page: None });
                         continue;
                     }
                     for (number, loc) in pages {
-                        let found = whole(&self.reader, loc);
+                        let found = whole(&self.reader, loc, head.number, Role::Page(space, number));
                         if !found.is_ok_and(|bytes| fill_page(space, number, &bytes, &mut spaces)) {
                             lost.push(part(page_of(space), loc.offset()));
+                            let page = Some(number);
+                            gone.push(LostPage { object: id.clone(), number: head.number, space, page });
                         }
                     }
                 }
             }
         }
         name_object(objects, &id, head.number, spaces, &self.segments);
+    }
+
+    /// Names the keys that lost pages may have led to, by the operations that set them and are still there. Some of
+    /// them may have been removed since.
+    fn name_keys(
+        &self,
+        pages: &[LostPage],
+        objects: &Objects,
+        lost: &mut Losses<'_>,
+        progress: &mut dyn FnMut(&'static str, u64, u64),
+    ) {
+        let mut named: BTreeMap<(ObjectId, u64, Bytes), u64> = BTreeMap::new();
+        self.each_bytes(progress, &mut |_, op, operation, offset, _| {
+            for page in pages.iter().filter(|page| page.may_have(op)) {
+                let key = op.key(operation).0;
+                let there = objects.numbered(page.number).is_some_and(|object| {
+                    let state = object.state.read();
+                    match op.kind {
+                        Kind::SlotSet => state.slots.get(op.argument).is_ok_and(|loc| loc.is_some()),
+                        _ => state.omap.get(key).is_ok_and(|loc| loc.is_some()),
+                    }
+                });
+                if !there {
+                    let slot = if op.kind == Kind::SlotSet { op.argument } else { u64::MAX };
+                    named.insert((page.object.clone(), slot, Bytes::copy_from_slice(key)), offset);
+                }
+            }
+        });
+        let reason = "the page of the index that may have led to it is lost; it may have been removed before";
+        for ((object, slot, key), offset) in named {
+            let what = if slot == u64::MAX { What::OmapKey(key) } else { What::Slot(slot) };
+            lost(piece(Some(&object), what, offset, reason));
+        }
     }
 
     /// The log's segments after a checkpoint, oldest first.

@@ -19,7 +19,7 @@ use crate::format::{
     Kind, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Superblock, place_of, raw_len, round_up, verify_payload,
 };
 use crate::objects::Objects;
-use crate::open::Replayer;
+use crate::replay::Replayer;
 use crate::segments::Segments;
 
 /// A segment of the log that is to be replayed.
@@ -233,7 +233,7 @@ impl<'a> Tolerant<'a> {
 /// the place that the checkpoint covers, or after a damage.
 pub fn clashes(objects: &Objects, header: &OpHeader, key: &[u8]) -> bool {
     let taken_by = |key: &[u8]| {
-        let id = crate::open::full_name(key)?;
+        let id = crate::format::decode_name(key)?;
         let number = objects.get(&id)?.state.read().number;
         (number != 0).then_some(number)
     };

@@ -7,9 +7,7 @@ use std::collections::HashMap;
 use esker_device::Device;
 use esker_store::{Error, Result};
 
-use crate::format::{
-    FORMAT_VERSION, ReplayFrom, SegmentHeader, Superblock, SuperblockError, read_u32, read_u64, round_up,
-};
+use crate::format::{FORMAT_VERSION, ReplayFrom, SegmentHeader, Superblock, SuperblockError, read_u32, read_u64};
 use crate::superblocks::{SUPERBLOCK_SEGMENT_BYTES, first_segment};
 
 /// The smallest segment: headers stand at multiples of this.
@@ -23,6 +21,8 @@ pub struct Shapes {
     pub superblocks: Vec<Superblock>,
     /// Whether these are superblocks, and not made up.
     pub real: bool,
+    /// Length that the store used, in bytes; the device may be shorter by now.
+    pub recorded_len: u64,
 }
 
 impl Shapes {
@@ -64,13 +64,14 @@ pub fn shapes(device: &dyn Device) -> Result<Shapes> {
     let geometry = device.geometry();
     let block = u64::from(geometry.block_bytes);
     let area = geometry.zone_bytes.unwrap_or(SUPERBLOCK_SEGMENT_BYTES);
-    let mut superblocks = Vec::new();
+    let (mut superblocks, mut recorded_len) = (Vec::new(), 0);
     for half in 0..2 {
         let mut bytes = vec![0; area.min(1 << 20).min(geometry.len.saturating_sub(half * area)) as usize];
         read_around(device, half * area, &mut bytes);
         for bytes in bytes.chunks(block as usize) {
             match Superblock::decode(bytes) {
                 Ok(found) if u64::from(found.block_bytes) == block && found.superblock_segment_bytes == area => {
+                    recorded_len = recorded_len.max(found.device_len);
                     superblocks.push(Superblock { device_len: found.device_len.min(geometry.len), ..found });
                 }
                 Err(SuperblockError::Newer(version)) => return Err(newer(device, version)),
@@ -82,9 +83,9 @@ pub fn shapes(device: &dyn Device) -> Result<Shapes> {
     // Leftovers of another store do not count.
     if let Some(uuid) = superblocks.first().map(|newest| newest.uuid) {
         superblocks.retain(|superblock| superblock.uuid == uuid);
-        return Ok(Shapes { superblocks, real: true });
+        return Ok(Shapes { superblocks, real: true, recorded_len });
     }
-    Ok(Shapes { superblocks: vec![made_up(device, area)?], real: false })
+    Ok(Shapes { superblocks: vec![made_up(device, area)?], real: false, recorded_len: geometry.len })
 }
 
 /// A superblock for a store that has none left: shape and id as most segment headers tell them.
@@ -155,11 +156,4 @@ pub fn headers(device: &dyn Device, shape: &Superblock) -> Headers {
     found.known.sort_unstable_by_key(|header| header.generation);
     found.known.dedup_by_key(|header| header.generation);
     found
-}
-
-/// Where a segment's first record that holds stands, and its generation, for one without a header.
-pub fn generation_of(bytes: &[u8], base: u64, block: u64, seed: u32) -> Option<u32> {
-    let from = round_up(block, 8) as usize;
-    let decode = |at: usize| crate::format::RecordHeader::decode(&bytes[at..], seed, base + at as u64);
-    (from..bytes.len()).step_by(8).find_map(decode).map(|record| record.generation)
 }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use parking_lot::RwLockWriteGuard;
 
 use super::Planned;
-use crate::format::Kind;
+use crate::format::{Kind, clone_range_words};
 use crate::index::Missing;
 use crate::objects::{Object, ObjectState};
-use crate::spaces::{Spaces, clone_range_words};
+use crate::spaces::Spaces;
 
 /// The pages that an operation on its target needs and that are not in memory.
 pub(super) fn missing_of(spaces: &Spaces, op: &Planned<'_>) -> Vec<Missing> {

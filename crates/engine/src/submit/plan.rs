@@ -1,10 +1,9 @@
 //! From changes to planned operations.
 
 use esker_store::{Change, Collection, ObjectId, Op};
-use smallvec::SmallVec;
 
 use super::{Body, Key, Planned, Ready};
-use crate::format::Kind;
+use crate::format::{Kind, encode_name};
 
 pub(super) fn made_clone(target: usize, to: usize, object: u64) -> Planned<'static> {
     Planned { kind: Kind::Clone, target, to, object, argument: 0, key: Key::Given(&[]), body: Body::Short(&[]) }
@@ -22,16 +21,6 @@ pub(super) fn collection_op(kind: Kind, collection: &Collection) -> Planned<'_> 
     }
 }
 
-/// Collection and name in one key.
-pub(super) fn full_name(id: &ObjectId) -> SmallVec<[u8; 64]> {
-    let collection = id.collection().name();
-    let mut key = SmallVec::with_capacity(1 + collection.len() + id.name().len());
-    key.push(collection.len() as u8);
-    key.extend_from_slice(collection);
-    key.extend_from_slice(id.name());
-    key
-}
-
 pub(super) fn create_object(target: usize, number: u64, id: &ObjectId) -> Planned<'static> {
     Planned {
         kind: Kind::CreateObject,
@@ -39,7 +28,7 @@ pub(super) fn create_object(target: usize, number: u64, id: &ObjectId) -> Planne
         to: target,
         object: number,
         argument: 0,
-        key: Key::Made(full_name(id)),
+        key: Key::Made(encode_name(id)),
         body: Body::Short(&[]),
     }
 }

@@ -54,6 +54,20 @@ pub trait EngineInfo: Send + Sync {
         "status none\n".into()
     }
 
+    /// Reads and verifies everything on the device once, in the background, for ESKER.SCRUB. How far it is stands in
+    /// INFO, what it found in [`EngineInfo::scrub_report`].
+    ///
+    /// # Errors
+    /// Why it cannot now, for people.
+    fn scrub(&self) -> std::result::Result<(), String> {
+        Err("this store has nothing to scrub".into())
+    }
+
+    /// What the last scrub found, line by line, for ESKER.SCRUB STATUS.
+    fn scrub_report(&self) -> String {
+        "status none\n".into()
+    }
+
     /// Has the store take in the space of a device that has become longer, in the background, for ESKER.GROW; how it ends
     /// stands in INFO.
     ///

@@ -67,6 +67,22 @@ pub(crate) fn check(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// ESKER.SCRUB [STATUS]: everything on the device, once.
+pub(crate) fn scrub(call: &mut Call<'_>) -> Outcome {
+    match call.args.len() {
+        1 => {}
+        2 if is(call.arg(1), "status") => {
+            let report = call.shared.engine.scrub_report();
+            call.reply.bulk(report.as_bytes());
+            return Ok(());
+        }
+        _ => return Err(SYNTAX.into()),
+    }
+    call.shared.engine.scrub().map_err(|why| Refusal::from(format!("ERR {why}")))?;
+    call.reply.simple("Scrub started");
+    Ok(())
+}
+
 /// ESKER.GROW: takes no length, so that no client makes files longer than their operator has.
 pub(crate) fn grow(call: &mut Call<'_>) -> Outcome {
     call.shared.engine.grow().map_err(|why| Refusal::from(format!("ERR {why}")))?;

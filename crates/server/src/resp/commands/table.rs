@@ -177,6 +177,7 @@ static COMMANDS: &[Command] = &[
     command("bgrewriteaof", 1, ADMIN, (0, 0, 0), "server", Plain(server::bgrewriteaof)),
     command("esker.backup", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::backup)),
     command("esker.check", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::check)),
+    command("esker.scrub", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::scrub)),
     command("esker.grow", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::grow)),
     command("lastsave", 1, FAST, (0, 0, 0), "server", Plain(server::lastsave)),
     command("shutdown", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::shutdown)),

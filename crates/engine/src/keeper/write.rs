@@ -1,0 +1,193 @@
+//! Writing checkpoints: when one is asked for, before one is needed, and those that snapshots and backups hold.
+//!
+//! Invariant: what a held checkpoint needs stays until the hold is dropped.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use esker_store::{Error, Result};
+
+use super::{
+    CHECKPOINT_BYTES_PER_S, FULL_SHARE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS, SLACK_PARTS, SLACK_SEGMENTS, Work,
+};
+use crate::checkpoint::CheckpointReport;
+use crate::format::Superblock;
+use crate::segments::Usage;
+
+/// A checkpoint whose segments stay as long as this lives.
+pub struct Held {
+    /// Names the checkpoint.
+    pub superblock: Superblock,
+    /// The segments that it may need, its own and those of the data.
+    pub segments: Vec<Usage>,
+    /// The one of them that the cleaner still writes.
+    pub open_cold: Option<u64>,
+    keeper: Arc<Keeper>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.keeper.held.fetch_sub(1, Ordering::AcqRel);
+        self.keeper.wake();
+    }
+}
+
+impl Keeper {
+    /// Writes a checkpoint now.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
+    pub fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_while(&mut || ())
+    }
+
+    /// The same; `during` is called after each piece that is written, as if by somebody who changes the store
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// As [`Keeper::checkpoint`].
+    pub fn checkpoint_while(&self, during: &mut dyn FnMut()) -> Result<()> {
+        let mut work = self.work.lock();
+        self.checkpoint_now(&mut work, true, during)?;
+        self.free_dead(&mut work, true)?;
+        Ok(())
+    }
+
+    /// Sees to it that a checkpoint, and all that it needs, stays where it is until what this returns is dropped.
+    ///
+    /// # Errors
+    /// As [`Keeper::checkpoint`].
+    pub fn hold(self: &Arc<Self>) -> Result<Held> {
+        let mut work = self.work.lock();
+        self.settle(&mut work)?;
+        let covers_all = |work: &Work| work.covered == Some(self.parts.log.last_seq());
+        if !covers_all(&work) {
+            self.checkpoint_now(&mut work, true, &mut || ())?;
+        }
+        self.free_dead(&mut work, true)?;
+        self.held.fetch_add(1, Ordering::AcqRel);
+        // What died since that checkpoint may just have been made free: then only a later one is whole without the log.
+        if !covers_all(&work)
+            && let Err(error) = self.checkpoint_now(&mut work, true, &mut || ())
+        {
+            self.held.fetch_sub(1, Ordering::AcqRel);
+            return Err(error);
+        }
+        let superblock = self.parts.superblocks.newest();
+        let mut segments = self.parts.segments.in_use();
+        segments.retain(|usage| usage.cold || usage.generation <= superblock.replay.generation);
+        Ok(Held { superblock, segments, open_cold: work.cold.open_segment(), keeper: Arc::clone(self) })
+    }
+
+    /// Moves what little lives in the emptiest segments, so that the checkpoint that follows makes more free than it
+    /// takes.
+    pub(super) fn empty_the_emptiest(&self, work: &mut Work) -> Result<()> {
+        let checkpoint = self.checkpoint_segments();
+        let mut emptiest: Vec<Usage> = self.candidates(work, FULL_SHARE).map(|(usage, _)| usage).collect();
+        emptiest.sort_unstable_by_key(|usage| usage.live + usage.index);
+        let mut moved = 0;
+        for usage in emptiest {
+            moved += usage.live + usage.index;
+            let room = self.parts.log.segments_left() >= checkpoint + RESCUE_SEGMENTS;
+            if moved > self.parts.segments.segment_bytes || !room {
+                break;
+            }
+            match self.clean_segment(work, usage) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(Error::Stopped { cause }) => return Err(Error::Stopped { cause }),
+                // One that cannot be read stays as it is; the checkpoint does not need it.
+                Err(error) => tracing::warn!(segment = usage.segment, %error, "not emptied before a checkpoint"),
+            }
+        }
+        self.settle(work)?;
+        self.free_dead(work, true).map(|_| ())
+    }
+
+    /// Writes one checkpoint; from then on the log is replayed from there.
+    fn write_one(&self, work: &mut Work, pace: &mut dyn FnMut(u64)) -> Result<CheckpointReport> {
+        work.whole = false;
+        let Work { saved, cold, .. } = work;
+        saved.scrub = *self.scrubbed.lock();
+        let written = saved.checkpoint(&self.parts, cold, pace);
+        let report = written.map_err(|error| self.stop_if_failed(error))?;
+        // Nothing flies while a checkpoint is written, and it ends with a sync: all of the open cold segment stands on the device.
+        *self.cold_reached.lock() = work.cold.reached().unwrap_or_default();
+        work.whole = true;
+        work.floor_before = work.floor;
+        work.kept.clear();
+        (work.floor, work.covered) = (report.generation, Some(self.parts.superblocks.newest().replay.seq));
+        Ok(report)
+    }
+
+    /// What only the checkpoint before the newest needs is kept until the next one is written, but not where room is
+    /// short.
+    pub(super) fn give_up_before(&self, work: &mut Work) {
+        if self.parts.log.segments_left() * 5 < self.parts.segments.log_segments() * 2 {
+            work.saved.give_up(&self.parts);
+            work.kept.clear();
+            work.floor_before = work.floor;
+        }
+    }
+
+    /// Writes a checkpoint. Where room is short enough that a few of them, each leaving little pieces of the last in
+    /// many segments, would use it up, what lives in the emptiest segments is moved first.
+    pub(super) fn checkpoint_now(&self, work: &mut Work, hurry: bool, during: &mut dyn FnMut()) -> Result<()> {
+        self.settle(work)?;
+        let left = self.parts.log.segments_left();
+        if left <= 2 * self.checkpoint_segments() + RESCUE_SEGMENTS && self.held.load(Ordering::Acquire) == 0 {
+            self.empty_the_emptiest(work)?;
+        }
+        let began = Instant::now();
+        let slow = self.threaded && !hurry;
+        // Near the limit writers go on meanwhile, out of the slack: with as much of it as is written of the checkpoint,
+        // so that they are slowed down evenly and do not stand still for the rest of it.
+        let slack = self.parts.segments.segment_bytes * SLACK_SEGMENTS;
+        let paced = left <= self.reserve()[0] + 2 * self.flying_segments() + PACED_SEGMENTS;
+        let expected = work.checkpoint_bytes.max(self.parts.segments.segment_bytes);
+        let mut given = 0;
+        if paced {
+            self.pace(true);
+        }
+        let mut pace = |bytes: u64| {
+            during();
+            let due = (u128::from(slack) * u128::from(bytes.min(expected)) / u128::from(expected)) as u64;
+            if paced && due >= given + slack / SLACK_PARTS {
+                self.parts.log.give((due - given) as i64);
+                given = due;
+            }
+            let due = Duration::from_micros(bytes * 1_000_000 / CHECKPOINT_BYTES_PER_S);
+            if slow && let Some(ahead) = due.checked_sub(began.elapsed()).filter(|ahead| ahead.as_millis() > 0) {
+                std::thread::sleep(ahead);
+            }
+        };
+        let report = self.write_one(work, &mut pace)?;
+        self.give_up_before(work);
+        work.log_bytes = self.parts.log.appended().1;
+        work.checkpoint_bytes = report.bytes;
+        work.effort += report.bytes + self.parts.segments.segment_bytes / 4;
+        self.moving.forget_all();
+        // What was cleaned as a whole and still lives cannot be moved: it is not tried again and again.
+        let spent = std::mem::take(&mut work.spent);
+        let lives = |generation: u32| {
+            self.parts.segments.in_use().iter().any(|usage| usage.generation == generation && usage.live > 0)
+        };
+        work.stuck
+            .extend(spent.into_iter().filter(|(generation, whole)| *whole && lives(*generation)).map(|spent| spent.0));
+        let took = began.elapsed();
+        self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
+        self.counters.checkpoint_bytes.store(report.bytes, Ordering::Relaxed);
+        self.counters.checkpoint_all_bytes.fetch_add(report.bytes, Ordering::Relaxed);
+        self.counters.checkpoint_times.add(took);
+        self.counters.checkpoint_us.store(took.as_micros() as u64, Ordering::Relaxed);
+        tracing::debug!(
+            objects = report.objects,
+            pages = report.pages,
+            bytes = report.bytes,
+            elapsed_ms = took.as_millis() as u64,
+            "checkpoint"
+        );
+        Ok(())
+    }
+}

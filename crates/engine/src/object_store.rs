@@ -1,0 +1,229 @@
+//! The waist: [`ObjectStore`] on the engine, which is looks at the index, then values ([`crate::read`]).
+//!
+//! Invariant: from the look at the index until the value is there the thread is pinned: no segment is used again
+//! meanwhile.
+
+use std::ops::{Bound, Range};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use esker_store::{
+    Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId, ObjectStore,
+    OmapScan, Result, SlotScan, Snapshot, Stat, Transaction,
+};
+
+use crate::objects::ObjectState;
+use crate::open::Engine;
+use crate::read::{Shown, scan_limit};
+use crate::reader::{Asked, Sought};
+use crate::view::{VIEW_CACHE_BYTES, VIEW_INDEX_BYTES};
+
+impl ObjectStore for Engine {
+    fn capability(&self) -> Capability {
+        Capability {
+            backend: "esker",
+            atomic_across_objects: true,
+            atomic_across_collections: true,
+            native_slots: true,
+            commit_order: true,
+            clone: true,
+            cheap_clone: true,
+            persistent: true,
+            compresses: true,
+            transaction_bytes_max: self.transaction_bytes_max(),
+        }
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        self.submit_transaction(&txn)
+    }
+
+    fn sync(&self) -> Completion<CommitSeq> {
+        let Some(log) = &self.log else { return Completion::ready(Ok(CommitSeq(0))) };
+        let end = log.end();
+        self.completion(Ok(CommitSeq(log.last_seq())), end)
+    }
+
+    fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
+        let looked = self.look(object, |lsn| (None, lsn), |state| Ok((state.stat(), state.changed_lsn)));
+        self.shown(looked)
+    }
+
+    fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
+        let _pinned = self.segments.pin();
+        if range.start > range.end {
+            let why = format!("{}..{} ends before it starts", range.start, range.end);
+            return Completion::ready(Err(Error::Invalid { what: "byte range", why }));
+        }
+        let looked = self.look(
+            object,
+            |lsn| (0, Vec::new(), lsn, lsn),
+            |state| {
+                let wanted = range.start..range.end.min(state.size).max(range.start);
+                let parts = state.extents.lookup(wanted).map(|part| {
+                    let (at, extent) = part?;
+                    let what = Sought::Data(state.written_at(at, &extent));
+                    Ok((at, extent, Asked { object: state.owner(state.number), what }))
+                });
+                let parts: Vec<_> = parts.collect::<std::result::Result<_, _>>()?;
+                Ok((state.size, parts, state.changed_lsn, state.copied_lsn))
+            },
+        );
+        let (size, parts, changed, copied) = match looked {
+            Ok(looked) => looked,
+            Err(error) => return Completion::ready(Err(error)),
+        };
+        match self.read_range(size, &parts, &range) {
+            // Holes and the end may come from a change that is not durable; data carries its own place.
+            Ok((bytes, wait_to)) => {
+                let data: u64 = parts.iter().map(|(_, extent, _)| u64::from(extent.len)).sum();
+                let whole = data == range.end - range.start;
+                self.completion(Ok(bytes), if whole { wait_to.max(copied) } else { wait_to.max(changed) })
+            }
+            Err(error) => Completion::ready(Err(error)),
+        }
+    }
+
+    fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
+        let _pinned = self.segments.pin();
+        let looked = self.look(
+            object,
+            |lsn| (Vec::new(), lsn),
+            |state| {
+                let end = range.end.min(state.size);
+                if range.start >= end {
+                    return Ok((Vec::new(), state.changed_lsn));
+                }
+                let runs = state.extents.runs(range.start..end)?;
+                let runs = runs.into_iter().map(|(offset, len)| DataRun { offset, len }).collect();
+                Ok((runs, state.changed_lsn))
+            },
+        );
+        self.shown(looked)
+    }
+
+    fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
+        let looked =
+            self.look(object, |lsn| (None, lsn), |state| Ok((state.xattrs.get(name).cloned(), state.xattr_lsn)));
+        self.shown(looked)
+    }
+
+    fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>> {
+        let looked = self.look(
+            object,
+            |lsn| (Vec::new(), lsn),
+            |state| {
+                let all = state.xattrs.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+                Ok((all, state.xattr_lsn))
+            },
+        );
+        self.shown(looked)
+    }
+
+    fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
+        let _pinned = self.segments.pin();
+        let look = |state: &ObjectState| Ok((state.omap.get(key)?, Shown::of(state)));
+        self.value(self.look(object, |lsn| (None, Shown::none(lsn)), look), Sought::Omap(key))
+    }
+
+    fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
+        let _pinned = self.segments.pin();
+        let looked = self.look(
+            object,
+            |lsn| (vec![None; keys.len()], Shown::none(lsn)),
+            |state| {
+                let places = keys.iter().map(|key| state.omap.get(key)).collect::<std::result::Result<_, _>>()?;
+                Ok((places, Shown::of(state)))
+            },
+        );
+        self.values(looked, |number| Sought::Omap(&keys[number]))
+    }
+
+    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
+        let _pinned = self.segments.pin();
+        let start = scan.start.as_deref().map_or(Bound::Unbounded, Bound::Included);
+        let end = scan.end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+        let empty = matches!((&scan.start, &scan.end), (Some(start), Some(end)) if start >= end);
+        let looked = self.look(
+            object,
+            |lsn| (Vec::new(), Shown::none(lsn)),
+            |state| {
+                if empty {
+                    return Ok((Vec::new(), Shown::none(0)));
+                }
+                let found = state.omap.scan(start, end, scan.reverse).take(scan_limit(scan.limit));
+                let found = found.map(|entry| entry.map(|(key, loc)| (Bytes::copy_from_slice(key), loc)));
+                Ok((found.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
+            },
+        );
+        self.entries(looked, |key| Sought::Omap(key), scan.keys_only)
+    }
+
+    fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
+        let _pinned = self.segments.pin();
+        let look = |state: &ObjectState| Ok((state.slots.get(index)?, Shown::of(state)));
+        self.value(self.look(object, |lsn| (None, Shown::none(lsn)), look), Sought::Slot(index))
+    }
+
+    fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
+        let _pinned = self.segments.pin();
+        let looked = self.look(
+            object,
+            |lsn| (vec![None; indexes.len()], Shown::none(lsn)),
+            |state| {
+                let places = indexes.iter().map(|index| state.slots.get(*index));
+                Ok((places.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
+            },
+        );
+        self.values(looked, |number| Sought::Slot(indexes[number]))
+    }
+
+    fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
+        let _pinned = self.segments.pin();
+        let looked = self.look(
+            object,
+            |lsn| (Vec::new(), Shown::none(lsn)),
+            |state| {
+                let found = state.slots.scan(scan.range.clone(), scan.reverse).take(scan_limit(scan.limit));
+                Ok((found.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
+            },
+        );
+        self.entries(looked, |slot| Sought::Slot(*slot), scan.keys_only)
+    }
+
+    fn commit_scan(
+        &self,
+        collection: &Collection,
+        name_prefix: &[u8],
+        after: CommitCursor,
+        limit: usize,
+    ) -> Completion<(Vec<CommitEntry>, Option<CommitCursor>)> {
+        match self.walk(collection, name_prefix, after, scan_limit(limit)) {
+            Ok((entries, cursor, wait_to)) => self.completion(Ok((entries, cursor)), wait_to),
+            Err(error) => Completion::ready(Err(error)),
+        }
+    }
+
+    fn collections(&self) -> Completion<Vec<Collection>> {
+        let collections = self.objects.names.read().keys().cloned().collect();
+        self.completion(Ok(collections), self.names_lsn.load(Ordering::Acquire))
+    }
+
+    fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
+        let names = self.objects.names.read();
+        let Some(objects) = names.get(collection) else {
+            let error = Error::NoCollection { collection: collection.to_string() };
+            return self.completion(Err(error), self.names_lsn.load(Ordering::Acquire));
+        };
+        let start = after.map_or(Bound::Unbounded, |after| Bound::Excluded(Bytes::copy_from_slice(after)));
+        let found = objects.range::<Bytes, _>((start, Bound::Unbounded));
+        let list = found.take(scan_limit(limit)).map(|(name, _)| name.clone()).collect();
+        self.completion(Ok(list), self.names_lsn.load(Ordering::Acquire))
+    }
+
+    fn snapshot(&self) -> Result<Snapshot> {
+        let (seq, view) = self.view(VIEW_CACHE_BYTES, VIEW_INDEX_BYTES)?;
+        Ok(Snapshot { seq, store: Arc::new(view) })
+    }
+}

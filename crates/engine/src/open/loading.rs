@@ -1,0 +1,286 @@
+//! What a store holds when it is opened: a checkpoint, the log after it, and what each segment is.
+//!
+//! ```text
+//! superblocks, newest first → segment headers → root → its table of segments → chain → the rest of the checkpoint
+//!   → replay → which segments something points to
+//! ```
+//!
+//! Where a checkpoint does not hold, the one before it and the log after that say the same, as long as all of it is
+//! there.
+//!
+//! Invariants:
+//! 1. A segment is free only if the checkpoint and the log have nothing in it, never because it cannot be read.
+//! 2. A segment whose header is lost is what the table of segments says, or failing that what its records say.
+
+use std::sync::Arc;
+
+use esker_device::Device;
+use esker_store::{Error, Result};
+
+use crate::checkpoint::Saved;
+use crate::format::{Root, Stream, Superblock, store_seed};
+use crate::load::{load, load_root};
+use crate::objects::Objects;
+use crate::reader::Reader;
+use crate::recover::{Chain, End, Headers, RecoveryReport, Walk, find_chain, find_headers, generation_of};
+use crate::replay::Replayer;
+use crate::segments::{Damage, GENERATION_LOST, Lsn, SegmentBuffer, Segments, Usage};
+use crate::superblocks::{FoundSuperblock, device_error, first_segment};
+
+use super::Options;
+
+/// What opening has found.
+pub(super) struct Found {
+    /// Names the checkpoint that was loaded, and says of the store and of the log's end what the newest says.
+    pub superblock: Superblock,
+    pub segments: Arc<Segments>,
+    pub reader: Arc<Reader>,
+    pub objects: Arc<Objects>,
+    pub saved: Saved,
+    pub next_number: u64,
+    pub chain: Chain,
+    pub end: End,
+    pub last: Option<Arc<SegmentBuffer>>,
+    pub base_lsn: Lsn,
+    pub recovery: RecoveryReport,
+    /// Segments that nothing points to, but that a checkpoint which an older superblock names may need: free after the
+    /// next checkpoint.
+    pub free_later: Vec<u64>,
+}
+
+/// Loads the newest checkpoint that holds, and replays the log after it.
+///
+/// # Errors
+/// Those of the newest, if none holds.
+pub(super) fn find(device: &Arc<dyn Device>, superblocks: &FoundSuperblock, options: &Options) -> Result<Found> {
+    let headers = find_headers(&**device, &superblocks.superblock)?;
+    let mut first = None;
+    for (passed_over, superblock) in (0..).zip(superblocks.candidates()) {
+        match find_from(device, superblocks, &headers, superblock, options) {
+            Ok(mut found) => {
+                found.recovery.checkpoints_passed_over = passed_over;
+                return Ok(found);
+            }
+            // What cannot be read may be read of the one before.
+            Err(error @ (Error::Corrupt { .. } | Error::Io { .. })) => {
+                tracing::error!(%error, "a checkpoint or the log after it does not hold");
+                first.get_or_insert(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(first.unwrap_or_else(|| Error::Corrupt { offset: 0, what: "no superblock names a checkpoint".into() }))
+}
+
+fn find_from(
+    device: &Arc<dyn Device>,
+    superblocks: &FoundSuperblock,
+    headers: &Headers,
+    superblock: Superblock,
+    options: &Options,
+) -> Result<Found> {
+    let seed = store_seed(&superblock.uuid);
+    let mut chain = find_chain(headers, &superblock)?;
+    let count = superblock.device_len / superblock.segment_bytes;
+    let segments =
+        Arc::new(Segments::new(superblock.segment_bytes, first_segment(&superblock), count, options.recent_bytes));
+    place(&segments, &chain);
+    let reader = Arc::new(Reader::new(Arc::clone(device), Arc::clone(&segments), seed, options.cache_bytes));
+    let objects = Arc::new(Objects::default());
+    let (mut saved, mut next_number, mut known) = (Saved::default(), 1, Vec::new());
+    if superblock.root != 0 {
+        place_root(&segments, &superblock);
+        let root = load_root(&superblock, &reader, &segments)?;
+        take_table(&segments, &mut chain, &superblock, &root.1)?;
+        known.extend(root.1.segments.iter().map(|held| held.segment));
+        let loaded = load(root, &reader, &segments, &objects, options.index_bytes, &|_, _| ())?;
+        (saved, next_number) = (loaded.saved, loaded.next_number);
+    }
+    // Positions of what is replayed stand above those of everything else, which is durable.
+    let base_lsn = superblock.segment_bytes;
+    let mut replayer = Replayer::new(&objects, &segments, Some(&reader), base_lsn, next_number);
+    let walk = Walk::new(&**device, &superblock, superblocks.damaged);
+    let (end, mut recovery) = walk.run(&chain, &mut replayer, &mut |_, _| {})?;
+    let (last, base_lsn, next_number) = replayer.finish();
+    // Superblocks stand twice from the first on, and none is cleared before its half is full.
+    let full = superblock.superblock_segment_bytes / u64::from(superblock.block_bytes);
+    let gone = superblocks.free_blocks.iter().position(|free| *free == Some(0));
+    if let Some(half) = gone.filter(|_| end.generation == 0 && superblock.root == 0 && superblock.sequence < full) {
+        let what = "no log, and no superblock where the second copies stand: what the store held is gone, or its \
+                    formatting was cut short";
+        return Err(Error::Corrupt { offset: half as u64 * superblock.superblock_segment_bytes, what: what.into() });
+    }
+    if end.generation > 0 {
+        // What a torn end has left behind this place counts for nothing, even if the log goes on elsewhere.
+        segments.set_end(end.segment, end.offset);
+    }
+    segments.evict_buffers(Lsn::MAX);
+    place_lost(&**device, &segments, &mut chain, &superblock, seed)?;
+    let mut free_later = Vec::new();
+    for usage in segments.in_use() {
+        let tail = usage.generation >= superblock.replay.generation.max(1) && !usage.cold;
+        let alive = usage.live > 0 || usage.index > 0;
+        if !tail && !alive {
+            if known.contains(&usage.segment) {
+                free_later.push(usage.segment);
+            } else {
+                segments.release(usage.segment, true);
+            }
+            continue;
+        }
+        if usage.cold {
+            // What has died in it is not known: it was probably nearly full.
+            let filled = (usage.live + usage.index).max(superblock.segment_bytes / 4 * 3);
+            segments.add_filled(usage.segment, filled);
+        }
+        if usage.damage != Damage::None {
+            recovery.damaged_segments += 1;
+            tracing::error!(
+                segment = usage.segment,
+                generation = usage.generation,
+                live_bytes = usage.live,
+                readable = usage.damage != Damage::Whole,
+                "the header of a segment in use does not hold"
+            );
+        }
+    }
+    segments.free_unplaced();
+    Ok(Found {
+        superblock,
+        segments,
+        reader,
+        objects,
+        saved,
+        next_number,
+        chain,
+        end,
+        last,
+        base_lsn,
+        recovery,
+        free_later,
+    })
+}
+
+/// Says which segment holds what, by the headers.
+fn place(segments: &Segments, chain: &Chain) {
+    for other in &chain.others {
+        segments.place(other.segment, other.generation, 0, other.first_seq, other.stream == Stream::Cold);
+    }
+    for (number, link) in chain.links.iter().enumerate() {
+        segments.place(link.header.segment, link.header.generation, 0, link.header.first_seq, false);
+        if number == 0 && chain.begin_lost {
+            segments.note_damage(link.header.segment, link.header.generation, Damage::Header);
+        }
+    }
+    let headers = || chain.others.iter().chain(chain.links.iter().map(|link| &link.header));
+    for next in headers().filter(|header| header.stream == Stream::Log && header.previous_generation != 0) {
+        let before = segments.segment_of(next.previous_end);
+        if segments.generation(before) == next.previous_generation {
+            segments.set_end(before, segments.within(next.previous_end));
+        }
+    }
+}
+
+/// The superblock says which generation the checkpoint's root stands in, so that it is found where the header is lost.
+fn place_root(segments: &Segments, superblock: &Superblock) {
+    let Some(root) = crate::format::Loc::from_raw(superblock.root) else { return };
+    let segment = segments.segment_of(root.offset());
+    if segment < superblock.device_len / superblock.segment_bytes && segments.generation(segment) == 0 {
+        place_damaged(segments, segment, superblock.root_generation, true);
+    }
+}
+
+fn place_damaged(segments: &Segments, segment: u64, generation: u32, cold: bool) {
+    segments.place(segment, generation, 0, 0, cold);
+    segments.note_damage(segment, generation, Damage::Header);
+}
+
+/// Compares the checkpoint's table of segments with their headers, and goes by the table where a header is lost.
+///
+/// # Errors
+/// [`Error::Corrupt`] where the two say different things of one life of a segment.
+fn take_table(segments: &Segments, chain: &mut Chain, superblock: &Superblock, root: &Root) -> Result<()> {
+    let count = superblock.device_len / superblock.segment_bytes;
+    let wrong = |segment: u64, what: String| {
+        Err(Error::Corrupt {
+            offset: segment.saturating_mul(superblock.segment_bytes),
+            what: format!("segment {segment}: {what}"),
+        })
+    };
+    let whole = root.replay.is_some();
+    for held in &root.segments {
+        let (segment, generation, cold) = (held.segment, held.generation, held.stream == Stream::Cold);
+        if segment < first_segment(superblock) || segment >= count || generation == 0 {
+            return wrong(segment, format!("the checkpoint has it with generation {generation}, of {count} segments"));
+        }
+        let placed = segments.generation(segment);
+        // Before version 4 only log was told, and nobody looked.
+        if whole && placed < generation {
+            place_damaged(segments, segment, generation, cold);
+            chain.generation_max = chain.generation_max.max(generation);
+        }
+        let Some(usage) = segments.usage(segment).filter(|usage| usage.generation == generation) else {
+            // It was used again since the checkpoint.
+            continue;
+        };
+        if whole && usage.cold != cold {
+            return wrong(segment, "its header and the checkpoint say different things of what it holds".into());
+        }
+        let covered = cold || root.replay.is_none_or(|replay| generation < replay.generation);
+        if held.end >= superblock.segment_bytes || !covered {
+            continue;
+        }
+        if whole && !cold && usage.end < superblock.segment_bytes && usage.end != held.end {
+            let (by_checkpoint, by_header) = (held.end, usage.end);
+            return wrong(
+                segment,
+                format!("the log left it at {by_checkpoint} by the checkpoint, at {by_header} by the next header"),
+            );
+        }
+        segments.set_end(segment, held.end);
+    }
+    Ok(())
+}
+
+/// Places the segments that something points to and that neither a header nor the table knows, by what their records
+/// say.
+///
+/// # Errors
+/// [`Error::Io`].
+fn place_lost(
+    device: &dyn Device,
+    segments: &Segments,
+    chain: &mut Chain,
+    superblock: &Superblock,
+    seed: u32,
+) -> Result<()> {
+    // A segment that the table knows may have been used again since, and have lost its header after that.
+    let by_table = |usage: &Usage| usage.damage == Damage::Header && (usage.live > 0 || usage.index > 0);
+    let by_table = segments.in_use().into_iter().filter(by_table).map(|usage| usage.segment);
+    for segment in by_table.chain(segments.pointed_to_unplaced()) {
+        let base = segment * superblock.segment_bytes;
+        let mut bytes = vec![0; superblock.segment_bytes as usize];
+        let read = device.read(base, &mut bytes);
+        read.map_err(|error| device_error(&format!("reading segment {segment} at {base}"), error))?;
+        let found = generation_of(&bytes, base, u64::from(superblock.block_bytes), seed);
+        let placed = segments.generation(segment);
+        let taken = |generation: u32| {
+            segments.in_use().iter().any(|usage| usage.generation == generation && usage.segment != segment)
+        };
+        if placed != 0 && found.is_none_or(|(generation, _)| generation <= placed) {
+            continue;
+        }
+        match found.filter(|(generation, _)| (1..GENERATION_LOST).contains(generation) && !taken(*generation)) {
+            Some((generation, cold)) => {
+                place_damaged(segments, segment, generation, cold);
+                chain.generation_max = chain.generation_max.max(generation);
+            }
+            None if placed != 0 => {}
+            None => {
+                segments.place(segment, GENERATION_LOST, 0, 0, true);
+                segments.note_damage(segment, GENERATION_LOST, Damage::Whole);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,385 @@
+//! What damage to one structure costs: headers, roots and superblocks that rot after cleaning, after opening again and
+//! after many lives, and scrubbing and scans beside a cleaner at work, which must name nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "support/hooked.rs"]
+mod hooked;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use esker_device::{Device, MemoryDevice};
+use esker_engine::format::{Loc, SegmentHeader, Stream, Superblock};
+use esker_engine::{Engine, FormatOptions, Options};
+use esker_store::{Change, Collection, CommitCursor, Durability, Error, ObjectId, ObjectStore, SlotScan, Transaction};
+use hooked::{Call, Hooked};
+
+const SEGMENT_BYTES: u64 = 64 << 10;
+const BLOCK_BYTES: u64 = 4096;
+const UUID: [u8; 16] = [5; 16];
+const KEYS: u64 = 2_000;
+
+fn object(name: &'static str) -> ObjectId {
+    ObjectId::new(collection(), name)
+}
+
+fn collection() -> Collection {
+    Collection::from("c")
+}
+
+fn value(key: u64, life: u64) -> Bytes {
+    Bytes::from(format!("value {key} of life {life} ").repeat(8))
+}
+
+fn open(device: &Arc<MemoryDevice>) -> Result<Engine, Error> {
+    let options = Options { recent_bytes: 0, cache_bytes: 0, commit_thread: false, ..Options::default() };
+    Engine::open(Arc::clone(device) as Arc<dyn Device>, options)
+}
+
+fn change(engine: &Engine, id: &ObjectId, change: Change) {
+    engine.submit(Transaction::with(Durability::Applied).change(id, change)).wait().unwrap();
+}
+
+fn write(engine: &Engine, id: &ObjectId, keys: std::ops::Range<u64>, life: u64) {
+    keys.for_each(|key| change(engine, id, Change::SlotSet { index: key, value: value(key, life) }));
+    engine.sync().wait().unwrap();
+}
+
+/// A store of `segments` segments with one collection.
+fn fresh(segments: u64) -> (Arc<MemoryDevice>, Engine) {
+    let device = Arc::new(MemoryDevice::new(segments * SEGMENT_BYTES));
+    Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: UUID }).unwrap();
+    let engine = open(&device).unwrap();
+    engine.submit(Transaction::new().create_collection(&collection())).wait().unwrap();
+    (device, engine)
+}
+
+/// A store whose cleaner has moved values of two objects since the last checkpoint, as a crash leaves it.
+fn cleaned(segments: u64) -> MemoryDevice {
+    let (device, engine) = fresh(segments);
+    write(&engine, &object("old"), 0..KEYS, 1);
+    write(&engine, &object("new"), 0..KEYS, 1);
+    engine.checkpoint().unwrap();
+    for key in (0..KEYS).filter(|key| key % 4 != 0) {
+        change(&engine, &object("new"), Change::SlotRemove { index: key });
+    }
+    engine.sync().wait().unwrap();
+    engine.checkpoint().unwrap();
+    engine.checkpoint().unwrap();
+    (0..40).take_while(|_| engine.clean().unwrap()).for_each(drop);
+    engine.sync().wait().unwrap();
+    assert!(engine.stats().cleaned_segments > 0);
+    device.snapshot()
+}
+
+fn flip(device: &MemoryDevice, at: u64, bit: u8) {
+    let block = at / BLOCK_BYTES * BLOCK_BYTES;
+    let mut bytes = vec![0; BLOCK_BYTES as usize];
+    device.read(block, &mut bytes).unwrap();
+    bytes[(at - block) as usize] ^= 1 << bit;
+    device.write(block, &bytes).unwrap();
+}
+
+/// The segments of values that the cleaner moved.
+fn cold_segments(device: &MemoryDevice, segments: u64) -> Vec<u64> {
+    let cold = |segment: &u64| {
+        let mut head = vec![0; BLOCK_BYTES as usize];
+        device.read(segment * SEGMENT_BYTES, &mut head).unwrap();
+        SegmentHeader::decode(&head, &UUID, *segment).is_some_and(|header| header.stream == Stream::Cold)
+    };
+    (1..segments).filter(cold).collect()
+}
+
+/// How many of the keys read right; the others must say that they are damaged.
+fn right(engine: &Engine, id: &ObjectId, keys: std::ops::Range<u64>, life: u64) -> u64 {
+    let read = |key: &u64| match engine.slot_get(id, *key).wait() {
+        Ok(found) => {
+            assert_eq!(found, Some(value(*key, life)), "key {key}");
+            true
+        }
+        Err(Error::Corrupt { .. }) => false,
+        Err(error) => panic!("key {key}: {error}"),
+    };
+    keys.filter(read).count() as u64
+}
+
+fn superblocks(device: &MemoryDevice) -> Vec<Superblock> {
+    let decoded = (0..2 * SEGMENT_BYTES).step_by(BLOCK_BYTES as usize).map(|at| {
+        let mut block = vec![0; BLOCK_BYTES as usize];
+        device.read(at, &mut block).unwrap();
+        Superblock::decode(&block)
+    });
+    decoded.flatten().collect()
+}
+
+fn newest(device: &MemoryDevice) -> Superblock {
+    superblocks(device).into_iter().max_by_key(|superblock| superblock.sequence).unwrap()
+}
+
+/// A copy of the device whose newest checkpoint does not hold.
+fn without_newest_root(device: &MemoryDevice) -> Arc<MemoryDevice> {
+    let image = Arc::new(device.snapshot());
+    flip(&image, Loc::from_raw(newest(&image).root).unwrap().offset() + 40, 3);
+    image
+}
+
+#[test]
+fn one_bit_in_the_header_of_a_cleaned_segment_costs_no_value() {
+    let image = cleaned(96);
+    let cold = cold_segments(&image, 96);
+    assert!(!cold.is_empty());
+    for segment in cold {
+        let damaged = Arc::new(image.snapshot());
+        flip(&damaged, segment * SEGMENT_BYTES + 20, 3);
+        let engine = open(&damaged).unwrap();
+        assert_eq!(right(&engine, &object("old"), 0..KEYS, 1), KEYS, "segment {segment}");
+        for key in (0..KEYS).step_by(4) {
+            assert_eq!(right(&engine, &object("new"), key..key + 1, 1), 1, "segment {segment}, key {key}");
+        }
+    }
+}
+
+#[test]
+fn one_bit_in_the_header_of_a_reused_segment_costs_no_other_value() {
+    let (device, engine) = fresh(48);
+    write(&engine, &object("old"), 0..KEYS, 1);
+    let mut rng = fastrand::Rng::with_seed(7);
+    let mut tries = 0;
+    for round in 0..30 {
+        (0..400).for_each(|_| {
+            let key = rng.u64(0..KEYS);
+            change(&engine, &object("new"), Change::SlotSet { index: key, value: value(key, 1) });
+        });
+        engine.sync().wait().unwrap();
+        let image = device.snapshot();
+        for segment in cold_segments(&image, 48) {
+            let damaged = Arc::new(image.snapshot());
+            flip(&damaged, segment * SEGMENT_BYTES + 20, 3);
+            let right = right(&open(&damaged).unwrap(), &object("old"), 0..KEYS, 1);
+            assert_eq!(right, KEYS, "round {round}, segment {segment}");
+            tries += 1;
+        }
+    }
+    assert!(tries > 30, "{tries}");
+}
+
+#[test]
+fn a_store_with_a_lost_segment_is_written_and_opened_again() {
+    let image = cleaned(96);
+    let mut opened = 0;
+    for segment in cold_segments(&image, 96) {
+        let damaged = Arc::new(image.snapshot());
+        damaged.write(segment * SEGMENT_BYTES, &vec![0; SEGMENT_BYTES as usize]).unwrap();
+        // One that holds pages of the index, as well, is one that a store cannot be opened without.
+        let engine = match open(&damaged) {
+            Ok(engine) => engine,
+            Err(Error::Corrupt { .. }) => continue,
+            Err(error) => panic!("segment {segment}: {error}"),
+        };
+        opened += 1;
+        right(&engine, &object("old"), 0..KEYS, 1);
+        engine.checkpoint().unwrap();
+        engine.close().unwrap();
+        drop(engine);
+        let engine = open(&damaged).unwrap();
+        (2..5).for_each(|life| write(&engine, &object("new"), 0..KEYS / 2, life));
+        let crashed = Arc::new(damaged.snapshot());
+        let engine = open(&crashed).unwrap();
+        assert_eq!(right(&engine, &object("new"), 0..KEYS / 2, 4), KEYS / 2, "segment {segment}");
+    }
+    assert!(opened > 0);
+}
+
+#[test]
+fn the_checkpoint_before_serves_also_in_a_store_that_was_opened_again() {
+    for closed in [false, true] {
+        // With room: where it is short, only the newest checkpoint is kept.
+        let (device, engine) = fresh(160);
+        write(&engine, &object("old"), 0..KEYS, 1);
+        write(&engine, &object("other"), 0..KEYS, 1);
+        engine.checkpoint().unwrap();
+        write(&engine, &object("other"), 0..KEYS, 2);
+        engine.checkpoint().unwrap();
+        let device = if closed {
+            engine.close().unwrap();
+            device
+        } else {
+            Arc::new(device.snapshot())
+        };
+        drop(engine);
+        let engine = open(&device).unwrap();
+        for life in 3..8 {
+            write(&engine, &object("other"), 0..KEYS, life);
+            let fallen = open(&without_newest_root(&device))
+                .unwrap_or_else(|error| panic!("closed {closed}, life {life}: {error}"));
+            assert!(fallen.recovery().checkpoints_passed_over > 0, "closed {closed}, life {life}");
+            assert_eq!(right(&fallen, &object("old"), 0..KEYS, 1), KEYS, "closed {closed}, life {life}");
+            assert_eq!(right(&fallen, &object("other"), 0..KEYS, life), KEYS, "closed {closed}, life {life}");
+        }
+    }
+}
+
+#[test]
+fn superblocks_name_two_checkpoints_after_any_number_of_lives() {
+    let (device, engine) = fresh(96);
+    write(&engine, &object("old"), 0..KEYS, 1);
+    engine.checkpoint().unwrap();
+    write(&engine, &object("other"), 0..10, 1);
+    engine.close().unwrap();
+    drop(engine);
+    for life in 0..12 {
+        let engine = open(&device).unwrap();
+        write(&engine, &object("other"), life * 10..life * 10 + 10, 1);
+        engine.close().unwrap();
+        drop(engine);
+        let engine = open(&without_newest_root(&device)).unwrap();
+        assert!(engine.recovery().checkpoints_passed_over > 0, "life {life}");
+        assert_eq!(right(&engine, &object("old"), 0..KEYS, 1), KEYS, "life {life}");
+    }
+}
+
+#[test]
+fn a_superblock_that_points_outside_the_device_is_refused() {
+    let (device, engine) = fresh(96);
+    write(&engine, &object("old"), 0..100, 1);
+    engine.close().unwrap();
+    for offset in [96 * SEGMENT_BYTES, u64::MAX - 4096] {
+        let image = Arc::new(device.snapshot());
+        let mut superblock = newest(&image);
+        superblock.sequence += 1;
+        superblock.replay.offset = offset;
+        (superblock.replay.generation, superblock.end_generation, superblock.clean) = (1000, 1000, false);
+        let mut block = vec![0; BLOCK_BYTES as usize];
+        superblock.encode(&mut block);
+        image.write(15 * BLOCK_BYTES, &block).unwrap();
+        // Another superblock may serve; what this one says is never followed.
+        match open(&image) {
+            Ok(engine) => assert_eq!(right(&engine, &object("old"), 0..100, 1), 100, "{offset}"),
+            Err(error) => assert!(matches!(error, Error::Corrupt { .. }), "{offset}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn a_store_of_which_only_the_first_superblocks_stand_does_not_open_as_an_empty_one() {
+    let (device, engine) = fresh(96);
+    write(&engine, &object("old"), 0..KEYS, 1);
+    engine.close().unwrap();
+    for blocks in 1..8 {
+        let image = Arc::new(device.snapshot());
+        let from = blocks * BLOCK_BYTES;
+        image.write(from, &vec![0; (96 * SEGMENT_BYTES - from) as usize]).unwrap();
+        match open(&image) {
+            Ok(_) => panic!("{blocks} blocks: it opened"),
+            Err(error) => assert!(matches!(error, Error::Corrupt { .. }), "{blocks} blocks: {error}"),
+        }
+    }
+    // One that was only made is empty, and opens.
+    let empty = Arc::new(MemoryDevice::new(96 * SEGMENT_BYTES));
+    Engine::format(&*empty, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: UUID }).unwrap();
+    open(&empty).unwrap();
+}
+
+#[test]
+fn a_store_opens_past_blocks_that_cannot_be_read() {
+    let (device, engine) = fresh(96);
+    write(&engine, &object("old"), 0..1000, 1);
+    engine.checkpoint().unwrap();
+    write(&engine, &object("old"), 1000..1010, 1);
+    engine.checkpoint().unwrap();
+    let root = Loc::from_raw(newest(&device).root).unwrap().offset() / BLOCK_BYTES * BLOCK_BYTES;
+    for (what, at) in [("half of the superblocks", SEGMENT_BYTES), ("root of the newest checkpoint", root)] {
+        let before = move |call| match call {
+            Call::Read(range) if range.start < at + 512 && range.end > at => {
+                let source = std::io::Error::from_raw_os_error(5);
+                Err(esker_device::Error::Io { what: "read", name: "unreadable".into(), offset: range.start, source })
+            }
+            _ => Ok(()),
+        };
+        let device = Arc::new(Hooked { device: device.snapshot(), before });
+        let engine = Engine::open(device as Arc<dyn Device>, Options { cache_bytes: 0, ..Options::default() });
+        let engine = engine.unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(right(&engine, &object("old"), 0..1000, 1), 1000, "{what}");
+    }
+}
+
+/// Counts the entries of the collection in the order of their commits.
+fn commits(engine: &Engine) -> usize {
+    let (mut found, mut cursor) = (0, CommitCursor::default());
+    loop {
+        let (entries, next) = engine.commit_scan(&collection(), b"", cursor, 1000).wait().unwrap();
+        found += entries.len();
+        match next {
+            Some(next) => cursor = next,
+            None => return found,
+        }
+    }
+}
+
+#[test]
+fn scrubbing_and_scans_beside_a_cleaner_name_nothing() {
+    let (device, engine) = fresh(160);
+    engine.close().unwrap();
+    drop(engine);
+    let options = Options { recent_bytes: 0, cache_bytes: 0, scrub_bytes_per_s: 0, ..Options::default() };
+    let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options).unwrap();
+    write(&engine, &object("old"), 0..KEYS, 1);
+    let stop = AtomicBool::new(false);
+    let (mut damage, mut rounds) = (Vec::new(), 0);
+    std::thread::scope(|scope| {
+        for seed in 0..2 {
+            let (engine, stop) = (&engine, &stop);
+            scope.spawn(move || {
+                let mut rng = fastrand::Rng::with_seed(seed);
+                while !stop.load(Ordering::Relaxed) {
+                    let key = rng.u64(0..6000);
+                    change(engine, &object("new"), Change::SlotSet { index: key, value: value(key, 1) });
+                }
+            });
+        }
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(5) {
+            // A panic here would leave the writers at work.
+            damage.extend(engine.scrub_once(&mut |_, _| true).map(|report| report.damage));
+            rounds += 1;
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(rounds > 0 && damage.iter().all(Vec::is_empty), "{rounds}: {damage:?}");
+    engine.sync().wait().unwrap();
+    let stats = engine.stats();
+    assert!(stats.cleaned_segments > 10 && stats.damaged_segments == 0, "{stats:?}");
+    let scan = SlotScan { range: 0..u64::MAX, reverse: false, limit: usize::MAX, keys_only: true };
+    let held: usize =
+        ["old", "new"].map(|name| engine.slot_scan(&object(name), &scan).wait().unwrap().len()).iter().sum();
+    assert_eq!(commits(&engine), held);
+    assert_eq!(engine.check(true, &mut |_, _| ()).unwrap().damage, vec![]);
+    engine.close().unwrap();
+    drop(engine);
+    assert_eq!(commits(&open(&device).unwrap()), held);
+}
+
+/// Failure: damage in the newest checkpoint was not found as long as the segment that it stands in was open, and a store that was
+/// closed after it did not open. Cause: scrubbing left the open segment out. Fix: it is read up to where the last checkpoint ends,
+/// and nothing more is written to it when damage is found.
+#[test]
+fn the_newest_checkpoint_is_scrubbed_although_its_segment_is_open() {
+    let (device, engine) = fresh(96);
+    write(&engine, &object("old"), 0..1000, 1);
+    engine.checkpoint().unwrap();
+    assert_eq!(engine.scrub_once(&mut |_, _| true).unwrap().damaged, 0);
+    let root = Loc::from_raw(newest(&device).root).unwrap().offset();
+    flip(&device, root + 60, 1);
+    assert!(engine.scrub_once(&mut |_, _| true).unwrap().damaged > 0);
+    engine.clean().unwrap();
+    engine.checkpoint().unwrap();
+    assert_eq!(engine.scrub_once(&mut |_, _| true).unwrap().damaged, 0);
+    engine.close().unwrap();
+    drop(engine);
+    let engine = open(&device).unwrap();
+    assert_eq!(engine.recovery().checkpoints_passed_over, 0);
+    assert_eq!(right(&engine, &object("old"), 0..1000, 1), 1000);
+}
