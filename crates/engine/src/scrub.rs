@@ -397,8 +397,10 @@ impl Engine {
             }
             at = ends;
         }
+        let tail = gap.map(|gap| (gap, end));
+        // What was written last may end within a block, followed by nothing: that is no damage, if nothing points there.
         let open = self.log.as_ref().is_some_and(|log| !usage.cold && log.open_generation() <= usage.generation);
-        let tail = gap.filter(|_| !open).map(|gap| (gap, end));
+        let no_damage = u64::from(open && tail.is_some());
         // How far a cold segment was written is not always known: nothing points behind its last record.
         let ends = tail.filter(|(gap, _)| usage.cold && self.nothing_behind(usage, *gap));
         match ends {
@@ -413,7 +415,7 @@ impl Engine {
         if wrong.is_empty() && (header_holds || usage.damage >= segments::Damage::Header) {
             return Ok(());
         }
-        self.name_damage(usage, header_holds, &wrong, &mut medium, report)
+        self.name_damage(usage, header_holds, (&wrong, no_damage), &mut medium, report)
     }
 
     /// Finds out what stands at places that do not hold.
@@ -421,7 +423,7 @@ impl Engine {
         &self,
         usage: &Usage,
         header_holds: bool,
-        wrong: &[(u64, u64)],
+        (wrong, no_damage): (&[(u64, u64)], u64),
         medium: &mut Medium<'_>,
         report: &mut ScrubReport,
     ) -> Result<()> {
@@ -474,7 +476,7 @@ impl Engine {
             }
         }
         if report.damaged == before {
-            report.dead += wrong.len() as u64;
+            report.dead += wrong.len() as u64 - no_damage;
             return Ok(());
         }
         self.segments.note_damage(now.segment, now.generation, segments::Damage::Part);

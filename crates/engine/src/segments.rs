@@ -34,7 +34,7 @@ pub struct SegmentBuffer {
     start: NonNull<u8>,
     len: usize,
     /// What stands before was not read from the device.
-    from: usize,
+    pub from: usize,
     /// What stands before was touched.
     touched: usize,
 }

@@ -215,7 +215,7 @@ impl Engine {
             }
             at += u64::from(record.len);
         }
-        // What the log is writing ends with zeros; as far as it stands in memory nothing has rotted.
+        // What the log is writing ends with zeros; as far as it stands in memory nothing has rotted, and memory was looked at.
         let open = !usage.cold && self.log.as_ref().is_some_and(|log| log.open_generation() <= usage.generation);
         let in_memory = |gap: u64| open && self.segments.with_buffer(base + gap, |_, _| ()).is_some();
         if let Some(gap) = gap.filter(|gap| !in_memory(*gap)) {
@@ -402,9 +402,22 @@ impl Window<'_> {
             if copied.is_none() {
                 let read = self.engine.device.read(self.base + at, &mut self.bytes);
                 read.map_err(|error| device_error(&format!("walking the log at {}", self.base + at), error))?;
+                self.take_memory();
             }
         }
         let from = (at - self.start) as usize;
         Ok(&self.bytes[from..from + len as usize])
+    }
+
+    /// What has been read and also stands in memory is as memory has it: the device may have lost it.
+    fn take_memory(&mut self) {
+        let end = self.start + self.bytes.len() as u64;
+        self.engine.segments.with_buffer(self.base + end - 1, |buffer, last| {
+            let from = (buffer.from as u64).max(self.start);
+            let at = (from - self.start) as usize;
+            let len = self.bytes.len() - at;
+            // SAFETY: as above.
+            self.bytes[at..].copy_from_slice(unsafe { buffer.range(last + 1 - len, len) });
+        });
     }
 }
