@@ -324,6 +324,10 @@ impl Copier<'_> {
                 Ok(())
             })?;
         }
+        for (.., loc) in engine.pieces_in(&(0..u64::MAX)) {
+            let furthest = far.entry(engine.segments.segment_of(loc.offset())).or_insert(0);
+            *furthest = loc.offset().max(*furthest);
+        }
         let found = far.get(&segment).copied();
         self.far = Some(far);
         Ok(found)

@@ -14,7 +14,7 @@
 //!    hold, the one before it and the log after that say the same.
 //! 3. Only what changed since the last checkpoint is written, with the lists that lead to it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -28,9 +28,8 @@ use crate::format::{
 };
 use crate::index::PageId;
 use crate::objects::{Objects, Spaces};
-use crate::pages::parts_of;
-use crate::reader::{Asked, Reader};
-use crate::segments::{GENERATION_LOST, Lsn, Segments, Usage};
+use crate::reader::Reader;
+use crate::segments::{GENERATION_LOST, Segments, Usage};
 use crate::superblocks::Superblocks;
 
 /// A space whose entries take no more than this stays in its object's head, in bytes; less where segments are small.
@@ -56,6 +55,8 @@ pub struct Saved {
     pub parts: BTreeMap<u64, Loc>,
     /// Spaces that have pages, by object number.
     pub spaces: BTreeMap<u64, [Option<SavedSpace>; 3]>,
+    /// The parts of pieces that are too large for one operation, by the offset of the list of them.
+    pub large: HashMap<u64, Vec<Loc>>,
     /// The root.
     pub root: Option<Loc>,
     /// Parts of the table that have to be written again.
@@ -195,14 +196,16 @@ impl Saved {
         !self.rewrite.contains(&number)
     }
 
-    /// The pieces of the last checkpoint that begin in a range of the device, with the numbers of their objects.
+    /// The pieces of the last checkpoint, and the parts of large ones, that begin in a range of the device, with the numbers of
+    /// their objects.
     pub fn pieces_in(&self, range: &std::ops::Range<u64>) -> Vec<(u64, Role, Loc)> {
         let mut found = Vec::new();
         let mut add = |object: u64, role: Role, loc: Loc| {
-            if range.contains(&loc.offset()) {
-                found.push((object, role, loc));
-            }
+            let parts = self.large.get(&loc.offset()).into_iter().flatten();
+            let places = std::iter::once(loc.with_flags(0)).chain(parts.copied());
+            found.extend(places.filter(|loc| range.contains(&loc.offset())).map(|loc| (object, role, loc)));
         };
+        self.root.iter().for_each(|loc| add(0, Role::Root, *loc));
         self.parts.iter().for_each(|(part, loc)| add(0, Role::Table(*part), *loc));
         for heads in self.table.values() {
             heads.iter().for_each(|(number, loc)| add(*number, Role::Head, *loc));
@@ -234,9 +237,12 @@ impl Saved {
 impl Run<'_> {
     /// Writes a piece; what stood in its place before is replaced. When this fails, what was there still is.
     fn put(&mut self, object: u64, role: Role, payload: &[u8], before: Option<Loc>) -> Result<Loc> {
-        let replaced = self.places_of(object, role, before)?;
         let (loc, places) = self.cold.append_index(object, role, payload, self.age)?;
-        self.saved.replaced.extend(replaced);
+        self.replace(before);
+        if places.len() > 1 {
+            let parts = places.iter().copied().filter(|part| part.offset() != loc.offset());
+            self.saved.large.insert(loc.offset(), parts.collect());
+        }
         for place in places {
             self.report.bytes += place.span_bytes();
             self.parts.segments.add_index(place.offset(), place.span_bytes() as i64);
@@ -245,21 +251,16 @@ impl Run<'_> {
         Ok(loc)
     }
 
-    /// All places that a piece takes.
-    fn places_of(&self, object: u64, role: Role, piece: Option<Loc>) -> Result<Vec<Loc>> {
-        let Some(loc) = piece else { return Ok(Vec::new()) };
-        let mut places = vec![loc];
-        if loc.flags() & PARTS != 0 {
-            let list = self.parts.reader.fetch(loc.with_flags(0), &Asked::piece(object, role), Lsn::MAX)?.value;
-            places.extend(parts_of(loc, &list)?);
-        }
-        Ok(places)
+    /// All places that a piece takes, which is not in the checkpoint any more.
+    fn places_of(&mut self, piece: Option<Loc>) -> Vec<Loc> {
+        let Some(loc) = piece else { return Vec::new() };
+        let parts = self.saved.large.remove(&loc.offset()).unwrap_or_default();
+        std::iter::once(loc).chain(parts).collect()
     }
 
-    fn replace(&mut self, object: u64, role: Role, before: Option<Loc>) -> Result<()> {
-        let places = self.places_of(object, role, before)?;
+    fn replace(&mut self, before: Option<Loc>) {
+        let places = self.places_of(before);
         self.saved.replaced.extend(places);
-        Ok(())
     }
 
     fn drop_space(&mut self, number: u64, space: Space) -> Result<()> {
@@ -269,9 +270,8 @@ impl Run<'_> {
             self.saved.spaces.remove(&number);
         }
         if let Some(dropped) = dropped {
-            self.replace(number, Role::List(space), Some(dropped.list))?;
-            let mut pages = dropped.pages.into_iter();
-            pages.try_for_each(|(page, loc)| self.replace(number, Role::Page(space, page), Some(loc)))?;
+            self.replace(Some(dropped.list));
+            dropped.pages.into_values().for_each(|loc| self.replace(Some(loc)));
         }
         Ok(())
     }
@@ -282,7 +282,7 @@ impl Run<'_> {
         let before = self.saved.table.get(&part).and_then(|part| part.get(&number)).copied();
         let Some((id, spaces)) = captured else {
             Space::ALL.into_iter().try_for_each(|space| self.drop_space(number, space))?;
-            self.replace(number, Role::Head, before)?;
+            self.replace(before);
             if before.is_some() {
                 self.saved.dirty_parts.insert(part);
                 let heads = self.saved.table.entry(part).or_default();
@@ -338,7 +338,7 @@ impl Run<'_> {
             let before = pages.get(&page).copied();
             let payload = encode_page(space, spaces, page);
             if payload.is_empty() {
-                self.replace(number, Role::Page(space, page), before)?;
+                self.replace(before);
                 pages.remove(&page);
                 return Ok(());
             }
@@ -375,7 +375,7 @@ impl Run<'_> {
             match heads {
                 Some(heads) => heads.iter().for_each(|(number, loc)| push_slot(&mut payload, *number, *loc)),
                 None => {
-                    self.replace(0, Role::Table(part), before)?;
+                    self.replace(before);
                     self.saved.table.remove(&part);
                     self.saved.parts.remove(&part);
                     self.saved.dirty_parts.remove(&part);

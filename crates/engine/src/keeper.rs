@@ -201,7 +201,11 @@ impl Keeper {
             saved,
             floor: superblock.replay.generation.max(1),
             floor_before: match kept {
-                Some(_) => parts.superblocks.floor_before().unwrap_or(superblock.replay.generation).max(1),
+                // After falling back the other one is the newer, which does not hold.
+                Some(_) => {
+                    let before = parts.superblocks.floor_before().unwrap_or(superblock.replay.generation);
+                    before.min(superblock.replay.generation).max(1)
+                }
                 None => superblock.replay.generation.max(1),
             },
             kept: kept.unwrap_or_default(),
@@ -483,8 +487,9 @@ impl Keeper {
         let due = crowded
             || tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * work.checkpoint_bytes)
                 && tail_bytes >= 4 * self.parts.segments.segment_bytes;
-        // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it.
-        let lost = |usage: &Usage| !usage.cold && usage.generation >= work.floor && usage.damage >= Damage::Header;
+        // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the one
+        // that the log goes on in from the checkpoint on needs none.
+        let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= Damage::Header;
         let due = due || !tight && self.parts.segments.in_use().iter().any(lost);
         let held = self.held.load(Ordering::Acquire) > 0;
         // While segments are held a checkpoint frees nothing either: it leaves the reserve alone.

@@ -4,7 +4,7 @@
 //! 1. Every byte is verified before it is used, and every list is checked against what it leads to.
 //! 2. What is loaded is counted as live, so that the counts are exact from the start.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use esker_store::limits::OMAP_KEY_BYTES_MAX;
@@ -29,6 +29,9 @@ const CHUNK: usize = 256;
 
 /// The entries of a page of the omap or of extents took at least so much of the device at some time.
 const PAGE_DEVICE_BYTES_MIN: u64 = 64;
+
+/// The parts of large pieces, by the offset of the list of them.
+type Large = Mutex<HashMap<u64, Vec<Loc>>>;
 
 /// What was loaded.
 pub struct Loaded {
@@ -75,7 +78,8 @@ pub fn load(
     index_bytes: u64,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Loaded> {
-    count(reader, segments, root_loc, 0, Role::Root)?;
+    let large = Large::default();
+    count(reader, segments, &large, root_loc, 0, Role::Root)?;
     for name in &root.collections {
         objects.names.write().entry(Collection::new(name.clone())).or_default();
     }
@@ -84,7 +88,7 @@ pub fn load(
     saved.scrub = root.scrub;
     let mut heads = Vec::new();
     for (part, loc) in root.table {
-        count(reader, segments, loc, 0, Role::Table(part))?;
+        count(reader, segments, &large, loc, 0, Role::Table(part))?;
         let mut table = BTreeMap::new();
         if !each_place(&whole(reader, loc, 0, Role::Table(part))?, |number, head| {
             table.insert(number, head);
@@ -97,12 +101,12 @@ pub fn load(
     }
     heads.sort_unstable_by_key(|(_, loc)| loc.offset());
     let spaces = Mutex::new(&mut saved.spaces);
-    let to = Target { reader, segments, objects, index_bytes, kept_bytes: AtomicU64::new(0) };
+    let to = Target { reader, segments, objects, large: &large, index_bytes, kept_bytes: AtomicU64::new(0) };
     let (done, total) = (AtomicUsize::new(0), heads.len());
     in_parallel(heads.chunks(CHUNK), |chunk| {
         let wanted: Vec<_> = chunk.iter().map(|(number, loc)| (*loc, *number, Role::Head)).collect();
         for ((number, loc), bytes) in chunk.iter().zip(read_many(reader, &wanted)?) {
-            count(reader, segments, *loc, *number, Role::Head)?;
+            count(reader, segments, &large, *loc, *number, Role::Head)?;
             let head = Head::decode(&bytes).filter(|head| head.number == *number);
             let head = head.ok_or_else(|| damaged(loc.offset(), "an object's head in the checkpoint"))?;
             let pages = object(head, &to)?;
@@ -114,6 +118,7 @@ pub fn load(
         progress(done as u64, total as u64);
         Ok(())
     })?;
+    saved.large = large.into_inner();
     Ok(Loaded { saved, next_number: root.next_number })
 }
 
@@ -122,13 +127,14 @@ struct Target<'a> {
     reader: &'a Reader,
     segments: &'a Segments,
     objects: &'a Objects,
+    large: &'a Large,
     /// Budget for index pages, in bytes, and how much of it is used.
     index_bytes: u64,
     kept_bytes: AtomicU64,
 }
 
 fn object(head: Head, to: &Target<'_>) -> Result<[Option<SavedSpace>; 3]> {
-    let Target { reader, segments, objects, .. } = *to;
+    let Target { reader, segments, objects, large, .. } = *to;
     let mut lists = [None, None, None];
     let mut spaces = Spaces { size: head.size, shares: head.shares, shifted: head.shifted, ..Spaces::default() };
     spaces.xattrs = head.xattrs.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
@@ -150,7 +156,7 @@ fn object(head: Head, to: &Target<'_>) -> Result<[Option<SavedSpace>; 3]> {
             }
             PageList::Pages { numbers, list } => {
                 let role = Role::List(space);
-                count(reader, segments, list, head.number, role)?;
+                count(reader, segments, large, list, head.number, role)?;
                 let mut pages = BTreeMap::new();
                 let holds = each_place(&whole(reader, list, head.number, role)?, |number, loc| {
                     pages.insert(number, loc);
@@ -238,7 +244,7 @@ fn fill_pages(
         let wanted: Vec<_> = chunk.iter().map(|(number, loc)| (*loc, object, Role::Page(space, *number))).collect();
         let mut live: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         for ((number, loc), bytes) in chunk.iter().zip(read_many(to.reader, &wanted)?) {
-            count(to.reader, to.segments, *loc, object, Role::Page(space, *number))?;
+            count(to.reader, to.segments, to.large, *loc, object, Role::Page(space, *number))?;
             let page = Page::decode(space, *number, &bytes).ok_or_else(|| bad(*loc))?;
             page.each_place(|offset, weight| {
                 live.entry(to.segments.segment_of(offset)).or_insert((offset, 0)).1 += weight;
@@ -306,11 +312,13 @@ fn in_parallel<'a, T: Sync + 'a>(
 }
 
 /// Counts a piece of the checkpoint, with its parts.
-fn count(reader: &Reader, segments: &Segments, loc: Loc, object: u64, role: Role) -> Result<()> {
+fn count(reader: &Reader, segments: &Segments, large: &Large, loc: Loc, object: u64, role: Role) -> Result<()> {
     segments.add_index(loc.offset(), loc.span_bytes() as i64);
     if loc.flags() & PARTS != 0 {
         let list = reader.fetch(loc.with_flags(0), &Asked::piece(object, role), u64::MAX)?.value;
-        parts_of(loc, &list)?.into_iter().for_each(|part| segments.add_index(part.offset(), part.span_bytes() as i64));
+        let parts = parts_of(loc, &list)?;
+        parts.iter().for_each(|part| segments.add_index(part.offset(), part.span_bytes() as i64));
+        large.lock().insert(loc.offset(), parts);
     }
     Ok(())
 }

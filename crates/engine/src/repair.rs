@@ -255,7 +255,7 @@ pub fn repair(from: &Arc<dyn Device>, to: &Arc<dyn Device>, uuid: [u8; 16], hook
     let options = Options { recent_bytes: 4 * segment_bytes, cache_bytes: 1 << 20, ..Options::default() };
     let engine = Engine::open(Arc::clone(to), options)?;
     copy::Copy { source: &source, to: &engine, lost: &mut losses, report: &mut report }.all(progress, lengthen)?;
-    marks.into_iter().try_for_each(|(object, what, value)| put_mark(&engine, &object, what, value))?;
+    marks.into_iter().try_for_each(|(object, what, value)| put_mark(&engine, &object, what, value, lengthen))?;
     engine.close()?;
     drop(engine);
     report.lost = count;
@@ -270,17 +270,28 @@ pub fn repair(from: &Arc<dyn Device>, to: &Arc<dyn Device>, uuid: [u8; 16], hook
 }
 
 /// Puts a value in the place of one that is lost, unless something stands there.
-fn put_mark(to: &Engine, object: &ObjectId, what: What, value: Bytes) -> Result<()> {
+fn put_mark(
+    to: &Engine,
+    object: &ObjectId,
+    what: What,
+    value: Bytes,
+    lengthen: &mut dyn FnMut() -> bool,
+) -> Result<()> {
     let (condition, change) = match what {
         What::Slot(index) => (Condition::SlotAbsent { index }, Change::SlotSet { index, value }),
         What::OmapKey(key) => (Condition::OmapAbsent { key: key.clone() }, Change::OmapSet { key, value }),
         _ => return Ok(()),
     };
     let txn = Transaction::with(Durability::Applied).guard(object, condition).change(object, change);
-    match to.submit(txn).wait() {
-        // A later one of the same name, or the object has gone with its collection.
-        Err(Error::GuardFailed { .. } | Error::NoCollection { .. }) => Ok(()),
-        done => done.map(drop),
+    loop {
+        match to.submit(txn.clone()).wait() {
+            Err(Error::Full { .. }) if lengthen() => {
+                to.grow()?;
+            }
+            // A later one of the same name, or the object has gone with its collection.
+            Err(Error::GuardFailed { .. } | Error::NoCollection { .. }) => return Ok(()),
+            done => return done.map(drop),
+        }
     }
 }
 

@@ -418,6 +418,15 @@ impl Engine {
         self.name_damage(usage, header_holds, (&wrong, no_damage), &mut medium, report)
     }
 
+    /// The pieces of the last checkpoint in a range of the device.
+    pub(crate) fn pieces_in(&self, range: &std::ops::Range<u64>) -> Vec<(u64, Role, Loc)> {
+        match (&self.keeper, &self.saved) {
+            (Some(keeper), _) => keeper.pieces_in(range),
+            (None, Some(saved)) => saved.pieces_in(range),
+            (None, None) => Vec::new(),
+        }
+    }
+
     /// Finds out what stands at places that do not hold.
     fn name_damage(
         &self,
@@ -440,6 +449,10 @@ impl Engine {
         self.objects.for_each(|object| objects.push(Arc::clone(object)));
         for object in objects {
             let _pinned = self.segments.pin();
+            if self.segments.generation(usage.segment) != usage.generation {
+                // It was made free meanwhile, and may hold something else by now.
+                return Ok(());
+            }
             let (number, spaces) = object.numbered_spaces();
             let mut entries = Vec::new();
             let walked = each_page(&self.reader, number, &spaces, &mut |page| {
@@ -460,14 +473,11 @@ impl Engine {
                 }
             }
         }
-        let range = base..base + self.segments.segment_bytes;
-        let mut pieces = match (&self.keeper, &self.saved) {
-            (Some(keeper), _) => keeper.pieces_in(&range),
-            (None, Some(saved)) => saved.pieces_in(&range),
-            (None, None) => Vec::new(),
-        };
-        let root = Loc::from_raw(self.superblocks.newest().root).filter(|root| range.contains(&root.offset()));
-        pieces.extend(root.map(|root| (0, Role::Root, root)));
+        let pieces = self.pieces_in(&(base..base + self.segments.segment_bytes));
+        let _pinned = self.segments.pin();
+        if self.segments.generation(usage.segment) != usage.generation {
+            return Ok(());
+        }
         for (object, role, loc) in pieces.into_iter().filter(|(.., loc)| inside(loc.offset())) {
             let verified = medium.verified(loc, usage.generation)?;
             let asked = Asked::piece(object, role);

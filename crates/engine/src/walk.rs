@@ -243,12 +243,19 @@ impl Engine {
     pub(crate) fn find_cold_ends(&self) -> Result<()> {
         let unknown =
             |usage: &Usage| usage.cold && usage.end >= self.segments.segment_bytes && self.is_written(usage.segment);
+        // Before the lock: whoever keeps the pieces has a lock of its own.
+        let pieces = if self.furthest.lock().is_none() { self.pieces_in(&(0..u64::MAX)) } else { Vec::new() };
         let mut furthest = self.furthest.lock();
         if furthest.is_some() || !self.segments.in_use().iter().any(unknown) {
             return Ok(());
         }
         let all = self.segments.in_use().into_iter().filter(unknown);
         let mut found: HashMap<u64, (u32, u64)> = all.map(|usage| (usage.segment, (usage.generation, 0))).collect();
+        for (.., loc) in pieces {
+            if let Some((_, far)) = found.get_mut(&self.segments.segment_of(loc.offset())) {
+                *far = loc.offset().max(*far);
+            }
+        }
         let mut objects = Vec::new();
         self.objects.for_each(|object| objects.push(Arc::clone(object)));
         for object in objects {

@@ -408,3 +408,43 @@ fn a_scan_sees_what_was_written_last_although_the_device_has_lost_it() {
     assert_eq!(commits(&engine), 23);
     assert!(engine.scrub_once(&mut |_, _| true).unwrap().damaged > 0);
 }
+
+/// Failure: the last checkpoint's last record was zeroed in a store that was opened again, and scrubbing took the place for the end of
+/// the segment. Cause: how far it had been written was told by the entries alone. Fix: by the pieces of the checkpoint as well.
+#[test]
+fn the_last_record_of_the_checkpoint_is_missed_when_it_is_gone() {
+    let (device, engine) = fresh(96);
+    write(&engine, &object("old"), 0..1000, 1);
+    engine.close().unwrap();
+    drop(engine);
+    let engine = open(&device).unwrap();
+    assert_eq!(engine.scrub_once(&mut |_, _| true).unwrap().damaged, 0);
+    drop(engine);
+    let engine = open(&device).unwrap();
+    let root = Loc::from_raw(newest(&device).root).unwrap().offset() / BLOCK_BYTES * BLOCK_BYTES;
+    device.write(root, &[0; BLOCK_BYTES as usize]).unwrap();
+    assert!(engine.scrub_once(&mut |_, _| true).unwrap().damaged > 0);
+}
+
+/// Failure: one checkpoint after another, for ever, in a store that nobody writes to. Cause: the header of the segment that the log goes on
+/// in had rotted, and a checkpoint was due as long as one at or after the newest checkpoint had. Fix: after it.
+#[test]
+fn a_lost_header_of_the_open_segment_asks_for_no_checkpoint_without_end() {
+    let (device, engine) = fresh(96);
+    write(&engine, &object("old"), 0..10, 1);
+    let open = (1..96).map(|segment| segment * SEGMENT_BYTES).find(|base| {
+        let mut block = vec![0; BLOCK_BYTES as usize];
+        device.read(*base, &mut block).unwrap();
+        let header = SegmentHeader::decode(&block, &UUID, base / SEGMENT_BYTES);
+        header.is_some_and(|header| header.stream == Stream::Log)
+    });
+    flip(&device, open.unwrap() + 20, 1);
+    let before = engine.stats().checkpoints;
+    for key in 10..60 {
+        engine.scrub_once(&mut |_, _| true).unwrap();
+        write(&engine, &object("old"), key..key + 1, 1);
+    }
+    let written = engine.stats().checkpoints - before;
+    assert!(written < 5, "{written} checkpoints");
+    assert_eq!(right(&engine, &object("old"), 0..60, 1), 60);
+}

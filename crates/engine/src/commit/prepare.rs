@@ -63,11 +63,12 @@ impl Log {
     /// Gives one of several readied segments to the cold stream, for which none is free. One stays with the log; the
     /// first, which may be filled ahead just now, is never given.
     pub fn take_ready(&self) -> Option<u64> {
-        let mut state = self.state.lock();
-        if state.next.len() < 2 {
-            return None;
-        }
-        state.next.pop_back().map(|ready| ready.segment)
+        let ready = {
+            let mut state = self.state.lock();
+            if state.next.len() < 2 { None } else { state.next.pop_back() }
+        };
+        // Its memory is given back without the lock.
+        ready.map(|ready| ready.segment)
     }
 
     /// Whether somebody waits for the next segment, or for the end.

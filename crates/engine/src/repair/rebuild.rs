@@ -97,7 +97,6 @@ struct Checkpoint {
 
 /// A page of an object's slots or omap that does not hold; without its number all of that space.
 struct LostPage {
-    object: ObjectId,
     number: u64,
     space: Space,
     page: Option<u64>,
@@ -311,7 +310,7 @@ impl Work {
                     let found = whole(&self.reader, list, head.number, Role::List(space));
                     if !found.is_ok_and(|bytes| each_place(&bytes, |number, loc| pages.push((number, loc)))) {
                         lost.push(part(name_of(space), list.offset()));
-                        gone.push(LostPage { object: id.clone(), number: head.number, space, page: None });
+                        gone.push(LostPage { number: head.number, space, page: None });
                         continue;
                     }
                     for (number, loc) in pages {
@@ -319,7 +318,7 @@ impl Work {
                         if !found.is_ok_and(|bytes| fill_page(space, number, &bytes, &mut spaces)) {
                             lost.push(part(page_of(space), loc.offset()));
                             let page = Some(number);
-                            gone.push(LostPage { object: id.clone(), number: head.number, space, page });
+                            gone.push(LostPage { number: head.number, space, page });
                         }
                     }
                 }
@@ -341,16 +340,16 @@ impl Work {
         self.each_bytes(progress, &mut |_, op, operation, offset, _| {
             for page in pages.iter().filter(|page| page.may_have(op)) {
                 let key = op.key(operation).0;
-                let there = objects.numbered(page.number).is_some_and(|object| {
-                    let state = object.state.read();
-                    match op.kind {
-                        Kind::SlotSet => state.slots.get(op.argument).is_ok_and(|loc| loc.is_some()),
-                        _ => state.omap.get(key).is_ok_and(|loc| loc.is_some()),
-                    }
-                });
+                // The log may have removed it since, or given it another name.
+                let Some(object) = objects.numbered(page.number) else { continue };
+                let state = object.state.read();
+                let there = match op.kind {
+                    Kind::SlotSet => state.slots.get(op.argument).is_ok_and(|loc| loc.is_some()),
+                    _ => state.omap.get(key).is_ok_and(|loc| loc.is_some()),
+                };
                 if !there {
                     let slot = if op.kind == Kind::SlotSet { op.argument } else { u64::MAX };
-                    named.insert((page.object.clone(), slot, Bytes::copy_from_slice(key)), offset);
+                    named.insert((object.id.clone(), slot, Bytes::copy_from_slice(key)), offset);
                 }
             }
         });
