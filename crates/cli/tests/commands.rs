@@ -352,8 +352,8 @@ fn a_truncated_store_is_repaired_into_one_that_takes_what_is_left() {
             lines.map(|mut line| line["lost"].take()).filter(|lost| !lost.is_null()).collect();
         assert!(lost[0]["reason"].as_str().unwrap().contains("the device ends there"), "cut to {len}: {told}");
         let named: std::collections::BTreeSet<&str> = lost.iter().filter_map(|lost| lost["key"].as_str()).collect();
-        // What was lost with more than one key: an object, a page of its index, a transaction, a part of the log, the name of the
-        // database, or every checkpoint.
+        // What was lost with more than one key: an object, a page of its index, a transaction, a part of the log, the
+        // name of the database, or every checkpoint.
         let alone = |lost: &serde_json::Value| lost["what"] == "key" && lost["object"] == "kv/db0/bytes";
         let more = told.contains("\"level\":\"rebuilt\"") || !lost[1..].iter().all(alone);
         let scanned = esker(folder, &["kv", "--store", &to, "scan"]);

@@ -196,8 +196,8 @@ impl Saved {
         !self.rewrite.contains(&number)
     }
 
-    /// The pieces of the last checkpoint, and the parts of large ones, that begin in a range of the device, with the numbers of
-    /// their objects.
+    /// The pieces of the last checkpoint, and the parts of large ones, that begin in a range of the device, with the
+    /// numbers of their objects.
     pub fn pieces_in(&self, range: &std::ops::Range<u64>) -> Vec<(u64, Role, Loc)> {
         let mut found = Vec::new();
         let mut add = |object: u64, role: Role, loc: Loc| {

@@ -311,7 +311,8 @@ impl Keeper {
             || self.unwritten.lock().iter().any(|oldest| generation >= *oldest)
     }
 
-    /// Up to where the open cold segment of this generation was written when the last checkpoint was, as an offset in it.
+    /// Up to where the open cold segment of this generation was written when the last checkpoint was, as an offset in
+    /// it.
     pub fn cold_reached(&self, generation: u32) -> u64 {
         let (open, end) = *self.cold_reached.lock();
         if open == generation { end } else { 0 }
@@ -487,8 +488,8 @@ impl Keeper {
         let due = crowded
             || tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * work.checkpoint_bytes)
                 && tail_bytes >= 4 * self.parts.segments.segment_bytes;
-        // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the one
-        // that the log goes on in from the checkpoint on needs none.
+        // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the
+        // one that the log goes on in from the checkpoint on needs none.
         let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= Damage::Header;
         let due = due || !tight && self.parts.segments.in_use().iter().any(lost);
         let held = self.held.load(Ordering::Acquire) > 0;

@@ -9,8 +9,8 @@
 //! 1. No byte from the device is handed out before its checksums held, for this place and this life of the segment.
 //! 2. The cache keeps to its budget; what it holds has been verified.
 //! 3. Nothing is handed out that was written for another object, space, slot, key or offset.
-//! 4. The keeper lets a segment be used again only when no thread reads it any more: a thread that takes places from the
-//!    index keeps what [`Segments::pin`] returns until it has read them.
+//! 4. The keeper lets a segment be used again only when no thread reads it any more: a thread that takes places from
+//!    the index keeps what [`Segments::pin`] returns until it has read them.
 
 mod asked;
 

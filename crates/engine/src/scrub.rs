@@ -398,7 +398,8 @@ impl Engine {
             at = ends;
         }
         let tail = gap.map(|gap| (gap, end));
-        // What was written last may end within a block, followed by nothing: that is no damage, if nothing points there.
+        // What was written last may end within a block, followed by nothing: that is no damage, if nothing points
+        // there.
         let open = self.log.as_ref().is_some_and(|log| !usage.cold && log.open_generation() <= usage.generation);
         let no_damage = u64::from(open && tail.is_some());
         // How far a cold segment was written is not always known: nothing points behind its last record.

@@ -215,7 +215,8 @@ impl Engine {
             }
             at += u64::from(record.len);
         }
-        // What the log is writing ends with zeros; as far as it stands in memory nothing has rotted, and memory was looked at.
+        // What the log is writing ends with zeros; as far as it stands in memory nothing has rotted, and memory was
+        // looked at.
         let open = !usage.cold && self.log.as_ref().is_some_and(|log| log.open_generation() <= usage.generation);
         let in_memory = |gap: u64| open && self.segments.with_buffer(base + gap, |_, _| ()).is_some();
         if let Some(gap) = gap.filter(|gap| !in_memory(*gap)) {

@@ -362,9 +362,9 @@ fn scrubbing_and_scans_beside_a_cleaner_name_nothing() {
     assert_eq!(commits(&open(&device).unwrap()), held);
 }
 
-/// Failure: damage in the newest checkpoint was not found as long as the segment that it stands in was open, and a store that was
-/// closed after it did not open. Cause: scrubbing left the open segment out. Fix: it is read up to where the last checkpoint ends,
-/// and nothing more is written to it when damage is found.
+/// Failure: damage in the newest checkpoint was not found as long as the segment that it stands in was open, and a
+/// store that was closed after it did not open. Cause: scrubbing left the open segment out. Fix: it is read up to where
+/// the last checkpoint ends, and nothing more is written to it when damage is found.
 #[test]
 fn the_newest_checkpoint_is_scrubbed_although_its_segment_is_open() {
     let (device, engine) = fresh(96);
@@ -384,9 +384,9 @@ fn the_newest_checkpoint_is_scrubbed_although_its_segment_is_open() {
     assert_eq!(right(&engine, &object("old"), 0..1000, 1), 1000);
 }
 
-/// Failure: zeros over what an open store had written last, and a scan in commit order left it out, without an error. Cause: the
-/// scan read the whole segment from the device, where what stood there before this opening has no memory, and took a gap at the end
-/// for the log's end, as memory has no rot. Fix: what stands in memory is taken from there.
+/// Failure: zeros over what an open store had written last, and a scan in commit order left it out, without an error.
+/// Cause: the scan read the whole segment from the device, where what stood there before this opening has no memory,
+/// and took a gap at the end for the log's end, as memory has no rot. Fix: what stands in memory is taken from there.
 #[test]
 fn a_scan_sees_what_was_written_last_although_the_device_has_lost_it() {
     let (device, engine) = fresh(96);
@@ -409,8 +409,9 @@ fn a_scan_sees_what_was_written_last_although_the_device_has_lost_it() {
     assert!(engine.scrub_once(&mut |_, _| true).unwrap().damaged > 0);
 }
 
-/// Failure: the last checkpoint's last record was zeroed in a store that was opened again, and scrubbing took the place for the end of
-/// the segment. Cause: how far it had been written was told by the entries alone. Fix: by the pieces of the checkpoint as well.
+/// Failure: the last checkpoint's last record was zeroed in a store that was opened again, and scrubbing took the place
+/// for the end of the segment. Cause: how far it had been written was told by the entries alone. Fix: by the pieces of
+/// the checkpoint as well.
 #[test]
 fn the_last_record_of_the_checkpoint_is_missed_when_it_is_gone() {
     let (device, engine) = fresh(96);
@@ -433,8 +434,9 @@ fn the_last_record_of_the_checkpoint_is_missed_when_it_is_gone() {
     assert!(engine.scrub_once(&mut |_, _| true).unwrap().damaged > 0);
 }
 
-/// Failure: one checkpoint after another, for ever, in a store that nobody writes to. Cause: the header of the segment that the log goes on
-/// in had rotted, and a checkpoint was due as long as one at or after the newest checkpoint had. Fix: after it.
+/// Failure: one checkpoint after another, for ever, in a store that nobody writes to. Cause: the header of the segment
+/// that the log goes on in had rotted, and a checkpoint was due as long as one at or after the newest checkpoint had.
+/// Fix: after it.
 #[test]
 fn a_lost_header_of_the_open_segment_asks_for_no_checkpoint_without_end() {
     let (device, engine) = fresh(96);

@@ -88,7 +88,8 @@ impl Keeper {
         }
     }
 
-    /// No more is written to a cold segment in which damage was found: what holds of it is moved like that of any other.
+    /// No more is written to a cold segment in which damage was found: what holds of it is moved like that of any
+    /// other.
     pub(super) fn seal_damaged(&self, work: &mut Work) -> Result<()> {
         let open = work.cold.open_segment().and_then(|segment| self.parts.segments.usage(segment));
         if open.is_some_and(|usage| usage.damage != Damage::None) {

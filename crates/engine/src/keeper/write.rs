@@ -112,7 +112,8 @@ impl Keeper {
         saved.scrub = *self.scrubbed.lock();
         let written = saved.checkpoint(&self.parts, cold, pace);
         let report = written.map_err(|error| self.stop_if_failed(error))?;
-        // Nothing flies while a checkpoint is written, and it ends with a sync: all of the open cold segment stands on the device.
+        // Nothing flies while a checkpoint is written, and it ends with a sync: all of the open cold segment stands on
+        // the device.
         *self.cold_reached.lock() = work.cold.reached().unwrap_or_default();
         work.whole = true;
         work.floor_before = work.floor;
