@@ -1,7 +1,8 @@
 //! Target `structure`: a store whose structures say what no program would write, with every checksum right.
 //!
 //! real image → superblocks, segment headers, records, operations, pieces of checkpoints, each found
-//! → some fields or bytes changed → the checksums of all that is around them made again → open → read, write, clean, scrub → close → open
+//! → some fields or bytes changed → the checksums of all that is around them made again
+//! → open → read, write, clean, scrub → close → open
 //!
 //! Damage never gets past a checksum; a program that wrote nonsense, or a person who wants a crash, does.
 //!
