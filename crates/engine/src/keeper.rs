@@ -88,6 +88,8 @@ pub const INDEX_BYTES_MIN: u64 = 1 << 20;
 pub struct KeeperCounters {
     /// Checkpoints written.
     pub checkpoints: AtomicU64,
+    /// 1 while what the checkpoint before the newest needs is kept.
+    pub before_kept: AtomicU64,
     /// Bytes of the last checkpoint that had changed.
     pub checkpoint_bytes: AtomicU64,
     /// Bytes of all checkpoints that had changed.
@@ -195,6 +197,8 @@ impl Keeper {
         let (open_cold, open_cold_room) = (Arc::clone(&cold.writes), Arc::clone(&cold.room));
         let unwritten = Arc::clone(&cold.unwritten);
         let scrubbed = saved.scrub;
+        let counters =
+            KeeperCounters { before_kept: AtomicU64::new(kept.is_some().into()), ..KeeperCounters::default() };
         let covered = (superblock.root != 0).then_some(superblock.replay.seq);
         let work = Work {
             cold,
@@ -244,7 +248,7 @@ impl Keeper {
             scrubbed: Mutex::new(scrubbed),
             held: AtomicU64::new(0),
             cold_counters,
-            counters: KeeperCounters::default(),
+            counters,
         }
     }
 

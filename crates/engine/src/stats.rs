@@ -78,6 +78,8 @@ pub struct Stats {
     pub checkpoint_bytes: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
+    /// 1 while the checkpoint before the newest is kept, for opening should the newest not hold; 0 where room is short.
+    pub checkpoint_before_kept: u64,
     /// Bytes that the last checkpoint wrote: what had changed.
     pub checkpoint_write_bytes: u64,
     /// Bytes that all checkpoints wrote.
@@ -193,6 +195,7 @@ impl Stats {
             ("live_bytes", self.live_bytes),
             ("checkpoint_bytes", self.checkpoint_bytes),
             ("checkpoints", self.checkpoints),
+            ("checkpoint_before_kept", self.checkpoint_before_kept),
             ("checkpoint_write_bytes", self.checkpoint_write_bytes),
             ("checkpoint_us", self.checkpoint_us),
             ("cleaned_segments", self.cleaned_segments),
@@ -319,6 +322,7 @@ impl Engine {
         if let (Some(keeper), Some(log)) = (&self.keeper, &self.log) {
             let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
             stats.checkpoints = load(&keeper.counters.checkpoints);
+            stats.checkpoint_before_kept = load(&keeper.counters.before_kept);
             stats.index_pages_dropped = load(&keeper.counters.pages_dropped);
             stats.checkpoint_write_bytes = load(&keeper.counters.checkpoint_bytes);
             stats.checkpoint_all_bytes = load(&keeper.counters.checkpoint_all_bytes);

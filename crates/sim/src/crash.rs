@@ -83,6 +83,8 @@ pub(crate) struct Run {
     pub(crate) owed: usize,
     /// The store was stopped cleanly, and the device not touched since.
     pub(crate) stopped_cleanly: bool,
+    /// The last life ended with what the checkpoint before the newest needs.
+    pub(crate) before_kept: bool,
     /// The policy in force acknowledges before the sync.
     pub(crate) acknowledges_applied: bool,
     /// Of 100 steps, so many are maintenance.
@@ -123,6 +125,7 @@ pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
         history: History::new(),
         owed: 0,
         stopped_cleanly: false,
+        before_kept: true,
         acknowledges_applied: false,
         maintain_percent: 0,
         outcome: Outcome::default(),
@@ -192,6 +195,7 @@ impl Run {
         }
         self.taste.copies = engine.capability().clone;
         let survivor = self.life(&engine, &device)?;
+        self.before_kept = engine.stats().checkpoint_before_kept == 1;
         // The process is gone: what the engine would still do as it closes no longer counts.
         device.cut_power();
         drop(engine);
@@ -303,12 +307,13 @@ impl Run {
             if found != expected {
                 let at = found.iter().zip(&expected).position(|(a, b)| a != b);
                 let missing = expected.iter().find(|entry| !found.contains(entry));
+                let only_order = missing.is_none() && found.len() == expected.len();
                 let missing: String = format!("{missing:?}").chars().take(120).collect();
                 let (found, expected) = (found.len(), expected.len());
                 let why = format!(
                     "commit order of {collection} differs at {at:?}: {found} entries, expected {expected}; missing {missing}"
                 );
-                return Err(Unread { why, error: None });
+                return Err(Unread { why, error: None, only_order });
             }
         }
         Ok(())

@@ -120,6 +120,12 @@ impl Run {
             if let Some(what) = rotten.rot_newest_superblock(&mut self.rng) {
                 // The one before it may not say that the store was closed.
                 self.stopped_cleanly = false;
+                let device = Arc::new(FaultyDevice::new(rotten.clone(), 0));
+                if !self.before_kept && matches!(self.open(&device), Err(Error::Corrupt { .. })) {
+                    // Room was short: the one before was given up, which the store had told.
+                    self.outcome.refused_to_open += 1;
+                    continue;
+                }
                 image = self.round(rotten).map_err(|broken| format!("round {round}, {what}: {broken}"))?;
             }
         }
@@ -243,6 +249,9 @@ impl Run {
             self.judge_object(engine, id, object, &mut judged).map_err(|why| format!("{id}: {why}"))?;
         }
         match self.in_commit_order(engine) {
+            // Of values that were saved from damaged records nobody knows when exactly they were committed.
+            Err(unread)
+                if unread.only_order && engine.stats().damaged_segments + judged.named + self.outcome.named > 0 => {}
             Err(unread) if !matches!(unread.error, Some(Error::Corrupt { .. })) => return Err(unread.why),
             _ => {}
         }

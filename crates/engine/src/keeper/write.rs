@@ -118,6 +118,7 @@ impl Keeper {
         work.whole = true;
         work.floor_before = work.floor;
         work.kept.clear();
+        self.counters.before_kept.store(1, Ordering::Relaxed);
         (work.floor, work.covered) = (report.generation, Some(self.parts.superblocks.newest().replay.seq));
         Ok(report)
     }
@@ -126,6 +127,7 @@ impl Keeper {
     /// short.
     pub(super) fn give_up_before(&self, work: &mut Work) {
         if self.parts.log.segments_left() * 5 < self.parts.segments.log_segments() * 2 {
+            self.counters.before_kept.store(0, Ordering::Relaxed);
             work.saved.give_up(&self.parts);
             work.kept.clear();
             work.floor_before = work.floor;
