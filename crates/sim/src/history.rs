@@ -220,8 +220,6 @@ pub struct Unread {
     pub why: String,
     /// The store's error; none if it contradicted itself.
     pub error: Option<Error>,
-    /// All is there, and only the order is not what it was.
-    pub only_order: bool,
 }
 
 impl std::fmt::Display for Unread {
@@ -232,11 +230,11 @@ impl std::fmt::Display for Unread {
 
 fn applied<T>(what: impl std::fmt::Display, completion: Completion<T>) -> Result<T, Unread> {
     let (result, _) = completion.into_parts();
-    result.map_err(|error| Unread { why: format!("{what}: {error}"), error: Some(error), only_order: false })
+    result.map_err(|error| Unread { why: format!("{what}: {error}"), error: Some(error) })
 }
 
 fn whole_object(store: &dyn ObjectStore, id: &ObjectId) -> Result<ModelObject, Unread> {
-    let nonsense = |why: String| Unread { why: format!("{id}: {why}"), error: None, only_order: false };
+    let nonsense = |why: String| Unread { why: format!("{id}: {why}"), error: None };
     let Some(stat) = applied(format_args!("stat of {id}"), store.stat(id))? else {
         return Err(nonsense("it is listed, but does not exist".into()));
     };
@@ -282,11 +280,7 @@ pub fn commit_order(
         match next {
             Some(next) if next > after => after = next,
             Some(_) => {
-                return Err(Unread {
-                    why: format!("the cursor stands still at {after:?}"),
-                    error: None,
-                    only_order: false,
-                });
+                return Err(Unread { why: format!("the cursor stands still at {after:?}"), error: None });
             }
             None => return Ok(found),
         }

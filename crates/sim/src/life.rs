@@ -250,7 +250,7 @@ impl Run {
     /// The store shows what the model holds.
     fn unchanged(&mut self, engine: &Engine, device: &FaultyDevice, when: &str) -> Result<(), String> {
         let look = whole_state(engine).and_then(|found| match difference(self.history.now(), &found) {
-            Some(why) => Err(Unread { why, error: None, only_order: false }),
+            Some(why) => Err(Unread { why, error: None }),
             None if self.rng.u8(0..4) == 0 => self.in_commit_order(engine),
             None => Ok(()),
         });
