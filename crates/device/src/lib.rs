@@ -40,7 +40,7 @@ pub enum Whereabouts {
     InPlace = 0,
     /// Its name is gone: what is written is lost when the process ends.
     Removed = 1,
-    /// Somebody has given its name to another file: whoever opens the name next finds that one.
+    /// Another process has given its name to another file: the next process that opens the name finds that one.
     Replaced = 2,
 }
 

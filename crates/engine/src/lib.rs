@@ -5,8 +5,9 @@
 //! Modules in import order; each imports only those before it:
 //! `format` → `compress` → `policy` → `gather` → `stages` → `watch` → `superblocks` → `readers` →
 //! `segments` → `index` → `reader` → `spaces` → `objects` → `pages` → `commit` →
-//! `cold` → `checkpoint` → `clean` → `evict` → `keeper` → `load` → `recover` → `replay` → this file with `open`, `submit`,
-//! `read`, `object_store`, `walk`, `view`, `check`, `scrub`, `backup`, `repair` and `stats`.
+//! `cold` → `checkpoint` → `clean` → `evict` → `keeper` → `load` → `recover` → `replay` →
+//! this file with `open`, `submit`, `read`, `object_store`, `walk`, `view`, `check`, `scrub`, `backup`, `repair` and
+//! `stats`.
 //!
 //! Invariants:
 //! 1. Nothing is overwritten in place, superblocks included.

@@ -1,7 +1,8 @@
 //! Rot: what stands on the device changes by itself, at any moment, and the store goes on living with it.
 //!
 //! ```text
-//! lives → rot, at rest or under the open store → a life that writes, cleans, checkpoints → closed or left → opened → …
+//! lives → rot, at rest or under the open store → a life that writes, cleans, checkpoints → closed or left
+//!   → opened → …
 //! ```
 //!
 //! Checked: whatever is read is what the model holds, or an error that names damage; nothing is silently missing, and

@@ -1,7 +1,7 @@
 //! The commit thread: when it appends, when it syncs, and how long it sleeps in between.
 //!
-//! Invariant: whoever begins to wait after the thread has looked for waiters nudges it, as it has told that it is
-//! parked before it looked.
+//! Invariant: the thread says that it is parked before it looks for waiters, so a client that begins to wait after that
+//! look nudges it.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -48,8 +48,8 @@ impl Log {
         }
     }
 
-    /// How long to wait for those whom the last sync woke to come back; zero when there is nothing to wait for.
-    /// Whoever is timed here may be waited for without a nudge, so this is asked before every sleep.
+    /// How long the thread waits for the writers that the last sync woke to come back; zero when there are none to wait
+    /// for. Whoever is timed here may be waited for without a nudge, so this is asked before every sleep.
     fn gathering(&self) -> Duration {
         let to = self.gather_to.load(Ordering::Relaxed);
         if to == 0 {

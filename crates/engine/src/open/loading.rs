@@ -1,8 +1,8 @@
 //! What a store holds when it is opened: a checkpoint, the log after it, and what each segment is.
 //!
 //! ```text
-//! superblocks, newest first → segment headers → root → its table of segments → chain → the rest of the checkpoint
-//!   → replay → which segments something points to
+//! superblocks, newest first → segment headers → root → its table of segments → chain
+//!   → the rest of the checkpoint → replay → which segments something points to
 //! ```
 //!
 //! Where a checkpoint does not hold, the one before it and the log after that say the same, as long as all of it is
