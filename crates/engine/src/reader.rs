@@ -592,7 +592,7 @@ mod tests {
     /// One operation each of what readers ask for, in a buffer (or not) and on the device; and their places.
     fn operations(in_memory: bool) -> (Reader, Vec<Loc>) {
         let device = Arc::new(MemoryDevice::new(4 * SEGMENT_BYTES));
-        let segments = Arc::new(Segments::new(SEGMENT_BYTES, 1, 4, 0));
+        let segments = Arc::new(Segments::new(SEGMENT_BYTES, 1..4, 0));
         segments.place(1, 7, 0, 0, false);
         let buffer = segments.new_buffer().unwrap();
         let (mut at, mut locs) = (4096, Vec::new());

@@ -27,7 +27,7 @@ use crate::format::{
 };
 use crate::reader::each_operation;
 use crate::segments::SegmentBuffer;
-use crate::superblocks::{device_error, first_segment};
+use crate::superblocks::device_error;
 
 /// One segment of the log.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +71,7 @@ pub fn find_headers(device: &dyn Device, superblock: &Superblock) -> Result<Head
     let segment_bytes = superblock.segment_bytes;
     let mut start = vec![0; 2 * superblock.block_bytes as usize];
     let mut headers = Headers { known: Vec::new(), headless: Vec::new() };
-    for segment in first_segment(superblock)..superblock.device_len / segment_bytes {
+    for segment in superblock.log_segments() {
         let offset = segment * segment_bytes;
         let read = device.read(offset, &mut start);
         read.map_err(|error| device_error(&format!("reading the header of segment {segment} at {offset}"), error))?;
@@ -102,7 +102,7 @@ pub fn find_chain(found: &Headers, superblock: &Superblock) -> Result<Chain> {
         }
     }
     let begins_in = replay.offset / segment_bytes;
-    let on_device = first_segment(superblock)..superblock.device_len / segment_bytes;
+    let on_device = superblock.log_segments();
     let begin_lost = replay.generation != 0
         && on_device.contains(&begins_in)
         && !headers.contains_key(&replay.generation)

@@ -9,6 +9,7 @@
 //! 3. `base_lsn + offset in the segment` grows along the log: a place is durable exactly if that is below the durable mark.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -312,16 +313,16 @@ struct Lists {
 }
 
 impl Segments {
-    /// A table of `count` segments, of which those below `first` belong to the superblocks. Buffers of at most
-    /// `recent_bytes` (and at least of two segments) stay in memory.
-    pub fn new(segment_bytes: u64, first: u64, count: u64, recent_bytes: u64) -> Self {
+    /// A table of the segments that can hold log and of those below, which belong to the superblocks. Buffers of at
+    /// most `recent_bytes` (and at least of two segments) stay in memory.
+    pub fn new(segment_bytes: u64, log_segments: Range<u64>, recent_bytes: u64) -> Self {
         let buffers_max = usize::try_from(recent_bytes / segment_bytes).unwrap_or(usize::MAX).max(2);
         let lists = Lists { free: VecDeque::new(), recent: VecDeque::new(), spare: Vec::new() };
         Self {
             segment_bytes,
             shift: segment_bytes.trailing_zeros(),
-            entries: Table::new(count),
-            first,
+            entries: Table::new(log_segments.end.max(log_segments.start)),
+            first: log_segments.start,
             lists: Mutex::new(lists),
             buffers_max,
             readers: Readers::default(),
@@ -635,7 +636,7 @@ mod tests {
 
     #[test]
     fn a_buffer_leaves_memory_only_when_it_is_written() {
-        let segments = Segments::new(1 << 16, 1, 8, 0);
+        let segments = Segments::new(1 << 16, 1..8, 0);
         segments.free_unplaced();
         assert_eq!(segments.free_segments(), 7);
         for (generation, lsn) in [(1, 0), (2, 1 << 16), (3, 2 << 16)] {
@@ -653,7 +654,7 @@ mod tests {
 
     #[test]
     fn segments_that_are_taken_in_leave_the_others_where_they_are() {
-        let segments = Segments::new(1 << 16, 1, 3, 0);
+        let segments = Segments::new(1 << 16, 1..3, 0);
         segments.free_unplaced();
         let all: Vec<u64> = (0..3).chain([4, 7, 40, 41, 1_000]).collect();
         for count in all {

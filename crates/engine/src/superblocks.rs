@@ -12,7 +12,7 @@ use esker_device::Device;
 use esker_store::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::format::{Superblock, SuperblockError, round_up};
+use crate::format::{Superblock, SuperblockError};
 
 /// Size of a superblock segment on a device that is not zoned, in bytes.
 pub const SUPERBLOCK_SEGMENT_BYTES: u64 = 64 << 10;
@@ -281,11 +281,6 @@ pub fn used_bytes(device: &dyn Device) -> Result<u64> {
 
 fn refuse(name: &str, why: &str) -> Error {
     Error::Invalid { what: "store", why: format!("{name} {why}") }
-}
-
-/// First segment that holds log: the superblocks come before it.
-pub fn first_segment(superblock: &Superblock) -> u64 {
-    round_up(2 * superblock.superblock_segment_bytes, superblock.segment_bytes) / superblock.segment_bytes
 }
 
 /// A device's error as a store's.

@@ -25,7 +25,6 @@ use crate::reader::Reader;
 use crate::recover::RecoveryReport;
 use crate::segments::{Lsn, Segments};
 use crate::stats::CallTimes;
-use crate::superblocks::first_segment;
 
 /// Memory for values that are read through a snapshot, in bytes.
 pub const VIEW_CACHE_BYTES: u64 = 32 << 20;
@@ -46,8 +45,7 @@ impl Engine {
             return Err(Error::Invalid { what: "snapshot", why: "the store has no checkpoint".into() });
         }
         let segment_bytes = superblock.segment_bytes;
-        let count = superblock.device_len / segment_bytes;
-        let segments = Arc::new(Segments::new(segment_bytes, first_segment(&superblock), count, 0));
+        let segments = Arc::new(Segments::new(segment_bytes, superblock.log_segments(), 0));
         for usage in &held.segments {
             segments.place(usage.segment, usage.generation, 0, usage.age, usage.cold);
             let replayed = !usage.cold && usage.generation == superblock.replay.generation;

@@ -21,7 +21,7 @@ use esker_store::{Error, Result};
 use super::manifest::{Manifest, Piece, backups, damaged, failed};
 use super::segments_of;
 use crate::format::{ReplayFrom, SegmentHeader, Stream, Superblock, round_up};
-use crate::superblocks::{device_error, first_segment};
+use crate::superblocks::device_error;
 
 /// Files are read and written so many bytes at a time, a multiple of every block size.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -80,17 +80,16 @@ pub fn restore(
     let superblock = manifest.superblock;
     fits(device, &superblock)?;
     let (segment_bytes, block) = (superblock.segment_bytes, u64::from(superblock.block_bytes));
-    let first = first_segment(&superblock);
+    let log_segments = superblock.log_segments_of(device.geometry().len);
     let mut pieces: HashMap<u64, &Piece> = manifest.pieces.iter().map(|piece| (piece.segment, piece)).collect();
     for piece in &manifest.pieces {
         let path = segments_of(folder).join(&piece.file);
         let len = std::fs::metadata(&path).map_err(|error| failed("reading", &path, error))?.len();
-        if len != piece.len || piece.segment < first {
+        if len != piece.len || !log_segments.contains(&piece.segment) {
             return Err(damaged(&path, &format!("it is {len} bytes long, the backup has {}", piece.len)));
         }
     }
-    let count = device.geometry().len / segment_bytes;
-    let next = (first..count).find(|segment| !pieces.contains_key(segment));
+    let next = log_segments.clone().find(|segment| !pieces.contains_key(segment));
     let next = next.ok_or(Error::Full { needed: segment_bytes, free: 0 })?;
     let newest = manifest.pieces.iter().map(|piece| piece.generation).max().unwrap_or(0);
     let generation = newest.checked_add(1 + salt % GENERATIONS_PASSED_MAX);
@@ -105,7 +104,7 @@ pub fn restore(
         ..RestoreReport::default()
     };
     let mut start = vec![0; 2 * block as usize];
-    for segment in first..count {
+    for segment in log_segments {
         let offset = segment * segment_bytes;
         device.read(offset, &mut start).map_err(wrote)?;
         // What is left of another life must not be taken for a part of this one.

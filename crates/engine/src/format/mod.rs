@@ -38,7 +38,8 @@ pub use record::{RECORD_ALIGN, RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECOR
 pub use relocate::{Relocated, each_relocated, push_relocated};
 pub use segment::{SEGMENT_HEADER_BYTES, SegmentHeader, Stream};
 pub use superblock::{
-    GENERATION_MAX, NUMBER_MAX, OBJECT_NUMBER_MAX, ReplayFrom, SUPERBLOCK_BYTES, Superblock, SuperblockError,
+    GENERATION_MAX, LOG_SEGMENTS_MIN, NUMBER_MAX, OBJECT_NUMBER_MAX, ReplayFrom, SUPERBLOCK_BYTES, Superblock,
+    SuperblockError,
 };
 
 /// Version of the format that this code writes, and the newest that it opens. It opens version 1 as well, which had no

@@ -6,8 +6,12 @@
 //! `clean` it is the exact end.
 //! Format: docs/format.md#superblock
 
+use std::ops::Range;
+
 use super::{DEVICE_BYTES_MAX, FORMAT_VERSION, read_u32, read_u64, write_u32, write_u64};
 
+/// Segments that a store has for its log, at least.
+pub const LOG_SEGMENTS_MIN: u64 = 2;
 /// Bytes of a superblock; the rest of its block is zero.
 pub const SUPERBLOCK_BYTES: usize = 132;
 /// The same in format version 1, which ended after `end_seq`.
@@ -103,6 +107,17 @@ pub enum SuperblockError {
 }
 
 impl Superblock {
+    /// Numbers of the segments that can hold log, of a device of `device_len` bytes: those before them hold
+    /// superblocks. Empty on a device that is too short.
+    pub fn log_segments_of(&self, device_len: u64) -> Range<u64> {
+        (2 * self.superblock_segment_bytes).div_ceil(self.segment_bytes)..device_len / self.segment_bytes
+    }
+
+    /// Numbers of the segments that can hold log: [`LOG_SEGMENTS_MIN`] or more in a superblock that was decoded.
+    pub fn log_segments(&self) -> Range<u64> {
+        self.log_segments_of(self.device_len)
+    }
+
     /// Writes the superblock to the start of `block`.
     pub fn encode(&self, block: &mut [u8]) {
         write_u64(block, 0, MAGIC);
@@ -181,7 +196,8 @@ impl Superblock {
             && (8 * block..=1 << 30).contains(&superblock.segment_bytes)
             && (block..=1 << 40).contains(&superblock.superblock_segment_bytes)
             && superblock.superblock_segment_bytes.is_multiple_of(block)
-            && superblock.device_len <= DEVICE_BYTES_MAX;
+            && superblock.device_len <= DEVICE_BYTES_MAX
+            && superblock.log_segments().count() as u64 >= LOG_SEGMENTS_MIN;
         let ReplayFrom { generation, offset, seq, group } = superblock.replay;
         let numbers = [superblock.sequence, superblock.end_seq, seq, group];
         let places = [superblock.end_offset, offset];
@@ -246,6 +262,19 @@ mod tests {
         block[92..].fill(0);
         let expected = Superblock { root: 0, root_generation: 0, replay: ReplayFrom::default(), ..sample() };
         assert_eq!(Superblock::decode(&block), Ok(expected));
+    }
+
+    #[test]
+    fn a_length_without_room_for_the_log_is_damage() {
+        let mut block = vec![0; 4096];
+        // Superblocks take the first segment, the log two.
+        Superblock { device_len: 3 << 26, end_offset: 0, ..sample() }.encode(&mut block);
+        assert!(Superblock::decode(&block).is_ok());
+        for device_len in [0, 65_536, 1 << 26, (3 << 26) - 1] {
+            let replay = ReplayFrom::default();
+            Superblock { device_len, end_offset: 0, replay, ..sample() }.encode(&mut block);
+            assert_eq!(Superblock::decode(&block), Err(SuperblockError::Damaged), "{device_len} bytes");
+        }
     }
 
     #[test]

@@ -8,8 +8,8 @@ use esker_device::Device;
 use esker_store::{Error, Result};
 
 use super::Engine;
-use crate::format::{DEVICE_BYTES_MAX, ReplayFrom, Superblock};
-use crate::superblocks::{SUPERBLOCK_SEGMENT_BYTES, device_error, first_segment};
+use crate::format::{DEVICE_BYTES_MAX, LOG_SEGMENTS_MIN, ReplayFrom, Superblock};
+use crate::superblocks::{SUPERBLOCK_SEGMENT_BYTES, device_error};
 
 /// How a store is laid out. Fixed when it is formatted.
 #[derive(Clone, Debug)]
@@ -69,17 +69,16 @@ impl Engine {
             root_generation: 0,
             replay: ReplayFrom::default(),
         };
-        let segments = geometry.len / segment_bytes;
-        let first = first_segment(&superblock);
-        if segments < first + 2 {
+        let log_segments = superblock.log_segments();
+        if log_segments.end < log_segments.start + LOG_SEGMENTS_MIN {
             return invalid(format!(
-                "the device has {} bytes: too short for superblocks and two segments of {segment_bytes}",
+                "the device has {} bytes: too short for superblocks and {LOG_SEGMENTS_MIN} segments of {segment_bytes}",
                 geometry.len
             ));
         }
         let block = u64::from(geometry.block_bytes);
         // Old headers must not be taken for this store's; ids differ, but zeros are cheaper to tell.
-        for segment in first..segments {
+        for segment in log_segments {
             let mut head = vec![0; block as usize];
             let offset = segment * segment_bytes;
             device.read(offset, &mut head).map_err(|error| device_error("formatting", error))?;

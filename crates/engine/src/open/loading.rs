@@ -25,7 +25,7 @@ use crate::reader::Reader;
 use crate::recover::{Chain, End, Headers, RecoveryReport, Walk, find_chain, find_headers, generation_of};
 use crate::replay::Replayer;
 use crate::segments::{Damage, GENERATION_LOST, Lsn, SegmentBuffer, Segments, Usage};
-use crate::superblocks::{FoundSuperblock, device_error, first_segment};
+use crate::superblocks::{FoundSuperblock, device_error};
 
 use super::Options;
 
@@ -81,9 +81,7 @@ fn find_from(
 ) -> Result<Found> {
     let seed = store_seed(&superblock.uuid);
     let mut chain = find_chain(headers, &superblock)?;
-    let count = superblock.device_len / superblock.segment_bytes;
-    let segments =
-        Arc::new(Segments::new(superblock.segment_bytes, first_segment(&superblock), count, options.recent_bytes));
+    let segments = Arc::new(Segments::new(superblock.segment_bytes, superblock.log_segments(), options.recent_bytes));
     place(&segments, &chain);
     let reader = Arc::new(Reader::new(Arc::clone(device), Arc::clone(&segments), seed, options.cache_bytes));
     let objects = Arc::new(Objects::default());
@@ -185,7 +183,7 @@ fn place(segments: &Segments, chain: &Chain) {
 fn place_root(segments: &Segments, superblock: &Superblock) {
     let Some(root) = crate::format::Loc::from_raw(superblock.root) else { return };
     let segment = segments.segment_of(root.offset());
-    if segment < superblock.device_len / superblock.segment_bytes && segments.generation(segment) == 0 {
+    if superblock.log_segments().contains(&segment) && segments.generation(segment) == 0 {
         place_damaged(segments, segment, superblock.root_generation, true);
     }
 }
@@ -200,7 +198,7 @@ fn place_damaged(segments: &Segments, segment: u64, generation: u32, cold: bool)
 /// # Errors
 /// [`Error::Corrupt`] where the two say different things of one life of a segment.
 fn take_table(segments: &Segments, chain: &mut Chain, superblock: &Superblock, root: &Root) -> Result<()> {
-    let count = superblock.device_len / superblock.segment_bytes;
+    let on_device = superblock.log_segments();
     let wrong = |segment: u64, what: String| {
         Err(Error::Corrupt {
             offset: segment.saturating_mul(superblock.segment_bytes),
@@ -210,7 +208,8 @@ fn take_table(segments: &Segments, chain: &mut Chain, superblock: &Superblock, r
     let whole = root.replay.is_some();
     for held in &root.segments {
         let (segment, generation, cold) = (held.segment, held.generation, held.stream == Stream::Cold);
-        if segment < first_segment(superblock) || segment >= count || generation == 0 {
+        if !on_device.contains(&segment) || generation == 0 {
+            let count = on_device.end;
             return wrong(segment, format!("the checkpoint has it with generation {generation}, of {count} segments"));
         }
         let placed = segments.generation(segment);

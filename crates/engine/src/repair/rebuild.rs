@@ -27,7 +27,6 @@ use crate::reader::{Reader, SegmentView};
 use crate::recover::generation_of;
 use crate::replay::Replayer;
 use crate::segments::Segments;
-use crate::superblocks::first_segment;
 
 /// So many checkpoints are tried.
 const CANDIDATES_MAX: usize = 8;
@@ -134,8 +133,8 @@ impl Work {
     fn new(device: &Arc<dyn Device>, shape: &Superblock) -> Self {
         let mut headers = headers(&**device, shape);
         let seed = store_seed(&shape.uuid);
-        let count = device.geometry().len / shape.segment_bytes;
-        let segments = Arc::new(Segments::new(shape.segment_bytes, first_segment(shape), count, 0));
+        let log_segments = shape.log_segments_of(device.geometry().len);
+        let segments = Arc::new(Segments::new(shape.segment_bytes, log_segments, 0));
         for header in &headers.known {
             segments.place(header.segment, header.generation, 0, header.first_seq, header.stream == Stream::Cold);
         }

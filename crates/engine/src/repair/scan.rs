@@ -8,7 +8,7 @@ use esker_device::Device;
 use esker_store::{Error, Result};
 
 use crate::format::{FORMAT_VERSION, ReplayFrom, SegmentHeader, Superblock, SuperblockError, read_u32, read_u64};
-use crate::superblocks::{SUPERBLOCK_SEGMENT_BYTES, first_segment};
+use crate::superblocks::SUPERBLOCK_SEGMENT_BYTES;
 
 /// The smallest segment: headers stand at multiples of this.
 const SEGMENT_BYTES_MIN: u64 = 64 << 10;
@@ -145,7 +145,7 @@ pub fn headers(device: &dyn Device, shape: &Superblock) -> Headers {
     let mut found = Headers { known: Vec::new(), headless: Vec::new() };
     let mut start = vec![0; 2 * shape.block_bytes as usize];
     // Segments behind the recorded length count as well: the store may have grown since.
-    for segment in first_segment(shape)..device.geometry().len / shape.segment_bytes {
+    for segment in shape.log_segments_of(device.geometry().len) {
         read_around(device, segment * shape.segment_bytes, &mut start);
         match SegmentHeader::decode(&start, &shape.uuid, segment) {
             Some(header) => found.known.push(header),
