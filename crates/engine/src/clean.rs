@@ -141,16 +141,20 @@ impl Clean<'_> {
     pub fn segment(&mut self, victim: Usage) -> Result<Cleaned> {
         let segment_bytes = self.parts.segments.segment_bytes;
         let base = victim.segment * segment_bytes;
-        let buffer = self.parts.segments.whole_buffer(victim.segment);
-        let buffer = buffer.map(|buffer| BufferSlice { start: 0, len: buffer.len(), buffer });
+        // Sealed, so nobody writes there any more.
+        let buffer = self.parts.segments.buffer(victim.segment);
+        let buffer = buffer.map(|buffer| BufferSlice { start: buffer.from, len: buffer.len() - buffer.from, buffer });
         let mut scratch = std::mem::take(self.scratch);
         let bytes = match &buffer {
-            // Sealed, so nobody writes there any more.
-            Some(buffer) => buffer.as_ref(),
-            None => {
+            Some(buffer) if buffer.start == 0 => buffer.as_ref(),
+            buffer => {
                 scratch.resize(segment_bytes as usize, 0);
                 let read = self.device.read(base, &mut scratch);
                 read.map_err(|error| device_error(&format!("reading segment {} to clean it", victim.segment), error))?;
+                if let Some(buffer) = buffer {
+                    // The device may have lost what still stands in memory.
+                    scratch[buffer.start..].copy_from_slice(buffer.as_ref());
+                }
                 &scratch[..]
             }
         };

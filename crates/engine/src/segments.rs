@@ -616,9 +616,9 @@ impl Segments {
         self.base_lsn(self.segment_of(offset)) + self.within(offset)
     }
 
-    /// The buffer of a segment, if all of it is in memory.
-    pub fn whole_buffer(&self, segment: u64) -> Option<Arc<SegmentBuffer>> {
-        self.entries.get(segment)?.buffer.load_full().filter(|buffer| buffer.from == 0)
+    /// The buffer of a segment, if it is in memory, from `from` on.
+    pub fn buffer(&self, segment: u64) -> Option<Arc<SegmentBuffer>> {
+        self.entries.get(segment)?.buffer.load_full()
     }
 
     /// Runs `f` on the buffer of the segment that holds `offset`, if it is in memory.

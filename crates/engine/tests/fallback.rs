@@ -14,7 +14,9 @@ use bytes::Bytes;
 use esker_device::{Device, MemoryDevice};
 use esker_engine::format::{Loc, SegmentHeader, Stream, Superblock};
 use esker_engine::{DumpItem, DumpOptions, Engine, FormatOptions, Options, dump};
-use esker_store::{Change, Collection, CommitCursor, Durability, Error, ObjectId, ObjectStore, SlotScan, Transaction};
+use esker_store::{
+    Change, Collection, CommitCursor, CommitEntry, Durability, Error, ObjectId, ObjectStore, SlotScan, Transaction,
+};
 use hooked::{Call, Hooked};
 
 const SEGMENT_BYTES: u64 = 64 << 10;
@@ -104,6 +106,15 @@ fn right(engine: &Engine, id: &ObjectId, keys: std::ops::Range<u64>, life: u64) 
         Err(error) => panic!("key {key}: {error}"),
     };
     keys.filter(read).count() as u64
+}
+
+/// Where on the device these bytes stand.
+fn place_of(device: &MemoryDevice, needle: &[u8]) -> Option<u64> {
+    let mut segment = vec![0; SEGMENT_BYTES as usize];
+    (1..device.geometry().len / SEGMENT_BYTES).map(|number| number * SEGMENT_BYTES).find_map(|base| {
+        device.read(base, &mut segment).unwrap();
+        segment.windows(needle.len()).position(|window| window == needle).map(|at| base + at as u64)
+    })
 }
 
 fn superblocks(device: &MemoryDevice) -> Vec<Superblock> {
@@ -307,11 +318,15 @@ fn a_store_opens_past_blocks_that_cannot_be_read() {
 }
 
 /// Counts the entries of the collection in the order of their commits.
-fn commits(engine: &Engine) -> usize {
-    let (mut found, mut cursor) = (0, CommitCursor::default());
+/// The slots of the collection in commit order.
+fn commits(engine: &Engine) -> Vec<u64> {
+    let (mut found, mut cursor) = (Vec::new(), CommitCursor::default());
     loop {
         let (entries, next) = engine.commit_scan(&collection(), b"", cursor, 1000).wait().unwrap();
-        found += entries.len();
+        found.extend(entries.into_iter().map(|entry| match entry {
+            CommitEntry::Slot(_, slot, _) => slot,
+            other => panic!("{other:?}"),
+        }));
         match next {
             Some(next) => cursor = next,
             None => return found,
@@ -355,11 +370,11 @@ fn scrubbing_and_scans_beside_a_cleaner_name_nothing() {
     let scan = SlotScan { range: 0..u64::MAX, reverse: false, limit: usize::MAX, keys_only: true };
     let held: usize =
         ["old", "new"].map(|name| engine.slot_scan(&object(name), &scan).wait().unwrap().len()).iter().sum();
-    assert_eq!(commits(&engine), held);
+    assert_eq!(commits(&engine).len(), held);
     assert_eq!(engine.check(true, &mut |_, _| ()).unwrap().damage, vec![]);
     engine.close().unwrap();
     drop(engine);
-    assert_eq!(commits(&open(&device).unwrap()), held);
+    assert_eq!(commits(&open(&device).unwrap()).len(), held);
 }
 
 /// Failure: damage in the newest checkpoint was not found as long as the segment that it stands in was open, and a
@@ -397,16 +412,37 @@ fn a_scan_sees_what_was_written_last_although_the_device_has_lost_it() {
     for key in 20..23 {
         write(&engine, &object("old"), key..key + 1, 1);
     }
-    let mut segment = vec![0; SEGMENT_BYTES as usize];
-    let last = (1..96u64).map(|number| number * SEGMENT_BYTES).find_map(|base| {
-        device.read(base, &mut segment).unwrap();
-        let needle = &value(22, 1)[..];
-        segment.windows(needle.len()).position(|window| window == needle).map(|at| base + at as u64)
-    });
-    let block = last.unwrap() / BLOCK_BYTES * BLOCK_BYTES;
+    let block = place_of(&device, &value(22, 1)).unwrap() / BLOCK_BYTES * BLOCK_BYTES;
     device.write(block, &[0; BLOCK_BYTES as usize]).unwrap();
-    assert_eq!(commits(&engine), 23);
+    assert_eq!(commits(&engine).len(), 23);
     assert!(engine.scrub_once(&mut |_, _| true).unwrap().damaged > 0);
+}
+
+/// Failure: the cleaner gave values up, and others a place in commit order behind the record before, that still stood in
+/// memory. Cause: it took a segment of which only the end is in memory from the device alone, which had lost a block.
+/// Fix: what stands in memory is taken from there.
+#[test]
+fn the_cleaner_takes_from_memory_what_the_device_has_lost() {
+    let (device, engine) = fresh(96);
+    write(&engine, &object("old"), 0..20, 1);
+    drop(engine);
+    // Many segments stay in memory, of the one in which the log goes on the end.
+    let options = Options { recent_bytes: 96 * SEGMENT_BYTES, commit_thread: false, ..Options::default() };
+    let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options).unwrap();
+    (20..100).for_each(|key| write(&engine, &object("old"), key..key + 1, 1));
+    engine.checkpoint().unwrap();
+    let at = place_of(&device, &value(22, 1)).unwrap();
+    device.write(at / BLOCK_BYTES * BLOCK_BYTES, &[0; BLOCK_BYTES as usize]).unwrap();
+    assert!(engine.scrub_once(&mut |_, _| true).unwrap().damaged > 0);
+    (0..40).take_while(|_| engine.clean().unwrap()).for_each(drop);
+    assert!(engine.stats().cleaned_segments > 0);
+    let expected = commits(&engine);
+    assert!(expected.is_sorted() && expected.len() == 100, "{expected:?}");
+    engine.checkpoint().unwrap();
+    drop(engine);
+    let engine = open(&device).unwrap();
+    assert_eq!(right(&engine, &object("old"), 0..100, 1), 100);
+    assert_eq!(commits(&engine), expected);
 }
 
 /// Failure: the last checkpoint's last record was zeroed in a store that was opened again, and scrubbing took the place

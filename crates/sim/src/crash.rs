@@ -83,8 +83,6 @@ pub(crate) struct Run {
     pub(crate) owed: usize,
     /// The store was stopped cleanly, and the device not touched since.
     pub(crate) stopped_cleanly: bool,
-    /// Anything on the device may have rotted.
-    pub(crate) rotten: bool,
     /// The last life ended with what the checkpoint before the newest needs.
     pub(crate) before_kept: bool,
     /// The policy in force acknowledges before the sync.
@@ -127,7 +125,6 @@ pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
         history: History::new(),
         owed: 0,
         stopped_cleanly: false,
-        rotten: false,
         before_kept: true,
         acknowledges_applied: false,
         maintain_percent: 0,
@@ -310,10 +307,6 @@ impl Run {
             if found != expected {
                 let at = found.iter().zip(&expected).position(|(a, b)| a != b);
                 let missing = expected.iter().find(|entry| !found.contains(entry));
-                if self.rotten && missing.is_none() && found.len() == expected.len() {
-                    // Of values that were saved from damaged records nobody knows when exactly they were committed.
-                    continue;
-                }
                 let missing: String = format!("{missing:?}").chars().take(120).collect();
                 let (found, expected) = (found.len(), expected.len());
                 let why = format!(

@@ -157,7 +157,6 @@ impl Run {
     /// One opening and one life; `None` if the store does not open any more.
     fn rotten_round(&mut self, mut image: Image, before: &[u8], floor: &mut usize) -> Result<Option<Image>, String> {
         let mut story = Vec::new();
-        self.rotten = true;
         // What a power cut has left may end with a group that rot cannot be told from.
         let at_rest = self.rng.bool() && (image.rotten || self.stopped_cleanly);
         self.stopped_cleanly = false;

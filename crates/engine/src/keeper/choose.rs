@@ -82,7 +82,8 @@ impl Keeper {
     /// Has the device begin to read what will most likely be cleaned after this one.
     pub(super) fn read_ahead(&self, work: &Work, victim: &Usage) {
         let next = self.best_of(work, FULL_SHARE, |usage| usage.segment != victim.segment);
-        if let Some(next) = next.filter(|next| self.parts.segments.whole_buffer(next.segment).is_none()) {
+        let in_memory = |segment| self.parts.segments.buffer(segment).is_some_and(|buffer| buffer.from == 0);
+        if let Some(next) = next.filter(|next| !in_memory(next.segment)) {
             let bytes = self.parts.segments.segment_bytes;
             self.device.will_read(next.segment * bytes, bytes);
         }
