@@ -126,7 +126,7 @@ impl Engine {
                 sound.insert(piece.file.clone(), piece.damage(&pieces_folder)?);
             }
         }
-        let held = self.keeper()?.hold()?;
+        let held = self.keeper()?.hold_to_copy()?;
         let mut report = BackupReport {
             sequence: before.last().map_or(1, |last| last + 1),
             last_seq: held.superblock.replay.seq,
@@ -312,7 +312,7 @@ impl Copier<'_> {
         let engine = self.engine;
         let mut objects = Vec::new();
         engine.objects.for_each(|object| objects.push(std::sync::Arc::clone(object)));
-        let mut far = HashMap::new();
+        let mut far = self.held.furthest.clone();
         for object in objects {
             // Nothing is made free while a backup runs: what is not in memory can be read.
             let (number, spaces) = object.numbered_spaces();
@@ -323,10 +323,6 @@ impl Copier<'_> {
                 });
                 Ok(())
             })?;
-        }
-        for (.., loc) in engine.pieces_in(&(0..u64::MAX)) {
-            let furthest = far.entry(engine.segments.segment_of(loc.offset())).or_insert(0);
-            *furthest = loc.offset().max(*furthest);
         }
         let found = far.get(&segment).copied();
         self.far = Some(far);

@@ -413,6 +413,7 @@ impl DumpItem {
                 ("segment_bytes", block.segment_bytes.to_string()),
                 ("device_len", block.device_len.to_string()),
                 ("clean", block.clean.to_string()),
+                ("checkpoint_before_kept", block.before_kept.to_string()),
                 ("end_generation", block.end_generation.to_string()),
                 ("end_offset", block.end_offset.to_string()),
                 ("end_seq", block.end_seq.to_string()),

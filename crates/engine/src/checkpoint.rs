@@ -10,8 +10,8 @@
 //!
 //! Invariants:
 //! 1. A superblock names a checkpoint only when all of it is durable, and all of the log before its place.
-//! 2. What a named checkpoint needs stays where it is until the one after the next is named: should the newest not
-//!    hold, the one before it and the log after that say the same.
+//! 2. What a named checkpoint needs stays where it is until the one after the next is named, unless room is short, which
+//!    the superblock says then: should the newest not hold, the one before it and the log after that say the same.
 //! 3. Only what changed since the last checkpoint is written, with the lists that lead to it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -115,16 +115,18 @@ struct Run<'a> {
 }
 
 impl Saved {
-    /// Writes a checkpoint of all that changed since the last. `pace` is told the bytes written so far, and may wait.
+    /// Writes a checkpoint of all that changed since the last; its superblock says whether what the last one needs is
+    /// kept. `pace` is told the bytes written so far, and may wait.
     ///
     /// # Errors
-    /// [`Error::Full`](esker_store::Error::Full), [`Error::Io`](esker_store::Error::Io) and
-    /// [`Error::Corrupt`](esker_store::Error::Corrupt) of a read: the last checkpoint still counts, and the next one goes on with
-    /// what this one has not come to. [`Error::Stopped`](esker_store::Error::Stopped): the device failed, and the log has to stop.
+    /// [`Error::Full`](esker_store::Error::Full): the last checkpoint still counts, and the next one goes on with what
+    /// this one has not come to. [`Error::Stopped`](esker_store::Error::Stopped): the device failed, and the log has to
+    /// stop.
     pub fn checkpoint(
         &mut self,
         parts: &Parts,
         cold: &mut Cold,
+        before_kept: &dyn Fn() -> bool,
         pace: &mut dyn FnMut(u64),
     ) -> Result<CheckpointReport> {
         // What one that was put off has left in memory is looked up on the device from here on.
@@ -171,6 +173,7 @@ impl Saved {
                 superblock.root_generation = root_generation;
                 superblock.replay = replay;
                 superblock.clean = false;
+                superblock.before_kept = before_kept();
                 superblock.end_generation = replay.generation;
                 superblock.end_offset = replay.offset;
                 superblock.end_seq = replay.seq;
@@ -358,7 +361,7 @@ impl Run<'_> {
             }
             (Err(error), None) => {
                 // Nothing leads to these pages: the next checkpoint writes them again.
-                self.saved.replaced.extend(pages.into_values());
+                pages.into_values().for_each(|loc| self.replace(Some(loc)));
                 return Err(error);
             }
         };

@@ -26,7 +26,7 @@ use crate::cold::{Cold, Writes};
 use crate::commit::{Class, Refused, record_header};
 use crate::format::{
     Compressed, Kind, Loc, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OpHeader, Payload, RECORD_HEADER_BYTES, Relocated, Role,
-    checksum_payload, encode_operation, operation_bytes, push_relocated, raw_len, verify_payload,
+    SegmentHeader, checksum_payload, encode_operation, operation_bytes, push_relocated, raw_len, verify_payload,
 };
 use crate::index::{Extent, Missing, offset_of};
 use crate::objects::{Object, ObjectState, Spaces, Step};
@@ -49,6 +49,8 @@ pub struct Cleaned {
     pub copied: u64,
     /// Places that do not hold: what stands there stays, and so does the segment.
     pub damaged: u64,
+    /// The next checkpoint writes pieces again that the last one has there, because of damage.
+    pub renews: bool,
     /// What is lost of them, by name, the first of them.
     pub lost: Vec<Damaged>,
 }
@@ -204,7 +206,7 @@ impl Clean<'_> {
             if damaged {
                 // Where a record cannot be walked, what it holds is found by what points to it.
                 cleaned.damaged = 0;
-                self.index_pieces(&view)?;
+                cleaned.renews = self.index_pieces(&view)?;
             }
             if left.live > 0 {
                 let objects = if damaged { self.all_objects() } else { shared };
@@ -372,18 +374,22 @@ impl Clean<'_> {
     }
 
     /// Has the next checkpoint write all pieces of the last one again that stand in a segment; those that are read for
-    /// that and do not hold stay.
-    fn index_pieces(&mut self, victim: &SegmentView<'_>) -> Result<()> {
+    /// that and do not hold stay. Whether there is any that will be.
+    fn index_pieces(&mut self, victim: &SegmentView<'_>) -> Result<bool> {
+        let mut any = false;
         let range = victim.base..victim.base + victim.bytes.len() as u64;
         for (object, role, _) in self.saved.pieces_in(&range) {
             match self.index_piece(object, role) {
                 Err(Error::Corrupt { offset, what }) => {
                     tracing::error!(offset, what, "a piece of the checkpoint does not hold, and is not in memory");
                 }
-                other => other?,
+                other => {
+                    other?;
+                    any = true;
+                }
             }
         }
-        Ok(())
+        Ok(any)
     }
 
     /// A piece of the last checkpoint is moved by having the next one write it again.
@@ -425,6 +431,10 @@ impl Clean<'_> {
     fn origins(&self, victim: &SegmentView<'_>) -> Origins {
         let mut origins = Origins::default();
         for (record, at, body) in victim.records() {
+            if origins.records.is_empty() {
+                // Sequence numbers begin with 1.
+                origins.first_seq = record.seq.saturating_sub(1).max(1);
+            }
             origins.records.push((at, at + u64::from(record.len), record.seq));
             let (mut rest, mut place) = (body, at + RECORD_HEADER_BYTES as u64);
             for number in 0..record.op_count {
@@ -434,6 +444,14 @@ impl Clean<'_> {
                 rest = after;
                 place += header.total_bytes();
             }
+        }
+        let header = SegmentHeader::decode(
+            victim.bytes,
+            &self.parts.superblocks.newest().uuid,
+            victim.base / victim.bytes.len() as u64,
+        );
+        if let Some(header) = header.filter(|header| header.generation == victim.generation) {
+            origins.first_seq = header.first_seq;
         }
         origins
     }
@@ -510,11 +528,14 @@ impl Clean<'_> {
 struct Origins {
     known: HashMap<u64, (u64, u32)>,
     records: Vec<(u64, u64, u64)>,
+    /// What the first record had, as far as that is known.
+    first_seq: u64,
 }
 
 impl Origins {
     /// Of an operation behind one whose header does not hold the place among those of its record is not known, of one
-    /// in a record whose header does not hold that it comes after the record before: both keep their order.
+    /// in a record whose header does not hold that it comes after the record before: both keep their order among
+    /// themselves and towards all records that hold.
     fn of(&self, offset: u64) -> (u64, u32) {
         if let Some(known) = self.known.get(&offset) {
             return *known;
@@ -523,8 +544,7 @@ impl Origins {
         let before = self.records.partition_point(|(begins, ..)| *begins <= offset);
         match before.checked_sub(1).map(|at| self.records[at]) {
             Some((_, ends, seq)) => (if offset < ends { seq } else { seq + 1 }, number),
-            // Sequence numbers begin with 1.
-            None => (self.records.first().map_or(1, |(.., seq)| seq.saturating_sub(1).max(1)), number),
+            None => (self.first_seq, number),
         }
     }
 }

@@ -88,8 +88,6 @@ pub const INDEX_BYTES_MIN: u64 = 1 << 20;
 pub struct KeeperCounters {
     /// Checkpoints written.
     pub checkpoints: AtomicU64,
-    /// 1 while what the checkpoint before the newest needs is kept.
-    pub before_kept: AtomicU64,
     /// Bytes of the last checkpoint that had changed.
     pub checkpoint_bytes: AtomicU64,
     /// Bytes of all checkpoints that had changed.
@@ -117,7 +115,7 @@ struct Work {
     saved: Saved,
     /// Generation from which the log is replayed.
     floor: u32,
-    /// Segments, by generation, that only the checkpoint before the one that the store was opened with may need.
+    /// Segments, by generation, that the checkpoint before the one that the store was opened with may need.
     kept: HashSet<u32>,
     /// Generation from which it would be replayed if the newest checkpoint did not hold: none from here on is made
     /// free.
@@ -138,6 +136,8 @@ struct Work {
     effort_from: u64,
     /// Bytes that lived when the device was found to be full.
     full_at: Option<u64>,
+    /// Pieces of the newest checkpoint stand where damage was found, and the next one writes them again: it is due.
+    renew: bool,
     /// What `saved` says stands in the checkpoint that the superblock names.
     whole: bool,
     /// Which page is asked next to leave memory.
@@ -197,8 +197,6 @@ impl Keeper {
         let (open_cold, open_cold_room) = (Arc::clone(&cold.writes), Arc::clone(&cold.room));
         let unwritten = Arc::clone(&cold.unwritten);
         let scrubbed = saved.scrub;
-        let counters =
-            KeeperCounters { before_kept: AtomicU64::new(kept.is_some().into()), ..KeeperCounters::default() };
         let covered = (superblock.root != 0).then_some(superblock.replay.seq);
         let work = Work {
             cold,
@@ -222,6 +220,7 @@ impl Keeper {
             effort: 0,
             effort_from: 0,
             full_at: None,
+            renew: false,
             whole: true,
             hand: Hand::default(),
             scratch: Vec::new(),
@@ -248,7 +247,7 @@ impl Keeper {
             scrubbed: Mutex::new(scrubbed),
             held: AtomicU64::new(0),
             cold_counters,
-            counters,
+            counters: KeeperCounters::default(),
         }
     }
 
@@ -355,7 +354,7 @@ impl Keeper {
         self.waking.notify_one();
         let mut work = self.work.lock();
         let closed = self.settle(&mut work).and_then(|()| {
-            let same = work.saved.scrub == *self.scrubbed.lock();
+            let same = work.saved.scrub == *self.scrubbed.lock() && !work.renew;
             if same && work.covered == Some(self.parts.log.last_seq()) || self.parts.log.mark().failure().is_some() {
                 return Ok(());
             }
@@ -495,7 +494,7 @@ impl Keeper {
         // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the
         // one that the log goes on in from the checkpoint on needs none.
         let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= Damage::Header;
-        let due = due || !tight && self.parts.segments.in_use().iter().any(lost);
+        let due = due || work.renew || !tight && self.parts.segments.in_use().iter().any(lost);
         let held = self.held.load(Ordering::Acquire) > 0;
         // While segments are held a checkpoint frees nothing either: it leaves the reserve alone.
         let due = due && !(held && log.segments_left() <= reserve[0]);
@@ -605,6 +604,7 @@ impl Keeper {
         };
         work.spent.insert(victim.generation, true);
         work.effort += cleaned.copied_bytes;
+        work.renew |= cleaned.renews;
         self.counters.cleaned.fetch_add(1, Ordering::Relaxed);
         self.counters.copied_bytes.fetch_add(cleaned.copied_bytes, Ordering::Relaxed);
         if cleaned.damaged > 0 {

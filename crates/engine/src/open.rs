@@ -159,23 +159,31 @@ impl Engine {
             free_later,
         } = loading::find(&device_dyn, &found, &options)?;
         recovery.elapsed = began.elapsed();
+        let superblock_lost = found.damaged > 0;
         let superblocks = Arc::new(Superblocks::new(device_dyn, found));
+        // Unless room is short, what only an older checkpoint may need is kept for it until the next one: what nothing
+        // points to any more, and pieces of it that stand beside what lives. What was given back to the device since has
+        // no header any more.
+        let roomy = segments.free_segments() * 5 > segments.log_segments() * 2;
+        let keep = !options.read_only && roomy;
+        // A superblock that is lost may have named a later checkpoint, after which nothing was kept for this one's.
+        let before_kept = keep && !superblock_lost;
         if !options.read_only {
             // What was read may still be in a cache of the operating system: from here on it counts as durable.
             device.sync().map_err(|error| device_error("syncing the replayed log", error))?;
             superblocks.go_on_from(&superblock);
             let offset = end.segment * superblock.segment_bytes + end.offset;
-            superblocks.write(|superblock| end_at(superblock, false, end.generation, offset, end.seq))?;
+            superblocks.write(|superblock| {
+                superblock.before_kept &= before_kept;
+                end_at(superblock, false, end.generation, offset, end.seq);
+            })?;
         }
-        // What only an older checkpoint may need is kept for it until the next one, unless room is short. What was
-        // given back to the device since has no header any more.
-        let roomy = segments.free_segments() * 5 > segments.log_segments() * 2;
-        let damaged = segments.in_use().into_iter().filter(|usage| usage.damage != Damage::None);
-        let gone: HashSet<u64> = damaged.map(|usage| usage.segment).collect();
-        let keep = !options.read_only && roomy;
-        let (kept, freed): (Vec<u64>, Vec<u64>) =
-            free_later.into_iter().partition(|segment| keep && !gone.contains(segment));
-        let kept: HashSet<u32> = kept.into_iter().map(|segment| segments.generation(segment)).collect();
+        let in_use = segments.in_use();
+        let gone = |segment: u64| segments.usage(segment).is_none_or(|usage| usage.damage != Damage::None);
+        let (kept, freed): (Vec<u64>, Vec<u64>) = free_later.into_iter().partition(|segment| keep && !gone(*segment));
+        let cold = in_use.iter().filter(|usage| keep && usage.cold && !freed.contains(&usage.segment));
+        let mut kept: HashSet<u32> = kept.into_iter().map(|segment| segments.generation(segment)).collect();
+        kept.extend(cold.map(|usage| usage.generation));
         freed.into_iter().for_each(|segment| segments.release(segment, true));
         let record_bytes_max = superblock.segment_bytes - 3 * u64::from(superblock.block_bytes);
         let mut engine = Self {

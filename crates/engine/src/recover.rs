@@ -89,34 +89,26 @@ pub fn find_headers(device: &dyn Device, superblock: &Superblock) -> Result<Head
 /// The first of them is known from the superblock, so that its header may be lost.
 ///
 /// # Errors
-/// [`Error::Corrupt`] when another segment that the log passes through has no valid header, or the superblock and a
-/// header contradict each other.
+/// [`Error::Corrupt`] when another segment that the log passes through has no valid header.
 pub fn find_chain(found: &Headers, superblock: &Superblock) -> Result<Chain> {
     let segment_bytes = superblock.segment_bytes;
     let replay = superblock.replay;
     let (mut headers, mut others): (HashMap<u32, SegmentHeader>, _) = (HashMap::new(), Vec::new());
+    let begins_in = replay.offset / segment_bytes;
     for header in &found.known {
-        if header.stream == Stream::Cold || header.generation < replay.generation {
+        if header.stream == Stream::Cold && (header.segment, header.generation) == (begins_in, replay.generation) {
+            // The superblock knows that the log goes on there: this header counts as lost.
+        } else if header.stream == Stream::Cold || header.generation < replay.generation {
             others.push(*header);
         } else {
             headers.insert(header.generation, *header);
         }
     }
-    let begins_in = replay.offset / segment_bytes;
     let on_device = superblock.log_segments();
-    let begin = found.known.iter().find(|header| header.segment == begins_in);
-    if begin.is_some_and(|begin| begin.generation == replay.generation && begin.stream == Stream::Cold) {
-        return Err(Error::Corrupt {
-            offset: begins_in * segment_bytes,
-            what: format!(
-                "segment {begins_in}: its header says that it is cold, the superblock that the log goes on there"
-            ),
-        });
-    }
     let begin_lost = replay.generation != 0
         && on_device.contains(&begins_in)
         && !headers.contains_key(&replay.generation)
-        && begin.is_none_or(|begin| begin.generation <= replay.generation);
+        && !found.known.iter().any(|header| header.segment == begins_in && header.generation > replay.generation);
     if begin_lost {
         // Of it only the segment and the generation count here.
         let begin = SegmentHeader {

@@ -322,7 +322,7 @@ impl Engine {
         if let (Some(keeper), Some(log)) = (&self.keeper, &self.log) {
             let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
             stats.checkpoints = load(&keeper.counters.checkpoints);
-            stats.checkpoint_before_kept = load(&keeper.counters.before_kept);
+            stats.checkpoint_before_kept = self.superblocks.before_kept().into();
             stats.index_pages_dropped = load(&keeper.counters.pages_dropped);
             stats.checkpoint_write_bytes = load(&keeper.counters.checkpoint_bytes);
             stats.checkpoint_all_bytes = load(&keeper.counters.checkpoint_all_bytes);

@@ -2,11 +2,12 @@
 //!
 //! Invariants:
 //! 1. Of each superblock there are two copies, in different segments. A segment is cleared only while the other holds
-//!    the newest, and then begins with the newest that names another checkpoint and with the one before, so that both
-//!    always have the last two superblocks and the last two checkpoints.
+//!    the newest and the newest that names another checkpoint, and then begins with these two, so that both always have
+//!    the last two checkpoints. What a crash has kept from one of them is made up for before the next one is written.
 //! 2. A superblock is durable, twice, when [`Superblocks::write`] returns.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use esker_device::Device;
 use esker_store::{Error, Result};
@@ -30,17 +31,29 @@ pub struct FoundSuperblock {
     pub damaged: u64,
     /// The same, until the next superblock is written.
     damaged_at_opening: u64,
+    /// What the next superblock is made from says something else than this one, which stands on the device.
+    goes_on_from: Option<Superblock>,
+    /// Both segments have what [`FoundSuperblock::needed`] names.
+    both_whole: bool,
 }
 
 /// So many checkpoints are tried at opening, the newest first.
 const CHECKPOINTS_TRIED: usize = 4;
 
 impl FoundSuperblock {
+    /// The newest superblock that counts, and before it the newest that names another checkpoint.
+    fn needed(&self) -> Vec<Superblock> {
+        let newest = self.goes_on_from.unwrap_or(self.superblock);
+        let other = self.older.iter().find(|older| older.root != newest.root);
+        other.copied().into_iter().chain([newest]).collect()
+    }
+
     /// The superblocks that opening tries, newest first: those that name different checkpoints or places where the log
     /// goes on. All of them say what the newest does of the store and of the log's end.
     ///
     /// An older checkpoint is as good as the newest where all that it needs is still there, which loading it and
-    /// replaying the log after it find out: what a checkpoint frees is used again only after the next one.
+    /// replaying the log after it find out: what a checkpoint frees is used again only after the next one, unless room
+    /// is short.
     pub fn candidates(&self) -> Vec<Superblock> {
         let newest = self.superblock;
         let mut found: Vec<Superblock> = vec![newest];
@@ -59,17 +72,25 @@ impl FoundSuperblock {
 pub struct Superblocks {
     device: Arc<dyn Device>,
     found: Mutex<FoundSuperblock>,
+    /// What the newest says, for those who must not wait for a device.
+    before_kept: AtomicBool,
 }
 
 impl Superblocks {
     /// Those that were found on `device`.
     pub fn new(device: Arc<dyn Device>, found: FoundSuperblock) -> Self {
-        Self { device, found: Mutex::new(found) }
+        let before_kept = AtomicBool::new(found.superblock.before_kept);
+        Self { device, found: Mutex::new(found), before_kept }
     }
 
     /// The newest.
     pub fn newest(&self) -> Superblock {
         self.found.lock().superblock
+    }
+
+    /// Whether all that the checkpoint before the newest needs is kept.
+    pub fn before_kept(&self) -> bool {
+        self.before_kept.load(Ordering::Relaxed)
     }
 
     /// Generation from which the log is replayed by the checkpoint before the newest, if one is named.
@@ -79,11 +100,21 @@ impl Superblocks {
         other.max_by_key(|older| older.sequence).map(|older| older.replay.generation)
     }
 
-    /// Goes on from the checkpoint that a superblock names, with the next superblock that is written.
+    /// Goes on from the checkpoint that one of [`FoundSuperblock::candidates`] names, with the next superblock that is
+    /// written.
     pub fn go_on_from(&self, from: &Superblock) {
         let mut found = self.found.lock();
+        let same = |other: &Superblock| (other.root, other.replay) == (from.root, from.replay);
+        if same(&found.superblock) {
+            return;
+        }
+        let Some(at) = found.older.iter().position(same) else { return };
+        // Those that are newer name checkpoints that do not hold.
+        let named = found.older.drain(..=at).next_back();
+        found.goes_on_from = named;
         let Superblock { root, root_generation, replay, .. } = *from;
-        found.superblock = Superblock { root, root_generation, replay, ..found.superblock };
+        // What the checkpoint before this one needs was given up when the next one was named.
+        found.superblock = Superblock { root, root_generation, replay, before_kept: false, ..found.superblock };
     }
 
     /// Appends the newest superblock with a change to both segments.
@@ -96,6 +127,12 @@ impl Superblocks {
         change(&mut superblock);
         // What does not hold may be a newer one, and may be read again one day: none has its number.
         superblock.sequence += 1 + std::mem::take(&mut found.damaged_at_opening);
+        if !found.both_whole {
+            let made_whole = self.make_whole(&mut found);
+            made_whole.map_err(|error| {
+                device_error("writing a superblock again that a crash has kept from its segment", error)
+            })?;
+        }
         // One that has room first: then the other may be cleared.
         let mut roomy = [0, 1];
         roomy.sort_by_key(|half| found.free_blocks[*half].is_none());
@@ -105,6 +142,8 @@ impl Superblocks {
         }
         self.device.sync().map_err(|error| device_error("writing a superblock", error))?;
         let before = std::mem::replace(&mut found.superblock, superblock);
+        found.goes_on_from = None;
+        self.before_kept.store(superblock.before_kept, Ordering::Relaxed);
         if before.root != superblock.root {
             // Of older ones nobody asks again.
             found.older = vec![before];
@@ -129,42 +168,81 @@ impl Superblocks {
             }
         }
         self.device.sync()?;
-        self.stands_in(found, 1 - half)?;
-        self.clear(start, next.superblock_segment_bytes)?;
+        if !self.missing(found, 1 - half).is_empty() {
+            // Copies may have rotted since.
+            self.add_missing(found, 1 - half)?;
+        }
+        let mut first = found.needed();
+        first.push(*next);
+        self.begin_again(found, half, &first)
+    }
+
+    /// Clears a segment, which then begins with these superblocks.
+    fn begin_again(&self, found: &mut FoundSuperblock, half: usize, first: &[Superblock]) -> esker_device::Result<()> {
+        let superblock = found.superblock;
+        let (block, blocks) = (superblock.block_bytes as usize, blocks_of(&superblock));
+        let start = half as u64 * superblock.superblock_segment_bytes;
+        self.clear(start, superblock.superblock_segment_bytes)?;
         // None stands there if this is as far as it comes.
         found.free_blocks[half] = Some(0);
-        let other = found.older.iter().find(|older| older.root != found.superblock.root);
-        let all = [other, Some(&found.superblock), Some(next)].into_iter().flatten().collect::<Vec<_>>();
-        let kept = &all[all.len().saturating_sub(blocks as usize)..];
-        let mut bytes = vec![0; kept.len() * block as usize];
-        kept.iter().zip(bytes.chunks_mut(block as usize)).for_each(|(kept, bytes)| kept.encode(bytes));
+        let first = &first[first.len().saturating_sub(blocks as usize)..];
+        let mut bytes = vec![0; first.len() * block];
+        first.iter().zip(bytes.chunks_mut(block)).for_each(|(superblock, bytes)| superblock.encode(bytes));
         self.device.write(start, &bytes)?;
-        let next = kept.len() as u64;
+        let next = first.len() as u64;
         found.free_blocks[half] = (next < blocks).then_some(next);
         Ok(())
     }
 
-    /// Sees to it that a segment has the newest superblock, before the other one is cleared: its copy may have rotted.
-    fn stands_in(&self, found: &mut FoundSuperblock, half: usize) -> esker_device::Result<()> {
-        let newest = found.superblock;
-        let (block, blocks) = (u64::from(newest.block_bytes), blocks_of(&newest));
-        let start = half as u64 * newest.superblock_segment_bytes;
+    /// Sees to it that both segments have what is needed, so that either may be cleared.
+    fn make_whole(&self, found: &mut FoundSuperblock) -> esker_device::Result<()> {
+        // One that has room first: then the other may be cleared.
+        let mut roomy = [0, 1];
+        roomy.sort_by_key(|half| found.free_blocks[*half].is_none());
+        for half in roomy {
+            if !self.missing(found, half).is_empty() && !self.add_missing(found, half)? {
+                self.device.sync()?;
+                if self.missing(found, 1 - half).is_empty() {
+                    self.begin_again(found, half, &found.needed())?;
+                }
+            }
+        }
+        found.both_whole = true;
+        self.device.sync()
+    }
+
+    /// What of [`FoundSuperblock::needed`] a segment does not have.
+    fn missing(&self, found: &FoundSuperblock, half: usize) -> Vec<Superblock> {
+        let superblock = found.superblock;
+        let (block, blocks) = (u64::from(superblock.block_bytes), blocks_of(&superblock));
         let mut area = vec![0; (blocks * block) as usize];
         // What cannot be read is taken for lost.
-        let read = self.device.read(start, &mut area).is_ok();
-        let holds = |bytes: &[u8]| Superblock::decode(bytes).is_ok_and(|found| found.sequence >= newest.sequence);
-        if read && area.chunks(block as usize).any(holds) {
-            return Ok(());
-        }
-        let Some(free) = found.free_blocks[half] else { return Ok(()) };
-        let mut bytes = vec![0; block as usize];
-        newest.encode(&mut bytes);
+        let read = self.device.read(half as u64 * superblock.superblock_segment_bytes, &mut area).is_ok();
+        let stand = area.chunks(block as usize).filter_map(|bytes| Superblock::decode(bytes).ok().filter(|_| read));
+        let stand: Vec<_> = stand.map(|superblock| (superblock.sequence, superblock.root)).collect();
+        let mut needed = found.needed();
+        needed.retain(|superblock| !stand.contains(&(superblock.sequence, superblock.root)));
+        needed
+    }
+
+    /// Appends what a segment does not have, if it has room for that.
+    fn add_missing(&self, found: &mut FoundSuperblock, half: usize) -> esker_device::Result<bool> {
+        let missing = self.missing(found, half);
+        let (block, blocks) = (u64::from(found.superblock.block_bytes), blocks_of(&found.superblock));
+        let start = half as u64 * found.superblock.superblock_segment_bytes;
+        let Some(free) = found.free_blocks[half].filter(|free| free + missing.len() as u64 <= blocks) else {
+            return Ok(false);
+        };
+        let mut bytes = vec![0; missing.len() * block as usize];
+        missing.iter().zip(bytes.chunks_mut(block as usize)).for_each(|(superblock, bytes)| superblock.encode(bytes));
         match self.device.write(start + free * block, &bytes) {
-            Err(esker_device::Error::NotSequential { .. }) => return Ok(()),
+            Err(esker_device::Error::NotSequential { .. }) => return Ok(false),
             other => other?,
         }
-        found.free_blocks[half] = (free + 1 < blocks).then_some(free + 1);
-        self.device.sync()
+        let next = free + missing.len() as u64;
+        found.free_blocks[half] = (next < blocks).then_some(next);
+        self.device.sync()?;
+        Ok(true)
     }
 
     fn clear(&self, start: u64, len: u64) -> esker_device::Result<()> {
@@ -268,7 +346,15 @@ pub fn find_superblock(device: &dyn Device) -> Result<FoundSuperblock> {
     // Leftovers of another store do not count, nor do second copies.
     valid.retain(|older| older.uuid == superblock.uuid && older.sequence < superblock.sequence);
     valid.dedup_by_key(|older| older.sequence);
-    Ok(FoundSuperblock { superblock, older: valid, free_blocks, damaged, damaged_at_opening: damaged })
+    Ok(FoundSuperblock {
+        superblock,
+        older: valid,
+        free_blocks,
+        damaged,
+        damaged_at_opening: damaged,
+        goes_on_from: None,
+        both_whole: false,
+    })
 }
 
 /// Length of `device` that the store on it uses, in bytes.

@@ -244,10 +244,13 @@ impl Engine {
     pub(crate) fn find_cold_ends(&self) -> Result<()> {
         let unknown =
             |usage: &Usage| usage.cold && usage.end >= self.segments.segment_bytes && self.is_written(usage.segment);
+        if self.furthest.lock().is_some() || !self.segments.in_use().iter().any(unknown) {
+            return Ok(());
+        }
         // Before the lock: whoever keeps the pieces has a lock of its own.
-        let pieces = if self.furthest.lock().is_none() { self.pieces_in(&(0..u64::MAX)) } else { Vec::new() };
+        let pieces = self.pieces_in(&(0..u64::MAX));
         let mut furthest = self.furthest.lock();
-        if furthest.is_some() || !self.segments.in_use().iter().any(unknown) {
+        if furthest.is_some() {
             return Ok(());
         }
         let all = self.segments.in_use().into_iter().filter(unknown);

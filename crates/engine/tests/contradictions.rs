@@ -19,6 +19,8 @@ const BLOCK_BYTES: u64 = 4096;
 const HALF_BYTES: u64 = 64 << 10;
 const UUID: [u8; 16] = [5; 16];
 const KEYS: u64 = 1_000;
+/// Written first, and never again.
+const OLD: u64 = 5_000;
 
 fn id() -> ObjectId {
     ObjectId::new(Collection::from("c"), "object")
@@ -47,6 +49,8 @@ fn with_two_checkpoints() -> MemoryDevice {
     Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: UUID }).unwrap();
     let engine = open(&device).unwrap();
     engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
+    let change = Change::SlotSet { index: OLD, value: value(OLD, 0) };
+    engine.submit(Transaction::new().change(&id(), change)).wait().unwrap();
     for life in 1..4 {
         write(&engine, life);
         if life < 3 {
@@ -94,16 +98,21 @@ fn change_header(device: &MemoryDevice, segment: u64, change: impl Fn(&mut Segme
     device.write(segment * SEGMENT_BYTES, &bytes).unwrap();
 }
 
+/// The headers of all segments, by generation.
+fn headers(device: &MemoryDevice) -> Vec<SegmentHeader> {
+    let header = |segment| SegmentHeader::decode(&block(device, segment * SEGMENT_BYTES), &UUID, segment);
+    let mut headers: Vec<_> = (1..SEGMENTS).filter_map(header).collect();
+    headers.sort_by_key(|header| header.generation);
+    headers
+}
+
 /// Segments of the log, in its order.
 fn log(device: &MemoryDevice) -> Vec<SegmentHeader> {
-    let headers = (1..SEGMENTS)
-        .filter_map(|segment| SegmentHeader::decode(&block(device, segment * SEGMENT_BYTES), &UUID, segment));
-    let mut log: Vec<_> = headers.filter(|header| header.stream == Stream::Log).collect();
-    log.sort_by_key(|header| header.generation);
-    log
+    headers(device).into_iter().filter(|header| header.stream == Stream::Log).collect()
 }
 
 fn all_right(engine: &Engine) {
+    assert_eq!(engine.slot_get(&id(), OLD).wait().unwrap(), Some(value(OLD, 0)));
     for key in 0..KEYS {
         assert_eq!(engine.slot_get(&id(), key).wait().unwrap(), Some(value(key, 3)), "key {key}");
     }
@@ -138,20 +147,52 @@ fn a_checkpoint_of_a_later_moment_than_the_superblock_says_is_passed_over() {
 #[test]
 fn a_header_that_says_otherwise_where_the_log_left_a_segment_is_refused_by_name() {
     let device = Arc::new(with_two_checkpoints());
-    let second = log(&device)[1];
-    change_header(&device, second.segment, |header| header.previous_end -= BLOCK_BYTES);
+    let log = log(&device);
+    let follows = |pair: &&[SegmentHeader]| pair[1].previous_generation == pair[0].generation;
+    let [left, next] = log.windows(2).find(follows).unwrap() else { unreachable!() };
+    change_header(&device, next.segment, |header| header.previous_end -= BLOCK_BYTES);
     let error = open(&device).err().unwrap().to_string();
-    assert!(
-        error.contains("the log left it at") && error.contains(&format!("segment {}", log(&device)[0].segment)),
-        "{error}"
-    );
+    let segment = format!("segment {}", left.segment);
+    assert!(error.contains("the log left it at") && error.contains(&segment), "{error}");
 }
 
 #[test]
-fn a_header_that_calls_the_segment_cold_in_which_the_log_goes_on_is_refused_by_name() {
+fn a_header_that_calls_the_segment_cold_in_which_the_log_goes_on_counts_as_lost() {
     let device = Arc::new(with_two_checkpoints());
-    let at = superblocks(&device)[0].0.replay;
-    change_header(&device, at.offset / SEGMENT_BYTES, |header| header.stream = Stream::Cold);
-    let error = open(&device).err().unwrap().to_string();
-    assert!(error.contains("cold"), "{error}");
+    let goes_on_in = superblocks(&device)[0].0.replay.offset / SEGMENT_BYTES;
+    change_header(&device, goes_on_in, |header| header.stream = Stream::Cold);
+    lives_on(&device);
+}
+
+/// Failure: a store opened, was written and closed, and then did not open. Cause: a header that calls a cold segment log
+/// was refused beside the checkpoint, but not where it stands behind the place where an older checkpoint has the log go
+/// on: there nothing asked for it. Fix: it counts as lost, like one that does not hold.
+#[test]
+fn a_header_that_calls_a_cold_segment_log_counts_as_lost() {
+    let device = Arc::new(with_two_checkpoints());
+    let cold = headers(&device).into_iter().find(|header| header.stream == Stream::Cold).unwrap();
+    change_header(&device, cold.segment, |header| header.stream = Stream::Log);
+    lives_on(&device);
+}
+
+#[test]
+fn a_header_that_calls_a_segment_of_log_cold_counts_as_lost() {
+    let device = Arc::new(with_two_checkpoints());
+    let first = log(&device)[0].segment;
+    change_header(&device, first, |header| header.stream = Stream::Cold);
+    lives_on(&device);
+}
+
+/// It opens with the newest checkpoint and one segment that is counted as damaged, holds everything, and opens again
+/// after it was written and closed.
+fn lives_on(device: &Arc<MemoryDevice>) {
+    let engine = open(device).unwrap();
+    assert_eq!(engine.recovery().checkpoints_passed_over, 0);
+    assert_eq!(engine.recovery().damaged_segments, 1);
+    all_right(&engine);
+    write(&engine, 3);
+    engine.checkpoint().unwrap();
+    engine.close().unwrap();
+    drop(engine);
+    all_right(&open(device).unwrap());
 }

@@ -83,8 +83,6 @@ pub(crate) struct Run {
     pub(crate) owed: usize,
     /// The store was stopped cleanly, and the device not touched since.
     pub(crate) stopped_cleanly: bool,
-    /// The last life ended with what the checkpoint before the newest needs.
-    pub(crate) before_kept: bool,
     /// The policy in force acknowledges before the sync.
     pub(crate) acknowledges_applied: bool,
     /// Of 100 steps, so many are maintenance.
@@ -125,7 +123,6 @@ pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
         history: History::new(),
         owed: 0,
         stopped_cleanly: false,
-        before_kept: true,
         acknowledges_applied: false,
         maintain_percent: 0,
         outcome: Outcome::default(),
@@ -195,7 +192,6 @@ impl Run {
         }
         self.taste.copies = engine.capability().clone;
         let survivor = self.life(&engine, &device)?;
-        self.before_kept = engine.stats().checkpoint_before_kept == 1;
         // The process is gone: what the engine would still do as it closes no longer counts.
         device.cut_power();
         drop(engine);

@@ -9,8 +9,9 @@
 //! nothing else is there. A store may refuse to open, for damage. Where the log was not closed, rot of its last group
 //! cannot be told from a torn end: so much, and no more, may be taken back.
 //!
-//! A run in four lets only superblocks rot, both copies of the newest, after power cuts at any I/O: nothing at all may
-//! be lost by that.
+//! A run in four lets only superblocks rot, both copies of the newest, and roots of checkpoints, after power cuts at any
+//! I/O: nothing at all may be lost by that. Where the checkpoint before is needed and the newest superblock says that it
+//! is not kept, room was short, and the store may refuse to open.
 
 use std::sync::Arc;
 
@@ -40,6 +41,15 @@ enum Rot {
     Stale,
     /// A block was written to another's place.
     Misdirected,
+}
+
+/// What has rotted of the newest superblock.
+struct Newest {
+    what: String,
+    /// Opening has to go back to the checkpoint before.
+    needs_kept: bool,
+    /// The superblock says that this is kept.
+    kept: bool,
 }
 
 /// How reading went.
@@ -91,39 +101,61 @@ impl Image {
         Some(format!("{rot:?} at {}", range.start))
     }
 
-    /// Lets all copies of the newest superblock rot.
-    fn rot_newest_superblock(&mut self, rng: &mut fastrand::Rng) -> Option<String> {
+    /// The blocks that superblocks stand in, and where.
+    fn superblock_blocks(&self) -> impl Iterator<Item = (&[u8], usize)> {
         let area = self.shape.zone_bytes.unwrap_or(SEGMENT_BYTES) as usize;
-        let decode = |image: &Self, at: usize| format::Superblock::decode(&image.bytes[at..at + BLOCK_BYTES]).ok();
-        let places: Vec<usize> = (0..2 * area).step_by(BLOCK_BYTES).collect();
-        let all = places.iter().filter_map(|at| decode(self, *at));
-        let newest = all.max_by_key(|superblock| superblock.sequence)?;
+        (0..2 * area).step_by(BLOCK_BYTES).map(|at| (&self.bytes[at..at + BLOCK_BYTES], at))
+    }
+
+    fn superblocks_rotten(&self) -> bool {
+        use format::{Superblock, SuperblockError};
+        self.superblock_blocks()
+            .any(|(bytes, _)| Superblock::decode(bytes).is_err_and(|error| error != SuperblockError::Empty))
+    }
+
+    /// The superblocks that hold, and where they stand, newest first.
+    fn superblocks(&self) -> Vec<(format::Superblock, usize)> {
+        let decode = |(bytes, at)| Some((format::Superblock::decode(bytes).ok()?, at));
+        let mut found: Vec<_> = self.superblock_blocks().filter_map(decode).collect();
+        found.sort_by_key(|(superblock, _)| std::cmp::Reverse(superblock.sequence));
+        found
+    }
+
+    /// Lets all copies of the newest superblock rot, or the root of the checkpoint that it names.
+    fn rot_newest(&mut self, rng: &mut fastrand::Rng) -> Option<Newest> {
+        let superblocks = self.superblocks();
+        let newest = superblocks.first()?.0;
+        // One that has rotted before may have named a later checkpoint.
+        let kept = newest.before_kept && !self.superblocks_rotten();
         // The first one has none before it.
-        let older = places.iter().filter_map(|at| decode(self, *at)).any(|older| older.sequence < newest.sequence);
-        if !older {
-            return None;
+        let before = superblocks.iter().map(|found| found.0).find(|found| found.sequence < newest.sequence)?;
+        if let Some(root) = format::Loc::from_raw(newest.root).filter(|_| rng.u8(0..3) == 0) {
+            self.flip_bit(root.offset() as usize + rng.usize(0..format::OP_HEADER_BYTES), rng.u8(0..8));
+            let what = format!("the checkpoint of superblock {} is gone", newest.sequence);
+            return Some(Newest { what, needs_kept: true, kept });
         }
-        for at in places {
-            if decode(self, at).is_some_and(|superblock| superblock.sequence == newest.sequence) {
+        for (superblock, at) in superblocks {
+            if superblock.sequence == newest.sequence {
                 self.flip_bit(at + rng.usize(0..format::SUPERBLOCK_BYTES), rng.u8(0..8));
             }
         }
-        Some(format!("superblock {} is gone", newest.sequence))
+        let what = format!("superblock {} is gone", newest.sequence);
+        Some(Newest { what, needs_kept: before.root != newest.root, kept })
     }
 }
 
 impl Run {
-    /// Rounds in which superblocks rot and nothing else.
+    /// Rounds in which superblocks and roots rot and nothing else.
     pub(crate) fn rot_superblocks(mut self, mut image: Image) -> Result<Outcome, String> {
         for round in 0..2 * ROUNDS {
             image = self.round(image).map_err(|broken| format!("round {round}: {broken}"))?;
             let mut rotten = image.clone();
-            if let Some(what) = rotten.rot_newest_superblock(&mut self.rng) {
+            if let Some(Newest { what, needs_kept, kept }) = rotten.rot_newest(&mut self.rng) {
                 // The one before it may not say that the store was closed.
                 self.stopped_cleanly = false;
                 let device = Arc::new(FaultyDevice::new(rotten.clone(), 0));
-                if !self.before_kept && matches!(self.open(&device), Err(Error::Corrupt { .. })) {
-                    // Room was short: the one before was given up, which the store had told.
+                if needs_kept && !kept && matches!(self.open(&device), Err(Error::Corrupt { .. })) {
+                    // Room was short: the one before was given up, which the newest had told.
                     self.outcome.refused_to_open += 1;
                     continue;
                 }

@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -85,8 +86,12 @@ pub fn restore(
     for piece in &manifest.pieces {
         let path = segments_of(folder).join(&piece.file);
         let len = std::fs::metadata(&path).map_err(|error| failed("reading", &path, error))?.len();
-        if len != piece.len || !log_segments.contains(&piece.segment) {
+        if len != piece.len {
             return Err(damaged(&path, &format!("it is {len} bytes long, the backup has {}", piece.len)));
+        }
+        if !log_segments.contains(&piece.segment) {
+            let (segment, Range { start, end }) = (piece.segment, &log_segments);
+            return Err(damaged(&path, &format!("it is of segment {segment}, the device has {start} to {end}")));
         }
     }
     let next = log_segments.clone().find(|segment| !pieces.contains_key(segment));

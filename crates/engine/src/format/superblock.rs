@@ -17,6 +17,9 @@ pub const SUPERBLOCK_BYTES: usize = 132;
 /// The same in format version 1, which ended after `end_seq`.
 const VERSION_1_BYTES: usize = 92;
 
+const FLAG_CLEAN: u32 = 1;
+const FLAG_BEFORE_KEPT: u32 = 2;
+
 const MAGIC: u64 = u64::from_le_bytes(*b"ESKERSUP");
 /// Sequence numbers and groups above this are nonsense: they grow by one at a time.
 pub const NUMBER_MAX: u64 = 1 << 62;
@@ -37,7 +40,7 @@ pub(super) const LAYOUT: &[(&str, usize, usize)] = &[
     ("superblock_segment_bytes", 48, 8),
     ("device_len", 56, 8),
     ("end_generation", 64, 4),
-    ("clean", 68, 4),
+    ("flags", 68, 4),
     ("end_offset", 72, 8),
     ("end_seq", 80, 8),
     ("root", 88, 8),
@@ -68,6 +71,8 @@ pub struct Superblock {
     pub end_generation: u32,
     /// Whether the store was closed cleanly, so that the log ends exactly at `end`.
     pub clean: bool,
+    /// Whether all that the checkpoint before needs is kept, for opening should the newest one not hold.
+    pub before_kept: bool,
     /// Device offset at which the log ended.
     pub end_offset: u64,
     /// Sequence number of the last record before the end.
@@ -129,7 +134,8 @@ impl Superblock {
         write_u64(block, 48, self.superblock_segment_bytes);
         write_u64(block, 56, self.device_len);
         write_u32(block, 64, self.end_generation);
-        write_u32(block, 68, u32::from(self.clean));
+        let clean = if self.clean { FLAG_CLEAN } else { 0 };
+        write_u32(block, 68, clean | if self.before_kept { FLAG_BEFORE_KEPT } else { 0 });
         write_u64(block, 72, self.end_offset);
         write_u64(block, 80, self.end_seq);
         write_u64(block, 88, self.root);
@@ -173,7 +179,8 @@ impl Superblock {
             superblock_segment_bytes: read_u64(block, 48),
             device_len: read_u64(block, 56),
             end_generation: read_u32(block, 64),
-            clean: read_u32(block, 68) == 1,
+            clean: read_u32(block, 68) & FLAG_CLEAN != 0,
+            before_kept: read_u32(block, 68) & FLAG_BEFORE_KEPT != 0,
             end_offset: read_u64(block, 72),
             end_seq: read_u64(block, 80),
             root: if version == 1 { 0 } else { read_u64(block, 88) },
@@ -231,6 +238,7 @@ mod tests {
             device_len: 1 << 40,
             end_generation: 9,
             clean: true,
+            before_kept: true,
             end_offset: 123_456,
             end_seq: 77,
             root: 99 << 20,

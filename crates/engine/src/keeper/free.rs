@@ -15,7 +15,7 @@ impl Keeper {
     /// Makes segments free that nothing points to, if the log that says so is durable, or after it was made so with
     /// `sync`. Whether there was one.
     pub(super) fn free_dead(&self, work: &mut Work, sync: bool) -> Result<bool> {
-        self.give_up_before(work);
+        self.give_up_before(work)?;
         let (open, flying) = (work.cold.open_segment(), self.moving.flying());
         let mut dead: Vec<Usage> = self
             .parts

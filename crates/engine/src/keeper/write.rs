@@ -2,6 +2,7 @@
 //!
 //! Invariant: what a held checkpoint needs stays until the hold is dropped.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ pub struct Held {
     pub segments: Vec<Usage>,
     /// The one of them that the cleaner still writes.
     pub open_cold: Option<u64>,
+    /// Up to where pieces of the checkpoint begin in segments, as device offsets; only of one that is held to be copied.
+    pub furthest: HashMap<u64, u64>,
     keeper: Arc<Keeper>,
 }
 
@@ -59,6 +62,25 @@ impl Keeper {
     /// # Errors
     /// As [`Keeper::checkpoint`].
     pub fn hold(self: &Arc<Self>) -> Result<Held> {
+        self.hold_and(|_| HashMap::new())
+    }
+
+    /// The same for somebody who copies the segments: also tells up to where the checkpoint's pieces stand in them.
+    ///
+    /// # Errors
+    /// As [`Keeper::checkpoint`].
+    pub fn hold_to_copy(self: &Arc<Self>) -> Result<Held> {
+        self.hold_and(|work| {
+            let mut furthest = HashMap::new();
+            for (.., loc) in work.saved.pieces_in(&(0..u64::MAX)) {
+                let far = furthest.entry(self.parts.segments.segment_of(loc.offset())).or_insert(0);
+                *far = loc.offset().max(*far);
+            }
+            furthest
+        })
+    }
+
+    fn hold_and(self: &Arc<Self>, furthest: impl FnOnce(&Work) -> HashMap<u64, u64>) -> Result<Held> {
         let mut work = self.work.lock();
         self.settle(&mut work)?;
         let covers_all = |work: &Work| work.covered == Some(self.parts.log.last_seq());
@@ -77,7 +99,8 @@ impl Keeper {
         let superblock = self.parts.superblocks.newest();
         let mut segments = self.parts.segments.in_use();
         segments.retain(|usage| usage.cold || usage.generation <= superblock.replay.generation);
-        Ok(Held { superblock, segments, open_cold: work.cold.open_segment(), keeper: Arc::clone(self) })
+        let (open_cold, furthest) = (work.cold.open_segment(), furthest(&work));
+        Ok(Held { superblock, segments, open_cold, furthest, keeper: Arc::clone(self) })
     }
 
     /// Moves what little lives in the emptiest segments, so that the checkpoint that follows makes more free than it
@@ -110,7 +133,7 @@ impl Keeper {
         work.whole = false;
         let Work { saved, cold, .. } = work;
         saved.scrub = *self.scrubbed.lock();
-        let written = saved.checkpoint(&self.parts, cold, pace);
+        let written = saved.checkpoint(&self.parts, cold, &|| !self.room_is_short(), pace);
         let report = written.map_err(|error| self.stop_if_failed(error))?;
         // Nothing flies while a checkpoint is written, and it ends with a sync: all of the open cold segment stands on
         // the device.
@@ -118,20 +141,33 @@ impl Keeper {
         work.whole = true;
         work.floor_before = work.floor;
         work.kept.clear();
-        self.counters.before_kept.store(1, Ordering::Relaxed);
+        work.renew = false;
         (work.floor, work.covered) = (report.generation, Some(self.parts.superblocks.newest().replay.seq));
         Ok(report)
     }
 
     /// What only the checkpoint before the newest needs is kept until the next one is written, but not where room is
-    /// short.
-    pub(super) fn give_up_before(&self, work: &mut Work) {
-        if self.parts.log.segments_left() * 5 < self.parts.segments.log_segments() * 2 {
-            self.counters.before_kept.store(0, Ordering::Relaxed);
-            work.saved.give_up(&self.parts);
-            work.kept.clear();
-            work.floor_before = work.floor;
+    /// short, which the superblock says before any of it is used again.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`].
+    pub(super) fn give_up_before(&self, work: &mut Work) -> Result<()> {
+        if !self.room_is_short() {
+            return Ok(());
         }
+        if self.parts.superblocks.before_kept() {
+            let written = self.parts.superblocks.write(|superblock| superblock.before_kept = false);
+            let stopped = |error: Error| Error::Stopped { cause: error.to_string().into() };
+            written.map_err(|error| self.stop_if_failed(stopped(error)))?;
+        }
+        work.saved.give_up(&self.parts);
+        work.kept.clear();
+        work.floor_before = work.floor;
+        Ok(())
+    }
+
+    fn room_is_short(&self) -> bool {
+        self.parts.log.segments_left() * 5 < self.parts.segments.log_segments() * 2
     }
 
     /// Writes a checkpoint. Where room is short enough that a few of them, each leaving little pieces of the last in
@@ -166,7 +202,7 @@ impl Keeper {
             }
         };
         let report = self.write_one(work, &mut pace)?;
-        self.give_up_before(work);
+        self.give_up_before(work)?;
         work.log_bytes = self.parts.log.appended().1;
         work.checkpoint_bytes = report.bytes;
         work.effort += report.bytes + self.parts.segments.segment_bytes / 4;

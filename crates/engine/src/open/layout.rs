@@ -63,6 +63,7 @@ impl Engine {
             device_len: geometry.len,
             end_generation: 0,
             clean: true,
+            before_kept: false,
             end_offset: 0,
             end_seq: 0,
             root: 0,

@@ -196,7 +196,7 @@ fn place_damaged(segments: &Segments, segment: u64, generation: u32, cold: bool)
 /// Compares the checkpoint's table of segments with their headers, and goes by the table where a header is lost.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where the two say different things of one life of a segment.
+/// [`Error::Corrupt`] where the two say different things of where the log goes through a segment.
 fn take_table(segments: &Segments, chain: &mut Chain, superblock: &Superblock, root: &Root) -> Result<()> {
     let on_device = superblock.log_segments();
     let wrong = |segment: u64, what: String| {
@@ -223,7 +223,13 @@ fn take_table(segments: &Segments, chain: &mut Chain, superblock: &Superblock, r
             continue;
         };
         if whole && usage.cold != cold {
-            return wrong(segment, "its header and the checkpoint say different things of what it holds".into());
+            if chain.links.iter().any(|link| link.header.segment == segment) {
+                return wrong(segment, "the log passes through it, and the checkpoint has it as cold".into());
+            }
+            // The checkpoint knows what it points to: this header counts as lost.
+            place_damaged(segments, segment, generation, cold);
+            segments.set_end(segment, held.end);
+            continue;
         }
         let covered = cold || root.replay.is_none_or(|replay| generation < replay.generation);
         if held.end >= superblock.segment_bytes || !covered {

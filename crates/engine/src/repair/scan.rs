@@ -124,6 +124,7 @@ fn made_up(device: &dyn Device, area: u64) -> Result<Superblock> {
         device_len: geometry.len,
         end_generation: 0,
         clean: false,
+        before_kept: false,
         end_offset: 0,
         end_seq: 0,
         root: 0,
