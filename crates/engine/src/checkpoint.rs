@@ -10,8 +10,9 @@
 //!
 //! Invariants:
 //! 1. A superblock names a checkpoint only when all of it is durable, and all of the log before its place.
-//! 2. What a named checkpoint needs stays where it is until the one after the next is named, unless room is short, which
-//!    the superblock says then: should the newest not hold, the one before it and the log after that say the same.
+//! 2. What a named checkpoint needs stays where it is until the one after the next is named, unless room is short,
+//!    which the superblock says then: should the newest not hold, the one before it and the log after that say the
+//!    same.
 //! 3. Only what changed since the last checkpoint is written, with the lists that lead to it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -162,8 +162,8 @@ impl Engine {
         let superblock_lost = found.damaged > 0;
         let superblocks = Arc::new(Superblocks::new(device_dyn, found));
         // Unless room is short, what only an older checkpoint may need is kept for it until the next one: what nothing
-        // points to any more, and pieces of it that stand beside what lives. What was given back to the device since has
-        // no header any more.
+        // points to any more, and pieces of it that stand beside what lives. What was given back to the device since
+        // has no header any more.
         let roomy = segments.free_segments() * 5 > segments.log_segments() * 2;
         let keep = !options.read_only && roomy;
         // A superblock that is lost may have named a later checkpoint, after which nothing was kept for this one's.

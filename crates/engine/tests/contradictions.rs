@@ -164,9 +164,9 @@ fn a_header_that_calls_the_segment_cold_in_which_the_log_goes_on_counts_as_lost(
     lives_on(&device);
 }
 
-/// Failure: a store opened, was written and closed, and then did not open. Cause: a header that calls a cold segment log
-/// was refused beside the checkpoint, but not where it stands behind the place where an older checkpoint has the log go
-/// on: there nothing asked for it. Fix: it counts as lost, like one that does not hold.
+/// Failure: a store opened, was written and closed, and then did not open. Cause: a header that calls a cold segment
+/// log was refused beside the checkpoint, but not where it stands behind the place where an older checkpoint has the
+/// log go on: there nothing asked for it. Fix: it counts as lost, like one that does not hold.
 #[test]
 fn a_header_that_calls_a_cold_segment_log_counts_as_lost() {
     let device = Arc::new(with_two_checkpoints());

@@ -423,9 +423,9 @@ fn a_scan_sees_what_was_written_last_although_the_device_has_lost_it() {
     assert!(engine.scrub_once(&mut |_, _| true).unwrap().damaged > 0);
 }
 
-/// Failure: the cleaner gave values up, and others a place in commit order behind the record before, that still stood in
-/// memory. Cause: it took a segment of which only the end is in memory from the device alone, which had lost a block.
-/// Fix: what stands in memory is taken from there.
+/// Failure: the cleaner gave values up, and others a place in commit order behind the record before, that still stood
+/// in memory. Cause: it took a segment of which only the end is in memory from the device alone, which had lost a
+/// block. Fix: what stands in memory is taken from there.
 #[test]
 fn the_cleaner_takes_from_memory_what_the_device_has_lost() {
     let (device, engine) = fresh(96);
@@ -503,9 +503,9 @@ fn a_lost_header_of_the_open_segment_asks_for_no_checkpoint_without_end() {
     assert_eq!(right(&engine, &object("old"), 0..20, 1), 20);
 }
 
-/// Failure: a store that was opened again did not open after its newest checkpoint had rotted. Cause: a cold segment with
-/// values and with pieces that only the checkpoint before has was made free when the values had died: only segments that
-/// were dead at the opening were kept for it. Fix: all cold segments are kept until the next checkpoint.
+/// Failure: a store that was opened again did not open after its newest checkpoint had rotted. Cause: a cold segment
+/// with values and with pieces that only the checkpoint before has was made free when the values had died: only
+/// segments that were dead at the opening were kept for it. Fix: all cold segments are kept until the next checkpoint.
 #[test]
 fn pieces_of_the_checkpoint_before_stay_beside_values_that_die_after_an_opening() {
     let (device, engine) = fresh(160);
@@ -551,8 +551,8 @@ fn pieces_of_the_checkpoint_before_stay_beside_values_that_die_after_an_opening(
     }
 }
 
-/// Failure: INFO said that the checkpoint before was kept, and it was not. Cause: only this life's memory knew that it had
-/// been given up for want of room. Fix: the superblock says so, before anything of it is used again.
+/// Failure: INFO said that the checkpoint before was kept, and it was not. Cause: only this life's memory knew that it
+/// had been given up for want of room. Fix: the superblock says so, before anything of it is used again.
 #[test]
 fn what_was_given_up_stays_given_up_after_a_crash() {
     let (device, engine) = fresh(64);
@@ -580,8 +580,8 @@ fn what_was_given_up_stays_given_up_after_a_crash() {
     assert_eq!(engine.stats().checkpoint_before_kept, 1);
 }
 
-/// Failure: a crash left a store that did not open, although scrubbing had found the newest checkpoint's root to be rotten
-/// long before. Cause: nothing made a checkpoint due. Fix: pieces that stand where damage was found do.
+/// Failure: a crash left a store that did not open, although scrubbing had found the newest checkpoint's root to be
+/// rotten long before. Cause: nothing made a checkpoint due. Fix: pieces that stand where damage was found do.
 #[test]
 fn a_rotten_checkpoint_that_scrubbing_finds_is_written_again() {
     let (device, engine) = fresh(96);
@@ -604,8 +604,8 @@ fn a_rotten_checkpoint_that_scrubbing_finds_is_written_again() {
     assert_eq!(right(&engine, &object("old"), 0..KEYS, 1), KEYS);
 }
 
-/// Failure: opening had no older checkpoint to go back to. Cause: a crash had kept the superblock that names it from one
-/// of the two segments, and the other was cleared. Fix: before the first superblock of a life both are made whole.
+/// Failure: opening had no older checkpoint to go back to. Cause: a crash had kept the superblock that names it from
+/// one of the two segments, and the other was cleared. Fix: before the first superblock of a life both are made whole.
 #[test]
 fn a_superblock_that_stands_only_once_is_written_again_before_the_other_segment_is_cleared() {
     let (device, engine) = fresh(160);

@@ -9,9 +9,9 @@
 //! nothing else is there. A store may refuse to open, for damage. Where the log was not closed, rot of its last group
 //! cannot be told from a torn end: so much, and no more, may be taken back.
 //!
-//! A run in four lets only superblocks rot, both copies of the newest, and roots of checkpoints, after power cuts at any
-//! I/O: nothing at all may be lost by that. Where the checkpoint before is needed and the newest superblock says that it
-//! is not kept, room was short, and the store may refuse to open.
+//! A run in four lets only superblocks rot, both copies of the newest, and roots of checkpoints, after power cuts at
+//! any I/O: nothing at all may be lost by that. Where the checkpoint before is needed and the newest superblock says
+//! that it is not kept, room was short, and the store may refuse to open.
 
 use std::sync::Arc;
 

@@ -24,7 +24,8 @@ pub struct Held {
     pub segments: Vec<Usage>,
     /// The one of them that the cleaner still writes.
     pub open_cold: Option<u64>,
-    /// Up to where pieces of the checkpoint begin in segments, as device offsets; only of one that is held to be copied.
+    /// Up to where pieces of the checkpoint begin in segments, as device offsets; only of one that is held to be
+    /// copied.
     pub furthest: HashMap<u64, u64>,
     keeper: Arc<Keeper>,
 }
