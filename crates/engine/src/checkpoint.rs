@@ -167,6 +167,8 @@ impl Saved {
             return Err(failure);
         }
         let root_generation = parts.segments.generation(parts.segments.segment_of(root.offset()));
+        // Asked before the superblocks' lock is taken.
+        let before_kept = before_kept();
         parts
             .superblocks
             .write(|superblock| {
@@ -174,7 +176,7 @@ impl Saved {
                 superblock.root_generation = root_generation;
                 superblock.replay = replay;
                 superblock.clean = false;
-                superblock.before_kept = before_kept();
+                superblock.before_kept = before_kept;
                 superblock.end_generation = replay.generation;
                 superblock.end_offset = replay.offset;
                 superblock.end_seq = replay.seq;

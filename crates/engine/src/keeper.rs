@@ -494,7 +494,7 @@ impl Keeper {
         // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the
         // one that the log goes on in from the checkpoint on needs none.
         let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= Damage::Header;
-        let due = due || work.renew || !tight && self.parts.segments.in_use().iter().any(lost);
+        let due = due || !tight && (work.renew || self.parts.segments.in_use().iter().any(lost));
         let held = self.held.load(Ordering::Acquire) > 0;
         // While segments are held a checkpoint frees nothing either: it leaves the reserve alone.
         let due = due && !(held && log.segments_left() <= reserve[0]);
