@@ -154,9 +154,14 @@ impl Run {
                 // The one before it may not say that the store was closed.
                 self.stopped_cleanly = false;
                 let device = Arc::new(FaultyDevice::new(rotten.clone(), 0));
-                if needs_kept && !kept && matches!(self.open(&device), Err(Error::Corrupt { .. })) {
-                    // Room was short: the one before was given up, which the newest had told.
-                    self.outcome.refused_to_open += 1;
+                if needs_kept && !kept {
+                    // Room was short: the one before was given up, which the newest had told. What is left of it may
+                    // open, with values and headers that are named.
+                    match self.open(&device) {
+                        Ok(_) => {}
+                        Err(Error::Corrupt { .. }) => self.outcome.refused_to_open += 1,
+                        Err(error) => return Err(format!("round {round}, {what}: {error}")),
+                    }
                     continue;
                 }
                 image = self.round(rotten).map_err(|broken| format!("round {round}, {what}: {broken}"))?;
