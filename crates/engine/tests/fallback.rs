@@ -540,9 +540,8 @@ fn pieces_of_the_checkpoint_before_stay_beside_values_that_die_after_an_opening(
     assert_eq!(engine.stats().checkpoint_before_kept, 1);
     write(&engine, &object("new"), 0..KEYS, 2);
     write(&engine, &object("old"), 0..KEYS, 2);
-    let freed = engine.stats().freed_segments;
+    // It would make free what is not kept.
     (0..4).for_each(|_| drop(engine.clean()));
-    assert!(engine.stats().freed_segments >= freed);
     write(&engine, &object("other"), 0..KEYS, 2);
     let fallen = open(&without_newest_root(&device)).unwrap();
     assert!(fallen.recovery().checkpoints_passed_over > 0);

@@ -49,7 +49,8 @@ impl Log {
     }
 
     /// How long the thread waits for the writers that the last sync woke to come back; zero when there are none to wait
-    /// for. Whoever is timed here may be waited for without a nudge, so this is asked before every sleep.
+    /// for. While the thread gathers, a writer that waits for a sync may leave it asleep, so the thread asks this before
+    /// every sleep.
     fn gathering(&self) -> Duration {
         let to = self.gather_to.load(Ordering::Relaxed);
         if to == 0 {
