@@ -190,7 +190,12 @@ impl Saved {
         Ok(report)
     }
 
-    /// Gives up what only the checkpoint before the newest needs.
+    /// Whether pieces that only the checkpoint before the newest has begin in a range of the device.
+    pub fn has_retired_in(&self, range: &std::ops::Range<u64>) -> bool {
+        self.retired.iter().any(|loc| range.contains(&loc.offset()))
+    }
+
+    /// Gives up the pieces of the checkpoint before that newer ones have not.
     pub fn give_up(&mut self, parts: &Parts) {
         for loc in self.retired.drain(..) {
             parts.segments.add_index(loc.offset(), -(loc.span_bytes() as i64));

@@ -34,6 +34,7 @@ use crate::pages::{Page, bring, each_page};
 use crate::reader::{Asked, SegmentView, Sought, each_operation};
 use crate::segments::{BufferSlice, Damage, Usage};
 use crate::superblocks::device_error;
+use crate::watch::read_readable;
 
 /// Copies are handed on when so many bytes have gathered.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -49,8 +50,6 @@ pub struct Cleaned {
     pub copied: u64,
     /// Places that do not hold: what stands there stays, and so does the segment.
     pub damaged: u64,
-    /// The next checkpoint writes pieces again that the last one has there, because of damage.
-    pub renews: bool,
     /// What is lost of them, by name, the first of them.
     pub lost: Vec<Damaged>,
 }
@@ -64,6 +63,9 @@ pub struct Damaged {
     pub what: String,
 }
 
+/// Where pieces of the newest checkpoint stand where damage was found, so many checkpoints are due: the first writes
+/// these pieces again, and after the second the one before the newest holds as well.
+pub const RENEWALS: u8 = 2;
 /// So many losses of a segment are named.
 pub const NAMED_MAX: usize = 100;
 
@@ -83,6 +85,8 @@ pub struct Clean<'a> {
     pub scratch: &'a mut Vec<u8>,
     /// Takes what was copied.
     pub mover: &'a dyn Mover,
+    /// Checkpoints that are due because of damage.
+    pub renew: &'a mut u8,
 }
 
 /// Gives copies their places.
@@ -147,12 +151,14 @@ impl Clean<'_> {
         let buffer = self.parts.segments.buffer(victim.segment);
         let buffer = buffer.map(|buffer| BufferSlice { start: buffer.from, len: buffer.len() - buffer.from, buffer });
         let mut scratch = std::mem::take(self.scratch);
+        let mut unreadable = 0;
         let bytes = match &buffer {
             Some(buffer) if buffer.start == 0 => buffer.as_ref(),
             buffer => {
                 scratch.resize(segment_bytes as usize, 0);
-                let read = self.device.read(base, &mut scratch);
-                read.map_err(|error| device_error(&format!("reading segment {} to clean it", victim.segment), error))?;
+                let read = read_readable(self.device, base, &mut scratch);
+                unreadable = read
+                    .map_err(|error| device_error(&format!("reading segment {} to clean it", victim.segment), error))?;
                 if let Some(buffer) = buffer {
                     // The device may have lost what still stands in memory.
                     scratch[buffer.start..].copy_from_slice(buffer.as_ref());
@@ -199,14 +205,14 @@ impl Clean<'_> {
             }
         }
         self.hand(&mut batch)?;
-        let damaged = cleaned.damaged > 0 || victim.damage != Damage::None;
+        let damaged = cleaned.damaged > 0 || unreadable > 0 || victim.damage != Damage::None;
         if damaged || !shared.is_empty() {
             self.mover.wait()?;
             let left = self.parts.segments.usage(victim.segment).unwrap_or(victim);
             if damaged {
                 // Where a record cannot be walked, what it holds is found by what points to it.
                 cleaned.damaged = 0;
-                cleaned.renews = self.index_pieces(&view)?;
+                self.index_pieces(&view)?;
             }
             if left.live > 0 {
                 let objects = if damaged { self.all_objects() } else { shared };
@@ -374,22 +380,21 @@ impl Clean<'_> {
     }
 
     /// Has the next checkpoint write all pieces of the last one again that stand in a segment; those that are read for
-    /// that and do not hold stay. Whether there is any that will be.
-    fn index_pieces(&mut self, victim: &SegmentView<'_>) -> Result<bool> {
-        let mut any = false;
+    /// that and do not hold, or cannot be read, stay.
+    fn index_pieces(&mut self, victim: &SegmentView<'_>) -> Result<()> {
         let range = victim.base..victim.base + victim.bytes.len() as u64;
         for (object, role, _) in self.saved.pieces_in(&range) {
             match self.index_piece(object, role) {
-                Err(Error::Corrupt { offset, what }) => {
-                    tracing::error!(offset, what, "a piece of the checkpoint does not hold, and is not in memory");
+                Err(error @ (Error::Corrupt { .. } | Error::Io { .. })) => {
+                    tracing::error!(%error, "a piece of the checkpoint does not hold, and is not in memory");
                 }
                 other => {
                     other?;
-                    any = true;
+                    *self.renew = RENEWALS;
                 }
             }
         }
-        Ok(any)
+        Ok(())
     }
 
     /// A piece of the last checkpoint is moved by having the next one write it again.

@@ -136,8 +136,8 @@ struct Work {
     effort_from: u64,
     /// Bytes that lived when the device was found to be full.
     full_at: Option<u64>,
-    /// Pieces of the newest checkpoint stand where damage was found, and the next one writes them again: it is due.
-    renew: bool,
+    /// Checkpoints that are due because of damage, as long as room is not tight: see [`crate::clean::RENEWALS`].
+    renew: u8,
     /// What `saved` says stands in the checkpoint that the superblock names.
     whole: bool,
     /// Which page is asked next to leave memory.
@@ -220,7 +220,7 @@ impl Keeper {
             effort: 0,
             effort_from: 0,
             full_at: None,
-            renew: false,
+            renew: 0,
             whole: true,
             hand: Hand::default(),
             scratch: Vec::new(),
@@ -334,6 +334,18 @@ impl Keeper {
         *self.scrubbed.lock() = place;
     }
 
+    /// Damage that nothing points to was found in a segment: where it is kept for the checkpoint before the newest,
+    /// which may not hold then, another checkpoint is written.
+    pub fn note_dead_damage(&self, usage: &Usage) {
+        let mut work = self.work.lock();
+        let base = usage.segment * self.parts.segments.segment_bytes;
+        let range = base..base + self.parts.segments.segment_bytes;
+        let replayed = !usage.cold && (work.floor_before..work.floor).contains(&usage.generation);
+        if replayed || work.kept.contains(&usage.generation) || work.saved.has_retired_in(&range) {
+            work.renew = work.renew.max(1);
+        }
+    }
+
     /// The pieces of the last checkpoint that begin in a range of the device, with the numbers of their objects.
     pub fn pieces_in(&self, range: &std::ops::Range<u64>) -> Vec<(u64, Role, Loc)> {
         self.work.lock().saved.pieces_in(range)
@@ -354,11 +366,13 @@ impl Keeper {
         self.waking.notify_one();
         let mut work = self.work.lock();
         let closed = self.settle(&mut work).and_then(|()| {
-            let same = work.saved.scrub == *self.scrubbed.lock() && !work.renew;
+            let same = work.saved.scrub == *self.scrubbed.lock() && work.renew == 0;
             if same && work.covered == Some(self.parts.log.last_seq()) || self.parts.log.mark().failure().is_some() {
                 return Ok(());
             }
-            self.checkpoint_now(&mut work, true, &mut || ())
+            self.checkpoint_now(&mut work, true, &mut || ())?;
+            // After one that takes the place of a damaged one there is another, so that two hold.
+            if work.renew > 0 && !self.is_tight() { self.checkpoint_now(&mut work, true, &mut || ()) } else { Ok(()) }
         });
         self.moving.end();
         closed
@@ -494,7 +508,7 @@ impl Keeper {
         // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the
         // one that the log goes on in from the checkpoint on needs none.
         let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= Damage::Header;
-        let due = due || !tight && (work.renew || self.parts.segments.in_use().iter().any(lost));
+        let due = due || !tight && (work.renew > 0 || self.parts.segments.in_use().iter().any(lost));
         let held = self.held.load(Ordering::Acquire) > 0;
         // While segments are held a checkpoint frees nothing either: it leaves the reserve alone.
         let due = due && !(held && log.segments_left() <= reserve[0]);
@@ -589,6 +603,7 @@ impl Keeper {
             saved: &mut work.saved,
             scratch: &mut work.scratch,
             mover: &mover,
+            renew: &mut work.renew,
         };
         let began = Instant::now();
         let outcome = clean.segment(victim);
@@ -604,7 +619,6 @@ impl Keeper {
         };
         work.spent.insert(victim.generation, true);
         work.effort += cleaned.copied_bytes;
-        work.renew |= cleaned.renews;
         self.counters.cleaned.fetch_add(1, Ordering::Relaxed);
         self.counters.copied_bytes.fetch_add(cleaned.copied_bytes, Ordering::Relaxed);
         if cleaned.damaged > 0 {

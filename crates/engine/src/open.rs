@@ -37,7 +37,7 @@ use crate::policy::CommitPolicy;
 use crate::reader::Reader;
 use crate::recover::RecoveryReport;
 use crate::scrub::{Scrub, Scrubber};
-use crate::segments::{Damage, Lsn, Segments};
+use crate::segments::{Lsn, Segments};
 use crate::stats::CallTimes;
 use crate::superblocks::{Superblocks, device_error, find_superblock};
 use crate::watch::Watched;
@@ -162,8 +162,7 @@ impl Engine {
         let superblock_lost = found.damaged > 0;
         let superblocks = Arc::new(Superblocks::new(device_dyn, found));
         // Unless room is short, what only an older checkpoint may need is kept for it until the next one: what nothing
-        // points to any more, and pieces of it that stand beside what lives. What was given back to the device since
-        // has no header any more.
+        // points to any more, and pieces of it that stand beside what lives.
         let roomy = segments.free_segments() * 5 > segments.log_segments() * 2;
         let keep = !options.read_only && roomy;
         // A superblock that is lost may have named a later checkpoint, after which nothing was kept for this one's.
@@ -178,13 +177,11 @@ impl Engine {
                 end_at(superblock, false, end.generation, offset, end.seq);
             })?;
         }
-        let in_use = segments.in_use();
-        let gone = |segment: u64| segments.usage(segment).is_none_or(|usage| usage.damage != Damage::None);
-        let (kept, freed): (Vec<u64>, Vec<u64>) = free_later.into_iter().partition(|segment| keep && !gone(*segment));
-        let cold = in_use.iter().filter(|usage| keep && usage.cold && !freed.contains(&usage.segment));
-        let mut kept: HashSet<u32> = kept.into_iter().map(|segment| segments.generation(segment)).collect();
-        kept.extend(cold.map(|usage| usage.generation));
-        freed.into_iter().for_each(|segment| segments.release(segment, true));
+        if !keep {
+            free_later.iter().for_each(|segment| segments.release(*segment, true));
+        }
+        let mut kept: HashSet<u32> = free_later.into_iter().map(|segment| segments.generation(segment)).collect();
+        kept.extend(segments.in_use().into_iter().filter(|usage| usage.cold).map(|usage| usage.generation));
         let record_bytes_max = superblock.segment_bytes - 3 * u64::from(superblock.block_bytes);
         let mut engine = Self {
             superblocks,

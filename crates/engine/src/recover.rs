@@ -57,10 +57,18 @@ pub struct Chain {
 /// What stands in the first blocks of all segments.
 #[derive(Debug)]
 pub struct Headers {
-    /// Headers that hold.
+    /// Headers that hold, by segment.
     pub known: Vec<SegmentHeader>,
-    /// Segments without one whose first two blocks are not zero.
+    /// Segments without one whose first two blocks are not zero, by number.
     pub headless: Vec<u64>,
+}
+
+impl Headers {
+    /// Whether anything stands in the first blocks of a segment: nothing does in one that was given back to the device.
+    pub fn stands_in(&self, segment: u64) -> bool {
+        self.known.binary_search_by_key(&segment, |header| header.segment).is_ok()
+            || self.headless.binary_search(&segment).is_ok()
+    }
 }
 
 /// Reads all segment headers.

@@ -9,7 +9,7 @@
 //! restart.
 //!
 //! Invariants:
-//! 1. Nothing is written, and no lock is held over a read.
+//! 1. Nothing is written but superblocks of which a copy has rotted, and no lock is held over another read.
 //! 2. A segment that was used again while it was read is passed over: what was found is of its former life.
 //! 3. A place that does not hold and that nothing points to is no damage: a torn end, or what has died since.
 
@@ -30,7 +30,7 @@ use crate::open::Engine;
 use crate::pages::each_page;
 use crate::reader::Asked;
 use crate::segments::{self, SegmentBuffer, Usage};
-use crate::superblocks::device_error;
+use crate::superblocks::{device_error, read_half};
 
 /// So much is read at a time.
 const WINDOW_BYTES: u64 = 1 << 20;
@@ -292,17 +292,19 @@ impl Engine {
         }
     }
 
-    /// Superblock copies that do not hold.
+    /// Superblock copies that do not hold. What is needed of them is written again.
     fn scrub_superblocks(&self) -> Result<u64> {
         let superblock = self.superblocks.newest();
-        let (block, len) = (superblock.block_bytes as usize, superblock.superblock_segment_bytes);
+        let block = superblock.block_bytes as usize;
         let mut damaged = 0;
         for half in 0..2 {
-            let mut area = vec![0; len.min(1 << 20) as usize];
-            let read = self.device.read_medium(half * len, &mut area);
-            read.map_err(|error| device_error("scrubbing the superblocks", error))?;
+            let read = read_half(&*self.device, half, &superblock);
+            let (area, unreadable) = read.map_err(|error| device_error("scrubbing the superblocks", error))?;
             let holds = |bytes: &[u8]| matches!(Superblock::decode(bytes), Ok(_) | Err(SuperblockError::Empty));
-            damaged += area.chunks(block).filter(|bytes| !holds(bytes)).count() as u64;
+            damaged += unreadable + area.chunks(block).filter(|bytes| !holds(bytes)).count() as u64;
+        }
+        if damaged > 0 && self.keeper.is_some() {
+            self.superblocks.mend()?;
         }
         Ok(damaged)
     }
@@ -438,7 +440,17 @@ impl Engine {
         report: &mut ScrubReport,
     ) -> Result<()> {
         let now = self.segments.usage(usage.segment).filter(|now| now.generation == usage.generation);
-        let Some(now) = now.filter(|now| now.live > 0 || now.index > 0) else { return Ok(()) };
+        let Some(now) = now else { return Ok(()) };
+        let dead = wrong.len() as u64 - no_damage;
+        let note_dead = || {
+            if let Some(keeper) = self.keeper.as_ref().filter(|_| dead > 0 || !header_holds) {
+                keeper.note_dead_damage(&now);
+            }
+        };
+        if now.live == 0 && now.index == 0 {
+            note_dead();
+            return Ok(());
+        }
         let base = usage.segment * self.segments.segment_bytes;
         let before = report.damaged;
         if !header_holds && now.damage < segments::Damage::Header {
@@ -475,7 +487,7 @@ impl Engine {
             }
         }
         let pieces = self.pieces_in(&(base..base + self.segments.segment_bytes));
-        let _pinned = self.segments.pin();
+        let pinned = self.segments.pin();
         if self.segments.generation(usage.segment) != usage.generation {
             return Ok(());
         }
@@ -487,7 +499,10 @@ impl Engine {
             }
         }
         if report.damaged == before {
-            report.dead += wrong.len() as u64 - no_damage;
+            report.dead += dead;
+            // The keeper may wait for readers.
+            drop(pinned);
+            note_dead();
             return Ok(());
         }
         self.segments.note_damage(now.segment, now.generation, segments::Damage::Part);

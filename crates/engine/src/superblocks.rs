@@ -2,10 +2,12 @@
 //!
 //! Invariants:
 //! 1. Of each superblock there are two copies, in different segments. A segment is cleared only while the other holds
-//!    the newest and the newest that names another checkpoint, and then begins with these two, so that both always have
-//!    the last two checkpoints. What a crash has kept from one of them is made up for before the next one is written.
+//!    the newest and the newest that names another checkpoint (unless neither has them and has room for them), and then
+//!    begins with these two, so that both always have the last two checkpoints. What a crash has kept from one of them,
+//!    or has rotted there, is made up for before the next one is written, and when it is found.
 //! 2. A superblock is durable, twice, when [`Superblocks::write`] returns.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,6 +16,7 @@ use esker_store::{Error, Result};
 use parking_lot::Mutex;
 
 use crate::format::{Superblock, SuperblockError};
+use crate::watch::read_readable;
 
 /// Size of a superblock segment on a device that is not zoned, in bytes.
 pub const SUPERBLOCK_SEGMENT_BYTES: u64 = 64 << 10;
@@ -33,7 +36,7 @@ pub struct FoundSuperblock {
     damaged_at_opening: u64,
     /// What the next superblock is made from says something else than this one, which stands on the device.
     goes_on_from: Option<Superblock>,
-    /// Both segments have what [`FoundSuperblock::needed`] names.
+    /// Both segments were found to have, or were given, what [`FoundSuperblock::needed`] names.
     both_whole: bool,
 }
 
@@ -59,7 +62,8 @@ impl FoundSuperblock {
         let mut found: Vec<Superblock> = vec![newest];
         for older in &self.older {
             let same = |known: &Superblock| (known.root, known.replay) == (older.root, older.replay);
-            if found.len() < CHECKPOINTS_TRIED && !found.iter().any(same) {
+            let roots: BTreeSet<u64> = found.iter().map(|known| known.root).chain([older.root]).collect();
+            if roots.len() <= CHECKPOINTS_TRIED && !found.iter().any(same) {
                 let Superblock { root, root_generation, replay, .. } = *older;
                 found.push(Superblock { root, root_generation, replay, ..newest });
             }
@@ -113,7 +117,7 @@ impl Superblocks {
         let named = found.older.drain(..=at).next_back();
         found.goes_on_from = named;
         let Superblock { root, root_generation, replay, .. } = *from;
-        // What the checkpoint before this one needs was given up when the next one was named.
+        // What the checkpoint before this one needs may have been given up since the next one was named.
         found.superblock = Superblock { root, root_generation, replay, before_kept: false, ..found.superblock };
     }
 
@@ -130,7 +134,7 @@ impl Superblocks {
         if !found.both_whole {
             let made_whole = self.make_whole(&mut found);
             made_whole.map_err(|error| {
-                device_error("writing a superblock again that a crash has kept from its segment", error)
+                device_error("writing a superblock again that one of two segments does not have", error)
             })?;
         }
         // One that has room first: then the other may be cleared.
@@ -168,12 +172,16 @@ impl Superblocks {
             }
         }
         self.device.sync()?;
-        if !self.missing(found, 1 - half).is_empty() {
-            // Copies may have rotted since.
-            self.add_missing(found, 1 - half)?;
-        }
         let mut first = found.needed();
         first.push(*next);
+        // Copies may have rotted since. Of two segments without room the one that lacks something is cleared first.
+        if !self.missing(found, 1 - half).is_empty()
+            && !self.add_missing(found, 1 - half)?
+            && self.missing(found, half).is_empty()
+        {
+            self.begin_again(found, 1 - half, &first)?;
+            self.device.sync()?;
+        }
         self.begin_again(found, half, &first)
     }
 
@@ -194,7 +202,18 @@ impl Superblocks {
         Ok(())
     }
 
-    /// Sees to it that both segments have what is needed, so that either may be cleared.
+    /// Writes what is needed again where one of the two segments does not have it any more.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn mend(&self) -> Result<()> {
+        let mut found = self.found.lock();
+        let mended = self.make_whole(&mut found);
+        mended.map_err(|error| device_error("writing a superblock again that has rotted in one of two segments", error))
+    }
+
+    /// Sees to it that both segments have what is needed, so that either may be cleared. Where each lacks something and
+    /// neither has room, it is tried again with the next one that is written.
     fn make_whole(&self, found: &mut FoundSuperblock) -> esker_device::Result<()> {
         // One that has room first: then the other may be cleared.
         let mut roomy = [0, 1];
@@ -207,18 +226,17 @@ impl Superblocks {
                 }
             }
         }
-        found.both_whole = true;
-        self.device.sync()
+        self.device.sync()?;
+        found.both_whole = [0, 1].into_iter().all(|half| self.missing(found, half).is_empty());
+        Ok(())
     }
 
     /// What of [`FoundSuperblock::needed`] a segment does not have.
     fn missing(&self, found: &FoundSuperblock, half: usize) -> Vec<Superblock> {
-        let superblock = found.superblock;
-        let (block, blocks) = (u64::from(superblock.block_bytes), blocks_of(&superblock));
-        let mut area = vec![0; (blocks * block) as usize];
         // What cannot be read is taken for lost.
-        let read = self.device.read(half as u64 * superblock.superblock_segment_bytes, &mut area).is_ok();
-        let stand = area.chunks(block as usize).filter_map(|bytes| Superblock::decode(bytes).ok().filter(|_| read));
+        let (area, _) = read_half(&*self.device, half as u64, &found.superblock).unwrap_or_default();
+        let stand =
+            area.chunks(found.superblock.block_bytes as usize).filter_map(|bytes| Superblock::decode(bytes).ok());
         let stand: Vec<_> = stand.map(|superblock| (superblock.sequence, superblock.root)).collect();
         let mut needed = found.needed();
         needed.retain(|superblock| !stand.contains(&(superblock.sequence, superblock.root)));
@@ -259,6 +277,27 @@ impl Superblocks {
 /// Superblocks that a segment of them has room for.
 fn blocks_of(superblock: &Superblock) -> u64 {
     superblock.superblock_segment_bytes.min(1 << 20) / u64::from(superblock.block_bytes)
+}
+
+/// One of the two segments of superblocks, as the medium has it, with zeros for blocks that cannot be read, and how
+/// many these are.
+///
+/// # Errors
+/// That of the last block, where none can be read.
+pub fn read_half(device: &dyn Device, half: u64, superblock: &Superblock) -> esker_device::Result<(Vec<u8>, u64)> {
+    let (block, start) = (superblock.block_bytes as usize, half * superblock.superblock_segment_bytes);
+    let len = blocks_of(superblock) as usize * block;
+    // Past the operating system's cache only aligned memory can be read to.
+    let mut memory = vec![0; len + block];
+    let skip = memory.as_ptr().align_offset(block).min(block);
+    let area = &mut memory[skip..skip + len];
+    let unreadable = match device.read_medium(start, area) {
+        Ok(()) => 0,
+        Err(_) => read_readable(device, start, area)?,
+    };
+    memory.drain(..skip);
+    memory.truncate(len);
+    Ok((memory, unreadable))
 }
 
 /// Finds the newest superblock.

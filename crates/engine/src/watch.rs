@@ -46,6 +46,30 @@ pub struct Hanging {
     pub oldest_ms: u64,
 }
 
+/// Reads all that can be read: where one read fails, a block at a time. Blocks that cannot be read are zeros then; how
+/// many there are.
+///
+/// # Errors
+/// The last one, where no block can be read.
+pub fn read_readable(device: &dyn Device, offset: u64, buffer: &mut [u8]) -> Result<u64> {
+    if device.read(offset, buffer).is_ok() {
+        return Ok(0);
+    }
+    let block = device.geometry().block_bytes as usize;
+    let (mut at, mut readable, mut unreadable, mut last) = (offset, 0, 0, None);
+    for bytes in buffer.chunks_mut(block) {
+        match device.read(at, bytes) {
+            Ok(()) => readable += 1,
+            Err(error) => {
+                bytes.fill(0);
+                (unreadable, last) = (unreadable + 1, Some(error));
+            }
+        }
+        at += bytes.len() as u64;
+    }
+    last.filter(|_| readable == 0).map_or(Ok(unreadable), Err)
+}
+
 /// A device with its figures.
 pub struct Watched {
     device: Arc<dyn Device>,

@@ -13,6 +13,7 @@ use super::{
     CHECKPOINT_BYTES_PER_S, FULL_SHARE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS, SLACK_PARTS, SLACK_SEGMENTS, Work,
 };
 use crate::checkpoint::CheckpointReport;
+use crate::clean::RENEWALS;
 use crate::format::Superblock;
 use crate::segments::Usage;
 
@@ -132,9 +133,11 @@ impl Keeper {
     /// Writes one checkpoint; from then on the log is replayed from there.
     fn write_one(&self, work: &mut Work, pace: &mut dyn FnMut(u64)) -> Result<CheckpointReport> {
         work.whole = false;
-        let Work { saved, cold, .. } = work;
+        let Work { saved, cold, renew, .. } = work;
         saved.scrub = *self.scrubbed.lock();
-        let written = saved.checkpoint(&self.parts, cold, &|| !self.room_is_short(), pace);
+        // The one that this one follows may not hold.
+        let holds = *renew < RENEWALS;
+        let written = saved.checkpoint(&self.parts, cold, &|| holds && !self.room_is_short(), pace);
         let report = written.map_err(|error| self.stop_if_failed(error))?;
         // Nothing flies while a checkpoint is written, and it ends with a sync: all of the open cold segment stands on
         // the device.
@@ -142,7 +145,7 @@ impl Keeper {
         work.whole = true;
         work.floor_before = work.floor;
         work.kept.clear();
-        work.renew = false;
+        work.renew = work.renew.saturating_sub(1);
         (work.floor, work.covered) = (report.generation, Some(self.parts.superblocks.newest().replay.seq));
         Ok(report)
     }

@@ -12,6 +12,7 @@
 //! 1. A segment is free only if the checkpoint and the log have nothing in it, never because it cannot be read.
 //! 2. A segment whose header is lost is what the table of segments says, or failing that what its records say.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use esker_device::Device;
@@ -85,7 +86,7 @@ fn find_from(
     place(&segments, &chain);
     let reader = Arc::new(Reader::new(Arc::clone(device), Arc::clone(&segments), seed, options.cache_bytes));
     let objects = Arc::new(Objects::default());
-    let (mut saved, mut next_number, mut known) = (Saved::default(), 1, Vec::new());
+    let (mut saved, mut next_number, mut known) = (Saved::default(), 1, HashSet::new());
     if superblock.root != 0 {
         place_root(&segments, &superblock);
         let root = load_root(&superblock, &reader, &segments)?;
@@ -119,7 +120,7 @@ fn find_from(
         let tail = usage.generation >= superblock.replay.generation.max(1) && !usage.cold;
         let alive = usage.live > 0 || usage.index > 0;
         if !tail && !alive {
-            if known.contains(&usage.segment) {
+            if known.contains(&usage.segment) && headers.stands_in(usage.segment) {
                 free_later.push(usage.segment);
             } else {
                 segments.release(usage.segment, true);
