@@ -33,7 +33,6 @@ use crate::objects::{Object, ObjectState, Spaces, Step};
 use crate::pages::{Page, bring, each_page};
 use crate::reader::{Asked, SegmentView, Sought, each_operation};
 use crate::segments::{BufferSlice, Damage, Usage};
-use crate::superblocks::device_error;
 use crate::watch::read_readable;
 
 /// Copies are handed on when so many bytes have gathered.
@@ -151,14 +150,13 @@ impl Clean<'_> {
         let buffer = self.parts.segments.buffer(victim.segment);
         let buffer = buffer.map(|buffer| BufferSlice { start: buffer.from, len: buffer.len() - buffer.from, buffer });
         let mut scratch = std::mem::take(self.scratch);
-        let mut unreadable = 0;
+        let mut unread = 0;
         let bytes = match &buffer {
             Some(buffer) if buffer.start == 0 => buffer.as_ref(),
             buffer => {
                 scratch.resize(segment_bytes as usize, 0);
-                let read = read_readable(self.device, base, &mut scratch);
-                unreadable = read
-                    .map_err(|error| device_error(&format!("reading segment {} to clean it", victim.segment), error))?;
+                let block_bytes = self.device.geometry().block_bytes;
+                unread = read_readable(block_bytes, base, &mut scratch, |at, bytes| self.device.read(at, bytes));
                 if let Some(buffer) = buffer {
                     // The device may have lost what still stands in memory.
                     scratch[buffer.start..].copy_from_slice(buffer.as_ref());
@@ -205,7 +203,7 @@ impl Clean<'_> {
             }
         }
         self.hand(&mut batch)?;
-        let damaged = cleaned.damaged > 0 || unreadable > 0 || victim.damage != Damage::None;
+        let damaged = cleaned.damaged > 0 || unread > 0 || victim.damage != Damage::None;
         if damaged || !shared.is_empty() {
             self.mover.wait()?;
             let left = self.parts.segments.usage(victim.segment).unwrap_or(victim);

@@ -334,9 +334,9 @@ impl Keeper {
         *self.scrubbed.lock() = place;
     }
 
-    /// Damage that nothing points to was found in a segment: where it is kept for the checkpoint before the newest,
-    /// which may not hold then, another checkpoint is written.
-    pub fn note_dead_damage(&self, usage: &Usage) {
+    /// Damage was found in a segment. Where the checkpoint before the newest needs it, that may not hold any more, and
+    /// another checkpoint is written.
+    pub fn note_damage(&self, usage: &Usage) {
         let mut work = self.work.lock();
         let base = usage.segment * self.parts.segments.segment_bytes;
         let range = base..base + self.parts.segments.segment_bytes;

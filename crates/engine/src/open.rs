@@ -37,7 +37,7 @@ use crate::policy::CommitPolicy;
 use crate::reader::Reader;
 use crate::recover::RecoveryReport;
 use crate::scrub::{Scrub, Scrubber};
-use crate::segments::{Lsn, Segments};
+use crate::segments::{Damage, Lsn, Segments, Usage};
 use crate::stats::CallTimes;
 use crate::superblocks::{Superblocks, device_error, find_superblock};
 use crate::watch::Watched;
@@ -166,7 +166,9 @@ impl Engine {
         let roomy = segments.free_segments() * 5 > segments.log_segments() * 2;
         let keep = !options.read_only && roomy;
         // A superblock that is lost may have named a later checkpoint, after which nothing was kept for this one's.
-        let before_kept = keep && !superblock_lost;
+        let floor_before = superblocks.floor_before().unwrap_or(0);
+        let broken = |usage: &Usage| !usage.cold && usage.damage >= Damage::Header && usage.generation > floor_before;
+        let before_kept = keep && !superblock_lost && !segments.in_use().iter().any(broken);
         if !options.read_only {
             // What was read may still be in a cache of the operating system: from here on it counts as durable.
             device.sync().map_err(|error| device_error("syncing the replayed log", error))?;

@@ -242,7 +242,7 @@ impl Engine {
     /// [`Error::Io`]: the device's.
     pub fn scrub_once(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<ScrubReport> {
         let began = Instant::now();
-        let mut report = ScrubReport { damaged_superblocks: self.scrub_superblocks()?, ..ScrubReport::default() };
+        let mut report = ScrubReport { damaged_superblocks: self.scrub_superblocks(), ..ScrubReport::default() };
         self.find_cold_ends()?;
         let all = self.segments.in_use();
         let total = all.iter().map(|usage| self.scrubbed_end(usage)).sum();
@@ -293,20 +293,23 @@ impl Engine {
     }
 
     /// Superblock copies that do not hold. What is needed of them is written again.
-    fn scrub_superblocks(&self) -> Result<u64> {
+    fn scrub_superblocks(&self) -> u64 {
         let superblock = self.superblocks.newest();
         let block = superblock.block_bytes as usize;
         let mut damaged = 0;
         for half in 0..2 {
-            let read = read_half(&*self.device, half, &superblock);
-            let (area, unreadable) = read.map_err(|error| device_error("scrubbing the superblocks", error))?;
+            let (area, unreadable) = read_half(&*self.device, half, &superblock);
             let holds = |bytes: &[u8]| matches!(Superblock::decode(bytes), Ok(_) | Err(SuperblockError::Empty));
             damaged += unreadable + area.chunks(block).filter(|bytes| !holds(bytes)).count() as u64;
         }
-        if damaged > 0 && self.keeper.is_some() {
-            self.superblocks.mend()?;
+        if damaged > 0
+            && self.keeper.is_some()
+            && self.mark.failure().is_none()
+            && let Err(error) = self.superblocks.mend()
+        {
+            tracing::error!(%error, "a copy of a superblock that does not hold was not written again");
         }
-        Ok(damaged)
+        damaged
     }
 
     /// Up to where a segment is scrubbed: what is being written is not.
@@ -337,6 +340,7 @@ impl Engine {
                     let at = usage.segment * self.segments.segment_bytes;
                     report.damage(at, format!("segment {} cannot be read: {error}", usage.segment));
                 }
+                self.tell_keeper(usage);
                 Ok(())
             }
             other => other,
@@ -418,7 +422,18 @@ impl Engine {
         if wrong.is_empty() && (header_holds || usage.damage >= segments::Damage::Header) {
             return Ok(());
         }
-        self.name_damage(usage, header_holds, (&wrong, no_damage), &mut medium, report)
+        self.name_damage(usage, header_holds, (&wrong, no_damage), &mut medium, report)?;
+        if wrong.len() as u64 > no_damage || !header_holds {
+            self.tell_keeper(usage);
+        }
+        Ok(())
+    }
+
+    /// Of damage, to whatever it was done. Only without a pin: the keeper may wait for readers.
+    fn tell_keeper(&self, usage: &Usage) {
+        if let Some(keeper) = &self.keeper {
+            keeper.note_damage(usage);
+        }
     }
 
     /// The pieces of the last checkpoint in a range of the device.
@@ -441,14 +456,7 @@ impl Engine {
     ) -> Result<()> {
         let now = self.segments.usage(usage.segment).filter(|now| now.generation == usage.generation);
         let Some(now) = now else { return Ok(()) };
-        let dead = wrong.len() as u64 - no_damage;
-        let note_dead = || {
-            if let Some(keeper) = self.keeper.as_ref().filter(|_| dead > 0 || !header_holds) {
-                keeper.note_dead_damage(&now);
-            }
-        };
         if now.live == 0 && now.index == 0 {
-            note_dead();
             return Ok(());
         }
         let base = usage.segment * self.segments.segment_bytes;
@@ -487,7 +495,7 @@ impl Engine {
             }
         }
         let pieces = self.pieces_in(&(base..base + self.segments.segment_bytes));
-        let pinned = self.segments.pin();
+        let _pinned = self.segments.pin();
         if self.segments.generation(usage.segment) != usage.generation {
             return Ok(());
         }
@@ -499,10 +507,7 @@ impl Engine {
             }
         }
         if report.damaged == before {
-            report.dead += dead;
-            // The keeper may wait for readers.
-            drop(pinned);
-            note_dead();
+            report.dead += wrong.len() as u64 - no_damage;
             return Ok(());
         }
         self.segments.note_damage(now.segment, now.generation, segments::Damage::Part);
@@ -546,7 +551,7 @@ impl Scrubber {
         if !scrub.pace(0) {
             return Ok(false);
         }
-        let mut report = ScrubReport { damaged_superblocks: engine.scrub_superblocks()?, ..ScrubReport::default() };
+        let mut report = ScrubReport { damaged_superblocks: engine.scrub_superblocks(), ..ScrubReport::default() };
         if report.damaged_superblocks > 0 {
             tracing::error!(copies = report.damaged_superblocks, "superblock copies do not hold; others do");
         }

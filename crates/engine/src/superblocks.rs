@@ -234,7 +234,7 @@ impl Superblocks {
     /// What of [`FoundSuperblock::needed`] a segment does not have.
     fn missing(&self, found: &FoundSuperblock, half: usize) -> Vec<Superblock> {
         // What cannot be read is taken for lost.
-        let (area, _) = read_half(&*self.device, half as u64, &found.superblock).unwrap_or_default();
+        let (area, _) = read_half(&*self.device, half as u64, &found.superblock);
         let stand =
             area.chunks(found.superblock.block_bytes as usize).filter_map(|bytes| Superblock::decode(bytes).ok());
         let stand: Vec<_> = stand.map(|superblock| (superblock.sequence, superblock.root)).collect();
@@ -281,23 +281,17 @@ fn blocks_of(superblock: &Superblock) -> u64 {
 
 /// One of the two segments of superblocks, as the medium has it, with zeros for blocks that cannot be read, and how
 /// many these are.
-///
-/// # Errors
-/// That of the last block, where none can be read.
-pub fn read_half(device: &dyn Device, half: u64, superblock: &Superblock) -> esker_device::Result<(Vec<u8>, u64)> {
+pub fn read_half(device: &dyn Device, half: u64, superblock: &Superblock) -> (Vec<u8>, u64) {
     let (block, start) = (superblock.block_bytes as usize, half * superblock.superblock_segment_bytes);
     let len = blocks_of(superblock) as usize * block;
     // Past the operating system's cache only aligned memory can be read to.
     let mut memory = vec![0; len + block];
     let skip = memory.as_ptr().align_offset(block).min(block);
     let area = &mut memory[skip..skip + len];
-    let unreadable = match device.read_medium(start, area) {
-        Ok(()) => 0,
-        Err(_) => read_readable(device, start, area)?,
-    };
+    let unread = read_readable(superblock.block_bytes, start, area, |at, bytes| device.read_medium(at, bytes));
     memory.drain(..skip);
     memory.truncate(len);
-    Ok((memory, unreadable))
+    (memory, unread)
 }
 
 /// Finds the newest superblock.

@@ -142,7 +142,11 @@ impl Engine {
                 break;
             }
             let end = if usage.generation == last_generation { last_end } else { usage.end };
-            self.walk_segment(&usage, end, &objects, &sharing, &mut page)?;
+            match self.walk_segment(&usage, end, &objects, &sharing, &mut page) {
+                // It was about to be made free when this walk began, and was used again: what it held before was dead.
+                Err(Error::Corrupt { .. }) if !self.is_still(&usage) => {}
+                walked => walked?,
+            }
         }
         self.page_values(page, copied)
     }
@@ -220,7 +224,7 @@ impl Engine {
         let open = !usage.cold && self.log.as_ref().is_some_and(|log| log.open_generation() <= usage.generation);
         let in_memory = |gap: u64| open && self.segments.with_buffer(base + gap, |_, _| ()).is_some();
         if let Some(gap) = gap.filter(|gap| !in_memory(*gap)) {
-            let ends = usage.cold && whole && self.nothing_behind(usage, gap);
+            let ends = usage.cold && whole && self.nothing_behind(usage, gap) && self.is_still(usage);
             if ends {
                 self.segments.set_end(usage.segment, gap);
             } else {
@@ -232,6 +236,11 @@ impl Engine {
             self.segments.set_range(usage.segment, usage.generation, first, last);
         }
         Ok(())
+    }
+
+    /// Whether a segment holds what it held when it was listed.
+    fn is_still(&self, usage: &Usage) -> bool {
+        self.segments.generation(usage.segment) == usage.generation
     }
 
     /// Whether more may come into a cold segment.

@@ -46,28 +46,34 @@ pub struct Hanging {
     pub oldest_ms: u64,
 }
 
-/// Reads all that can be read: where one read fails, a block at a time. Blocks that cannot be read are zeros then; how
-/// many there are.
-///
-/// # Errors
-/// The last one, where no block can be read.
-pub fn read_readable(device: &dyn Device, offset: u64, buffer: &mut [u8]) -> Result<u64> {
-    if device.read(offset, buffer).is_ok() {
-        return Ok(0);
-    }
-    let block = device.geometry().block_bytes as usize;
-    let (mut at, mut readable, mut unreadable, mut last) = (offset, 0, 0, None);
-    for bytes in buffer.chunks_mut(block) {
-        match device.read(at, bytes) {
-            Ok(()) => readable += 1,
-            Err(error) => {
-                bytes.fill(0);
-                (unreadable, last) = (unreadable + 1, Some(error));
+/// So much is read at a time where one read has failed, ...
+const PIECE_BYTES: usize = 256 << 10;
+/// ... and a block at a time in pieces that cannot be read, as long as no more reads than this have failed.
+const FAILED_READS_MAX: u64 = 256;
+
+/// Reads all that can be read with `read`, which is given device offsets: where one read fails, piece by piece and
+/// block by block. Blocks that are not read are zeros then; how many there are.
+pub fn read_readable(
+    block_bytes: u32,
+    offset: u64,
+    buffer: &mut [u8],
+    mut read: impl FnMut(u64, &mut [u8]) -> Result<()>,
+) -> u64 {
+    let Err(error) = read(offset, buffer) else { return 0 };
+    tracing::warn!(offset, len = buffer.len(), %error, "not all of it can be read");
+    let (mut at, mut unread, mut failed) = (offset, 0, 0);
+    for piece in buffer.chunks_mut(PIECE_BYTES) {
+        let whole = read(at, piece).is_ok();
+        for block in piece.chunks_mut(block_bytes as usize) {
+            if !whole && (failed >= FAILED_READS_MAX || read(at, block).is_err()) {
+                block.fill(0);
+                unread += 1;
+                failed += 1;
             }
+            at += block.len() as u64;
         }
-        at += bytes.len() as u64;
     }
-    last.filter(|_| readable == 0).map_or(Ok(unreadable), Err)
+    unread
 }
 
 /// A device with its figures.

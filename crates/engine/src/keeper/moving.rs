@@ -287,8 +287,9 @@ impl Keeper {
                 work.spent.insert(victim, false);
                 return Ok(());
             }
-            Error::Corrupt { .. } => {
-                // A page of the index is damaged: this segment is not tried again and again.
+            Error::Corrupt { .. } | Error::Io { .. } => {
+                // A page of the index is damaged: this segment is not tried again and again, but when the store is
+                // opened the next time.
                 work.stuck.insert(victim);
                 tracing::error!(generation = victim, %error, "damage found while cleaning");
             }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: what a held checkpoint needs stays until the hold is dropped.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -14,8 +14,8 @@ use super::{
 };
 use crate::checkpoint::CheckpointReport;
 use crate::clean::RENEWALS;
-use crate::format::Superblock;
-use crate::segments::Usage;
+use crate::format::{Loc, Role, Superblock};
+use crate::segments::{Damage, Usage};
 
 /// A checkpoint whose segments stay as long as this lives.
 pub struct Held {
@@ -136,7 +136,12 @@ impl Keeper {
         let Work { saved, cold, renew, .. } = work;
         saved.scrub = *self.scrubbed.lock();
         // The one that this one follows may not hold.
-        let holds = *renew < RENEWALS;
+        let segments = &self.parts.segments;
+        let damaged = segments.in_use().into_iter().filter(|usage| usage.damage != Damage::None && usage.index > 0);
+        let damaged: HashSet<u64> = damaged.map(|usage| usage.segment).collect();
+        let stands_there = |(.., loc): &(u64, Role, Loc)| damaged.contains(&segments.segment_of(loc.offset()));
+        let holds =
+            *renew < RENEWALS && (damaged.is_empty() || !saved.pieces_in(&(0..u64::MAX)).iter().any(stands_there));
         let written = saved.checkpoint(&self.parts, cold, &|| holds && !self.room_is_short(), pace);
         let report = written.map_err(|error| self.stop_if_failed(error))?;
         // Nothing flies while a checkpoint is written, and it ends with a sync: all of the open cold segment stands on
