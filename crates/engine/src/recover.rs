@@ -102,9 +102,15 @@ pub fn find_chain(found: &Headers, superblock: &Superblock) -> Result<Chain> {
     let segment_bytes = superblock.segment_bytes;
     let replay = superblock.replay;
     let (mut headers, mut others): (HashMap<u32, SegmentHeader>, _) = (HashMap::new(), Vec::new());
-    let begins_in = replay.offset / segment_bytes;
+    // Before the first checkpoint the log begins where the first superblock after its beginning says that it had come
+    // to, if no header says otherwise.
+    let (begins_with, begins_at) = match replay.generation {
+        0 => (superblock.end_generation, superblock.end_offset),
+        generation => (generation, replay.offset),
+    };
+    let begins_in = begins_at / segment_bytes;
     for header in &found.known {
-        if header.stream == Stream::Cold && (header.segment, header.generation) == (begins_in, replay.generation) {
+        if header.stream == Stream::Cold && (header.segment, header.generation) == (begins_in, begins_with) {
             // The superblock knows that the log goes on there: this header counts as lost.
         } else if header.stream == Stream::Cold || header.generation < replay.generation {
             others.push(*header);
@@ -113,14 +119,16 @@ pub fn find_chain(found: &Headers, superblock: &Superblock) -> Result<Chain> {
         }
     }
     let on_device = superblock.log_segments();
-    let begin_lost = replay.generation != 0
+    let begin_lost = begins_with != 0
         && on_device.contains(&begins_in)
-        && !headers.contains_key(&replay.generation)
-        && !found.known.iter().any(|header| header.segment == begins_in && header.generation > replay.generation);
+        && !headers.contains_key(&begins_with)
+        && (replay.generation != 0
+            || found.stands_in(begins_in) && !headers.keys().any(|generation| *generation < begins_with))
+        && !found.known.iter().any(|header| header.segment == begins_in && header.generation > begins_with);
     if begin_lost {
         // Of it only the segment and the generation count here.
         let begin = SegmentHeader {
-            generation: replay.generation,
+            generation: begins_with,
             uuid: superblock.uuid,
             segment: begins_in,
             previous_end: 0,
@@ -129,7 +137,7 @@ pub fn find_chain(found: &Headers, superblock: &Superblock) -> Result<Chain> {
             previous_generation: 0,
             stream: Stream::Log,
         };
-        headers.insert(replay.generation, begin);
+        headers.insert(begins_with, begin);
     }
     let last = headers.keys().copied().max().unwrap_or(replay.generation);
     let generation_max = others.iter().map(|header| header.generation).max().unwrap_or(0).max(last);
@@ -275,14 +283,29 @@ impl<'a> Walk<'a> {
     ) -> Result<(End, RecoveryReport)> {
         let began = Instant::now();
         let total = chain.links.len() as u64 * self.superblock.segment_bytes;
+        let mut goes_on = true;
         for (number, link) in chain.links.iter().enumerate() {
             progress(number as u64 * self.superblock.segment_bytes, total);
-            if !self.segment(chain, number, link, replay)? {
+            goes_on = self.segment(chain, number, link, replay)?;
+            if !goes_on {
                 break;
             }
         }
         progress(total, total);
         let known = self.superblock;
+        if goes_on && !known.clean {
+            // What the last segment says ends where it ends. If the log went on, the next header is lost.
+            let beyond = self.end.group + 1 + u64::from(self.end.group_ended);
+            if let Some((proof, group)) = self.later_group_in(chain.headless.iter().copied(), beyond)? {
+                return Err(Error::Corrupt {
+                    offset: proof / known.segment_bytes * known.segment_bytes,
+                    what: format!(
+                        "no segment follows the record with sequence number {} (group {}), but there is a later one at device offset {proof} (group {group})",
+                        self.end.seq, self.end.group
+                    ),
+                });
+            }
+        }
         if self.end.seq < known.end_seq {
             return Err(Error::Corrupt {
                 offset: known.end_offset,
@@ -459,18 +482,30 @@ impl<'a> Walk<'a> {
             return damage(proof, group);
         }
         let later = chain.links[number + 1..].iter().map(|link| link.header.segment);
+        match self.later_group_in(later.chain(chain.headless.iter().copied()), proves_damage)? {
+            Some((proof, group)) => damage(proof, group),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Walk::later_group`], in segments from their beginning on.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    fn later_group_in(&self, segments: impl Iterator<Item = u64>, group: u64) -> Result<Option<(u64, u64)>> {
         let mut segment_bytes = Vec::new();
-        for segment in later.chain(chain.headless.iter().copied()) {
+        for segment in segments {
             let base = segment * self.superblock.segment_bytes;
             segment_bytes.resize(self.superblock.segment_bytes as usize, 0);
             let read = self.device.read(base, &mut segment_bytes);
             read.map_err(|error| device_error(&format!("reading segment {segment} at {base}"), error))?;
             let start = u64::from(self.superblock.block_bytes);
-            if let Some((proof, group)) = self.later_group(&segment_bytes, base, start, proves_damage) {
-                return damage(proof, group);
+            let found = self.later_group(&segment_bytes, base, start, group);
+            if found.is_some() {
+                return Ok(found);
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// A valid record of a group at or after `group`, at a multiple of the record alignment from `from` on.

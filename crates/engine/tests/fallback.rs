@@ -824,3 +824,26 @@ fn a_rotten_header_between_two_checkpoints_asks_for_another_one() {
     assert!(fallen.recovery().checkpoints_passed_over > 0);
     assert_eq!(right(&fallen, &object("old"), 0..KEYS, 1), KEYS);
 }
+
+/// Failure: a store that had crashed before its first checkpoint opened empty. Cause: the header of the first segment
+/// had rotted, and no other said where the log begins. Fix: the superblock does.
+#[test]
+fn a_rotten_header_of_the_first_segment_before_the_first_checkpoint_costs_nothing() {
+    for keys in [5, 100, 1_000] {
+        let (device, engine) = fresh(96);
+        (0..keys).for_each(|key| write(&engine, &object("old"), key..key + 1, 1));
+        let image = Arc::new(device.snapshot());
+        drop(engine);
+        assert_eq!(newest(&image).root, 0);
+        flip(&image, newest(&image).end_offset / SEGMENT_BYTES * SEGMENT_BYTES + 20, 3);
+        for life in 2..5 {
+            let engine = open(&image).unwrap();
+            assert_eq!(right(&engine, &object("old"), 0..keys, 1), keys);
+            write(&engine, &object("new"), 0..100, life);
+            drop(engine);
+            let engine = open(&image).unwrap();
+            assert_eq!(right(&engine, &object("old"), 0..keys, 1), keys);
+            assert_eq!(right(&engine, &object("new"), 0..100, life), 100);
+        }
+    }
+}
