@@ -429,7 +429,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Of damage, to whatever it was done. Only without a pin: the keeper may wait for readers.
+    /// Tells the keeper of damage, named or not. The caller has no pin: the keeper may wait for readers.
     fn tell_keeper(&self, usage: &Usage) {
         if let Some(keeper) = &self.keeper {
             keeper.note_damage(usage);

@@ -48,9 +48,9 @@ impl Log {
         }
     }
 
-    /// How long the thread waits for the writers that the last sync woke to come back; zero when there are none to wait
-    /// for. While the thread gathers, a writer that waits for a sync may leave it asleep, so the thread asks this before
-    /// every sleep.
+    /// How long the thread waits for the writers that the last sync woke to come back; zero when there are none to
+    /// wait for. While the thread gathers, a writer that waits for a sync may leave it asleep, so the thread asks this
+    /// before every sleep.
     fn gathering(&self) -> Duration {
         let to = self.gather_to.load(Ordering::Relaxed);
         if to == 0 {
