@@ -69,6 +69,8 @@ const SLACK_PARTS: u64 = 64;
 const RESCUE_SEGMENTS: u64 = 2;
 /// So many segments are being moved at most; with half as many left beside what a checkpoint needs they are awaited.
 const FLYING_SEGMENTS: u64 = 4;
+/// So often a segment is tried to be cleaned, with a checkpoint between, if something that it takes cannot be read.
+const READS_TRIED: u32 = 3;
 /// How long the thread sleeps when nothing wakes it.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long the cleaner leaves everything in place after somebody has walked part of the log.
@@ -131,6 +133,8 @@ struct Work {
     dying: HashMap<u32, u64>,
     /// Segments, by generation, that hold something which cannot be moved.
     stuck: HashSet<u32>,
+    /// How often a segment, by generation, could not be cleaned because something could not be read.
+    unread: HashMap<u32, u32>,
     /// Bytes that were moved since writes last had to wait, and the bytes of transactions until then.
     effort: u64,
     effort_from: u64,
@@ -217,6 +221,7 @@ impl Keeper {
             spent: HashMap::new(),
             dying: HashMap::new(),
             stuck: HashSet::new(),
+            unread: HashMap::new(),
             effort: 0,
             effort_from: 0,
             full_at: None,

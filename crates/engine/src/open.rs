@@ -13,7 +13,7 @@ mod log_end;
 mod torn;
 
 pub use layout::FormatOptions;
-use log_end::end_at;
+use log_end::{begin_in, end_at};
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -176,6 +176,9 @@ impl Engine {
             let offset = end.segment * superblock.segment_bytes + end.offset;
             superblocks.write(|superblock| {
                 superblock.before_kept &= before_kept;
+                if let Some(first) = chain.links.first() {
+                    begin_in(superblock, first.header.segment, first.header.generation);
+                }
                 end_at(superblock, false, end.generation, offset, end.seq);
             })?;
         }

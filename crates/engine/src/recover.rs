@@ -102,8 +102,8 @@ pub fn find_chain(found: &Headers, superblock: &Superblock) -> Result<Chain> {
     let segment_bytes = superblock.segment_bytes;
     let replay = superblock.replay;
     let (mut headers, mut others): (HashMap<u32, SegmentHeader>, _) = (HashMap::new(), Vec::new());
-    // Before the first checkpoint the log begins where the first superblock after its beginning says that it had come
-    // to, if no header says otherwise.
+    // Where no superblock says where the log begins, as older programs left it, that is where the first one after its
+    // beginning says that it had come to, if no header says otherwise.
     let (begins_with, begins_at) = match replay.generation {
         0 => (superblock.end_generation, superblock.end_offset),
         generation => (generation, replay.offset),
@@ -122,8 +122,8 @@ pub fn find_chain(found: &Headers, superblock: &Superblock) -> Result<Chain> {
     let begin_lost = begins_with != 0
         && on_device.contains(&begins_in)
         && !headers.contains_key(&begins_with)
-        && (replay.generation != 0
-            || found.stands_in(begins_in) && !headers.keys().any(|generation| *generation < begins_with))
+        && (superblock.root != 0 || found.stands_in(begins_in))
+        && (replay.generation != 0 || !headers.keys().any(|generation| *generation < begins_with))
         && !found.known.iter().any(|header| header.segment == begins_in && header.generation > begins_with);
     if begin_lost {
         // Of it only the segment and the generation count here.
@@ -306,6 +306,15 @@ impl<'a> Walk<'a> {
                 });
             }
         }
+        if let Some((proof, group)) = self.beyond_in_known_end()? {
+            return Err(Error::Corrupt {
+                offset: proof / known.segment_bytes * known.segment_bytes,
+                what: format!(
+                    "the header of the segment with generation {} is lost; the log had come to it and goes on there after sequence number {}, at device offset {proof} (group {group})",
+                    known.end_generation, self.end.seq
+                ),
+            });
+        }
         if self.end.seq < known.end_seq {
             return Err(Error::Corrupt {
                 offset: known.end_offset,
@@ -486,6 +495,39 @@ impl<'a> Walk<'a> {
             Some((proof, group)) => damage(proof, group),
             None => Ok(()),
         }
+    }
+
+    /// A record that goes on with the log in the segment that the superblock says it had come to, where that has no
+    /// header any more: its place and its group. That header was durable before the superblock was written, so that
+    /// one record is enough, whatever its group.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    fn beyond_in_known_end(&mut self) -> Result<Option<(u64, u64)>> {
+        let known = self.superblock;
+        if known.clean || self.end.generation >= known.end_generation {
+            return Ok(None);
+        }
+        let base = known.end_offset / known.segment_bytes * known.segment_bytes;
+        let mut bytes = vec![0; known.segment_bytes as usize];
+        let read = self.device.read(base, &mut bytes);
+        read.map_err(|error| device_error(&format!("reading the segment at {base}"), error))?;
+        let block = u64::from(known.block_bytes);
+        let (end, mut at) = (self.end, block);
+        let mut found = self.parse(&bytes, base, at, known.end_generation);
+        if let Parsed::Record(header) = &found
+            && header.ends_group()
+        {
+            // The end of a group that a crash had cut short says nothing new; what follows does.
+            self.end.group_ended = true;
+            at = round_up(at + u64::from(header.len), block);
+            found = self.parse(&bytes, base, at, known.end_generation);
+        }
+        self.end = end;
+        Ok(match found {
+            Parsed::Record(header) => Some((base + at, header.group)),
+            Parsed::Bad => None,
+        })
     }
 
     /// As [`Walk::later_group`], in segments from their beginning on.

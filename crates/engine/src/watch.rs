@@ -61,14 +61,13 @@ pub fn read_readable(
 ) -> u64 {
     let Err(error) = read(offset, buffer) else { return 0 };
     tracing::warn!(offset, len = buffer.len(), %error, "not all of it can be read");
-    let (mut at, mut unread, mut failed) = (offset, 0, 0);
+    let (mut at, mut unread) = (offset, 0);
     for piece in buffer.chunks_mut(PIECE_BYTES) {
         let whole = read(at, piece).is_ok();
         for block in piece.chunks_mut(block_bytes as usize) {
-            if !whole && (failed >= FAILED_READS_MAX || read(at, block).is_err()) {
+            if !whole && (unread >= FAILED_READS_MAX || read(at, block).is_err()) {
                 block.fill(0);
                 unread += 1;
-                failed += 1;
             }
             at += block.len() as u64;
         }

@@ -46,6 +46,7 @@ impl Keeper {
         for usage in &dead {
             let warm = self.device_keeps(usage.segment)?;
             work.spent.remove(&usage.generation);
+            work.unread.remove(&usage.generation);
             work.dying.remove(&usage.generation);
             self.moving.forget(usage.generation);
             self.parts.segments.release(usage.segment, warm);

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use esker_store::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
-use super::{FLYING_SEGMENTS, Keeper, Work};
+use super::{FLYING_SEGMENTS, Keeper, READS_TRIED, Work};
 use crate::clean::{Batch, Mover};
 use crate::cold::Writes;
 use crate::segments::Usage;
@@ -287,11 +287,22 @@ impl Keeper {
                 work.spent.insert(victim, false);
                 return Ok(());
             }
-            Error::Corrupt { .. } | Error::Io { .. } => {
+            Error::Corrupt { .. } => {
                 // A page of the index is damaged: this segment is not tried again and again, but when the store is
                 // opened the next time.
                 work.stuck.insert(victim);
                 tracing::error!(generation = victim, %error, "damage found while cleaning");
+            }
+            Error::Io { .. } => {
+                // Something could not be read, maybe only now: after a few more checkpoints no more.
+                let failed = work.unread.entry(victim).or_default();
+                *failed += 1;
+                if *failed < READS_TRIED {
+                    work.spent.insert(victim, false);
+                } else {
+                    work.stuck.insert(victim);
+                }
+                tracing::error!(generation = victim, %error, tried = *failed, "not all could be read while cleaning");
             }
             _ => drop(work.spent.remove(&victim)),
         }

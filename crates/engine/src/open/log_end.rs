@@ -12,7 +12,7 @@ use esker_store::{DurableMark, Error, Result};
 use super::{Engine, Options};
 use crate::commit::{Log, LogEnd, LogShape};
 use crate::format::{
-    RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, Stream, Superblock, round_up,
+    RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom, SegmentHeader, Stream, Superblock, round_up,
 };
 use crate::recover::{Chain, End};
 use crate::segments::{Lsn, SegmentBuffer};
@@ -121,7 +121,10 @@ impl Engine {
         };
         let offset = log_end.segment * segment_bytes + log_end.tail;
         let generation = log_end.generation;
-        self.superblocks.write(|superblock| end_at(superblock, false, generation, offset, end.seq))?;
+        self.superblocks.write(|superblock| {
+            begin_in(superblock, log_end.segment, generation);
+            end_at(superblock, false, generation, offset, end.seq);
+        })?;
         let durable = log_end.base_lsn + log_end.tail;
         let log = Log::new(
             Arc::clone(&self.device) as Arc<dyn Device>,
@@ -231,6 +234,14 @@ impl Engine {
         log_end.tail += block;
         log_end.start = log_end.tail;
         Ok(())
+    }
+}
+
+/// Says in a superblock where the log begins, if nothing says yet where it goes on after a checkpoint.
+pub(super) fn begin_in(superblock: &mut Superblock, segment: u64, generation: u32) {
+    if superblock.replay.generation == 0 {
+        let offset = segment * superblock.segment_bytes + u64::from(superblock.block_bytes);
+        superblock.replay = ReplayFrom { generation, offset, ..ReplayFrom::default() };
     }
 }
 

@@ -252,7 +252,7 @@ impl Work {
             let root = self.root(superblock)?;
             next_number = root.next_number;
             self.pieces(&root, &objects, &mut lost, &mut pages);
-        } else if superblock.replay.generation == 0 && self.log().next().is_some_and(|first| first.generation > 1) {
+        } else if self.log().next().is_some_and(|first| first.generation > superblock.replay.generation.max(1)) {
             // The start of the log is gone, and no checkpoint stands for it.
             return None;
         }
