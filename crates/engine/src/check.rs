@@ -418,6 +418,8 @@ impl DumpItem {
                 ("end_offset", block.end_offset.to_string()),
                 ("end_seq", block.end_seq.to_string()),
                 ("checkpoint", if block.root == 0 { "none".into() } else { block.replay.offset.to_string() }),
+                ("replay_generation", block.replay.generation.to_string()),
+                ("replay_offset", block.replay.offset.to_string()),
             ],
             Self::Segment(header) => vec![
                 ("generation", header.generation.to_string()),

@@ -414,6 +414,7 @@ impl Keeper {
     }
 
     /// Cleans all segments that hold anything dead. `progress(done, total)` is told segments; it returns false to stop.
+    /// One that cannot be cleaned does not keep it from the others.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
@@ -430,12 +431,16 @@ impl Keeper {
             self.candidates(&work, share).filter(|(usage, _)| usage.generation <= newest).count() as u64
         };
         let total = left();
+        let mut failed = None;
         let mut more = progress(0, total);
         while more && self.held.load(Ordering::Acquire) == 0 {
             let mut work = self.work.lock();
             let best = self.best(&work, share).filter(|usage| usage.generation <= newest);
             let Some(best) = best else { break };
-            self.clean_segment(&mut work, best)?;
+            match self.clean_segment(&mut work, best) {
+                Err(error @ (Error::Io { .. } | Error::Corrupt { .. })) => drop(failed.get_or_insert(error)),
+                cleaned => drop(cleaned?),
+            }
             self.free_dead(&mut work, false)?;
             if self.parts.log.segments_left() <= self.reserve()[0] {
                 self.checkpoint_now(&mut work, true, &mut || ())?;
@@ -444,7 +449,8 @@ impl Keeper {
             drop(work);
             more = progress(total - left().min(total), total);
         }
-        self.checkpoint()
+        self.checkpoint()?;
+        failed.map_or(Ok(()), Err)
     }
 
     /// One look at what is to be done; whether anything was.
@@ -511,7 +517,7 @@ impl Keeper {
             || tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * work.checkpoint_bytes)
                 && tail_bytes >= 4 * self.parts.segments.segment_bytes;
         // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the
-        // one that the log goes on in from the checkpoint on needs none.
+        // one where replay begins needs none, because the superblock names it.
         let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= Damage::Header;
         let due = due || !tight && (work.renew > 0 || self.parts.segments.in_use().iter().any(lost));
         let held = self.held.load(Ordering::Acquire) > 0;
@@ -546,7 +552,11 @@ impl Keeper {
             self.free_dead(work, true)?;
             done = true;
         } else if let Some(best) = best {
-            done |= self.clean_segment(work, best)?;
+            done |= match self.clean_segment(work, best) {
+                // It is left aside: another one may do.
+                Err(Error::Io { .. } | Error::Corrupt { .. }) => true,
+                cleaned => cleaned?,
+            };
             self.free_dead(work, near)?;
         }
         if !done {
@@ -623,6 +633,7 @@ impl Keeper {
             Ok(cleaned) => cleaned,
         };
         work.spent.insert(victim.generation, true);
+        work.unread.remove(&victim.generation);
         work.effort += cleaned.copied_bytes;
         self.counters.cleaned.fetch_add(1, Ordering::Relaxed);
         self.counters.copied_bytes.fetch_add(cleaned.copied_bytes, Ordering::Relaxed);

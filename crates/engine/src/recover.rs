@@ -45,7 +45,7 @@ pub struct Chain {
     pub links: Vec<ChainLink>,
     /// Segments without a valid header whose second block is not zero.
     pub headless: Vec<u64>,
-    /// The highest generation seen in any header.
+    /// The highest generation in any header, or that the superblock names.
     pub generation_max: u32,
     /// Segments with a valid header that are not replayed: log that a checkpoint covers, and cold ones. Nothing may
     /// point to them any more.
@@ -122,7 +122,7 @@ pub fn find_chain(found: &Headers, superblock: &Superblock) -> Result<Chain> {
     let begin_lost = begins_with != 0
         && on_device.contains(&begins_in)
         && !headers.contains_key(&begins_with)
-        && (superblock.root != 0 || found.stands_in(begins_in))
+        && (superblock.root != 0 || found.stands_in(begins_in) || replay.generation != 0 && !headers.is_empty())
         && (replay.generation != 0 || !headers.keys().any(|generation| *generation < begins_with))
         && !found.known.iter().any(|header| header.segment == begins_in && header.generation > begins_with);
     if begin_lost {
@@ -140,7 +140,8 @@ pub fn find_chain(found: &Headers, superblock: &Superblock) -> Result<Chain> {
         headers.insert(begins_with, begin);
     }
     let last = headers.keys().copied().max().unwrap_or(replay.generation);
-    let generation_max = others.iter().map(|header| header.generation).max().unwrap_or(0).max(last);
+    let named = superblock.root_generation.max(superblock.end_generation);
+    let generation_max = others.iter().map(|header| header.generation).max().unwrap_or(0).max(last).max(named);
     let mut links = Vec::new();
     let mut next = (last > 0).then_some((last, None));
     while let Some((generation, end)) = next {

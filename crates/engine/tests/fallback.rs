@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use esker_device::{Device, MemoryDevice};
 use esker_engine::format::{Loc, ReplayFrom, SegmentHeader, Stream, Superblock};
-use esker_engine::{DumpItem, DumpOptions, Engine, FormatOptions, Options, dump};
+use esker_engine::{DumpItem, DumpOptions, Engine, FormatOptions, Lost, Options, RepairHooks, What, dump, repair};
 use esker_store::{
     Change, Collection, CommitCursor, CommitEntry, Durability, Error, ObjectId, ObjectStore, SlotScan, Transaction,
 };
@@ -898,43 +898,116 @@ fn where_the_log_begins_is_told_by_the_first_opening_that_knows_it() {
     }
 }
 
+/// What repair makes of a store, and what it names as lost.
+fn repaired(device: &MemoryDevice) -> (Engine, Vec<Lost>) {
+    let from = Arc::new(device.snapshot()) as Arc<dyn Device>;
+    let to = Arc::new(MemoryDevice::new(2 * device.geometry().len));
+    let mut named = Vec::new();
+    let hooks = RepairHooks {
+        lost: &mut |loss| named.push(loss.clone()),
+        progress: &mut |_, _, _| (),
+        mark: &|_, _| None,
+        lengthen: &mut || false,
+    };
+    repair(&from, &(Arc::clone(&to) as Arc<dyn Device>), [8; 16], hooks).unwrap();
+    (open(&to).unwrap(), named)
+}
+
 /// Failure: an acknowledged value was gone without a word. Cause: it was alone in the segment that the log had gone on
 /// in, whose header had rotted, and looked like a torn end. Fix: the superblock was written after that header.
+/// Failure: of such a store repair left out a value and named nothing. Cause: the end of a group that a crash had cut
+/// short, which the segment begins with, has the number of the record before it. Fix: what follows has the next one.
 #[test]
 fn a_single_group_behind_a_rotten_header_that_the_superblock_knows_is_not_cut_off() {
     let (device, engine) = fresh(96);
     (0..11).for_each(|key| write(&engine, &object("old"), key..key + 1, 1));
-    let torn = Arc::new(device.snapshot());
+    let last = place_of(&device, &value(10, 1)).unwrap();
+    let whole = device.snapshot();
     drop(engine);
-    flip(&torn, place_of(&torn, &value(10, 1)).unwrap() + 3, 3);
-    for (keys, groups) in [(0, false), (1, true), (1, false), (3, false)] {
-        let image = Arc::new(torn.snapshot());
-        let engine = open(&image).unwrap();
-        assert_eq!(right(&engine, &object("old"), 0..10, 1), 10);
-        if groups {
-            // Two records of one group.
-            change(&engine, &object("old"), Change::SlotSet { index: 11, value: value(11, 1) });
-        }
-        (0..keys).for_each(|key| write(&engine, &object("new"), key..key + 1, 1));
-        let image = Arc::new(image.snapshot());
-        drop(engine);
-        let superblock = newest(&image);
-        assert_ne!(superblock.end_generation, superblock.replay.generation);
-        let header = superblock.end_offset / SEGMENT_BYTES * SEGMENT_BYTES;
-        flip(&image, header + 20, 3);
-        match open(&image) {
-            // Nothing came into it: nothing is lost.
-            Ok(engine) => {
-                assert_eq!(keys, 0, "opened without them");
-                assert_eq!(right(&engine, &object("old"), 0..10, 1), 10);
+    let mut segment = vec![0; SEGMENT_BYTES as usize];
+    whole.read(last / SEGMENT_BYTES * SEGMENT_BYTES, &mut segment).unwrap();
+    let after = &segment[(last % SEGMENT_BYTES) as usize..];
+    let group_end = last + after.windows(4).position(|bytes| bytes == b"ESKR").unwrap() as u64;
+    // The last group is torn, or its end is.
+    for (torn_at, held) in [(last + 3, 10), (group_end + 9, 11)] {
+        for (keys, two) in [(0, false), (1, true), (1, false), (3, false)] {
+            let what = format!("{held} held, {keys} keys, {two}");
+            let image = Arc::new(whole.snapshot());
+            flip(&image, torn_at, 3);
+            let engine = open(&image).unwrap();
+            assert_eq!(right(&engine, &object("old"), 0..held, 1), held, "{what}");
+            if two {
+                // Two records of one group.
+                change(&engine, &object("new"), Change::SlotSet { index: 11, value: value(11, 1) });
             }
-            Err(Error::Corrupt { offset, what }) => {
-                // With more than one the first bad place is told.
-                assert!(keys > 0 && (offset == header || keys > 1), "{keys} {offset} {header} {what}");
+            (0..keys).for_each(|key| write(&engine, &object("new"), key..key + 1, 1));
+            let image = Arc::new(image.snapshot());
+            drop(engine);
+            let superblock = newest(&image);
+            assert_ne!(superblock.end_generation, superblock.replay.generation);
+            let header = superblock.end_offset / SEGMENT_BYTES * SEGMENT_BYTES;
+            flip(&image, header + 20, 3);
+            let (engine, named) = repaired(&image);
+            // Where nothing follows, nothing tells that nobody was told of what is torn.
+            let torn = |lost: &Lost| matches!(lost.what, What::Transaction(12) | What::Slot(10));
+            assert!(named.iter().all(|lost| held == 10 && keys == 0 && torn(lost)), "{what}: {named:?}");
+            assert_eq!(right(&engine, &object("old"), 0..held, 1), held, "{what}");
+            if keys > 0 {
+                let found = engine.slot_get(&object("new"), keys - 1).wait().unwrap();
+                assert_eq!(found, Some(value(keys - 1, 1)), "{what}: repaired");
             }
-            Err(error) => panic!("{error}"),
+            match open(&image) {
+                // Nothing came into it: nothing is lost. Its generation may be seen again one day.
+                Ok(engine) => {
+                    assert_eq!(keys, 0, "{what}: opened without them");
+                    assert_eq!(right(&engine, &object("old"), 0..held, 1), held, "{what}");
+                    assert!(newest(&image).end_generation > superblock.end_generation, "{what}");
+                }
+                Err(Error::Corrupt { .. }) => assert!(keys > 0, "{what}: refused"),
+                Err(error) => panic!("{what}: {error}"),
+            }
         }
     }
+}
+
+/// Failure: a store opened empty. Cause: nothing stood in the first blocks of its first segment, and the superblock from
+/// before anything was written was tried as well. Fix: one that names a segment of the log was written after its header.
+#[test]
+fn a_first_segment_whose_beginning_is_gone_does_not_open_as_an_empty_store() {
+    let (device, engine) = fresh(96);
+    (0..5).for_each(|key| write(&engine, &object("old"), key..key + 1, 1));
+    let image = Arc::new(device.snapshot());
+    drop(engine);
+    let first = newest(&image).replay.offset / SEGMENT_BYTES * SEGMENT_BYTES;
+    image.write(first, &vec![0; 2 * BLOCK_BYTES as usize]).unwrap();
+    match open(&image) {
+        Ok(_) => panic!("it opened"),
+        Err(error) => assert!(matches!(error, Error::Corrupt { .. }), "{error}"),
+    }
+}
+
+/// Failure: a store was refused of which nothing was lost. Cause: the first segment, into which nothing had come, had
+/// only zeros in place of its header. Fix: the next header says that the log went past it.
+#[test]
+fn a_first_segment_that_nothing_came_into_may_be_gone() {
+    let device = Arc::new(MemoryDevice::new(96 * SEGMENT_BYTES));
+    Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: UUID }).unwrap();
+    let engine = open(&device).unwrap();
+    let image = Arc::new(device.snapshot());
+    drop(engine);
+    // Left by a torn write, so that the log goes on in another segment.
+    let first = newest(&image).replay.offset;
+    image.write(first + BLOCK_BYTES, &[7; BLOCK_BYTES as usize]).unwrap();
+    let engine = open(&image).unwrap();
+    engine.submit(Transaction::new().create_collection(&collection())).wait().unwrap();
+    write(&engine, &object("old"), 0..10, 1);
+    let image = Arc::new(image.snapshot());
+    drop(engine);
+    assert_ne!(newest(&image).end_generation, newest(&image).replay.generation);
+    image.write(first - BLOCK_BYTES, &vec![0; 3 * BLOCK_BYTES as usize]).unwrap();
+    let engine = open(&image).unwrap();
+    assert_eq!(right(&engine, &object("old"), 0..10, 1), 10);
+    assert_eq!(engine.recovery().checkpoints_passed_over, 0);
 }
 
 /// Failure: one read of an index page that failed kept a segment from being cleaned until the next opening. Cause: it

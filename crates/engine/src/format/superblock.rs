@@ -81,14 +81,14 @@ pub struct Superblock {
     pub root: u64,
     /// Generation of the segment that the root stands in.
     pub root_generation: u32,
-    /// Where the log goes on after what the checkpoint covers.
+    /// Where the log goes on after what the checkpoint covers; without one, where it begins.
     pub replay: ReplayFrom,
 }
 
 /// A place in the log between two groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplayFrom {
-    /// Generation of the segment; 0: the start of the log.
+    /// Generation of the segment; 0: the start of the log, wherever that is.
     pub generation: u32,
     /// Device offset.
     pub offset: u64,

@@ -183,8 +183,10 @@ impl Mover for Hands<'_> {
 
     fn wait(&self) -> Result<()> {
         self.keeper.moving.wait();
-        let failed = self.keeper.moving.state.lock().failed.first().map(|(_, error)| error.clone());
-        failed.map_or(Ok(()), Err)
+        // What could not be moved of another segment is for the next look.
+        let mut state = self.keeper.moving.state.lock();
+        let failed = state.failed.iter().position(|(victim, _)| *victim == self.from.victim);
+        failed.map_or(Ok(()), |at| Err(state.failed.remove(at).1))
     }
 }
 
@@ -269,7 +271,7 @@ impl Keeper {
             match self.could_not_clean(work, victim, error) {
                 Err(Error::Stopped { cause }) => return Err(Error::Stopped { cause }),
                 Err(error) => {
-                    // It is tried again after the next checkpoint.
+                    // Not before the next checkpoint.
                     work.spent.insert(victim, false);
                     tracing::warn!(generation = victim, %error, "copies were not moved");
                 }
@@ -294,7 +296,7 @@ impl Keeper {
                 tracing::error!(generation = victim, %error, "damage found while cleaning");
             }
             Error::Io { .. } => {
-                // Something could not be read, maybe only now: after a few more checkpoints no more.
+                // Something could not be read, maybe only now: it is tried again after the next checkpoint.
                 let failed = work.unread.entry(victim).or_default();
                 *failed += 1;
                 if *failed < READS_TRIED {

@@ -109,6 +109,15 @@ fn find_from(
                     formatting was cut short";
         return Err(Error::Corrupt { offset: half as u64 * superblock.superblock_segment_bytes, what: what.into() });
     }
+    if end.generation == 0 && superblock.root == 0 && superblocks.superblock.end_generation != 0 {
+        // The header of a segment was durable before the superblock that names it.
+        let FoundSuperblock { superblock: newest, .. } = superblocks;
+        let what = format!(
+            "no segment of log is found; the superblock says that it had come to generation {}",
+            newest.end_generation
+        );
+        return Err(Error::Corrupt { offset: newest.end_offset, what });
+    }
     if end.generation > 0 {
         // What a torn end has left behind this place counts for nothing, even if the log goes on elsewhere.
         segments.set_end(end.segment, end.offset);

@@ -81,8 +81,7 @@ impl Engine {
         }
         // Headers of the segments that were being opened may be lost: their generations must not come back.
         let known = clean && chain.headless.is_empty() && !chain.begin_lost;
-        let generation_max = chain.generation_max.max(superblock.root_generation).max(superblock.end_generation)
-            + if known { 0 } else { GENERATIONS_IN_FLIGHT };
+        let generation_max = chain.generation_max + if known { 0 } else { GENERATIONS_IN_FLIGHT };
         let mut log_end = match last {
             Some(buffer) if goes_on => LogEnd {
                 segment: end.segment,

@@ -147,14 +147,16 @@ impl Work {
             let Some((generation, cold)) = generation else { continue };
             let block = u64::from(shape.block_bytes);
             let view = SegmentView { bytes: &bytes, base, generation, end: shape.segment_bytes, block, seed };
-            let first = view.records().next().map(|(record, ..)| record);
+            // The end of a group has the number of the record before it.
+            let first_seq =
+                view.records().next().map(|(record, ..)| record.seq + u64::from(!cold && record.ends_group()));
             segments.place(*segment, generation, 0, 0, cold);
             headers.known.push(SegmentHeader {
                 generation,
                 uuid: shape.uuid,
                 segment: *segment,
                 previous_end: 0,
-                first_seq: first.map_or(0, |record| record.seq),
+                first_seq: first_seq.unwrap_or(0),
                 group: 0,
                 previous_generation: 0,
                 stream: if cold { Stream::Cold } else { Stream::Log },
@@ -252,7 +254,9 @@ impl Work {
             let root = self.root(superblock)?;
             next_number = root.next_number;
             self.pieces(&root, &objects, &mut lost, &mut pages);
-        } else if self.log().next().is_some_and(|first| first.generation > superblock.replay.generation.max(1)) {
+        } else if self.log().next().is_some_and(|first| {
+            first.generation > superblock.replay.generation.max(1) && first.first_seq > superblock.replay.seq + 1
+        }) {
             // The start of the log is gone, and no checkpoint stands for it.
             return None;
         }

@@ -147,8 +147,7 @@ impl<'a> Tolerant<'a> {
         let record = RecordHeader::decode(&bytes[at as usize..], self.seed, base + at)?;
         let in_order = if record.ends_group() { record.seq >= self.seq } else { record.seq > self.seq };
         let fits = u64::from(record.len) <= stop - at && record.generation == link.generation;
-        let before = record.seq < link.before_seq || record.ends_group();
-        (fits && in_order && before && record.group >= self.group).then_some(record)
+        (fits && in_order && record.seq < link.before_seq && record.group >= self.group).then_some(record)
     }
 
     /// Applies the operations in a range of a segment that hold; where one does not, the next is looked for. With `told` the caller
