@@ -504,7 +504,7 @@ impl<'a> Walk<'a> {
     ///
     /// # Errors
     /// [`Error::Io`].
-    fn beyond_in_known_end(&mut self) -> Result<Option<(u64, u64)>> {
+    fn beyond_in_known_end(&self) -> Result<Option<(u64, u64)>> {
         let known = self.superblock;
         if known.clean || self.end.generation >= known.end_generation {
             return Ok(None);
@@ -513,21 +513,11 @@ impl<'a> Walk<'a> {
         let mut bytes = vec![0; known.segment_bytes as usize];
         let read = self.device.read(base, &mut bytes);
         read.map_err(|error| device_error(&format!("reading the segment at {base}"), error))?;
-        let block = u64::from(known.block_bytes);
-        let (end, mut at) = (self.end, block);
-        let mut found = self.parse(&bytes, base, at, known.end_generation);
-        if let Parsed::Record(header) = &found
-            && header.ends_group()
-        {
-            // The end of a group that a crash had cut short says nothing new; what follows does.
-            self.end.group_ended = true;
-            at = round_up(at + u64::from(header.len), block);
-            found = self.parse(&bytes, base, at, known.end_generation);
-        }
-        self.end = end;
-        Ok(match found {
-            Parsed::Record(header) => Some((base + at, header.group)),
-            Parsed::Bad => None,
+        let at = u64::from(known.block_bytes);
+        Ok(match self.parse(&bytes, base, at, known.end_generation) {
+            // The end of a group that a crash had cut short says nothing new, and what comes after it is of a later one.
+            Parsed::Record(header) if !header.ends_group() => Some((base + at, header.group)),
+            _ => None,
         })
     }
 
