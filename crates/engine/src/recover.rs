@@ -515,7 +515,8 @@ impl<'a> Walk<'a> {
         read.map_err(|error| device_error(&format!("reading the segment at {base}"), error))?;
         let at = u64::from(known.block_bytes);
         Ok(match self.parse(&bytes, base, at, known.end_generation) {
-            // The end of a group that a crash had cut short says nothing new, and what comes after it is of a later one.
+            // The end of a group that a crash had cut short says nothing new; the search for later groups finds what
+            // follows it.
             Parsed::Record(header) if !header.ends_group() => Some((base + at, header.group)),
             _ => None,
         })

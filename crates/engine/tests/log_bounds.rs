@@ -1,4 +1,5 @@
-//! Where the log begins and how far it goes, when the headers that say so have rotted: known from the superblock, or refused by name.
+//! Where the log begins and how far it goes, when the headers that say so have rotted: opening knows it from the
+//! superblock, or refuses by name.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
