@@ -27,6 +27,7 @@ mod thread;
 pub use room::{Class, Gate};
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -159,6 +160,8 @@ pub enum Refused {
 pub struct Reservation<'a> {
     log: &'a Log,
     parity: usize,
+    /// The thread was panicking before.
+    panicking: bool,
     /// The segment's buffer.
     pub buffer: Arc<SegmentBuffer>,
     /// Where the range starts in the buffer.
@@ -189,6 +192,9 @@ impl Reservation<'_> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
+        if std::thread::panicking() && !self.panicking {
+            self.log.fail(Error::Stopped { cause: "a writer panicked before its record was whole".into() });
+        }
         self.log.filling[self.parity].0.fetch_sub(1, Ordering::Release);
     }
 }
@@ -482,6 +488,7 @@ impl Log {
         }
         let unwritten = self.unwritten.fetch_add(len, Ordering::Relaxed) + len;
         let reservation = Reservation {
+            panicking: std::thread::panicking(),
             log: self,
             parity,
             buffer: Arc::clone(&state.buffer),
@@ -667,8 +674,17 @@ impl Log {
         self.wanted_segment.notify_all();
     }
 
-    /// With `gathers` the next group may be waited for: only where the commit thread looks at the time meanwhile.
+    /// With `gathers` the next group may be waited for: only where the commit thread looks at the time meanwhile. After a
+    /// panic nobody knows what of the group is written.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`]: the caller stops the log.
     fn append_and_sync(&self, sync: bool, gathers: bool, at_cut: impl FnOnce(&mut State)) -> Result<()> {
+        let append = || self.append_and_sync_once(sync, gathers, at_cut);
+        catch_unwind(AssertUnwindSafe(append)).unwrap_or_else(|panic| Err(Error::panicked("writing the log", &*panic)))
+    }
+
+    fn append_and_sync_once(&self, sync: bool, gathers: bool, at_cut: impl FnOnce(&mut State)) -> Result<()> {
         if let Some(failure) = self.mark().failure() {
             return Err(failure);
         }
@@ -681,6 +697,10 @@ impl Log {
         while self.filling[parity].0.load(Ordering::Acquire) != 0 {
             spins += 1;
             if spins < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        if let Some(failure) = self.mark().failure() {
+            // One of them has panicked: its record must not come to the device.
+            return Err(failure);
         }
         for piece in &pieces {
             self.write_piece(piece)?;

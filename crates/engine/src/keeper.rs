@@ -278,15 +278,8 @@ impl Keeper {
         self.waking.notify_one();
     }
 
-    /// The thread's life. Should it panic, the log stops: without a keeper writers would wait for ever.
+    /// The thread's life.
     pub fn run(&self) {
-        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.run_until_stopped()));
-        if ran.is_err() {
-            self.parts.log.stop_for(Error::Stopped { cause: "the cleaner panicked".into() });
-        }
-    }
-
-    fn run_until_stopped(&self) {
         while !self.stopping.load(Ordering::Acquire) {
             match self.step() {
                 Ok(true) => continue,

@@ -16,6 +16,7 @@ pub use layout::FormatOptions;
 use log_end::{begin_in, end_at};
 
 use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -265,11 +266,12 @@ impl Engine {
             }
         }));
         keeper.set_reserve();
+        // Before the threads: what was started is ended with it, should one of them not start.
+        self.keeper = Some(Arc::clone(&keeper));
         if options.commit_thread {
             self.spawn("esker-clean", &keeper, Keeper::run)?;
             self.spawn("esker-move", &keeper, Keeper::run_moving)?;
         }
-        self.keeper = Some(keeper);
         Ok(())
     }
 
@@ -300,17 +302,41 @@ impl Engine {
             threads: Mutex::default(),
         };
         let scrubber = Arc::new(Scrubber { engine, scrub: Arc::clone(&self.scrub), after });
-        self.spawn("esker-scrub", &scrubber, Scrubber::run)
+        self.spawn_and("esker-scrub", &scrubber, Scrubber::run, |error| tracing::error!(%error, "scrubbing has ended"))
     }
 
     /// Starts what looks whether the device still answers, and is where it was.
     fn start_watch(&self) -> Result<()> {
-        self.spawn("esker-watch", &self.device, Watched::run)
+        self.spawn_and("esker-watch", &self.device, Watched::run, |error| {
+            tracing::error!(%error, "nobody looks any more whether the device answers");
+        })
     }
 
-    fn spawn<T: Send + Sync + 'static>(&self, name: &str, what: &Arc<T>, run: fn(&T)) -> Result<()> {
+    /// Starts a thread that writing needs. Should it panic, the log stops, and everybody who waits is told what it said.
+    fn spawn<T: Send + Sync + 'static>(&self, name: &'static str, what: &Arc<T>, run: fn(&T)) -> Result<()> {
+        let log = self.log.as_ref().map(Arc::downgrade);
+        self.spawn_and(name, what, run, move |error| {
+            if let Some(log) = log.and_then(|log| log.upgrade()) {
+                log.stop_for(error);
+            }
+        })
+    }
+
+    /// Starts a thread, and calls `failed` should it panic.
+    fn spawn_and<T: Send + Sync + 'static>(
+        &self,
+        name: &'static str,
+        what: &Arc<T>,
+        run: fn(&T),
+        failed: impl FnOnce(Error) + Send + 'static,
+    ) -> Result<()> {
         let what = Arc::clone(what);
-        let spawned = std::thread::Builder::new().name(name.into()).spawn(move || run(&what));
+        let run = move || {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(&what))) {
+                failed(Error::panicked(&format!("the thread {name}"), &*panic));
+            }
+        };
+        let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
         let handle = spawned.map_err(|error| Error::io(format!("starting the thread {name}"), error))?;
         self.threads.lock().push(handle);
         Ok(())

@@ -3,6 +3,7 @@
 //! Invariant: an error of `submit` means that nothing of the transaction was applied, save for
 //! [`Error::Stopped`], after which its fate is known only on reopening.
 
+use std::any::Any;
 use std::sync::Arc;
 
 /// Result of this crate.
@@ -104,6 +105,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// What stops a store after a panic: whose it was, and what it said.
+    pub fn panicked(who: &str, panic: &(dyn Any + Send)) -> Self {
+        let said = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Self::Stopped { cause: format!("{who} panicked: {}", said.unwrap_or("without a message")).into() }
+    }
+
     /// An [`Error::Io`] that names what was tried.
     pub fn io(what: impl Into<String>, source: std::io::Error) -> Self {
         Self::Io { what: what.into(), source: Arc::new(source) }

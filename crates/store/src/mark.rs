@@ -6,10 +6,12 @@
 //! 1. The mark only grows; after [`DurableMark::fail`] it grows no more.
 //! 2. A failed mark answers every waiter above it with the first cause, and goes on answering those below it with success.
 //! 3. Threads are woken in two turns: those who wait for what is being made durable, and those who wait for what comes after.
-//! 4. `wanted` tells the commit thread how far somebody waits, so that it need not sync what nobody waits for.
+//! 4. A task whose waker panics keeps no other from being woken; the panic goes on in whoever moved the mark.
+//! 5. `wanted` tells the commit thread how far somebody waits, so that it need not sync what nobody waits for.
 
 use std::future::Future;
 use std::num::NonZeroU32;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -133,7 +135,8 @@ impl DurableMark {
         // A second failure is not news: the first cause is the one that operators need.
         let _ = self.cause.set(cause);
         self.failed.store(true, Ordering::SeqCst);
-        self.wake(u64::MAX);
+        // Whoever stops a store has more to do than to hear of a waker that panics.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.wake(u64::MAX)));
     }
 
     /// How many times somebody has begun to wait: threads, and those for whom [`Barrier::want_for`] was called. A task that
@@ -161,8 +164,15 @@ impl DurableMark {
             true
         });
         self.waiters.fetch_sub(ready.len() as u32, Ordering::SeqCst);
+        // A waker that panics keeps none of the others from being called.
+        let mut panicked = None;
         for waker in ready {
-            waker.wake();
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                panicked.get_or_insert(panic);
+            }
+        }
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
         }
         woken
     }

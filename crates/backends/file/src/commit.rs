@@ -15,6 +15,7 @@
 //! Source: the double write of Ceph's FileStore (Aghayev et al., SOSP 2019).
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -122,8 +123,10 @@ impl Core {
     fn stop(&self, error: &Error) -> Error {
         self.frozen.store(true, Ordering::SeqCst);
         let mut text = error.to_string();
-        if let Error::Io { source, .. } = error {
-            text = format!("{text}: {source}");
+        match error {
+            Error::Io { source, .. } => text = format!("{text}: {source}"),
+            Error::Stopped { cause } => text = cause.to_string(),
+            _ => {}
         }
         // The first cause stays.
         if self.cause.set(text.into()).is_ok() {
@@ -161,7 +164,11 @@ impl Core {
         let mut group = Vec::new();
         let outcome = match self.stopped() {
             Some(error) => Err(error),
-            None => self.group(&mut leader, &mut group),
+            None => catch_unwind(AssertUnwindSafe(|| self.group(&mut leader, &mut group))).unwrap_or_else(|panic| {
+                // How far it came nobody knows.
+                self.torn.store(true, Ordering::SeqCst);
+                Err(self.stop(&Error::panicked("writing a group", &*panic)))
+            }),
         };
         if let Err(error) = outcome {
             group.extend(self.queue.lock().waiting.drain(..).map(|slot| (slot, Ok(CommitSeq(0)))));
@@ -226,20 +233,22 @@ impl Core {
         let (mut ops, mut count) = (Vec::new(), 0);
         while record.len() < GROUP_BYTES && count < GROUP_TRANSACTIONS {
             let Some(slot) = self.queue.lock().waiting.pop_front() else { break };
+            // Before anything is tried: all of a group are answered, whatever happens.
+            group.push((Arc::clone(&slot), Ok(CommitSeq(position.seq))));
             let txn = &slot.txn;
-            let answer = match admit(&table, txn) {
+            let tried = match admit(&table, txn) {
                 Ok(()) if txn.ops.is_empty() => Ok(CommitSeq(position.seq)),
                 Ok(()) => {
                     codec::encode(txn, &mut record);
-                    let applied = apply(&mut table, position, txn, &mut ops);
-                    group.push((Arc::clone(&slot), Ok(CommitSeq(position.seq))));
-                    applied?;
+                    apply(&mut table, position, txn, &mut ops)?;
                     count += 1;
-                    continue;
+                    Ok(CommitSeq(position.seq))
                 }
                 Err(error) => Err(error),
             };
-            group.push((slot, answer));
+            if let Some((_, answer)) = group.last_mut() {
+                *answer = tried;
+            }
         }
         if count > 0 {
             let journalled = leader.journal.append(record, leader.position.seq + 1, count);
@@ -252,7 +261,12 @@ impl Core {
 
     /// Makes everything durable where it belongs, and lets the journal begin anew.
     fn checkpoint(&self, leader: &mut Leader) -> Result<()> {
-        self.try_checkpoint(leader).map_err(|error| self.stop(&error))
+        catch_unwind(AssertUnwindSafe(|| self.try_checkpoint(leader)))
+            .unwrap_or_else(|panic| {
+                self.torn.store(true, Ordering::SeqCst);
+                Err(Error::panicked("a checkpoint", &*panic))
+            })
+            .map_err(|error| self.stop(&error))
     }
 
     fn try_checkpoint(&self, leader: &mut Leader) -> Result<()> {

@@ -4,6 +4,7 @@
 //! by then must not become so, since the files of objects may be behind.
 
 use std::io::{Error, ErrorKind, Result};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,30 +33,41 @@ impl TableFile {
     }
 }
 
+impl TableFile {
+    /// A panic inside the table would leave its locks poisoned, and every later look at it would panic as well: it is an
+    /// error here.
+    fn guarded<T>(&self, writes: bool, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        if writes {
+            self.thawed()?;
+        }
+        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+            Err(Error::other(esker_store::Error::panicked("a call of the table's file", &*panic)))
+        })
+    }
+}
+
 impl StorageBackend for TableFile {
     fn len(&self) -> Result<u64> {
-        self.file.len()
+        self.guarded(false, || self.file.len())
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        if self.file.read_at(offset, out)? < out.len() {
+        let wanted = out.len();
+        if self.guarded(false, || self.file.read_at(offset, out))? < wanted {
             return Err(ErrorKind::UnexpectedEof.into());
         }
         Ok(())
     }
 
     fn set_len(&self, len: u64) -> Result<()> {
-        self.thawed()?;
-        self.file.set_len(len)
+        self.guarded(true, || self.file.set_len(len))
     }
 
     fn sync_data(&self) -> Result<()> {
-        self.thawed()?;
-        self.file.sync()
+        self.guarded(true, || self.file.sync())
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.thawed()?;
-        self.file.write_at(offset, data)
+        self.guarded(true, || self.file.write_at(offset, data))
     }
 }

@@ -322,3 +322,62 @@ fn a_damaged_journal_record_is_not_taken_for_its_end() {
     files.flip("journal", 4096 + 40);
     assert_eq!(open(&files).unwrap().collections().wait().unwrap().len(), 3);
 }
+
+/// Failure: everybody who wrote beside a thread that panicked waited for ever. Cause: it had led a group, and nobody led
+/// after it. Fix: the store stops, and all of the group, and all who come after, are told why.
+#[test]
+fn a_panic_of_whoever_leads_a_group_is_told_to_everybody() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if panic.payload_as_str() != Some("a panic of the test") {
+            before(panic);
+        }
+    }));
+    let (mut told, mut moments) = (0, 0);
+    for after in 0.. {
+        let files = FaultyFiles::new(after);
+        let store = Arc::new(open(&files).unwrap());
+        store.submit(Transaction::new().create_collection(&"c".into())).wait().unwrap();
+        files.panic_after(after);
+        let (tell, ended) = std::sync::mpsc::channel();
+        for writer in 0..3u64 {
+            let (store, tell) = (Arc::clone(&store), tell.clone());
+            std::thread::spawn(move || {
+                let write = |number: u64| {
+                    let id = ObjectId::new("c".into(), format!("{writer} {number}"));
+                    let data = Change::Write { offset: 0, data: vec![number as u8; 3_000].into() };
+                    let row = Change::OmapSet { key: "a".into(), value: vec![7; 100].into() };
+                    store.submit(Transaction::new().change(&id, data).change(&id, row)).wait()
+                };
+                let all: Vec<_> = (0..12).map(write).collect();
+                tell.send((writer, all)).unwrap();
+            });
+        }
+        let ended: Vec<_> =
+            (0..3).map(|_| ended.recv_timeout(std::time::Duration::from_secs(120)).expect("a writer hangs")).collect();
+        let panicked = files.failed().is_some();
+        drop(store);
+        files.revive();
+        let store = open(&files).unwrap();
+        for (writer, all) in ended {
+            for (number, outcome) in all.into_iter().enumerate() {
+                match outcome {
+                    Ok(_) => {
+                        let id = ObjectId::new("c".into(), format!("{writer} {number}"));
+                        assert_eq!(store.read(&id, 0..3_000).wait().unwrap(), vec![number as u8; 3_000], "{after}");
+                    }
+                    Err(Error::Stopped { cause }) => {
+                        assert!(cause.contains("panicked: a panic of the test"), "{after}: {cause}");
+                        told += 1;
+                    }
+                    Err(error) => panic!("{after}: {error}"),
+                }
+            }
+        }
+        if !panicked {
+            break;
+        }
+        moments += 1;
+    }
+    assert!(told > 0 && moments > 20, "{told} told of {moments} panics");
+}

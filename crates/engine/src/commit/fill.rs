@@ -6,6 +6,7 @@
 //! all that was given to writers, and is told under the lock that guards that; whatever is cut later and reaches it waits
 //! for it to end.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use esker_store::Result;
@@ -51,11 +52,14 @@ impl Log {
             self.fill.from.store(piece.lsn, Ordering::Release);
             piece
         };
-        let filled = self.device.prefill(piece.device_offset, piece.len);
+        // Whoever waits for the piece must not do so for ever.
+        let fill = || self.device.prefill(piece.device_offset, piece.len);
+        let filled = catch_unwind(AssertUnwindSafe(fill));
         let state = self.state.lock();
         self.fill.from.store(u64::MAX, Ordering::Release);
         drop(state);
         self.fill.ended.notify_all();
+        let filled = filled.unwrap_or_else(|panic| resume_unwind(panic));
         filled.map(|()| true).map_err(|error| stopped("filling a segment ahead", &error))
     }
 

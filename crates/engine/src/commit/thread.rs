@@ -104,11 +104,12 @@ impl Log {
         } else {
             *first_waiter = None;
         }
+        // What nobody waits for is made durable after so long.
+        let limit = match policy {
+            CommitPolicy::Periodic { interval } => interval,
+            CommitPolicy::Adaptive | CommitPolicy::Batch | CommitPolicy::Group { .. } => self.shape.async_flush,
+        };
         if let Some(oldest) = oldest {
-            let limit = match policy {
-                CommitPolicy::Periodic { interval } => interval,
-                CommitPolicy::Adaptive | CommitPolicy::Batch | CommitPolicy::Group { .. } => self.shape.async_flush,
-            };
             let age = oldest.elapsed();
             if age >= limit {
                 return Step::Commit { sync: true };
@@ -116,7 +117,7 @@ impl Log {
             sleep = sleep.min(limit - age);
         } else if !waited_for {
             // Nothing unsynced: the next record that nobody waits for starts a flush time that must not be overslept.
-            sleep = sleep.min(self.shape.async_flush);
+            sleep = sleep.min(limit);
         }
         if pending && self.unwritten.load(Ordering::Relaxed) >= self.append_bytes() {
             return Step::Commit { sync: false };

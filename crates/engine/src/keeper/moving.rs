@@ -9,6 +9,7 @@
 //! 3. Who moves never waits for the keeper's work.
 
 use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use esker_store::{Error, Result};
@@ -202,29 +203,27 @@ impl Keeper {
         Hands { keeper: self, from }
     }
 
-    /// The life of the thread that moves. Should it panic, the log stops: without it the keeper would wait for ever.
+    /// The life of the thread that moves. After a panic nothing moves any more, and the keeper is told so.
     pub fn run_moving(&self) {
-        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            while let Some(job) = self.moving.take() {
-                let outcome = self.move_batch(job);
-                let gained = *outcome.as_ref().unwrap_or(&0);
-                let idle = self.moving.moved(outcome);
-                if self.parts.log.is_paced() {
-                    // After a checkpoint there is less than there should be: then they get half of what is gained.
-                    self.parts.log.pace(Some(self.allowance().max(gained as i64 / 2)), 0);
-                }
-                if idle {
-                    // What it has emptied can be made free.
-                    self.wake();
-                }
+        while let Some(job) = self.moving.take() {
+            let moved = catch_unwind(AssertUnwindSafe(|| self.move_batch(job)));
+            let outcome = moved.unwrap_or_else(|panic| {
+                let panicked = Error::panicked("the thread that moves copies", &*panic);
+                self.parts.log.stop_for(panicked.clone());
+                self.moving.end();
+                self.moving.state.lock().waiting = None;
+                Err(panicked)
+            });
+            let gained = *outcome.as_ref().unwrap_or(&0);
+            let idle = self.moving.moved(outcome);
+            if self.parts.log.is_paced() {
+                // After a checkpoint there is less than there should be: then they get half of what is gained.
+                self.parts.log.pace(Some(self.allowance().max(gained as i64 / 2)), 0);
             }
-        }));
-        if ran.is_err() {
-            let panicked = Error::Stopped { cause: "the thread that moves copies panicked".into() };
-            self.parts.log.stop_for(panicked.clone());
-            self.moving.end();
-            self.moving.state.lock().waiting = None;
-            self.moving.moved(Err(panicked));
+            if idle {
+                // What it has emptied can be made free.
+                self.wake();
+            }
         }
     }
 

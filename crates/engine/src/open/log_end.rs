@@ -148,11 +148,12 @@ impl Engine {
             DurableMark::new(durable, Box::new(nudge))
         };
         log.set_mark(Arc::clone(&self.mark));
+        // Before the threads: what was started is ended with it, should one of them not start.
+        self.log = Some(Arc::clone(&log));
         if threaded {
             self.spawn("esker-commit", &log, Log::run)?;
             self.spawn("esker-prepare", &log, Log::run_preparer)?;
         }
-        self.log = Some(log);
         Ok(())
     }
 

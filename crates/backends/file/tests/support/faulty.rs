@@ -57,6 +57,8 @@ struct State {
     /// Writing operations until one fails; the next ones work.
     until_failure: Option<u64>,
     failed: Option<&'static str>,
+    /// Writing operations until one panics; the next ones work.
+    until_panic: Option<u64>,
     /// Writes to object files while the journal held something unsynced.
     unsynced_applied: u64,
 }
@@ -157,6 +159,13 @@ impl State {
         if let Some(left) = &mut self.until_failure {
             *left -= 1;
         }
+        if self.until_panic == Some(0) {
+            (self.until_panic, self.failed) = (None, Some(what));
+            panic!("a panic of the test");
+        }
+        if let Some(left) = &mut self.until_panic {
+            *left -= 1;
+        }
         Ok(())
     }
 
@@ -182,6 +191,7 @@ impl FaultyFiles {
             until_crash: None,
             until_failure: None,
             failed: None,
+            until_panic: None,
             unsynced_applied: 0,
         })))
     }
@@ -194,6 +204,11 @@ impl FaultyFiles {
     /// The writing operation after so many more fails, once. What it should have done is done in part or not at all.
     pub fn fail_after(&self, operations: u64) {
         self.0.lock().until_failure = Some(operations);
+    }
+
+    /// The writing operation after so many more panics, once.
+    pub fn panic_after(&self, operations: u64) {
+        self.0.lock().until_panic = Some(operations);
     }
 
     /// Which kind of operation has failed.
@@ -214,7 +229,7 @@ impl FaultyFiles {
     /// The process is gone, the power is not: everything is as it was seen last.
     pub fn revive(&self) {
         let mut state = self.0.lock();
-        (state.until_crash, state.until_failure) = (None, None);
+        (state.until_crash, state.until_failure, state.until_panic) = (None, None, None);
     }
 
     /// Flips a bit of a file at `offset`, durably.
@@ -277,6 +292,7 @@ impl FaultyFiles {
             until_crash: None,
             until_failure: None,
             failed: None,
+            until_panic: None,
             unsynced_applied: 0,
         };
         after
