@@ -309,15 +309,10 @@ impl Cold {
     fn open_next(&mut self, age: u64) -> Result<()> {
         let segment_bytes = self.segments.segment_bytes;
         let full = Error::Full { needed: segment_bytes, free: 0 };
-        let segment = self.segments.take_free().or_else(|| self.log.take_ready()).ok_or_else(|| full.clone())?;
+        let taken = self.segments.take_reserved(&*self.device, false);
+        let taken = taken.map_err(|error| stopped("reserving a cold segment", &error))?;
+        let segment = taken.or_else(|| self.log.take_ready()).ok_or(full)?;
         let offset = segment * segment_bytes;
-        match self.device.reserve(offset, segment_bytes) {
-            Err(esker_device::Error::NoSpace { .. }) => {
-                self.segments.give_back(segment);
-                return Err(full);
-            }
-            other => other.map_err(|error| stopped("reserving a cold segment", &error))?,
-        }
         let failed = |error| stopped("opening a cold segment", &error);
         if self.device.geometry().zone_bytes.is_some() {
             self.device.discard(offset, segment_bytes).map_err(failed)?;

@@ -193,7 +193,9 @@ impl Reservation<'_> {
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() && !self.panicking {
-            self.log.fail(Error::Stopped { cause: "a writer panicked before its record was whole".into() });
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or("a thread without a name");
+            self.log.fail(Error::Stopped { cause: format!("{name} panicked before its record was whole").into() });
         }
         self.log.filling[self.parity].0.fetch_sub(1, Ordering::Release);
     }

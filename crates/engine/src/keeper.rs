@@ -46,6 +46,7 @@ use crate::format::{Loc, Role};
 use crate::segments::{Damage, Usage};
 use crate::stages::Times;
 use moving::Moving;
+use reserve::Asking;
 
 /// A checkpoint is due when so many bytes of log have gathered, or so many times the last checkpoint's bytes.
 const CHECKPOINT_LOG_BYTES: u64 = 256 << 20;
@@ -140,6 +141,7 @@ struct Work {
     effort_from: u64,
     /// Bytes that lived when the device was found to be full.
     full_at: Option<u64>,
+    asking: Asking,
     /// Checkpoints that are due because of damage, as long as room is not tight: see [`crate::clean::RENEWALS`].
     renew: u8,
     /// What `saved` says stands in the checkpoint that the superblock names.
@@ -225,6 +227,7 @@ impl Keeper {
             effort: 0,
             effort_from: 0,
             full_at: None,
+            asking: Asking::default(),
             renew: 0,
             whole: true,
             hand: Hand::default(),
@@ -475,8 +478,9 @@ impl Keeper {
 
     fn step_locked(&self, work: &mut Work) -> Result<bool> {
         let log = &self.parts.log;
+        self.see_to_blocks(work)?;
         let reserve = self.reserve();
-        let total = self.parts.segments.log_segments();
+        let total = self.parts.segments.usable_segments();
         let low = self.low(reserve);
         let near = log.segments_left() <= self.checkpoint_segments() + RESCUE_SEGMENTS + FLYING_SEGMENTS / 2;
         if near || work.full_at.is_some() {

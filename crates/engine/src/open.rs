@@ -165,7 +165,7 @@ impl Engine {
         // Unless room is short, what only an older checkpoint may need is kept for it until the next one: what nothing
         // points to any more, and pieces of it that stand beside what lives.
         let roomy = segments.free_segments() * 5 > segments.log_segments() * 2;
-        let keep = !options.read_only && roomy;
+        let mut keep = !options.read_only && roomy;
         // A superblock that is lost may have named a later checkpoint, after which nothing was kept for this one's.
         let floor_before = superblocks.floor_before().unwrap_or(0);
         let broken = |usage: &Usage| !usage.cold && usage.damage >= Damage::Header && usage.generation > floor_before;
@@ -186,7 +186,7 @@ impl Engine {
         if !keep {
             free_later.iter().for_each(|segment| segments.release(*segment, true));
         }
-        let mut kept: HashSet<u32> = free_later.into_iter().map(|segment| segments.generation(segment)).collect();
+        let mut kept: HashSet<u32> = free_later.iter().map(|segment| segments.generation(*segment)).collect();
         kept.extend(segments.in_use().into_iter().filter(|usage| usage.cold).map(|usage| usage.generation));
         let record_bytes_max = superblock.segment_bytes - 3 * u64::from(superblock.block_bytes);
         let mut engine = Self {
@@ -216,7 +216,14 @@ impl Engine {
         if options.read_only {
             engine.saved = Some(saved);
         } else {
-            engine.start_log(&chain, end, last, base_lsn, &options)?;
+            engine.start_log(&chain, end, last.clone(), base_lsn, &options)?;
+            if engine.full_since_open && keep {
+                // What only the checkpoint before needs may have the only blocks that are left.
+                engine.superblocks.write(|superblock| superblock.before_kept = false)?;
+                free_later.iter().for_each(|segment| engine.segments.release(*segment, true));
+                (keep, engine.full_since_open) = (false, false);
+                engine.start_log(&chain, end, last, base_lsn, &options)?;
+            }
             engine.start_keeper(saved, keep.then_some(kept), &options)?;
             if options.commit_thread {
                 engine.start_scrub(options.scrub_after)?;
@@ -269,8 +276,8 @@ impl Engine {
         // Before the threads: what was started is ended with it, should one of them not start.
         self.keeper = Some(Arc::clone(&keeper));
         if options.commit_thread {
-            self.spawn("esker-clean", &keeper, Keeper::run)?;
             self.spawn("esker-move", &keeper, Keeper::run_moving)?;
+            self.spawn("esker-clean", &keeper, Keeper::run)?;
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
+use esker_device::Device;
 use parking_lot::Mutex;
 
 use crate::format::{Loc, WEIGHT_WHOLE};
@@ -220,6 +221,10 @@ impl Damage {
 /// The generation that a segment counts as whose own is lost: nothing that stands anywhere has it.
 pub const GENERATION_LOST: u32 = u32::MAX - 1;
 
+/// When the device has had no blocks for so many segments in one call (about a millisecond each), it is not asked for those of
+/// all others of which nothing is known.
+const REFUSED_MAX: u64 = 4096;
+
 /// How often the table can double: from the smallest device of the smallest segments to the largest.
 const DOUBLINGS: usize = 32;
 
@@ -301,13 +306,20 @@ pub struct Segments {
     /// First segment that holds log, not superblocks.
     first: u64,
     lists: Mutex<Lists>,
+    /// So many free segments with blocks are left alone while there are others.
+    kept_backed: AtomicU64,
     buffers_max: usize,
     readers: Readers,
     index_bytes: AtomicI64,
 }
 
 struct Lists {
-    free: VecDeque<u64>,
+    /// Free segments whose blocks are reserved on the device.
+    backed: VecDeque<u64>,
+    /// Free segments of which that is not known.
+    unbacked: VecDeque<u64>,
+    /// Segments that hold nothing and that the device had no blocks for when it was asked: not free.
+    bare: VecDeque<u64>,
     recent: VecDeque<u64>,
     spare: Vec<SegmentBuffer>,
 }
@@ -317,13 +329,20 @@ impl Segments {
     /// most `recent_bytes` (and at least of two segments) stay in memory.
     pub fn new(segment_bytes: u64, log_segments: Range<u64>, recent_bytes: u64) -> Self {
         let buffers_max = usize::try_from(recent_bytes / segment_bytes).unwrap_or(usize::MAX).max(2);
-        let lists = Lists { free: VecDeque::new(), recent: VecDeque::new(), spare: Vec::new() };
+        let lists = Lists {
+            backed: VecDeque::new(),
+            unbacked: VecDeque::new(),
+            bare: VecDeque::new(),
+            recent: VecDeque::new(),
+            spare: Vec::new(),
+        };
         Self {
             segment_bytes,
             shift: segment_bytes.trailing_zeros(),
             entries: Table::new(log_segments.end.max(log_segments.start)),
             first: log_segments.start,
             lists: Mutex::new(lists),
+            kept_backed: AtomicU64::new(0),
             buffers_max,
             readers: Readers::default(),
             index_bytes: AtomicI64::new(0),
@@ -349,7 +368,7 @@ impl Segments {
     pub fn grow(&self, count: u64) -> u64 {
         let before = self.entries.len();
         self.entries.grow(count);
-        self.lists.lock().free.extend(before..count.max(before));
+        self.lists.lock().unbacked.extend(before..count.max(before));
         count.saturating_sub(before)
     }
 
@@ -365,7 +384,19 @@ impl Segments {
 
     /// Number of free segments.
     pub fn free_segments(&self) -> u64 {
-        self.lists.lock().free.len() as u64
+        let lists = self.lists.lock();
+        (lists.backed.len() + lists.unbacked.len()) as u64
+    }
+
+    /// Number of segments that can hold log and that the device has blocks for, as far as is known.
+    pub fn usable_segments(&self) -> u64 {
+        let bare = self.bare_segments();
+        self.log_segments().saturating_sub(bare)
+    }
+
+    /// Number of segments that the device had no blocks for when it was asked.
+    pub fn bare_segments(&self) -> u64 {
+        self.lists.lock().bare.len() as u64
     }
 
     /// Number of segments whose buffers are in memory.
@@ -512,9 +543,9 @@ impl Segments {
         let mut lists = self.lists.lock();
         lists.recent.retain(|recent| *recent != segment);
         if warm {
-            lists.free.push_front(segment);
+            lists.backed.push_front(segment);
         } else {
-            lists.free.push_back(segment);
+            lists.unbacked.push_back(segment);
         }
         if let Some(Ok(buffer)) = buffer.map(Arc::try_unwrap)
             && lists.spare.len() < 2
@@ -523,30 +554,122 @@ impl Segments {
         }
     }
 
-    /// Makes every segment that holds no log free.
-    pub fn free_unplaced(&self) {
-        let free = (self.first..self.entries.len()).filter(|segment| self.generation(*segment) == 0).collect();
-        self.lists.lock().free = free;
+    /// Makes every segment that holds no log free. Those in which something `stands` are taken first: they have blocks.
+    pub fn free_unplaced(&self, stands: impl Fn(u64) -> bool) {
+        let free = (self.first..self.entries.len()).filter(|segment| self.generation(*segment) == 0);
+        let (first, then): (VecDeque<u64>, VecDeque<u64>) = free.partition(|segment| stands(*segment));
+        let mut lists = self.lists.lock();
+        lists.unbacked = first;
+        lists.unbacked.extend(then);
+        lists.backed.clear();
     }
 
-    /// The next free segment, if any; it stays free until [`Segments::take_free`].
-    pub fn peek_free(&self) -> Option<u64> {
-        self.lists.lock().free.front().copied()
+    /// Takes a free segment and reserves its blocks on the device. Those that the device has none for are not free any
+    /// more. With `sparing` the last ones that are known to have blocks are taken only when there are no others.
+    ///
+    /// # Errors
+    /// The device's, but for a want of space.
+    pub fn take_reserved(&self, device: &dyn Device, sparing: bool) -> esker_device::Result<Option<u64>> {
+        let mut refused = 0;
+        loop {
+            let taken = {
+                let mut lists = self.lists.lock();
+                let kept = if sparing { self.kept_backed.load(Ordering::Relaxed) } else { 0 };
+                let spared = lists.backed.len() as u64 <= kept && !lists.unbacked.is_empty();
+                if spared { None } else { lists.backed.pop_front() }.or_else(|| lists.unbacked.pop_front())
+            };
+            let Some(segment) = taken else { return Ok(None) };
+            match self.reserve(device, segment) {
+                Ok(true) => return Ok(Some(segment)),
+                Ok(false) => refused += 1,
+                Err(error) => {
+                    self.lists.lock().unbacked.push_front(segment);
+                    return Err(error);
+                }
+            }
+            if refused == REFUSED_MAX {
+                let mut lists = self.lists.lock();
+                let Lists { unbacked, bare, .. } = &mut *lists;
+                bare.append(unbacked);
+            }
+        }
+    }
+
+    /// The device has no blocks for a segment that was taken.
+    pub fn set_bare(&self, segment: u64) {
+        self.lists.lock().bare.push_back(segment);
+    }
+
+    /// Reserves the blocks of a segment that was taken; it is bare if there are none.
+    fn reserve(&self, device: &dyn Device, segment: u64) -> esker_device::Result<bool> {
+        let offset = segment * self.segment_bytes;
+        match device.reserve(offset, self.segment_bytes) {
+            Err(esker_device::Error::NoSpace { .. }) => {
+                // A file system may have found blocks for a part of it. If they cannot be given back, they are there when it
+                // is asked again.
+                if let Err(error) = device.discard(offset, self.segment_bytes) {
+                    tracing::debug!(segment, %error, "the blocks for a part of a segment were not given back");
+                }
+                self.set_bare(segment);
+                Ok(false)
+            }
+            other => other.map(|()| true),
+        }
+    }
+
+    /// Sees to it that so many free segments have blocks, as far as the device has them, and that these are spared from now on:
+    /// see [`Segments::take_reserved`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn keep_backed(&self, device: &dyn Device, count: u64) -> esker_device::Result<()> {
+        self.kept_backed.store(count, Ordering::Relaxed);
+        loop {
+            let taken = {
+                let mut lists = self.lists.lock();
+                if lists.backed.len() as u64 >= count { None } else { lists.unbacked.pop_front() }
+            };
+            let Some(segment) = taken else { return Ok(()) };
+            match self.reserve(device, segment) {
+                Ok(true) => self.lists.lock().backed.push_back(segment),
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    self.lists.lock().unbacked.push_front(segment);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Asks the device for the blocks of one segment that it had none for. If it has them, this one is free, and so are
+    /// up to `more` others, whose blocks it is asked for when they are taken. Whether it had.
+    ///
+    /// # Errors
+    /// As for [`Segments::take_reserved`].
+    pub fn ask_again(&self, device: &dyn Device, more: u64) -> esker_device::Result<bool> {
+        let Some(segment) = self.lists.lock().bare.pop_front() else { return Ok(false) };
+        match self.reserve(device, segment) {
+            Ok(true) => {
+                let mut lists = self.lists.lock();
+                let Lists { backed, unbacked, bare, .. } = &mut *lists;
+                backed.push_back(segment);
+                unbacked.extend(bare.drain(..(more as usize).min(bare.len())));
+                Ok(true)
+            }
+            Ok(false) => Ok(false),
+            Err(error) => {
+                self.lists.lock().bare.push_back(segment);
+                Err(error)
+            }
+        }
     }
 
     /// Takes a segment out of the free ones, if it is among them.
     pub fn take(&self, segment: u64) {
-        self.lists.lock().free.retain(|free| *free != segment);
-    }
-
-    /// Takes the segment that [`Segments::peek_free`] named.
-    pub fn take_free(&self) -> Option<u64> {
-        self.lists.lock().free.pop_front()
-    }
-
-    /// Gives a segment back that was taken and not used, for want of space under it: others are tried before it.
-    pub fn give_back(&self, segment: u64) {
-        self.lists.lock().free.push_back(segment);
+        let mut lists = self.lists.lock();
+        lists.backed.retain(|free| *free != segment);
+        lists.unbacked.retain(|free| *free != segment);
+        lists.bare.retain(|bare| *bare != segment);
     }
 
     /// Memory for a segment: a spare one, or new.
@@ -637,10 +760,11 @@ mod tests {
     #[test]
     fn a_buffer_leaves_memory_only_when_it_is_written() {
         let segments = Segments::new(1 << 16, 1..8, 0);
-        segments.free_unplaced();
+        let device = esker_device::MemoryDevice::new(8 << 16);
+        segments.free_unplaced(|_| false);
         assert_eq!(segments.free_segments(), 7);
         for (generation, lsn) in [(1, 0), (2, 1 << 16), (3, 2 << 16)] {
-            let segment = segments.take_free().unwrap();
+            let segment = segments.take_reserved(&device, true).unwrap().unwrap();
             segments.place(segment, generation, lsn, 0, false);
             segments.publish_buffer(segment, Arc::new(segments.new_buffer().unwrap()));
         }
@@ -655,7 +779,7 @@ mod tests {
     #[test]
     fn segments_that_are_taken_in_leave_the_others_where_they_are() {
         let segments = Segments::new(1 << 16, 1..3, 0);
-        segments.free_unplaced();
+        segments.free_unplaced(|_| false);
         let all: Vec<u64> = (0..3).chain([4, 7, 40, 41, 1_000]).collect();
         for count in all {
             let before = segments.log_segments();

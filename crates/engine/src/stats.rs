@@ -72,6 +72,8 @@ pub struct Stats {
     pub segments: u64,
     /// Of those, free.
     pub free_segments: u64,
+    /// Segments that hold nothing, and that the file system had no room for when it was asked: not free.
+    pub bare_segments: u64,
     /// Bytes that objects point to; what two objects share counts twice.
     pub live_bytes: u64,
     /// Bytes of the last checkpoint on the device.
@@ -192,6 +194,7 @@ impl Stats {
             ("segment_bytes", self.segment_bytes),
             ("segments", self.segments),
             ("free_segments", self.free_segments),
+            ("bare_segments", self.bare_segments),
             ("live_bytes", self.live_bytes),
             ("checkpoint_bytes", self.checkpoint_bytes),
             ("checkpoints", self.checkpoints),
@@ -271,6 +274,7 @@ impl Engine {
             segment_bytes: self.segments.segment_bytes,
             segments: self.segments.log_segments(),
             free_segments: self.segments.free_segments(),
+            bare_segments: self.segments.bare_segments(),
             buffered_segments: self.segments.buffers(),
             device_reads: self.reader.counters.device_reads.load(Ordering::Relaxed),
             device_read_bytes: self.reader.counters.device_read_bytes.load(Ordering::Relaxed),

@@ -218,8 +218,9 @@ impl Run {
             let written = engine.checkpoint_while(&mut || {
                 let stats = engine.stats();
                 // Without threads a write that has to wait for room here would wait for ever: the reserve is two
-                // fifths of the device at most.
+                // fifths of the device at most. Where space comes and goes nobody knows beforehand what is left.
                 let roomy = stats.gate == 0 && stats.free_segments > stats.segments * 2 / 5 + 2;
+                let roomy = roomy && self.kind != Kind::Thin;
                 if left > 0 && roomy && matches!(outcome, Ok(true)) {
                     left -= 1;
                     outcome = self.transact_simply(engine, device);

@@ -201,6 +201,8 @@ impl Core {
         write.set_durability(Durability::None).map_err(|error| self.stop(&failed(error)))?;
         // Held until the failure is known, if there is one: readers of files ask for it once they have the lock.
         let mut data = None;
+        // Dropped before the lock.
+        let _torn = TornByPanic(&self.torn);
         let torn = |error: Error| {
             self.torn.store(true, Ordering::SeqCst);
             self.stop(&error)
@@ -395,4 +397,15 @@ fn dead_files(table: &impl Read) -> Result<Vec<(u64, u64)>> {
         Ok(dead.len() < DEAD_FILES)
     })?;
     Ok(dead)
+}
+
+/// Says that files and rows may not fit together, should its scope end with a panic.
+struct TornByPanic<'a>(&'a AtomicBool);
+
+impl Drop for TornByPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
 }

@@ -26,34 +26,26 @@ impl Log {
             }
         }
         let segment_bytes = self.segments.segment_bytes;
-        let mut no_space = false;
-        let prepared = match self.segments.take_free() {
+        let taken = self.segments.take_reserved(&*self.device, true);
+        let prepared = match taken.map_err(|error| stopped("reserving the next segment", &error))? {
             None => None,
-            Some(segment) => match self.device.reserve(segment * segment_bytes, segment_bytes) {
-                Err(esker_device::Error::NoSpace { .. }) => {
-                    self.segments.give_back(segment);
-                    no_space = true;
-                    None
+            Some(segment) => {
+                if self.device.geometry().zone_bytes.is_some() {
+                    let discarded = self.device.discard(segment * segment_bytes, segment_bytes);
+                    discarded.map_err(|error| stopped("resetting the next segment's zones", &error))?;
                 }
-                Err(error) => return Err(stopped("reserving the next segment", &error)),
-                Ok(()) => {
-                    if self.device.geometry().zone_bytes.is_some() {
-                        let discarded = self.device.discard(segment * segment_bytes, segment_bytes);
-                        discarded.map_err(|error| stopped("resetting the next segment's zones", &error))?;
-                    }
-                    let buffer = self.segments.new_buffer();
-                    let mut buffer = buffer.map_err(|error| Error::io("allocating a segment buffer", error))?;
-                    // Memory that they reach first is touched by the writers, if they cannot wait.
-                    if self.shape.threaded {
-                        buffer.touch(|| !self.is_awaited());
-                    }
-                    Some(Ready { segment, buffer: Arc::new(buffer), filled: 0 })
+                let buffer = self.segments.new_buffer();
+                let mut buffer = buffer.map_err(|error| Error::io("allocating a segment buffer", error))?;
+                // Memory that they reach first is touched by the writers, if they cannot wait.
+                if self.shape.threaded {
+                    buffer.touch(|| !self.is_awaited());
                 }
-            },
+                Some(Ready { segment, buffer: Arc::new(buffer), filled: 0 })
+            }
         };
         let mut state = self.state.lock();
         // The store may have grown since the look at what is free.
-        state.full = prepared.is_none() && (no_space || self.segments.free_segments() == 0);
+        state.full = prepared.is_none() && self.segments.free_segments() == 0;
         state.starved = false;
         state.next.extend(prepared);
         self.room.notify_all();

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use super::Log;
 use crate::policy::CommitPolicy;
 
+/// An idle thread sleeps at least so long.
+const IDLE_MIN: Duration = Duration::from_millis(1);
+
 impl Log {
     /// Stops taking records; what is pending is made durable.
     pub fn stop(&self) {
@@ -117,7 +120,7 @@ impl Log {
             sleep = sleep.min(limit - age);
         } else if !waited_for {
             // Nothing unsynced: the next record that nobody waits for starts a flush time that must not be overslept.
-            sleep = sleep.min(limit);
+            sleep = sleep.min(limit.max(IDLE_MIN));
         }
         if pending && self.unwritten.load(Ordering::Relaxed) >= self.append_bytes() {
             return Step::Commit { sync: false };

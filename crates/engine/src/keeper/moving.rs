@@ -46,6 +46,8 @@ struct State {
     failed: Vec<(u32, Error)>,
     /// Bytes that will be free when a segment is, by its generation: what was copied of it, and what of the rest has gone with that.
     promised: HashMap<u32, u64>,
+    /// The thread has begun.
+    runs: bool,
     ended: bool,
 }
 
@@ -89,7 +91,7 @@ impl Moving {
         self.changed.notify_all();
     }
 
-    /// Gives a batch to the thread; back if there is none any more.
+    /// Gives a batch to the thread; back if there is none yet, or any more.
     fn hand(&self, job: Job) -> Option<Job> {
         let mut state = self.state.lock();
         self.gathered.store(0, Ordering::Relaxed);
@@ -97,7 +99,7 @@ impl Moving {
         while state.waiting.is_some() && !state.ended {
             self.changed.wait(&mut state);
         }
-        if state.ended {
+        if state.ended || !state.runs {
             return Some(job);
         }
         state.waiting = Some(job);
@@ -205,15 +207,20 @@ impl Keeper {
 
     /// The life of the thread that moves. After a panic nothing moves any more, and the keeper is told so.
     pub fn run_moving(&self) {
+        self.moving.state.lock().runs = true;
+        let ran = catch_unwind(AssertUnwindSafe(|| self.move_until_ended()));
+        if let Err(panic) = ran {
+            let panicked = Error::panicked("the thread that moves copies", &*panic);
+            self.parts.log.stop_for(panicked.clone());
+            self.moving.end();
+            self.moving.state.lock().waiting = None;
+            self.moving.moved(Err(panicked));
+        }
+    }
+
+    fn move_until_ended(&self) {
         while let Some(job) = self.moving.take() {
-            let moved = catch_unwind(AssertUnwindSafe(|| self.move_batch(job)));
-            let outcome = moved.unwrap_or_else(|panic| {
-                let panicked = Error::panicked("the thread that moves copies", &*panic);
-                self.parts.log.stop_for(panicked.clone());
-                self.moving.end();
-                self.moving.state.lock().waiting = None;
-                Err(panicked)
-            });
+            let outcome = self.move_batch(job);
             let gained = *outcome.as_ref().unwrap_or(&0);
             let idle = self.moving.moved(outcome);
             if self.parts.log.is_paced() {
@@ -238,7 +245,7 @@ impl Keeper {
 
     /// Segments that are being moved when there is much to clean.
     pub(super) fn flying_segments(&self) -> u64 {
-        FLYING_SEGMENTS.min(self.parts.segments.log_segments() / 64)
+        FLYING_SEGMENTS.min(self.parts.segments.usable_segments() / 64)
     }
 
     /// The bytes that become free besides what was copied.

@@ -2,7 +2,28 @@
 //!
 //! Invariant: writes stop while so many segments are still free as a checkpoint, the cleaner and deletes need.
 
-use super::{Keeper, RESCUE_SEGMENTS};
+use std::time::{Duration, Instant};
+
+use esker_store::Result;
+
+use super::{IDLE, Keeper, RESCUE_SEGMENTS, Work};
+use crate::commit::stopped;
+
+/// Free segments that writes leave alone beside those of a checkpoint.
+const WRITES_LEAVE: u64 = 8;
+/// How long the device is not asked for blocks that it had not, if no write was refused since.
+const QUIET: Duration = Duration::from_secs(30);
+/// Free segments of a store that holds nothing whose blocks are reserved.
+const BACKED_MIN: u64 = 2;
+
+/// When the device was last asked for blocks that it had not, and for how many.
+#[derive(Default)]
+pub(super) struct Asking {
+    at: Option<Instant>,
+    more: u64,
+    /// Writes that had been refused then.
+    refused: u64,
+}
 
 impl Keeper {
     /// Says how many free segments each class of writes leaves alone.
@@ -20,14 +41,48 @@ impl Keeper {
     /// of few segments writes leave two fifths of them.
     pub(super) fn reserve(&self) -> [u64; 2] {
         let checkpoint = self.checkpoint_segments();
-        let most = self.parts.segments.log_segments() * 2 / 5;
-        let writes = (checkpoint + 8).min(most);
+        let most = self.parts.segments.usable_segments() * 2 / 5;
+        let writes = (checkpoint + WRITES_LEAVE).min(most);
         [writes, (checkpoint + RESCUE_SEGMENTS + 2).min(writes.saturating_sub(1))]
+    }
+
+    /// Sees to it that what is kept back has blocks on the device, as far as the device has them: a file may be sparse, and
+    /// its file system be filled by others. A small store keeps as many as its reserve would be if there were no more
+    /// to be had. Where there were none, the device is asked again: once a second if
+    /// writes are refused, and at once where it had some the last time.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`](esker_store::Error::Stopped).
+    pub(super) fn see_to_blocks(&self, work: &mut Work) -> Result<()> {
+        let segments = &self.parts.segments;
+        let failed = |error| self.stop_if_failed(stopped("reserving what is kept back", &error));
+        // Where it had some the last time, it is asked for more before writers come to the end of them.
+        let asking = &mut work.asking;
+        let goes_on = asking.more > 0 && segments.free_segments() < self.low(self.reserve());
+        // A file system that is asked may have to look long: if nobody was refused, it is left alone for longer.
+        let refused = self.parts.log.asked();
+        let pause = if refused == asking.refused { QUIET } else { IDLE };
+        let due = !self.threaded || goes_on || asking.at.is_none_or(|at| at.elapsed() >= pause);
+        if segments.bare_segments() == 0 {
+            *asking = Asking::default();
+        } else if due {
+            (asking.at, asking.refused) = (Some(Instant::now()), refused);
+            if segments.ask_again(&*self.device, asking.more).map_err(failed)? {
+                asking.more = (2 * asking.more + 1).min(segments.log_segments());
+                work.full_at = None;
+                self.parts.log.has_grown();
+            } else {
+                work.asking.more = 0;
+            }
+        }
+        let used = segments.usable_segments().saturating_sub(segments.free_segments());
+        let kept = (self.checkpoint_segments() + WRITES_LEAVE).min(BACKED_MIN + used / 2);
+        segments.keep_backed(&*self.device, kept).map_err(failed)
     }
 
     /// With fewer free segments than this it is time to clean.
     pub(super) fn low(&self, reserve: [u64; 2]) -> u64 {
-        reserve[0] + 2 + self.parts.segments.log_segments() / 20
+        reserve[0] + 2 + self.parts.segments.usable_segments() / 20
     }
 
     /// Segments that a checkpoint of the whole index takes at most; an eighth more for what does not fit at their ends.

@@ -176,7 +176,7 @@ impl Keeper {
     }
 
     fn room_is_short(&self) -> bool {
-        self.parts.log.segments_left() * 5 < self.parts.segments.log_segments() * 2
+        self.parts.log.segments_left() * 5 < self.parts.segments.usable_segments() * 2
     }
 
     /// Writes a checkpoint. Where room is short enough that a few of them, each leaving little pieces of the last in

@@ -152,7 +152,7 @@ fn find_from(
             );
         }
     }
-    segments.free_unplaced();
+    segments.free_unplaced(|segment| headers.stands_in(segment));
     Ok(Found {
         superblock,
         segments,

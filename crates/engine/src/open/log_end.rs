@@ -43,15 +43,23 @@ impl Engine {
             chain.links.last().filter(|link| end.generation > 0 && link.header.generation == end.generation);
         // What a torn end has left can be cleared, which costs a write of what is left of the segment: a device that is
         // nearly full must not lose a segment with every crash.
-        let scarce = self.segments.free_segments() <= self.segments.log_segments() * 2 / 5;
+        let scarce = self.segments.free_segments() <= self.segments.usable_segments() * 2 / 5;
         let zoned = device.geometry().zone_bytes.is_some();
         // Where the header is lost, the next opening would have to do without it again.
         let header_lost = chain.begin_lost && chain.links.len() == 1;
-        let goes_on = last_link.is_some()
+        let mut goes_on = last_link.is_some()
             && !header_lost
             && (end.clean_after || scarce && !zoned)
             && room
             && (!zoned || (clean && end.group_ended));
+        if goes_on {
+            // A crash may have taken back what was reserved of it: to run out of space in the middle would stop the
+            // log.
+            match device.reserve(end.segment * segment_bytes, segment_bytes) {
+                Err(esker_device::Error::NoSpace { .. }) => goes_on = false,
+                other => other.map_err(|error| device_error("reserving the log's last segment", error))?,
+            }
+        }
         let mut begins_after = end;
         if !goes_on
             && let Some(link) = last_link
@@ -63,21 +71,11 @@ impl Engine {
             begins_after.generation = link.header.previous_generation;
             begins_after.segment = self.segments.segment_of(link.header.previous_end);
             begins_after.offset = self.segments.within(link.header.previous_end);
+            self.segments.take(end.segment);
             self.segments.release(end.segment, true);
         }
-        if goes_on {
-            // A crash may have taken back what was reserved of it: to run out of space in the middle would stop the
-            // log.
-            match device.reserve(end.segment * segment_bytes, segment_bytes) {
-                Err(esker_device::Error::NoSpace { .. }) => {
-                    self.full_since_open = true;
-                    return Ok(());
-                }
-                other => other.map_err(|error| device_error("reserving the log's last segment", error))?,
-            }
-            if !end.clean_after {
-                self.clear_torn_end(end, last.as_deref(), tail)?;
-            }
+        if goes_on && !end.clean_after {
+            self.clear_torn_end(end, last.as_deref(), tail)?;
         }
         // Headers of the segments that were being opened may be lost: their generations must not come back.
         let known = clean && chain.headless.is_empty() && !chain.begin_lost;
@@ -169,17 +167,23 @@ impl Engine {
         let segment_bytes = superblock.segment_bytes;
         let block = u64::from(superblock.block_bytes);
         let full = Error::Full { needed: segment_bytes, free: 0 };
-        let segment = self.segments.peek_free().ok_or(full.clone())?;
-        let offset = segment * segment_bytes;
-        let written = chain.headless.contains(&segment) || self.device.geometry().zone_bytes.is_some();
-        if written {
-            // Before it is reserved: this gives its blocks back.
+        let (segment, offset) = loop {
+            let taken = self.segments.take_reserved(&*self.device, false);
+            let segment = taken.map_err(|error| device_error("reserving a segment", error))?.ok_or(full.clone())?;
+            let offset = segment * segment_bytes;
+            if !chain.headless.contains(&segment) && self.device.geometry().zone_bytes.is_none() {
+                break (segment, offset);
+            }
+            // This gives its blocks back.
             self.device.discard(offset, segment_bytes).map_err(|error| device_error("clearing a segment", error))?;
-        }
-        match self.device.reserve(offset, segment_bytes) {
-            Err(esker_device::Error::NoSpace { .. }) => return Err(full),
-            other => other.map_err(|error| device_error("reserving a segment", error))?,
-        }
+            match self.device.reserve(offset, segment_bytes) {
+                Err(esker_device::Error::NoSpace { .. }) => self.segments.set_bare(segment),
+                other => {
+                    other.map_err(|error| device_error("reserving a segment", error))?;
+                    break (segment, offset);
+                }
+            }
+        };
         self.device.prefill(offset, segment_bytes).map_err(|error| device_error("filling a segment ahead", error))?;
         let group = end.group + 1;
         let header = SegmentHeader {
