@@ -3,10 +3,8 @@
 #[path = "support/resp.rs"]
 mod resp;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use resp::{Client, Running};
