@@ -1,5 +1,5 @@
-//! A file system that is full under a sparse store, and a server on it: writes and deletes go on, the server starts again, and room that
-//! others give back is used.
+//! A file system that is full under a sparse store, and a server on it: writes and deletes go on, the server starts
+//! again, and uses the room that others give back.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -6,7 +6,8 @@
 //! 1. The mark only grows; after [`DurableMark::fail`] it grows no more.
 //! 2. A failed mark answers every waiter above it with the first cause, and goes on answering those below it with success.
 //! 3. Threads are woken in two turns: those who wait for what is being made durable, and those who wait for what comes after.
-//! 4. A task whose waker panics keeps no other from being woken; the panic goes on in whoever moved the mark.
+//! 4. A task whose waker panics keeps no other from being woken; the panic goes on in the thread that moved the
+//!    mark.
 //! 5. `wanted` tells the commit thread how far somebody waits, so that it need not sync what nobody waits for.
 
 use std::future::Future;
@@ -135,7 +136,7 @@ impl DurableMark {
         // A second failure is not news: the first cause is the one that operators need.
         let _ = self.cause.set(cause);
         self.failed.store(true, Ordering::SeqCst);
-        // Whoever stops a store has more to do than to hear of a waker that panics.
+        // The thread that stops a store has more to do than to hear of a waker that panics.
         let _ = catch_unwind(AssertUnwindSafe(|| self.wake(u64::MAX)));
     }
 

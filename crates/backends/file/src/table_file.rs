@@ -34,8 +34,8 @@ impl TableFile {
 }
 
 impl TableFile {
-    /// A panic inside the table would leave its locks poisoned, and every later look at it would panic as well: it is an
-    /// error here.
+    /// A panic inside the table would leave its locks poisoned, and every later look at it would panic as well: the
+    /// table gets an error instead.
     fn guarded<T>(&self, writes: bool, call: impl FnOnce() -> Result<T>) -> Result<T> {
         if writes {
             self.thawed()?;

@@ -323,8 +323,8 @@ fn a_damaged_journal_record_is_not_taken_for_its_end() {
     assert_eq!(open(&files).unwrap().collections().wait().unwrap().len(), 3);
 }
 
-/// Failure: everybody who wrote beside a thread that panicked waited for ever. Cause: it had led a group, and nobody led
-/// after it. Fix: the store stops, and all of the group, and all who come after, are told why.
+/// Failure: the writers beside a thread that panicked waited for ever. Cause: it had led a group, and no other thread
+/// led after it. Fix: the store stops, and tells all of the group, and all who come after, why.
 #[test]
 fn a_panic_of_whoever_leads_a_group_is_told_to_everybody() {
     let before = std::panic::take_hook();

@@ -52,7 +52,7 @@ impl Log {
             self.fill.from.store(piece.lsn, Ordering::Release);
             piece
         };
-        // Whoever waits for the piece must not do so for ever.
+        // A writer that waits for the piece must not do so for ever.
         let fill = || self.device.prefill(piece.device_offset, piece.len);
         let filled = catch_unwind(AssertUnwindSafe(fill));
         let state = self.state.lock();
