@@ -453,6 +453,10 @@ impl Log {
             let left = self.segments.free_segments() + state.next.len() as u64;
             let refused = match class {
                 Class::Write => left <= self.reserve[0].load(Ordering::Relaxed),
+                // Half of what is between is left to what only takes away.
+                Class::GiveBack => {
+                    left <= self.reserve.iter().map(|kept| kept.load(Ordering::Relaxed)).sum::<u64>() / 2
+                }
                 Class::TakeAway => left <= self.reserve[1].load(Ordering::Relaxed),
                 Class::Keep => false,
             };
@@ -483,7 +487,7 @@ impl Log {
         state.record_bytes += len;
         match class {
             Class::Keep => state.relocation_bytes += len,
-            Class::Write | Class::TakeAway => state.payload_bytes += payload_bytes,
+            Class::Write | Class::GiveBack | Class::TakeAway => state.payload_bytes += payload_bytes,
         }
         if state.oldest_unsynced.is_none() {
             state.oldest_unsynced = Some(Instant::now());

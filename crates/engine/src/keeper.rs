@@ -139,8 +139,8 @@ struct Work {
     /// Bytes that were moved since writes last had to wait, and the bytes of transactions until then.
     effort: u64,
     effort_from: u64,
-    /// Bytes that lived when the device was found to be full.
-    full_at: Option<u64>,
+    /// Bytes that lived when the device was found to be full, and the segments that were left then.
+    full_at: Option<(u64, u64)>,
     asking: Asking,
     /// Checkpoints that are due because of damage, as long as room is not tight: see [`crate::clean::RENEWALS`].
     renew: u8,
@@ -491,10 +491,18 @@ impl Keeper {
         // While space is short what is dead is made free as the log becomes durable by itself.
         let mut done = self.free_dead(work, near || log.segments_left() >= low)?;
         let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.live).sum();
-        if let Some(full_at) = work.full_at {
+        if let Some((full_at, left)) = work.full_at {
             // All that could be gained was: only what goes from now on makes room.
             let gone = full_at.saturating_sub(live) >= self.parts.segments.segment_bytes / 2;
             if !gone && log.segments_left() <= reserve[0] {
+                let now = log.segments_left();
+                let fits = now >= self.checkpoint_segments() + RESCUE_SEGMENTS;
+                if now < left && fits && self.tail_segments(work) > 0 && self.held.load(Ordering::Acquire) == 0 {
+                    // What takes away has written log, of which nothing may live.
+                    self.checkpoint_now(work, true, &mut || ())?;
+                    self.free_dead(work, true)?;
+                    work.full_at = Some((full_at, log.segments_left()));
+                }
                 log.set_gate(Gate::Full, reserve);
                 self.pace(false);
                 return Ok(false);
@@ -579,7 +587,7 @@ impl Keeper {
         } else {
             // Everything that lives was moved once and next to nothing could be written for it, or nothing is worth it:
             // there is no more room to be had. (While segments are held that is not known.)
-            work.full_at = (self.held.load(Ordering::Acquire) == 0).then_some(live);
+            work.full_at = (self.held.load(Ordering::Acquire) == 0).then_some((live, left));
             Gate::Full
         };
         log.set_gate(gate, kept);

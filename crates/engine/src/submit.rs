@@ -8,6 +8,7 @@
 //! 3. A guard that looks at a missing object holds the names' lock, so that the object cannot appear meanwhile.
 
 mod missing;
+mod net;
 mod plan;
 
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use esker_store::{
     Barrier, Change, Collection, CommitSeq, Completion, Compression, Condition, Durability, Error, Guard, ObjectId, Op,
-    Result, Transaction,
+    Result, Transaction, limits,
 };
 use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
@@ -435,8 +436,21 @@ impl Engine {
         if !missing.is_empty() {
             return Attempt::Bring(missing);
         }
-        let class = if txn.ops.iter().all(takes_away) { Class::TakeAway } else { Class::Write };
-        let reservation = match log.reserve(len, payload_bytes, class) {
+        let class = if txn.ops.iter().all(takes_away) {
+            Class::TakeAway
+        } else if txn.gives_back && len <= limits::GIVING_BACK_BYTES_MAX {
+            Class::GiveBack
+        } else {
+            Class::Write
+        };
+        let mut reserved = log.reserve(len, payload_bytes, class);
+        if matches!(reserved, Err(Refused::Error(Error::Full { .. })))
+            && class != Class::TakeAway
+            && net::gives_back(&plan, states)
+        {
+            reserved = log.reserve(len, payload_bytes, Class::TakeAway);
+        }
+        let reservation = match reserved {
             Ok(reservation) => reservation,
             Err(Refused::Busy) => return Attempt::Busy,
             Err(Refused::Error(Error::Full { .. })) => return Attempt::Full,

@@ -67,7 +67,7 @@ impl Kv {
         }
         let collection = Collection::from("kv");
         if !store.collections().wait()?.contains(&collection) {
-            store.submit(Transaction::new().create_collection(&collection)).wait()?;
+            store.submit(Transaction::new().giving_back().create_collection(&collection)).wait()?;
         }
         let catalogue = ObjectId::new(collection.clone(), Bytes::from_static(b"namespaces"));
         let locks = Locks::new();
@@ -143,7 +143,9 @@ impl Kv {
             return Err(invalid("it holds a /".into()));
         }
         let set = catalogue_entry(name, kind, compression);
-        let (seq, barrier) = self.shared.store.submit(Transaction::new().change(&self.catalogue, set)).into_parts();
+        // A face that removes keys may have to open their namespace first.
+        let made = self.shared.store.submit(Transaction::new().giving_back().change(&self.catalogue, set));
+        let (seq, barrier) = made.into_parts();
         seq?;
         let namespace = Namespace::new(&self.shared, self.catalogue.collection(), name, kind);
         namespace.set_compression(compression);

@@ -35,6 +35,7 @@ pub struct Txn<'a> {
     writes: Vec<Writes>,
     barrier: RefCell<Option<Barrier>>,
     failed: Option<Error>,
+    gives_back: bool,
     held: Held<'a>,
 }
 
@@ -108,7 +109,7 @@ impl Writes {
 impl<'a> Txn<'a> {
     pub(crate) fn new(shared: &'a Shared, held: Held<'a>) -> Self {
         let (now_ms, barrier) = (Cell::new(None), RefCell::new(None));
-        Self { shared, now_ms, writes: Vec::new(), barrier, failed: None, held }
+        Self { shared, now_ms, writes: Vec::new(), barrier, failed: None, gives_back: false, held }
     }
 
     /// The time of this transaction in unix milliseconds: one reading of the clock, at first need.
@@ -202,6 +203,12 @@ impl<'a> Txn<'a> {
             }
         }
         Ok(found)
+    }
+
+    /// Says that space is given back by it, or because of it: see
+    /// [`Transaction::gives_back`](esker_store::Transaction::gives_back).
+    pub fn give_back(&mut self) {
+        self.gives_back = true;
     }
 
     fn fail(&mut self, error: Error) {
@@ -392,6 +399,7 @@ impl<'a> Txn<'a> {
         let hints = self.writes.iter().map(|writes| writes.namespace.compression());
         let hint = hints.into_iter().find(|hint| *hint != Compression::None).unwrap_or_default();
         let mut txn = Transaction::with(durability).compress(hint);
+        txn.gives_back = self.gives_back;
         for writes in self.writes {
             if let Err(error) = writes.push(&mut txn) {
                 return Completion::after(Err(error), barrier);

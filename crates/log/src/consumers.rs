@@ -30,7 +30,9 @@ impl Log {
 
     fn change_head(&self, change: Change) -> Result<()> {
         let head = format::head(self.inner.id);
-        match self.inner.store.submit(Transaction::new().guard(&head, Condition::Exists).change(&head, change)).wait() {
+        // What all consumers have seen may be trimmed.
+        let txn = Transaction::new().giving_back().guard(&head, Condition::Exists).change(&head, change);
+        match self.inner.store.submit(txn).wait() {
             Ok(_) => Ok(()),
             Err(StoreError::GuardFailed { .. }) => Err(Error::NoLog { name: self.inner.name.clone() }),
             Err(error) => Err(error.into()),

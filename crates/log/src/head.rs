@@ -52,7 +52,8 @@ pub(crate) fn replace(store: &dyn ObjectStore, log: u64, from: &View, to: &mut V
 fn replace_with(store: &dyn ObjectStore, log: u64, from: &View, to: &mut View, note: Option<&Bytes>) -> Result<bool> {
     to.version = from.version + 1;
     to.check_labels()?;
-    let mut txn = Transaction::new().guard(&format::head(log), version_is(from.version));
+    // Before anything is trimmed the tail has to be known, for which views change.
+    let mut txn = Transaction::new().giving_back().guard(&format::head(log), version_is(from.version));
     put(&mut txn, log, to);
     if let Some(key) = note {
         txn.push(&format::head(log), Change::OmapSet { key: key.clone(), value: number(to.version) });
@@ -149,6 +150,7 @@ pub(crate) fn unlink(store: &dyn ObjectStore, log: u64, name: &str, now_ms: u64)
     let directory = format::directory();
     let key = format::name_key(name);
     let txn = Transaction::new()
+        .giving_back()
         .guard(&directory, Condition::OmapEquals { key: key.clone(), value: number(log) })
         .change(&directory, Change::OmapRemove { key })
         .change(&directory, Change::OmapSet { key: format::unfinished_key(log), value: number(now_ms) });

@@ -47,7 +47,7 @@ impl Logs {
     pub fn open(store: Arc<dyn ObjectStore>, session: Session) -> Result<Self> {
         let collection = Collection::from(COLLECTION);
         if !store.collections().wait()?.contains(&collection) {
-            store.submit(Transaction::new().create_collection(&collection)).wait()?;
+            store.submit(Transaction::new().giving_back().create_collection(&collection)).wait()?;
         }
         let inner = State { store, session, open: Mutex::default(), handles: AtomicU64::new(0) };
         Ok(Self { inner: Arc::new(inner) })

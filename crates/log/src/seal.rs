@@ -126,6 +126,7 @@ impl Log {
 
     fn seal_object(&self, view: &View, object: &ObjectId) -> Result<Option<Option<Barrier>>> {
         let txn = Transaction::new()
+            .giving_back()
             .guard(object, Condition::Exists)
             .guard(object, newer_absent(view.epoch))
             .change(object, cells::seal_change(view.epoch));

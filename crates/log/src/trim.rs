@@ -116,6 +116,7 @@ impl Log {
             let (mut stands, _) = cells::get_each(self.store(), layout, &object, &[local])?;
             let mut mark = Stored::mark(Kind::Trimmed, position, self.now_ms());
             let mut guards = Guards::default();
+            guards.txn.gives_back = true;
             guards.epoch(&object, tail.epoch);
             guards.untrimmed(&object, local);
             match stands.pop() {
@@ -223,6 +224,7 @@ impl Log {
             guards.untrimmed(&object, below);
             let mut txn = guards
                 .txn
+                .giving_back()
                 .guard(&object, Condition::Exists)
                 .change(&object, Change::XattrSet { name: Bytes::from_static(TRIM), value: number(below) })
                 .change(&object, cells::remove_below(layout, below));

@@ -145,7 +145,7 @@ impl Log {
         let mut last: BTreeMap<u64, u64> = BTreeMap::new();
         self.each_object(first, |object| {
             let all = Change::XattrSet { name: Bytes::from_static(TRIM), value: format::number(u64::MAX) };
-            let txn = Transaction::new().guard(object, Condition::Exists).change(object, all);
+            let txn = Transaction::new().giving_back().guard(object, Condition::Exists).change(object, all);
             match self.inner.store.submit(txn).wait() {
                 // Gone already: others trim too.
                 Ok(_) | Err(StoreError::GuardFailed { .. }) => {}
@@ -178,7 +178,8 @@ impl Log {
                     None => Condition::OmapAbsent { key: key.clone() },
                 };
                 let set = Change::OmapSet { key: key.clone(), value: format::number(number) };
-                let txn = Transaction::new().guard(&head, Condition::Exists).guard(&head, same).change(&head, set);
+                let txn = Transaction::new().giving_back();
+                let txn = txn.guard(&head, Condition::Exists).guard(&head, same).change(&head, set);
                 match self.inner.store.submit(txn).wait() {
                     Ok(_) => break,
                     Err(StoreError::GuardFailed { index: 0 }) => {

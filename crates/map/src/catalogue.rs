@@ -152,7 +152,8 @@ impl Waist {
                 absent_holds: last == 0,
             };
             let change = Change::XattrSet { name, value: number(last + 1) };
-            if self.submit(Transaction::new().guard(&catalogue, same).change(&catalogue, change))? {
+            let txn = Transaction::new().giving_back().guard(&catalogue, same).change(&catalogue, change);
+            if self.submit(txn)? {
                 return Ok(last + 1);
             }
         }
@@ -208,6 +209,7 @@ impl Waist {
             let catalogue = names::catalogue();
             let mut txn = Transaction::new();
             guarded(&mut txn, &table);
+            txn.gives_back = true;
             txn.push(&names::head(table.id), Change::Remove);
             txn.push(&catalogue, Change::OmapRemove { key: names::table_key(&name.namespace, &name.table) });
             txn.push(&catalogue, Change::OmapSet { key: names::garbage_key(table.id, None), value: Bytes::new() });
@@ -224,6 +226,7 @@ impl Waist {
     pub(crate) fn truncate(&self, name: &TableName) -> Result<()> {
         let id = self.new_id()?;
         self.change_table(name, |table, txn| {
+            txn.gives_back = true;
             txn.push(&names::head(table.id), Change::Remove);
             let garbage = Change::OmapSet { key: names::garbage_key(table.id, None), value: Bytes::new() };
             txn.push(&names::catalogue(), garbage);

@@ -71,7 +71,7 @@ impl Waist {
     pub fn open(store: Arc<dyn ObjectStore>, clock: Clock, random: [u8; 32]) -> Result<Self> {
         let collection = Collection::from(COLLECTION);
         if !store.collections().wait()?.contains(&collection) {
-            store.submit(Transaction::new().create_collection(&collection)).wait()?;
+            store.submit(Transaction::new().giving_back().create_collection(&collection)).wait()?;
         }
         let catalogue = names::catalogue();
         let read = || -> Result<Option<[u8; 32]>> {
@@ -84,6 +84,7 @@ impl Waist {
                 let name = Bytes::from_static(SECRET);
                 let value = Bytes::copy_from_slice(&random);
                 let txn = Transaction::new()
+                    .giving_back()
                     .guard(&catalogue, Guarded::XattrAbsent { name: name.clone() })
                     .change(&catalogue, StoreChange::XattrSet { name, value });
                 match store.submit(txn).wait() {
@@ -161,7 +162,7 @@ impl Waist {
             }
             parts::change(table, mutation, &mut touched.now)?;
         }
-        let mut txn = Transaction::with(durability);
+        let mut txn = Transaction::with(durability).giving_back();
         // Those of schemas first, so that a guard that fails tells which of both it was.
         let mut schemas: Vec<u64> = Vec::new();
         for touched in rows.values() {
@@ -214,6 +215,7 @@ impl Waist {
         let after = now.as_ref().map(Row::encode);
         match after {
             Some(value) if before.as_ref() != Some(&value) => {
+                txn.gives_back &= before.as_ref().is_some_and(|before| value.len() < before.len());
                 txn.push(&place.partition, StoreChange::OmapSet { key, value });
             }
             None if before.is_some() => txn.push(&place.partition, StoreChange::OmapRemove { key }),

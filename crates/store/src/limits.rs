@@ -15,6 +15,9 @@ pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
 pub const VALUE_BYTES_MAX: usize = 16 << 20;
 /// Largest transaction, in bytes of names, keys and payload together (32 MiB).
 pub const TRANSACTION_BYTES_MAX: usize = 32 << 20;
+/// Largest record of a transaction that goes on where the store is full because its writer says that it
+/// [gives back](crate::Transaction::gives_back), in bytes (64 KiB).
+pub const GIVING_BACK_BYTES_MAX: u64 = 64 << 10;
 /// Most operations in one transaction.
 pub const TRANSACTION_OPS_MAX: usize = 1 << 20;
 /// Largest object, in bytes: offsets stay below this (1 EiB).

@@ -39,7 +39,9 @@ impl Image {
             return Err(Error::Invalid { what: "lock owner", why });
         }
         let mut taken = 0;
-        header::change(self.store(), self.inner.id, &self.inner.name, |state, _| {
+        header::change(self.store(), self.inner.id, &self.inner.name, |state, txn| {
+            // Nobody discards without it where others lock.
+            txn.gives_back = true;
             if !over && !state.lock_owner.is_empty() {
                 return Err(self.locked(state));
             }
@@ -63,7 +65,8 @@ impl Image {
         if held == 0 {
             return Ok(());
         }
-        self.change(|state, _| {
+        self.change(|state, txn| {
+            txn.gives_back = true;
             if state.lock_epoch != held || state.lock_owner.is_empty() {
                 let image = self.inner.name.clone();
                 return Err(Error::Fenced { image, held, found: state.lock_epoch });
@@ -80,7 +83,8 @@ impl Image {
     /// # Errors
     /// [`Error::Refused`] if that epoch does not hold the lock (any more); the store's.
     pub fn break_lock(&self, epoch: u64) -> Result<()> {
-        self.change(|state, _| {
+        self.change(|state, txn| {
+            txn.gives_back = true;
             if state.lock_owner.is_empty() || state.lock_epoch != epoch {
                 let why = format!("epoch {epoch} does not hold the lock of image {}", self.inner.name);
                 return Err(Error::refused(why));

@@ -32,8 +32,9 @@ impl Image {
             let why = format!("image {} has data at {offset}, past the new end at {size}", self.inner.name);
             return Err(Error::refused(why));
         }
-        self.change(|state, _| {
+        self.change(|state, txn| {
             self.check_lock(state)?;
+            txn.gives_back = size < old;
             if state.rollback != 0 || state.dirty_end > state.size || state.size != old {
                 return Err(Error::refused(format!("image {} was changed meanwhile; try again", self.inner.name)));
             }
@@ -94,7 +95,8 @@ impl Image {
             }
             self.flush().wait()?;
             let mut outdated = false;
-            let cleared = self.change(|state, _| {
+            let cleared = self.change(|state, txn| {
+                txn.gives_back = true;
                 // Others may have grown and shrunk it to the same size meanwhile: then more lies there than was looked at.
                 outdated = state.generation != live.state.generation;
                 if outdated {

@@ -242,7 +242,9 @@ impl Image {
     /// # Errors
     /// [`Error::Refused`] while it has clones; [`Error::NoSnapshot`], [`Error::Fenced`]; the store's.
     pub fn snapshot_unprotect(&self, name: &str) -> Result<()> {
-        self.change_snapshot(name, |id, record, _| {
+        self.change_snapshot(name, |id, record, txn| {
+            // What is protected cannot be removed.
+            txn.gives_back = true;
             if record.children > 0 {
                 let volumes = crate::Volumes { store: Arc::clone(&self.inner.store) };
                 let children = volumes.children_of(self.inner.id, id)?.join(", ");
@@ -279,6 +281,7 @@ impl Image {
             txn.push(&header, Change::OmapRemove { key: format::snap_key(id) });
             txn.push(&header, Change::OmapRemove { key: format::snap_name_key(name) });
             txn.push(&header, Change::OmapSet { key: format::trim_key(id), value: Bytes::new() });
+            txn.gives_back = true;
             self.push_let_go(txn, record.parent, state, id)
         })
     }

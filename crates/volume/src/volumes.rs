@@ -68,7 +68,7 @@ impl Volumes {
     pub fn open(store: Arc<dyn ObjectStore>) -> Result<Self> {
         let collection = Collection::from(COLLECTION);
         if !store.collections().wait()?.contains(&collection) {
-            store.submit(Transaction::new().create_collection(&collection)).wait()?;
+            store.submit(Transaction::new().giving_back().create_collection(&collection)).wait()?;
         }
         Ok(Self { store })
     }
@@ -218,6 +218,7 @@ impl Volumes {
             txn.push(&directory, Change::OmapRemove { key: format::name_key(name) });
             txn.push(&directory, Change::OmapRemove { key: format::id_key(id) });
             txn.push(&directory, Change::OmapSet { key: format::removing_key(id), value: Bytes::new() });
+            txn.gives_back = true;
         };
         let atomic = self.store.capability().atomic_across_objects;
         if !atomic {
@@ -234,6 +235,7 @@ impl Volumes {
                 return Err(Error::Locked { image: name.to_owned(), owner, epoch });
             }
             state.removing = true;
+            txn.gives_back = true;
             if atomic {
                 if self.find(name)? != Some(id) {
                     return Err(Error::NoImage { name: name.to_owned() });

@@ -312,6 +312,7 @@ impl Image {
                 txn.push(&head, set_seq());
             }
         }
+        txn.gives_back |= matches!(act, Act::Zero(_));
         match act {
             Act::Write(writes) => push_writes(txn, &head, writes),
             // Where others look, an empty object says that there is nothing.

@@ -64,6 +64,7 @@ pub(crate) fn transaction(txn: Transaction) -> proto::SubmitRequest {
         ops,
         applied_only: txn.durability == Durability::Applied,
         compression: compression.into(),
+        gives_back: txn.gives_back,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Room: who may use up how much of the device, and how fast while the cleaner can hardly keep up.
 //!
-//! free segments:  writes | … only what takes away … | … only the cleaner
+//! free segments:  writes | what leads to giving back | … only what takes away … | … only the cleaner
 //!
 //! Invariants:
 //! 1. A write is refused before anything has changed.
@@ -27,6 +27,8 @@ thread_local! {
 pub enum Class {
     /// Adds something: refused when only the reserve is left.
     Write,
+    /// Adds a little so that space can be given back: may use a first part of the reserve.
+    GiveBack,
     /// Only takes away: may use part of the reserve, because it makes space.
     TakeAway,
     /// The cleaner's: may use all there is.

@@ -132,7 +132,7 @@ fn transaction(message: proto::SubmitRequest) -> Result<Transaction, Status> {
         proto::Compression::Zstd => Compression::Zstd,
     };
     let durability = if message.applied_only { Durability::Applied } else { Durability::Durable };
-    let mut txn = Transaction::with(durability).compress(compression);
+    let mut txn = Transaction { gives_back: message.gives_back, ..Transaction::with(durability).compress(compression) };
     let listed: Result<_, Status> = message.objects.into_iter().map(|one| object(Some(one))).collect();
     let listed = Listed(listed?);
     for guard in message.guards {

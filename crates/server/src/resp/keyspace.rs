@@ -172,7 +172,11 @@ impl Keyspace {
             return Err(esker_store::Error::Invalid { what: "server epoch", why }.into());
         }
         let epoch_entry = Entry::new(Bytes::copy_from_slice(&epoch.to_le_bytes()));
-        server.put_with("epoch", epoch_entry, Durability::Durable).wait()?;
+        // A server starts on a full store.
+        let mut txn = kv.begin(&[(&server, Key::Bytes(b"epoch"))]);
+        txn.give_back();
+        txn.put(&server, "epoch", epoch_entry);
+        txn.commit(Durability::Durable).wait()?;
         let mut int = [false; DATABASES];
         for index in &config.int_databases {
             int[usize::from(*index)] = true;

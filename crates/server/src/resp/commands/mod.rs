@@ -130,6 +130,8 @@ pub(crate) const NO_MULTI: u16 = 32;
 pub(crate) const NOT_QUEUED: u16 = 64;
 /// May make a hash.
 pub(crate) const MAKES_HASH: u16 = 128;
+/// Gives space back, or says when it will: goes on where the store is full.
+pub(crate) const GIVES: u16 = 256;
 
 /// A command.
 pub(crate) struct Command {
@@ -335,15 +337,22 @@ fn run(call: &mut Call<'_>, command: &'static Command) -> Outcome {
     }
     match command.run {
         Run::Plain(handler) => handler(call),
-        Run::Exclusive(handler) => finish(call, shared.keyspace.kv.begin_exclusive(), handler),
+        Run::Exclusive(handler) => finish(call, giving(shared.keyspace.kv.begin_exclusive(), command), handler),
         Run::Fast(fast, _) if fast(call)? => Ok(()),
         Run::Data(handler) | Run::Fast(_, handler) => {
             let database = call.database()?;
             let keys: SmallVec<[(&Namespace, Key<'_>); 4]> =
                 command.keys_of(call.args).map(|key| database.locate(key)).collect();
-            finish(call, shared.keyspace.kv.begin(&keys), handler)
+            finish(call, giving(shared.keyspace.kv.begin(&keys), command), handler)
         }
     }
+}
+
+fn giving<'a>(mut txn: Txn<'a>, command: &Command) -> Txn<'a> {
+    if command.flags & GIVES != 0 {
+        txn.give_back();
+    }
+    txn
 }
 
 /// Runs a handler in its transaction and commits.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use esker_kv::{KEY_BYTES_MAX, Txn};
 
-use crate::resp::commands::{Call, MAKES_HASH, Outcome, Refusal, Run, finish};
+use crate::resp::commands::{Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish};
 use crate::resp::reply::Reply;
 use crate::resp::session::{Queue, Queued, Watched};
 
@@ -75,7 +75,12 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         keyspace.expect_hashes();
     }
     let database = call.session.database;
-    let outcome = finish(call, keyspace.kv.begin_exclusive(), |call, txn| {
+    let mut txn = keyspace.kv.begin_exclusive();
+    let adds = |queued: &Queued| queued.command.flags & WRITE != 0 && queued.command.flags & GIVES == 0;
+    if !queue.commands.iter().any(adds) {
+        txn.give_back();
+    }
+    let outcome = finish(call, txn, |call, txn| {
         let now_ms = txn.now_ms();
         let expired = call.session.watched.iter().any(|watched| watched.expires_ms.is_some_and(|at| at <= now_ms));
         let dirty = call.session.dirty.load(Ordering::SeqCst);

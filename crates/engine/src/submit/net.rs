@@ -1,0 +1,91 @@
+//! What a transaction leaves of space: whether more goes by it than it adds.
+//!
+//! Invariant: what is counted as going does go when the plan is applied, each place once.
+
+use std::collections::HashSet;
+
+use parking_lot::RwLockWriteGuard;
+
+use super::Planned;
+use crate::format::{Kind, WEIGHT_WHOLE, operation_bytes};
+use crate::index::{Loc, Missing};
+use crate::objects::ObjectState;
+use crate::spaces::word;
+
+/// What goes has to be so many times what is added: a device on which writes of one size for the other went on would
+/// have to be cleaned for ever.
+const GAIN: u64 = 2;
+
+/// Whether what objects point to and the plan takes away is worth at least [`GAIN`] times what the plan adds. What
+/// stands in index pages that are not in memory counts for nothing, nor does what ranges of omap keys hold.
+pub(super) fn gives_back(plan: &[Planned<'_>], states: &[RwLockWriteGuard<'_, ObjectState>]) -> bool {
+    let mut added = 0;
+    for op in plan {
+        match op.kind {
+            // What it makes grow is the index, by what is not known here.
+            Kind::Clone | Kind::CloneRange | Kind::Rename => return false,
+            Kind::CreateObject
+            | Kind::CreateCollection
+            | Kind::Write
+            | Kind::XattrSet
+            | Kind::OmapSet
+            | Kind::SlotSet => added += operation_bytes(op.key.bytes().len(), op.body.bytes().len()),
+            _ => {}
+        }
+    }
+    let mut going = Going { wanted: added.saturating_mul(GAIN), bytes: 0, met: HashSet::new() };
+    // A page that is not in memory ends the looking at one operation.
+    plan.iter().any(|op| states.get(op.target).is_some_and(|state| going.by(op, state).unwrap_or(false)))
+}
+
+struct Going {
+    wanted: u64,
+    bytes: u64,
+    met: HashSet<u64>,
+}
+
+impl Going {
+    fn add(&mut self, loc: Loc, bytes: u64) -> bool {
+        if self.met.insert(loc.offset()) {
+            self.bytes += bytes;
+        }
+        self.bytes >= self.wanted
+    }
+
+    /// Counts what an operation takes away; true as soon as it is enough.
+    fn by(&mut self, op: &Planned<'_>, state: &ObjectState) -> Result<bool, Missing> {
+        let key = op.key.bytes();
+        let one = |loc: Option<Loc>, going: &mut Self| loc.is_some_and(|loc| going.add(loc, loc.span_bytes()));
+        match op.kind {
+            Kind::OmapSet | Kind::OmapRemove => Ok(one(state.omap.get(key)?, self)),
+            Kind::SlotSet | Kind::SlotRemove => Ok(one(state.slots.get(op.argument)?, self)),
+            Kind::SlotRemoveRange => self.slots(state, op.argument, word(op.body.bytes())),
+            Kind::Write => self.extents(state, op.argument, u64::from(op.body.raw_len())),
+            Kind::Zero => self.extents(state, op.argument, word(op.body.bytes())),
+            Kind::Truncate => self.extents(state, op.argument, u64::MAX),
+            Kind::RemoveObject => Ok(self.extents(state, 0, u64::MAX)? || self.slots(state, 0, u64::MAX)?),
+            _ => Ok(false),
+        }
+    }
+
+    fn slots(&mut self, state: &ObjectState, start: u64, end: u64) -> Result<bool, Missing> {
+        for found in state.slots.scan(start..end, false) {
+            let (_, loc) = found?;
+            if self.add(loc, loc.span_bytes()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn extents(&mut self, state: &ObjectState, offset: u64, len: u64) -> Result<bool, Missing> {
+        for piece in state.extents.lookup(offset..offset.saturating_add(len)) {
+            let (_, extent) = piece?;
+            // Of a value that is cut into, the rest stays.
+            if self.add(extent.loc, u64::from(extent.len) * extent.loc.weight() / WEIGHT_WHOLE) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
