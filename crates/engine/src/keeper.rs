@@ -21,6 +21,7 @@ mod budget;
 mod choose;
 mod free;
 mod grow;
+mod holds;
 mod moving;
 mod reserve;
 mod write;
@@ -45,8 +46,9 @@ use crate::evict::Hand;
 use crate::format::{Loc, Role};
 use crate::segments::{Damage, Usage};
 use crate::stages::Times;
+use holds::Holds;
 use moving::Moving;
-use reserve::Asking;
+use reserve::{Asking, Full};
 
 /// A checkpoint is due when so many bytes of log have gathered, or so many times the last checkpoint's bytes.
 const CHECKPOINT_LOG_BYTES: u64 = 256 << 20;
@@ -72,6 +74,9 @@ const RESCUE_SEGMENTS: u64 = 2;
 const FLYING_SEGMENTS: u64 = 4;
 /// So often a segment is tried to be cleaned, with a checkpoint between, if something that it takes cannot be read.
 const READS_TRIED: u32 = 3;
+/// Free segments that writes leave alone beside those that deletes do, while they get what cleaning gains: one for deletes,
+/// and one of each kind that the cleaner has begun when it ends.
+const FLOW_LEAVES: u64 = 3;
 /// How long the thread sleeps when nothing wakes it.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long the cleaner leaves everything in place after somebody has walked part of the log.
@@ -139,8 +144,8 @@ struct Work {
     /// Bytes that were moved since writes last had to wait, and the bytes of transactions until then.
     effort: u64,
     effort_from: u64,
-    /// Bytes that lived when the device was found to be full, and the segments that were left then.
-    full_at: Option<(u64, u64)>,
+    /// What was seen when the device was found to be full.
+    full_at: Option<Full>,
     asking: Asking,
     /// Checkpoints that are due because of damage, as long as room is not tight: see [`crate::clean::RENEWALS`].
     renew: u8,
@@ -179,8 +184,7 @@ pub struct Keeper {
     cold_reached: Mutex<(u32, u64)>,
     /// How far the scrubber has come: what the next checkpoint says.
     scrubbed: Mutex<(u64, u64)>,
-    /// While this is not zero no segment is made free: somebody copies segments.
-    held: AtomicU64,
+    holds: Holds,
     cold_counters: Arc<ColdCounters>,
     /// What was done.
     pub counters: KeeperCounters,
@@ -253,10 +257,15 @@ impl Keeper {
             since: Instant::now(),
             cold_reached: Mutex::default(),
             scrubbed: Mutex::new(scrubbed),
-            held: AtomicU64::new(0),
+            holds: Holds::default(),
             cold_counters,
             counters: KeeperCounters::default(),
         }
+    }
+
+    /// Snapshots and backups that hold segments, and the bytes of segments that nothing else keeps.
+    pub fn holds(&self) -> (u64, u64) {
+        self.holds.figures(&self.parts.segments)
     }
 
     /// Counters of the cold writer.
@@ -390,10 +399,6 @@ impl Keeper {
     /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
     pub fn clean(&self) -> Result<bool> {
         let mut work = self.work.lock();
-        if self.held.load(Ordering::Acquire) > 0 {
-            // Nothing would be made free by it.
-            return Ok(false);
-        }
         self.seal_damaged(&mut work)?;
         let damaged = self.damaged(&work);
         let cleaned = if let Some(damaged) = damaged.filter(|_| !self.is_tight()) {
@@ -415,10 +420,6 @@ impl Keeper {
     /// # Errors
     /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
     pub fn compact(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
-        if self.held.load(Ordering::Acquire) > 0 {
-            let why = "a snapshot or a backup keeps all segments: nothing would be made free".into();
-            return Err(Error::Invalid { what: "compaction", why });
-        }
         self.checkpoint()?;
         let share = FULL_SHARE;
         let newest = self.parts.segments.in_use().iter().map(|usage| usage.generation).max().unwrap_or(0);
@@ -429,7 +430,7 @@ impl Keeper {
         let total = left();
         let mut failed = None;
         let mut more = progress(0, total);
-        while more && self.held.load(Ordering::Acquire) == 0 {
+        while more {
             let mut work = self.work.lock();
             let best = self.best(&work, share).filter(|usage| usage.generation <= newest);
             let Some(best) = best else { break };
@@ -491,18 +492,15 @@ impl Keeper {
         // While space is short what is dead is made free as the log becomes durable by itself.
         let mut done = self.free_dead(work, near || log.segments_left() >= low)?;
         let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.live).sum();
-        if let Some((full_at, left)) = work.full_at {
+        if self.holds.were_released() {
+            // What only they kept apart from the rest may be worth cleaning.
+            (work.full_at, work.effort) = (None, 0);
+        }
+        if let Some(full) = work.full_at {
             // All that could be gained was: only what goes from now on makes room.
-            let gone = full_at.saturating_sub(live) >= self.parts.segments.segment_bytes / 2;
+            let gone = full.live.saturating_sub(live) >= self.parts.segments.segment_bytes / 2;
             if !gone && log.segments_left() <= reserve[0] {
-                let now = log.segments_left();
-                let fits = now >= self.checkpoint_segments() + RESCUE_SEGMENTS;
-                if now < left && fits && self.tail_segments(work) > 0 && self.held.load(Ordering::Acquire) == 0 {
-                    // What takes away has written log, of which nothing may live.
-                    self.checkpoint_now(work, true, &mut || ())?;
-                    self.free_dead(work, true)?;
-                    work.full_at = Some((full_at, log.segments_left()));
-                }
+                self.keep_deletes_going(work, full, reserve)?;
                 log.set_gate(Gate::Full, reserve);
                 self.pace(false);
                 return Ok(false);
@@ -525,18 +523,13 @@ impl Keeper {
         // one where replay begins needs none, because the superblock names it.
         let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= Damage::Header;
         let due = due || !tight && (work.renew > 0 || self.parts.segments.in_use().iter().any(lost));
-        let held = self.held.load(Ordering::Acquire) > 0;
-        // While segments are held a checkpoint frees nothing either: it leaves the reserve alone.
-        let due = due && !(held && log.segments_left() <= reserve[0]);
         let short = log.segments_left() < low;
         let walked =
             self.threaded && self.since.elapsed().as_micros() as u64 <= self.walked_until.load(Ordering::Relaxed);
         let short = short && !(walked && log.segments_left() > reserve[0]);
-        // While segments are held cleaning only takes space.
-        let short = short && !held;
         let best = match short {
             // What holds of a damaged segment is moved before it may rot as well.
-            false if !held && !tight && !walked => self.damaged(work).filter(|_| log.segments_left() > reserve[0] + 1),
+            false if !tight && !walked => self.damaged(work).filter(|_| log.segments_left() > reserve[0] + 1),
             true if tight && log.segments_left() > RESCUE_SEGMENTS => {
                 let at_once = self.best_of(work, FULL_SHARE, |usage| usage.index == 0);
                 let nothing_to_cover = tail == 0 && work.spent.is_empty();
@@ -575,19 +568,20 @@ impl Keeper {
             (work.effort, work.effort_from) = (0, written);
         }
         // There was room enough to leave all in place when this look began: the next one will not.
-        let missed = !short && !held && !done;
+        let missed = !short && !done;
         let unhindered = left > reserve[0] + 2 * self.flying_segments() + PACED_SEGMENTS || !done;
         // Who gets only what cleaning gains needs no more to be kept back than what takes away, and a little.
         let flows = self.threaded && !unhindered && self.flying_segments() > 0;
-        let kept = if flows { [reserve[0].min(reserve[1] + 1), reserve[1]] } else { reserve };
+        let leaves = reserve[1] + FLOW_LEAVES + self.held_reserve();
+        let kept = if flows { [reserve[0].min(leaves), reserve[1]] } else { reserve };
         let gate = if left > kept[0] {
             Gate::Open
         } else if missed || done && work.effort <= live + 4 * self.parts.segments.segment_bytes {
             Gate::Wait
         } else {
             // Everything that lives was moved once and next to nothing could be written for it, or nothing is worth it:
-            // there is no more room to be had. (While segments are held that is not known.)
-            work.full_at = (self.held.load(Ordering::Acquire) == 0).then_some((live, left));
+            // there is no more room to be had.
+            work.full_at = Some(Full { live, left, seq: log.last_seq() });
             Gate::Full
         };
         log.set_gate(gate, kept);

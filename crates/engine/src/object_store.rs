@@ -223,7 +223,8 @@ impl ObjectStore for Engine {
     }
 
     fn snapshot(&self) -> Result<Snapshot> {
-        let (seq, view) = self.view(VIEW_CACHE_BYTES, VIEW_INDEX_BYTES)?;
+        let share = 1 + self.keeper()?.holds().0;
+        let (seq, view) = self.view(VIEW_CACHE_BYTES / share, VIEW_INDEX_BYTES / share)?;
         Ok(Snapshot { seq, store: Arc::new(view) })
     }
 }

@@ -74,6 +74,10 @@ pub struct Stats {
     pub free_segments: u64,
     /// Segments that hold nothing, and that the file system had no room for when it was asked: not free.
     pub bare_segments: u64,
+    /// Snapshots and backups that keep the segments which were in use when they began.
+    pub snapshots: u64,
+    /// Bytes of the segments that nothing else keeps.
+    pub pinned_bytes: u64,
     /// Bytes that objects point to; what two objects share counts twice.
     pub live_bytes: u64,
     /// Bytes of the last checkpoint on the device.
@@ -195,6 +199,8 @@ impl Stats {
             ("segments", self.segments),
             ("free_segments", self.free_segments),
             ("bare_segments", self.bare_segments),
+            ("snapshots", self.snapshots),
+            ("pinned_bytes", self.pinned_bytes),
             ("live_bytes", self.live_bytes),
             ("checkpoint_bytes", self.checkpoint_bytes),
             ("checkpoints", self.checkpoints),
@@ -325,6 +331,7 @@ impl Engine {
         }
         if let (Some(keeper), Some(log)) = (&self.keeper, &self.log) {
             let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+            (stats.snapshots, stats.pinned_bytes) = keeper.holds();
             stats.checkpoints = load(&keeper.counters.checkpoints);
             stats.checkpoint_before_kept = self.superblocks.before_kept().into();
             stats.index_pages_dropped = load(&keeper.counters.pages_dropped);

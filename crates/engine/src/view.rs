@@ -3,7 +3,8 @@
 //! checkpoint → its segments are held → loaded into an index of its own → an engine without log and keeper
 //!
 //! A snapshot costs a checkpoint and the loading of it, and memory for the pages of its index that were read; no
-//! payload is copied. Until it is dropped no segment is made free, so that everything it points to stays.
+//! payload is copied. Until it is dropped the segments that were in use when it was made stay; those that were begun
+//! since are cleaned and made free as always.
 //!
 //! Invariants:
 //! 1. A snapshot shows exactly what the transactions up to its commit have made, all of it durable.
@@ -26,9 +27,9 @@ use crate::recover::RecoveryReport;
 use crate::segments::{Lsn, Segments};
 use crate::stats::CallTimes;
 
-/// Memory for values that are read through a snapshot, in bytes.
+/// Memory for values that are read through a snapshot, in bytes; of several that live at once each later one gets less.
 pub const VIEW_CACHE_BYTES: u64 = 32 << 20;
-/// Memory for index pages of a snapshot when it is made, in bytes; what is read later stays.
+/// Memory for index pages of a snapshot when it is made, in bytes, and less in the same way; what is read later stays.
 pub const VIEW_INDEX_BYTES: u64 = 64 << 20;
 
 impl Engine {

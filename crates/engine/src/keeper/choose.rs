@@ -45,11 +45,12 @@ impl Keeper {
         let size = self.parts.segments.segment_bytes as f64;
         let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.live).sum();
         let hard = self.is_tight() || work.effort >= live / HARD_PARTS;
-        let (open, flying) = (work.cold.open_segment(), self.moving.flying());
+        let (open, flying, held) = (work.cold.open_segment(), self.moving.flying(), self.holds.now());
         let sealed = move |usage: &Usage| {
             let closed = if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor };
             closed
                 && usage.damage == Damage::None
+                && !held.contains_key(&usage.generation)
                 && !flying.touches(usage)
                 && !work.spent.contains_key(&usage.generation)
                 && !work.stuck.contains(&usage.generation)

@@ -16,7 +16,7 @@ impl Keeper {
     /// `sync`. Whether there was one.
     pub(super) fn free_dead(&self, work: &mut Work, sync: bool) -> Result<bool> {
         self.give_up_before(work)?;
-        let (open, flying) = (work.cold.open_segment(), self.moving.flying());
+        let (open, flying, held) = (work.cold.open_segment(), self.moving.flying(), self.holds.now());
         let mut dead: Vec<Usage> = self
             .parts
             .segments
@@ -24,9 +24,9 @@ impl Keeper {
             .into_iter()
             .filter(|usage| usage.live == 0 && usage.index == 0 && !flying.touches(usage))
             .filter(|usage| if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor_before })
-            .filter(|usage| !work.kept.contains(&usage.generation))
+            .filter(|usage| !work.kept.contains(&usage.generation) && !held.contains_key(&usage.generation))
             .collect();
-        if dead.is_empty() || self.held.load(Ordering::Acquire) > 0 {
+        if dead.is_empty() {
             return Ok(false);
         }
         // What emptied them must be durable, or a power cut would bring back entries that point there.

@@ -25,6 +25,17 @@ pub(super) struct Asking {
     refused: u64,
 }
 
+/// A device that was found to be full.
+#[derive(Clone, Copy)]
+pub(super) struct Full {
+    /// Bytes that lived then.
+    pub live: u64,
+    /// Segments that were left then, or after the last checkpoint since.
+    pub left: u64,
+    /// The log's last sequence number then.
+    pub seq: u64,
+}
+
 impl Keeper {
     /// Says how many free segments each class of writes leaves alone.
     pub fn set_reserve(&self) {
@@ -42,8 +53,34 @@ impl Keeper {
     pub(super) fn reserve(&self) -> [u64; 2] {
         let checkpoint = self.checkpoint_segments();
         let most = self.parts.segments.usable_segments() * 2 / 5;
-        let writes = (checkpoint + WRITES_LEAVE).min(most);
+        let writes = (checkpoint + WRITES_LEAVE + self.held_reserve()).min(most);
         [writes, (checkpoint + RESCUE_SEGMENTS + 2).min(writes.saturating_sub(1))]
+    }
+
+    /// What writes leave beside that while snapshots or backups hold segments: what is removed then makes nothing free, and a
+    /// checkpoint that says so takes room while the one that is held stands.
+    pub(super) fn held_reserve(&self) -> u64 {
+        if self.holds.are_there() { self.hold_takes() } else { 0 }
+    }
+
+    /// What goes on where the device is full writes log, of which little lives: when it has taken a segment, or has come to
+    /// the end of what is kept back for it, a checkpoint makes that free.
+    pub(super) fn keep_deletes_going(&self, work: &mut Work, full: Full, reserve: [u64; 2]) -> Result<()> {
+        let left = self.parts.log.segments_left();
+        let fits = left >= self.checkpoint_segments() + RESCUE_SEGMENTS;
+        let low = left < full.left || left <= reserve[1] + 1;
+        if low && fits && self.parts.log.last_seq() != full.seq {
+            self.checkpoint_now(work, true, &mut || ())?;
+            self.free_dead(work, true)?;
+            let (left, seq) = (self.parts.log.segments_left(), self.parts.log.last_seq());
+            work.full_at = Some(Full { left, seq, ..full });
+        }
+        Ok(())
+    }
+
+    /// Segments that the last checkpoint may keep, beside the next ones, because it is held.
+    pub(super) fn hold_takes(&self) -> u64 {
+        self.checkpoint_segments() + RESCUE_SEGMENTS
     }
 
     /// Sees to it that what is kept back has blocks on the device, as far as the device has them: a file may be sparse, and

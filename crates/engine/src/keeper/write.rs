@@ -33,7 +33,7 @@ pub struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.keeper.held.fetch_sub(1, Ordering::AcqRel);
+        self.keeper.holds.remove(&self.segments);
         self.keeper.wake();
     }
 }
@@ -62,12 +62,19 @@ impl Keeper {
     /// Sees to it that a checkpoint, and all that it needs, stays where it is until what this returns is dropped.
     ///
     /// # Errors
-    /// As [`Keeper::checkpoint`].
+    /// As [`Keeper::checkpoint`]; [`Error::Full`] too where what is kept would be taken from what deletes need.
     pub fn hold(self: &Arc<Self>) -> Result<Held> {
-        self.hold_and(|_| HashMap::new())
+        self.hold_and(|_| {
+            let [_, deletes] = self.reserve();
+            if self.parts.log.segments_left() <= deletes + self.hold_takes() + 1 {
+                return Err(Error::Full { needed: self.parts.segments.segment_bytes, free: 0 });
+            }
+            Ok(HashMap::new())
+        })
     }
 
-    /// The same for somebody who copies the segments: also tells up to where the checkpoint's pieces stand in them.
+    /// The same for somebody who copies the segments, however full the store is: also tells up to where the checkpoint's
+    /// pieces stand in them.
     ///
     /// # Errors
     /// As [`Keeper::checkpoint`].
@@ -78,11 +85,11 @@ impl Keeper {
                 let far = furthest.entry(self.parts.segments.segment_of(loc.offset())).or_insert(0);
                 *far = loc.offset().max(*far);
             }
-            furthest
+            Ok(furthest)
         })
     }
 
-    fn hold_and(self: &Arc<Self>, furthest: impl FnOnce(&Work) -> HashMap<u64, u64>) -> Result<Held> {
+    fn hold_and(self: &Arc<Self>, furthest: impl FnOnce(&Work) -> Result<HashMap<u64, u64>>) -> Result<Held> {
         let mut work = self.work.lock();
         self.settle(&mut work)?;
         let covers_all = |work: &Work| work.covered == Some(self.parts.log.last_seq());
@@ -90,18 +97,16 @@ impl Keeper {
             self.checkpoint_now(&mut work, true, &mut || ())?;
         }
         self.free_dead(&mut work, true)?;
-        self.held.fetch_add(1, Ordering::AcqRel);
         // What died since that checkpoint may just have been made free: then only a later one is whole without the log.
-        if !covers_all(&work)
-            && let Err(error) = self.checkpoint_now(&mut work, true, &mut || ())
-        {
-            self.held.fetch_sub(1, Ordering::AcqRel);
-            return Err(error);
+        if !covers_all(&work) {
+            self.checkpoint_now(&mut work, true, &mut || ())?;
         }
         let superblock = self.parts.superblocks.newest();
         let mut segments = self.parts.segments.in_use();
         segments.retain(|usage| usage.cold || usage.generation <= superblock.replay.generation);
-        let (open_cold, furthest) = (work.cold.open_segment(), furthest(&work));
+        let (open_cold, furthest) = (work.cold.open_segment(), furthest(&work)?);
+        // Nothing is made free while the work is locked.
+        self.holds.add(&segments);
         Ok(Held { superblock, segments, open_cold, furthest, keeper: Arc::clone(self) })
     }
 
@@ -184,7 +189,7 @@ impl Keeper {
     pub(super) fn checkpoint_now(&self, work: &mut Work, hurry: bool, during: &mut dyn FnMut()) -> Result<()> {
         self.settle(work)?;
         let left = self.parts.log.segments_left();
-        if left <= 2 * self.checkpoint_segments() + RESCUE_SEGMENTS && self.held.load(Ordering::Acquire) == 0 {
+        if left <= 2 * self.checkpoint_segments() + RESCUE_SEGMENTS {
             self.empty_the_emptiest(work)?;
         }
         let began = Instant::now();
