@@ -26,7 +26,8 @@ use crate::cold::{Cold, Writes};
 use crate::commit::{Class, Refused, record_header};
 use crate::format::{
     Compressed, Kind, Loc, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OpHeader, Payload, RECORD_HEADER_BYTES, Relocated, Role,
-    SegmentHeader, checksum_payload, encode_operation, operation_bytes, push_relocated, raw_len, verify_payload,
+    SegmentHeader, WEIGHT_WHOLE, checksum_payload, encode_operation, operation_bytes, push_relocated, raw_len,
+    verify_payload,
 };
 use crate::index::{Extent, Missing, offset_of};
 use crate::objects::{Object, ObjectState, Spaces, Step};
@@ -65,6 +66,8 @@ pub struct Damaged {
 /// Where pieces of the newest checkpoint stand where damage was found, so many checkpoints are due: the first writes
 /// these pieces again, and after the second the one before the newest holds as well.
 pub const RENEWALS: u8 = 2;
+/// Of so many places that were shared before the store was opened it is found out how often they count.
+const PLACES_MAX: usize = 16 << 20;
 /// So many losses of a segment are named.
 pub const NAMED_MAX: usize = 100;
 
@@ -175,7 +178,8 @@ impl Clean<'_> {
         let mut cleaned = Cleaned::default();
         let mut batch = Batch::default();
         let mut copies: HashMap<u64, Vec<Stretch>> = HashMap::new();
-        let shared = self.sharing_objects();
+        self.learn_sharers()?;
+        let shared = self.parts.segments.sharing.is_shared(victim.segment);
         for (record, at, body) in view.records() {
             let mut failed = None;
             let mut number = 0;
@@ -190,7 +194,7 @@ impl Clean<'_> {
                         origin,
                         &mut batch,
                         &mut cleaned,
-                        (!shared.is_empty()).then_some(&mut copies),
+                        shared.then_some(&mut copies),
                     );
                     failed = live.err();
                 }
@@ -204,7 +208,8 @@ impl Clean<'_> {
         }
         self.hand(&mut batch)?;
         let damaged = cleaned.damaged > 0 || unread > 0 || victim.damage != Damage::None;
-        if damaged || !shared.is_empty() {
+        // A clone may have been made meanwhile, of what was not moved yet.
+        if damaged || self.parts.segments.sharing.is_shared(victim.segment) {
             self.mover.wait()?;
             let left = self.parts.segments.usage(victim.segment).unwrap_or(victim);
             if damaged {
@@ -213,7 +218,7 @@ impl Clean<'_> {
                 self.index_pieces(&view)?;
             }
             if left.live > 0 {
-                let objects = if damaged { self.all_objects() } else { shared };
+                let objects = if damaged { self.all_objects() } else { self.sharers(victim.segment) };
                 for object in objects {
                     self.pointed_to(&view, &object, &mut batch, &mut copies, &mut cleaned)?;
                 }
@@ -232,14 +237,89 @@ impl Clean<'_> {
         all
     }
 
-    fn sharing_objects(&self) -> Vec<Arc<Object>> {
-        let mut shared = Vec::new();
-        self.parts.objects.for_each(|object| {
-            if object.state.read().shares {
-                shared.push(Arc::clone(object));
+    /// The objects that may share what stands in a segment.
+    fn sharers(&self, segment: u64) -> Vec<Arc<Object>> {
+        let sharing = &self.parts.segments.sharing;
+        let mut sharers = Vec::new();
+        for number in sharing.of(segment) {
+            match self.parts.objects.numbered(number) {
+                Some(object) => sharers.push(object),
+                None => sharing.remove(number, segment),
             }
+        }
+        sharers
+    }
+
+    /// Looks once at the index of the objects that shared data when the store was opened, for where that stands, and at that of
+    /// all others, for what they have of it.
+    fn learn_sharers(&self) -> Result<()> {
+        let segments = &self.parts.segments;
+        let unknown = segments.sharing.unknown();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        // By place: what all objects have of it, and the one that has most.
+        let mut places: HashMap<u64, (u64, u64)> = HashMap::new();
+        for number in &unknown {
+            let Some(object) = self.parts.objects.numbered(*number) else {
+                segments.sharing.is_known(*number);
+                continue;
+            };
+            let Some(own) = self.places_of(&object, |_| true)? else { continue };
+            segments.sharing.note(*number, own.keys().map(|offset| segments.segment_of(*offset)));
+            segments.sharing.is_known(*number);
+            for (offset, weight) in own {
+                if places.len() < PLACES_MAX || places.contains_key(&offset) {
+                    let (all, most) = places.entry(offset).or_default();
+                    (*all, *most) = (*all + weight, weight.max(*most));
+                }
+            }
+        }
+        let mut others = Vec::new();
+        self.parts.objects.for_each(|object| others.push(Arc::clone(object)));
+        for object in others.into_iter().filter(|object| !unknown.contains(&object.state.read().number)) {
+            let Some(own) = self.places_of(&object, |offset| places.contains_key(&offset))? else { continue };
+            if !own.is_empty() {
+                object.state.write().lent = true;
+            }
+            for (offset, weight) in own {
+                if let Some((all, most)) = places.get_mut(&offset) {
+                    (*all, *most) = (*all + weight, weight.max(*most));
+                }
+            }
+        }
+        let mut again: HashMap<u64, u64> = HashMap::new();
+        for (offset, (all, most)) in places {
+            *again.entry(segments.segment_of(offset)).or_default() += all - most;
+        }
+        again.into_iter().for_each(|(segment, weight)| segments.counts_again(segment, weight));
+        Ok(())
+    }
+
+    /// The places that an object has entries at, and how much of each, in 4096ths of a byte. `None` if its index does not hold, or
+    /// cannot be read.
+    fn places_of(&self, object: &Object, wanted: impl Fn(u64) -> bool) -> Result<Option<HashMap<u64, u64>>> {
+        let (number, spaces) = object.numbered_spaces();
+        let mut places = HashMap::new();
+        if number == 0 {
+            return Ok(Some(places));
+        }
+        let walked = each_page(&self.parts.reader, number, &spaces, &mut |page| {
+            each_entry(page, &mut |entry, loc| {
+                if wanted(loc.offset()) {
+                    let weight = match entry {
+                        Entry::Extent(_, len, _) => u64::from(len) * loc.weight(),
+                        Entry::Slot(_) | Entry::Omap(_) => loc.span_bytes() * WEIGHT_WHOLE,
+                    };
+                    *places.entry(loc.offset()).or_default() += weight;
+                }
+            });
+            Ok(())
         });
-        shared
+        match walked {
+            Err(Error::Corrupt { .. } | Error::Io { .. }) => Ok(None),
+            walked => walked.map(|()| Some(places)),
+        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "an operation, its place, and what gathers")]
@@ -471,6 +551,9 @@ impl Clean<'_> {
     ) -> Result<()> {
         let inside = |loc: Loc| (victim.base..victim.base + victim.bytes.len() as u64).contains(&loc.offset());
         let mut origins = None;
+        let (sharing, segment) = (&self.parts.segments.sharing, self.parts.segments.segment_of(victim.base));
+        // Before it is looked at: what it gets from now on is noted again.
+        sharing.remove(object.numbered_spaces().0, segment);
         // As it is now, page by page: what is not in memory is looked at and left where it is.
         let (number, spaces) = object.numbered_spaces();
         if number == 0 {
@@ -485,6 +568,9 @@ impl Clean<'_> {
             });
             Ok(())
         })?;
+        if !entries.is_empty() {
+            sharing.note(number, Some(segment));
+        }
         for (entry, old) in entries {
             let operation = &victim.bytes[(old.offset() - victim.base) as usize..];
             let (header, value, wanted) = match verified(victim, operation, old, &entry, number, &spaces) {

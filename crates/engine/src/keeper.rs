@@ -74,6 +74,8 @@ const RESCUE_SEGMENTS: u64 = 2;
 const FLYING_SEGMENTS: u64 = 4;
 /// So often a segment is tried to be cleaned, with a checkpoint between, if something that it takes cannot be read.
 const READS_TRIED: u32 = 3;
+/// And so often if clones were made of what it holds while it was cleaned.
+const CLONES_TRIED: u32 = 100;
 /// Free segments that writes leave alone beside those that deletes do, while they get what cleaning gains: one for deletes,
 /// and one of each kind that the cleaner has begun when it ends.
 const FLOW_LEAVES: u64 = 3;
@@ -141,6 +143,8 @@ struct Work {
     stuck: HashSet<u32>,
     /// How often a segment, by generation, could not be cleaned because something could not be read.
     unread: HashMap<u32, u32>,
+    /// How often something still lived in a segment, by generation, that was cleaned as a whole.
+    shared: HashMap<u32, u32>,
     /// Bytes that were moved since writes last had to wait, and the bytes of transactions until then.
     effort: u64,
     effort_from: u64,
@@ -228,6 +232,7 @@ impl Keeper {
             dying: HashMap::new(),
             stuck: HashSet::new(),
             unread: HashMap::new(),
+            shared: HashMap::new(),
             effort: 0,
             effort_from: 0,
             full_at: None,
@@ -491,7 +496,7 @@ impl Keeper {
         self.seal_damaged(work)?;
         // While space is short what is dead is made free as the log becomes durable by itself.
         let mut done = self.free_dead(work, near || log.segments_left() >= low)?;
-        let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.live).sum();
+        let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.once).sum();
         if self.holds.were_released() {
             // What only they kept apart from the rest may be worth cleaning.
             (work.full_at, work.effort) = (None, 0);

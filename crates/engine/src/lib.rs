@@ -41,6 +41,7 @@ mod repair;
 mod replay;
 mod scrub;
 mod segments;
+mod sharing;
 mod spaces;
 mod stages;
 mod stats;

@@ -187,6 +187,9 @@ fn object(head: Head, to: &Target<'_>) -> Result<[Option<SavedSpace>; 3]> {
         return Err(damaged(0, &format!("the checkpoint has {id} twice; one of the two")));
     }
     state.number = head.number;
+    if spaces.shares {
+        segments.sharing.note_unknown(head.number);
+    }
     state.spaces = spaces;
     objects.count(&mut state);
     drop(state);

@@ -22,7 +22,7 @@ use bytes::Bytes;
 use esker_store::{Collection, ObjectId, ObjectMap, Stat};
 use parking_lot::{Mutex, RwLock};
 
-use crate::format::{Kind, Relocated, each_relocated};
+use crate::format::{Kind, Relocated, WEIGHT_WHOLE, each_relocated};
 use crate::index::{Extent, Loc};
 use crate::segments::{Lsn, Segments};
 pub use crate::spaces::Spaces;
@@ -71,6 +71,22 @@ pub struct ObjectState {
     pub copied_lsn: Lsn,
 }
 
+/// So many raw bytes of an extent at this place, in 4096ths of what they take.
+fn weight_of(loc: Loc, bytes: u32) -> u64 {
+    u64::from(bytes) * loc.weight()
+}
+
+/// An object no longer points to a place, where others may point to; how much of that counts less often now, in 4096ths of a
+/// byte.
+#[inline]
+fn gone(segments: &Segments, shared: bool, loc: Loc, weight: u64) -> u64 {
+    if shared {
+        return segments.sub_shared_weight(loc.offset(), weight);
+    }
+    segments.sub_live_weight(loc.offset(), weight);
+    0
+}
+
 /// One operation as the index sees it.
 pub struct Step<'a> {
     /// What it does.
@@ -101,7 +117,10 @@ impl ObjectState {
 
     /// Replaces all spaces.
     pub fn put(&mut self, spaces: Spaces, segments: &Segments) {
-        spaces.account(segments, true);
+        let met = spaces.account(segments, true);
+        if spaces.shares {
+            segments.sharing.note(self.number, met);
+        }
         std::mem::replace(&mut self.spaces, spaces).account(segments, false);
     }
 
@@ -132,8 +151,15 @@ impl ObjectState {
         }
         // Counted before anything is given up: source and target may be one object, and a segment of which nothing
         // counts for a moment would be made free.
-        parts.iter().for_each(|(_, extent)| segments.add_live_part(extent.loc, extent.len.into()));
-        self.spaces.extents.punch(to, len, |loc, bytes| segments.sub_live_part(loc, bytes.into()));
+        for (_, extent) in parts {
+            segments.add_again_weight(extent.loc.offset(), u64::from(extent.len) * extent.loc.weight());
+        }
+        let met = parts.iter().map(|(_, extent)| segments.segment_of(extent.loc.offset()));
+        segments.sharing.note(self.number, met);
+        let shared = self.spaces.counts_again();
+        self.spaces.extents.punch(to, len, |loc, bytes| {
+            gone(segments, shared, loc, weight_of(loc, bytes));
+        });
         for (offset, extent) in parts {
             self.spaces.extents.write(to + (offset - from), extent.len, extent.loc, extent.skip, |_, _| ());
         }
@@ -160,8 +186,13 @@ impl ObjectState {
     /// Does what the operation says; no page it needs is missing ([`Spaces::missing`]). `readers_wait_to` is the log position that readers have to wait for, or 0 if
     /// the writer asked only for applied. Names, clones and renames are the caller's.
     pub fn apply(&mut self, step: &Step<'_>, readers_wait_to: Lsn, segments: &Segments) {
-        let gone = |loc: Loc| segments.sub_live(loc.offset(), loc.span_bytes());
-        let cut = |loc: Loc, bytes: u32| segments.sub_live_part(loc, bytes.into());
+        let shared = self.spaces.counts_again();
+        let cut = |loc: Loc, bytes: u32| {
+            gone(segments, shared, loc, weight_of(loc, bytes));
+        };
+        let gone = |loc: Loc| {
+            gone(segments, shared, loc, loc.span_bytes() * WEIGHT_WHOLE);
+        };
         let new = |loc: Loc| segments.add_live(loc.offset(), loc.span_bytes());
         match step.kind {
             Kind::CreateCollection | Kind::RemoveCollection | Kind::CreateObject => {}
@@ -243,27 +274,43 @@ impl ObjectState {
     /// Points moved values to their new places.
     fn relocate(&mut self, kind: Kind, payload: &[u8], segments: &Segments) {
         let spaces = &mut self.spaces;
+        let (number, mut noted) = (self.number, None);
+        let mut share = |loc: Loc, shares: bool| {
+            let segment = Some(segments.segment_of(loc.offset()));
+            if shares && noted != segment {
+                segments.sharing.note(number, segment);
+                noted = segment;
+            }
+        };
+        let again = spaces.counts_again();
         // Decoding has ruled out that an entry is cut short; a place that is none is passed over.
         each_relocated(kind, payload, |entry| match entry {
             Relocated::Slot(slot, place) => {
                 if let Some(loc) = Loc::from_raw(place) {
+                    share(loc, spaces.shares);
                     segments.add_live(loc.offset(), loc.span_bytes());
                     let old = spaces.slots.set(slot, loc);
-                    old.into_iter().for_each(|old| segments.sub_live(old.offset(), old.span_bytes()));
+                    let whole = |old: Loc| gone(segments, again, old, old.span_bytes() * WEIGHT_WHOLE);
+                    segments.move_again_weight(loc.offset(), old.map_or(0, whole));
                 }
             }
             Relocated::Omap(key, place) => {
                 if let Some(loc) = Loc::from_raw(place) {
+                    share(loc, spaces.shares);
                     segments.add_live(loc.offset(), loc.span_bytes());
                     let old = spaces.omap.insert(key, loc);
-                    old.into_iter().for_each(|old| segments.sub_live(old.offset(), old.span_bytes()));
+                    let whole = |old: Loc| gone(segments, again, old, old.span_bytes() * WEIGHT_WHOLE);
+                    segments.move_again_weight(loc.offset(), old.map_or(0, whole));
                 }
             }
             Relocated::Extent { offset, place, len, skip } => {
                 if let Some(loc) = Loc::from_raw(place) {
+                    share(loc, spaces.shares);
                     segments.add_live_part(loc, len.into());
-                    let cut = |loc: Loc, bytes: u32| segments.sub_live_part(loc, bytes.into());
+                    let mut moved = 0;
+                    let cut = |loc: Loc, bytes: u32| moved += gone(segments, again, loc, weight_of(loc, bytes));
                     spaces.extents.write(offset, len, loc, skip, cut);
+                    segments.move_again_weight(loc.offset(), moved);
                 }
             }
         });

@@ -174,6 +174,7 @@ impl<'a> Replayer<'a> {
                 self.bring(&to, |spaces, missing| spaces.all_missing(missing))?;
                 let mut copy = from.state.read().spaces.clone();
                 copy.shares = true;
+                from.state.write().lent = true;
                 let mut state = to.state.write();
                 self.objects.enter(&to.id, &mut state, EPOCH);
                 state.put(copy, self.segments);
@@ -187,7 +188,8 @@ impl<'a> Replayer<'a> {
                 self.bring(&from, |spaces, missing| spaces.extents.missing_for(offset, len, missing))?;
                 self.bring(&to, |spaces, missing| spaces.extents.missing_for(to_offset, len, missing))?;
                 let (parts, shifted): (Vec<_>, bool) = {
-                    let state = from.state.read();
+                    let mut state = from.state.write();
+                    state.lent = true;
                     (state.extents.lookup(range).flatten().collect(), state.shifted)
                 };
                 let mut state = to.state.write();

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 
 use crate::format::{Loc, WEIGHT_WHOLE};
 use crate::readers::{Pinned, Readers};
+use crate::sharing::Sharing;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// A log position: bytes laid down since the store was opened, pads included.
@@ -161,6 +162,8 @@ struct Entry {
     cold: AtomicBool,
     /// Bytes that objects point to, in 4096ths: see [`WEIGHT_WHOLE`].
     live: AtomicI64,
+    /// Of these, those that count more than once because several objects point to them, as far as known.
+    again: AtomicI64,
     /// Bytes of the last checkpoint.
     index: AtomicI64,
     /// Of a cold segment: bytes of the operations in it, living or not.
@@ -182,6 +185,7 @@ impl Default for Entry {
             age: AtomicU64::new(0),
             cold: AtomicBool::new(false),
             live: AtomicI64::new(0),
+            again: AtomicI64::new(0),
             index: AtomicI64::new(0),
             filled: AtomicU64::new(0),
             range: Mutex::default(),
@@ -287,6 +291,8 @@ pub struct Usage {
     pub age: u64,
     /// Bytes that objects point to; a byte that two objects share counts twice.
     pub live: u64,
+    /// Of these, each byte once, as far as is known: what moving them would write.
+    pub once: u64,
     /// Bytes of the last checkpoint.
     pub index: u64,
     /// Of a cold segment: bytes of the operations in it, living or not, as far as known.
@@ -311,6 +317,8 @@ pub struct Segments {
     buffers_max: usize,
     readers: Readers,
     index_bytes: AtomicI64,
+    /// Who shares what stands in them.
+    pub sharing: Sharing,
 }
 
 struct Lists {
@@ -346,6 +354,7 @@ impl Segments {
             buffers_max,
             readers: Readers::default(),
             index_bytes: AtomicI64::new(0),
+            sharing: Sharing::default(),
         }
     }
 
@@ -419,22 +428,10 @@ impl Segments {
         self.add_live_weight(offset, bytes * WEIGHT_WHOLE);
     }
 
-    /// An object no longer points to `bytes` at this device offset.
-    #[inline]
-    pub fn sub_live(&self, offset: u64, bytes: u64) {
-        self.sub_live_weight(offset, bytes * WEIGHT_WHOLE);
-    }
-
     /// An object has `raw` bytes more of an extent at this place.
     #[inline]
     pub fn add_live_part(&self, loc: Loc, raw: u64) {
         self.add_live_weight(loc.offset(), raw * loc.weight());
-    }
-
-    /// An object has `raw` bytes less of an extent at this place.
-    #[inline]
-    pub fn sub_live_part(&self, loc: Loc, raw: u64) {
-        self.sub_live_weight(loc.offset(), raw * loc.weight());
     }
 
     /// As [`Segments::add_live`], in 4096ths of a byte.
@@ -451,6 +448,42 @@ impl Segments {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {
             // Whoever sees that nothing is left also sees everything that was done before.
             entry.live.fetch_sub(weight as i64, Ordering::Release);
+        }
+    }
+
+    /// Another object points to what one points to already, in 4096ths of a byte.
+    pub fn add_again_weight(&self, offset: u64, weight: u64) {
+        if let Some(entry) = self.entries.get(self.segment_of(offset)) {
+            entry.again.fetch_add(weight as i64, Ordering::Relaxed);
+            entry.live.fetch_add(weight as i64, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`Segments::sub_live_weight`], for an object that shares data or whose data others share: what others still point to
+    /// is what counts less often now. By how much, in 4096ths of a byte.
+    pub fn sub_shared_weight(&self, offset: u64, weight: u64) -> u64 {
+        let Some(entry) = self.entries.get(self.segment_of(offset)) else { return 0 };
+        let mut taken = 0;
+        // The closure always gives a value.
+        let _ = entry.again.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |again| {
+            taken = again.clamp(0, weight as i64);
+            Some(again - taken)
+        });
+        entry.live.fetch_sub(weight as i64, Ordering::Release);
+        taken as u64
+    }
+
+    /// What counts more than once moves with what it counts for, in 4096ths of a byte.
+    pub fn move_again_weight(&self, offset: u64, weight: u64) {
+        if let Some(entry) = self.entries.get(self.segment_of(offset)) {
+            entry.again.fetch_add(weight as i64, Ordering::Relaxed);
+        }
+    }
+
+    /// So much at least counts more than once in a segment, in 4096ths of a byte.
+    pub fn counts_again(&self, segment: u64, weight: u64) {
+        if let Some(entry) = self.entries.get(segment) {
+            entry.again.fetch_max(weight as i64, Ordering::Relaxed);
         }
     }
 
@@ -498,12 +531,15 @@ impl Segments {
     pub fn usage(&self, segment: u64) -> Option<Usage> {
         let entry = self.entries.get(segment)?;
         let generation = entry.generation.load(Ordering::Acquire);
+        let bytes = |weight: i64| (weight.max(0) as u64).div_ceil(WEIGHT_WHOLE);
+        let live = entry.live.load(Ordering::Acquire);
         (generation != 0).then(|| Usage {
             segment,
             generation,
             cold: entry.cold.load(Ordering::Acquire),
             age: entry.age.load(Ordering::Acquire),
-            live: (entry.live.load(Ordering::Acquire).max(0) as u64).div_ceil(WEIGHT_WHOLE),
+            live: bytes(live),
+            once: bytes(live - entry.again.load(Ordering::Acquire)),
             index: entry.index.load(Ordering::Acquire).max(0) as u64,
             filled: entry.filled.load(Ordering::Acquire),
             end: entry.end.load(Ordering::Acquire).min(self.segment_bytes),
@@ -535,11 +571,13 @@ impl Segments {
         let entry = self.entry(segment);
         entry.generation.store(0, Ordering::Release);
         entry.live.store(0, Ordering::Release);
+        entry.again.store(0, Ordering::Release);
         self.index_bytes.fetch_sub(entry.index.swap(0, Ordering::AcqRel), Ordering::AcqRel);
         entry.filled.store(0, Ordering::Release);
         entry.end.store(u64::MAX, Ordering::Release);
         entry.damage.store(Damage::None as u8, Ordering::Release);
         let buffer = entry.buffer.swap(None);
+        self.sharing.forget(segment);
         let mut lists = self.lists.lock();
         lists.recent.retain(|recent| *recent != segment);
         if warm {

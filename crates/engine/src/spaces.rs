@@ -31,6 +31,8 @@ pub struct Spaces {
     pub shares: bool,
     /// Some extents may point to operations that were written for another offset.
     pub shifted: bool,
+    /// Other objects have got entries from here since the store was opened, or were found to have them.
+    pub lent: bool,
 }
 
 impl Spaces {
@@ -45,6 +47,12 @@ impl Spaces {
     pub fn written_at(&self, offset: u64, extent: &Extent) -> Option<u64> {
         // An extent that skips more than stands before it was made by no write of this object.
         if self.shifted { None } else { Some(offset.wrapping_sub(extent.skip.into())) }
+    }
+
+    /// Whether other objects may point to what the entries point to.
+    #[inline]
+    pub fn counts_again(&self) -> bool {
+        self.shares || self.lent
     }
 
     /// Runs `f` on the offset and the bytes, in 4096ths, of whatever the entries point to.
@@ -71,15 +79,23 @@ impl Spaces {
         self.extents.clear_dirty();
     }
 
-    /// Counts all entries as live, or no longer. All pages are in memory.
-    pub fn account(&self, segments: &Segments, live: bool) {
+    /// Counts all entries as live, or no longer. All pages are in memory. The segments that they stand in, some of them
+    /// more than once.
+    pub fn account(&self, segments: &Segments, live: bool) -> Vec<u64> {
         let (mut at, mut weight) = (0, 0);
-        let flush = |at: u64, weight: u64| {
-            if live { segments.add_live_weight(at, weight) } else { segments.sub_live_weight(at, weight) }
+        let mut met = Vec::new();
+        let flush = |at: u64, weight: u64| match (live, self.counts_again()) {
+            (true, false) => segments.add_live_weight(at, weight),
+            (true, true) => segments.add_again_weight(at, weight),
+            (false, false) => segments.sub_live_weight(at, weight),
+            (false, true) => {
+                segments.sub_shared_weight(at, weight);
+            }
         };
         let counted = self.each_place(|offset, more| {
             if segments.segment_of(offset) != segments.segment_of(at) {
                 flush(at, weight);
+                met.push(segments.segment_of(offset));
                 weight = 0;
             }
             at = offset;
@@ -87,6 +103,7 @@ impl Spaces {
         });
         counted.expect("what adds or removes an object has all its pages read first");
         flush(at, weight);
+        met
     }
 
     /// Heap bytes of the index pages that are in memory and may leave it: spaces so small that checkpoints keep them beside

@@ -78,7 +78,7 @@ pub struct Stats {
     pub snapshots: u64,
     /// Bytes of the segments that nothing else keeps.
     pub pinned_bytes: u64,
-    /// Bytes that objects point to; what two objects share counts twice.
+    /// Bytes that objects point to; what several share counts once, as far as that is known since the store was opened.
     pub live_bytes: u64,
     /// Bytes of the last checkpoint on the device.
     pub checkpoint_bytes: u64,
@@ -325,7 +325,7 @@ impl Engine {
             stats.last_seq = log.last_seq();
         }
         for usage in self.segments.in_use() {
-            stats.live_bytes += usage.live;
+            stats.live_bytes += usage.once;
             stats.damaged_segments += u64::from(usage.damage != Damage::None);
             stats.checkpoint_bytes += usage.index;
         }

@@ -541,6 +541,7 @@ impl Engine {
                 Kind::Clone => {
                     let mut copy = states[op.target].spaces.clone();
                     copy.shares = true;
+                    states[op.target].lent = true;
                     let source = &states[op.target];
                     let changed = source.changed_lsn.max(source.removed_lsn).max(source.copied_lsn);
                     let to = &mut states[op.to];
@@ -553,6 +554,7 @@ impl Engine {
                     let parts: Vec<_> = parts.flatten().collect();
                     let changed = states[op.target].changed_lsn.max(states[op.target].copied_lsn);
                     let shifted = states[op.target].shifted;
+                    states[op.target].lent = true;
                     let state = &mut states[op.to];
                     state.take_range((&parts, shifted), from, len, to, readers_wait_to, &self.segments);
                     // A hole may be the work of a change of the source that is not durable yet.

@@ -20,6 +20,7 @@ const ORDER: &[&str] = &[
     "watch",
     "superblocks",
     "readers",
+    "sharing",
     "segments",
     "index",
     "reader",

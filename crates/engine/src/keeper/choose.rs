@@ -29,13 +29,13 @@ impl Keeper {
         let (mut lives, mut gone) = (0, 0);
         for usage in self.parts.segments.in_use() {
             if !usage.cold && (work.floor..open).contains(&usage.generation) {
-                lives += usage.live.min(size);
-                gone += size.saturating_sub(usage.live);
+                lives += usage.once.min(size);
+                gone += size.saturating_sub(usage.once);
             }
         }
         // The pages that changed, and a little for the superblock, the syncs and the part of the log that it ends.
         let written = u128::from(lives + work.checkpoint_bytes + size / CHECKPOINT_SHARE);
-        let best_lives = (best.live + best.index).min(size);
+        let best_lives = (best.once + best.index).min(size);
         written * u128::from(size - best_lives) < u128::from(gone) * u128::from(best_lives)
     }
 
@@ -43,7 +43,7 @@ impl Keeper {
     pub(super) fn candidates<'a>(&'a self, work: &'a Work, share: f64) -> impl Iterator<Item = (Usage, f64)> + 'a {
         let now = self.parts.log.last_seq();
         let size = self.parts.segments.segment_bytes as f64;
-        let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.live).sum();
+        let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.once).sum();
         let hard = self.is_tight() || work.effort >= live / HARD_PARTS;
         let (open, flying, held) = (work.cold.open_segment(), self.moving.flying(), self.holds.now());
         let sealed = move |usage: &Usage| {
@@ -56,7 +56,7 @@ impl Keeper {
                 && !work.stuck.contains(&usage.generation)
         };
         self.parts.segments.in_use().into_iter().filter(sealed).filter_map(move |usage| {
-            let lives = (usage.live + usage.index) as f64;
+            let lives = (usage.once + usage.index) as f64;
             let age = (now.saturating_sub(usage.age) + 1) as f64;
             let whole = if usage.cold { usage.filled as f64 } else { size };
             let used = lives / size;

@@ -200,7 +200,7 @@ impl Keeper {
         let from = Origin {
             victim: victim.generation,
             oldest: work.cold.open_generation().unwrap_or(0),
-            lives: (victim.live + victim.index).clamp(segment_bytes / 64, segment_bytes),
+            lives: (victim.once + victim.index).clamp(segment_bytes / 64, segment_bytes),
         };
         Hands { keeper: self, from }
     }

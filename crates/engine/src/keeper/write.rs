@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use esker_store::{Error, Result};
 
 use super::{
-    CHECKPOINT_BYTES_PER_S, FULL_SHARE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS, SLACK_PARTS, SLACK_SEGMENTS, Work,
+    CHECKPOINT_BYTES_PER_S, CLONES_TRIED, FULL_SHARE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS, SLACK_PARTS,
+    SLACK_SEGMENTS, Work,
 };
 use crate::checkpoint::CheckpointReport;
 use crate::clean::RENEWALS;
@@ -115,10 +116,10 @@ impl Keeper {
     pub(super) fn empty_the_emptiest(&self, work: &mut Work) -> Result<()> {
         let checkpoint = self.checkpoint_segments();
         let mut emptiest: Vec<Usage> = self.candidates(work, FULL_SHARE).map(|(usage, _)| usage).collect();
-        emptiest.sort_unstable_by_key(|usage| usage.live + usage.index);
+        emptiest.sort_unstable_by_key(|usage| usage.once + usage.index);
         let mut moved = 0;
         for usage in emptiest {
-            moved += usage.live + usage.index;
+            moved += usage.once + usage.index;
             let room = self.parts.log.segments_left() >= checkpoint + RESCUE_SEGMENTS;
             if moved > self.parts.segments.segment_bytes || !room {
                 break;
@@ -223,11 +224,18 @@ impl Keeper {
         self.moving.forget_all();
         // What was cleaned as a whole and still lives cannot be moved: it is not tried again and again.
         let spent = std::mem::take(&mut work.spent);
-        let lives = |generation: u32| {
-            self.parts.segments.in_use().iter().any(|usage| usage.generation == generation && usage.live > 0)
-        };
-        work.stuck
-            .extend(spent.into_iter().filter(|(generation, whole)| *whole && lives(*generation)).map(|spent| spent.0));
+        let segments = &self.parts.segments;
+        let of = |generation: u32| segments.in_use().into_iter().find(|usage| usage.generation == generation);
+        let lives = |generation: u32| of(generation).is_some_and(|usage| usage.live > 0);
+        let is_shared = |generation: u32| of(generation).is_some_and(|usage| segments.sharing.is_shared(usage.segment));
+        for (generation, _) in spent.into_iter().filter(|(generation, whole)| *whole && lives(*generation)) {
+            let tries = work.shared.entry(generation).or_default();
+            *tries += 1;
+            // A clone that was made meanwhile may still point there.
+            if *tries >= CLONES_TRIED || !is_shared(generation) {
+                work.stuck.insert(generation);
+            }
+        }
         let took = began.elapsed();
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         self.counters.checkpoint_bytes.store(report.bytes, Ordering::Relaxed);
