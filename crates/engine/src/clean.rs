@@ -657,7 +657,7 @@ fn relocate_some(
             return Ok(0);
         }
         let len = RECORD_HEADER_BYTES as u64 + operation_bytes(0, payload.len());
-        let mut reservation = match log.reserve(len, 0, Class::Keep) {
+        let mut reservation = match log.reserve(len, 0, payload.len() as u64 / 24 * kind.replay_ns(), Class::Keep) {
             Ok(reservation) => reservation,
             Err(Refused::Error(error)) => return Err(error),
             Err(Refused::Busy) => {

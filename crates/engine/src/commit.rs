@@ -122,6 +122,7 @@ struct State {
     record_bytes: u64,
     payload_bytes: u64,
     relocation_bytes: u64,
+    replay_ns: u64,
 }
 
 /// A segment that is ready for the log.
@@ -297,6 +298,7 @@ impl Log {
             record_bytes: 0,
             payload_bytes: 0,
             relocation_bytes: 0,
+            replay_ns: 0,
         };
         Self {
             device,
@@ -377,6 +379,11 @@ impl Log {
         (state.records, state.record_bytes)
     }
 
+    /// How long replaying these records will take, as far as their operations tell, in nanoseconds.
+    pub fn replay_ns(&self) -> u64 {
+        self.state.lock().replay_ns
+    }
+
     /// Of those bytes: keys and payloads of transactions; the cleaner's records.
     pub fn appended_kinds(&self) -> (u64, u64) {
         let state = self.state.lock();
@@ -433,7 +440,13 @@ impl Log {
 
     /// Takes `len` bytes (a multiple of 8, at most what a segment has room for) of the open group and the next
     /// sequence number. `payload_bytes` of them, of a transaction, are keys and payloads.
-    pub fn reserve(&self, len: u64, payload_bytes: u64, class: Class) -> std::result::Result<Reservation<'_>, Refused> {
+    pub fn reserve(
+        &self,
+        len: u64,
+        payload_bytes: u64,
+        replay_ns: u64,
+        class: Class,
+    ) -> std::result::Result<Reservation<'_>, Refused> {
         if class == Class::Write && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
             let full = self.gate.load(Ordering::Relaxed) == Gate::Full as u8;
             return Err(if full { Refused::Error(Error::Full { needed: len, free: 0 }) } else { Refused::Busy });
@@ -453,9 +466,10 @@ impl Log {
             let left = self.segments.free_segments() + state.next.len() as u64;
             let refused = match class {
                 Class::Write => left <= self.reserve[0].load(Ordering::Relaxed),
-                // Half of what is between is left to what only takes away.
+                // One of what is between is left to what only takes away.
                 Class::GiveBack => {
-                    left <= self.reserve.iter().map(|kept| kept.load(Ordering::Relaxed)).sum::<u64>() / 2
+                    let [writes, deletes] = self.reserve.each_ref().map(|kept| kept.load(Ordering::Relaxed));
+                    left <= (deletes + 1).min(writes)
                 }
                 Class::TakeAway => left <= self.reserve[1].load(Ordering::Relaxed),
                 Class::Keep => false,
@@ -485,6 +499,7 @@ impl Log {
         state.group_open = true;
         state.records += u64::from(class != Class::Keep);
         state.record_bytes += len;
+        state.replay_ns += replay_ns;
         match class {
             Class::Keep => state.relocation_bytes += len,
             Class::Write | Class::GiveBack | Class::TakeAway => state.payload_bytes += payload_bytes,

@@ -23,6 +23,7 @@ mod free;
 mod grow;
 mod holds;
 mod moving;
+mod recovery;
 mod reserve;
 mod write;
 
@@ -36,6 +37,7 @@ use esker_store::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
 pub use grow::GrowReport;
+pub use recovery::RecoveryTime;
 pub use write::Held;
 
 use crate::checkpoint::{Parts, Saved};
@@ -76,9 +78,9 @@ const FLYING_SEGMENTS: u64 = 4;
 const READS_TRIED: u32 = 3;
 /// And so often if clones were made of what it holds while it was cleaned.
 const CLONES_TRIED: u32 = 100;
-/// Free segments that writes leave alone beside those that deletes do, while they get what cleaning gains: one for deletes,
-/// and one of each kind that the cleaner has begun when it ends.
-const FLOW_LEAVES: u64 = 3;
+/// Free segments that writes leave alone beside those that deletes do, while they get what cleaning gains: one for deletes, one
+/// for what leads to them, and one of each kind that the cleaner has begun when it ends.
+const FLOW_LEAVES: u64 = 4;
 /// How long the thread sleeps when nothing wakes it.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long the cleaner leaves everything in place after somebody has walked part of the log.
@@ -134,6 +136,8 @@ struct Work {
     covered: Option<u64>,
     /// Bytes of log at the last checkpoint.
     log_bytes: u64,
+    /// What replaying it takes, as [`Log::replay_ns`](crate::commit::Log::replay_ns) counts, at the last checkpoint.
+    replay_ns: u64,
     checkpoint_bytes: u64,
     /// Segments, by generation, that were cleaned and wait for the next checkpoint, and whether as a whole.
     spent: HashMap<u32, bool>,
@@ -168,6 +172,7 @@ pub struct Keeper {
     seed: u32,
     threaded: bool,
     index_bytes: u64,
+    recovery: RecoveryTime,
     /// When the thread was last woken because the index takes more than its budget, in microseconds of `since`.
     crowded_at: AtomicU64,
     work: Mutex<Work>,
@@ -197,6 +202,7 @@ pub struct Keeper {
 impl Keeper {
     /// A keeper that goes on from what the last checkpoint holds. With `kept`, segments of these generations, and the
     /// log, are kept for the checkpoint before it until the next one.
+    #[expect(clippy::too_many_arguments, reason = "one call site, which wires the engine together")]
     pub fn new(
         parts: Parts,
         device: Arc<dyn Device>,
@@ -205,6 +211,7 @@ impl Keeper {
         (saved, kept): (Saved, Option<HashSet<u32>>),
         threaded: bool,
         index_bytes: u64,
+        recovery: RecoveryTime,
     ) -> Self {
         let superblock = parts.superblocks.newest();
         let cold_counters = Arc::clone(&cold.counters);
@@ -227,6 +234,7 @@ impl Keeper {
             kept: kept.unwrap_or_default(),
             covered,
             log_bytes: 0,
+            replay_ns: 0,
             checkpoint_bytes: 0,
             spent: HashMap::new(),
             dying: HashMap::new(),
@@ -248,6 +256,7 @@ impl Keeper {
             seed,
             threaded,
             index_bytes: index_bytes.max(INDEX_BYTES_MIN),
+            recovery,
             crowded_at: AtomicU64::new(0),
             work: Mutex::new(work),
             moving: Moving::default(),
@@ -522,6 +531,7 @@ impl Keeper {
         // What is left above the budget has changed: a checkpoint makes it fit to leave.
         let crowded = self.drop_pages(work) && tail_bytes >= self.index_bytes / CROWDED_LOG_SHARE;
         let due = crowded
+            || self.replay_takes_long(work)
             || tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * work.checkpoint_bytes)
                 && tail_bytes >= 4 * self.parts.segments.segment_bytes;
         // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the
@@ -577,7 +587,9 @@ impl Keeper {
         let unhindered = left > reserve[0] + 2 * self.flying_segments() + PACED_SEGMENTS || !done;
         // Who gets only what cleaning gains needs no more to be kept back than what takes away, and a little.
         let flows = self.threaded && !unhindered && self.flying_segments() > 0;
-        let leaves = reserve[1] + FLOW_LEAVES + self.held_reserve();
+        // A device of few segments has not so many to leave.
+        let leaves = FLOW_LEAVES.min((reserve[0] - reserve[1]).max(3) - 2);
+        let leaves = reserve[1] + leaves + self.held_reserve();
         let kept = if flows { [reserve[0].min(leaves), reserve[1]] } else { reserve };
         let gate = if left > kept[0] {
             Gate::Open

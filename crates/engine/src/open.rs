@@ -32,7 +32,7 @@ use crate::cold::Cold;
 use crate::commit::Log;
 use crate::compress::{Compress, CompressOptions};
 use crate::format::{DEVICE_BYTES_MAX, ReplayFrom, store_seed};
-use crate::keeper::{GrowReport, Held, Keeper};
+use crate::keeper::{GrowReport, Held, Keeper, RecoveryTime};
 use crate::objects::Objects;
 use crate::policy::CommitPolicy;
 use crate::reader::Reader;
@@ -71,6 +71,9 @@ pub struct Options {
     pub scrub_bytes_per_s: u64,
     /// How long after opening the scrubber begins. 30 s by default.
     pub scrub_after: Duration,
+    /// A checkpoint is written when replaying the log after the last one would take so long, with the loading of it: opening
+    /// after a crash takes about that. 3 s by default; a shorter time writes more.
+    pub recovery_time: Duration,
     /// Run a commit thread (default). Without one, whoever waits commits: for deterministic simulation.
     pub commit_thread: bool,
 }
@@ -89,10 +92,14 @@ impl Default for Options {
             compress: CompressOptions::default(),
             scrub_bytes_per_s: 8 << 20,
             scrub_after: Duration::from_secs(30),
+            recovery_time: Duration::from_secs(3),
             commit_thread: true,
         }
     }
 }
+
+/// Fewer records than this, replayed at opening, tell nothing of how fast the machine is.
+const RECORDS_TELL: u64 = 100_000;
 
 /// By cold segment whose end the checkpoint does not tell: its generation, and the furthest place that something
 /// pointed to in it when that was looked for.
@@ -263,8 +270,24 @@ impl Engine {
             superblocks: Arc::clone(&self.superblocks),
             next_number: Arc::clone(&self.next_number),
         };
-        let keeper =
-            Keeper::new(parts, device, self.seed, cold, (saved, kept), options.commit_thread, options.index_bytes);
+        let report = &self.recovery;
+        // What opening has met tells how fast this machine is; without threads everything is to be the same each time.
+        let told = options.commit_thread && report.records >= RECORDS_TELL;
+        let recovery = RecoveryTime {
+            most: options.recovery_time,
+            load: report.load,
+            slowness: if told { report.replay.as_nanos() as f64 / report.replay_ns.max(1) as f64 } else { 1.0 },
+        };
+        let keeper = Keeper::new(
+            parts,
+            device,
+            self.seed,
+            cold,
+            (saved, kept),
+            options.commit_thread,
+            options.index_bytes,
+            recovery,
+        );
         let keeper = Arc::new(keeper);
         let weak = Arc::downgrade(&keeper);
         log.set_keeper(Box::new(move || {

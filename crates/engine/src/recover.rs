@@ -225,7 +225,13 @@ pub struct RecoveryReport {
     pub checkpoints_passed_over: u64,
     /// Segments in use whose headers do not hold.
     pub damaged_segments: u64,
-    /// How long it took.
+    /// How long loading the checkpoint took, and replaying the log after it.
+    pub load: Duration,
+    /// See [`RecoveryReport::load`].
+    pub replay: Duration,
+    /// How long replaying was to be expected to take by its operations, in nanoseconds.
+    pub replay_ns: u64,
+    /// How long it took in all.
     pub elapsed: Duration,
 }
 
@@ -326,6 +332,7 @@ impl<'a> Walk<'a> {
             });
         }
         self.report.elapsed = began.elapsed();
+        self.report.replay = self.report.elapsed;
         self.report.last_seq = self.end.seq;
         Ok((self.end, self.report))
     }

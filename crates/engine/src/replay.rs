@@ -32,6 +32,8 @@ pub(crate) struct Replayer<'a> {
     base_lsn: Lsn,
     last: Option<Arc<SegmentBuffer>>,
     next_number: u64,
+    /// How long it was to be expected to take so far, in nanoseconds.
+    pub(crate) expected_ns: u64,
 }
 
 impl Replay for Replayer<'_> {
@@ -51,6 +53,7 @@ impl Replay for Replayer<'_> {
         // The walk has verified every operation of the record.
         for _ in 0..record.op_count {
             let Some(header) = OpHeader::decode_trusted(rest) else { break };
+            self.expected_ns += header.kind.replay_ns();
             let total = header.total_bytes() as usize;
             let operation = &rest[..total];
             let payload = &operation[header.payload_start()..header.payload_end()];
@@ -71,7 +74,7 @@ impl<'a> Replayer<'a> {
         base_lsn: Lsn,
         next_number: u64,
     ) -> Self {
-        Self { objects, segments, reader, base_lsn, last: None, next_number }
+        Self { objects, segments, reader, base_lsn, last: None, next_number, expected_ns: 0 }
     }
 
     /// The buffer of the last segment, its log position, and the number of the next object.

@@ -278,7 +278,8 @@ impl Engine {
             if len > self.record_bytes_max || !missing_of(&state, &op).is_empty() {
                 return None;
             }
-            let reservation = log.reserve(len, (key_len + payload_len) as u64, Class::Write).ok()?;
+            let reservation =
+                log.reserve(len, (key_len + payload_len) as u64, op.kind.replay_ns(), Class::Write).ok()?;
             let (seq, lsn_end) = (CommitSeq(reservation.seq), reservation.lsn + len);
             self.objects.enter(id, &mut state, reservation.epoch);
             let mut loc = None;
@@ -418,11 +419,12 @@ impl Engine {
             let lsn = states.iter().map(|state| self.shown_lsn(state)).max().unwrap_or(0);
             return Attempt::Done(Completion::after(Ok(CommitSeq(log.last_seq())), self.barrier(lsn)));
         }
-        let (mut len, mut payload_bytes) = (RECORD_HEADER_BYTES as u64, 0);
+        let (mut len, mut payload_bytes, mut replay_ns) = (RECORD_HEADER_BYTES as u64, 0, 0);
         for op in &plan {
             let (key_len, payload_len) = (op.key.bytes().len(), op.body.bytes().len());
             len += operation_bytes(key_len, payload_len);
             payload_bytes += (key_len + payload_len) as u64;
+            replay_ns += op.kind.replay_ns();
         }
         if len > self.record_bytes_max {
             return Attempt::Done(Completion::ready(Err(Error::TooLarge {
@@ -443,12 +445,12 @@ impl Engine {
         } else {
             Class::Write
         };
-        let mut reserved = log.reserve(len, payload_bytes, class);
+        let mut reserved = log.reserve(len, payload_bytes, replay_ns, class);
         if matches!(reserved, Err(Refused::Error(Error::Full { .. })))
             && class != Class::TakeAway
             && net::gives_back(&plan, states)
         {
-            reserved = log.reserve(len, payload_bytes, Class::TakeAway);
+            reserved = log.reserve(len, payload_bytes, replay_ns, Class::TakeAway);
         }
         let reservation = match reserved {
             Ok(reservation) => reservation,

@@ -10,7 +10,7 @@ use super::{IDLE, Keeper, RESCUE_SEGMENTS, Work};
 use crate::commit::stopped;
 
 /// Free segments that writes leave alone beside those of a checkpoint.
-const WRITES_LEAVE: u64 = 8;
+const WRITES_LEAVE: u64 = 10;
 /// How long the device is not asked for blocks that it had not, if no write was refused since.
 const QUIET: Duration = Duration::from_secs(30);
 /// Free segments of a store that holds nothing whose blocks are reserved.
@@ -47,14 +47,15 @@ impl Keeper {
     ///
     /// A checkpoint may have to write the whole index again while the last one still stands; the cleaner needs an open
     /// segment and one more; relocations need log; and an opening after a crash begins one segment of each kind. Writes
-    /// leave four more. What takes away leaves only what a checkpoint needs with the cleaning before it, and a segment
+    /// leave six more. What takes away leaves only what a checkpoint needs with the cleaning before it, and a segment
     /// of each kind: closing and opening a full store may use up some of the rest, and deletes must go on. On a device
     /// of few segments writes leave two fifths of them.
     pub(super) fn reserve(&self) -> [u64; 2] {
         let checkpoint = self.checkpoint_segments();
         let most = self.parts.segments.usable_segments() * 2 / 5;
-        let writes = (checkpoint + WRITES_LEAVE + self.held_reserve()).min(most);
-        [writes, (checkpoint + RESCUE_SEGMENTS + 2).min(writes.saturating_sub(1))]
+        let writes = checkpoint + WRITES_LEAVE + self.held_reserve();
+        let deletes = checkpoint + RESCUE_SEGMENTS + 2;
+        [writes.min(most), deletes.min(most.saturating_sub(1))]
     }
 
     /// What writes leave beside that while snapshots or backups hold segments: what is removed then makes nothing free, and a
@@ -68,7 +69,7 @@ impl Keeper {
     pub(super) fn keep_deletes_going(&self, work: &mut Work, full: Full, reserve: [u64; 2]) -> Result<()> {
         let left = self.parts.log.segments_left();
         let fits = left >= self.checkpoint_segments() + RESCUE_SEGMENTS;
-        let low = left < full.left || left <= reserve[1] + 1;
+        let low = left < full.left || left <= reserve[1] + 2;
         if low && fits && self.parts.log.last_seq() != full.seq {
             self.checkpoint_now(work, true, &mut || ())?;
             self.free_dead(work, true)?;

@@ -193,7 +193,7 @@ impl Keeper {
         if left <= 2 * self.checkpoint_segments() + RESCUE_SEGMENTS {
             self.empty_the_emptiest(work)?;
         }
-        let began = Instant::now();
+        let (began, replay_ns) = (Instant::now(), self.parts.log.replay_ns());
         let slow = self.threaded && !hurry;
         // Near the limit writers go on meanwhile, out of the slack: with as much of it as is written of the checkpoint,
         // so that they are slowed down evenly and do not stand still for the rest of it.
@@ -219,6 +219,7 @@ impl Keeper {
         let report = self.write_one(work, &mut pace)?;
         self.give_up_before(work)?;
         work.log_bytes = self.parts.log.appended().1;
+        work.replay_ns = replay_ns;
         work.checkpoint_bytes = report.bytes;
         work.effort += report.bytes + self.parts.segments.segment_bytes / 4;
         self.moving.forget_all();

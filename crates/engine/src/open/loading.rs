@@ -87,6 +87,7 @@ fn find_from(
     let reader = Arc::new(Reader::new(Arc::clone(device), Arc::clone(&segments), seed, options.cache_bytes));
     let objects = Arc::new(Objects::default());
     let (mut saved, mut next_number, mut known) = (Saved::default(), 1, HashSet::new());
+    let began = std::time::Instant::now();
     if superblock.root != 0 {
         place_root(&segments, &superblock);
         let root = load_root(&superblock, &reader, &segments)?;
@@ -95,11 +96,13 @@ fn find_from(
         let loaded = load(root, &reader, &segments, &objects, options.index_bytes, &|_, _| ())?;
         (saved, next_number) = (loaded.saved, loaded.next_number);
     }
+    let load = began.elapsed();
     // Positions of what is replayed stand above those of everything else, which is durable.
     let base_lsn = superblock.segment_bytes;
     let mut replayer = Replayer::new(&objects, &segments, Some(&reader), base_lsn, next_number);
     let walk = Walk::new(&**device, &superblock, superblocks.damaged);
     let (end, mut recovery) = walk.run(&chain, &mut replayer, &mut |_, _| {})?;
+    (recovery.load, recovery.replay_ns) = (load, replayer.expected_ns);
     let (last, base_lsn, next_number) = replayer.finish();
     // Superblocks stand twice from the first on, and none is cleared before its half is full.
     let full = superblock.superblock_segment_bytes / u64::from(superblock.block_bytes);
