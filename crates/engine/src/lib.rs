@@ -55,7 +55,7 @@ pub use backup::{BackupReport, Pruned, RestoreReport, VerifyReport, backups, pru
 pub use check::{CheckReport, Damage, DumpItem, DumpOptions, check, dump};
 pub use compress::CompressOptions;
 pub use keeper::GrowReport;
-pub use open::{Engine, FormatOptions, Options};
+pub use open::{Engine, FormatOptions, Options, Progress, Stage};
 pub use policy::{CommitPolicy, PolicyError};
 pub use recover::RecoveryReport;
 pub use repair::{Hooks as RepairHooks, Level, Lost, RepairReport, Shape, What, repair, shape};

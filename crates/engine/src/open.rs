@@ -74,6 +74,8 @@ pub struct Options {
     /// A checkpoint is written when replaying the log after the last one would take so long, with the loading of it: opening
     /// after a crash takes about that. 3 s by default; a shorter time writes more.
     pub recovery_time: Duration,
+    /// Is told how far opening has come, from several threads. Nobody by default.
+    pub progress: Option<Progress>,
     /// Run a commit thread (default). Without one, whoever waits commits: for deterministic simulation.
     pub commit_thread: bool,
 }
@@ -93,8 +95,28 @@ impl Default for Options {
             scrub_bytes_per_s: 8 << 20,
             scrub_after: Duration::from_secs(30),
             recovery_time: Duration::from_secs(3),
+            progress: None,
             commit_thread: true,
         }
+    }
+}
+
+/// What opening is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Loading the checkpoint.
+    Checkpoint,
+    /// Replaying the log after it.
+    Log,
+}
+
+/// Is told how far opening has come: the stage, and how much of it is done, of how much.
+#[derive(Clone)]
+pub struct Progress(pub Arc<dyn Fn(Stage, u64, u64) + Send + Sync>);
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Progress")
     }
 }
 

@@ -27,7 +27,7 @@ use crate::store::{Background, Backing};
 use crate::{ByteSize, Error, Period, Result, Store};
 
 /// The options that a location may carry, as messages name them.
-const OPTIONS: &str = "size, segment, policy, recent, cache, index, async_flush, scrub, compress, compress_min, \
+const OPTIONS: &str = "size, segment, policy, recent, cache, index, async_flush, recovery, scrub, compress, compress_min, \
      compress_unit, compress_ratio, expire, map_sweep, read_only, create";
 
 /// Settings for opening a store. Made by [`Store::builder`].
@@ -112,6 +112,19 @@ impl Builder {
     /// leave memory and are read back when they are needed. No limit by default. See [`Options::index_bytes`].
     pub fn index_bytes(mut self, bytes: u64) -> Self {
         self.options.index_bytes = bytes;
+        self
+    }
+
+    /// How long opening after a crash may take (option `recovery`): checkpoints are written so often that it does. 3 s by default;
+    /// a shorter time writes more. See [`Options::recovery_time`].
+    pub fn recovery_time(mut self, time: Duration) -> Self {
+        self.options.recovery_time = time;
+        self
+    }
+
+    /// Has `progress` told how far opening has come, from several threads: see [`Options::progress`].
+    pub fn opening(mut self, progress: esker_engine::Progress) -> Self {
+        self.options.progress = Some(progress);
         self
     }
 
@@ -470,6 +483,7 @@ impl Builder {
             "recent" => self.options.recent_bytes = bytes(key, value)?,
             "cache" => self.options.cache_bytes = bytes(key, value)?,
             "index" => self.options.index_bytes = bytes(key, value)?,
+            "recovery" => self.options.recovery_time = period(key, value)?,
             "scrub" => self.options.scrub_bytes_per_s = read::<ByteSize>(key, value)?.0,
             "async_flush" => self.options.async_flush = period(key, value)?,
             "compress" => self.options.compress.default = read(key, value)?,

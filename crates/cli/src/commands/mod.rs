@@ -62,6 +62,7 @@ pub fn builder(settings: &Settings) -> esker::Builder {
         .cache_bytes(store.cache.0.0)
         .index_bytes(Some(store.index.0.0).filter(|bytes| *bytes > 0).unwrap_or(u64::MAX))
         .async_flush(store.async_flush.0.0)
+        .recovery_time(store.recovery.0.0)
         .scrub_bytes_per_s(store.scrub.0.0);
     if store.size.0.0 > 0 {
         builder = builder.size(store.size.0.0);

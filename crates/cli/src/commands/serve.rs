@@ -1,12 +1,13 @@
 //! `esker serve`: a store behind the Redis protocol, its volumes behind NBD, and its logs behind gRPC.
 //!
-//! settings under flags → store → servers; SIGINT or SIGTERM → servers stop → store closes cleanly
+//! settings under flags → addresses → store → servers; SIGINT or SIGTERM → servers stop → store closes cleanly
 //!
 //! Invariants:
 //! 1. The store closes after the last client was answered, whatever ends the server.
 //! 2. The figures and settings of the engine reach clients only through [`EngineInfo`].
 
 pub mod disks;
+mod opening;
 pub mod rpc;
 
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 use clap::Args;
 use esker::engine::Engine;
-use esker_server::resp::{Address, Config, EngineInfo, Error, InfoLine, NoEngineInfo, Server, TlsFiles};
+use esker_server::resp::{Address, Config, EngineInfo, Error, InfoLine, Loading, NoEngineInfo, Server, TlsFiles};
 
 use self::disks::{Disks, NbdFlags};
 use self::rpc::{GrpcFlags, Rpc};
@@ -99,9 +100,12 @@ impl Serve {
         if let Some(options) = rpc::sequencers(&settings.serve)? {
             builder = builder.sequencers(options);
         }
-        let store = builder.open(&location)?;
+        let Some((loading, store)) = opening::open(&config, builder, &location)? else {
+            // The thread that opens the store ends with the process: as after a crash, nothing is lost by that.
+            std::process::exit(0);
+        };
         let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
-        let served = serve(&store, config, (disks, rpc), backups.map(PathBuf::from));
+        let served = serve(&store, (loading, config), (disks, rpc), backups.map(PathBuf::from));
         // Even if the server failed, what it acknowledged must end up in a clean store.
         let closed = store.close().map_err(Failure::from);
         served.and(closed)
@@ -215,7 +219,7 @@ pub fn password(settings: &ServeSettings) -> Result<Option<String>, Failure> {
 
 fn serve(
     store: &esker::Store,
-    config: Config,
+    (loading, config): (Loading, Config),
     (disks, rpc): (Option<esker_server::nbd::Config>, Option<esker_server::grpc::Config>),
     backups: Option<PathBuf>,
 ) -> Result<(), Failure> {
@@ -231,7 +235,7 @@ fn serve(
         }
         None => Arc::new(NoEngineInfo),
     };
-    let server = Server::bind(config, kv, engine).map_err(failure)?;
+    let server = Server::on(loading, config, kv, engine).map_err(failure)?;
     announce(store, &server);
     let handle = server.handle();
     let disks = match disks {

@@ -28,7 +28,7 @@ use crate::replay::Replayer;
 use crate::segments::{Damage, GENERATION_LOST, Lsn, SegmentBuffer, Segments, Usage};
 use crate::superblocks::{FoundSuperblock, device_error};
 
-use super::Options;
+use super::{Options, Progress, Stage};
 
 /// What opening has found.
 pub(super) struct Found {
@@ -87,13 +87,20 @@ fn find_from(
     let reader = Arc::new(Reader::new(Arc::clone(device), Arc::clone(&segments), seed, options.cache_bytes));
     let objects = Arc::new(Objects::default());
     let (mut saved, mut next_number, mut known) = (Saved::default(), 1, HashSet::new());
+    let tell = |stage, done, total| {
+        if let Some(Progress(told)) = &options.progress {
+            told(stage, done, total);
+        }
+    };
     let began = std::time::Instant::now();
     if superblock.root != 0 {
         place_root(&segments, &superblock);
         let root = load_root(&superblock, &reader, &segments)?;
         take_table(&segments, &mut chain, &superblock, &root.1)?;
         known.extend(root.1.segments.iter().map(|held| held.segment));
-        let loaded = load(root, &reader, &segments, &objects, options.index_bytes, &|_, _| ())?;
+        let loaded = load(root, &reader, &segments, &objects, options.index_bytes, &|done, total| {
+            tell(Stage::Checkpoint, done, total)
+        })?;
         (saved, next_number) = (loaded.saved, loaded.next_number);
     }
     let load = began.elapsed();
@@ -101,7 +108,7 @@ fn find_from(
     let base_lsn = superblock.segment_bytes;
     let mut replayer = Replayer::new(&objects, &segments, Some(&reader), base_lsn, next_number);
     let walk = Walk::new(&**device, &superblock, superblocks.damaged);
-    let (end, mut recovery) = walk.run(&chain, &mut replayer, &mut |_, _| {})?;
+    let (end, mut recovery) = walk.run(&chain, &mut replayer, &mut |done, total| tell(Stage::Log, done, total))?;
     (recovery.load, recovery.replay_ns) = (load, replayer.expected_ns);
     let (last, base_lsn, next_number) = replayer.finish();
     // Superblocks stand twice from the first on, and none is cleared before its half is full.

@@ -85,6 +85,13 @@ impl Listener {
         }
     }
 
+    pub(crate) fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        match &mut self.socket {
+            Socket::Tcp(socket) | Socket::Tls(socket, _) => registry.deregister(socket),
+            Socket::Unix(socket) => registry.deregister(socket),
+        }
+    }
+
     /// The next connection. `WouldBlock` if there is none.
     pub(crate) fn accept(&self) -> io::Result<Accepted> {
         let (transport, address, local_address) = match &self.socket {

@@ -20,6 +20,7 @@ mod event_loop;
 mod glob;
 mod keyspace;
 mod listen;
+mod loading;
 mod number;
 mod output;
 mod parse;
@@ -40,6 +41,7 @@ use parking_lot::{Condvar, Mutex};
 pub use config::{Config, DATABASES, Error, Result, TlsFiles};
 pub use engine::{EngineInfo, InfoLine, NoEngineInfo};
 pub use listen::Address;
+pub use loading::Loading;
 pub use parse::{
     ARGS_MAX, Args, LINE_BYTES_MAX, Limits, OwnedArgs, Parser, ProtocolError, Step, UNAUTHENTICATED_ARG_BYTES_MAX,
     UNAUTHENTICATED_ARGS_MAX, parse,
@@ -84,7 +86,18 @@ impl Server {
     /// What [`Config::check`] refuses; [`Error::Listen`], [`Error::Tls`]; the key-value face's.
     pub fn bind(config: Config, kv: Kv, info: Arc<dyn EngineInfo>) -> Result<Self> {
         config.check()?;
-        let listeners = Listener::open_all(&config)?;
+        Self::with(Listener::open_all(&config)?, config, kv, info)
+    }
+
+    /// The same, on the sockets that are bound already, by this configuration.
+    ///
+    /// # Errors
+    /// As [`Server::bind`].
+    pub fn on(loading: Loading, config: Config, kv: Kv, info: Arc<dyn EngineInfo>) -> Result<Self> {
+        Self::with(loading.into_listeners()?, config, kv, info)
+    }
+
+    fn with(listeners: Vec<Listener>, config: Config, kv: Kv, info: Arc<dyn EngineInfo>) -> Result<Self> {
         let addresses: Vec<Address> = listeners.iter().map(|listener| listener.address.clone()).collect();
         let port = addresses.iter().find_map(|address| match address {
             Address::Tcp(address) | Address::Tls(address) => Some(address.port()),

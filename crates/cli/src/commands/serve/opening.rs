@@ -1,0 +1,83 @@
+//! Opening a store while the server listens already: clients are told `-LOADING`, the terminal how far it is, and a signal is obeyed.
+//!
+//! sockets → a thread opens the store → until it has: answer, print a line a second, look for a signal
+//!
+//! Invariant: until the store is open nothing of it has been promised to anybody, so the process may end at any time.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use esker::engine::{Progress, Stage};
+use esker_server::resp::{Config, Loading};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::failure;
+use crate::exit::Failure;
+
+/// Clients are answered, and signals looked for, so often.
+const TICK: Duration = Duration::from_millis(50);
+/// A line is printed so often; none where opening takes less.
+const LINE: Duration = Duration::from_secs(1);
+
+/// How far opening has come.
+#[derive(Clone, Copy)]
+struct At {
+    stage: Stage,
+    since: Instant,
+    done: u64,
+    total: u64,
+}
+
+impl At {
+    fn words(&self) -> String {
+        let what = match self.stage {
+            Stage::Checkpoint => "loading the checkpoint",
+            Stage::Log => "replaying the log",
+        };
+        if self.total == 0 || self.done == 0 {
+            return format!("{what}, 0 %");
+        }
+        let part = self.done.min(self.total) as f64 / self.total as f64;
+        let left = self.since.elapsed().as_secs_f64() * (1.0 - part) / part;
+        format!("{what}, {:.0} %, about {} s left", part * 100.0, left.ceil())
+    }
+}
+
+/// Binds the server's addresses, and opens the store. `None` if a signal came before it was open.
+pub fn open(
+    config: &Config,
+    builder: esker::Builder,
+    location: &str,
+) -> Result<Option<(Loading, esker::Store)>, Failure> {
+    let mut loading = Loading::bind(config).map_err(failure)?;
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let began = Instant::now();
+    let at = Arc::new(Mutex::new(At { stage: Stage::Checkpoint, since: began, done: 0, total: 0 }));
+    let told = {
+        let at = Arc::clone(&at);
+        move |stage, done, total| {
+            let mut at = at.lock().unwrap_or_else(PoisonError::into_inner);
+            let since = if at.stage == stage { at.since } else { Instant::now() };
+            *at = At { stage, since, done, total };
+        }
+    };
+    let builder = builder.opening(Progress(Arc::new(told)));
+    let location = location.to_owned();
+    let opening = std::thread::Builder::new().name("esker-open".into()).spawn(move || builder.open(&location))?;
+    let mut printed = began;
+    while !opening.is_finished() {
+        let words = at.lock().unwrap_or_else(PoisonError::into_inner).words();
+        loading.wait(TICK, &format!("Esker is opening its store: {words}")).map_err(failure)?;
+        if let Some(signal) = signals.pending().next() {
+            println!("stopped    by signal {signal}, before the store was open");
+            return Ok(None);
+        }
+        if printed.elapsed() >= LINE && !opening.is_finished() {
+            printed = Instant::now();
+            println!("opening    {words}");
+        }
+    }
+    let opened = opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    Ok(Some((loading, opened?)))
+}
