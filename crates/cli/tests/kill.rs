@@ -36,7 +36,7 @@ impl Server {
             .spawn()
             .unwrap();
         let server = Self { child, address };
-        while Client::connect(address).and_then(|mut client| client.call(&[b"PING"])).is_none() {
+        while Client::connect(address).and_then(|mut client| client.call(&[b"PING"])).as_deref() != Some(b"+PONG") {
             assert!(began.elapsed() < Duration::from_secs(60), "the server does not answer");
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -467,7 +467,7 @@ impl Clean<'_> {
         let mut origins = None;
         let (sharing, segment) = (&self.parts.segments.sharing, self.parts.segments.segment_of(victim.base));
         // Before it is looked at: what it gets from now on is noted again.
-        sharing.remove(object.numbered_spaces().0, segment);
+        sharing.remove(object.numbered_spaces().0, Some(segment));
         // As it is now, page by page: what is not in memory is looked at and left where it is.
         let (number, spaces) = object.numbered_spaces();
         if number == 0 {

@@ -38,6 +38,7 @@ use parking_lot::{Condvar, Mutex};
 
 pub use grow::GrowReport;
 pub use recovery::RecoveryTime;
+pub use reserve::kept_back;
 pub use write::Held;
 
 use crate::checkpoint::{Parts, Saved};
@@ -138,6 +139,8 @@ struct Work {
     log_bytes: u64,
     /// What replaying it takes, as [`Log::replay_ns`](crate::commit::Log::replay_ns) counts, at the last checkpoint.
     replay_ns: u64,
+    /// See [`RecoveryTime::replayed`]; nothing from the first checkpoint on.
+    replayed: (u64, u64),
     checkpoint_bytes: u64,
     /// Segments, by generation, that were cleaned and wait for the next checkpoint, and whether as a whole.
     spent: HashMap<u32, bool>,
@@ -235,6 +238,7 @@ impl Keeper {
             covered,
             log_bytes: 0,
             replay_ns: 0,
+            replayed: recovery.replayed,
             checkpoint_bytes: 0,
             spent: HashMap::new(),
             dying: HashMap::new(),
@@ -527,7 +531,7 @@ impl Keeper {
         let tight = self.is_tight();
         let (_, appended) = log.appended();
         let tail = self.tail_segments(work);
-        let tail_bytes = appended.saturating_sub(work.log_bytes);
+        let tail_bytes = appended.saturating_sub(work.log_bytes) + work.replayed.0;
         // What is left above the budget has changed: a checkpoint makes it fit to leave.
         let crowded = self.drop_pages(work) && tail_bytes >= self.index_bytes / CROWDED_LOG_SHARE;
         let due = crowded

@@ -111,17 +111,28 @@ impl ObjectState {
 
     /// Empties all spaces; the object is absent then.
     pub fn reset(&mut self, segments: &Segments) {
-        self.number = 0;
-        self.put(Spaces::default(), segments);
+        let number = std::mem::take(&mut self.number);
+        self.replace(number, Spaces::default(), segments);
     }
 
     /// Replaces all spaces.
     pub fn put(&mut self, spaces: Spaces, segments: &Segments) {
+        self.replace(self.number, spaces, segments);
+    }
+
+    /// Replaces all spaces, which were those of object `number`.
+    fn replace(&mut self, number: u64, spaces: Spaces, segments: &Segments) {
         let met = spaces.account(segments, true);
-        if spaces.shares {
+        let shares = spaces.shares;
+        let before = std::mem::replace(&mut self.spaces, spaces);
+        let left = before.account(segments, false);
+        // The object's lock is held: nobody looks between the two.
+        if before.shares {
+            segments.sharing.remove(number, left);
+        }
+        if shares {
             segments.sharing.note(self.number, met);
         }
-        std::mem::replace(&mut self.spaces, spaces).account(segments, false);
     }
 
     /// What another object holds from now on that was this one: its number, spaces and history.

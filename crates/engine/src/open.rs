@@ -297,7 +297,8 @@ impl Engine {
         let told = options.commit_thread && report.records >= RECORDS_TELL;
         let recovery = RecoveryTime {
             most: options.recovery_time,
-            load: report.load,
+            load: if options.commit_thread { report.load } else { Duration::ZERO },
+            replayed: (report.bytes, report.replay_ns),
             slowness: if told { report.replay.as_nanos() as f64 / report.replay_ns.max(1) as f64 } else { 1.0 },
         };
         let keeper = Keeper::new(

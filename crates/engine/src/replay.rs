@@ -53,8 +53,12 @@ impl Replay for Replayer<'_> {
         // The walk has verified every operation of the record.
         for _ in 0..record.op_count {
             let Some(header) = OpHeader::decode_trusted(rest) else { break };
-            self.expected_ns += header.kind.replay_ns();
             let total = header.total_bytes() as usize;
+            let entries = match header.kind {
+                Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => total as u64 / 24,
+                _ => 1,
+            };
+            self.expected_ns += entries * header.kind.replay_ns() + total as u64;
             let operation = &rest[..total];
             let payload = &operation[header.payload_start()..header.payload_end()];
             self.operation(&header, header.key(operation).0, payload, at)?;

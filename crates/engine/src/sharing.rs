@@ -17,6 +17,8 @@ use parking_lot::Mutex;
 struct State {
     by_segment: HashMap<u64, HashSet<u64>>,
     unknown: HashSet<u64>,
+    /// Of these it cannot be known.
+    anywhere: HashSet<u64>,
 }
 
 /// See the module. Objects by number, segments too.
@@ -47,11 +49,18 @@ impl Sharing {
         self.0.lock().unknown.remove(&number);
     }
 
+    /// Where the object shares cannot be found out: it counts for all segments.
+    pub fn cannot_be_known(&self, number: u64) {
+        let mut state = self.0.lock();
+        state.unknown.remove(&number);
+        state.anywhere.insert(number);
+    }
+
     /// The objects that may share what stands in a segment, in order, those that are not known among them.
     pub fn of(&self, segment: u64) -> Vec<u64> {
         let state = self.0.lock();
         let noted = state.by_segment.get(&segment).into_iter().flatten();
-        let mut all: Vec<u64> = noted.chain(&state.unknown).copied().collect();
+        let mut all: Vec<u64> = noted.chain(&state.unknown).chain(&state.anywhere).copied().collect();
         all.sort_unstable();
         all.dedup();
         all
@@ -60,18 +69,25 @@ impl Sharing {
     /// Whether any object may share what stands in a segment.
     pub fn is_shared(&self, segment: u64) -> bool {
         let state = self.0.lock();
-        !state.unknown.is_empty() || state.by_segment.contains_key(&segment)
+        !state.unknown.is_empty() || !state.anywhere.is_empty() || state.by_segment.contains_key(&segment)
     }
 
-    /// An object has nothing in a segment any more.
-    pub fn remove(&self, number: u64, segment: u64) {
+    /// An object has nothing in these segments any more.
+    pub fn remove(&self, number: u64, segments: impl IntoIterator<Item = u64>) {
         let mut state = self.0.lock();
-        if let Some(noted) = state.by_segment.get_mut(&segment) {
-            noted.remove(&number);
-            if noted.is_empty() {
-                state.by_segment.remove(&segment);
+        for segment in segments {
+            if let Some(noted) = state.by_segment.get_mut(&segment) {
+                noted.remove(&number);
+                if noted.is_empty() {
+                    state.by_segment.remove(&segment);
+                }
             }
         }
+    }
+
+    /// Whether it is known of all objects where they share.
+    pub fn all_known(&self) -> bool {
+        self.0.lock().unknown.is_empty()
     }
 
     /// A segment is free.

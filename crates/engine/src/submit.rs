@@ -440,7 +440,7 @@ impl Engine {
         }
         let class = if txn.ops.iter().all(takes_away) {
             Class::TakeAway
-        } else if txn.gives_back && len <= limits::GIVING_BACK_BYTES_MAX {
+        } else if txn.gives_back && len <= limits::GIVING_BACK_BYTES_MAX && !net::copies(&plan) {
             Class::GiveBack
         } else {
             Class::Write
@@ -448,6 +448,7 @@ impl Engine {
         let mut reserved = log.reserve(len, payload_bytes, replay_ns, class);
         if matches!(reserved, Err(Refused::Error(Error::Full { .. })))
             && class != Class::TakeAway
+            && self.segments.sharing.all_known()
             && net::gives_back(&plan, states)
         {
             reserved = log.reserve(len, payload_bytes, replay_ns, Class::TakeAway);

@@ -40,6 +40,8 @@ pub struct Made {
     pub len: u64,
     /// Segment size in bytes.
     pub segment_bytes: u64,
+    /// About how many bytes of values it holds before it is full.
+    pub usable_bytes: u64,
     /// The store's id, in hexadecimal.
     pub uuid: String,
 }
@@ -150,14 +152,16 @@ pub(crate) fn fill_file<T>(
 pub(crate) fn format_device(path: &Path, device: &dyn Device, segment_bytes: u64) -> Result<Made> {
     let uuid = random_id()?;
     let segment_bytes = segment_for(device.geometry().len, segment_bytes);
-    Engine::format(device, &FormatOptions { segment_bytes, uuid })?;
+    let options = FormatOptions { segment_bytes, uuid };
+    Engine::format(device, &options)?;
     let uuid = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(Made { path: path.to_path_buf(), len: device.geometry().len, segment_bytes, uuid })
+    let (len, usable_bytes) = (device.geometry().len, options.usable_bytes(device.geometry().len));
+    Ok(Made { path: path.to_path_buf(), len, segment_bytes, usable_bytes, uuid })
 }
 
 /// Segments of at most this size, but so small that a store has enough of them for the cleaner to work with.
 fn segment_for(len: u64, segment_bytes: u64) -> u64 {
-    const SEGMENTS_WANTED: u64 = 32;
+    const SEGMENTS_WANTED: u64 = 128;
     const SEGMENT_BYTES_MIN: u64 = 1 << 20;
     let mut fit = segment_bytes;
     while fit > SEGMENT_BYTES_MIN && len / fit < SEGMENTS_WANTED {

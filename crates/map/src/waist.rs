@@ -384,6 +384,7 @@ impl MapStorage for Waist {
 
     fn drop_index(&self, name: &TableName, column: &str) -> Result<()> {
         self.change_table(name, |table, txn| {
+            txn.gives_back = true;
             let key = names::garbage_key(table.id, Some(table.drop_index(column)?));
             txn.push(&names::catalogue(), StoreChange::OmapSet { key, value: Bytes::new() });
             Ok(())

@@ -396,6 +396,7 @@ impl Image {
                 state.size = record.size;
                 state.parent = record.parent;
                 state.rollback = 0;
+                txn.gives_back = true;
                 self.push_let_go(txn, before, state, 0)
             });
             if outdated {

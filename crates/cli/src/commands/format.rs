@@ -55,15 +55,18 @@ impl Format {
         bar.finish_and_clear();
         if self.json {
             let made = serde_json::json!({
-                "path": made.path, "len": made.len, "segment_bytes": made.segment_bytes, "uuid": made.uuid,
+                "path": made.path, "len": made.len, "segment_bytes": made.segment_bytes,
+                "usable_bytes": made.usable_bytes, "uuid": made.uuid,
             });
             return print(&format!("{made:#}\n"));
         }
         print(&format!(
-            "made a store of {} bytes in segments of {} at {}\n",
+            "made a store of {} bytes in segments of {} at {}; it is full with about {} bytes of values ({} %)\n",
             made.len,
             esker::ByteSize(made.segment_bytes),
-            made.path.display()
+            made.path.display(),
+            made.usable_bytes,
+            made.usable_bytes * 100 / made.len.max(1)
         ))
     }
 }

@@ -23,6 +23,8 @@ use crate::progress;
 const LOAD_ENTRIES: usize = 1_000;
 /// Bytes after which `load` starts the next transaction.
 const LOAD_BYTES: usize = 4 << 20;
+/// What an entry takes of a transaction beside its key and value, at most.
+const ENTRY_BYTES: usize = 256;
 
 /// The arguments of `esker kv`.
 #[derive(Args)]
@@ -313,10 +315,18 @@ fn load(kv: &esker::Kv, namespace: &Namespace, file: Option<&PathBuf>, json: boo
     let (mut batch_bytes, mut number, mut line) = (0usize, 0u64, Vec::new());
     // Batches are committed in order without waiting; the barrier of the last one stands for all.
     let mut barrier = None;
+    // A segment may be small.
+    let bytes_max = LOAD_BYTES.min(kv.store().capability().transaction_bytes_max as usize / 2);
+    let mut parsed: Option<(OwnedKey, Entry, usize)> = None;
     loop {
         line.clear();
         let read = input.read_until(b'\n', &mut line)?;
-        if read == 0 || batch.len() >= LOAD_ENTRIES || batch_bytes >= LOAD_BYTES {
+        if let Some((key, entry, bytes)) = parsed.take() {
+            batch.push((key, entry));
+            batch_bytes += bytes;
+        }
+        let next = line.len() + ENTRY_BYTES;
+        if read == 0 || batch.len() >= LOAD_ENTRIES || !batch.is_empty() && batch_bytes + next > bytes_max {
             let mut txn = kv.begin_exclusive();
             for (key, entry) in batch.drain(..) {
                 txn.put(namespace, borrowed(&key), entry);
@@ -335,13 +345,13 @@ fn load(kv: &esker::Kv, namespace: &Namespace, file: Option<&PathBuf>, json: boo
         if content.is_empty() {
             continue;
         }
-        let Some(parsed) = parse_line(content, json) else {
+        let Some(found) = parse_line(content, json) else {
             let expected = if json { "a JSON object with key and value" } else { "KEY<tab>VALUE" };
             return Err(Failure::new(Code::Failure, format!("line {number}: expected {expected}")));
         };
-        batch_bytes += parsed.key.len() + parsed.value.len();
-        let entry = Entry { value: Bytes::from(parsed.value), expires_ms: parsed.expires_ms, tag: 0 };
-        batch.push((owned(namespace.kind(), &parsed.key)?, entry));
+        let bytes = found.key.len() + found.value.len() + ENTRY_BYTES;
+        let entry = Entry { value: Bytes::from(found.value), expires_ms: found.expires_ms, tag: 0 };
+        parsed = Some((owned(namespace.kind(), &found.key)?, entry, bytes));
     }
     barrier.map_or(Ok(()), |barrier| barrier.wait())?;
     bar.finish_and_clear();

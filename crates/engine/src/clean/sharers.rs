@@ -1,17 +1,18 @@
 //! Sharers: which objects a segment has to be looked for in, beside those that its records name.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use esker_store::{Error, Result};
 
 use super::{Clean, Entry, each_entry};
-use crate::format::WEIGHT_WHOLE;
+use crate::format::{Loc, WEIGHT_WHOLE};
 use crate::objects::Object;
 use crate::pages::each_page;
 
 /// Of so many places that were shared before the store was opened it is found out how often they count.
-const PLACES_MAX: usize = 16 << 20;
+const PLACES_MAX: usize = 2 << 20;
 
 impl Clean<'_> {
     /// The objects that may share what stands in a segment.
@@ -21,81 +22,96 @@ impl Clean<'_> {
         for number in sharing.of(segment) {
             match self.parts.objects.numbered(number) {
                 Some(object) => sharers.push(object),
-                None => sharing.remove(number, segment),
+                None => sharing.remove(number, Some(segment)),
             }
         }
         sharers
     }
 
     /// Looks once at the index of the objects that shared data when the store was opened, for where that stands, and at that of
-    /// all others, for what they have of it.
+    /// all others, for what they have of it. An object whose index cannot be read counts as one that shares anything.
     pub(super) fn learn_sharers(&self) -> Result<()> {
         let segments = &self.parts.segments;
-        let unknown = segments.sharing.unknown();
+        let unknown: HashSet<u64> = segments.sharing.unknown().into_iter().collect();
         if unknown.is_empty() {
             return Ok(());
         }
-        // By place: what all objects have of it, and the one that has most.
-        let mut places: HashMap<u64, (u64, u64)> = HashMap::new();
+        let mut places = Places::default();
         for number in &unknown {
             let Some(object) = self.parts.objects.numbered(*number) else {
                 segments.sharing.is_known(*number);
                 continue;
             };
-            let Some(own) = self.places_of(&object, |_| true)? else { continue };
-            segments.sharing.note(*number, own.keys().map(|offset| segments.segment_of(*offset)));
-            segments.sharing.is_known(*number);
-            for (offset, weight) in own {
-                if places.len() < PLACES_MAX || places.contains_key(&offset) {
-                    let (all, most) = places.entry(offset).or_default();
-                    (*all, *most) = (*all + weight, weight.max(*most));
-                }
+            let mut met = HashSet::new();
+            let walked = self.each_place_of(&object, &mut |loc, weight| {
+                met.insert(segments.segment_of(loc.offset()));
+                places.add(loc, weight, true);
+            });
+            segments.sharing.note(*number, met);
+            if walked? {
+                segments.sharing.is_known(*number);
+            } else {
+                segments.sharing.cannot_be_known(*number);
             }
         }
         let mut others = Vec::new();
         self.parts.objects.for_each(|object| others.push(Arc::clone(object)));
         for object in others.into_iter().filter(|object| !unknown.contains(&object.state.read().number)) {
-            let Some(own) = self.places_of(&object, |offset| places.contains_key(&offset))? else { continue };
-            if !own.is_empty() {
+            let mut lent = false;
+            self.each_place_of(&object, &mut |loc, weight| lent |= places.add(loc, weight, false))?;
+            if lent {
                 object.state.write().lent = true;
-            }
-            for (offset, weight) in own {
-                if let Some((all, most)) = places.get_mut(&offset) {
-                    (*all, *most) = (*all + weight, weight.max(*most));
-                }
             }
         }
         let mut again: HashMap<u64, u64> = HashMap::new();
-        for (offset, (all, most)) in places {
-            *again.entry(segments.segment_of(offset)).or_default() += all - most;
+        for (offset, (all, whole)) in places.0 {
+            // Each may have another part of it: only what is more than the whole counts more than once for certain.
+            *again.entry(segments.segment_of(offset)).or_default() += all.saturating_sub(whole);
         }
         again.into_iter().for_each(|(segment, weight)| segments.counts_again(segment, weight));
         Ok(())
     }
 
-    /// The places that an object has entries at, and how much of each, in 4096ths of a byte. `None` if its index does not hold, or
-    /// cannot be read.
-    fn places_of(&self, object: &Object, wanted: impl Fn(u64) -> bool) -> Result<Option<HashMap<u64, u64>>> {
+    /// Runs `f` on each place that an object has an entry at, and on how much of it, in 4096ths of a byte. False if its index does
+    /// not hold, or cannot be read.
+    fn each_place_of(&self, object: &Object, f: &mut dyn FnMut(Loc, u64)) -> Result<bool> {
         let (number, spaces) = object.numbered_spaces();
-        let mut places = HashMap::new();
         if number == 0 {
-            return Ok(Some(places));
+            return Ok(true);
         }
         let walked = each_page(&self.parts.reader, number, &spaces, &mut |page| {
             each_entry(page, &mut |entry, loc| {
-                if wanted(loc.offset()) {
-                    let weight = match entry {
+                f(
+                    loc,
+                    match entry {
                         Entry::Extent(_, len, _) => u64::from(len) * loc.weight(),
                         Entry::Slot(_) | Entry::Omap(_) => loc.span_bytes() * WEIGHT_WHOLE,
-                    };
-                    *places.entry(loc.offset()).or_default() += weight;
-                }
+                    },
+                );
             });
             Ok(())
         });
         match walked {
-            Err(Error::Corrupt { .. } | Error::Io { .. }) => Ok(None),
-            walked => walked.map(|()| Some(places)),
+            Err(Error::Corrupt { .. } | Error::Io { .. }) => Ok(false),
+            walked => walked.map(|()| true),
         }
+    }
+}
+
+/// What all objects have of a place, and the whole of it, by its offset; in 4096ths of a byte.
+#[derive(Default)]
+struct Places(HashMap<u64, (u64, u64)>);
+
+impl Places {
+    /// Adds to a place that is there, or if it is `new` and there is room for more. Whether it did.
+    fn add(&mut self, loc: Loc, weight: u64, new: bool) -> bool {
+        let room = new && self.0.len() < PLACES_MAX;
+        let place = match self.0.entry(loc.offset()) {
+            MapEntry::Occupied(place) => place.into_mut(),
+            MapEntry::Vacant(place) if room => place.insert((0, loc.span_bytes() * WEIGHT_WHOLE)),
+            MapEntry::Vacant(_) => return false,
+        };
+        place.0 += weight;
+        true
     }
 }

@@ -53,6 +53,8 @@ impl Keeper {
             self.parts.segments.release(usage.segment, warm);
             self.counters.freed.fetch_add(1, Ordering::Relaxed);
         }
+        // The log may have found none to go on in, and would say so to the next writer.
+        self.parts.log.has_grown();
         Ok(true)
     }
 

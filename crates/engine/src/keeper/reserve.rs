@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use esker_store::Result;
 
-use super::{IDLE, Keeper, RESCUE_SEGMENTS, Work};
+use super::{FULL_SHARE, IDLE, Keeper, RESCUE_SEGMENTS, Work};
 use crate::commit::stopped;
 
 /// Free segments that writes leave alone beside those of a checkpoint.
@@ -23,6 +23,11 @@ pub(super) struct Asking {
     more: u64,
     /// Writes that had been refused then.
     refused: u64,
+}
+
+/// Free segments that writes leave alone on a device of so many, if a checkpoint of the whole index takes so many.
+pub fn kept_back(checkpoint: u64, segments: u64) -> u64 {
+    (checkpoint + WRITES_LEAVE).min(segments * 2 / 5)
 }
 
 /// A device that was found to be full.
@@ -73,6 +78,14 @@ impl Keeper {
         if low && fits && self.parts.log.last_seq() != full.seq {
             self.checkpoint_now(work, true, &mut || ())?;
             self.free_dead(work, true)?;
+            if self.parts.log.segments_left() <= reserve[1] + 2
+                && !self.is_tight()
+                && self.clean_best(work, FULL_SHARE)?
+            {
+                // What was written instead of something else leaves a little everywhere.
+                self.settle(work)?;
+                self.free_dead(work, true)?;
+            }
             let (left, seq) = (self.parts.log.segments_left(), self.parts.log.last_seq());
             work.full_at = Some(Full { left, seq, ..full });
         }

@@ -9,7 +9,13 @@ use esker_store::{Error, Result};
 
 use super::Engine;
 use crate::format::{DEVICE_BYTES_MAX, LOG_SEGMENTS_MIN, ReplayFrom, Superblock};
+use crate::keeper::kept_back;
 use crate::superblocks::{SUPERBLOCK_SEGMENT_BYTES, device_error};
+
+/// Segments that are begun: of the log, and of what was moved.
+const BEGUN_SEGMENTS: u64 = 2;
+/// How full of values segments are in a full store: the rest is headers, and what is dead in segments that are not worth cleaning.
+const FILLED_PERCENT: u64 = 97;
 
 /// How a store is laid out. Fixed when it is formatted.
 #[derive(Clone, Debug)]
@@ -24,6 +30,16 @@ impl FormatOptions {
     /// Default layout with this id.
     pub fn new(uuid: [u8; 16]) -> Self {
         Self { segment_bytes: 64 << 20, uuid }
+    }
+
+    /// About how many bytes of values a store on a device of so many bytes holds before it is full: what is kept back, for an
+    /// index of a hundredth of that, and what cleaning cannot win back, are not among them.
+    pub fn usable_bytes(&self, device_bytes: u64) -> u64 {
+        let segments = device_bytes / self.segment_bytes;
+        let superblocks = (2 * SUPERBLOCK_SEGMENT_BYTES).div_ceil(self.segment_bytes);
+        let log = segments.saturating_sub(superblocks);
+        let kept = kept_back(log.div_ceil(100), log) + BEGUN_SEGMENTS;
+        (log.saturating_sub(kept) * self.segment_bytes) / 100 * FILLED_PERCENT
     }
 }
 

@@ -17,12 +17,12 @@ use crate::spaces::word;
 const GAIN: u64 = 2;
 
 /// Whether what objects point to and the plan takes away is worth at least [`GAIN`] times what the plan adds. What
-/// stands in index pages that are not in memory counts for nothing, nor does what ranges of omap keys hold.
+/// stands in index pages that are not in memory counts for nothing, nor does what ranges of omap keys hold, nor what objects have
+/// whose data others may share.
 pub(super) fn gives_back(plan: &[Planned<'_>], states: &[RwLockWriteGuard<'_, ObjectState>]) -> bool {
     let mut added = 0;
     for op in plan {
         match op.kind {
-            // What it makes grow is the index, by what is not known here.
             Kind::Clone | Kind::CloneRange | Kind::Rename => return false,
             Kind::CreateObject
             | Kind::CreateCollection
@@ -33,9 +33,27 @@ pub(super) fn gives_back(plan: &[Planned<'_>], states: &[RwLockWriteGuard<'_, Ob
             _ => {}
         }
     }
+    if added == 0 {
+        return true;
+    }
     let mut going = Going { wanted: added.saturating_mul(GAIN), bytes: 0, met: HashSet::new() };
     // A page that is not in memory ends the looking at one operation.
     plan.iter().any(|op| states.get(op.target).is_some_and(|state| going.by(op, state).unwrap_or(false)))
+}
+
+/// Whether the plan makes the index grow by what nobody knows here: a clone, but for one whose source is emptied in the same plan.
+pub(super) fn copies(plan: &[Planned<'_>]) -> bool {
+    let emptied = |target: usize| {
+        let empties = |op: &Planned<'_>| {
+            op.target == target && matches!((op.kind, op.argument), (Kind::RemoveObject, _) | (Kind::Truncate, 0))
+        };
+        plan.iter().any(empties)
+    };
+    plan.iter().any(|op| match op.kind {
+        Kind::Clone => !emptied(op.target),
+        Kind::CloneRange => true,
+        _ => false,
+    })
 }
 
 struct Going {
@@ -54,6 +72,9 @@ impl Going {
 
     /// Counts what an operation takes away; true as soon as it is enough.
     fn by(&mut self, op: &Planned<'_>, state: &ObjectState) -> Result<bool, Missing> {
+        if state.counts_again() {
+            return Ok(false);
+        }
         let key = op.key.bytes();
         let one = |loc: Option<Loc>, going: &mut Self| loc.is_some_and(|loc| going.add(loc, loc.span_bytes()));
         match op.kind {

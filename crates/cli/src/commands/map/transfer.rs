@@ -168,13 +168,25 @@ impl Lists<'_> {
             done.wait()?;
         }
         let first = self.rows - self.list.len() as u64 + 1;
-        let put = self.context.map.mutate(&self.list, Durability::Durable);
-        self.under_way.push_back(put.map_err(|error| {
-            let failure = Failure::from(error);
-            failure.within(format!("rows {first} to {}", self.rows))
-        })?);
-        self.list.clear();
+        let list = std::mem::take(&mut self.list);
         self.bytes = 0;
+        self.put_rows(&list, first)
+    }
+
+    /// Puts rows together, or where that is too much for the storage, in halves.
+    fn put_rows(&mut self, rows: &[Mutation], first: u64) -> Result<(), Failure> {
+        match self.context.map.mutate(rows, Durability::Durable) {
+            Ok(put) => self.under_way.push_back(put),
+            Err(esker::map::Error::Store(esker::objects::Error::TooLarge { .. })) if rows.len() > 1 => {
+                let (before, after) = rows.split_at(rows.len() / 2);
+                self.put_rows(before, first)?;
+                self.put_rows(after, first + before.len() as u64)?;
+            }
+            Err(error) => {
+                let failure = Failure::from(error);
+                return Err(failure.within(format!("rows {first} to {}", first + rows.len() as u64 - 1)));
+            }
+        }
         Ok(())
     }
 

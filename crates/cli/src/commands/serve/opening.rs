@@ -16,7 +16,9 @@ use super::failure;
 use crate::exit::Failure;
 
 /// Clients are answered, and signals looked for, so often.
-const TICK: Duration = Duration::from_millis(50);
+const TICK: Duration = Duration::from_millis(10);
+/// A store that is open sooner tells nobody that it was not: who connects meanwhile is answered then.
+const SOON: Duration = Duration::from_millis(300);
 /// A line is printed so often; none where opening takes less.
 const LINE: Duration = Duration::from_secs(1);
 
@@ -68,7 +70,11 @@ pub fn open(
     let mut printed = began;
     while !opening.is_finished() {
         let words = at.lock().unwrap_or_else(PoisonError::into_inner).words();
-        loading.wait(TICK, &format!("Esker is opening its store: {words}")).map_err(failure)?;
+        if began.elapsed() < SOON {
+            std::thread::sleep(TICK / 10);
+        } else {
+            loading.wait(TICK, &format!("Esker is opening its store: {words}")).map_err(failure)?;
+        }
         if let Some(signal) = signals.pending().next() {
             println!("stopped    by signal {signal}, before the store was open");
             return Ok(None);
