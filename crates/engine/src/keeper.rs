@@ -587,7 +587,8 @@ impl Keeper {
             (work.effort, work.effort_from) = (0, written);
         }
         // There was room enough to leave all in place when this look began: the next one will not.
-        let missed = !short && !done;
+        // Nor is it known that there is no more room while the device had blocks whenever it was asked.
+        let missed = !short && !done || work.asking.goes_on();
         let unhindered = left > reserve[0] + 2 * self.flying_segments() + PACED_SEGMENTS || !done;
         // Who gets only what cleaning gains needs no more to be kept back than what takes away, and a little.
         let flows = self.threaded && !unhindered && self.flying_segments() > 0;

@@ -162,9 +162,13 @@ pub(crate) fn format_device(path: &Path, device: &dyn Device, segment_bytes: u64
 /// Segments of at most this size, but so small that a store has enough of them for the cleaner to work with.
 fn segment_for(len: u64, segment_bytes: u64) -> u64 {
     const SEGMENTS_WANTED: u64 = 128;
+    /// Fewer do where segments would be so small that larger values do not fit.
+    const SEGMENTS_DO: u64 = 32;
+    const SEGMENT_BYTES_WANTED: u64 = 8 << 20;
     const SEGMENT_BYTES_MIN: u64 = 1 << 20;
     let mut fit = segment_bytes;
-    while fit > SEGMENT_BYTES_MIN && len / fit < SEGMENTS_WANTED {
+    let small = |fit: u64| len / fit < if fit > SEGMENT_BYTES_WANTED { SEGMENTS_WANTED } else { SEGMENTS_DO };
+    while fit > SEGMENT_BYTES_MIN && small(fit) {
         fit /= 2;
     }
     fit

@@ -25,6 +25,13 @@ pub(super) struct Asking {
     refused: u64,
 }
 
+impl Asking {
+    /// The device had some when it was last asked, and may have more.
+    pub fn goes_on(&self) -> bool {
+        self.more > 0
+    }
+}
+
 /// Free segments that writes leave alone on a device of so many, if a checkpoint of the whole index takes so many.
 pub fn kept_back(checkpoint: u64, segments: u64) -> u64 {
     (checkpoint + WRITES_LEAVE).min(segments * 2 / 5)
