@@ -116,7 +116,7 @@ settings! {
         index: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// Longest time that an asynchronous write which nobody waits for stays unsynced.
         async_flush: Text<esker::Period> = Text(esker::Period(esker::engine::Options::default().async_flush)),
-        /// How long opening after a crash may take: checkpoints are written so often that it does; a shorter time writes more.
+        /// How long opening after a crash may take: checkpoints keep it so; a shorter time writes more.
         recovery: Text<esker::Period> = Text(esker::Period(esker::engine::Options::default().recovery_time)),
         /// Bytes per second that are read and verified in the background while the store is open; 0 is off.
         scrub: Text<esker::ByteSize> = Text(esker::ByteSize(esker::engine::Options::default().scrub_bytes_per_s)),

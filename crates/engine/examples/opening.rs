@@ -1,8 +1,8 @@
 //! Measures opening: `cargo run --release -p esker-engine --example opening -- write|open FILE bytes|int KEYS`.
 //!
-//! `write` fills a store (16 GiB, sparse) with KEYS keys of 16-byte values in random order, says `filled`, and goes on overwriting
-//! them until it is killed; `write … close` ends when it is filled, and closes the store. `open` opens it, says how long the
-//! checkpoint and the log after it took, and closes it again.
+//! `write` fills a store (16 GiB, sparse) with KEYS keys of 16-byte values in random order, says `filled`, and goes on
+//! overwriting them until it is killed; `write … close` ends when it is filled, and closes the store. `open` opens it,
+//! says how long the checkpoint and the log after it took, and closes it again.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on ends")]
 

@@ -97,8 +97,8 @@ impl Engine {
     /// Copies the store as it is now into `folder`, which is made if it is not there. Reads and writes go on meanwhile.
     /// What earlier backups in the folder have copied is not copied again. `progress(done, total)` is told bytes.
     ///
-    /// While it runs the segments that were in use when it began stay: writes that need more space than is left beside them
-    /// are refused with [`Error::Full`] until it is done.
+    /// While it runs the segments that were in use when it began stay: writes that need more space than is left beside
+    /// them are refused with [`Error::Full`] until it is done.
     ///
     /// # Errors
     /// [`Error::Corrupt`] names the place of damage; the backup is not made then. [`Error::Invalid`] if the folder holds backups

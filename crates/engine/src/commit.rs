@@ -706,8 +706,8 @@ impl Log {
         self.wanted_segment.notify_all();
     }
 
-    /// With `gathers` the next group may be waited for: only where the commit thread looks at the time meanwhile. After a
-    /// panic nobody knows what of the group is written.
+    /// With `gathers` the next group may be waited for: only where the commit thread looks at the time meanwhile. After
+    /// a panic nobody knows what of the group is written.
     ///
     /// # Errors
     /// [`Error::Stopped`]: the caller stops the log.

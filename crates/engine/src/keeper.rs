@@ -79,8 +79,8 @@ const FLYING_SEGMENTS: u64 = 4;
 const READS_TRIED: u32 = 3;
 /// And so often if clones were made of what it holds while it was cleaned.
 const CLONES_TRIED: u32 = 100;
-/// Free segments that writes leave alone beside those that deletes do, while they get what cleaning gains: one for deletes, one
-/// for what leads to them, and one of each kind that the cleaner has begun when it ends.
+/// Free segments that writes leave alone beside those that deletes do, while they get what cleaning gains: one for
+/// deletes, one for what leads to them, and one of each kind that the cleaner has begun when it ends.
 const FLOW_LEAVES: u64 = 4;
 /// How long the thread sleeps when nothing wakes it.
 const IDLE: Duration = Duration::from_secs(1);

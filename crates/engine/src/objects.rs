@@ -76,8 +76,8 @@ fn weight_of(loc: Loc, bytes: u32) -> u64 {
     u64::from(bytes) * loc.weight()
 }
 
-/// An object no longer points to a place, where others may point to; how much of that counts less often now, in 4096ths of a
-/// byte.
+/// An object no longer points to a place, where others may point to; how much of that counts less often now, in 4096ths
+/// of a byte.
 #[inline]
 fn gone(segments: &Segments, shared: bool, loc: Loc, weight: u64) -> u64 {
     if shared {

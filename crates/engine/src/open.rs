@@ -71,8 +71,8 @@ pub struct Options {
     pub scrub_bytes_per_s: u64,
     /// How long after opening the scrubber begins. 30 s by default.
     pub scrub_after: Duration,
-    /// A checkpoint is written when replaying the log after the last one would take so long, with the loading of it: opening
-    /// after a crash takes about that. 3 s by default; a shorter time writes more.
+    /// A checkpoint is written when replaying the log after the last one would take so long, with the loading of it:
+    /// opening after a crash takes about that. 3 s by default; a shorter time writes more.
     pub recovery_time: Duration,
     /// Is told how far opening has come, from several threads. Nobody by default.
     pub progress: Option<Progress>,
@@ -365,7 +365,8 @@ impl Engine {
         })
     }
 
-    /// Starts a thread that writing needs. Should it panic, the log stops, and everybody who waits is told what it said.
+    /// Starts a thread that writing needs. Should it panic, the log stops, and everybody who waits is told what it
+    /// said.
     fn spawn<T: Send + Sync + 'static>(&self, name: &'static str, what: &Arc<T>, run: fn(&T)) -> Result<()> {
         let log = self.log.as_ref().map(Arc::downgrade);
         self.spawn_and(name, what, run, move |error| {
@@ -421,8 +422,8 @@ impl Engine {
         self.keeper()?.clean()
     }
 
-    /// Cleans every segment of which more than a tenth is dead. `progress(done, total)` is told segments, and returns
-    /// false to stop early.
+    /// Cleans every segment of which more than a twentieth is dead, but for those that a snapshot or a backup holds.
+    /// `progress(done, total)` is told segments, and returns false to stop early.
     ///
     /// # Errors
     /// As [`Engine::clean`].

@@ -225,8 +225,8 @@ impl Damage {
 /// The generation that a segment counts as whose own is lost: nothing that stands anywhere has it.
 pub const GENERATION_LOST: u32 = u32::MAX - 1;
 
-/// When the device has had no blocks for so many segments in one call (about a millisecond each), it is not asked for those of
-/// all others of which nothing is known.
+/// When the device has had no blocks for so many segments in one call (about a millisecond each), it is not asked for
+/// those of all others of which nothing is known.
 const REFUSED_MAX: u64 = 4096;
 
 /// How often the table can double: from the smallest device of the smallest segments to the largest.
@@ -459,8 +459,8 @@ impl Segments {
         }
     }
 
-    /// As [`Segments::sub_live_weight`], for an object that shares data or whose data others share: what others still point to
-    /// is what counts less often now. By how much, in 4096ths of a byte.
+    /// As [`Segments::sub_live_weight`], for an object that shares data or whose data others share: what others still
+    /// point to is what counts less often now. By how much, in 4096ths of a byte.
     pub fn sub_shared_weight(&self, offset: u64, weight: u64) -> u64 {
         let Some(entry) = self.entries.get(self.segment_of(offset)) else { return 0 };
         let mut taken = 0;
@@ -643,8 +643,8 @@ impl Segments {
         let offset = segment * self.segment_bytes;
         match device.reserve(offset, self.segment_bytes) {
             Err(esker_device::Error::NoSpace { .. }) => {
-                // A file system may have found blocks for a part of it. If they cannot be given back, they are there when it
-                // is asked again.
+                // A file system may have found blocks for a part of it. If they cannot be given back, they are there
+                // when it is asked again.
                 if let Err(error) = device.discard(offset, self.segment_bytes) {
                     tracing::debug!(segment, %error, "the blocks for a part of a segment were not given back");
                 }
@@ -655,8 +655,8 @@ impl Segments {
         }
     }
 
-    /// Sees to it that so many free segments have blocks, as far as the device has them, and that these are spared from now on:
-    /// see [`Segments::take_reserved`].
+    /// Sees to it that so many free segments have blocks, as far as the device has them, and that these are spared from
+    /// now on: see [`Segments::take_reserved`].
     ///
     /// # Errors
     /// As there.

@@ -1,12 +1,13 @@
 //! Sharing: which objects may have entries in a segment that were written for other objects, or for other offsets.
 //!
-//! clone, clone-range, relocation of what was shared → noted by segment → the cleaner asks for the sharers of its victim
+//! clone, clone-range, relocation of what was shared → noted by segment → the cleaner asks for its victim's sharers
 //!
-//! An entry of an object's own is found by the record that wrote it. One that came by a clone is not: for those the cleaner
-//! looks at the index of the objects that are noted here, and at no others.
+//! An entry of an object's own is found by the record that wrote it. One that came by a clone is not: for those the
+//! cleaner looks at the index of the objects that are noted here, and at no others.
 //!
 //! Invariants:
-//! 1. An object that has such an entry in a segment is noted there, or not known yet. It may be noted where it has none any more.
+//! 1. An object that has such an entry in a segment is noted there, or not known yet. It may be noted where it has none
+//!    any more.
 //! 2. An object is not known from opening until somebody has looked at its index once.
 
 use std::collections::{HashMap, HashSet};

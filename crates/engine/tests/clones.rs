@@ -183,8 +183,8 @@ fn what_was_shared_before_the_store_was_opened_is_cleaned_after_it() {
     engine.close().unwrap();
 }
 
-/// Segments that a clone of a quarter of a segment's content takes, if that segment is cleaned, and the clone is made before that or
-/// while copies are written.
+/// Segments that a clone of a quarter of a segment's content takes, if that segment is cleaned, and the clone is made
+/// before that or while copies are written.
 fn segments_for_a_clone(meanwhile: bool) -> u64 {
     let device = MemoryDevice::new(8 << 20);
     Engine::format(&device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [5; 16] }).unwrap();

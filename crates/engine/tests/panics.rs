@@ -1,5 +1,5 @@
-//! A panic in any thread of the store: everybody who waits is told, nothing hangs, and what was acknowledged is there when
-//! the store is opened again.
+//! A panic in any thread of the store: everybody who waits is told, nothing hangs, and what was acknowledged is there
+//! when the store is opened again.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -182,7 +182,8 @@ fn a_waker_that_panics_keeps_nobody_waiting() {
 }
 
 /// Failure: of ten keys that had been answered half a second before, a kill lost six, at a policy of 50 ms. Cause: the
-/// commit thread slept for another time while nothing was pending. Fix: it never sleeps for longer than the policy says.
+/// commit thread slept for another time while nothing was pending. Fix: it never sleeps for longer than the policy
+/// says.
 #[test]
 fn what_nobody_waits_for_is_durable_after_the_policys_interval() {
     let device = MemoryDevice::new(80 * SEGMENT_BYTES);

@@ -1,5 +1,5 @@
-//! A sparse store on a file system that is full, because of the store itself or of others: it is cleaned, can be emptied
-//! and opened, and goes on when there is room again.
+//! A sparse store on a file system that is full, because of the store itself or of others: it is cleaned, can be
+//! emptied and opened, and goes on when there is room again.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -254,8 +254,9 @@ fn remove(engine: &Engine, key: u64) {
     engine.submit(Transaction::with(Durability::Applied).change(&object(), change)).wait().unwrap();
 }
 
-/// Failure: a store that was opened on a full file system took no write and no delete. Cause: what had blocks stood behind
-/// hundreds of segments that had none, and was not looked for. Fix: all are, those first in which something stands.
+/// Failure: a store that was opened on a full file system took no write and no delete. Cause: what had blocks stood
+/// behind hundreds of segments that had none, and was not looked for. Fix: all are, those first in which something
+/// stands.
 #[test]
 fn a_store_whose_blocks_stand_far_back_on_the_device_opens_on_a_full_file_system() {
     let device = Thin::new(400);
@@ -306,8 +307,8 @@ fn blocks_that_nothing_stands_in_are_found_behind_a_thousand_holes() {
     all_right(&engine, 20, |_| Some(19));
 }
 
-/// Failure: a store took no writes although segments with blocks were free. Cause: the one that the log had come to had none
-/// left, after a crash. Fix: it goes on in another.
+/// Failure: a store took no writes although segments with blocks were free. Cause: the one that the log had come to had
+/// none left, after a crash. Fix: it goes on in another.
 #[test]
 fn a_last_segment_that_a_crash_took_the_blocks_of_is_left() {
     let device = Thin::new(400);

@@ -115,8 +115,8 @@ impl Builder {
         self
     }
 
-    /// How long opening after a crash may take (option `recovery`): checkpoints are written so often that it does. 3 s by default;
-    /// a shorter time writes more. See [`Options::recovery_time`].
+    /// How long opening after a crash may take (option `recovery`): checkpoints are written so often that it does. 3 s
+    /// by default; a shorter time writes more. See [`Options::recovery_time`].
     pub fn recovery_time(mut self, time: Duration) -> Self {
         self.options.recovery_time = time;
         self

@@ -1,4 +1,4 @@
-//! `full_device_recovers`, through every face: what is full can be emptied by whoever filled it.
+//! `full_device_recovers`, through every face: a client empties through a face what it has filled through it.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -297,9 +297,9 @@ pub struct Transaction {
     pub durability: Durability,
     /// How the bytes, omap values and slots that it writes are best stored.
     pub compression: Compression,
-    /// Its writer says that space is given back by it, or because of it: a name is taken away before what it leads to is
-    /// removed, a lock is taken that a discard needs. Where a store is full and refuses what adds, such a transaction
-    /// goes on, out of what is kept back for that, if its record takes at most
+    /// Its writer says that space is given back by it, or because of it: a name is taken away before what it leads to
+    /// is removed, a lock is taken that a discard needs. Where a store is full and refuses what adds, such a
+    /// transaction goes on, out of what is kept back for that, if its record takes at most
     /// [`GIVING_BACK_BYTES_MAX`](crate::limits::GIVING_BACK_BYTES_MAX). One that only takes away needs no word for it.
     pub gives_back: bool,
 }

@@ -1,6 +1,6 @@
 //! `esker serve`: a store behind the Redis protocol, its volumes behind NBD, and its logs behind gRPC.
 //!
-//! settings under flags → addresses → store → servers; SIGINT or SIGTERM → servers stop → store closes cleanly
+//! settings under flags → addresses → store → servers; a signal → servers stop → store closes cleanly
 //!
 //! Invariants:
 //! 1. The store closes after the last client was answered, whatever ends the server.

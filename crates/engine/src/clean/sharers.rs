@@ -28,8 +28,9 @@ impl Clean<'_> {
         sharers
     }
 
-    /// Looks once at the index of the objects that shared data when the store was opened, for where that stands, and at that of
-    /// all others, for what they have of it. An object whose index cannot be read counts as one that shares anything.
+    /// Looks once at the index of the objects that shared data when the store was opened, for where that stands, and at
+    /// that of all others, for what they have of it. An object whose index cannot be read counts as one that shares
+    /// anything.
     pub(super) fn learn_sharers(&self) -> Result<()> {
         let segments = &self.parts.segments;
         let unknown: HashSet<u64> = segments.sharing.unknown().into_iter().collect();
@@ -72,8 +73,8 @@ impl Clean<'_> {
         Ok(())
     }
 
-    /// Runs `f` on each place that an object has an entry at, and on how much of it, in 4096ths of a byte. False if its index does
-    /// not hold, or cannot be read.
+    /// Runs `f` on each place that an object has an entry at, and on how much of it, in 4096ths of a byte. False if its
+    /// index does not hold, or cannot be read.
     fn each_place_of(&self, object: &Object, f: &mut dyn FnMut(Loc, u64)) -> Result<bool> {
         let (number, spaces) = object.numbered_spaces();
         if number == 0 {

@@ -93,8 +93,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// About how long replaying one takes on a machine of 2023 with an index of millions of entries, in nanoseconds: of relocations
-    /// one entry.
+    /// About how long replaying one takes on a machine of 2023 with an index of millions of entries, in nanoseconds: of
+    /// relocations one entry.
     pub fn replay_ns(self) -> u64 {
         match self {
             Self::SlotSet | Self::SlotRemove | Self::RelocateSlots => 400,

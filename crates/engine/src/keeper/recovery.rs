@@ -18,16 +18,16 @@ pub struct RecoveryTime {
     pub most: Duration,
     /// Loading the checkpoint took so long when the store was opened.
     pub load: Duration,
-    /// Bytes of log that were replayed then, and what replaying them takes by their operations, in nanoseconds: no checkpoint covers
-    /// them yet.
+    /// Bytes of log that were replayed then, and what replaying them takes by their operations, in nanoseconds: no
+    /// checkpoint covers them yet.
     pub replayed: (u64, u64),
     /// How many times longer replaying took then than its operations tell.
     pub slowness: f64,
 }
 
 impl Keeper {
-    /// Whether the log after the last checkpoint would take longer to replay, with what is written while the next one is,
-    /// than is left of the time for opening when the checkpoint is loaded.
+    /// Whether the log after the last checkpoint would take longer to replay, with what is written while the next one
+    /// is, than is left of the time for opening when the checkpoint is loaded.
     pub(super) fn replay_takes_long(&self, work: &Work) -> bool {
         let RecoveryTime { most, load, slowness, .. } = &self.recovery;
         let index = self.parts.segments.index_bytes().max(self.parts.objects.page_bytes());

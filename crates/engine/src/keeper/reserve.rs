@@ -70,14 +70,14 @@ impl Keeper {
         [writes.min(most), deletes.min(most.saturating_sub(1))]
     }
 
-    /// What writes leave beside that while snapshots or backups hold segments: what is removed then makes nothing free, and a
-    /// checkpoint that says so takes room while the one that is held stands.
+    /// What writes leave beside that while snapshots or backups hold segments: what is removed then makes nothing free,
+    /// and a checkpoint that says so takes room while the one that is held stands.
     pub(super) fn held_reserve(&self) -> u64 {
         if self.holds.are_there() { self.hold_takes() } else { 0 }
     }
 
-    /// What goes on where the device is full writes log, of which little lives: when it has taken a segment, or has come to
-    /// the end of what is kept back for it, a checkpoint makes that free.
+    /// What goes on where the device is full writes log, of which little lives: when it has taken a segment, or has
+    /// come to the end of what is kept back for it, a checkpoint makes that free.
     pub(super) fn keep_deletes_going(&self, work: &mut Work, full: Full, reserve: [u64; 2]) -> Result<()> {
         let left = self.parts.log.segments_left();
         let fits = left >= self.checkpoint_segments() + RESCUE_SEGMENTS;
@@ -104,10 +104,10 @@ impl Keeper {
         self.checkpoint_segments() + RESCUE_SEGMENTS
     }
 
-    /// Sees to it that what is kept back has blocks on the device, as far as the device has them: a file may be sparse, and
-    /// its file system be filled by others. A small store keeps as many as its reserve would be if there were no more
-    /// to be had. Where there were none, the device is asked again: once a second if
-    /// writes are refused, and at once where it had some the last time.
+    /// Sees to it that what is kept back has blocks on the device, as far as the device has them: a file may be sparse,
+    /// and its file system be filled by others. A small store keeps as many as its reserve would be if there were no
+    /// more to be had. Where there were none, the device is asked again: once a second if writes are refused, and at
+    /// once where it had some the last time.
     ///
     /// # Errors
     /// [`Error::Stopped`](esker_store::Error::Stopped).

@@ -74,8 +74,8 @@ impl Keeper {
         })
     }
 
-    /// The same for somebody who copies the segments, however full the store is: also tells up to where the checkpoint's
-    /// pieces stand in them.
+    /// The same for somebody who copies the segments, however full the store is: also tells up to where the
+    /// checkpoint's pieces stand in them.
     ///
     /// # Errors
     /// As [`Keeper::checkpoint`].

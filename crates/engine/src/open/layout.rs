@@ -14,7 +14,8 @@ use crate::superblocks::{SUPERBLOCK_SEGMENT_BYTES, device_error};
 
 /// Segments that are begun: of the log, and of what was moved.
 const BEGUN_SEGMENTS: u64 = 2;
-/// How full of values segments are in a full store: the rest is headers, and what is dead in segments that are not worth cleaning.
+/// How full of values segments are in a full store: the rest is headers, and what is dead in segments that are not
+/// worth cleaning.
 const FILLED_PERCENT: u64 = 97;
 
 /// How a store is laid out. Fixed when it is formatted.
@@ -32,8 +33,8 @@ impl FormatOptions {
         Self { segment_bytes: 64 << 20, uuid }
     }
 
-    /// About how many bytes of values a store on a device of so many bytes holds before it is full: what is kept back, for an
-    /// index of a hundredth of that, and what cleaning cannot win back, are not among them.
+    /// About how many bytes of values a store on a device of so many bytes holds before it is full: what is kept back,
+    /// for an index of a hundredth of that, and what cleaning cannot win back, are not among them.
     pub fn usable_bytes(&self, device_bytes: u64) -> u64 {
         let segments = device_bytes / self.segment_bytes;
         let superblocks = (2 * SUPERBLOCK_SEGMENT_BYTES).div_ceil(self.segment_bytes);

@@ -17,8 +17,8 @@ use crate::spaces::word;
 const GAIN: u64 = 2;
 
 /// Whether what objects point to and the plan takes away is worth at least [`GAIN`] times what the plan adds. What
-/// stands in index pages that are not in memory counts for nothing, nor does what ranges of omap keys hold, nor what objects have
-/// whose data others may share.
+/// stands in index pages that are not in memory counts for nothing, nor does what ranges of omap keys hold, nor what
+/// objects have whose data others may share.
 pub(super) fn gives_back(plan: &[Planned<'_>], states: &[RwLockWriteGuard<'_, ObjectState>]) -> bool {
     let mut added = 0;
     for op in plan {
@@ -41,7 +41,8 @@ pub(super) fn gives_back(plan: &[Planned<'_>], states: &[RwLockWriteGuard<'_, Ob
     plan.iter().any(|op| states.get(op.target).is_some_and(|state| going.by(op, state).unwrap_or(false)))
 }
 
-/// Whether the plan makes the index grow by what nobody knows here: a clone, but for one whose source is emptied in the same plan.
+/// Whether the plan makes the index grow by what nobody knows here: a clone, but for one whose source is emptied in the
+/// same plan.
 pub(super) fn copies(plan: &[Planned<'_>]) -> bool {
     let emptied = |target: usize| {
         let empties = |op: &Planned<'_>| {

@@ -1,6 +1,7 @@
-//! While the store is opened: the addresses are bound, and every command is answered with `-LOADING` and how far opening is.
+//! While the store is opened: the addresses are bound, and every command is answered with `-LOADING` and how far
+//! opening is.
 //!
-//! sockets → [`Loading::wait`], again and again → [`Server::on`](super::Server::on), which goes on with the same sockets
+//! sockets → [`Loading::wait`], again and again → [`Server::on`](super::Server::on) with the same sockets
 //!
 //! Invariants:
 //! 1. No address refuses a connection between the first bind and the server's end.
@@ -11,7 +12,7 @@ use std::time::Duration;
 use mio::{Events, Poll, Token};
 
 use crate::resp::config::{Config, Error, Result};
-use crate::resp::listen::{Address, Listener};
+use crate::resp::listen::Listener;
 use crate::resp::parse::{Limits, Parser, Step, UNAUTHENTICATED_ARG_BYTES_MAX};
 use crate::resp::transport::{Arrived, Transport};
 
@@ -52,12 +53,7 @@ impl Loading {
         Ok(Self { poll, events: Events::with_capacity(EVENTS), listeners, clients: Vec::new() })
     }
 
-    /// Where it listens, with the ports that were picked for port 0.
-    pub fn addresses(&self) -> Vec<Address> {
-        self.listeners.iter().map(|listener| listener.address.clone()).collect()
-    }
-
-    /// Answers whoever asks within this time: `-LOADING` and these words, one line.
+    /// Answers the clients that ask within this time: `-LOADING` and these words, one line.
     ///
     /// # Errors
     /// [`Error::Io`] if the poll fails.

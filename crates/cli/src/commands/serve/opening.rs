@@ -1,4 +1,5 @@
-//! Opening a store while the server listens already: clients are told `-LOADING`, the terminal how far it is, and a signal is obeyed.
+//! Opening a store while the server listens already: clients are told `-LOADING`, the terminal how far it is, and a
+//! signal is obeyed.
 //!
 //! sockets → a thread opens the store → until it has: answer, print a line a second, look for a signal
 //!
