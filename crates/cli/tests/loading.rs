@@ -118,3 +118,32 @@ fn clients_are_told_that_a_store_is_being_opened_and_a_signal_is_obeyed() {
     let object = ObjectId::new(Collection::from("c"), "o");
     assert_eq!(store.objects().stat(&object).wait().unwrap().unwrap().omap_keys, KEYS);
 }
+
+#[test]
+fn a_signal_is_obeyed_whenever_it_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    Store::open(&format!("{}?size=64m", folder.join("data").display())).unwrap().close().unwrap();
+    for step in 0..60 {
+        let mut child = esker(folder)
+            .args(["serve", "--store", "data", "--listen", "127.0.0.1:0", "--grpc", "127.0.0.1:0"])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(step));
+        send(&child, "-TERM");
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            if child.try_wait().unwrap().is_some() {
+                break;
+            }
+            if Instant::now() > until {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("a signal after {step} ms was not obeyed");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    Store::open(folder.join("data").to_str().unwrap()).unwrap().close().unwrap();
+}

@@ -16,6 +16,8 @@
 
 mod sharers;
 
+pub use sharers::learn_sharers;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use std::sync::Arc;
 use esker_device::Device;
 use esker_store::{Error, ObjectId, Result};
 
+use crate::buffer::BufferSlice;
 use crate::checkpoint::{Parts, Saved};
 use crate::cold::{Cold, Writes};
 use crate::commit::{Class, Refused, record_header};
@@ -34,7 +37,7 @@ use crate::index::{Extent, Missing, offset_of};
 use crate::objects::{Object, ObjectState, Spaces, Step};
 use crate::pages::{Page, bring, each_page};
 use crate::reader::{Asked, SegmentView, Sought, each_operation};
-use crate::segments::{BufferSlice, Damage, Usage};
+use crate::segments::{Damage, Usage};
 use crate::watch::read_readable;
 
 /// Copies are handed on when so many bytes have gathered.
@@ -177,7 +180,7 @@ impl Clean<'_> {
         let mut cleaned = Cleaned::default();
         let mut batch = Batch::default();
         let mut copies: HashMap<u64, Vec<Stretch>> = HashMap::new();
-        self.learn_sharers()?;
+        learn_sharers(self.parts)?;
         let shared = self.parts.segments.sharing.is_shared(victim.segment);
         for (record, at, body) in view.records() {
             let mut failed = None;
@@ -467,24 +470,29 @@ impl Clean<'_> {
         let mut origins = None;
         let (sharing, segment) = (&self.parts.segments.sharing, self.parts.segments.segment_of(victim.base));
         // Before it is looked at: what it gets from now on is noted again.
-        sharing.remove(object.numbered_spaces().0, Some(segment));
+        let asked = object.numbered_spaces().0;
+        let noted = sharing.remove(asked, Some(segment));
         // As it is now, page by page: what is not in memory is looked at and left where it is.
         let (number, spaces) = object.numbered_spaces();
         if number == 0 {
+            // What has another name by now is found by its number the next time.
+            sharing.note(asked, noted.then_some(segment));
             return Ok(());
         }
         let mut entries: Vec<(Entry, Loc)> = Vec::new();
-        each_page(&self.parts.reader, number, &spaces, &mut |page| {
+        let walked = each_page(&self.parts.reader, number, &spaces, &mut |page| {
             each_entry(page, &mut |entry, loc| {
                 if inside(loc) {
                     entries.push((entry, loc));
                 }
             });
             Ok(())
-        })?;
-        if !entries.is_empty() {
+        });
+        // Nobody knows what it has there if its index could not be read.
+        if noted && (walked.is_err() || !entries.is_empty()) {
             sharing.note(number, Some(segment));
         }
+        walked?;
         for (entry, old) in entries {
             let operation = &victim.bytes[(old.offset() - victim.base) as usize..];
             let (header, value, wanted) = match verified(victim, operation, old, &entry, number, &spaces) {

@@ -21,9 +21,11 @@
 
 mod fill;
 mod prepare;
+mod reserve;
 mod room;
 mod thread;
 
+pub use reserve::{Refused, Reservation, record_header};
 pub use room::{Class, Gate};
 
 use std::collections::VecDeque;
@@ -39,13 +41,13 @@ use esker_store::{DurableMark, Error, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use self::fill::Fill;
+use crate::buffer::SegmentBuffer;
 use crate::format::{
-    RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom, SegmentHeader, Stream,
-    round_up,
+    RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom, SegmentHeader, Stream, round_up,
 };
 use crate::gather::Gather;
 use crate::policy::CommitPolicy;
-use crate::segments::{Lsn, SegmentBuffer, Segments};
+use crate::segments::{Lsn, Segments};
 use crate::stages::Times;
 
 /// The commit thread appends without a sync when so many bytes are pending.
@@ -146,59 +148,6 @@ struct Piece {
 impl Piece {
     fn end(&self) -> Lsn {
         self.lsn + self.len
-    }
-}
-
-/// Why a reservation was not given.
-pub enum Refused {
-    /// Wait with [`Log::wait_for_room`] and try again.
-    Busy,
-    /// It will not be given.
-    Error(Error),
-}
-
-/// A range of the open group that one writer fills. Dropping it says that the range is filled.
-pub struct Reservation<'a> {
-    log: &'a Log,
-    parity: usize,
-    /// The thread was panicking before.
-    panicking: bool,
-    /// The segment's buffer.
-    pub buffer: Arc<SegmentBuffer>,
-    /// Where the range starts in the buffer.
-    pub start: usize,
-    /// Length in bytes.
-    pub len: usize,
-    /// Where the range starts on the device.
-    pub device_offset: u64,
-    /// Log position of the range's start.
-    pub lsn: Lsn,
-    /// Header fields of the record.
-    pub generation: u32,
-    /// Commit sequence number of the record.
-    pub seq: u64,
-    /// Group of the record.
-    pub group: u64,
-    /// Epoch of checkpoints that the record belongs to.
-    pub epoch: u32,
-}
-
-impl Reservation<'_> {
-    /// The range to fill.
-    pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: `Log::reserve` gives every range to one reservation; readers learn of it only after it was dropped.
-        unsafe { self.buffer.range_mut(self.start, self.len) }
-    }
-}
-
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() && !self.panicking {
-            let thread = std::thread::current();
-            let name = thread.name().unwrap_or("a thread without a name");
-            self.log.fail(Error::Stopped { cause: format!("{name} panicked before its record was whole").into() });
-        }
-        self.log.filling[self.parity].0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -438,109 +387,6 @@ impl Log {
         }
     }
 
-    /// Takes `len` bytes (a multiple of 8, at most what a segment has room for) of the open group and the next
-    /// sequence number. `payload_bytes` of them, of a transaction, are keys and payloads.
-    pub fn reserve(
-        &self,
-        len: u64,
-        payload_bytes: u64,
-        replay_ns: u64,
-        class: Class,
-    ) -> std::result::Result<Reservation<'_>, Refused> {
-        if class == Class::Write && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
-            let full = self.gate.load(Ordering::Relaxed) == Gate::Full as u8;
-            return Err(if full { Refused::Error(Error::Full { needed: len, free: 0 }) } else { Refused::Busy });
-        }
-        if class == Class::Write && self.credit.load(Ordering::Relaxed) != i64::MAX && !self.spend(len) {
-            return Err(Refused::Busy);
-        }
-        let mut state = self.state.lock();
-        if state.stopping {
-            return Err(Refused::Error(self.mark().failure().unwrap_or(Error::Closed)));
-        }
-        if class == Class::GiveBack && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
-            // What only takes away has a segment to itself.
-            let left = self.segments.free_segments() + state.next.len() as u64;
-            if left < self.giving_back_leaves() {
-                return Err(Refused::Error(Error::Full { needed: len, free: 0 }));
-            }
-        }
-        if self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max {
-            return Err(Refused::Busy);
-        }
-        let usable = self.segments.segment_bytes - 2 * self.shape.block_bytes;
-        if state.tail + len > usable {
-            let left = self.segments.free_segments() + state.next.len() as u64;
-            let refused = match class {
-                Class::Write => left <= self.reserve[0].load(Ordering::Relaxed),
-                // One of what is between is left to what only takes away.
-                Class::GiveBack => left <= self.giving_back_leaves(),
-                Class::TakeAway => left <= self.reserve[1].load(Ordering::Relaxed),
-                Class::Keep => false,
-            };
-            if refused && self.keeper.get().is_some() {
-                drop(state);
-                self.wake_keeper();
-                let shut = self.gate.fetch_max(Gate::Wait as u8, Ordering::Relaxed) == Gate::Full as u8;
-                return Err(if shut { Refused::Error(Error::Full { needed: len, free: 0 }) } else { Refused::Busy });
-            }
-            let Some(ready) = state.next.pop_front() else {
-                if !state.full {
-                    return Err(Refused::Busy);
-                }
-                let free = usable.saturating_sub(state.tail);
-                return Err(Refused::Error(Error::Full { needed: len, free }));
-            };
-            self.enter_segment(&mut state, ready);
-            self.wanted_segment.notify_one();
-            self.wake_keeper();
-        }
-        let parity = state.parity;
-        self.filling[parity].0.fetch_add(1, Ordering::Relaxed);
-        let start = state.tail;
-        state.tail += len;
-        state.seq += 1;
-        state.group_open = true;
-        state.records += u64::from(class != Class::Keep);
-        state.record_bytes += len;
-        // A byte is read and verified in about a nanosecond.
-        state.replay_ns += replay_ns + len;
-        match class {
-            Class::Keep => state.relocation_bytes += len,
-            Class::Write | Class::GiveBack | Class::TakeAway => state.payload_bytes += payload_bytes,
-        }
-        if state.oldest_unsynced.is_none() {
-            state.oldest_unsynced = Some(Instant::now());
-        }
-        let unwritten = self.unwritten.fetch_add(len, Ordering::Relaxed) + len;
-        let reservation = Reservation {
-            panicking: std::thread::panicking(),
-            log: self,
-            parity,
-            buffer: Arc::clone(&state.buffer),
-            start: start as usize,
-            len: len as usize,
-            device_offset: state.segment * self.segments.segment_bytes + start,
-            lsn: state.base_lsn + start,
-            generation: state.generation,
-            seq: state.seq,
-            group: state.group,
-            epoch: state.epoch,
-        };
-        drop(state);
-        let append_bytes = self.append_bytes();
-        if unwritten >= append_bytes && unwritten - len < append_bytes {
-            self.nudge();
-        }
-        Ok(reservation)
-    }
-
-    /// Free segments that what leads to giving back leaves alone.
-    fn giving_back_leaves(&self) -> u64 {
-        let [writes, deletes] = self.reserve.each_ref().map(|kept| kept.load(Ordering::Relaxed));
-        (deletes + 1).min(writes)
-    }
-
     /// A generation for a segment that is not of the log.
     pub fn next_generation(&self) -> u32 {
         let mut state = self.state.lock();
@@ -572,11 +418,6 @@ impl Log {
         }
         drop(committing);
         Ok(ended.expect("the group was cut"))
-    }
-
-    /// So many pending bytes are appended without waiting for a sync.
-    fn append_bytes(&self) -> u64 {
-        APPEND_BYTES.min(self.shape.pending_bytes_max / 2)
     }
 
     /// Writes the record that ends the open group, if there is one. `reserve` keeps two blocks free for it.
@@ -649,43 +490,6 @@ impl Log {
         state.filled = filled;
         self.segments.place(segment, generation, state.base_lsn, state.seq, false);
         self.segments.publish_buffer(segment, Arc::clone(&state.buffer));
-    }
-
-    /// Commits in the calling thread, which is about to wait, if it is the only one that does and the commit thread sleeps: then
-    /// there is nobody to be grouped with, and two changes of threads cost as much as a fast device's sync. Whether it did.
-    pub fn commit_alone(&self) -> bool {
-        let at_once = self.at_once.load(Ordering::Relaxed) && self.gather_to.load(Ordering::SeqCst) == 0;
-        let clients = self.mark().arrivals().wrapping_sub(self.arrived.load(Ordering::Relaxed));
-        if !at_once || clients > 1 || !self.parked.load(Ordering::SeqCst) || self.mark().waiters() > 1 {
-            return false;
-        }
-        let Some(committing) = self.committing.try_lock() else { return false };
-        if let Err(error) = self.append_and_sync(true, false, |_| ()) {
-            self.fail(error);
-        }
-        drop(committing);
-        true
-    }
-
-    /// Wakes the commit thread for somebody who waits for the mark, unless it gathers and more are to come.
-    pub fn nudge_for_waiter(&self) {
-        std::sync::atomic::fence(Ordering::SeqCst);
-        let to = self.gather_to.load(Ordering::SeqCst);
-        if to == 0 || self.mark().arrivals() >= to {
-            self.nudge();
-        }
-    }
-
-    /// Wakes the commit thread if it sleeps; without one (`commit_thread: false`) does nothing.
-    pub fn nudge(&self) {
-        // Orders the caller's change before the look at `parked`, as `run` orders the two the other way round.
-        std::sync::atomic::fence(Ordering::SeqCst);
-        if self.parked.load(Ordering::SeqCst)
-            && self.parked.swap(false, Ordering::SeqCst)
-            && let Some(thread) = self.thread.get()
-        {
-            thread.unpark();
-        }
     }
 
     /// Appends what is pending and, with `sync`, makes it durable. Returns once the mark has moved.
@@ -828,16 +632,4 @@ pub fn stopped(what: &str, error: &esker_device::Error) -> Error {
         source = inner.source();
     }
     Error::Stopped { cause: cause.into() }
-}
-
-/// Header of a transaction's record.
-pub fn record_header(reservation: &Reservation<'_>, op_count: usize, applied_only: bool) -> RecordHeader {
-    RecordHeader {
-        len: reservation.len as u32,
-        seq: reservation.seq,
-        group: reservation.group,
-        generation: reservation.generation,
-        op_count: op_count as u32,
-        flags: if applied_only { RECORD_FLAG_APPLIED } else { 0 },
-    }
 }

@@ -42,7 +42,7 @@ pub use reserve::kept_back;
 pub use write::Held;
 
 use crate::checkpoint::{Parts, Saved};
-use crate::clean::Clean;
+use crate::clean::{Clean, learn_sharers};
 use crate::cold::{Cold, ColdCounters, Unwritten};
 use crate::commit::Gate;
 use crate::evict::Hand;
@@ -189,6 +189,10 @@ pub struct Keeper {
     open_cold: Arc<AtomicU64>,
     unwritten: Unwritten,
     open_cold_room: Arc<AtomicU64>,
+    /// How often the thread has looked what is to be done.
+    looks: AtomicU64,
+    pages_left: Mutex<()>,
+    pages_leave: Condvar,
     /// Until then nothing is moved unless space is short, for somebody who walks the log; in microseconds of `since`.
     walked_until: AtomicU64,
     since: Instant,
@@ -271,6 +275,9 @@ impl Keeper {
             open_cold,
             unwritten,
             open_cold_room,
+            looks: AtomicU64::new(0),
+            pages_left: Mutex::new(()),
+            pages_leave: Condvar::new(),
             walked_until: AtomicU64::new(0),
             since: Instant::now(),
             cold_reached: Mutex::default(),
@@ -284,6 +291,11 @@ impl Keeper {
     /// Snapshots and backups that hold segments, and the bytes of segments that nothing else keeps.
     pub fn holds(&self) -> (u64, u64) {
         self.holds.figures(&self.parts.segments)
+    }
+
+    /// Whether a snapshot or backup keeps a segment, whatever is removed in it.
+    pub fn is_held(&self, segment: u64) -> bool {
+        self.holds.are_there() && self.holds.now().contains_key(&self.parts.segments.generation(segment))
     }
 
     /// Counters of the cold writer.
@@ -480,6 +492,7 @@ impl Keeper {
         let asked = self.parts.log.asked();
         let outcome = self.step_locked(work);
         self.parts.log.has_looked(asked);
+        self.has_looked();
         match outcome {
             Err(Error::Stopped { cause }) => Err(Error::Stopped { cause }),
             // Nothing is lost by that: it is tried again when the thread wakes.
@@ -518,6 +531,9 @@ impl Keeper {
             // All that could be gained was: only what goes from now on makes room.
             let gone = full.live.saturating_sub(live) >= self.parts.segments.segment_bytes / 2;
             if !gone && log.segments_left() <= reserve[0] {
+                self.drop_pages(work);
+                // What is removed may be worth more than what is added for it: for that, lenders are to be known.
+                learn_sharers(&self.parts)?;
                 self.keep_deletes_going(work, full, reserve)?;
                 log.set_gate(Gate::Full, reserve);
                 self.pace(false);
@@ -533,7 +549,10 @@ impl Keeper {
         let tail = self.tail_segments(work);
         let tail_bytes = appended.saturating_sub(work.log_bytes) + work.replayed.0;
         // What is left above the budget has changed: a checkpoint makes it fit to leave.
-        let crowded = self.drop_pages(work) && tail_bytes >= self.index_bytes / CROWDED_LOG_SHARE;
+        let crowded = self.drop_pages(work) && {
+            let far = work.whole && self.parts.objects.page_bytes() > self.index_bytes_max();
+            tail_bytes >= if far { 1 } else { self.index_bytes / CROWDED_LOG_SHARE }
+        };
         let due = crowded
             || self.replay_takes_long(work)
             || tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * work.checkpoint_bytes)

@@ -3,8 +3,8 @@
 //! submit → guards → reserve in the open group → encode once → index → commit thread: append, sync, mark
 //!
 //! Modules in import order; each imports only those before it:
-//! `format` → `compress` → `policy` → `gather` → `stages` → `watch` → `superblocks` → `readers` →
-//! `segments` → `index` → `reader` → `spaces` → `objects` → `pages` → `commit` →
+//! `format` → `compress` → `policy` → `gather` → `stages` → `watch` → `superblocks` → `readers` → `sharing` →
+//! `buffer` → `segments` → `index` → `reader` → `spaces` → `objects` → `pages` → `commit` →
 //! `cold` → `checkpoint` → `clean` → `evict` → `keeper` → `load` → `recover` → `replay` →
 //! this file with `open`, `submit`, `read`, `object_store`, `walk`, `view`, `check`, `scrub`, `backup`, `repair` and
 //! `stats`.
@@ -16,6 +16,7 @@
 //! 4. Every byte that comes from the device is verified before it is used.
 
 mod backup;
+mod buffer;
 mod check;
 mod checkpoint;
 mod clean;
@@ -55,7 +56,7 @@ pub use backup::{BackupReport, Pruned, RestoreReport, VerifyReport, backups, pru
 pub use check::{CheckReport, Damage, DumpItem, DumpOptions, check, dump};
 pub use compress::CompressOptions;
 pub use keeper::GrowReport;
-pub use open::{Engine, FormatOptions, Options, Progress, Stage};
+pub use open::{Engine, FormatOptions, Options, Progress, Stage, segment_bytes_within};
 pub use policy::{CommitPolicy, PolicyError};
 pub use recover::RecoveryReport;
 pub use repair::{Hooks as RepairHooks, Level, Lost, RepairReport, Shape, What, repair, shape};

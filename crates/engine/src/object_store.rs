@@ -51,7 +51,7 @@ impl ObjectStore for Engine {
     }
 
     fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
-        let _pinned = self.segments.pin();
+        let _pinned = self.pin_with_room();
         if range.start > range.end {
             let why = format!("{}..{} ends before it starts", range.start, range.end);
             return Completion::ready(Err(Error::Invalid { what: "byte range", why }));
@@ -86,7 +86,7 @@ impl ObjectStore for Engine {
     }
 
     fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
-        let _pinned = self.segments.pin();
+        let _pinned = self.pin_with_room();
         let looked = self.look(
             object,
             |lsn| (Vec::new(), lsn),
@@ -122,13 +122,13 @@ impl ObjectStore for Engine {
     }
 
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
-        let _pinned = self.segments.pin();
+        let _pinned = self.pin_with_room();
         let look = |state: &ObjectState| Ok((state.omap.get(key)?, Shown::of(state)));
         self.value(self.look(object, |lsn| (None, Shown::none(lsn)), look), Sought::Omap(key))
     }
 
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
-        let _pinned = self.segments.pin();
+        let _pinned = self.pin_with_room();
         let looked = self.look(
             object,
             |lsn| (vec![None; keys.len()], Shown::none(lsn)),
@@ -141,7 +141,7 @@ impl ObjectStore for Engine {
     }
 
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
-        let _pinned = self.segments.pin();
+        let _pinned = self.pin_with_room();
         let start = scan.start.as_deref().map_or(Bound::Unbounded, Bound::Included);
         let end = scan.end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
         let empty = matches!((&scan.start, &scan.end), (Some(start), Some(end)) if start >= end);
@@ -161,13 +161,13 @@ impl ObjectStore for Engine {
     }
 
     fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
-        let _pinned = self.segments.pin();
+        let _pinned = self.pin_with_room();
         let look = |state: &ObjectState| Ok((state.slots.get(index)?, Shown::of(state)));
         self.value(self.look(object, |lsn| (None, Shown::none(lsn)), look), Sought::Slot(index))
     }
 
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
-        let _pinned = self.segments.pin();
+        let _pinned = self.pin_with_room();
         let looked = self.look(
             object,
             |lsn| (vec![None; indexes.len()], Shown::none(lsn)),
@@ -180,7 +180,7 @@ impl ObjectStore for Engine {
     }
 
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
-        let _pinned = self.segments.pin();
+        let _pinned = self.pin_with_room();
         let looked = self.look(
             object,
             |lsn| (Vec::new(), Shown::none(lsn)),

@@ -36,6 +36,7 @@ use crate::keeper::{GrowReport, Held, Keeper, RecoveryTime};
 use crate::objects::Objects;
 use crate::policy::CommitPolicy;
 use crate::reader::Reader;
+use crate::readers::Pinned;
 use crate::recover::RecoveryReport;
 use crate::scrub::{Scrub, Scrubber};
 use crate::segments::{Damage, Lsn, Segments, Usage};
@@ -62,6 +63,9 @@ pub struct Options {
     pub async_flush: Duration,
     /// Bytes that writers may be ahead of the device; above it they wait. 256 MiB by default.
     pub pending_bytes_max: u64,
+    /// Values of 16 KiB and more that were just written are handed out where they stand, and keep their segment in
+    /// memory. When so many bytes are kept beside [`Options::recent_bytes`], values are copied. 256 MiB by default.
+    pub pinned_bytes_max: u64,
     /// Calls of the device that take longer are logged with their stage and counted. 1 s by default.
     pub slow_io: Duration,
     /// What is compressed of transactions that ask for it, and what of that is kept.
@@ -72,7 +76,7 @@ pub struct Options {
     /// How long after opening the scrubber begins. 30 s by default.
     pub scrub_after: Duration,
     /// A checkpoint is written when replaying the log after the last one would take so long, with the loading of it:
-    /// opening after a crash takes about that. 3 s by default; a shorter time writes more.
+    /// opening after a crash takes about that. 3 s by default; a shorter time writes more. Zero: only the log's length counts.
     pub recovery_time: Duration,
     /// Is told how far opening has come, from several threads. Nobody by default.
     pub progress: Option<Progress>,
@@ -90,6 +94,7 @@ impl Default for Options {
             read_only: false,
             async_flush: Duration::from_secs(1),
             pending_bytes_max: 256 << 20,
+            pinned_bytes_max: 256 << 20,
             slow_io: Duration::from_secs(1),
             compress: CompressOptions::default(),
             scrub_bytes_per_s: 8 << 20,
@@ -99,6 +104,29 @@ impl Default for Options {
             commit_thread: true,
         }
     }
+}
+
+impl Options {
+    /// These, with no setting larger than what fits into so many bytes of memory together with the others: a sixteenth
+    /// each for [`Options::recent_bytes`], [`Options::pending_bytes_max`], [`Options::pinned_bytes_max`] and
+    /// [`Options::cache_bytes`], and for [`Options::index_bytes`] an eighth, or a third from 8 GiB on: pages that change
+    /// while a checkpoint is written are there twice. The engine takes a few segments beside: they should have
+    /// [`segment_bytes_within`] at most.
+    pub fn within(mut self, memory_bytes: u64) -> Self {
+        const MIB: u64 = 1 << 20;
+        let part = |parts: u64| (memory_bytes / parts / MIB).max(1) * MIB;
+        let Self { recent_bytes, pending_bytes_max, pinned_bytes_max, cache_bytes, .. } = &mut self;
+        for bytes in [recent_bytes, pending_bytes_max, pinned_bytes_max, cache_bytes] {
+            *bytes = (*bytes).min(part(16));
+        }
+        self.index_bytes = self.index_bytes.min(if memory_bytes >= 8 << 30 { part(3) } else { part(8) });
+        self
+    }
+}
+
+/// The largest segments, in bytes, that an engine with so many bytes of memory should have: a 64th, at least 1 MiB.
+pub fn segment_bytes_within(memory_bytes: u64) -> u64 {
+    1 << (memory_bytes / 64).max(1 << 20).ilog2()
 }
 
 /// What opening is at.
@@ -507,6 +535,15 @@ impl Engine {
         });
         tracing::info!(seq, "store closed");
         written
+    }
+
+    /// For a call that looks at the index: waits until there is memory for its pages, and pins what they point to.
+    #[inline]
+    pub(crate) fn pin_with_room(&self) -> Pinned<'_> {
+        if let Some(keeper) = &self.keeper {
+            keeper.wait_for_index_room();
+        }
+        self.segments.pin()
     }
 
     /// Has index pages leave memory if they take more than their budget.

@@ -25,12 +25,13 @@ use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use smallvec::SmallVec;
 
+use crate::buffer::SegmentBuffer;
 use crate::format::{
     COMPRESSED_HEADER_BYTES, CRC_BLOCK_BYTES, Compressed, Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_HEADER_BYTES,
     OpHeader, RECORD_HEADER_BYTES, RecordHeader, decompress_payload, round_up, verify_payload, verify_payload_part,
 };
 use crate::index::Loc;
-use crate::segments::{Lsn, SegmentBuffer, Segments, value_of};
+use crate::segments::{Lsn, Segments};
 use crate::stages::{Times, sampled};
 use crate::superblocks::device_error;
 pub use asked::{Asked, Sought};
@@ -143,7 +144,8 @@ impl Reader {
             if header.flags & OP_FLAG_COMPRESSED != 0 {
                 return Ok(None);
             }
-            let value = value_of(buffer, start + header.payload_start(), header.payload_len as usize);
+            let value =
+                self.segments.handed_out.value_of(buffer, start + header.payload_start(), header.payload_len as usize);
             Ok(Some(Found { value, wait_to: self.wait_to(loc, &header, durable) }))
         });
         if let Some(found) = from_buffer.transpose()?.flatten() {
@@ -198,7 +200,10 @@ impl Reader {
     fn in_buffer(&self, loc: Loc, asked: &Asked<'_>) -> Result<Option<(OpHeader, Bytes)>> {
         let found = self.segments.with_buffer(loc.offset(), |buffer, start| {
             let header = buffered(buffer, start, loc, asked)?;
-            Ok((header, value_of(buffer, start + header.payload_start(), header.payload_len as usize)))
+            Ok((
+                header,
+                self.segments.handed_out.value_of(buffer, start + header.payload_start(), header.payload_len as usize),
+            ))
         });
         found.transpose()
     }
@@ -280,7 +285,8 @@ impl Reader {
             if range.end > header.payload_len as usize || header.flags & OP_FLAG_COMPRESSED != 0 {
                 return Err(short_payload(loc));
             }
-            let value = value_of(buffer, start + header.payload_start() + range.start, range.len());
+            let value =
+                self.segments.handed_out.value_of(buffer, start + header.payload_start() + range.start, range.len());
             Ok(Found { value, wait_to: self.wait_to(loc, &header, durable) })
         });
         if let Some(found) = in_buffer {
@@ -592,7 +598,7 @@ mod tests {
     /// One operation each of what readers ask for, in a buffer (or not) and on the device; and their places.
     fn operations(in_memory: bool) -> (Reader, Vec<Loc>) {
         let device = Arc::new(MemoryDevice::new(4 * SEGMENT_BYTES));
-        let segments = Arc::new(Segments::new(SEGMENT_BYTES, 1..4, 0));
+        let segments = Arc::new(Segments::new(SEGMENT_BYTES, 1..4, 0, 0));
         segments.place(1, 7, 0, 0, false);
         let buffer = segments.new_buffer().unwrap();
         let (mut at, mut locs) = (4096, Vec::new());

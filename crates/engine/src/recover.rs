@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 use esker_device::Device;
 use esker_store::{Error, Result};
 
+use crate::buffer::SegmentBuffer;
 use crate::format::{
     RECORD_ALIGN, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, Stream, Superblock, round_up, store_seed,
 };
 use crate::reader::each_operation;
-use crate::segments::SegmentBuffer;
 use crate::superblocks::device_error;
 
 /// One segment of the log.

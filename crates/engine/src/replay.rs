@@ -9,6 +9,7 @@ use std::sync::Arc;
 use esker_store::limits::{COLLECTION_BYTES_MAX, OBJECT_BYTES_MAX, OMAP_KEY_BYTES_MAX};
 use esker_store::{Collection, Error, Result};
 
+use crate::buffer::SegmentBuffer;
 use crate::format::{
     Kind, Loc, OBJECT_NUMBER_MAX, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Relocated, SegmentHeader,
     clone_range_words, decode_name, each_relocated, place_of, raw_len,
@@ -18,8 +19,8 @@ use crate::objects::{Object, Objects, Step};
 use crate::pages::bring;
 use crate::reader::Reader;
 use crate::recover::Replay;
-use crate::segments::{Lsn, SegmentBuffer, Segments};
-use crate::spaces::Spaces;
+use crate::segments::{Lsn, Segments};
+use crate::spaces::{Spaces, walk_ns};
 
 /// The epoch of what is replayed: the first checkpoint after opening takes it.
 const EPOCH: u32 = 1;
@@ -59,6 +60,11 @@ impl Replay for Replayer<'_> {
                 _ => 1,
             };
             self.expected_ns += entries * header.kind.replay_ns() + total as u64;
+            if header.kind.walks_all()
+                && let Some(object) = self.objects.numbered(header.object)
+            {
+                self.expected_ns += walk_ns(header.kind, &object.state.read().spaces);
+            }
             let operation = &rest[..total];
             let payload = &operation[header.payload_start()..header.payload_end()];
             self.operation(&header, header.key(operation).0, payload, at)?;

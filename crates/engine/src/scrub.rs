@@ -21,6 +21,7 @@ use esker_device::Device;
 use esker_store::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
+use crate::buffer::SegmentBuffer;
 use crate::check::{Damage, describe, entries_of, is_what};
 use crate::format::{
     Loc, OP_HEADER_BYTES, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Role, SegmentHeader, Superblock,
@@ -29,7 +30,7 @@ use crate::format::{
 use crate::open::Engine;
 use crate::pages::each_page;
 use crate::reader::Asked;
-use crate::segments::{self, SegmentBuffer, Usage};
+use crate::segments::{self, Usage};
 use crate::superblocks::{device_error, read_half};
 
 /// So much is read at a time.

@@ -4,155 +4,25 @@
 //! commit thread, and stays in memory for readers until newer segments push it out.
 //!
 //! Invariants:
-//! 1. A range of a buffer is written by one reservation, once per life of the buffer, before any reader can know of it.
-//! 2. A buffer leaves memory only when all of it has been written to the device.
-//! 3. `base_lsn + offset in the segment` grows along the log: a place is durable exactly if that is below the durable mark.
+//! 1. A buffer leaves memory only when all of it has been written to the device.
+//! 2. `base_lsn + offset in the segment` grows along the log: a place is durable exactly if that is below the durable mark.
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
-use bytes::Bytes;
 use esker_device::Device;
 use parking_lot::Mutex;
 
+use crate::buffer::{HandedOut, SegmentBuffer};
 use crate::format::{Loc, WEIGHT_WHOLE};
 use crate::readers::{Pinned, Readers};
 use crate::sharing::Sharing;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// A log position: bytes laid down since the store was opened, pads included.
 pub type Lsn = u64;
-
-/// What [`SegmentBuffer::touch`] touches at a time: a huge page.
-const TOUCH_BYTES: usize = 2 << 20;
-/// The smallest page that a processor maps.
-const PAGE_BYTES: usize = 4 << 10;
-
-/// Memory for one segment: zeroed, page-aligned, shared between writers of disjoint ranges.
-pub struct SegmentBuffer {
-    start: NonNull<u8>,
-    len: usize,
-    /// What stands before was not read from the device.
-    pub from: usize,
-    /// What stands before was touched.
-    touched: usize,
-}
-
-// SAFETY: the memory is plain bytes owned by this value; ranges are handed out disjointly (see `range_mut`), and
-// readers only look at ranges whose writers have finished (published through a lock or a release store).
-unsafe impl Send for SegmentBuffer {}
-// SAFETY: as above.
-unsafe impl Sync for SegmentBuffer {}
-
-impl SegmentBuffer {
-    /// Maps `len` bytes of zeros.
-    ///
-    /// # Errors
-    /// The operating system's, when memory is short.
-    pub fn new(len: usize) -> std::io::Result<Self> {
-        // SAFETY: a fresh anonymous private mapping at an address that the kernel chooses.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        }?;
-        // Huge pages make first touches cheaper; the engine works as well without them.
-        // SAFETY: the range is the mapping made above.
-        let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxHugepage) };
-        let start = NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("mapped at address zero"))?;
-        Ok(Self { start, len, from: 0, touched: 0 })
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Says that what stands before `from` is not there: readers have to look on the device.
-    pub fn begins_at(&mut self, from: usize) {
-        self.from = from;
-    }
-
-    /// Touches all of it now, so that writers do not have to, a piece at a time as long as it `goes_on`. By writing:
-    /// a call that has the kernel do it keeps the whole process from mapping memory meanwhile.
-    pub fn touch(&mut self, mut goes_on: impl FnMut() -> bool) {
-        while self.touched < self.len && goes_on() {
-            let piece = TOUCH_BYTES.min(self.len - self.touched);
-            for at in (self.touched..self.touched + piece).step_by(PAGE_BYTES) {
-                // SAFETY: inside the mapping; exclusive by `&mut self`.
-                unsafe { self.start.add(at).write_volatile(0) };
-            }
-            self.touched += piece;
-        }
-    }
-
-    /// All of it, while nobody else knows of it.
-    pub fn whole_mut(&mut self) -> &mut [u8] {
-        // SAFETY: inside the mapping; exclusive by `&mut self`.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
-    }
-
-    /// A range for its one writer.
-    ///
-    /// # Safety
-    /// Nobody else may read or write the range until the caller has finished with it and published that.
-    #[expect(clippy::mut_from_ref, reason = "disjoint ranges of a shared buffer are the point of this type")]
-    pub unsafe fn range_mut(&self, start: usize, len: usize) -> &mut [u8] {
-        assert!(start <= self.len && len <= self.len - start, "range {start}+{len} outside a buffer of {}", self.len);
-        // SAFETY: inside the mapping by the assertion; exclusive by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(start), len) }
-    }
-
-    /// A range whose writers have finished.
-    ///
-    /// # Safety
-    /// Whoever wrote the range has finished and published that, and nobody writes it again while it is borrowed.
-    pub unsafe fn range(&self, start: usize, len: usize) -> &[u8] {
-        assert!(start <= self.len && len <= self.len - start, "range {start}+{len} outside a buffer of {}", self.len);
-        // SAFETY: inside the mapping by the assertion; not written by the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(start), len) }
-    }
-}
-
-impl Drop for SegmentBuffer {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`; nobody borrows from a value that is dropped.
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
-    }
-}
-
-/// A range of a buffer that keeps the buffer alive: values are handed out this way without a copy.
-pub struct BufferSlice {
-    /// The buffer.
-    pub buffer: Arc<SegmentBuffer>,
-    /// First byte.
-    pub start: usize,
-    /// Length in bytes.
-    pub len: usize,
-}
-
-impl AsRef<[u8]> for BufferSlice {
-    fn as_ref(&self) -> &[u8] {
-        // SAFETY: slices are only made of ranges found through the index, which are finished and never written again
-        // in this life of the buffer; the buffer is not reused while this slice holds it.
-        unsafe { self.buffer.range(self.start, self.len) }
-    }
-}
-
-/// Values from this size on are handed out as slices of the segment's buffer; smaller ones are copied, so that a
-/// small value that somebody keeps does not keep a whole segment in memory.
-pub const SHARED_VALUE_BYTES_MIN: usize = 16 << 10;
-
-/// A value out of a buffer: copied or shared, by its size.
-pub fn value_of(buffer: &Arc<SegmentBuffer>, start: usize, len: usize) -> Bytes {
-    if len >= SHARED_VALUE_BYTES_MIN {
-        return Bytes::from_owner(BufferSlice { buffer: Arc::clone(buffer), start, len });
-    }
-    // SAFETY: as in `BufferSlice::as_ref`.
-    Bytes::copy_from_slice(unsafe { buffer.range(start, len) })
-}
 
 struct Entry {
     generation: AtomicU32,
@@ -228,6 +98,9 @@ pub const GENERATION_LOST: u32 = u32::MAX - 1;
 /// When the device has had no blocks for so many segments in one call (about a millisecond each), it is not asked for
 /// those of all others of which nothing is known.
 const REFUSED_MAX: u64 = 4096;
+
+/// So many buffers that nobody needs are kept for segments to come, at most.
+const SPARES_MAX: usize = 2;
 
 /// How often the table can double: from the smallest device of the smallest segments to the largest.
 const DOUBLINGS: usize = 32;
@@ -315,8 +188,11 @@ pub struct Segments {
     /// So many free segments with blocks are left alone while there are others.
     kept_backed: AtomicU64,
     buffers_max: usize,
+    spares_max: usize,
     readers: Readers,
     index_bytes: AtomicI64,
+    /// Buffers that only values keep.
+    pub handed_out: Arc<HandedOut>,
     /// Who shares what stands in them.
     pub sharing: Sharing,
 }
@@ -334,9 +210,11 @@ struct Lists {
 
 impl Segments {
     /// A table of the segments that can hold log and of those below, which belong to the superblocks. Buffers of at
-    /// most `recent_bytes` (and at least of two segments) stay in memory.
-    pub fn new(segment_bytes: u64, log_segments: Range<u64>, recent_bytes: u64) -> Self {
-        let buffers_max = usize::try_from(recent_bytes / segment_bytes).unwrap_or(usize::MAX).max(2);
+    /// most `recent_bytes` (and at least of two segments) stay in memory, and of `pinned_bytes_max` beside them for
+    /// values.
+    pub fn new(segment_bytes: u64, log_segments: Range<u64>, recent_bytes: u64, pinned_bytes_max: u64) -> Self {
+        let buffers = usize::try_from(recent_bytes / segment_bytes).unwrap_or(usize::MAX);
+        let buffers_max = buffers.max(2);
         let lists = Lists {
             backed: VecDeque::new(),
             unbacked: VecDeque::new(),
@@ -352,8 +230,10 @@ impl Segments {
             lists: Mutex::new(lists),
             kept_backed: AtomicU64::new(0),
             buffers_max,
+            spares_max: buffers.min(SPARES_MAX),
             readers: Readers::default(),
             index_bytes: AtomicI64::new(0),
+            handed_out: HandedOut::new(pinned_bytes_max),
             sharing: Sharing::default(),
         }
     }
@@ -585,8 +465,8 @@ impl Segments {
         } else {
             lists.unbacked.push_back(segment);
         }
-        if let Some(Ok(buffer)) = buffer.map(Arc::try_unwrap)
-            && lists.spare.len() < 2
+        if let Some(buffer) = buffer.and_then(|buffer| self.handed_out.leaves(buffer))
+            && lists.spare.len() < self.spares_max
         {
             lists.spare.push(buffer);
         }
@@ -743,9 +623,9 @@ impl Segments {
             }
         }
         for buffer in dropped.into_iter().flatten() {
-            if let Ok(buffer) = Arc::try_unwrap(buffer) {
+            if let Some(buffer) = self.handed_out.leaves(buffer) {
                 let mut lists = self.lists.lock();
-                if lists.spare.len() < 2 {
+                if lists.spare.len() < self.spares_max {
                     lists.spare.push(buffer);
                 }
             }
@@ -797,7 +677,7 @@ mod tests {
 
     #[test]
     fn a_buffer_leaves_memory_only_when_it_is_written() {
-        let segments = Segments::new(1 << 16, 1..8, 0);
+        let segments = Segments::new(1 << 16, 1..8, 0, 0);
         let device = esker_device::MemoryDevice::new(8 << 16);
         segments.free_unplaced(|_| false);
         assert_eq!(segments.free_segments(), 7);
@@ -816,7 +696,7 @@ mod tests {
 
     #[test]
     fn segments_that_are_taken_in_leave_the_others_where_they_are() {
-        let segments = Segments::new(1 << 16, 1..3, 0);
+        let segments = Segments::new(1 << 16, 1..3, 0, 0);
         segments.free_unplaced(|_| false);
         let all: Vec<u64> = (0..3).chain([4, 7, 40, 41, 1_000]).collect();
         for count in all {
@@ -830,34 +710,5 @@ mod tests {
         (1..1_000).for_each(|segment| assert_eq!(segments.generation(segment), segment as u32));
         assert_eq!((segments.generation(1_000), segments.generation(u64::MAX >> 16)), (0, 0));
         assert_eq!(segments.in_use().len(), 999);
-    }
-
-    #[test]
-    fn touching_ends_when_it_is_told_to_and_goes_on_where_it_ended() {
-        let mut buffer = SegmentBuffer::new(3 * TOUCH_BYTES + PAGE_BYTES).unwrap();
-        buffer.whole_mut().fill(9);
-        let mut pieces = 0;
-        let mut touch = |buffer: &mut SegmentBuffer, most: usize| {
-            buffer.touch(|| {
-                pieces += 1;
-                pieces <= most
-            });
-            // The first byte of each page tells.
-            buffer.whole_mut().iter().step_by(PAGE_BYTES).take_while(|byte| **byte == 0).count() * PAGE_BYTES
-        };
-        assert_eq!(touch(&mut buffer, 1), TOUCH_BYTES);
-        assert_eq!(touch(&mut buffer, 100), 3 * TOUCH_BYTES + PAGE_BYTES);
-        assert_eq!(pieces, 5, "asked before each piece, and once when it was to end");
-    }
-
-    #[test]
-    fn a_shared_value_outlives_the_eviction_of_its_buffer() {
-        let buffer = Arc::new(SegmentBuffer::new(1 << 20).unwrap());
-        // SAFETY: nobody else knows of the buffer.
-        unsafe { buffer.range_mut(100, 20_000) }.fill(7);
-        let large = value_of(&buffer, 100, 20_000);
-        let small = value_of(&buffer, 100, 20);
-        drop(buffer);
-        assert!(large.iter().chain(&small[..]).all(|byte| *byte == 7));
     }
 }

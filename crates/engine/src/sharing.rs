@@ -18,8 +18,10 @@ use parking_lot::Mutex;
 struct State {
     by_segment: HashMap<u64, HashSet<u64>>,
     unknown: HashSet<u64>,
-    /// Of these it cannot be known.
+    /// Objects of which nobody can find out where they share.
     anywhere: HashSet<u64>,
+    /// Whether some objects may have lent data, and nobody can find out which.
+    lenders_unknown: bool,
 }
 
 /// See the module. Objects by number, segments too.
@@ -73,22 +75,30 @@ impl Sharing {
         !state.unknown.is_empty() || !state.anywhere.is_empty() || state.by_segment.contains_key(&segment)
     }
 
-    /// An object has nothing in these segments any more.
-    pub fn remove(&self, number: u64, segments: impl IntoIterator<Item = u64>) {
+    /// An object has nothing in these segments any more. Whether it was noted in any of them.
+    pub fn remove(&self, number: u64, segments: impl IntoIterator<Item = u64>) -> bool {
         let mut state = self.0.lock();
+        let mut was = false;
         for segment in segments {
             if let Some(noted) = state.by_segment.get_mut(&segment) {
-                noted.remove(&number);
+                was |= noted.remove(&number);
                 if noted.is_empty() {
                     state.by_segment.remove(&segment);
                 }
             }
         }
+        was
     }
 
-    /// Whether it is known of all objects where they share.
+    /// Some objects may have lent data, and nobody can find out which.
+    pub fn lenders_are_unknown(&self) {
+        self.0.lock().lenders_unknown = true;
+    }
+
+    /// Whether it is known of all objects where they share, and whether others share what they have.
     pub fn all_known(&self) -> bool {
-        self.0.lock().unknown.is_empty()
+        let state = self.0.lock();
+        state.unknown.is_empty() && state.anywhere.is_empty() && !state.lenders_unknown
     }
 
     /// A segment is free.

@@ -66,6 +66,8 @@ pub struct Stats {
     pub unpacked_bytes: u64,
     /// Segments whose buffers are in memory.
     pub buffered_segments: u64,
+    /// Bytes of buffers that only values which were handed out keep.
+    pub handed_out_bytes: u64,
     /// Segment size in bytes.
     pub segment_bytes: u64,
     /// Segments that can hold log.
@@ -195,6 +197,7 @@ impl Stats {
             ("compressed_stored_bytes", self.compressed_stored_bytes),
             ("unpacked_bytes", self.unpacked_bytes),
             ("buffered_segments", self.buffered_segments),
+            ("handed_out_bytes", self.handed_out_bytes),
             ("segment_bytes", self.segment_bytes),
             ("segments", self.segments),
             ("free_segments", self.free_segments),
@@ -282,6 +285,7 @@ impl Engine {
             free_segments: self.segments.free_segments(),
             bare_segments: self.segments.bare_segments(),
             buffered_segments: self.segments.buffers(),
+            handed_out_bytes: self.segments.handed_out.bytes(),
             device_reads: self.reader.counters.device_reads.load(Ordering::Relaxed),
             device_read_bytes: self.reader.counters.device_read_bytes.load(Ordering::Relaxed),
             cache_hits: self.reader.counters.cache_hits.load(Ordering::Relaxed),

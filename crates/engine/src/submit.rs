@@ -35,6 +35,7 @@ use crate::open::Engine;
 use crate::pages::bring;
 use crate::reader::{Asked, Sought};
 use crate::segments::Lsn;
+use crate::spaces::walk_ns;
 use crate::stages::sampled;
 
 use missing::{missing_of, missing_pages};
@@ -155,6 +156,9 @@ impl Engine {
             Ok(log) => log,
             Err(error) => return Completion::ready(Err(error)),
         };
+        if let Some(keeper) = &self.keeper {
+            keeper.wait_for_index_room();
+        }
         let began = sampled();
         let hint = self.compress.hint(txn.compression);
         let ready: SmallVec<[Ready; 2]> = txn.ops.iter().map(|op| self.ready(op, hint)).collect();
@@ -424,7 +428,7 @@ impl Engine {
             let (key_len, payload_len) = (op.key.bytes().len(), op.body.bytes().len());
             len += operation_bytes(key_len, payload_len);
             payload_bytes += (key_len + payload_len) as u64;
-            replay_ns += op.kind.replay_ns();
+            replay_ns += op.kind.replay_ns() + states.get(op.target).map_or(0, |state| walk_ns(op.kind, &state.spaces));
         }
         if len > self.record_bytes_max {
             return Attempt::Done(Completion::ready(Err(Error::TooLarge {
@@ -440,16 +444,19 @@ impl Engine {
         }
         let class = if txn.ops.iter().all(takes_away) {
             Class::TakeAway
-        } else if txn.gives_back && len <= limits::GIVING_BACK_BYTES_MAX && !net::copies(&plan) {
+        } else if txn.gives_back && len <= limits::GIVING_BACK_BYTES_MAX && !net::copies(&plan, states) {
             Class::GiveBack
         } else {
             Class::Write
         };
+        let keeper = self.keeper.as_ref();
         let mut reserved = log.reserve(len, payload_bytes, replay_ns, class);
         if matches!(reserved, Err(Refused::Error(Error::Full { .. })))
             && class != Class::TakeAway
             && self.segments.sharing.all_known()
-            && net::gives_back(&plan, states)
+            && net::gives_back(&plan, states, &|loc| {
+                keeper.is_some_and(|keeper| keeper.is_held(self.segments.segment_of(loc.offset())))
+            })
         {
             reserved = log.reserve(len, payload_bytes, replay_ns, Class::TakeAway);
         }

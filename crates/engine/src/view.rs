@@ -46,7 +46,7 @@ impl Engine {
             return Err(Error::Invalid { what: "snapshot", why: "the store has no checkpoint".into() });
         }
         let segment_bytes = superblock.segment_bytes;
-        let segments = Arc::new(Segments::new(segment_bytes, superblock.log_segments(), 0));
+        let segments = Arc::new(Segments::new(segment_bytes, superblock.log_segments(), 0, 0));
         for usage in &held.segments {
             segments.place(usage.segment, usage.generation, 0, usage.age, usage.cold);
             let replayed = !usage.cold && usage.generation == superblock.replay.generation;

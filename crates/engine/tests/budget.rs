@@ -11,7 +11,7 @@ use bytes::Bytes;
 use esker_device::{Device, MemoryDevice};
 use esker_engine::{CompressOptions, Engine, FormatOptions, Options, check};
 use esker_store::{
-    Change, Collection, Condition, Error, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction, model,
+    Change, Collection, Condition, Durability, Error, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction, model,
 };
 use support::OnMemory;
 
@@ -254,4 +254,66 @@ fn the_engine_does_what_the_model_does_without_memory_for_its_index() {
     for seed in 3_000..3_030 {
         model::run(seed, 60, &harness);
     }
+}
+
+#[test]
+fn a_full_store_keeps_to_its_budget_while_it_is_read() {
+    let budget = 1 << 20;
+    let device = device(32 << 20);
+    let engine = open(&device, budget);
+    submit(&engine, Transaction::new().create_collection(&Collection::from("c")));
+    let mut keys = 0;
+    loop {
+        let change = Change::OmapSet { key: key(keys), value: vec![1; 40].into() };
+        match engine.submit(Transaction::with(Durability::Applied).change(&object("omap"), change)).wait() {
+            Ok(_) => keys += 1,
+            Err(Error::Full { .. }) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    for round in 0..3 {
+        for number in 0..keys {
+            assert!(engine.omap_get(&object("omap"), &key(number)).wait().unwrap().is_some(), "{number}");
+            let bytes = engine.stats().index_page_bytes;
+            // A quarter more, two MiB, and the pages of the call itself.
+            assert!(bytes <= budget + budget / 4 + (3 << 20), "{bytes} bytes of index after {number} of round {round}");
+        }
+    }
+    let full = engine.submit(
+        Transaction::new().change(&object("omap"), Change::OmapSet { key: key(keys), value: vec![1; 4_000].into() }),
+    );
+    assert!(matches!(full.wait(), Err(Error::Full { .. })));
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while engine.stats().index_page_bytes > budget {
+        assert!(std::time::Instant::now() < until, "{:?}", engine.stats());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(keys > 50_000, "{keys} keys are more than the budget holds");
+}
+
+#[test]
+fn writers_wait_for_memory_rather_than_take_more() {
+    let budget = 1 << 20;
+    let device = device(512 << 20);
+    let engine = open(&device, budget);
+    submit(&engine, Transaction::new().create_collection(&Collection::from("c")));
+    let most = std::sync::atomic::AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (engine, most) = (&engine, &most);
+            scope.spawn(move || {
+                let mut rng = fastrand::Rng::with_seed(thread);
+                for step in 0..60_000u64 {
+                    let change = Change::OmapSet { key: key(rng.u64(..1 << 40)), value: vec![1; 8].into() };
+                    let done = engine.submit(Transaction::with(Durability::Applied).change(&object("omap"), change));
+                    done.wait().unwrap();
+                    if step % 100 == 0 {
+                        most.fetch_max(engine.stats().index_page_bytes, std::sync::atomic::Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    let most = most.into_inner();
+    assert!(most <= budget + budget / 4 + (3 << 20), "{most} bytes of index pages");
 }

@@ -94,3 +94,64 @@ fn a_clone_gives_nothing_back_unless_its_source_is_emptied() {
     assert_eq!(engine.read(&object("two"), 0..500).wait().unwrap(), vec![7; 500]);
     all_can_be_removed(&engine, keys);
 }
+
+#[test]
+fn one_source_that_is_emptied_answers_for_one_clone_without_keys() {
+    let engine = open();
+    for key in 0..2_000u32 {
+        let change = Change::OmapSet { key: key.to_be_bytes().to_vec().into(), value: vec![7; 100].into() };
+        engine.submit(applied().change(&object("keys of one"), change)).wait().unwrap();
+    }
+    let data: Bytes = vec![7; 30_000].into();
+    engine.submit(applied().change(&object("bytes"), Change::Write { offset: 0, data })).wait().unwrap();
+    let keys = fill(&engine);
+    let refused = |txn: Transaction| {
+        let done = engine.submit(txn).wait();
+        assert!(matches!(done, Err(Error::Full { .. })), "{done:?}");
+    };
+    let clone = |of: &str, to: &str| applied().giving_back().change(&object(of), Change::CloneTo { to: object(to) });
+    let two = clone("bytes", "one").change(&object("bytes"), Change::CloneTo { to: object("two") });
+    refused(two.change(&object("bytes"), Change::Remove));
+    // What is cut off leaves the keys where they are, and has them twice.
+    refused(clone("keys of one", "three").change(&object("keys of one"), Change::Truncate { size: 0 }));
+    engine.submit(clone("bytes", "four").change(&object("bytes"), Change::Remove)).wait().unwrap();
+    all_can_be_removed(&engine, keys);
+}
+
+#[test]
+fn what_goes_counts_in_a_store_that_was_opened_full_with_clones_in_it() {
+    let device = Arc::new(MemoryDevice::new(8 << 20));
+    Engine::format(&*device, &FormatOptions { segment_bytes: 64 << 10, uuid: [5; 16] }).unwrap();
+    let open = || {
+        let options = Options { recent_bytes: 0, cache_bytes: 0, ..Options::default() };
+        Engine::open(Arc::clone(&device) as Arc<dyn Device>, options).unwrap()
+    };
+    let engine = open();
+    engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
+    let write = |name: &str| {
+        let data: Bytes = vec![7; 30_000].into();
+        engine.submit(applied().change(&object(name), Change::Write { offset: 0, data })).wait().unwrap();
+    };
+    ["lent", "own", "more"].into_iter().for_each(write);
+    engine.submit(applied().change(&object("lent"), Change::CloneTo { to: object("clone") })).wait().unwrap();
+    let keys = fill(&engine);
+    engine.close().unwrap();
+    drop(engine);
+
+    let engine = open();
+    // Closing it may have made a little room.
+    let mut all = keys;
+    while engine.submit(applied().change(&object("keys"), set(all, 10))).wait().is_ok() {
+        all += 1;
+    }
+    let net = |gone: &str| {
+        let attribute = Change::XattrSet { name: "gone".into(), value: gone.to_owned().into() };
+        engine.submit(applied().change(&object(gone), Change::Remove).change(&object("more"), attribute)).wait()
+    };
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while let Err(error) = net("own") {
+        assert!(matches!(error, Error::Full { .. }) && std::time::Instant::now() < until, "{error}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    all_can_be_removed(&engine, all);
+}

@@ -188,3 +188,33 @@ fn snapshots_of_a_nearly_full_store_leave_deletes_their_room() {
     soon("there is room again", || set(&engine, 0, 1).is_ok());
     engine.close().unwrap();
 }
+
+#[test]
+fn what_a_snapshot_keeps_does_not_go_when_it_is_written_smaller() {
+    let device = device(8 << 20);
+    let engine = open(&device);
+    start(&engine);
+    let put = |key: u64, bytes: usize| {
+        let change = Change::SlotSet { index: key, value: vec![key as u8; bytes].into() };
+        engine.submit(Transaction::with(Durability::Applied).change(&object(), change)).wait()
+    };
+    let mut keys = 0;
+    while engine.stats().free_segments > 64 {
+        put(keys, 4_000).unwrap();
+        keys += 1;
+    }
+    let (_, view) = engine.view(1 << 20, 1 << 20).unwrap();
+    let mut all = keys;
+    while put(all, 4_000).is_ok() {
+        all += 1;
+    }
+    // All that the snapshot keeps, one by one for something smaller, until that is refused.
+    let smaller = (0..keys).take_while(|key| put(*key, 1_900).is_ok()).count() as u64;
+    for key in smaller..all {
+        let txn = Transaction::new().change(&object(), Change::SlotRemove { index: key });
+        engine.submit(txn).wait().unwrap_or_else(|error| panic!("removing key {key} of {all}, {smaller}: {error}"));
+    }
+    drop(view);
+    soon("there is room again", || put(0, 4_000).is_ok());
+    engine.close().unwrap();
+}

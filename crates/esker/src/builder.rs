@@ -12,13 +12,14 @@ use bytes::Bytes;
 use esker_device::Device;
 use esker_engine::{
     CheckReport, CommitPolicy, CompressOptions, DumpItem, DumpOptions, Engine, GrowReport, Lost, Options, RepairHooks,
-    RepairReport, RestoreReport, ScrubReport, What,
+    RepairReport, RestoreReport, ScrubReport, What, segment_bytes_within,
 };
 use esker_kv::{Clock, SystemClock};
 use esker_store::ObjectId;
 
 use crate::backend::{Pairs, refuse_foreign};
 use crate::location::{Location, Place};
+use crate::memory::{default_segment_bytes, engine_options, memory_bytes};
 use crate::place::{
     Made, device_path, fill_file, format_device, is_block_device, is_same_file, lengthen, make_file, open_device,
     random_id, random_number, remove, take_space,
@@ -27,7 +28,7 @@ use crate::store::{Background, Backing};
 use crate::{ByteSize, Error, Period, Result, Store};
 
 /// The options that a location may carry, as messages name them.
-const OPTIONS: &str = "size, segment, policy, recent, cache, index, async_flush, recovery, scrub, compress, compress_min, \
+const OPTIONS: &str = "size, segment, policy, recent, cache, index, pending, pinned, async_flush, recovery, scrub, compress, compress_min, \
      compress_unit, compress_ratio, expire, map_sweep, read_only, create";
 
 /// Settings for opening a store. Made by [`Store::builder`].
@@ -68,11 +69,11 @@ impl Default for Builder {
     fn default() -> Self {
         Self {
             size: None,
-            segment_bytes: 64 << 20,
+            segment_bytes: default_segment_bytes(),
             create: true,
             expire_interval: Duration::from_secs(1),
             map_sweep: 0,
-            options: Options::default(),
+            options: engine_options(),
             clock: Arc::new(SystemClock),
             sequencers: None,
             backend_options: Pairs::new(),
@@ -89,7 +90,8 @@ impl Builder {
     }
 
     /// Segment size in bytes of a store that is made, a power of two from 64 KiB to 1 GiB (option `segment`).
-    /// 64 MiB by default. A transaction has to fit into a segment.
+    /// By default 64 MiB, or a 64th of the memory that this process may have if that is less, but at least 1 MiB. A
+    /// transaction has to fit into a segment.
     pub fn segment_bytes(mut self, bytes: u64) -> Self {
         self.segment_bytes = bytes;
         self
@@ -102,16 +104,32 @@ impl Builder {
         self
     }
 
-    /// Memory for data that was just written, in bytes (option `recent`). 128 MiB by default.
+    /// Memory for data that was just written, in bytes (option `recent`). 128 MiB by default; as all settings of
+    /// memory less where this process may not have 4 GiB, by the limit of its cgroup or by the machine's memory: see
+    /// [`Options::within`].
     pub fn recent_bytes(mut self, bytes: u64) -> Self {
         self.options.recent_bytes = bytes;
         self
     }
 
     /// Memory for pages of the index, in bytes, at least 1 MiB (option `index`): above it pages that were not used lately
-    /// leave memory and are read back when they are needed. No limit by default. See [`Options::index_bytes`].
+    /// leave memory and are read back when they are needed. By default a third of the memory that this process may have, an
+    /// eighth of less than 8 GiB. See [`Options::index_bytes`].
     pub fn index_bytes(mut self, bytes: u64) -> Self {
         self.options.index_bytes = bytes;
+        self
+    }
+
+    /// Bytes that writers may be ahead of the device (option `pending`). 256 MiB by default.
+    pub fn pending_bytes(mut self, bytes: u64) -> Self {
+        self.options.pending_bytes_max = bytes;
+        self
+    }
+
+    /// Memory, in bytes, that values which were handed out may keep beside what was just written (option `pinned`): above
+    /// it they are copied. 256 MiB by default.
+    pub fn pinned_bytes(mut self, bytes: u64) -> Self {
+        self.options.pinned_bytes_max = bytes;
         self
     }
 
@@ -229,6 +247,14 @@ impl Builder {
         };
         let background = builder.background();
         let engine = Arc::new(Engine::open(Arc::clone(&device) as Arc<dyn Device>, builder.options)?);
+        let (segment_bytes, memory) = (engine.stats().segment_bytes, memory_bytes().unwrap_or(u64::MAX));
+        if segment_bytes > segment_bytes_within(memory).max(1 << 20) * 2 {
+            tracing::warn!(
+                segment_bytes,
+                memory_bytes = memory,
+                "the segments of this store are large for the memory there is: eight or more of them may be in memory at a time"
+            );
+        }
         Ok(Store::new(Backing::Engine { engine, device, path, created }, background))
     }
 
@@ -483,6 +509,8 @@ impl Builder {
             "recent" => self.options.recent_bytes = bytes(key, value)?,
             "cache" => self.options.cache_bytes = bytes(key, value)?,
             "index" => self.options.index_bytes = bytes(key, value)?,
+            "pending" => self.options.pending_bytes_max = bytes(key, value)?,
+            "pinned" => self.options.pinned_bytes_max = bytes(key, value)?,
             "recovery" => self.options.recovery_time = period(key, value)?,
             "scrub" => self.options.scrub_bytes_per_s = read::<ByteSize>(key, value)?.0,
             "async_flush" => self.options.async_flush = period(key, value)?,

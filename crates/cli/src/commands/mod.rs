@@ -61,6 +61,8 @@ pub fn builder(settings: &Settings) -> esker::Builder {
         .recent_bytes(store.recent.0.0)
         .cache_bytes(store.cache.0.0)
         .index_bytes(Some(store.index.0.0).filter(|bytes| *bytes > 0).unwrap_or(u64::MAX))
+        .pending_bytes(store.pending.0.0)
+        .pinned_bytes(store.pinned.0.0)
         .async_flush(store.async_flush.0.0)
         .recovery_time(store.recovery.0.0)
         .scrub_bytes_per_s(store.scrub.0.0);

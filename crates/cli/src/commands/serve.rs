@@ -18,6 +18,7 @@ use std::time::Duration;
 use clap::Args;
 use esker::engine::Engine;
 use esker_server::resp::{Address, Config, EngineInfo, Error, InfoLine, Loading, NoEngineInfo, Server, TlsFiles};
+use signal_hook::iterator::Signals;
 
 use self::disks::{Disks, NbdFlags};
 use self::rpc::{GrpcFlags, Rpc};
@@ -100,12 +101,12 @@ impl Serve {
         if let Some(options) = rpc::sequencers(&settings.serve)? {
             builder = builder.sequencers(options);
         }
-        let Some((loading, store)) = opening::open(&config, builder, &location)? else {
+        let Some((loading, store, signals)) = opening::open(&config, builder, &location)? else {
             // The thread that opens the store ends with the process: as after a crash, nothing is lost by that.
             std::process::exit(0);
         };
         let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
-        let served = serve(&store, (loading, config), (disks, rpc), backups.map(PathBuf::from));
+        let served = serve(&store, (loading, config, signals), (disks, rpc), backups.map(PathBuf::from));
         // Even if the server failed, what it acknowledged must end up in a clean store.
         let closed = store.close().map_err(Failure::from);
         served.and(closed)
@@ -219,7 +220,7 @@ pub fn password(settings: &ServeSettings) -> Result<Option<String>, Failure> {
 
 fn serve(
     store: &esker::Store,
-    (loading, config): (Loading, Config),
+    (loading, config, mut signals): (Loading, Config, Signals),
     (disks, rpc): (Option<esker_server::nbd::Config>, Option<esker_server::grpc::Config>),
     backups: Option<PathBuf>,
 ) -> Result<(), Failure> {
@@ -253,7 +254,6 @@ fn serve(
         }
         None => None,
     };
-    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM])?;
     let signals_handle = signals.handle();
     let waiter = std::thread::Builder::new().name("esker-signals".into()).spawn(move || {
         if let Some(signal) = signals.forever().next() {

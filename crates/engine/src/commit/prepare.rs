@@ -21,7 +21,7 @@ impl Log {
     pub(super) fn prepare_segment(&self) -> Result<()> {
         {
             let state = self.state.lock();
-            if state.next.len() >= if state.hurried { READY_SEGMENTS_MAX } else { 1 } {
+            if state.next.len() >= if state.hurried { self.ready_max() } else { 1 } {
                 return Ok(());
             }
         }
@@ -50,6 +50,12 @@ impl Log {
         state.next.extend(prepared);
         self.room.notify_all();
         Ok(())
+    }
+
+    /// So many segments are readied at most: no more than writers may be ahead of the device.
+    fn ready_max(&self) -> usize {
+        let ahead = self.shape.pending_bytes_max / self.segments.segment_bytes;
+        READY_SEGMENTS_MAX.min(usize::try_from(ahead).unwrap_or(usize::MAX)).max(1)
     }
 
     /// Gives one of several readied segments to the cold stream, for which none is free. One stays with the log; the
@@ -81,7 +87,7 @@ impl Log {
             }
             let mut state = self.state.lock();
             // Taken already, or more are needed? Then there is no time to wait.
-            let enough = !state.next.is_empty() && (!state.hurried || state.next.len() >= READY_SEGMENTS_MAX);
+            let enough = !state.next.is_empty() && (!state.hurried || state.next.len() >= self.ready_max());
             if !state.stopping && !enough && !state.full {
                 continue;
             }

@@ -63,6 +63,13 @@ impl Log {
         spent.is_ok()
     }
 
+    /// What was spent was not used.
+    pub(super) fn unspend(&self, len: u64) {
+        let add = |credit| (credit != i64::MAX).then(|| credit + len as i64);
+        // Those who wait for credit sleep no longer than 10 ms at a time; waking them here would cost more.
+        let _ = self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+
     /// Gives writers so many bytes, or with `None` as many as they like; of what they have they keep `keeps` at most.
     pub fn pace(&self, bytes: Option<i64>, keeps: i64) {
         let pace = |credit| Some(bytes.map_or(i64::MAX, |bytes| bytes.max(keeps.min(credit))));

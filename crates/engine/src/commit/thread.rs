@@ -127,6 +127,43 @@ impl Log {
         }
         Step::Sleep(sleep)
     }
+
+    /// Commits in the calling thread, which is about to wait, if it is the only one that does and the commit thread sleeps: then
+    /// there is nobody to be grouped with, and two changes of threads cost as much as a fast device's sync. Whether it did.
+    pub fn commit_alone(&self) -> bool {
+        let at_once = self.at_once.load(Ordering::Relaxed) && self.gather_to.load(Ordering::SeqCst) == 0;
+        let clients = self.mark().arrivals().wrapping_sub(self.arrived.load(Ordering::Relaxed));
+        if !at_once || clients > 1 || !self.parked.load(Ordering::SeqCst) || self.mark().waiters() > 1 {
+            return false;
+        }
+        let Some(committing) = self.committing.try_lock() else { return false };
+        if let Err(error) = self.append_and_sync(true, false, |_| ()) {
+            self.fail(error);
+        }
+        drop(committing);
+        true
+    }
+
+    /// Wakes the commit thread for somebody who waits for the mark, unless it gathers and more are to come.
+    pub fn nudge_for_waiter(&self) {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        let to = self.gather_to.load(Ordering::SeqCst);
+        if to == 0 || self.mark().arrivals() >= to {
+            self.nudge();
+        }
+    }
+
+    /// Wakes the commit thread if it sleeps; without one (`commit_thread: false`) does nothing.
+    pub fn nudge(&self) {
+        // Orders the caller's change before the look at `parked`, as `run` orders the two the other way round.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        if self.parked.load(Ordering::SeqCst)
+            && self.parked.swap(false, Ordering::SeqCst)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
 }
 
 enum Step {

@@ -105,6 +105,11 @@ impl Kind {
         }
     }
 
+    /// Whether replaying one passes all entries of its object.
+    pub fn walks_all(self) -> bool {
+        matches!(self, Self::Clone | Self::RemoveObject | Self::OmapClear)
+    }
+
     /// The kind with this number.
     pub fn from_u8(kind: u8) -> Option<Self> {
         Some(match kind {

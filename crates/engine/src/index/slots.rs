@@ -300,7 +300,6 @@ impl Slots {
         self.len
     }
 
-    #[cfg(test)]
     /// No slot is filled.
     #[inline]
     #[must_use]

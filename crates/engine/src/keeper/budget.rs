@@ -2,7 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
+use std::time::{Duration, Instant};
+
 use super::{CROWDED_WAKE_US, Keeper, Work};
+
+/// Index pages may take a quarter more than their budget, and so many bytes: then calls wait until some have left.
+const OVER_BYTES: u64 = 2 << 20;
+/// A call waits for so long at most.
+const WAIT_MAX: Duration = Duration::from_secs(2);
+/// And for so many looks of the thread, the first of which may have begun before.
+const LOOKS: u64 = 2;
 
 impl Keeper {
     /// Has index pages leave memory as the budget asks; whether it is still exceeded.
@@ -25,6 +34,42 @@ impl Keeper {
         let dropped = work.hand.sweep(&work.saved, &self.parts.objects, 0);
         self.counters.pages_dropped.fetch_add(dropped, Ordering::Relaxed);
         dropped
+    }
+
+    /// Bytes of index pages above which calls wait.
+    pub(super) fn index_bytes_max(&self) -> u64 {
+        self.index_bytes.saturating_add(self.index_bytes / 4).saturating_add(OVER_BYTES)
+    }
+
+    /// Waits while index pages take far more than their budget: until some have left, or the thread has tried. The caller
+    /// holds no lock, and is not pinned: the thread may wait for those who are.
+    #[inline]
+    pub fn wait_for_index_room(&self) {
+        if self.threaded && self.parts.objects.page_bytes() > self.index_bytes_max() {
+            self.wait_for_fewer_pages();
+        }
+    }
+
+    #[cold]
+    fn wait_for_fewer_pages(&self) {
+        let (began, looks) = (Instant::now(), self.looks.load(Ordering::Acquire));
+        self.wake();
+        let mut left = self.pages_left.lock();
+        while self.parts.objects.page_bytes() > self.index_bytes_max()
+            && self.looks.load(Ordering::Acquire) < looks + LOOKS
+            && began.elapsed() < WAIT_MAX
+            && !self.stopping.load(Ordering::Acquire)
+            && self.parts.log.mark().failure().is_none()
+        {
+            self.pages_leave.wait_for(&mut left, Duration::from_millis(5));
+            self.wake();
+        }
+    }
+
+    /// The thread has looked once more, and those who wait for memory may look as well.
+    pub(super) fn has_looked(&self) {
+        self.looks.fetch_add(1, Ordering::AcqRel);
+        self.pages_leave.notify_all();
     }
 
     /// Wakes the thread if the index takes more than its budget.

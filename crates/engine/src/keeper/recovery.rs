@@ -14,7 +14,7 @@ const LOG_PARTS: u32 = 4;
 
 /// How long opening may take, and what is known of how long it takes.
 pub struct RecoveryTime {
-    /// At most so long.
+    /// At most so long; zero: no matter how long.
     pub most: Duration,
     /// Loading the checkpoint took so long when the store was opened.
     pub load: Duration,
@@ -30,6 +30,9 @@ impl Keeper {
     /// is, than is left of the time for opening when the checkpoint is loaded.
     pub(super) fn replay_takes_long(&self, work: &Work) -> bool {
         let RecoveryTime { most, load, slowness, .. } = &self.recovery;
+        if most.is_zero() {
+            return false;
+        }
         let index = self.parts.segments.index_bytes().max(self.parts.objects.page_bytes());
         let loads = Duration::from_millis(index * 1000 / LOADED_BYTES_PER_S).max(*load);
         let writes = match self.threaded {

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use esker_device::Device;
 use esker_store::{Error, Result};
 
+use crate::buffer::SegmentBuffer;
 use crate::checkpoint::Saved;
 use crate::format::{Root, Stream, Superblock, store_seed};
 use crate::load::{load, load_root};
@@ -25,7 +26,7 @@ use crate::objects::Objects;
 use crate::reader::Reader;
 use crate::recover::{Chain, End, Headers, RecoveryReport, Walk, find_chain, find_headers, generation_of};
 use crate::replay::Replayer;
-use crate::segments::{Damage, GENERATION_LOST, Lsn, SegmentBuffer, Segments, Usage};
+use crate::segments::{Damage, GENERATION_LOST, Lsn, Segments, Usage};
 use crate::superblocks::{FoundSuperblock, device_error};
 
 use super::{Options, Progress, Stage};
@@ -82,7 +83,8 @@ fn find_from(
 ) -> Result<Found> {
     let seed = store_seed(&superblock.uuid);
     let mut chain = find_chain(headers, &superblock)?;
-    let segments = Arc::new(Segments::new(superblock.segment_bytes, superblock.log_segments(), options.recent_bytes));
+    let (recent, pinned) = (options.recent_bytes, options.pinned_bytes_max);
+    let segments = Arc::new(Segments::new(superblock.segment_bytes, superblock.log_segments(), recent, pinned));
     place(&segments, &chain);
     let reader = Arc::new(Reader::new(Arc::clone(device), Arc::clone(&segments), seed, options.cache_bytes));
     let objects = Arc::new(Objects::default());

@@ -10,12 +10,13 @@ use esker_device::Device;
 use esker_store::{DurableMark, Error, Result};
 
 use super::{Engine, Options};
+use crate::buffer::SegmentBuffer;
 use crate::commit::{Log, LogEnd, LogShape};
 use crate::format::{
     RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom, SegmentHeader, Stream, Superblock, round_up,
 };
 use crate::recover::{Chain, End};
-use crate::segments::{Lsn, SegmentBuffer};
+use crate::segments::Lsn;
 use crate::superblocks::device_error;
 
 /// More segments than this are never open or ready at a time.

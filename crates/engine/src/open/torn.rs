@@ -8,8 +8,8 @@ use esker_device::Device;
 use esker_store::Result;
 
 use super::Engine;
+use crate::buffer::SegmentBuffer;
 use crate::recover::End;
-use crate::segments::SegmentBuffer;
 use crate::superblocks::device_error;
 
 /// Cleared in pieces of so many bytes.

@@ -134,7 +134,7 @@ impl Work {
         let mut headers = headers(&**device, shape);
         let seed = store_seed(&shape.uuid);
         let log_segments = shape.log_segments_of(device.geometry().len);
-        let segments = Arc::new(Segments::new(shape.segment_bytes, log_segments, 0));
+        let segments = Arc::new(Segments::new(shape.segment_bytes, log_segments, 0, 0));
         for header in &headers.known {
             segments.place(header.segment, header.generation, 0, header.first_seq, header.stream == Stream::Cold);
         }

@@ -18,8 +18,12 @@ const GAIN: u64 = 2;
 
 /// Whether what objects point to and the plan takes away is worth at least [`GAIN`] times what the plan adds. What
 /// stands in index pages that are not in memory counts for nothing, nor does what ranges of omap keys hold, nor what
-/// objects have whose data others may share.
-pub(super) fn gives_back(plan: &[Planned<'_>], states: &[RwLockWriteGuard<'_, ObjectState>]) -> bool {
+/// objects have whose data others may share, nor what snapshots keep where it `stays`.
+pub(super) fn gives_back(
+    plan: &[Planned<'_>],
+    states: &[RwLockWriteGuard<'_, ObjectState>],
+    stays: &dyn Fn(Loc) -> bool,
+) -> bool {
     let mut added = 0;
     for op in plan {
         match op.kind {
@@ -36,36 +40,42 @@ pub(super) fn gives_back(plan: &[Planned<'_>], states: &[RwLockWriteGuard<'_, Ob
     if added == 0 {
         return true;
     }
-    let mut going = Going { wanted: added.saturating_mul(GAIN), bytes: 0, met: HashSet::new() };
+    let mut going = Going { wanted: added.saturating_mul(GAIN), bytes: 0, met: HashSet::new(), stays };
     // A page that is not in memory ends the looking at one operation.
     plan.iter().any(|op| states.get(op.target).is_some_and(|state| going.by(op, state).unwrap_or(false)))
 }
 
-/// Whether the plan makes the index grow by what nobody knows here: a clone, but for one whose source is emptied in the
-/// same plan.
-pub(super) fn copies(plan: &[Planned<'_>]) -> bool {
+/// Whether the plan makes the index grow by what nobody knows here: a clone, but for the only one of a source that is
+/// emptied in the same plan.
+pub(super) fn copies(plan: &[Planned<'_>], states: &[RwLockWriteGuard<'_, ObjectState>]) -> bool {
     let emptied = |target: usize| {
-        let empties = |op: &Planned<'_>| {
-            op.target == target && matches!((op.kind, op.argument), (Kind::RemoveObject, _) | (Kind::Truncate, 0))
+        // What is truncated may keep keys and slots.
+        let bytes_only = states.get(target).is_some_and(|state| state.omap.is_empty() && state.slots.is_empty());
+        let empties = |op: &Planned<'_>| match (op.kind, op.argument) {
+            (Kind::RemoveObject, _) => op.target == target,
+            (Kind::Truncate, 0) => op.target == target && bytes_only,
+            _ => false,
         };
         plan.iter().any(empties)
     };
+    let clones = |target: usize| plan.iter().filter(|op| op.kind == Kind::Clone && op.target == target).count();
     plan.iter().any(|op| match op.kind {
-        Kind::Clone => !emptied(op.target),
+        Kind::Clone => clones(op.target) > 1 || !emptied(op.target),
         Kind::CloneRange => true,
         _ => false,
     })
 }
 
-struct Going {
+struct Going<'a> {
     wanted: u64,
     bytes: u64,
     met: HashSet<u64>,
+    stays: &'a dyn Fn(Loc) -> bool,
 }
 
-impl Going {
+impl Going<'_> {
     fn add(&mut self, loc: Loc, bytes: u64) -> bool {
-        if self.met.insert(loc.offset()) {
+        if !(self.stays)(loc) && self.met.insert(loc.offset()) {
             self.bytes += bytes;
         }
         self.bytes >= self.wanted

@@ -47,12 +47,13 @@ impl At {
     }
 }
 
-/// Binds the server's addresses, and opens the store. `None` if a signal came before it was open.
+/// Binds the server's addresses, and opens the store. `None` if a signal came before it was open. Signals that come after
+/// that are the caller's: once somebody has asked for them, the process does not end by them any more.
 pub fn open(
     config: &Config,
     builder: esker::Builder,
     location: &str,
-) -> Result<Option<(Loading, esker::Store)>, Failure> {
+) -> Result<Option<(Loading, esker::Store, Signals)>, Failure> {
     let mut loading = Loading::bind(config).map_err(failure)?;
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let began = Instant::now();
@@ -86,5 +87,5 @@ pub fn open(
         }
     }
     let opened = opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    Ok(Some((loading, opened?)))
+    Ok(Some((loading, opened?, signals)))
 }

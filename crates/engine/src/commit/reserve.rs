@@ -1,0 +1,266 @@
+//! Reservations: a range of the open group for each record, given under the log's lock, filled outside of it.
+//!
+//! class, gate and credit (see `room`) → end of the open segment, or the next one → [`Reservation`] → filled → dropped
+//!
+//! Invariant: a reservation that is refused has taken nothing, and what it had spent of the writers' credit comes back.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use esker_store::Error;
+
+use super::{APPEND_BYTES, Class, Gate, Log};
+use crate::buffer::SegmentBuffer;
+use crate::format::{RECORD_FLAG_APPLIED, RecordHeader};
+use crate::segments::Lsn;
+
+/// Why a reservation was not given.
+pub enum Refused {
+    /// Wait with [`Log::wait_for_room`] and try again.
+    Busy,
+    /// It will not be given.
+    Error(Error),
+}
+
+/// A range of the open group that one writer fills. Dropping it says that the range is filled.
+pub struct Reservation<'a> {
+    log: &'a Log,
+    parity: usize,
+    /// The thread was panicking before.
+    panicking: bool,
+    /// The segment's buffer.
+    pub buffer: Arc<SegmentBuffer>,
+    /// Where the range starts in the buffer.
+    pub start: usize,
+    /// Length in bytes.
+    pub len: usize,
+    /// Where the range starts on the device.
+    pub device_offset: u64,
+    /// Log position of the range's start.
+    pub lsn: Lsn,
+    /// Header fields of the record.
+    pub generation: u32,
+    /// Commit sequence number of the record.
+    pub seq: u64,
+    /// Group of the record.
+    pub group: u64,
+    /// Epoch of checkpoints that the record belongs to.
+    pub epoch: u32,
+}
+
+impl Reservation<'_> {
+    /// The range to fill.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: `Log::reserve` gives every range to one reservation; readers learn of it only after it was dropped.
+        unsafe { self.buffer.range_mut(self.start, self.len) }
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && !self.panicking {
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or("a thread without a name");
+            self.log.fail(Error::Stopped { cause: format!("{name} panicked before its record was whole").into() });
+        }
+        self.log.filling[self.parity].0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Log {
+    /// Takes `len` bytes (a multiple of 8, at most what a segment has room for) of the open group and the next
+    /// sequence number. `payload_bytes` of them, of a transaction, are keys and payloads.
+    pub fn reserve(
+        &self,
+        len: u64,
+        payload_bytes: u64,
+        replay_ns: u64,
+        class: Class,
+    ) -> std::result::Result<Reservation<'_>, Refused> {
+        if class == Class::Write && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
+            let full = self.gate.load(Ordering::Relaxed) == Gate::Full as u8;
+            return Err(if full { Refused::Error(Error::Full { needed: len, free: 0 }) } else { Refused::Busy });
+        }
+        let paced = class == Class::Write && self.is_paced();
+        if paced && !self.spend(len) {
+            return Err(Refused::Busy);
+        }
+        let given = self.reserve_at_end(len, payload_bytes, replay_ns, class);
+        if paced && given.is_err() {
+            self.unspend(len);
+        }
+        given
+    }
+
+    fn reserve_at_end(
+        &self,
+        len: u64,
+        payload_bytes: u64,
+        replay_ns: u64,
+        class: Class,
+    ) -> std::result::Result<Reservation<'_>, Refused> {
+        let mut state = self.state.lock();
+        if state.stopping {
+            return Err(Refused::Error(self.mark().failure().unwrap_or(Error::Closed)));
+        }
+        if class == Class::GiveBack && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
+            // What only takes away has a segment to itself.
+            let left = self.segments.free_segments() + state.next.len() as u64;
+            if left < self.giving_back_leaves() {
+                return Err(Refused::Error(Error::Full { needed: len, free: 0 }));
+            }
+        }
+        if self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max {
+            return Err(Refused::Busy);
+        }
+        let usable = self.segments.segment_bytes - 2 * self.shape.block_bytes;
+        if state.tail + len > usable {
+            let left = self.segments.free_segments() + state.next.len() as u64;
+            let refused = match class {
+                Class::Write => left <= self.reserve[0].load(Ordering::Relaxed),
+                // One of what is between is left to what only takes away.
+                Class::GiveBack => left <= self.giving_back_leaves(),
+                Class::TakeAway => left <= self.reserve[1].load(Ordering::Relaxed),
+                Class::Keep => false,
+            };
+            if refused && self.keeper.get().is_some() {
+                drop(state);
+                self.wake_keeper();
+                let shut = self.gate.fetch_max(Gate::Wait as u8, Ordering::Relaxed) == Gate::Full as u8;
+                return Err(if shut { Refused::Error(Error::Full { needed: len, free: 0 }) } else { Refused::Busy });
+            }
+            let Some(ready) = state.next.pop_front() else {
+                if !state.full {
+                    return Err(Refused::Busy);
+                }
+                let free = usable.saturating_sub(state.tail);
+                return Err(Refused::Error(Error::Full { needed: len, free }));
+            };
+            self.enter_segment(&mut state, ready);
+            self.wanted_segment.notify_one();
+            self.wake_keeper();
+        }
+        let parity = state.parity;
+        self.filling[parity].0.fetch_add(1, Ordering::Relaxed);
+        let start = state.tail;
+        state.tail += len;
+        state.seq += 1;
+        state.group_open = true;
+        state.records += u64::from(class != Class::Keep);
+        state.record_bytes += len;
+        // A byte is read and verified in about a nanosecond.
+        state.replay_ns += replay_ns + len;
+        match class {
+            Class::Keep => state.relocation_bytes += len,
+            Class::Write | Class::GiveBack | Class::TakeAway => state.payload_bytes += payload_bytes,
+        }
+        if state.oldest_unsynced.is_none() {
+            state.oldest_unsynced = Some(Instant::now());
+        }
+        let unwritten = self.unwritten.fetch_add(len, Ordering::Relaxed) + len;
+        let reservation = Reservation {
+            panicking: std::thread::panicking(),
+            log: self,
+            parity,
+            buffer: Arc::clone(&state.buffer),
+            start: start as usize,
+            len: len as usize,
+            device_offset: state.segment * self.segments.segment_bytes + start,
+            lsn: state.base_lsn + start,
+            generation: state.generation,
+            seq: state.seq,
+            group: state.group,
+            epoch: state.epoch,
+        };
+        drop(state);
+        let append_bytes = self.append_bytes();
+        if unwritten >= append_bytes && unwritten - len < append_bytes {
+            self.nudge();
+        }
+        Ok(reservation)
+    }
+
+    /// Free segments that what leads to giving back leaves alone.
+    fn giving_back_leaves(&self) -> u64 {
+        let [writes, deletes] = self.reserve.each_ref().map(|kept| kept.load(Ordering::Relaxed));
+        (deletes + 1).min(writes)
+    }
+
+    /// So many pending bytes are appended without waiting for a sync.
+    pub(super) fn append_bytes(&self) -> u64 {
+        APPEND_BYTES.min(self.shape.pending_bytes_max / 2)
+    }
+}
+
+/// Header of a transaction's record.
+pub fn record_header(reservation: &Reservation<'_>, op_count: usize, applied_only: bool) -> RecordHeader {
+    RecordHeader {
+        len: reservation.len as u32,
+        seq: reservation.seq,
+        group: reservation.group,
+        generation: reservation.generation,
+        op_count: op_count as u32,
+        flags: if applied_only { RECORD_FLAG_APPLIED } else { 0 },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use esker_device::MemoryDevice;
+    use esker_store::DurableMark;
+
+    use super::*;
+    use crate::commit::{LogEnd, LogShape};
+    use crate::policy::CommitPolicy;
+    use crate::segments::Segments;
+
+    const SEGMENT_BYTES: u64 = 64 << 10;
+
+    /// A log in its first segment, with no other ready.
+    fn log() -> Log {
+        let device = Arc::new(MemoryDevice::new(8 * SEGMENT_BYTES));
+        let segments = Arc::new(Segments::new(SEGMENT_BYTES, 1..8, 0, 0));
+        let buffer = Arc::new(segments.new_buffer().unwrap());
+        let shape = LogShape {
+            uuid: [7; 16],
+            seed: 7,
+            block_bytes: 512,
+            pending_bytes_max: 1 << 20,
+            threaded: false,
+            async_flush: Duration::from_secs(1),
+        };
+        let end = LogEnd {
+            segment: 1,
+            generation: 1,
+            buffer,
+            base_lsn: 0,
+            tail: 512,
+            start: 0,
+            seq: 0,
+            group: 1,
+            generation_max: 1,
+        };
+        let log = Log::new(device, shape, segments, end, CommitPolicy::default());
+        log.set_mark(DurableMark::new(0, Box::new(|| {})));
+        log
+    }
+
+    #[test]
+    fn credit_of_a_reservation_that_is_not_given_comes_back() {
+        let log = log();
+        log.pace(Some(100 << 10), 0);
+        let given = log.reserve(40 << 10, 0, 0, Class::Write);
+        assert!(given.is_ok());
+        drop(given);
+        // What is left of the segment is too small, and no other is ready.
+        for _ in 0..10 {
+            assert!(matches!(log.reserve(40 << 10, 0, 0, Class::Write), Err(Refused::Busy)));
+        }
+        assert_eq!(log.credit.load(Ordering::Relaxed), 60 << 10);
+        let small = log.reserve(1 << 10, 0, 0, Class::Write);
+        assert!(small.is_ok(), "what was never used keeps nobody out");
+    }
+}
