@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::resp::clients::Client;
+use crate::resp::clients::ClientEntry;
 use crate::resp::commands::Command;
 use crate::resp::keyspace::Keyspace;
 use crate::resp::parse::{Args, Span};
@@ -51,7 +51,7 @@ pub(crate) struct Watched {
 
 /// State of one connection.
 pub(crate) struct Session {
-    pub(crate) client: Arc<Client>,
+    pub(crate) client: Arc<ClientEntry>,
     pub(crate) database: u8,
     pub(crate) resp3: bool,
     pub(crate) authenticated: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(client: Arc<Client>, authenticated: bool) -> Self {
+    pub(crate) fn new(client: Arc<ClientEntry>, authenticated: bool) -> Self {
         Self {
             client,
             database: 0,

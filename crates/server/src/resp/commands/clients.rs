@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::resp::clients::Client;
+use crate::resp::clients::ClientEntry;
 use crate::resp::commands::{Call, Outcome, Refusal, SYNTAX, Table, help, is, shown, subcommand, wake_loop_of};
 use crate::resp::number::parse_i64;
 
@@ -103,7 +103,7 @@ fn switch(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn line(client: &Client) -> String {
+fn line(client: &ClientEntry) -> String {
     client.line(Table::name(client.last_command.load(Ordering::Relaxed)))
 }
 
@@ -139,7 +139,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn of_type(clients: Vec<Arc<Client>>, kind: &[u8]) -> Result<Vec<Arc<Client>>, Refusal> {
+fn of_type(clients: Vec<Arc<ClientEntry>>, kind: &[u8]) -> Result<Vec<Arc<ClientEntry>>, Refusal> {
     if is(kind, "normal") {
         return Ok(clients);
     }
@@ -193,7 +193,7 @@ fn kill(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn end(call: &mut Call<'_>, client: &Arc<Client>) {
+fn end(call: &mut Call<'_>, client: &Arc<ClientEntry>) {
     if client.id == call.session.client.id {
         call.session.closing = true;
     } else {

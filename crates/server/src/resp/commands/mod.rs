@@ -33,7 +33,7 @@ use smallvec::SmallVec;
 use crate::resp::keyspace::{Database, HASH};
 use crate::resp::number::parse_i64;
 use crate::resp::parse::Args;
-use crate::resp::reply::Reply;
+use crate::resp::reply::ReplyWriter;
 use crate::resp::session::{Queued, Session};
 use crate::resp::shared::{Shared, Tally};
 pub(crate) use table::Table;
@@ -168,7 +168,7 @@ pub(crate) struct Call<'c> {
     pub(crate) shared: &'c Shared,
     pub(crate) session: &'c mut Session,
     pub(crate) args: Args<'c>,
-    pub(crate) reply: Reply<'c>,
+    pub(crate) reply: ReplyWriter<'c>,
     pub(crate) barrier: &'c mut Option<Barrier>,
     pub(crate) tally: &'c mut Tally,
 }
@@ -251,7 +251,7 @@ impl Executor<'_> {
             shared: self.shared,
             session,
             args,
-            reply: Reply::new(out, resp3),
+            reply: ReplyWriter::new(out, resp3),
             barrier: &mut barrier,
             tally: &mut self.tally,
         };
@@ -402,7 +402,7 @@ pub(crate) fn help(call: &mut Call<'_>, container: &str, lines: &[&str]) -> Outc
 }
 
 /// Wakes the event loop of a client.
-pub(crate) fn wake_loop_of(shared: &Shared, client: &Arc<crate::resp::clients::Client>) {
+pub(crate) fn wake_loop_of(shared: &Shared, client: &Arc<crate::resp::clients::ClientEntry>) {
     if let Some(waker) = shared.wakers.get().and_then(|wakers| wakers.get(client.event_loop)) {
         // A loop that cannot be woken is one that has ended, and its clients with it.
         let _ = waker.wake();

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use esker_kv::{KEY_BYTES_MAX, Txn};
 
 use crate::resp::commands::{Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish};
-use crate::resp::reply::Reply;
+use crate::resp::reply::ReplyWriter;
 use crate::resp::session::{Queue, Queued, Watched};
 
 pub(crate) fn multi(call: &mut Call<'_>) -> Outcome {
@@ -118,7 +118,7 @@ fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcom
         shared: call.shared,
         session: &mut *call.session,
         args: queued.args(),
-        reply: Reply::new(call.reply.buffer(), resp3),
+        reply: ReplyWriter::new(call.reply.buffer(), resp3),
         barrier: &mut barrier,
         tally: &mut *call.tally,
     };
