@@ -32,13 +32,7 @@ const CIRCLES: &[(&str, &str)] = &[
     // The kinds of runs return the outcome that crashes define.
     ("crates/sim/src/logs/mod.rs", "crates/sim/src/crash.rs"),
     ("crates/sim/src/volume.rs", "crates/sim/src/crash.rs"),
-    // A command runs in a session, and a session queues commands; the table names the handlers, and some tell of the
     // table.
-    ("crates/server/src/resp/session.rs", "crates/server/src/resp/commands/mod.rs"),
-    ("crates/server/src/resp/commands/mod.rs", "crates/server/src/resp/commands/table.rs"),
-    ("crates/server/src/resp/commands/mod.rs", "crates/server/src/resp/commands/transactions.rs"),
-    ("crates/server/src/resp/commands/clients.rs", "crates/server/src/resp/commands/table.rs"),
-    ("crates/server/src/resp/commands/server.rs", "crates/server/src/resp/commands/table.rs"),
 ];
 
 /// Types that a crate has twice and that are still to be renamed: the crate and the name. The list only gets shorter.

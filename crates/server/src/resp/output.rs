@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use esker_kv::Barrier;
 
-use crate::resp::commands::store_error_line;
+use crate::resp::refusal::store_error_line;
 use crate::resp::reply::ReplyWriter;
 
 /// Sent bytes are dropped from the front once there are so many.

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::resp::clients::ClientEntry;
-use crate::resp::commands::Command;
 use crate::resp::keyspace::Keyspace;
 use crate::resp::parse::{Args, Span};
 
 /// A command waiting for EXEC.
 pub(crate) struct Queued {
-    pub(crate) command: &'static Command,
+    /// Its place among all commands.
+    pub(crate) command: usize,
     bytes: Vec<u8>,
     spans: Vec<Span>,
 }
 
 impl Queued {
-    pub(crate) fn new(command: &'static Command, args: Args<'_>) -> Self {
+    pub(crate) fn new(command: usize, args: Args<'_>) -> Self {
         let (bytes, spans) = args.to_owned_parts();
         Self { command, bytes, spans }
     }
