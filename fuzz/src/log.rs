@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use esker_log::format::{ENTRY_HEADER_BYTES, decode_any};
-use esker_log::{Layout, Logs, Options, Record, Session};
+use esker_log::format::ENTRY_HEADER_BYTES;
+use esker_log::{Layout, Logs, Options, Record, Session, decode_any};
 use esker_memory::MemoryStore;
 use esker_store::{Collection, ObjectId, ObjectStore, OmapScan, SlotScan};
 

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod allocator;
 mod commands;
 mod config;
 mod exit;
@@ -84,6 +85,9 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if matches!(arguments.command, Command::Serve(_)) {
+        allocator::heed_memory_limit();
+    }
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

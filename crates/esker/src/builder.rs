@@ -81,6 +81,25 @@ impl Default for Builder {
     }
 }
 
+impl Store {
+    /// Opens the store at `location`, making it if it does not exist.
+    ///
+    /// `location` is a path, `esker:PATH`, `file:PATH` or another backend's, or `memory:`. A path that is a folder (or does not exist and does not end
+    /// in `.esker`) means the file `store.esker` in it; any other is the store's file or block device itself. Behind a
+    /// `?` come options, joined by `&`: see [`Builder`], whose methods name them.
+    ///
+    /// # Errors
+    /// See [`Builder::open`].
+    pub fn open(location: &str) -> Result<Self> {
+        Self::builder().open(location)
+    }
+
+    /// Settings for opening a store.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+}
+
 impl Builder {
     /// Length in bytes of a store that is made (option `size`). By default 64 GiB, or 90 % of the free disk if that
     /// is less; the file is sparse, so it takes only what is written.

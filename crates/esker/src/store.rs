@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use crate::backend::Opened;
 use crate::releasable::Releasable;
 use crate::sweep::{Sweep, SweepFigures};
-use crate::{Builder, Error, Result};
+use crate::{Error, Result};
 
 /// Expired keys that are removed in one go; while there are more, the next go follows at once.
 const EXPIRE_KEYS: usize = 1_000;
@@ -77,23 +77,6 @@ pub(crate) struct Background {
 }
 
 impl Store {
-    /// Opens the store at `location`, making it if it does not exist.
-    ///
-    /// `location` is a path, `esker:PATH`, `file:PATH` or another backend's, or `memory:`. A path that is a folder (or does not exist and does not end
-    /// in `.esker`) means the file `store.esker` in it; any other is the store's file or block device itself. Behind a
-    /// `?` come options, joined by `&`: see [`Builder`], whose methods name them.
-    ///
-    /// # Errors
-    /// See [`Builder::open`].
-    pub fn open(location: &str) -> Result<Self> {
-        Self::builder().open(location)
-    }
-
-    /// Settings for opening a store.
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
     pub(crate) fn new(backing: Backing, background: Background) -> Self {
         let inner = Inner {
             backing,
@@ -210,7 +193,7 @@ impl Store {
         Ok(map)
     }
 
-    /// What the removal of expired rows of the map has done ([`Builder::map_sweep`]); all 0 where there is none, or the map is not in use.
+    /// What the removal of expired rows of the map has done ([`Builder::map_sweep`](crate::Builder::map_sweep)); all 0 where there is none, or the map is not in use.
     pub fn sweep_figures(&self) -> SweepFigures {
         self.inner.sweep.lock().as_ref().map(Sweep::figures).unwrap_or_default()
     }
@@ -367,7 +350,7 @@ impl Store {
     }
 
     /// Copies the store as it is now into `folder`, while it goes on being read and written. Later backups into the folder
-    /// copy only what is new. `progress(done, total)` is told bytes. [`Builder::restore`] is the way back.
+    /// copy only what is new. `progress(done, total)` is told bytes. [`Builder::restore`](crate::Builder::restore) is the way back.
     ///
     /// # Errors
     /// [`Error::NoEngine`] for a store of another backend; [`Error::Store`] names the place of damage, or says why the folder does not do.

@@ -184,3 +184,19 @@ impl From<Key<'_>> for OwnedKey {
         key.to_owned_key()
     }
 }
+
+/// The lowest byte key above `key`.
+pub(crate) fn just_above(key: &[u8]) -> Bytes {
+    let mut above = Vec::with_capacity(key.len() + 1);
+    above.extend_from_slice(key);
+    above.push(0);
+    above.into()
+}
+
+/// The lowest byte key above all that start with `prefix`, if there is one.
+pub(crate) fn prefix_end(prefix: &[u8]) -> Option<Bytes> {
+    let last = prefix.iter().rposition(|byte| *byte != u8::MAX)?;
+    let mut end = prefix[..=last].to_vec();
+    end[last] += 1;
+    Some(end.into())
+}

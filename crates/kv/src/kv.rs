@@ -19,29 +19,14 @@ use esker_store::{
 };
 use parking_lot::Mutex;
 
+use crate::key::just_above;
 use crate::locks::Locks;
-use crate::namespace::{compression_from_stored, stored_compression};
+use crate::namespace::{clear_in_parts, compression_from_stored, stored_compression};
+use crate::shared::Shared;
 use crate::{Clock, Error, Key, Kind, Namespace, Result, Txn};
 
 /// Longest name of a namespace, in bytes. Shortest: 1. `/` is not allowed in it.
 pub const NAMESPACE_NAME_BYTES_MAX: usize = 128;
-
-/// Operations per transaction where a namespace is removed in several.
-const CLEAR_OPS: usize = 100_000;
-
-/// What all namespaces and transactions of one [`Kv`] share.
-pub(crate) struct Shared {
-    pub(crate) store: Arc<dyn ObjectStore>,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) locks: Locks,
-    applied_by_default: AtomicBool,
-}
-
-impl Shared {
-    pub(crate) fn default_durability(&self) -> Durability {
-        if self.applied_by_default.load(Ordering::Relaxed) { Durability::Applied } else { Durability::Durable }
-    }
-}
 
 /// Namespaces of keys on a store. Cloning costs reference counts; clones are the same face.
 #[derive(Clone)]
@@ -254,43 +239,4 @@ fn catalogue_entry(name: &str, kind: Kind, compression: Compression) -> Change {
         _ => Bytes::copy_from_slice(&[kind as u8, stored_compression(compression)]),
     };
     Change::OmapSet { key: Bytes::copy_from_slice(name.as_bytes()), value }
-}
-
-/// Removes all entries, and does `last` with the last transaction. The caller keeps everybody out.
-pub(crate) fn clear_in_parts(
-    namespace: &Namespace,
-    durability: Durability,
-    last: Option<Op>,
-) -> esker_store::Completion<()> {
-    let mut whole = Transaction::with(durability);
-    namespace.placement().clear(&mut whole, namespace.kind());
-    whole.ops.extend(last);
-    let store = namespace.store();
-    let mut ops = whole.ops.into_iter();
-    let mut barrier = None;
-    loop {
-        let mut part = Transaction::with(durability);
-        part.ops.extend(ops.by_ref().take(CLEAR_OPS));
-        let (seq, behind) = store.submit(part).into_parts();
-        barrier = esker_store::Barrier::later(barrier, behind);
-        if seq.is_err() || ops.len() == 0 {
-            return esker_store::Completion::after(seq.map(|_| ()), barrier);
-        }
-    }
-}
-
-/// The lowest byte key above `key`.
-pub(crate) fn just_above(key: &[u8]) -> Bytes {
-    let mut above = Vec::with_capacity(key.len() + 1);
-    above.extend_from_slice(key);
-    above.push(0);
-    above.into()
-}
-
-/// The lowest byte key above all that start with `prefix`, if there is one.
-pub(crate) fn prefix_end(prefix: &[u8]) -> Option<Bytes> {
-    let last = prefix.iter().rposition(|byte| *byte != u8::MAX)?;
-    let mut end = prefix[..=last].to_vec();
-    end[last] += 1;
-    Some(end.into())
 }

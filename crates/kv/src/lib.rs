@@ -39,6 +39,7 @@ mod locks;
 mod namespace;
 mod placement;
 mod scan;
+mod shared;
 mod txn;
 
 pub use clock::{Clock, ManualClock, SystemClock};

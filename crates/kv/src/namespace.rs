@@ -14,13 +14,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use bytes::Bytes;
-use esker_store::{Barrier, Collection, Completion, Compression, Durability, Error, ObjectStore, Result, Transaction};
+use esker_store::{
+    Barrier, Collection, Completion, Compression, Durability, Error, ObjectStore, Op, Result, Transaction,
+};
 
 use crate::entry::{Entry, check_value, decode, decode_owned, encode};
 use crate::key::KEY_BYTES_MAX;
-use crate::kv::{Shared, clear_in_parts};
 use crate::locks::stripe_of;
 use crate::placement::{Placement, split};
+use crate::shared::Shared;
 use crate::{Key, Kind, OwnedKey};
 
 /// A set of keys in a [`Kv`](crate::Kv). Cloning costs one reference count.
@@ -462,4 +464,30 @@ impl Namespace {
 enum Become {
     Gone,
     Entry(Entry),
+}
+
+/// Operations per transaction where a namespace is removed in several.
+const CLEAR_OPS: usize = 100_000;
+
+/// Removes all entries, and does `last` with the last transaction. The caller keeps everybody out.
+pub(crate) fn clear_in_parts(
+    namespace: &Namespace,
+    durability: Durability,
+    last: Option<Op>,
+) -> esker_store::Completion<()> {
+    let mut whole = Transaction::with(durability);
+    namespace.placement().clear(&mut whole, namespace.kind());
+    whole.ops.extend(last);
+    let store = namespace.store();
+    let mut ops = whole.ops.into_iter();
+    let mut barrier = None;
+    loop {
+        let mut part = Transaction::with(durability);
+        part.ops.extend(ops.by_ref().take(CLEAR_OPS));
+        let (seq, behind) = store.submit(part).into_parts();
+        barrier = esker_store::Barrier::later(barrier, behind);
+        if seq.is_err() || ops.len() == 0 {
+            return esker_store::Completion::after(seq.map(|_| ()), barrier);
+        }
+    }
 }

@@ -15,7 +15,7 @@ use esker_store::{
 };
 
 use crate::entry::{Entry, decode};
-use crate::kv::{just_above, prefix_end};
+use crate::key::{just_above, prefix_end};
 use crate::placement::{RANGE_BITS, join, split};
 use crate::{Kind, Namespace, OwnedKey, Result};
 

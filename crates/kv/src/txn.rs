@@ -16,9 +16,10 @@ use bytes::Bytes;
 use esker_store::{Barrier, Change, Completion, Compression, Durability, Error, Result as StoreResult, Transaction};
 
 use crate::entry::{Entry, TAG_MAX, check_value, decode_owned};
-use crate::kv::{Shared, prefix_end};
+use crate::key::prefix_end;
 use crate::locks::Held;
 use crate::scan::{Bounds, Scan, Walk};
+use crate::shared::Shared;
 use crate::{Key, Kind, Namespace, OwnedKey, Result};
 
 /// Store entries fetched at once where a scan merges: enough to hide a call, few enough to waste little.

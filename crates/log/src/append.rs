@@ -19,13 +19,14 @@ use esker_store::{Barrier, Change, Completion, Durability, Error as StoreError, 
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
+use crate::batch::Batch;
 use crate::cells::{self, Entry, Found, Guarded, Guards};
-use crate::format::{self, Kind, Nonce, Placed, STREAM_BYTES_MAX, STREAMS_MAX, Stored};
+use crate::format::{self, Kind, Placed, STREAM_BYTES_MAX, STREAMS_MAX, Stored};
 use crate::log::{Log, Record};
+use crate::nonce::Nonce;
 use crate::options::Layout;
 use crate::sequencer::{Tail, Token};
 use crate::view::{Stripe, View};
-use crate::writer::Fence;
 use crate::{Error, Result, head};
 
 /// Most entries in a batch.
@@ -60,25 +61,6 @@ struct At {
 impl At {
     fn object(&self) -> (u64, u32) {
         (self.stripe.id, self.column)
-    }
-}
-
-/// Entries on their way.
-pub(crate) struct Batch<'a> {
-    pub records: &'a [Record],
-    /// Of the first; the others count on.
-    pub nonce: Nonce,
-    /// The named writer's opening: entries can be found by their nonce later, and are not written once it was opened again.
-    pub fence: Option<&'a Fence>,
-    pub durability: Durability,
-    pub time_ms: u64,
-    /// Set when the entry was found where an unanswered write of it had been tried: of a named writer's, another process may have written it.
-    pub found: Cell<bool>,
-}
-
-impl Batch<'_> {
-    fn nonce(&self, number: usize) -> Nonce {
-        Nonce { number: self.nonce.number + number as u64, ..self.nonce }
     }
 }
 

@@ -18,7 +18,8 @@ use esker_store::{
 use smallvec::SmallVec;
 
 use crate::Result;
-use crate::format::{self, EPOCH, Kind, Nonce, Placed, Stored, Streams, TRIM, entry_key, number};
+use crate::format::{self, EPOCH, Kind, Placed, Stored, Streams, TRIM, entry_key, number};
+use crate::nonce::Nonce;
 use crate::options::Layout;
 
 /// What a guard of a transaction stands for.

@@ -14,8 +14,9 @@ use esker_store::{Collection, ObjectId, OmapScan};
 
 use crate::Result;
 use crate::cells::{self, Found};
-use crate::format::{self, Kind, Nonce, Placed, Stored, TRIM};
+use crate::format::{self, Kind, Placed, Stored, TRIM};
 use crate::log::Log;
+use crate::nonce::Nonce;
 use crate::view::{Stripe, View};
 
 /// So many entries are remembered to find one that stands in the log twice.

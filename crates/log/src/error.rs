@@ -3,6 +3,8 @@
 //! Invariant: an append that returns an error has no entry in the log, save for [`Error::Uncertain`], which names where to look.
 //! An epoch that grew stale is not an error: it is met inside by reading the view again.
 
+use crate::nonce::Nonce;
+
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -87,7 +89,7 @@ pub enum Error {
         /// Where it would be.
         position: u64,
         /// Who wrote it: of the first entry, if they are several.
-        nonce: crate::Nonce,
+        nonce: Nonce,
         /// What the store said.
         cause: esker_store::Error,
     },

@@ -8,9 +8,10 @@
 //! Format: docs/format.md#what-the-log-face-keeps-in-the-store
 
 use bytes::{BufMut, Bytes, BytesMut};
-use esker_store::{Collection, ObjectId};
+use esker_store::{Collection, Compare, Condition, ObjectId};
 use smallvec::SmallVec;
 
+use crate::nonce::Nonce;
 use crate::{Error, Result};
 
 /// Longest name of a log, in bytes. Shortest: 1. `/` and control characters are not allowed in it.
@@ -145,15 +146,6 @@ pub(crate) fn check_name(what: &'static str, name: &str, max: usize) -> Result<(
     Ok(())
 }
 
-/// Who wrote an entry: a retried append knows its own by it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Nonce {
-    /// The writer: of a session a random number, of a named writer a hash of its name.
-    pub writer: u64,
-    /// Its number for the entry.
-    pub number: u64,
-}
-
 /// Names of the streams of an entry.
 pub type Streams = SmallVec<[Bytes; 1]>;
 
@@ -186,7 +178,7 @@ pub(crate) struct Stored {
 /// Fields of fixed place: name, offset, bytes.
 pub type Described = &'static [(&'static str, usize, usize)];
 
-const ENTRY_LAYOUT: Described = &[
+pub(crate) const ENTRY_LAYOUT: Described = &[
     ("kind", 0, 1),
     ("streams", 1, 1),
     ("reserved", 2, 2),
@@ -197,12 +189,7 @@ const ENTRY_LAYOUT: Described = &[
     ("time_ms", 32, 8),
 ];
 
-const PLACED_LAYOUT: Described = &[("offset", 0, 8), ("len", 8, 4), ("crc32c", 12, 4)];
-
-/// The layouts of this face, by name, for the tables in docs/format.md.
-pub fn layouts() -> Vec<(&'static str, Described)> {
-    vec![("log view", crate::view::VIEW_LAYOUT), ("log entry", ENTRY_LAYOUT), ("log placed data", PLACED_LAYOUT)]
-}
+pub(crate) const PLACED_LAYOUT: Described = &[("offset", 0, 8), ("len", 8, 4), ("crc32c", 12, 4)];
 
 impl Stored {
     pub(crate) fn mark(kind: Kind, position: u64, time_ms: u64) -> Self {
@@ -308,13 +295,14 @@ impl Placed {
     }
 }
 
-/// Decodes any bytes as an entry and as a view, for fuzzing: never panics.
-pub fn decode_any(position: u64, bytes: &[u8]) -> bool {
-    let bytes = Bytes::copy_from_slice(bytes);
-    let entry = Stored::decode(position, &bytes);
-    let placed = entry.as_ref().map(|entry| Placed::decode(&entry.body));
-    let view = crate::view::View::decode("fuzz", &bytes);
-    matches!(placed, Ok(Some(_))) || entry.is_ok() || view.is_ok()
+/// No newer epoch has been at the object; it may be missing.
+pub(crate) fn newer_absent(epoch: u64) -> Condition {
+    Condition::XattrCompare {
+        name: Bytes::from_static(EPOCH),
+        compare: Compare::LessOrEqual,
+        value: epoch,
+        absent_holds: true,
+    }
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod append;
+mod batch;
 mod cells;
 mod check;
 mod consumers;
@@ -39,14 +40,17 @@ mod error;
 mod follow;
 pub mod format;
 mod head;
+mod lead;
 mod log;
 mod logs;
 mod machine;
+mod nonce;
 mod options;
 mod read;
 mod recent;
 mod seal;
 mod sequencer;
+mod session;
 mod streams;
 mod trim;
 mod view;
@@ -59,13 +63,33 @@ pub use error::{Error, Result};
 pub use esker_store::{Barrier, Completion, Compression, Durability};
 pub use follow::{Delivery, Follow, Follower, GapKind, Next, Start};
 pub use format::lost_mark;
-pub use format::{LABEL_BYTES_MAX, NAME_BYTES_MAX, Nonce, STREAM_BYTES_MAX, STREAMS_MAX, Streams};
-pub use log::{Clock, Log, Record, Session};
+pub use format::{LABEL_BYTES_MAX, NAME_BYTES_MAX, STREAM_BYTES_MAX, STREAMS_MAX, Streams};
+pub use log::{Log, Record};
 pub use logs::Logs;
 pub use machine::{MACHINE_NAME_BYTES_MAX, Machine, Replica, SAVED_BYTES_MAX};
+pub use nonce::Nonce;
 pub use options::{ENTRY_BYTES_MAX, Layout, Options, SLOTS_MAX, WIDTH_MAX};
 pub use read::RANGE_MAX;
 pub use sequencer::{Connect, Leader, Sequencer, Tail, Token};
+pub use session::{Clock, Session};
 pub use streams::StreamFollower;
 pub use view::{Run, View};
 pub use writer::Writer;
+
+/// The layouts of this face, by name, for the tables in docs/format.md.
+pub fn layouts() -> Vec<(&'static str, format::Described)> {
+    vec![
+        ("log view", view::VIEW_LAYOUT),
+        ("log entry", format::ENTRY_LAYOUT),
+        ("log placed data", format::PLACED_LAYOUT),
+    ]
+}
+
+/// Decodes any bytes as an entry and as a view, for fuzzing: never panics.
+pub fn decode_any(position: u64, bytes: &[u8]) -> bool {
+    let bytes = bytes::Bytes::copy_from_slice(bytes);
+    let entry = format::Stored::decode(position, &bytes);
+    let placed = entry.as_ref().map(|entry| format::Placed::decode(&entry.body));
+    let view = View::decode("fuzz", &bytes);
+    matches!(placed, Ok(Some(_))) || entry.is_ok() || view.is_ok()
+}

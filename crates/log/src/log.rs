@@ -1,57 +1,26 @@
-//! A log as its users hold it: the view as last seen, where positions come from, what followers are woken by.
+//! A log as its users hold it: the view as last seen, its stripes, what followers are woken by.
 //!
 //! Invariants:
 //! 1. The view that is kept only ever becomes newer. It may be old: whatever is done by it is guarded in the objects.
 //! 2. Handles of one [`Logs`](crate::Logs) share the leader, so that they do not depose each other.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use bytes::Bytes;
-use esker_store::{Barrier, Capability, ObjectId, ObjectStore, Transaction};
-use event_listener::{Event, EventListener};
+use esker_store::{Barrier, ObjectId, ObjectStore, Transaction};
+use event_listener::EventListener;
 use parking_lot::Mutex;
 
 use crate::cells::{self, Found, Guarded, Guards};
-use crate::format::{self, Nonce, Streams};
-use crate::recent::{Recent, Recents};
-use crate::seal::{Reach, TakenOver};
-use crate::sequencer::{Connect, Leader, Sequencer, Tail, Token};
+use crate::format::{self, Streams, newer_absent};
+use crate::nonce::Nonce;
+use crate::recent::Recent;
+use crate::sequencer::Leader;
+use crate::session::{End, Inner, Names, Opened};
 use crate::view::{Stripe, View};
 use crate::{Error, Options, Result, head};
-
-/// Leases that a log whose sequencer is silent waits for another one: who stands by takes over after one.
-const LEASES_WAITED: u64 = 4;
-
-/// The time in unix milliseconds.
-pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
-
-/// What logs take from outside.
-#[derive(Clone)]
-pub struct Session {
-    /// The time; entries carry it, and holes are filled by it.
-    pub clock: Clock,
-    /// A number that no other session has: random. Entries carry it, so that a retried append knows its own.
-    pub nonce: u64,
-    /// Finds sequencers of other processes; without it every session hands out positions itself, taking over from whoever did.
-    pub connect: Option<Arc<dyn Connect>>,
-    /// How long a sequencer may be silent before it is given up, in milliseconds. Sessions that hand out positions themselves and depose each other
-    /// let each other go on for a fiftieth of it. A log whose sequencer is silent for four of it, and that nobody took over, is taken over by
-    /// whoever writes. Default: 500.
-    pub lease_ms: u64,
-    /// Bytes of recent entries kept for followers, per log. Default: 16 MiB.
-    pub cache_bytes: u64,
-}
-
-impl Session {
-    /// A session without sequencers of other processes.
-    pub fn new(clock: Clock, nonce: u64) -> Self {
-        Self { clock, nonce, connect: None, lease_ms: 500, cache_bytes: 16 << 20 }
-    }
-}
 
 /// What is appended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,70 +43,6 @@ impl Record {
         self.streams.push(stream.into());
         self
     }
-}
-
-/// What all handles of one log in a process share.
-pub(crate) struct Shared {
-    /// Told of every position that is decided here, and of new views.
-    pub applied: Event,
-    /// One above the highest position written or met here.
-    pub seen: AtomicU64,
-    /// Followers there are: recent entries are kept only for them.
-    pub followers: AtomicUsize,
-    recent: Recents,
-}
-
-impl Shared {
-    pub(crate) fn new(cache_bytes: u64) -> Self {
-        Self {
-            applied: Event::new(),
-            seen: AtomicU64::new(0),
-            followers: AtomicUsize::new(0),
-            recent: Recents::new(cache_bytes),
-        }
-    }
-}
-
-/// Where the bytes of an object end, once known; held while something is appended to them.
-pub(crate) type End = Arc<Mutex<Option<u64>>>;
-
-pub(crate) struct Inner {
-    pub store: Arc<dyn ObjectStore>,
-    pub capability: Capability,
-    pub id: u64,
-    pub name: String,
-    pub session: Session,
-    pub shared: Arc<Shared>,
-    view: ArcSwap<View>,
-    names: ArcSwap<Names>,
-    leader: ArcSwapOption<Leader>,
-    leading: Mutex<()>,
-    remote: Mutex<Option<(String, Arc<dyn Sequencer>)>>,
-    writer: u64,
-    number: AtomicU64,
-    /// The epoch at which this handle became the only writer; 0 if it did not.
-    pub held: u64,
-    /// Where the bytes of data objects end (layout stream).
-    ends: Mutex<HashMap<(u64, u32), End>>,
-    pub growing: Mutex<()>,
-}
-
-/// Names of a stripe's objects, by column: making one takes as long as finding it in the store.
-#[derive(Default)]
-struct Names {
-    stripe: u64,
-    objects: Box<[ObjectId]>,
-}
-
-/// What a handle is made of.
-pub(crate) struct Opened<'a> {
-    pub store: &'a Arc<dyn ObjectStore>,
-    pub id: u64,
-    pub name: &'a str,
-    pub session: &'a Session,
-    /// Its number in the entries that it writes.
-    pub writer: u64,
-    pub shared: Arc<Shared>,
 }
 
 /// A log. Cloning costs a reference count; clones are the same handle.
@@ -260,155 +165,6 @@ impl Log {
         Ok(())
     }
 
-    /// The leader here, if it is the log's at this view.
-    pub(crate) fn leader(&self, view: &View) -> Option<Arc<Leader>> {
-        self.inner.leader.load_full().filter(|leader| leader.epoch() == view.epoch)
-    }
-
-    /// Whether positions are handed out by this handle, as far as it knows: then an append waits for nobody else.
-    pub fn leads(&self) -> bool {
-        self.leader(&self.view()).is_some()
-    }
-
-    /// The leader here, if it is the log's and this handle may write.
-    fn ready_leader(&self) -> Option<Guard<Option<Arc<Leader>>>> {
-        let view = self.peek();
-        let leader = self.inner.leader.load();
-        let leads = leader.as_ref().is_some_and(|leader| leader.epoch() == view.epoch);
-        (leads && self.check_writer(&view).is_ok()).then_some(leader)
-    }
-
-    /// Positions for `count` entries, taking over where nobody else hands them out.
-    pub(crate) fn token(&self, count: u32, expected: Option<u64>) -> Result<Token> {
-        let mut began = None;
-        loop {
-            if let Some(leader) = self.ready_leader().as_deref().and_then(Option::as_ref) {
-                return leader.next(count, expected);
-            }
-            let view = self.view();
-            self.check_writer(&view).or_else(|error| {
-                // What was seen may be old: an owner may have let go.
-                let view = self.refresh()?;
-                self.check_writer(&view).map_err(|_| error)
-            })?;
-            let view = self.view();
-            if let Some(leader) = self.leader(&view) {
-                return leader.next(count, expected);
-            }
-            match (&self.inner.session.connect, view.sequencer.is_empty()) {
-                (Some(connect), false) => {
-                    let asked = self
-                        .remote(&**connect, &view.sequencer)
-                        .and_then(|sequencer| sequencer.next(self.inner.id, view.epoch, count, expected));
-                    match asked {
-                        Ok(token) => {
-                            if token.epoch > view.epoch {
-                                self.refresh()?;
-                            }
-                            return Ok(token);
-                        }
-                        Err(Error::NoSequencer { .. } | Error::Deposed { .. }) => {
-                            self.inner.remote.lock().take();
-                            self.await_sequencer(&mut began, &view)?;
-                        }
-                        Err(error) => return Err(error),
-                    }
-                }
-                _ => {
-                    if self.inner.leader.load().is_some() {
-                        // Deposed: whoever did it gets on with what it wants before it is deposed in turn.
-                        std::thread::sleep(Duration::from_millis(self.inner.session.lease_ms / 50));
-                    }
-                    self.lead_after(&view)?;
-                }
-            }
-        }
-    }
-
-    fn remote(&self, connect: &dyn Connect, address: &str) -> Result<Arc<dyn Sequencer>> {
-        let mut remote = self.inner.remote.lock();
-        match &*remote {
-            Some((at, sequencer)) if at == address => Ok(Arc::clone(sequencer)),
-            _ => {
-                let sequencer = connect.connect(address)?;
-                *remote = Some((address.to_owned(), Arc::clone(&sequencer)));
-                Ok(sequencer)
-            }
-        }
-    }
-
-    /// Waits a little for another sequencer to take over. If none did within [`LEASES_WAITED`] leases, nobody stands by: this handle takes over, and
-    /// from then on whoever writes hands out positions, until a sequencer is there again.
-    fn await_sequencer(&self, began: &mut Option<u64>, before: &View) -> Result<()> {
-        let now = self.now_ms();
-        let since = *began.get_or_insert(now);
-        let lease = self.inner.session.lease_ms;
-        let view = self.refresh()?;
-        if view.version != before.version {
-            return Ok(());
-        }
-        if now.saturating_sub(since) > lease.saturating_mul(LEASES_WAITED) {
-            *began = None;
-            return self.lead_after(before);
-        }
-        std::thread::sleep(Duration::from_millis((lease / 20).max(1)));
-        Ok(())
-    }
-
-    /// Becomes the one who hands out positions, under a new epoch; `address` is where others find this (empty: nowhere).
-    /// Whoever did so before is deposed. If this handle leads already, at the same address, it goes on.
-    ///
-    /// # Errors
-    /// [`Error::Sealed`], [`Error::Fenced`]; the store's.
-    pub fn lead(&self, address: &str) -> Result<Arc<Leader>> {
-        self.lead_from(address, None)
-    }
-
-    /// Becomes the one who hands out positions, naming nobody, if the log still names whom it named in `before`. Otherwise somebody was named since, and
-    /// is asked and not deposed; with many writers he would be, time and again.
-    fn lead_after(&self, before: &View) -> Result<()> {
-        match self.lead_from("", Some(&before.sequencer)) {
-            Err(Error::Deposed { .. }) => self.refresh().map(drop),
-            led => led.map(drop),
-        }
-    }
-
-    fn lead_from(&self, address: &str, from: Option<&str>) -> Result<Arc<Leader>> {
-        let _one = self.inner.leading.lock();
-        let view = self.view();
-        if let Some(leader) = self.leader(&view)
-            && view.sequencer == address
-        {
-            return Ok(leader);
-        }
-        if self.inner.held != 0 {
-            return Err(Error::Fenced {
-                log: self.inner.name.clone(),
-                held: self.inner.held,
-                found: view.epoch,
-                owner: view.owner.clone(),
-            });
-        }
-        let held = view.epoch;
-        let TakenOver { view, tail, .. } = self.take_over(Reach::Tail, None, |view| {
-            self.check_writer(view)?;
-            if from.is_some_and(|from| view.sequencer != from && view.sequencer != address) {
-                return Err(Error::Deposed { held, found: view.epoch });
-            }
-            view.sequencer = address.to_owned();
-            Ok(())
-        })?;
-        let leader = Leader::new(view.epoch, tail);
-        self.met(view);
-        self.lead_with(&leader);
-        Ok(leader)
-    }
-
-    pub(crate) fn lead_with(&self, leader: &Arc<Leader>) {
-        self.inner.leader.store(Some(Arc::clone(leader)));
-        self.inner.shared.applied.notify(usize::MAX);
-    }
-
     /// The view as it is now: what was seen last, if its version is still the head's.
     pub(crate) fn current_view(&self) -> Result<Arc<View>> {
         let version = self.store().xattr(&format::head(self.inner.id), format::VERSION).wait()?;
@@ -417,89 +173,6 @@ impl Log {
             return Ok(view);
         }
         self.refresh()
-    }
-
-    /// The tail: the position that is handed out next. Asks whoever hands them out; where nobody does, looks for the last entry.
-    /// Everything whose append returned before the call stands below.
-    ///
-    /// # Errors
-    /// [`Error::NoLog`] if the log was deleted; the store's.
-    pub fn tail(&self) -> Result<Tail> {
-        // A leader that was deposed does not know it: the head does.
-        let view = self.current_view()?;
-        if let Some(leader) = self.leader(&view) {
-            return Ok(leader.tail());
-        }
-        if let Some(position) = view.sealed {
-            return Ok(Tail { epoch: view.epoch, position });
-        }
-        if let (Some(connect), false) = (&self.inner.session.connect, view.sequencer.is_empty())
-            && let Ok(sequencer) = self.remote(&**connect, &view.sequencer)
-        {
-            match sequencer.tail(self.inner.id, view.epoch) {
-                Ok(tail) => return Ok(tail),
-                Err(_) => drop(self.inner.remote.lock().take()),
-            }
-        }
-        self.written_tail(&view)
-    }
-
-    /// The tail as known to whoever hands out positions; if nobody does, this handle begins to. What is at or above it was not handed out
-    /// under its epoch, so that nothing can come there but by a new token.
-    pub(crate) fn led_tail(&self) -> Result<Tail> {
-        let mut began = None;
-        loop {
-            let view = self.refresh()?;
-            if let Some(leader) = self.leader(&view) {
-                return Ok(leader.tail());
-            }
-            if let Some(position) = view.sealed {
-                return Ok(Tail { epoch: view.epoch, position });
-            }
-            let Some(connect) = self.inner.session.connect.as_ref().filter(|_| !view.sequencer.is_empty()) else {
-                self.lead_after(&view)?;
-                continue;
-            };
-            let told = self
-                .remote(&**connect, &view.sequencer)
-                .and_then(|sequencer| sequencer.tail(self.inner.id, view.epoch));
-            match told {
-                Err(Error::NoSequencer { .. } | Error::Deposed { .. }) => {
-                    self.inner.remote.lock().take();
-                    self.await_sequencer(&mut began, &view)?;
-                }
-                told => {
-                    if told.is_err() {
-                        self.inner.remote.lock().take();
-                    }
-                    return told;
-                }
-            }
-        }
-    }
-
-    /// One above the last entry, by looking.
-    pub(crate) fn written_tail(&self, view: &View) -> Result<Tail> {
-        let mut position = view.trimmed;
-        for stripe in view.stripes_from_last() {
-            if let Some(last) = self.last_in(view, &stripe)? {
-                position = position.max(last + 1);
-                break;
-            }
-        }
-        // What was trimmed away meanwhile was not met, but the head was told of it before.
-        position = position.max(self.current_view()?.trimmed);
-        Ok(Tail { epoch: view.epoch, position })
-    }
-
-    pub(crate) fn last_in(&self, view: &View, stripe: &Stripe) -> Result<Option<u64>> {
-        let mut last = None;
-        for column in 0..stripe.width {
-            let object = view.object(self.inner.id, stripe, column);
-            let local = cells::last(self.store(), view.options.layout, &object)?;
-            last = last.max(local.and_then(|local| stripe.position(column, local)));
-        }
-        Ok(last)
     }
 
     /// Adds stripes until position `end` has a place. Does nothing if somebody else did it first.
@@ -615,14 +288,4 @@ pub(crate) fn make_stripe(store: &dyn ObjectStore, log: u64, view: &View, stripe
         }
     }
     Ok(())
-}
-
-/// No newer epoch has been at the object; it may be missing.
-pub(crate) fn newer_absent(epoch: u64) -> esker_store::Condition {
-    esker_store::Condition::XattrCompare {
-        name: Bytes::from_static(format::EPOCH),
-        compare: esker_store::Compare::LessOrEqual,
-        value: epoch,
-        absent_holds: true,
-    }
 }

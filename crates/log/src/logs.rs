@@ -16,8 +16,9 @@ use esker_store::{Change, Collection, ObjectStore, OmapScan, Transaction, limits
 use parking_lot::Mutex;
 
 use crate::format::{self, COLLECTION, NAME_BYTES_MAX};
-use crate::log::{Inner, Log, Opened, Session, Shared, make_stripe};
+use crate::log::{Log, make_stripe};
 use crate::seal::mix;
+use crate::session::{Inner, Opened, Session, Shared};
 use crate::trim::remove_named;
 use crate::view::View;
 use crate::{Error, Options, Result, head};

@@ -82,7 +82,8 @@ mod tests {
 
     use super::*;
     use crate::cells::Entry;
-    use crate::format::{Nonce, Streams};
+    use crate::format::Streams;
+    use crate::nonce::Nonce;
 
     fn entry(position: u64, bytes: usize) -> Recent {
         let (data, nonce) = (Bytes::from(vec![0; bytes]), Nonce { writer: 1, number: position });

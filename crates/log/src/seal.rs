@@ -16,9 +16,10 @@ use bytes::Bytes;
 use esker_store::{Barrier, Condition, Error as StoreError, ObjectId, Transaction};
 
 use crate::cells;
-use crate::format::LABEL_BYTES_MAX;
-use crate::log::{Log, Opened, newer_absent};
+use crate::format::{LABEL_BYTES_MAX, newer_absent};
+use crate::log::Log;
 use crate::sequencer::Leader;
+use crate::session::Opened;
 use crate::view::View;
 use crate::{Error, Result, format, head};
 

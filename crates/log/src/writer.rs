@@ -11,7 +11,7 @@
 //! 3. An append whose fate is not known is decided before its number is used again.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use esker_store::{
@@ -19,10 +19,11 @@ use esker_store::{
 };
 use parking_lot::Mutex;
 
-use crate::append::Batch;
+use crate::batch::{Batch, Fence};
 use crate::cells;
-use crate::format::{self, LABEL_BYTES_MAX, Nonce, TRIM};
+use crate::format::{self, LABEL_BYTES_MAX, TRIM};
 use crate::log::{Log, Record};
+use crate::nonce::Nonce;
 use crate::seal::{Reach, TakenOver, mix};
 use crate::{Error, Result, head};
 
@@ -38,33 +39,6 @@ struct Numbers {
     next: u64,
     /// Where the next number's entry may stand already.
     doubt: Option<u64>,
-}
-
-/// The opening of a named writer.
-pub(crate) struct Fence {
-    key: Bytes,
-    name: String,
-    /// The head's version with it.
-    version: u64,
-    epoch: u64,
-    /// Up to this epoch it is known to be the last.
-    verified: AtomicU64,
-}
-
-impl Fence {
-    /// Refuses to write under `epoch` if the writer was opened again since.
-    pub(crate) fn check(&self, log: &Log, epoch: u64) -> Result<()> {
-        if epoch <= self.verified.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        let noted = log.store().omap_get(&format::head(log.id()), &self.key).wait()?;
-        if noted.as_deref().and_then(format::number_from) != Some(self.version) {
-            let (log, owner) = (log.name().to_owned(), self.name.clone());
-            return Err(Error::Fenced { log, held: self.epoch, found: epoch, owner });
-        }
-        self.verified.fetch_max(epoch, Ordering::SeqCst);
-        Ok(())
-    }
 }
 
 impl Log {

@@ -13,30 +13,19 @@ use esker_store::{
     Change, Collection, Compare, Condition, Error as StoreError, ObjectId, OmapScan, Transaction, limits,
 };
 
+use crate::guards::{ATTEMPTS_MAX, guarded};
 use crate::names::{self, GENERATION, LAST_ID};
-use crate::ops::{Alter, TableName};
+use crate::ops::TableName;
+use crate::schema::Alter;
 use crate::schema::check_name;
 use crate::waist::Waist;
 use crate::{Error, Result, Schema, Table};
 
-/// How often something is tried again because somebody else changed it meanwhile.
-pub(crate) const ATTEMPTS_MAX: u32 = 1_000;
 /// Objects removed in one transaction.
 const REMOVE_OPS: usize = 512;
 
 fn number(value: u64) -> Bytes {
     Bytes::copy_from_slice(&value.to_le_bytes())
-}
-
-fn generation_is(generation: u64) -> Condition {
-    let name = Bytes::from_static(GENERATION);
-    Condition::XattrCompare { name, compare: Compare::Equal, value: generation, absent_holds: false }
-}
-
-/// The guard that every mutation of a table carries.
-pub(crate) fn guarded(txn: &mut Transaction, table: &Table) {
-    let guard = esker_store::Guard { object: names::head(table.id), condition: generation_is(table.generation) };
-    txn.guards.push(guard);
 }
 
 fn set_schema(txn: &mut Transaction, name: &TableName, table: &Table) -> Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a mutation that returns an error changed nothing, save for [`Error::Unknown`], whose outcome a read tells.
 
-use crate::Record;
+use crate::record::Record;
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

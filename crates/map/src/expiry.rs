@@ -15,11 +15,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_store::{Change, Condition, Durability, Error as StoreError, Guard, OmapScan, Transaction};
 
-use crate::catalogue::guarded;
+use crate::guards::guarded;
 use crate::names;
 use crate::ops::TableName;
 use crate::parts::RowKey;
-use crate::record::Row;
+use crate::row::Row;
 use crate::waist::{Place, Touched, Waist, decode};
 use crate::{Error, Result, Table};
 

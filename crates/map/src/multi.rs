@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use esker_store::{Completion, Durability};
 
-use crate::ops::{Alter, Get, Mutation, Page, Scan, TableName};
+use crate::ops::{Get, Mutation, Page, Scan, TableName};
+use crate::schema::Alter;
 use crate::storage::{Atomicity, MapCapability, MapStorage};
 use crate::{Error, Record, Result, Schema, Table};
 

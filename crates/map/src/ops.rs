@@ -5,6 +5,9 @@ use crate::key::Order;
 use crate::record::Record;
 use crate::value::Value;
 
+/// Most mutations in a list.
+pub const MUTATIONS_MAX: usize = 16_384;
+
 /// A table by its names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableName {
@@ -208,17 +211,4 @@ impl Mutation {
     pub fn when(self, condition: Condition) -> Self {
         Self { condition, ..self }
     }
-}
-
-/// A change of a table's schema.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Alter {
-    /// Adds a column, absent in all rows.
-    AddColumn(String, crate::DataType),
-    /// Drops a column with what it holds.
-    DropColumn(String),
-    /// Gives a column another name.
-    RenameColumn(String, String),
-    /// Gives a column a wider type: int to bigint or double, float to double, anything to text (a blob as hexadecimal digits).
-    ChangeType(String, crate::DataType),
 }

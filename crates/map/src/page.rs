@@ -16,7 +16,8 @@ use sha2::Sha256;
 use crate::key::Order;
 use crate::ops::{Page, PageToken, Scan};
 use crate::parts::{RowKey, record};
-use crate::record::{Record, Row};
+use crate::record::Record;
+use crate::row::Row;
 use crate::value::Value;
 use crate::{Error, Result, Table};
 

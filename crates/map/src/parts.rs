@@ -11,7 +11,7 @@ use crate::filter::Filter;
 use crate::key::{self, Order};
 use crate::ops::{Bound, Change, Condition, Key, Mutation, Scan, Values};
 pub use crate::page::{Gathered, Mark, read_token, sorted, token};
-pub use crate::record::Row;
+pub use crate::row::Row;
 use crate::schema::KEY_BYTES_MAX;
 use crate::value::Value;
 use crate::{Error, Result, Table};

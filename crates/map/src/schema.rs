@@ -7,7 +7,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::key::Order;
-use crate::ops::Alter;
 use crate::value::{DataType, Value};
 use crate::{Error, Result};
 
@@ -319,5 +318,29 @@ impl Table {
             ));
         }
         Ok(())
+    }
+}
+
+/// A change of a table's schema.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Alter {
+    /// Adds a column, absent in all rows.
+    AddColumn(String, DataType),
+    /// Drops a column with what it holds.
+    DropColumn(String),
+    /// Gives a column another name.
+    RenameColumn(String, String),
+    /// Gives a column a wider type: int to bigint or double, float to double, anything to text (a blob as hexadecimal digits).
+    ChangeType(String, DataType),
+}
+
+/// A type by the name that schemas write.
+impl std::str::FromStr for DataType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let found = Self::ALL.iter().find(|(_, known)| known.eq_ignore_ascii_case(name)).map(|(one, _)| *one);
+        let names: Vec<_> = Self::ALL.iter().map(|(_, name)| *name).collect();
+        found.ok_or_else(|| Error::invalid("type", format!("{name:?}: expected one of {}", names.join(", "))))
     }
 }

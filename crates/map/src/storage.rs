@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use esker_store::{Completion, Durability};
 
-use crate::ops::{Alter, Get, Mutation, Page, Scan, TableName};
+use crate::ops::{Get, Mutation, Page, Scan, TableName};
+use crate::schema::Alter;
 use crate::{Record, Result, Schema, Table};
 
 /// How far a list of mutations is atomic.

@@ -8,8 +8,6 @@ use std::fmt;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
-
 /// Nanoseconds of a day.
 pub const DAY_NANOS: i64 = 86_400_000_000_000;
 
@@ -79,16 +77,6 @@ impl DataType {
 impl fmt::Display for DataType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-impl std::str::FromStr for DataType {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        let found = Self::ALL.iter().find(|(_, known)| known.eq_ignore_ascii_case(name)).map(|(one, _)| *one);
-        let names: Vec<_> = Self::ALL.iter().map(|(_, name)| *name).collect();
-        found.ok_or_else(|| Error::invalid("type", format!("{name:?}: expected one of {}", names.join(", "))))
     }
 }
 

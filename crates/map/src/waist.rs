@@ -21,11 +21,13 @@ use esker_store::{
 };
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::catalogue::{ATTEMPTS_MAX, guarded};
+use crate::guards::{ATTEMPTS_MAX, guarded};
 use crate::names::{self, COLLECTION, SECRET};
-use crate::ops::{Alter, Get, Key, Mutation, Page, Scan, TableName};
+use crate::ops::{Get, Key, Mutation, Page, Scan, TableName};
 use crate::parts::{self, RowKey};
-use crate::record::{Record, Row};
+use crate::record::Record;
+use crate::row::Row;
+use crate::schema::Alter;
 use crate::storage::{Atomicity, MapCapability, MapStorage};
 use crate::value::Value;
 use crate::{Error, Result, Schema, Table};
@@ -34,9 +36,6 @@ use crate::{Error, Result, Schema, Table};
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 /// Locks that partitions share.
 const STRIPES: usize = 1_024;
-/// Most mutations in a list.
-pub const MUTATIONS_MAX: usize = 16_384;
-
 /// The storage on the waist. Cloning costs a few reference counts.
 #[derive(Clone)]
 pub struct Waist {

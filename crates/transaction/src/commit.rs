@@ -27,8 +27,8 @@ use esker_map::{Atomicity, Durability, Error as MapError, MUTATIONS_MAX, Mutatio
 
 use crate::layout::{Layout, Place, State};
 use crate::row::{self, Image, Write, identity};
+use crate::shared::Isolation;
 use crate::transaction::Transaction;
-use crate::transactions::Isolation;
 use crate::{Error, Result};
 
 /// A row to be written, on what was found.
@@ -140,7 +140,7 @@ impl Transaction {
                 None => {
                     let found = self.shared.fetch(&layout, &place.key)?;
                     let found = found.map(|row| self.shared.settle(&layout, &place.key, row)).transpose()?;
-                    found.and_then(crate::transactions::Settled::into_image)
+                    found.and_then(crate::shared::Settled::into_image)
                 }
             };
             if write.set.is_none() && image.as_ref().is_none_or(|image| image.gone) {

@@ -58,10 +58,12 @@ mod error;
 mod layout;
 mod row;
 mod scan;
+mod shared;
 mod transaction;
 mod transactions;
 
 pub use error::{Error, Result};
 pub use layout::{BEFORE_PREFIX, METADATA_PREFIX};
+pub use shared::{Isolation, Options, Random};
 pub use transaction::{ROWS_MAX, Transaction};
-pub use transactions::{Isolation, Options, Random, Transactions};
+pub use transactions::Transactions;

@@ -15,8 +15,8 @@ use esker_map::{Bound, Compare, Filter, Order, Over, Record, SORT_ROWS_MAX, Scan
 
 use crate::layout::{Layout, Place};
 use crate::row::{Identity, Image, Row, identity};
+use crate::shared::Settled;
 use crate::transaction::{Scanned, Transaction};
-use crate::transactions::Settled;
 use crate::{Error, Result};
 
 /// Rows of a scan as they are gathered.

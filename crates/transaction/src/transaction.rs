@@ -14,7 +14,7 @@ use esker_map::{Change, Condition, Error as MapError, Get, Key, Mutation, Over, 
 
 use crate::layout::{Layout, Place};
 use crate::row::{Identity, Image, Write, identity};
-use crate::transactions::{Isolation, Shared};
+use crate::shared::{Isolation, Shared};
 use crate::{Error, Result};
 
 /// Most rows that a transaction reads and writes.

@@ -12,14 +12,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_store::{Change, Condition, Durability, Error as StoreError, ObjectStore, Transaction};
+use esker_store::{Change, Condition, Durability, Error as StoreError, Transaction};
 
-use crate::format::{self, ParentLink, SnapRecord, State};
-use crate::snapshot::same_record;
+use crate::format::{self, ParentLink, State};
+use crate::header::{self, push_guard, same_record};
+use crate::progress::Progress;
 use crate::source::CHAIN_DEPTH_MAX;
-use crate::volumes::Progress;
-use crate::write::{Act, Writer, push_guard};
-use crate::{Error, Image, Info, Result, Volumes, header};
+use crate::write::{Act, Writer};
+use crate::{Error, Image, Info, Result, Volumes};
 
 const NEEDS: &str = "clone objects in the transaction that writes them, which clones of volumes need";
 
@@ -79,28 +79,6 @@ impl Volumes {
         }
         Ok(names)
     }
-}
-
-/// Adds what takes `child` off the list of a snapshot's children, if it is on it.
-pub(crate) fn push_forget(
-    store: &dyn ObjectStore,
-    txn: &mut Transaction,
-    parent: ParentLink,
-    child: u64,
-) -> Result<()> {
-    let header = format::header(parent.image);
-    let key = format::child_key(parent.snap, child);
-    if store.omap_get(&header, &key).wait()?.is_none() {
-        return Ok(());
-    }
-    push_guard(txn, &header, Condition::OmapPresent { key: key.clone() });
-    if let Some(record) = header::snapshot(store, parent.image, parent.snap)? {
-        push_guard(txn, &header, same_record(parent.snap, &record));
-        let next = SnapRecord { children: record.children.saturating_sub(1), ..record };
-        txn.push(&header, Change::OmapSet { key: format::snap_key(parent.snap), value: next.encode() });
-    }
-    txn.push(&header, Change::OmapRemove { key });
-    Ok(())
 }
 
 impl Image {

@@ -12,8 +12,7 @@ use bytes::Bytes;
 use esker_store::ObjectStore;
 
 use crate::image::Extent;
-use crate::snapshot::candidates;
-use crate::source::{self, HEAD, Point, Source};
+use crate::source::{self, HEAD, Point, Source, candidates};
 use crate::{Error, Image, Result, header};
 
 /// Bytes that are compared, and reported as changed, together: 4 KiB, at multiples of it in each object.

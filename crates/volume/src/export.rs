@@ -15,7 +15,7 @@ use bytes::Bytes;
 use crate::diff::Diff;
 use crate::image::{Extent, joined};
 use crate::layout::IMAGE_BYTES_MAX;
-use crate::volumes::Progress;
+use crate::progress::Progress;
 use crate::{Durability, Error, Image, Layout, NAME_BYTES_MAX, Result, Volumes, image};
 
 /// Most data in one chunk of an export, in bytes (1 MiB).

@@ -181,7 +181,7 @@ pub(crate) struct State {
 }
 
 /// Fields of the state of an image: name, offset, bytes.
-const STATE_LAYOUT: &[(&str, usize, usize)] = &[
+pub(crate) const STATE_LAYOUT: &[(&str, usize, usize)] = &[
     ("version", 0, 4),
     ("flags", 4, 4),
     ("generation", 8, 8),
@@ -203,7 +203,7 @@ const STATE_FIXED: usize = 120;
 const FLAG_REMOVING: u32 = 1;
 
 /// Fields of the record of a snapshot: name, offset, bytes.
-const SNAP_LAYOUT: &[(&str, usize, usize)] = &[
+pub(crate) const SNAP_LAYOUT: &[(&str, usize, usize)] = &[
     ("version", 0, 4),
     ("flags", 4, 4),
     ("size", 8, 8),
@@ -218,16 +218,6 @@ const FLAG_PROTECTED: u32 = 1;
 
 /// Fields of a structure: name, offset, bytes.
 pub type Described = &'static [(&'static str, usize, usize)];
-
-/// Every structure of this face with its fields: name, offset, bytes. docs/format.md repeats them, and a test compares.
-pub fn layouts() -> Vec<(&'static str, Described)> {
-    vec![
-        ("volume state", STATE_LAYOUT),
-        ("volume snapshot", SNAP_LAYOUT),
-        ("volume export", crate::export::EXPORT_LAYOUT),
-        ("volume chunk", crate::export::CHUNK_LAYOUT),
-    ]
-}
 
 struct Fields<'a>(&'a [u8]);
 

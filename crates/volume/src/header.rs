@@ -7,9 +7,11 @@
 //! 2. What a change returns is durable.
 
 use bytes::Bytes;
-use esker_store::{Change, Compare, Condition, Error as StoreError, ObjectStore, OmapScan, Transaction, limits};
+use esker_store::{
+    Change, Compare, Condition, Error as StoreError, Guard, ObjectId, ObjectStore, OmapScan, Transaction, limits,
+};
 
-use crate::format::{self, GENERATION, STATE, SnapRecord, State};
+use crate::format::{self, GENERATION, ParentLink, STATE, SnapRecord, State};
 use crate::{Error, Result};
 
 /// How often something is tried again because somebody else changed it meanwhile.
@@ -41,7 +43,7 @@ pub(crate) fn snapshot_before(store: &dyn ObjectStore, image: u64, below: u64) -
 /// All omap entries of an object whose keys start with `prefix`.
 pub(crate) fn entries(
     store: &dyn ObjectStore,
-    object: &esker_store::ObjectId,
+    object: &ObjectId,
     prefix: u8,
     keys_only: bool,
 ) -> Result<Vec<(Bytes, Bytes)>> {
@@ -99,4 +101,35 @@ pub(crate) fn change(
         }
     }
     Err(Error::Contended { what: format!("the header of image {name}"), attempts: ATTEMPTS_MAX })
+}
+
+pub(crate) fn push_guard(txn: &mut Transaction, object: &ObjectId, condition: Condition) {
+    txn.guards.push(Guard { object: object.clone(), condition });
+}
+
+/// What holds as long as nobody changed the record of a snapshot.
+pub(crate) fn same_record(snap: u64, record: &SnapRecord) -> Condition {
+    Condition::OmapEquals { key: format::snap_key(snap), value: record.encode() }
+}
+
+/// Adds what takes `child` off the list of a snapshot's children, if it is on it.
+pub(crate) fn push_forget(
+    store: &dyn ObjectStore,
+    txn: &mut Transaction,
+    parent: ParentLink,
+    child: u64,
+) -> Result<()> {
+    let header = format::header(parent.image);
+    let key = format::child_key(parent.snap, child);
+    if store.omap_get(&header, &key).wait()?.is_none() {
+        return Ok(());
+    }
+    push_guard(txn, &header, Condition::OmapPresent { key: key.clone() });
+    if let Some(record) = snapshot(store, parent.image, parent.snap)? {
+        push_guard(txn, &header, same_record(parent.snap, &record));
+        let next = SnapRecord { children: record.children.saturating_sub(1), ..record };
+        txn.push(&header, Change::OmapSet { key: format::snap_key(parent.snap), value: next.encode() });
+    }
+    txn.push(&header, Change::OmapRemove { key });
+    Ok(())
 }

@@ -40,6 +40,7 @@ mod header;
 mod image;
 mod layout;
 mod lock;
+mod progress;
 mod resize;
 mod snapshot;
 mod source;
@@ -56,7 +57,18 @@ pub use layout::{
     IMAGE_BYTES_MAX, Layout, OBJECT_BYTES_DEFAULT, OBJECT_BYTES_MAX, OBJECT_BYTES_MIN, STRIPE_COUNT_MAX,
     STRIPE_UNIT_BYTES_MIN,
 };
+pub use progress::Progress;
 pub use snapshot::{Snapshot, SnapshotInfo};
 pub use source::CHAIN_DEPTH_MAX;
-pub use volumes::{Abilities, Progress, Volumes};
+pub use volumes::{Abilities, Volumes};
 pub use write::ATOMIC_BYTES_MAX;
+
+/// Every structure of this face with its fields: name, offset, bytes. docs/format.md repeats them, and a test compares.
+pub fn layouts() -> Vec<(&'static str, format::Described)> {
+    vec![
+        ("volume state", format::STATE_LAYOUT),
+        ("volume snapshot", format::SNAP_LAYOUT),
+        ("volume export", export::EXPORT_LAYOUT),
+        ("volume chunk", export::CHUNK_LAYOUT),
+    ]
+}

@@ -9,7 +9,8 @@
 use esker_store::Durability;
 
 use crate::header::ATTEMPTS_MAX;
-use crate::volumes::{Progress, check_size};
+use crate::progress::Progress;
+use crate::volumes::check_size;
 use crate::write::Writer;
 use crate::{Error, Image, Result};
 

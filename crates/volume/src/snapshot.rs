@@ -14,13 +14,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_store::{Change, Completion, Condition, Durability, Error as StoreError, ObjectStore, Transaction};
 
-use crate::clone::push_forget;
 use crate::format::{self, ParentLink, SEQ, SnapRecord, State};
-use crate::header::{self, ATTEMPTS_MAX};
+use crate::header::{self, ATTEMPTS_MAX, push_forget, push_guard, same_record};
 use crate::image::{self, Chunk, Extent, Live, joined};
+use crate::progress::Progress;
 use crate::source::{self, Point};
-use crate::volumes::{Progress, names_from};
-use crate::write::push_guard;
 use crate::{Error, Image, Result};
 
 const NEEDS: &str = "clone objects in the transaction that writes them, which snapshots of volumes need";
@@ -414,7 +412,7 @@ impl Image {
         self.check_lock(&live.state)?;
         let then = Point::snapshot(self.store(), self.inner.id, id, live.state.layout)?;
         let then = then.ok_or_else(|| self.no_snapshot(&format!("number {id}")))?;
-        let numbers = candidates(self.store(), &then, true)?;
+        let numbers = source::candidates(self.store(), &then, true)?;
         let total = numbers.len() as u64;
         for (done, number) in numbers.into_iter().enumerate() {
             if !self.roll_back_object(live, &then, number)? {
@@ -479,7 +477,7 @@ impl Image {
 
     /// Calls `visit` with the number of every data object of the image itself, in order, until it returns false.
     pub(crate) fn each_own(&self, visit: &mut dyn FnMut(u64) -> Result<bool>) -> Result<bool> {
-        each_own(self.store(), self.inner.id, visit)
+        source::each_own(self.store(), self.inner.id, visit)
     }
 
     /// Calls `visit` with every number under which the image, any of its snapshots, or (if `parents`) what `point` stands on may have data.
@@ -489,55 +487,11 @@ impl Image {
         parents: bool,
         visit: &mut dyn FnMut(u64) -> Result<bool>,
     ) -> Result<bool> {
-        for number in candidates(self.store(), point, parents)? {
+        for number in source::candidates(self.store(), point, parents)? {
             if !visit(number)? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
-}
-
-/// What holds as long as nobody changed the record of a snapshot.
-pub(crate) fn same_record(snap: u64, record: &SnapRecord) -> Condition {
-    Condition::OmapEquals { key: format::snap_key(snap), value: record.encode() }
-}
-
-fn each_own(store: &dyn ObjectStore, image: u64, visit: &mut dyn FnMut(u64) -> Result<bool>) -> Result<bool> {
-    let mut after: Option<Bytes> = None;
-    loop {
-        let names = names_from(store, &format::data_prefix(image), after.as_deref())?;
-        let Some(last) = names.last() else { return Ok(true) };
-        after = Some(last.clone());
-        for name in &names {
-            if let Some(number) = format::data_number(image, name)
-                && !visit(number)?
-            {
-                return Ok(false);
-            }
-        }
-    }
-}
-
-/// Numbers under which the image of `point`, any of its snapshots, or (if `parents`) what it stands on may have data.
-pub(crate) fn candidates(store: &dyn ObjectStore, point: &Point, parents: bool) -> Result<BTreeSet<u64>> {
-    let mut numbers = BTreeSet::new();
-    let mut at = Some(point);
-    while let Some(point) = at {
-        each_own(store, point.image, &mut |number| {
-            numbers.insert(number);
-            Ok(true)
-        })?;
-        let mut scan = esker_store::OmapScan { limit: 10_000, keys_only: true, ..Default::default() };
-        loop {
-            let page = store.omap_scan(&format::clones(point.image), &scan).wait()?;
-            let Some((last, _)) = page.last() else { break };
-            scan.start = Some([last, &[0][..]].concat().into());
-            for (key, _) in &page {
-                numbers.insert(format::read_clone(key, &[0; 8])?.0);
-            }
-        }
-        at = point.parent.as_ref().filter(|_| parents).map(|parent| &parent.point);
-    }
-    Ok(numbers)
 }

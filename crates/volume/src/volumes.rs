@@ -13,18 +13,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_store::{
     Capability, Change, Collection, Compare, Condition, Durability, Error as StoreError, ObjectId, ObjectStore,
-    Transaction, limits,
+    Transaction,
 };
 
-use crate::clone::push_forget;
 use crate::format::{self, COLLECTION, NEXT_ID, State};
-use crate::header::{self, ATTEMPTS_MAX};
+use crate::header::{self, ATTEMPTS_MAX, push_forget, push_guard};
 use crate::layout::IMAGE_BYTES_MAX;
-use crate::write::push_guard;
+use crate::progress::Progress;
+use crate::source::names_from;
 use crate::{Error, Image, Layout, Result};
-
-/// Operations per transaction where many objects are removed.
-const REMOVE_OPS: usize = 1_000;
 
 /// What the store lets volumes do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,9 +47,6 @@ impl From<Capability> for Abilities {
         }
     }
 }
-
-/// What is told to whoever waits for long work: how much is done, and of how much. Returns false to stop it.
-pub type Progress<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
 /// The images of a store. Cloning costs a reference count.
 #[derive(Clone)]
@@ -327,14 +321,4 @@ pub(crate) fn check_size(size: u64) -> Result<()> {
         return Err(Error::Invalid { what: "image size", why });
     }
     Ok(())
-}
-
-/// Names of objects that start with `prefix`, above `after`: a thousand, none at the end.
-pub(crate) fn names_from(store: &dyn ObjectStore, prefix: &str, after: Option<&[u8]>) -> Result<Vec<Bytes>> {
-    let limit = REMOVE_OPS.min(limits::SCAN_ENTRIES_MAX);
-    // A prefix ends in `/`, and no object is called so: what comes above it starts with it.
-    let mut names =
-        store.list(&Collection::from(COLLECTION), Some(after.unwrap_or(prefix.as_bytes())), limit).wait()?;
-    names.retain(|name| name.starts_with(prefix.as_bytes()));
-    Ok(names)
 }

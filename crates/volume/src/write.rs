@@ -17,10 +17,9 @@ use bytes::Bytes;
 use esker_store::{Barrier, Change, Compare, Completion, Condition, Durability, Error as StoreError, Transaction};
 
 use crate::format::{self, SEQ};
-use crate::header::{self, ATTEMPTS_MAX};
+use crate::header::{self, ATTEMPTS_MAX, push_guard};
 use crate::image::{Image, Live, check_range, check_request};
-use crate::snapshot::candidates;
-use crate::source::{self, Source};
+use crate::source::{self, Source, candidates};
 use crate::{Error, Result};
 
 /// Bytes of a write that are applied together or not at all, where the backend can (16 MiB). Larger writes are several.
@@ -362,10 +361,6 @@ fn compare(compare: Compare, value: u64, absent_holds: bool) -> Condition {
 /// What holds of an object that may be written as it is.
 fn current(newest: u64) -> Condition {
     if newest == 0 { Condition::Exists } else { compare(Compare::GreaterOrEqual, newest, false) }
-}
-
-pub(crate) fn push_guard(txn: &mut Transaction, object: &esker_store::ObjectId, condition: Condition) {
-    txn.guards.push(esker_store::Guard { object: object.clone(), condition });
 }
 
 fn push_writes(txn: &mut Transaction, head: &esker_store::ObjectId, writes: &[(u64, Bytes)]) {

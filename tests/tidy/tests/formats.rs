@@ -35,8 +35,8 @@ fn format_tables_tie_to_the_code() {
     let documented = tables(&text("docs/format.md"));
     let coded: BTreeMap<String, Fields> = esker_engine::format::layouts()
         .into_iter()
-        .chain(esker_volume::format::layouts())
-        .chain(esker_log::format::layouts())
+        .chain(esker_volume::layouts())
+        .chain(esker_log::layouts())
         .map(|(name, fields)| {
             (
                 name.to_string(),
@@ -56,7 +56,7 @@ fn format_tables_tie_to_the_code() {
 
 #[test]
 fn fields_neither_overlap_nor_leave_gaps() {
-    let faces = esker_volume::format::layouts().into_iter().chain(esker_log::format::layouts());
+    let faces = esker_volume::layouts().into_iter().chain(esker_log::layouts());
     for (name, fields) in esker_engine::format::layouts().into_iter().chain(faces) {
         let mut end = 0;
         for (field, offset, bytes) in fields.iter() {

@@ -25,11 +25,13 @@ mod catalogue;
 mod cql;
 mod error;
 mod link;
+mod options;
 mod place;
 mod rows;
 mod scan;
 mod storage;
 
 pub use error::{Error, Result};
+pub use options::{Consistency, Options, Random};
 pub use place::{PREFIX_BYTES_MAX, Place};
-pub use storage::{Cassandra, Consistency, Options, Random};
+pub use storage::Cassandra;

@@ -27,8 +27,8 @@ use scylla::value::{CqlValue, Row};
 use tokio::runtime::Runtime;
 
 use crate::cql::{Cell, Cells, text};
+use crate::options::Options;
 use crate::place::Place;
-use crate::storage::Options;
 use crate::{Error, Result};
 
 /// Threads that talk to clusters, in a process.

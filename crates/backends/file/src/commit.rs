@@ -28,7 +28,7 @@ use crate::codec;
 use crate::data::Data;
 use crate::journal::{Journal, Record};
 use crate::names::try_names;
-use crate::store::Options;
+use crate::options::Options;
 use crate::table::{self, Position, Read, Rows, TABLE, failed};
 
 /// A group takes no further transaction once its record has this many bytes, or this many transactions.

@@ -23,10 +23,12 @@ pub mod files;
 mod journal;
 mod marker;
 mod names;
+mod options;
 mod store;
 mod table;
 mod table_file;
 
 pub use error::Error;
 pub use marker::{KIND, MARKER, Marker, VERSION};
-pub use store::{FileStore, Options};
+pub use options::Options;
+pub use store::FileStore;

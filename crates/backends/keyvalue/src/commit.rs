@@ -27,7 +27,6 @@ use crate::draft::{Outcome, State};
 use crate::keys;
 use crate::ordered::Batch;
 use crate::records::encode_meta;
-use crate::sweep::Sweeper;
 
 /// Bytes of changes that may wait for the commit thread (64 MiB, and one transaction more).
 pub const QUEUE_BYTES_MAX: usize = 64 << 20;
@@ -212,8 +211,8 @@ impl Commit {
         Ok(seq)
     }
 
-    /// The commit thread: until the store is closed and nothing waits.
-    pub fn run(&self, sweeper: &Sweeper) {
+    /// The commit thread: until the store is closed and nothing waits. Calls `wake` when a group let a space die.
+    pub fn run(&self, wake: &dyn Fn()) {
         let _fails = FailsOnPanic(self);
         while let Some((group, seq, bytes)) = self.take() {
             if self.mark.failure().is_none() {
@@ -222,7 +221,7 @@ impl Commit {
                         self.transactions.fetch_add(group.len() as u64, Ordering::Relaxed);
                         self.mark.advance(seq);
                         self.state.overlay.write().retire(keys.iter(), seq);
-                        self.clear(group, sweeper);
+                        self.clear(group, wake);
                     }
                     Err(error) => {
                         let mut cause = error.to_string();
@@ -300,9 +299,9 @@ impl Commit {
     }
 
     /// Takes away what nothing names any more.
-    fn clear(&self, group: Vec<Outcome>, sweeper: &Sweeper) {
+    fn clear(&self, group: Vec<Outcome>, wake: &dyn Fn()) {
         if group.iter().any(|pending| pending.deaths) {
-            sweeper.wake();
+            wake();
         }
         if let Some(files) = &self.state.files {
             group.iter().flat_map(|pending| &pending.unused_files).for_each(|file| files.remove(*file));

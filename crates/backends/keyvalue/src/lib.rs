@@ -31,12 +31,14 @@ mod overlay;
 mod reads;
 mod records;
 mod store;
+mod strip;
 mod strips;
 mod sweep;
 
 pub use commit::Figures;
 pub use engines::tree::Tree;
 pub use error::{Error, Result};
-pub use open::{FORMAT_VERSION, KIND_FILE, Kind, Options, STRIP_BYTES_MAX, STRIP_BYTES_MIN, StripLen, kind_of};
+pub use open::{FORMAT_VERSION, KIND_FILE, Kind, Options, STRIP_BYTES_MAX, STRIP_BYTES_MIN, kind_of};
 pub use ordered::{Batch, Cursor, Entry, Ordered};
 pub use store::KeyValueStore;
+pub use strip::StripLen;

@@ -13,11 +13,9 @@
 //! Invariant: nothing is written to a folder that is locked, of another kind, or newer.
 
 use std::collections::HashSet;
-use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -30,6 +28,7 @@ use crate::keys;
 use crate::ordered::Ordered;
 use crate::records::{corrupt, decode_meta};
 use crate::store::KeyValueStore;
+use crate::strip::StripLen;
 
 /// Version of the format that is written; older ones are opened.
 pub const FORMAT_VERSION: u32 = 1;
@@ -74,15 +73,6 @@ impl Kind {
     }
 }
 
-/// How the bytes of an object are cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StripLen {
-    /// Into strips of so many bytes: a power of two from [`STRIP_BYTES_MIN`] to [`STRIP_BYTES_MAX`].
-    Bytes(u64),
-    /// Not at all: one value holds all of them, and is read and written whole.
-    None,
-}
-
 impl StripLen {
     fn bytes(self) -> Result<u64> {
         match self {
@@ -92,24 +82,6 @@ impl StripLen {
             }
             Self::Bytes(found) => Err(Error::BadStrip { found, min: STRIP_BYTES_MIN, max: STRIP_BYTES_MAX }),
         }
-    }
-}
-
-impl fmt::Display for StripLen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bytes(bytes) => write!(f, "{bytes}"),
-            Self::None => write!(f, "none"),
-        }
-    }
-}
-
-impl FromStr for StripLen {
-    type Err = std::num::ParseIntError;
-
-    /// `none`, or a number of bytes.
-    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        if text == "none" { Ok(Self::None) } else { text.parse().map(Self::Bytes) }
     }
 }
 

@@ -106,7 +106,7 @@ impl KeyValueStore {
             std::io::Result::Ok(())
         };
         let (committer, its_sweeper) = (Arc::clone(&commit), Arc::clone(&sweeper));
-        spawn("esker-kv-commit", Box::new(move || committer.run(&its_sweeper)))?;
+        spawn("esker-kv-commit", Box::new(move || committer.run(&|| its_sweeper.wake())))?;
         spawn("esker-kv-sweep", Box::new(move || sweeper.run(&state, &commit)))?;
         Ok(store)
     }

@@ -9,24 +9,26 @@
 pub mod disks;
 mod opening;
 pub mod rpc;
+mod shared;
 
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use esker::engine::Engine;
-use esker_server::resp::{Address, Config, EngineInfo, Error, InfoLine, Loading, NoEngineInfo, Server, TlsFiles};
+use esker_server::resp::{Address, Config, EngineInfo, InfoLine, Loading, NoEngineInfo, Server, TlsFiles};
 use signal_hook::iterator::Signals;
 
 use self::disks::{Disks, NbdFlags};
 use self::rpc::{GrpcFlags, Rpc};
+pub use self::shared::addresses;
+use self::shared::failure;
 use super::backup::Backups;
 use super::builder;
 use super::tasks::Tasks;
 use crate::config::{ServeSettings, Settings, Text};
-use crate::exit::{Code, Failure};
+use crate::exit::Failure;
 
 /// The arguments of `esker serve`. What is not given comes from the configuration.
 #[derive(Args)]
@@ -187,20 +189,6 @@ fn config(settings: &ServeSettings) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// Addresses as they are written, looked up.
-pub fn addresses(texts: &[String]) -> Result<Vec<SocketAddr>, Failure> {
-    let mut addresses = Vec::new();
-    for text in texts {
-        let found = text.to_socket_addrs().map_err(|error| {
-            Failure::usage(format!(
-                "address {text:?}: {error}; expected HOST:PORT such as 127.0.0.1:6379 or [::1]:6379"
-            ))
-        })?;
-        addresses.extend(found);
-    }
-    Ok(addresses)
-}
-
 /// The password that clients give, from the setting or the first line of the file that it names.
 pub fn password(settings: &ServeSettings) -> Result<Option<String>, Failure> {
     match (settings.password.as_str(), settings.password_file.as_str()) {
@@ -268,15 +256,6 @@ fn serve(
         tracing::error!("the thread that waits for signals panicked");
     }
     served
-}
-
-fn failure(error: Error) -> Failure {
-    match error {
-        Error::Kv(error) => error.into(),
-        Error::Store(error) => error.into(),
-        Error::Config(_) | Error::NoPassword(_) | Error::Tls { .. } => Failure::of(Code::Usage, &error),
-        error => Failure::of(Code::Failure, &error),
-    }
 }
 
 /// Says where everything is, for the person who has just started it.

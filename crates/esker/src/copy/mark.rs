@@ -35,7 +35,7 @@ pub enum Space {
 
 /// How far a copy is. Everything in an earlier collection or object is done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub(super) struct Place {
     pub collection: Collection,
     pub name: Bytes,
     pub space: Space,

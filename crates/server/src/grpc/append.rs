@@ -14,14 +14,13 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker, ready};
 
-use esker_log::Completion;
 use esker_store::Barrier;
 use tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
-use super::log::LogService;
 use super::proto::log as proto;
 use super::proto::log::append_stream_response::Outcome;
+use super::service::{Done, LogService};
 use super::status::Told;
 
 /// Answers of a stream of appends.
@@ -29,9 +28,6 @@ pub(crate) type Answers = Pin<Box<dyn Stream<Item = Result<proto::AppendStreamRe
 
 /// Appends of one stream that are applied before other tasks have their turn.
 const TURN: usize = 64;
-
-/// What an append came to: its position, and whether it was there already.
-pub(crate) type Done = Result<Completion<(u64, bool)>, Told>;
 
 /// An append that waits for more than its sync.
 type Applying = Pin<Box<dyn Future<Output = Done> + Send>>;

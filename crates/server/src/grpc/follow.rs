@@ -20,8 +20,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::convert;
-use super::log::LogService;
 use super::proto::log as proto;
+use super::service::LogService;
 use super::status::Told;
 use super::waiting::waiting;
 

@@ -46,7 +46,7 @@ impl fmt::Display for Address {
 }
 
 /// All listening sockets; a unix socket's file goes with them.
-pub(crate) struct Listeners {
+pub(super) struct Listeners {
     tcp: Vec<TcpListener>,
     unix: Option<UnixListener>,
     addresses: Vec<Address>,

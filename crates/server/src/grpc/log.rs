@@ -8,18 +8,17 @@
 
 use std::sync::Arc;
 
-use esker_log::{Completion, Layout, Log as Handle, Logs, Record};
-use tokio::sync::{Semaphore, watch};
+use esker_log::{Layout, Record};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::append;
 use super::convert::{self, durability, record};
 use super::follow::{self, Deliveries};
-use super::names::Names;
 use super::proto::log as proto;
 use super::proto::log::log_server::Log;
+use super::service::LogService;
 use super::status::Told;
-use super::waiting::{applies_at_once, completed, waiting};
+use super::waiting::{completed, waiting};
 
 /// Names that one List returns, at most; and if nothing is said.
 const LIST_MAX: usize = 10_000;
@@ -28,91 +27,10 @@ const LIST_DEFAULT: usize = 1_000;
 const RANGE_BYTES_MAX: usize = 16 << 20;
 const RANGE_BYTES_DEFAULT: usize = 1 << 20;
 
-/// The service. Cloning gives the same one.
-#[derive(Clone)]
-pub(crate) struct LogService {
-    pub(crate) names: Arc<Names>,
-    pub(crate) in_flight_max: usize,
-    pub(crate) followers: Arc<Semaphore>,
-    pub(crate) stopping: watch::Receiver<bool>,
-    at_once: bool,
-}
-
 type Answer<T> = Result<Response<T>, Status>;
 
 fn answer<T>(outcome: Result<T, Told>) -> Answer<T> {
     outcome.map(Response::new).map_err(Status::from)
-}
-
-impl LogService {
-    pub(crate) fn new(logs: Logs, in_flight_max: usize, followers_max: usize, stopping: watch::Receiver<bool>) -> Self {
-        let at_once = applies_at_once(&**logs.store());
-        let followers = Arc::new(Semaphore::new(followers_max));
-        Self { names: Arc::new(Names::new(logs)), in_flight_max, followers, stopping, at_once }
-    }
-
-    /// Does something with a log, on a thread that may wait. Where the name led to a log that is gone, once more with what it leads to now.
-    pub(crate) async fn with<T: Send + 'static>(
-        &self,
-        name: String,
-        work: impl Fn(&Handle) -> Result<T, Told> + Send + 'static,
-    ) -> Result<T, Told> {
-        let names = Arc::clone(&self.names);
-        waiting(move || match names.log(&name).and_then(|log| work(&log)) {
-            Err(error) if error.is_no_log() => {
-                names.forget(&name);
-                names.log(&name).and_then(|log| work(&log))
-            }
-            other => other,
-        })
-        .await
-    }
-
-    /// The log, if an append to it waits for nothing but the sync at its end.
-    fn ready(&self, name: &str) -> Option<Handle> {
-        self.names.kept(name).filter(|log| self.at_once && log.leads())
-    }
-
-    /// Applies an append; what is left is to await it.
-    pub(crate) async fn apply(
-        &self,
-        name: &str,
-        records: Vec<Record>,
-        durability: esker_log::Durability,
-    ) -> Result<Completion<u64>, Told> {
-        if let Some(log) = self.ready(name) {
-            match log.append_with(&records, durability) {
-                Err(esker_log::Error::NoLog { .. }) => self.names.forget(name),
-                other => return Ok(other?),
-            }
-        }
-        self.with(name.to_owned(), move |log| Ok(log.append_with(&records, durability)?)).await
-    }
-
-    /// Applies the append of one request, if that waits for nothing.
-    pub(crate) fn apply_at_once(&self, request: &proto::AppendRequest) -> Option<append::Done> {
-        let ready = if request.writer.is_none() { self.ready(&request.log) } else { None };
-        let (log, records) = (ready?, [record(request.record.clone())]);
-        match log.append_with(&records, durability(request.applied_only)) {
-            Err(esker_log::Error::NoLog { .. }) => {
-                self.names.forget(&request.log);
-                None
-            }
-            done => Some(done.map(|applied| applied.map(|position| (position, false))).map_err(Told::from)),
-        }
-    }
-
-    /// Applies the append of one request.
-    pub(crate) async fn apply_one(&self, request: proto::AppendRequest) -> Result<Completion<(u64, bool)>, Told> {
-        let (name, record) = (request.log, record(request.record));
-        let Some(writer) = request.writer else {
-            let applied = self.apply(&name, vec![record], durability(request.applied_only)).await?;
-            return Ok(applied.map(|position| (position, false)));
-        };
-        let names = Arc::clone(&self.names);
-        self.with(name, move |log| names.append(log, (&writer.writer, writer.session, writer.number), record.clone()))
-            .await
-    }
 }
 
 #[tonic::async_trait]

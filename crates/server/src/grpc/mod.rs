@@ -18,32 +18,11 @@ mod log;
 mod map;
 mod names;
 mod objects;
+pub mod proto;
 mod sequencer;
+mod service;
 mod status;
 mod waiting;
-
-/// Messages and services, generated from the published files.
-pub mod proto {
-    #![allow(missing_docs, clippy::all, rustdoc::all)]
-
-    /// `esker.log.v1`
-    pub mod log {
-        tonic::include_proto!("esker.log.v1");
-    }
-
-    /// `esker.map.v1`
-    pub mod map {
-        tonic::include_proto!("esker.map.v1");
-    }
-
-    /// `esker.store.v1`
-    pub mod store {
-        tonic::include_proto!("esker.store.v1");
-    }
-
-    /// All files as descriptors, for reflection.
-    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
-}
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,13 +42,13 @@ pub use listen::Address;
 pub use sequencer::Sequencers;
 
 use listen::Listeners;
-use log::LogService;
 use map::MapService;
 use objects::ObjectService;
 use proto::log::log_server::LogServer;
 use proto::log::sequencer_server::SequencerServer;
 use proto::map::map_server::MapServer;
 use proto::store::objects_server::ObjectsServer;
+use service::LogService;
 
 /// How long calls have to finish when the server stops.
 const GRACE: Duration = Duration::from_secs(3);

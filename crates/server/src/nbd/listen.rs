@@ -59,7 +59,7 @@ enum Listener {
 }
 
 /// All listening sockets; a unix socket's file goes with them.
-pub(crate) struct Listeners {
+pub(super) struct Listeners {
     poll: Poll,
     listeners: Vec<(Listener, Address)>,
 }

@@ -297,7 +297,7 @@ impl Input {
 }
 
 /// What goes to the client.
-pub(crate) struct Output {
+pub(super) struct Output {
     pub(crate) socket: Arc<Socket>,
     /// Held while something is sent, so that replies stay whole.
     sending: Mutex<Vec<u8>>,

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 /// Names that a client gave itself.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Names {
+pub(super) struct Names {
     pub(crate) name: String,
     pub(crate) library: String,
     pub(crate) library_version: String,
@@ -21,13 +21,13 @@ pub(crate) struct Names {
 
 /// One connected client.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct ClientEntry {
     pub(crate) id: u64,
     pub(crate) address: String,
     pub(crate) local_address: String,
     pub(crate) event_loop: usize,
     created: Instant,
-    pub(crate) names: Mutex<Names>,
+    pub(super) names: Mutex<Names>,
     pub(crate) killed: AtomicBool,
     pub(crate) database: AtomicU8,
     pub(crate) resp: AtomicU8,
@@ -42,7 +42,7 @@ pub(crate) struct Client {
     active_ms: AtomicU64,
 }
 
-impl Client {
+impl ClientEntry {
     pub(crate) fn touch(&self, now: Instant) {
         self.active_ms.store(now.duration_since(self.created).as_millis() as u64, Ordering::Relaxed);
     }
@@ -83,7 +83,7 @@ impl Client {
 /// All connected clients.
 #[derive(Default)]
 pub(crate) struct Clients {
-    connected: Mutex<BTreeMap<u64, Arc<Client>>>,
+    connected: Mutex<BTreeMap<u64, Arc<ClientEntry>>>,
     count: AtomicUsize,
     last_id: AtomicU64,
 }
@@ -97,13 +97,13 @@ impl Clients {
         local_address: String,
         event_loop: usize,
         now: Instant,
-    ) -> Option<Arc<Client>> {
+    ) -> Option<Arc<ClientEntry>> {
         if self.count.fetch_add(1, Ordering::SeqCst) >= max {
             self.count.fetch_sub(1, Ordering::SeqCst);
             return None;
         }
         let id = self.last_id.fetch_add(1, Ordering::SeqCst) + 1;
-        let client = Arc::new(Client {
+        let client = Arc::new(ClientEntry {
             id,
             address,
             local_address,
@@ -131,7 +131,7 @@ impl Clients {
     }
 
     /// Clients by id.
-    pub(crate) fn all(&self) -> Vec<Arc<Client>> {
+    pub(crate) fn all(&self) -> Vec<Arc<ClientEntry>> {
         self.connected.lock().values().cloned().collect()
     }
 }

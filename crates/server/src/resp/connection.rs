@@ -13,7 +13,7 @@ use std::time::Instant;
 use crate::resp::commands::Executor;
 use crate::resp::output::{Batch, Output};
 use crate::resp::parse::{Limits, Parser, Step};
-use crate::resp::reply::Reply;
+use crate::resp::reply::ReplyWriter;
 use crate::resp::session::Session;
 use crate::resp::shared::Shared;
 use crate::resp::transport::{Arrived, Transport};
@@ -209,7 +209,7 @@ impl Connection {
                 }
                 Err(error) => {
                     let from = self.output.bytes.len();
-                    Reply::new(&mut self.output.bytes, false).error(format!("ERR {error}").as_bytes());
+                    ReplyWriter::new(&mut self.output.bytes, false).error(format!("ERR {error}").as_bytes());
                     batch.add(from, None);
                     self.session.closing = true;
                 }

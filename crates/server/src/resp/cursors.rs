@@ -15,7 +15,7 @@ pub(crate) const CURSORS_MAX: usize = 8_192;
 
 /// Where a scan goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(super) struct Place {
     pub(crate) database: u8,
     /// The id of the hash whose fields are scanned, if not keys.
     pub(crate) hash: Option<u64>,
@@ -42,7 +42,7 @@ impl Cursors {
     }
 
     /// A number for this place: never 0, below 2^53.
-    pub(crate) fn put(&self, place: Place) -> u64 {
+    pub(super) fn put(&self, place: Place) -> u64 {
         let mut places = self.places.lock();
         places.last += 1;
         let cursor = places.last;
@@ -57,7 +57,7 @@ impl Cursors {
     }
 
     /// The place that the number stands for.
-    pub(crate) fn get(&self, cursor: u64) -> Option<Place> {
+    pub(super) fn get(&self, cursor: u64) -> Option<Place> {
         self.places.lock().by_cursor.get(&cursor).cloned()
     }
 }

@@ -18,7 +18,7 @@ use esker_kv::Barrier;
 use mio::{Events, Poll, Token, Waker};
 use parking_lot::Mutex;
 
-use crate::resp::clients::Client;
+use crate::resp::clients::ClientEntry;
 use crate::resp::commands::{Executor, Table};
 use crate::resp::config::{Error, Result};
 use crate::resp::connection::{Connection, Fate};
@@ -40,7 +40,7 @@ const LINGER: Duration = Duration::from_secs(3);
 const ACCEPTS_PER_TURN: usize = 256;
 
 /// Connections on their way from the accepting loop to theirs.
-pub(crate) type Inboxes = Arc<Vec<Mutex<Vec<(Transport, Arc<Client>)>>>>;
+pub(crate) type Inboxes = Arc<Vec<Mutex<Vec<(Transport, Arc<ClientEntry>)>>>>;
 
 /// Wakes a poll when a barrier is reached.
 struct WakePoll(Arc<Waker>);

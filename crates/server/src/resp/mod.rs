@@ -24,6 +24,7 @@ mod loading;
 mod number;
 mod output;
 mod parse;
+mod refusal;
 mod reply;
 mod session;
 mod shared;

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 
 use esker_kv::Barrier;
 
-use crate::resp::commands::store_error_line;
-use crate::resp::reply::Reply;
+use crate::resp::refusal::store_error_line;
+use crate::resp::reply::ReplyWriter;
 
 /// Sent bytes are dropped from the front once there are so many.
 const COMPACT_BYTES: usize = 256 << 10;
@@ -26,7 +26,7 @@ struct Gate {
 
 /// What is to be sent to one client.
 #[derive(Default)]
-pub(crate) struct Output {
+pub(super) struct Output {
     pub(crate) bytes: Vec<u8>,
     sent: usize,
     gates: VecDeque<Gate>,
@@ -107,7 +107,7 @@ impl Output {
                     self.gates.clear();
                     self.bytes.truncate(from);
                     for _ in 0..replies {
-                        Reply::new(&mut self.bytes, false).error(line.as_bytes());
+                        ReplyWriter::new(&mut self.bytes, false).error(line.as_bytes());
                     }
                 }
             }

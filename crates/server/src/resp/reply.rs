@@ -6,12 +6,12 @@
 use crate::resp::number::{push_i64, push_u64};
 
 /// Writes replies at the end of a buffer.
-pub(crate) struct Reply<'a> {
+pub(crate) struct ReplyWriter<'a> {
     out: &'a mut Vec<u8>,
     resp3: bool,
 }
 
-impl<'a> Reply<'a> {
+impl<'a> ReplyWriter<'a> {
     pub(crate) fn new(out: &'a mut Vec<u8>, resp3: bool) -> Self {
         Self { out, resp3 }
     }
@@ -128,10 +128,10 @@ mod tests {
 
     #[test]
     fn replies_have_the_bytes_of_their_version() {
-        let check = |write: fn(&mut Reply<'_>), resp2: &str, resp3: &str| {
+        let check = |write: fn(&mut ReplyWriter<'_>), resp2: &str, resp3: &str| {
             for (version3, expected) in [(false, resp2), (true, resp3)] {
                 let mut out = Vec::new();
-                write(&mut Reply::new(&mut out, version3));
+                write(&mut ReplyWriter::new(&mut out, version3));
                 assert_eq!(String::from_utf8(out).unwrap(), expected);
             }
         };

@@ -5,20 +5,20 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::resp::clients::Client;
-use crate::resp::commands::Command;
+use crate::resp::clients::ClientEntry;
 use crate::resp::keyspace::Keyspace;
 use crate::resp::parse::{Args, Span};
 
 /// A command waiting for EXEC.
 pub(crate) struct Queued {
-    pub(crate) command: &'static Command,
+    /// Its place among all commands.
+    pub(crate) command: usize,
     bytes: Vec<u8>,
     spans: Vec<Span>,
 }
 
 impl Queued {
-    pub(crate) fn new(command: &'static Command, args: Args<'_>) -> Self {
+    pub(crate) fn new(command: usize, args: Args<'_>) -> Self {
         let (bytes, spans) = args.to_owned_parts();
         Self { command, bytes, spans }
     }
@@ -51,7 +51,7 @@ pub(crate) struct Watched {
 
 /// State of one connection.
 pub(crate) struct Session {
-    pub(crate) client: Arc<Client>,
+    pub(crate) client: Arc<ClientEntry>,
     pub(crate) database: u8,
     pub(crate) resp3: bool,
     pub(crate) authenticated: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(client: Arc<Client>, authenticated: bool) -> Self {
+    pub(crate) fn new(client: Arc<ClientEntry>, authenticated: bool) -> Self {
         Self {
             client,
             database: 0,

@@ -15,7 +15,7 @@ use esker::log::{BATCH_MAX, Completion, Log, Record, Writer};
 use esker::{Bytes, Durability};
 use serde_json::json;
 
-use super::Context;
+use super::context::Context;
 use super::wire::{Format, Records};
 use crate::commands::quiet_pipe;
 use crate::exit::{Code, Failure};

@@ -8,24 +8,22 @@
 
 mod append;
 pub mod bench;
+mod context;
 mod read;
 mod wire;
 
 use clap::{Args, Subcommand};
 use esker::ByteSize;
 use esker::Period;
-use esker::kv::{Clock, SystemClock};
-use esker::log::{Compression, ENTRY_BYTES_MAX, Layout, Log, Logs, Options};
+use esker::log::{Compression, ENTRY_BYTES_MAX, Layout, Log, Options};
 use serde_json::{Value, json};
 
+use self::context::Context;
 use super::log_sequencer::LogSequencer;
 use super::{StoreArgument, builder, print};
 use crate::config::Settings;
 use crate::exit::{Code, Failure};
 use crate::progress;
-
-/// Names that one page of the directory asks for.
-const NAMES: usize = 1_000;
 
 /// The arguments of `esker log`.
 #[derive(Args)]
@@ -250,43 +248,6 @@ impl Limits {
             options.retain_ms = age.as_millis() as u64;
         }
         Ok(())
-    }
-}
-
-/// What the actions share: the logs, and how results are told.
-struct Context {
-    logs: Logs,
-    store: esker::Store,
-    json: bool,
-}
-
-impl Context {
-    /// Prints `value` as JSON, or else `text`.
-    fn tell(&self, value: Value, text: &str) -> Result<(), Failure> {
-        if self.json { print(&format!("{value:#}\n")) } else { print(text) }
-    }
-
-    fn log(&self, name: &str) -> Result<Log, Failure> {
-        Ok(self.logs.log(name)?)
-    }
-
-    fn now_ms(&self) -> u64 {
-        SystemClock.now_ms()
-    }
-
-    fn names(&self) -> Result<Vec<String>, Failure> {
-        let mut all: Vec<String> = Vec::new();
-        loop {
-            let page = self.logs.list(all.last().map(String::as_str), NAMES)?;
-            if page.is_empty() {
-                return Ok(all);
-            }
-            all.extend(page);
-        }
-    }
-
-    fn names_or(&self, name: Option<String>) -> Result<Vec<String>, Failure> {
-        name.map_or_else(|| self.names(), |name| Ok(vec![name]))
     }
 }
 

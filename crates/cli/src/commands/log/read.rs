@@ -16,7 +16,7 @@ use clap::Args;
 use esker::Period;
 use esker::log::{Delivery, Follow, Follower, Found, GapKind, Log, Start, StreamFollower};
 
-use super::Context;
+use super::context::Context;
 use super::wire::{Format, Gap, Sink};
 use crate::exit::{Code, Failure};
 
@@ -31,7 +31,7 @@ const KEEP: Duration = Duration::from_secs(1);
 
 /// A place in a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub(super) enum Place {
     First,
     Tail,
     Position(u64),

@@ -22,7 +22,7 @@ use crate::exit::Failure;
 
 /// How entries stand in a stream of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub(super) enum Format {
     /// One entry per line, without its line feed
     #[default]
     Lines,
@@ -161,7 +161,7 @@ impl Gap {
 }
 
 /// Writes entries and gaps.
-pub struct Sink<W: Write> {
+pub(super) struct Sink<W: Write> {
     out: W,
     format: Format,
     gap: Option<(Range<u64>, Gap)>,

@@ -8,20 +8,20 @@
 
 pub mod bench;
 pub mod commit;
+mod context;
 mod rows;
 mod transfer;
 mod updates;
 mod value;
 
-use std::sync::Arc;
-
 use clap::{Args, Subcommand};
-use esker::map::{Alter, DataType, MapStorage, Order, Schema, Table, TableName};
+use esker::map::{Alter, DataType, Order, Schema};
 use serde_json::{Value, json};
 
-use super::{StoreArgument, builder, print};
+use self::context::{Context, Name, Ordered};
+use super::StoreArgument;
 use crate::config::Settings;
-use crate::exit::{Code, Failure};
+use crate::exit::Failure;
 
 /// The arguments of `esker map`.
 #[derive(Args)]
@@ -185,23 +185,6 @@ enum IndexAction {
     },
 }
 
-/// A table as it is written: namespace, dot, table.
-#[derive(Clone, Debug)]
-pub struct Name(TableName);
-
-impl std::str::FromStr for Name {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once('.') {
-            Some((namespace, table)) if !namespace.is_empty() && !table.is_empty() => {
-                Ok(Self(TableName::new(namespace, table)))
-            }
-            _ => Err(format!("{text:?}: expected NAMESPACE.TABLE")),
-        }
-    }
-}
-
 /// `COLUMN:TYPE`.
 #[derive(Clone, Debug)]
 struct Typed {
@@ -216,54 +199,6 @@ impl std::str::FromStr for Typed {
         let (name, data_type) = text.rsplit_once(':').ok_or_else(|| format!("{text:?}: expected COLUMN:TYPE"))?;
         let data_type = data_type.parse().map_err(|error: esker::map::Error| error.to_string())?;
         Ok(Self { name: name.into(), data_type })
-    }
-}
-
-/// `COLUMN`, `COLUMN:asc` or `COLUMN:desc`.
-#[derive(Clone, Debug)]
-struct Ordered {
-    name: String,
-    order: Order,
-}
-
-impl std::str::FromStr for Ordered {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, order) = match text.rsplit_once(':') {
-            Some((name, "asc")) => (name, Order::Asc),
-            Some((name, "desc")) => (name, Order::Desc),
-            Some((_, other)) => return Err(format!("{text:?}: {other:?} is no order, expected asc or desc")),
-            None => (text, Order::Asc),
-        };
-        Ok(Self { name: name.into(), order })
-    }
-}
-
-/// What the actions share: the storage, and how results are told.
-struct Context {
-    map: Arc<dyn MapStorage>,
-    /// The store; none where the map is a server's.
-    store: Option<esker::Store>,
-    json: bool,
-}
-
-impl Context {
-    fn open(settings: &Settings, location: &str, makes: bool, json: bool) -> Result<Self, Failure> {
-        if let Some(map) = builder(settings).map_of_server(location)? {
-            return Ok(Self { map: Arc::new(map), store: None, json });
-        }
-        let store = builder(settings).create(makes).open(location)?;
-        Ok(Self { map: Arc::new(store.map()?), store: Some(store), json })
-    }
-
-    /// Prints `value` as JSON, or else `text`.
-    fn tell(&self, value: &Value, text: &str) -> Result<(), Failure> {
-        if self.json { print(&format!("{value:#}\n")) } else { print(text) }
-    }
-
-    fn table(&self, name: &Name) -> Result<Arc<Table>, Failure> {
-        Ok(self.map.table(&name.0)?)
     }
 }
 
@@ -387,9 +322,4 @@ fn list(context: &Context, namespace: Option<String>) -> Result<(), Failure> {
         values.push(json!({"namespace": namespace, "tables": tables}));
     }
     context.tell(&Value::Array(values), &text)
-}
-
-/// What is said where there is no row.
-fn no_row(name: &Name) -> Failure {
-    Failure::new(Code::NotFound, format!("table {} has no such row", name.0))
 }

@@ -15,14 +15,14 @@ use esker::map::{
 };
 use serde_json::json;
 
+use super::context::{Context, Name, Ordered, no_row};
 use super::value::{assignments, cell, conditions, record_json};
-use super::{Context, Name, Ordered, no_row};
 use crate::commands::{print, quiet_pipe};
 use crate::exit::{Code, Failure};
 
 /// How rows are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub(super) enum Format {
     /// COLUMN=VALUE, separated by tabs; null is \N, what is absent is left out
     #[default]
     Lines,
@@ -291,7 +291,7 @@ fn line(record: &Record) -> String {
 }
 
 /// Writes rows.
-pub enum Sink<W: Write> {
+pub(super) enum Sink<W: Write> {
     /// As lines.
     Lines(W),
     /// As CSV of these columns.

@@ -20,9 +20,9 @@ use esker::map::{Change, Completion, Condition, DataType, Key, Mutation, NEVER_M
 use indicatif::ProgressBar;
 use serde_json::Value as Json;
 
+use super::context::{Context, Name};
 use super::rows::{Format, Sink, each, names};
 use super::value::{from_cell, from_json};
-use super::{Context, Name};
 use crate::exit::Failure;
 use crate::progress;
 
@@ -53,7 +53,7 @@ pub enum Kind {
     after_help = "What stands under @expires is when the row goes by itself: 2024-02-29T13:37:00Z, or unix milliseconds. Null: never. Absent, or without\n\
 that column: a row that is there goes when it was to go, a new one stays."
 )]
-pub struct Import {
+pub(super) struct Import {
     /// The table
     #[arg(value_name = "TABLE")]
     name: Name,
@@ -66,7 +66,7 @@ pub struct Import {
 
 /// The arguments of `esker map export`.
 #[derive(Args)]
-pub struct Export {
+pub(super) struct Export {
     /// The table
     #[arg(value_name = "TABLE")]
     name: Name,

@@ -11,7 +11,7 @@ use esker::kv::{Clock, SystemClock};
 use esker_server::nbd::{self, ClientError, Config, Handle, Locking, SERVER_OWNER, Server, TlsMode, VolumeExports};
 use esker_server::resp::TlsFiles;
 
-use super::addresses;
+use super::shared::addresses;
 use crate::config::ServeSettings;
 use crate::exit::{Code, Failure};
 

@@ -13,7 +13,7 @@ use esker_server::resp::{Config, Loading};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::failure;
+use super::shared::failure;
 use crate::exit::Failure;
 
 /// Clients are answered, and signals looked for, so often.

@@ -10,7 +10,7 @@ use clap::Args;
 use esker_server::grpc::{self, Address, Config, Faces, Handle, Server};
 use esker_server::resp::TlsFiles;
 
-use super::addresses;
+use super::shared::addresses;
 use crate::config::ServeSettings;
 use crate::exit::{Code, Failure};
 

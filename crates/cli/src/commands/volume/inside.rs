@@ -14,7 +14,7 @@ use esker_server::nbd::{self, Address, Config, Handle, Place, Server, VolumeExpo
 use tempfile::TempDir;
 
 use crate::commands::serve::disks::{failure, locking};
-use crate::commands::volume::Context;
+use crate::commands::volume::context::Context;
 use crate::exit::Failure;
 
 /// A folder that only this user may enter, gone when dropped.

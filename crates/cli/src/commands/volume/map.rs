@@ -17,9 +17,9 @@ use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::context::{Context, split, tell};
 use super::inside::{Inside, private_folder};
 use super::tool::{Attached, Detached, Export, Tool};
-use super::{Context, tell};
 use crate::commands::serve::disks::client_failure;
 use crate::exit::{Code, Failure};
 
@@ -105,8 +105,8 @@ impl Map {
         // By TLS only the tool can speak with the server.
         let place = if uri.starts_with("nbds") { None } else { Some(uri.parse::<Place>().map_err(client_failure)?) };
         let (image, snapshot) = match &place {
-            Some(place) => super::split(&place.export),
-            None => super::split(uri.split('?').next().and_then(|uri| uri.rsplit('/').next()).unwrap_or_default()),
+            Some(place) => split(&place.export),
+            None => split(uri.split('?').next().and_then(|uri| uri.rsplit('/').next()).unwrap_or_default()),
         };
         let tool = self.tool(image, snapshot)?;
         let folder = private_folder()?;
@@ -124,7 +124,7 @@ impl Map {
     }
 
     fn names(&self) -> Result<(String, Option<String>), Failure> {
-        let (image, snapshot) = super::split(&self.image);
+        let (image, snapshot) = split(&self.image);
         match (snapshot, &self.snapshot) {
             (Some(_), Some(_)) => Err(Failure::usage(format!("{:?} names a snapshot already", self.image))),
             (named, given) => Ok((image.to_string(), named.map(str::to_string).or_else(|| given.clone()))),

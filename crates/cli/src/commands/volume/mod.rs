@@ -8,6 +8,7 @@
 //! 3. The lock that a killed server left is in nobody's way, that of a person is in everybody's.
 
 mod bench;
+mod context;
 mod inside;
 mod map;
 mod snap;
@@ -16,15 +17,14 @@ mod transfer;
 
 use clap::{Args, Subcommand};
 use esker::ByteSize;
-use esker::kv::{Clock, SystemClock};
-use esker::volume::{Image, Info, Layout, Volumes};
+use esker::volume::{Image, Info, Layout};
 use esker_server::nbd::SERVER_OWNER;
 use serde_json::{Value, json};
 
+use self::context::{Context, both};
 use super::{StoreArgument, builder, print};
 use crate::config::Settings;
 use crate::exit::Failure;
-use crate::progress;
 
 /// The arguments of `esker volume`.
 #[derive(Args)]
@@ -170,80 +170,6 @@ enum Meta {
         /// Its name
         key: String,
     },
-}
-
-/// What the actions share: the volumes, and how results are told.
-struct Context {
-    volumes: Volumes,
-    store: esker::Store,
-    json: bool,
-}
-
-impl Context {
-    /// Prints `value` as JSON, or else `text`.
-    fn tell(&self, value: Value, text: &str) -> Result<(), Failure> {
-        tell(self.json, value, text)
-    }
-
-    /// Breaks the lock that a killed server left on an image that is to be changed, where this process has the store for itself.
-    fn release_left(&self, name: &str) -> Result<(), Failure> {
-        if self.store.is_shared() {
-            return Ok(());
-        }
-        // Without the image the action itself says what is wrong.
-        let Ok(image) = self.volumes.image(name) else { return Ok(()) };
-        if let Some(lock) = image.lock_info().filter(|lock| lock.owner.starts_with(SERVER_OWNER)) {
-            image.break_lock(lock.epoch)?;
-            eprintln!("image {name}: broke the lock that a killed server left ({})", lock.owner);
-        }
-        Ok(())
-    }
-
-    fn image(&self, name: &str) -> Result<Image, Failure> {
-        Ok(self.volumes.image(name)?)
-    }
-
-    fn now_ms(&self) -> u64 {
-        SystemClock.now_ms()
-    }
-
-    /// Does work that tells how far it is, under a bar.
-    fn under_bar<T>(
-        &self,
-        what: &'static str,
-        work: impl FnOnce(esker::volume::Progress<'_>) -> Result<T, esker::volume::Error>,
-    ) -> Result<T, Failure> {
-        let bar = progress::count(what, 0);
-        let result = work(&mut |done, total| {
-            bar.set_length(total);
-            bar.set_position(done);
-            true
-        });
-        bar.finish_and_clear();
-        Ok(result?)
-    }
-
-    fn clean(&self) -> Result<(), Failure> {
-        self.under_bar("giving space back", |progress| self.volumes.work(progress)).map(drop)
-    }
-}
-
-/// Prints `value` as JSON, or else `text`.
-fn tell(json: bool, value: Value, text: &str) -> Result<(), Failure> {
-    if json { print(&format!("{value:#}\n")) } else { print(text) }
-}
-
-/// The two names of IMAGE@SNAPSHOT; the second is missing in IMAGE.
-fn split(name: &str) -> (&str, Option<&str>) {
-    name.split_once('@').map_or((name, None), |(image, snapshot)| (image, Some(snapshot)))
-}
-
-/// The two names of IMAGE@SNAPSHOT.
-fn both(name: &str) -> Result<(&str, &str), Failure> {
-    match split(name) {
-        (image, Some(snapshot)) => Ok((image, snapshot)),
-        _ => Err(Failure::usage(format!("{name:?}: expected IMAGE@SNAPSHOT"))),
-    }
 }
 
 impl Volume {

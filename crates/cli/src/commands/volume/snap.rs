@@ -4,7 +4,7 @@ use clap::Subcommand;
 use esker::ByteSize;
 use serde_json::{Value, json};
 
-use super::{Context, both, split};
+use super::context::{Context, both, split};
 use crate::exit::Failure;
 
 /// The actions on snapshots.

@@ -14,7 +14,7 @@ use esker::ByteSize;
 use esker::volume::{Image, Layout, Transferred};
 use serde_json::json;
 
-use super::{Context, split};
+use super::context::{Context, split};
 use crate::commands::quiet_pipe;
 use crate::exit::Failure;
 use crate::progress;
@@ -34,7 +34,7 @@ pub struct Diff {
 #[command(
     after_help = "Without --raw the stream carries checksums, and with --from only what changed since that snapshot."
 )]
-pub struct Export {
+pub(super) struct Export {
     /// IMAGE or IMAGE@SNAPSHOT
     image: String,
     /// The file, which must not exist; - for stdout
@@ -49,7 +49,7 @@ pub struct Export {
 
 /// The arguments of `esker volume import`.
 #[derive(Args)]
-pub struct Import {
+pub(super) struct Import {
     /// The file; - for stdin
     file: PathBuf,
     /// The image: made, or (for an increment) one that is what the increment goes on from

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::resp::clients::Client;
-use crate::resp::commands::{Call, Outcome, Refusal, SYNTAX, Table, help, is, shown, subcommand, wake_loop_of};
+use crate::resp::clients::ClientEntry;
+use crate::resp::commands::{Call, Outcome, Refusal, SYNTAX, help, is, shown, subcommand, wake_loop_of};
 use crate::resp::number::parse_i64;
 
 pub(crate) fn client(call: &mut Call<'_>) -> Outcome {
@@ -103,13 +103,13 @@ fn switch(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn line(client: &Client) -> String {
-    client.line(Table::name(client.last_command.load(Ordering::Relaxed)))
+fn line(call: &Call<'_>, client: &ClientEntry) -> String {
+    client.line(call.command_name(client.last_command.load(Ordering::Relaxed)))
 }
 
 fn info(call: &mut Call<'_>) -> Outcome {
     call.session.publish();
-    call.reply.verbatim(&(line(&call.session.client) + "\n"));
+    call.reply.verbatim(&(line(call, &call.session.client) + "\n"));
     Ok(())
 }
 
@@ -134,12 +134,12 @@ fn list(call: &mut Call<'_>) -> Outcome {
         _ => return Err(SYNTAX.into()),
     }
     call.session.publish();
-    let text: String = clients.iter().map(|client| line(client) + "\n").collect();
+    let text: String = clients.iter().map(|client| line(call, client) + "\n").collect();
     call.reply.verbatim(&text);
     Ok(())
 }
 
-fn of_type(clients: Vec<Arc<Client>>, kind: &[u8]) -> Result<Vec<Arc<Client>>, Refusal> {
+fn of_type(clients: Vec<Arc<ClientEntry>>, kind: &[u8]) -> Result<Vec<Arc<ClientEntry>>, Refusal> {
     if is(kind, "normal") {
         return Ok(clients);
     }
@@ -193,7 +193,7 @@ fn kill(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-fn end(call: &mut Call<'_>, client: &Arc<Client>) {
+fn end(call: &mut Call<'_>, client: &Arc<ClientEntry>) {
     if client.id == call.session.client.id {
         call.session.closing = true;
     } else {

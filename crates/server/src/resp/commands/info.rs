@@ -37,7 +37,7 @@ fn sections(shared: &Shared) -> Vec<Section> {
     let uptime_s = shared.started.elapsed().as_secs();
     let memory_bytes = memory_bytes();
     let clients = shared.clients.all();
-    let deepest = |figure: fn(&crate::resp::clients::Client) -> usize| {
+    let deepest = |figure: fn(&crate::resp::clients::ClientEntry) -> usize| {
         clients.iter().map(|client| figure(client)).max().unwrap_or(0).to_string()
     };
     let mut sections = vec![

@@ -3,8 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::resp::commands::{
-    ADMIN, Call, Command, FAST, NO_AUTH, NO_MULTI, Outcome, READ, Refusal, SYNTAX, Table, WRITE, help, is, shown,
-    subcommand,
+    ADMIN, Call, Command, FAST, NO_AUTH, NO_MULTI, Outcome, READ, Refusal, SYNTAX, WRITE, help, is, shown, subcommand,
 };
 use crate::resp::number::{parse_i64, push_u64};
 
@@ -152,7 +151,7 @@ pub(crate) fn role(call: &mut Call<'_>) -> Outcome {
 
 pub(crate) fn command(call: &mut Call<'_>) -> Outcome {
     if call.args.len() == 1 {
-        let commands = Table::commands();
+        let commands = call.commands;
         call.reply.array(commands.len());
         for command in commands {
             describe(call, command);
@@ -192,12 +191,12 @@ fn show_help(call: &mut Call<'_>) -> Outcome {
 }
 
 fn count(call: &mut Call<'_>) -> Outcome {
-    call.reply.int(Table::commands().len() as i64);
+    call.reply.int(call.commands.len() as i64);
     Ok(())
 }
 
 fn list(call: &mut Call<'_>) -> Outcome {
-    let commands = Table::commands();
+    let commands = call.commands;
     call.reply.array(commands.len());
     for command in commands {
         call.reply.bulk(command.name.as_bytes());
@@ -207,7 +206,7 @@ fn list(call: &mut Call<'_>) -> Outcome {
 
 fn get_keys(call: &mut Call<'_>) -> Outcome {
     let name = call.arg(2);
-    let command = Table::commands().iter().find(|command| is(name, command.name));
+    let command = call.commands.iter().find(|command| is(name, command.name));
     let command = command.ok_or("ERR Invalid command specified")?;
     let args: Vec<&[u8]> = call.args.from(2).collect();
     if command.keys.0 == 0 {
@@ -234,15 +233,15 @@ fn get_keys(call: &mut Call<'_>) -> Outcome {
 fn command_info(call: &mut Call<'_>) -> Outcome {
     let names: Vec<&[u8]> = call.args.from(2).collect();
     if names.is_empty() {
-        call.reply.array(Table::commands().len());
-        for command in Table::commands() {
+        call.reply.array(call.commands.len());
+        for command in call.commands {
             describe(call, command);
         }
         return Ok(());
     }
     call.reply.array(names.len());
     for name in names {
-        match Table::commands().iter().find(|command| is(name, command.name)) {
+        match call.commands.iter().find(|command| is(name, command.name)) {
             Some(command) => describe(call, command),
             None => call.reply.null(),
         }
@@ -281,7 +280,8 @@ fn describe(call: &mut Call<'_>, command: &Command) {
 
 fn docs(call: &mut Call<'_>) -> Outcome {
     let wanted: Vec<String> = call.args.from(2).map(shown).collect();
-    let found: Vec<&Command> = Table::commands()
+    let found: Vec<&Command> = call
+        .commands
         .iter()
         .filter(|command| wanted.is_empty() || wanted.iter().any(|name| name.eq_ignore_ascii_case(command.name)))
         .collect();

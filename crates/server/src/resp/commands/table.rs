@@ -45,11 +45,6 @@ impl Table {
         COMMANDS
     }
 
-    /// The name of the command at this index.
-    pub(crate) fn name(index: usize) -> &'static str {
-        COMMANDS.get(index).map_or("NULL", |command| command.name)
-    }
-
     /// The command of this name, in any case, and its index.
     pub(crate) fn find(&self, name: &[u8]) -> Option<(usize, &'static Command)> {
         if name.len() > NAME_BYTES_MAX {

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use esker_kv::{KEY_BYTES_MAX, Txn};
 
 use crate::resp::commands::{Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish};
-use crate::resp::reply::Reply;
+use crate::resp::reply::ReplyWriter;
 use crate::resp::session::{Queue, Queued, Watched};
 
 pub(crate) fn multi(call: &mut Call<'_>) -> Outcome {
@@ -71,12 +71,14 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         call.session.unwatch(keyspace);
         return Err("EXECABORT Transaction discarded because of previous errors.".into());
     }
-    if queue.commands.iter().any(|queued| queued.command.flags & MAKES_HASH != 0) {
+    let commands = call.commands;
+    let flags = |queued: &Queued| commands[queued.command].flags;
+    if queue.commands.iter().any(|queued| flags(queued) & MAKES_HASH != 0) {
         keyspace.expect_hashes();
     }
     let database = call.session.database;
     let mut txn = keyspace.kv.begin_exclusive();
-    let adds = |queued: &Queued| queued.command.flags & WRITE != 0 && queued.command.flags & GIVES == 0;
+    let adds = |queued: &Queued| flags(queued) & WRITE != 0 && flags(queued) & GIVES == 0;
     if !queue.commands.iter().any(adds) {
         txn.give_back();
     }
@@ -114,17 +116,19 @@ pub(crate) fn abort(call: &mut Call<'_>, refusal: &Refusal) -> Refusal {
 fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcome {
     let resp3 = call.session.resp3;
     let mut barrier = None;
+    let command = &call.commands[queued.command];
     let mut inner = Call {
         shared: call.shared,
         session: &mut *call.session,
+        commands: call.commands,
         args: queued.args(),
-        reply: Reply::new(call.reply.buffer(), resp3),
+        reply: ReplyWriter::new(call.reply.buffer(), resp3),
         barrier: &mut barrier,
         tally: &mut *call.tally,
     };
     let start = inner.reply.position();
-    let too_long = queued.command.keys_of(inner.args).find(|key| key.len() > KEY_BYTES_MAX);
-    let outcome = match queued.command.run {
+    let too_long = command.keys_of(inner.args).find(|key| key.len() > KEY_BYTES_MAX);
+    let outcome = match command.run {
         _ if let Some(key) = too_long => {
             Err(format!("ERR key of {} bytes exceeds esker_kv::KEY_BYTES_MAX = {KEY_BYTES_MAX}", key.len()).into())
         }

@@ -52,7 +52,7 @@ impl FromStr for Disk {
 
 /// What the clients do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Load {
+pub(super) enum Load {
     /// So many, each with one update after another.
     Closed(u64),
     /// So many updates a second in all, at random moments.

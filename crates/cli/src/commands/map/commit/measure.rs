@@ -57,7 +57,7 @@ pub struct Outcome {
 }
 
 /// A load for some time.
-pub struct Run {
+pub(super) struct Run {
     /// The load.
     pub load: Load,
     /// Clients where the rate is given.

@@ -9,145 +9,21 @@
 //! 2. A figure counts what was answered; writes that need a flush at the end have it within the time that is counted.
 
 mod network;
+mod plan;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use clap::{Args, ValueEnum};
 use esker::volume::Image;
-use esker::{ByteSize, Bytes, Durability};
+use esker::{Bytes, Durability};
 use esker_server::nbd::Place;
-use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
+pub(super) use self::plan::Bench;
+use self::plan::{Figures, Kind, Latencies, Plan, Through, latencies, together};
+use super::context::{Context, tell};
 use super::inside::Inside;
-use super::{Context, tell};
 use crate::commands::serve::disks::client_failure;
-use crate::exit::{Code, Failure};
-
-/// Seconds of a run that is bounded by nothing else.
-const SECONDS: u64 = 5;
-
-/// The arguments of `esker volume bench`.
-#[derive(Args)]
-pub struct Bench {
-    /// The image, or the address of a running server's, such as nbd://HOST/IMAGE; writing overwrites what it holds
-    image: String,
-    /// What is done
-    #[arg(long, value_enum, default_value_t = Kind::Write)]
-    io: Kind,
-    /// Where
-    #[arg(long, value_enum, default_value_t = Pattern::Rand)]
-    pattern: Pattern,
-    /// Bytes of a request
-    #[arg(long, default_value = "4k")]
-    io_size: ByteSize,
-    /// Requests in flight
-    #[arg(long, default_value_t = 16)]
-    threads: u64,
-    /// How long; 5 unless --io-total is given
-    #[arg(long)]
-    seconds: Option<u64>,
-    /// How many bytes of requests, such as 1g
-    #[arg(long, value_name = "SIZE")]
-    io_total: Option<ByteSize>,
-    /// Each write is durable before the next; else all of them are after one flush at the end
-    #[arg(long)]
-    durable: bool,
-    /// Seed of the places
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// What the image is reached through; for an address always NBD
-    #[arg(long, value_enum, default_value_t = Through::Library)]
-    through: Through,
-    /// Connections that share the requests in flight, through NBD
-    #[arg(long, default_value_t = 1)]
-    connections: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    Write,
-    Read,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Pattern {
-    Rand,
-    Seq,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Through {
-    Library,
-    Nbd,
-    Both,
-}
-
-type Latencies = Histogram<u64>;
-
-/// The requests of a run.
-struct Plan<'b> {
-    bench: &'b Bench,
-    places: u64,
-    requests: u64,
-    end: Option<Instant>,
-    issued: AtomicU64,
-}
-
-/// One request.
-#[derive(Clone, Copy)]
-struct Step {
-    offset: u64,
-    at: Instant,
-}
-
-impl<'b> Plan<'b> {
-    fn new(bench: &'b Bench, size: u64) -> Self {
-        let io = bench.io_size.0;
-        let seconds = bench.seconds.or(bench.io_total.is_none().then_some(SECONDS));
-        Self {
-            bench,
-            places: size / io,
-            requests: bench.io_total.map_or(u64::MAX, |total| total.0 / io),
-            end: seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
-            issued: AtomicU64::new(0),
-        }
-    }
-
-    fn rng(&self, thread: u64) -> fastrand::Rng {
-        fastrand::Rng::with_seed(self.bench.seed.wrapping_mul(1_000_003).wrapping_add(thread))
-    }
-
-    /// The next request of a thread; `None` at the end.
-    fn next(&self, rng: &mut fastrand::Rng) -> Option<Step> {
-        let at = Instant::now();
-        let issued = self.issued.fetch_add(1, Ordering::Relaxed);
-        if issued >= self.requests || self.end.is_some_and(|end| at >= end) {
-            return None;
-        }
-        let place = match self.bench.pattern {
-            Pattern::Rand => rng.u64(..self.places),
-            Pattern::Seq => issued % self.places,
-        };
-        Some(Step { offset: place * self.bench.io_size.0, at })
-    }
-
-    /// What is written.
-    fn data(&self, rng: &mut fastrand::Rng) -> Vec<u8> {
-        let mut data = vec![0; self.bench.io_size.0 as usize];
-        rng.fill(&mut data);
-        data
-    }
-}
-
-/// What a run came to.
-struct Figures {
-    through: &'static str,
-    latencies: Latencies,
-    elapsed: Duration,
-    syncs: Option<u64>,
-}
+use crate::exit::Failure;
 
 impl Bench {
     /// Whether a running server's export is meant.
@@ -285,23 +161,4 @@ fn name(value: &dyn std::fmt::Debug) -> String {
 
 fn since(context: &Context, before: Option<u64>) -> Option<u64> {
     context.store.syncs().zip(before).map(|(after, before)| after - before)
-}
-
-/// Does `drive` on so many threads; all their latencies, or the first failure.
-fn together(threads: u64, drive: impl Fn(u64) -> Result<Latencies, Failure> + Sync) -> Result<Latencies, Failure> {
-    let results: Vec<Result<Latencies, Failure>> = std::thread::scope(|scope| {
-        let drive = &drive;
-        let started: Vec<_> = (0..threads).map(|thread| scope.spawn(move || drive(thread))).collect();
-        started.into_iter().map(|thread| thread.join().expect("a bench thread does not panic")).collect()
-    });
-    let mut all = latencies()?;
-    for result in results {
-        // Adding histograms of equal bounds cannot fail.
-        let _ = all.add(&result?);
-    }
-    Ok(all)
-}
-
-fn latencies() -> Result<Latencies, Failure> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|error| Failure::new(Code::Failure, error.to_string()))
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use esker_server::nbd::wire::{command, flag};
 use esker_server::nbd::{Client, ClientError, Place};
 
-use super::{Bench, Figures, Kind, Latencies, Plan, Step, latencies, together};
+use super::plan::{Bench, Figures, Kind, Latencies, Plan, Step, latencies, together};
 use crate::commands::serve::disks::client_failure;
 use crate::exit::Failure;
 

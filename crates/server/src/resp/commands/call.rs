@@ -1,0 +1,215 @@
+//! What a handler is given and what it returns: the call, its command, replies and refusals that many share.
+//!
+//! Invariant: nothing here names a handler.
+
+use std::sync::Arc;
+
+use esker_kv::{Barrier, Entry, Txn};
+
+use crate::resp::keyspace::{Database, HASH};
+use crate::resp::number::parse_i64;
+use crate::resp::parse::Args;
+use crate::resp::refusal::Refusal;
+use crate::resp::reply::ReplyWriter;
+use crate::resp::session::Session;
+use crate::resp::shared::{Shared, Tally};
+
+/// What a handler returns; its reply is written.
+pub(crate) type Outcome = Result<(), Refusal>;
+
+pub(crate) const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+pub(crate) const SYNTAX: &str = "ERR syntax error";
+pub(crate) const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
+pub(crate) const NO_SUCH_KEY: &str = "ERR no such key";
+
+/// How a command is run.
+#[derive(Clone, Copy)]
+pub(crate) enum Run {
+    /// Without data.
+    Plain(fn(&mut Call<'_>) -> Outcome),
+    /// In a transaction that holds the stripes of its keys.
+    Data(fn(&mut Call<'_>, &mut Txn<'_>) -> Outcome),
+    /// In a transaction that keeps everybody else out.
+    Exclusive(fn(&mut Call<'_>, &mut Txn<'_>) -> Outcome),
+    /// Outside MULTI by the first, if that answers true; else as `Data`.
+    Fast(fn(&mut Call<'_>) -> Result<bool, Refusal>, fn(&mut Call<'_>, &mut Txn<'_>) -> Outcome),
+}
+
+/// Changes data.
+pub(crate) const WRITE: u16 = 1;
+/// Reads data.
+pub(crate) const READ: u16 = 2;
+/// Takes about constant time.
+pub(crate) const FAST: u16 = 4;
+/// For operators.
+pub(crate) const ADMIN: u16 = 8;
+/// Allowed before authentication.
+pub(crate) const NO_AUTH: u16 = 16;
+/// Refused inside MULTI.
+pub(crate) const NO_MULTI: u16 = 32;
+/// Run, not queued, inside MULTI.
+pub(crate) const NOT_QUEUED: u16 = 64;
+/// May make a hash.
+pub(crate) const MAKES_HASH: u16 = 128;
+/// Gives space back, or says when it will: goes on where the store is full.
+pub(crate) const GIVES: u16 = 256;
+
+/// A command.
+pub(crate) struct Command {
+    /// Lower case.
+    pub(crate) name: &'static str,
+    /// Number of arguments with the name; negative: at least so many.
+    pub(crate) arity: i16,
+    pub(crate) flags: u16,
+    /// First key, last key (negative: counted from the end), step; 0 for none.
+    pub(crate) keys: (i16, i16, i16),
+    pub(crate) group: &'static str,
+    pub(crate) run: Run,
+}
+
+impl Command {
+    pub(crate) fn accepts(&self, args: usize) -> bool {
+        let args = i64::try_from(args).unwrap_or(i64::MAX);
+        let arity = i64::from(self.arity);
+        if arity >= 0 { args == arity } else { args >= -arity }
+    }
+
+    /// The keys among the arguments.
+    pub(crate) fn keys_of<'a>(&self, args: Args<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let (first, last, step) = self.keys;
+        let last = if last < 0 { args.len() as i64 + i64::from(last) } else { i64::from(last) };
+        let last = last.min(args.len() as i64 - 1);
+        let last = if first == 0 { -1 } else { last };
+        (i64::from(first)..=last).step_by(step.max(1) as usize).map(move |index| args.get(index as usize))
+    }
+}
+
+/// One command under way.
+pub(crate) struct Call<'c> {
+    pub(crate) shared: &'c Shared,
+    pub(crate) session: &'c mut Session,
+    /// All commands there are.
+    pub(crate) commands: &'static [Command],
+    pub(crate) args: Args<'c>,
+    pub(crate) reply: ReplyWriter<'c>,
+    pub(crate) barrier: &'c mut Option<Barrier>,
+    pub(crate) tally: &'c mut Tally,
+}
+
+impl<'c> Call<'c> {
+    /// The session's database.
+    pub(crate) fn database(&self) -> Result<&'c Database, Refusal> {
+        Ok(self.shared.keyspace.database(self.session.database)?)
+    }
+
+    pub(crate) fn arg(&self, index: usize) -> &'c [u8] {
+        self.args.get(index)
+    }
+
+    /// The name of the command at this place among all.
+    pub(crate) fn command_name(&self, index: usize) -> &'static str {
+        self.commands.get(index).map_or("NULL", |command| command.name)
+    }
+
+    /// An argument that is an integer.
+    pub(crate) fn int_arg(&self, index: usize) -> Result<i64, Refusal> {
+        parse_i64(self.arg(index)).ok_or_else(|| NOT_AN_INTEGER.into())
+    }
+
+    /// The reply waits for this, too.
+    pub(crate) fn behind(&mut self, barrier: Option<Barrier>) {
+        if barrier.is_some() {
+            *self.barrier = Barrier::later(self.barrier.take(), barrier);
+        }
+    }
+
+    pub(crate) fn wrong_args(&self, name: &str) -> Refusal {
+        format!("ERR wrong number of arguments for '{name}' command").into()
+    }
+
+    /// The entry of a key, if it is a string.
+    pub(crate) fn string(&self, txn: &mut Txn<'_>, key: &[u8]) -> Result<Option<Entry>, Refusal> {
+        match self.shared.keyspace.get(txn, self.database()?, key)? {
+            Some(entry) if entry.tag == HASH => Err(WRONG_TYPE.into()),
+            entry => Ok(entry),
+        }
+    }
+
+    pub(crate) fn count_hit(&mut self, hit: bool) {
+        if hit { self.tally.hits += 1 } else { self.tally.misses += 1 }
+    }
+
+    /// Refuses replies that no client could be sent.
+    pub(crate) fn check_output(&self) -> Outcome {
+        let (len, max) = (self.reply.position() as u64, self.shared.config.output_bytes_max as u64);
+        if len > max {
+            // An error of the store, so that EXEC ends with it and nothing is committed.
+            return Err(esker_store::Error::TooLarge { what: "output", len, limit: "output_bytes_max", max }.into());
+        }
+        Ok(())
+    }
+}
+
+/// Whether an argument is this word, in any case.
+pub(crate) fn is(arg: &[u8], word: &str) -> bool {
+    arg.eq_ignore_ascii_case(word.as_bytes())
+}
+
+/// An argument as text for messages: at most 128 bytes of it.
+pub(crate) fn shown(arg: &[u8]) -> String {
+    String::from_utf8_lossy(&arg[..arg.len().min(128)]).into_owned()
+}
+
+/// Runs a handler in its transaction and commits.
+pub(crate) fn finish(
+    call: &mut Call<'_>,
+    mut txn: Txn<'_>,
+    handler: impl FnOnce(&mut Call<'_>, &mut Txn<'_>) -> Outcome,
+) -> Outcome {
+    let outcome = handler(call, &mut txn);
+    if let Err(Refusal::Store(_)) = outcome {
+        return outcome;
+    }
+    let (committed, barrier) = txn.commit(call.shared.durability()).into_parts();
+    call.behind(barrier);
+    outcome?;
+    committed.map_err(Refusal::Store)
+}
+
+/// Arguments that select a container's subcommand: its name, arity as in [`Command`], handler.
+pub(crate) type Subcommand = (&'static str, i16, fn(&mut Call<'_>) -> Outcome);
+
+/// Runs the subcommand that the second argument names.
+pub(crate) fn subcommand(call: &mut Call<'_>, container: &str, list: &[Subcommand]) -> Outcome {
+    let name = call.arg(1);
+    let Some((name, arity, handler)) = list.iter().find(|(known, ..)| is(name, known)) else {
+        let upper = container.to_ascii_uppercase();
+        return Err(format!("ERR unknown subcommand '{}'. Try {upper} HELP.", shown(name)).into());
+    };
+    let args = call.args.len() as i64;
+    let arity = i64::from(*arity);
+    if if arity >= 0 { args != arity } else { args < -arity } {
+        return Err(call.wrong_args(&format!("{container}|{name}")));
+    }
+    handler(call)
+}
+
+/// Replies with lines of help.
+pub(crate) fn help(call: &mut Call<'_>, container: &str, lines: &[&str]) -> Outcome {
+    call.reply.array(lines.len() + 3);
+    call.reply.simple(&format!("{container} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"));
+    for line in lines {
+        call.reply.simple(line);
+    }
+    call.reply.simple("HELP");
+    call.reply.simple("    Print this help.");
+    Ok(())
+}
+
+/// Wakes the event loop of a client.
+pub(crate) fn wake_loop_of(shared: &Shared, client: &Arc<crate::resp::clients::ClientEntry>) {
+    if let Some(waker) = shared.wakers.get().and_then(|wakers| wakers.get(client.event_loop)) {
+        // A loop that cannot be woken is one that has ended, and its clients with it.
+        let _ = waker.wake();
+    }
+}
