@@ -27,7 +27,7 @@ use crate::generate::Taste;
 use crate::history::{History, Unread, commit_order, whole_state};
 use crate::kind::{self, Kind, SEGMENT_BYTES};
 use crate::model::{ModelState, difference};
-use crate::volume;
+use crate::{threaded, volume};
 
 /// Lives of the store in one run.
 const ROUNDS: usize = 4;
@@ -103,11 +103,12 @@ pub fn run(seed: u64) -> Result<Outcome, String> {
 /// # Errors
 /// The promise that was broken, and how.
 pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
-    if kind == Kind::Volume {
-        return volume::run(seed);
-    }
-    if kind == Kind::Log {
-        return crate::logs::run(seed, None);
+    match kind {
+        Kind::Volume => return volume::run(seed),
+        Kind::Log => return crate::logs::run(seed, None),
+        Kind::Clones => return threaded::clones::run(seed),
+        Kind::Panics => return threaded::panics::run(seed),
+        _ => {}
     }
     let mut rng = fastrand::Rng::with_seed(seed);
     let blank = FaultyDevice::new(Image::blank(kind.shape(&mut rng)), rng.u64(..));

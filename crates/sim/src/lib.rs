@@ -2,7 +2,8 @@
 //!
 //! seed → [`kind::Kind`] → [`fault::FaultyDevice`] + [`history::History`] → [`crash::run`] → outcome, trace
 //!
-//! Invariant: everything random comes from the seed; the same seed and kind give the same trace.
+//! Invariant: everything random comes from the seed; the same seed and kind give the same trace, but for the kinds in
+//! which all threads of the engine run ([`kind::Kind::has_threads`]): there they give the same operations.
 
 #![forbid(unsafe_code)]
 
@@ -16,4 +17,5 @@ mod life;
 pub mod logs;
 pub mod model;
 mod rot;
+mod threaded;
 mod volume;
