@@ -46,11 +46,13 @@ pub enum Kind {
     Clones,
     /// A panic at any call of the device, in any thread: see `threaded/panics.rs`.
     Panics,
+    /// Openings that are cut off at any of their calls: see `opening.rs`.
+    Opening,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Plain,
         Self::Zoned,
         Self::Small,
@@ -63,6 +65,7 @@ impl Kind {
         Self::Rot,
         Self::Clones,
         Self::Panics,
+        Self::Opening,
     ];
 
     /// The kind of a seed's run, unless another is asked for.
@@ -85,6 +88,7 @@ impl Kind {
             Self::Rot => "rot",
             Self::Clones => "clones",
             Self::Panics => "panics",
+            Self::Opening => "opening",
         }
     }
 
@@ -107,7 +111,7 @@ impl Kind {
     pub(crate) fn shape(self, rng: &mut fastrand::Rng) -> Shape {
         let zoned = match self {
             Self::Zoned | Self::SmallZoned => true,
-            Self::Plain | Self::Small | Self::Thin | Self::Log | Self::Clones | Self::Panics => false,
+            Self::Plain | Self::Small | Self::Thin | Self::Log | Self::Clones | Self::Panics | Self::Opening => false,
             Self::Errors | Self::Remount | Self::Volume | Self::Rot => rng.u8(0..4) == 0,
         };
         let segments = match self {
@@ -141,11 +145,11 @@ impl Kind {
         };
         // Of 16 lives, so many see a failed write, a failed sync, a power cut, or nothing.
         let (failed_writes, failed_syncs, cuts) = match self {
-            Self::Plain | Self::Zoned | Self::Log | Self::Rot | Self::Clones | Self::Panics => (2, 2, 10),
             Self::Small | Self::SmallZoned | Self::Thin => (1, 1, 7),
             Self::Errors => (4, 4, 3),
             Self::Remount => (0, 1, 1),
             Self::Volume => (1, 1, 11),
+            _ => (2, 2, 10),
         };
         let draw = rng.u64(0..16);
         if draw < failed_writes {

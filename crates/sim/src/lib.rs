@@ -16,6 +16,7 @@ pub mod kind;
 mod life;
 pub mod logs;
 pub mod model;
+mod opening;
 mod rot;
 mod threaded;
 mod volume;

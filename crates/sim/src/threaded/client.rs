@@ -137,6 +137,11 @@ impl Client {
         Ok(())
     }
 
+    /// The store says that everything is durable.
+    pub fn is_owed_everything(&mut self) {
+        self.owed = self.worlds.last().map_or(self.owed, |(seq, _)| *seq);
+    }
+
     /// Makes the client's collection, if it is not there.
     fn makes_its_collection(&mut self, engine: &Engine, manner: &Manner) -> Result<bool, String> {
         let txn = Transaction::new().create_collection(&self.collection);
@@ -315,10 +320,13 @@ impl Client {
             world = step.after(&world);
         }
         let asked = Instant::now();
+        // Until the store has answered; should the call panic, it stays so.
+        self.doubt = Some(world.clone());
         loop {
             let (result, barrier) = engine.submit(txn.clone()).into_parts();
             match result {
                 Ok(seq) => {
+                    self.doubt = None;
                     if self.told.len() >= TOLD {
                         self.told.pop_front();
                     }
@@ -345,14 +353,12 @@ impl Client {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 Err(Error::Full { .. }) => {
+                    self.doubt = None;
                     self.full += 1;
                     self.pressure = 2;
                     return Ok(true);
                 }
-                Err(error) if (manner.excuse)(&error) => {
-                    self.doubt = Some(world);
-                    return Ok(false);
-                }
+                Err(error) if (manner.excuse)(&error) => return Ok(false),
                 Err(error) => return Err(format!("{}: {error}", words.join(" and "))),
             }
         }
@@ -383,6 +389,8 @@ impl Client {
     /// # Errors
     /// An error but `Full`, or another content.
     pub fn fills(&mut self, engine: &Engine) -> Result<u64, String> {
+        let txn = Transaction::new().create_collection(&self.collection);
+        engine.submit(txn).wait().map_err(|error| format!("making a collection: {error}"))?;
         let mut names = Vec::new();
         loop {
             self.number += 1;

@@ -26,6 +26,9 @@ use crate::kind::SEGMENT_BYTES;
 /// Long enough for any machine; what hangs, hangs for ever.
 pub(crate) const HANGS: Duration = Duration::from_secs(25);
 
+/// What an injected panic says.
+const INJECTED: &str = "a panic that the simulator has injected";
+
 /// What a call in a thread of its own comes to.
 pub(crate) enum Ended<T> {
     /// It has returned.
