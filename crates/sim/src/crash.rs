@@ -261,7 +261,7 @@ impl Run {
     }
 
     /// The recovered state must be a prefix that holds everything owed, and what a read-only opening showed before.
-    fn recovered(&mut self, engine: &Engine, seen: Option<&ModelState>) -> Result<(), String> {
+    pub(crate) fn recovered(&mut self, engine: &Engine, seen: Option<&ModelState>) -> Result<(), String> {
         let found = whole_state(engine).map_err(|unread| unread.to_string())?;
         if let Some(difference) = seen.and_then(|seen| difference(seen, &found)) {
             return Err(format!("after a read-only opening: {difference}"));

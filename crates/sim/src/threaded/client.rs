@@ -69,6 +69,8 @@ pub(super) struct Client {
 struct Seen {
     view: Engine,
     world: World,
+    at: u64,
+    last: u64,
 }
 
 impl Client {
@@ -221,7 +223,7 @@ impl Client {
                 if !manner.acknowledges_applied {
                     self.owed = self.owed.max(last);
                 }
-                views.push(Seen { view, world });
+                views.push(Seen { view, world, at: seq.0, last });
                 Ok(true)
             }
             other => self.excused(manner, other, "a snapshot"),
@@ -233,7 +235,7 @@ impl Client {
         self.told.push_back("snapshot dropped".into());
         match found(&seen.view, &self.collection) {
             Ok(world) => match difference(&seen.world, &world) {
-                Some(why) => Err(format!("a snapshot has changed: {why}")),
+                Some(why) => Err(format!("a snapshot of {} at {} has changed: {why}", seen.at, seen.last)),
                 None => Ok(true),
             },
             Err(Misread::Refused(error)) if (manner.excuse)(&error) => Ok(false),

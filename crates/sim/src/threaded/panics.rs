@@ -69,12 +69,21 @@ impl Panicking {
             Whose::Client => name.starts_with("client") && call != "read",
         };
         let spend = |left: u64| left.checked_sub(1);
-        if meant
-            && self.spared.fetch_update(Ordering::AcqRel, Ordering::Acquire, spend).is_err()
-            && self.armed.swap(false, Ordering::AcqRel)
-        {
-            *self.fired.lock() = Some((name.to_owned(), call));
+        if meant && self.spared.fetch_update(Ordering::AcqRel, Ordering::Acquire, spend).is_err() {
+            let mut fired = self.fired.lock();
+            if fired.is_some() {
+                return;
+            }
+            *fired = Some((name.to_owned(), call));
             panic!("{INJECTED}");
+        }
+    }
+
+    /// What broke, and after which panic.
+    fn blamed(&self, broken: String) -> String {
+        match &*self.fired.lock() {
+            Some((thread, call)) => format!("after a panic of {thread:?} in its {call}: {broken}"),
+            None => broken,
         }
     }
 
@@ -189,12 +198,10 @@ fn one_life(
         Ended::Returned(Err(error)) => return Err(format!("opening failed: {error}")),
         Ended::Panicked => return Err("opening panicked".into()),
     };
+    // Looking is not to panic: what there is has to be known. A store that has stopped shows it all the same.
+    panicking.armed.store(false, Ordering::Release);
     for client in &mut clients {
-        // Reading may be what panics; then what was found is for the next life to say.
-        let looked = client.recovered(&engine);
-        if !panicking.has_fired() {
-            looked?;
-        }
+        client.recovered(&engine).map_err(|broken| panicking.blamed(broken))?;
     }
     if panicking.has_fired() {
         return the_store_ends(rng, engine, &panicking, clients, outcome);
@@ -206,7 +213,7 @@ fn one_life(
     };
     let snapshots = rng.u8(0..3) == 0;
     let manner = Manner { steps: rng.usize(40..300), level: 60, snapshots, excuse, acknowledges_applied };
-    let clients = all_live(&engine, clients, &manner)?;
+    let clients = all_live(&engine, clients, &manner).map_err(|broken| panicking.blamed(broken))?;
     outcome.crashes += u64::from(panicking.has_fired());
     the_store_ends(rng, engine, &panicking, clients, outcome)
 }
@@ -225,25 +232,25 @@ fn the_store_ends(
     outcome: &mut Outcome,
 ) -> Result<(Image, Vec<Client>), String> {
     let fired = panicking.fired.lock().clone();
-    if let Some((thread, call)) = fired {
+    if let Some((thread, _)) = fired {
         let needed = NEEDED.contains(&thread.as_str());
         let asked = Arc::clone(&engine);
-        match bounded("a call after a panic", move || has_stopped(&asked, needed))? {
-            Ended::Returned(stopped) => {
-                let synced =
-                    stopped.map_err(|broken| format!("after a panic of {thread:?} in its {call}: {broken}"))?;
-                if synced {
-                    clients.iter_mut().for_each(Client::is_owed_everything);
-                }
-            }
-            Ended::Panicked => return Err(format!("after a panic of {thread:?} in its {call}, a call panicked")),
+        let synced = match bounded("a call after a panic", move || has_stopped(&asked, needed)) {
+            Ok(Ended::Returned(stopped)) => stopped,
+            Ok(Ended::Panicked) => Err("a later call panicked".into()),
+            Err(hangs) => Err(hangs),
+        };
+        if synced.map_err(|broken| panicking.blamed(broken))? {
+            clients.iter_mut().for_each(Client::is_owed_everything);
         }
         outcome.refused += u64::from(needed);
     }
     // Before it is closed, or after.
     let before = rng.bool().then(|| left(rng, &panicking.device));
-    match close(engine)? {
-        Err(error) if !(panicking.has_fired() && tells(&error)) => return Err(format!("closing: {error}")),
+    match close(engine).map_err(|broken| panicking.blamed(broken))? {
+        Err(error) if !(panicking.has_fired() && tells(&error)) => {
+            return Err(panicking.blamed(format!("closing: {error}")));
+        }
         _ => {}
     }
     let image = before.unwrap_or_else(|| left(rng, &panicking.device));
