@@ -27,7 +27,7 @@ use crate::generate::Taste;
 use crate::history::{History, Unread, commit_order, whole_state};
 use crate::kind::{self, Kind, SEGMENT_BYTES};
 use crate::model::{ModelState, difference};
-use crate::{opening, threaded, volume};
+use crate::{full, opening, threaded, volume};
 
 /// Lives of the store in one run.
 const ROUNDS: usize = 4;
@@ -109,6 +109,7 @@ pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
         Kind::Clones => return threaded::clones::run(seed),
         Kind::Panics => return threaded::panics::run(seed),
         Kind::Opening => return opening::run(seed),
+        Kind::Full => return full::run(seed),
         _ => {}
     }
     let mut rng = fastrand::Rng::with_seed(seed);

@@ -48,11 +48,14 @@ pub enum Kind {
     Panics,
     /// Openings that are cut off at any of their calls: see `opening.rs`.
     Opening,
+    /// Faces that fill and empty a store on a device or a file system that is full, in half of the runs with all threads of
+    /// the engine: see `full`.
+    Full,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Plain,
         Self::Zoned,
         Self::Small,
@@ -66,6 +69,7 @@ impl Kind {
         Self::Clones,
         Self::Panics,
         Self::Opening,
+        Self::Full,
     ];
 
     /// The kind of a seed's run, unless another is asked for.
@@ -89,6 +93,7 @@ impl Kind {
             Self::Clones => "clones",
             Self::Panics => "panics",
             Self::Opening => "opening",
+            Self::Full => "full",
         }
     }
 
@@ -99,7 +104,7 @@ impl Kind {
 
     /// Whether the engine's threads run: then the schedule is the machine's, and the same seed may give another trace.
     pub fn has_threads(self) -> bool {
-        matches!(self, Self::Clones | Self::Panics)
+        matches!(self, Self::Clones | Self::Panics | Self::Full)
     }
 
     /// Whether the device is meant to fill up.
@@ -111,8 +116,8 @@ impl Kind {
     pub(crate) fn shape(self, rng: &mut fastrand::Rng) -> Shape {
         let zoned = match self {
             Self::Zoned | Self::SmallZoned => true,
-            Self::Plain | Self::Small | Self::Thin | Self::Log | Self::Clones | Self::Panics | Self::Opening => false,
             Self::Errors | Self::Remount | Self::Volume | Self::Rot => rng.u8(0..4) == 0,
+            _ => false,
         };
         let segments = match self {
             Self::Small | Self::SmallZoned => rng.u64(32..=48),

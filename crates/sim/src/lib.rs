@@ -9,6 +9,7 @@
 
 pub mod crash;
 pub mod fault;
+mod full;
 pub mod generate;
 pub mod history;
 mod image;

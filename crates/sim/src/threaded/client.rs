@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use esker_engine::Engine;
 use esker_store::{Collection, Durability, Error, ObjectId, ObjectStore, Transaction};
 
+use super::maintaining;
 use super::world::{Misread, PIECE_BYTES, Step, World, difference, found, thing};
 
 /// Names of a client's objects.
@@ -184,7 +185,10 @@ impl Client {
                     self.looks_at(seen, manner)?
                 }
                 7..17 => self.reads(engine, manner)?,
-                17 => self.excused(manner, engine.checkpoint(), "a checkpoint")?,
+                17 => {
+                    let written = maintaining(|| engine.checkpoint());
+                    self.excused(manner, written, "a checkpoint")?
+                }
                 _ => self.changes(engine, manner)?,
             };
             if !goes_on {
@@ -211,8 +215,9 @@ impl Client {
 
     fn takes_a_snapshot(&mut self, engine: &Engine, manner: &Manner, views: &mut Vec<Seen>) -> Result<bool, String> {
         let world = self.now().clone();
-        let taken =
-            engine.view(self.rng.choice([0, 1 << 20]).unwrap_or(0), self.rng.choice([0, u64::MAX]).unwrap_or(0));
+        let cache_bytes = self.rng.choice([0, 1 << 20]).unwrap_or(0);
+        let index_bytes = self.rng.choice([0, u64::MAX]).unwrap_or(0);
+        let taken = maintaining(|| engine.view(cache_bytes, index_bytes));
         self.told.push_back(format!("snapshot {}", if taken.is_ok() { "taken" } else { "refused" }));
         match taken {
             Ok((seq, view)) => {
