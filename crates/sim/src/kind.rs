@@ -48,7 +48,7 @@ pub enum Kind {
     Panics,
     /// Openings that are cut off at any of their calls: see `opening.rs`.
     Opening,
-    /// Faces that fill and empty a store on a device or a file system that is full, in half of the runs with all threads of
+    /// Faces that fill and empty a store on a device or a file system that is full, in most runs with all threads of
     /// the engine: see `full`.
     Full,
 }

@@ -68,6 +68,15 @@ impl Known {
         Ok(())
     }
 
+    /// What was found there is what was written last.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn newest(&self, place: Place, value: Option<u32>) -> Result<(), String> {
+        let newest = self.places.get(&place).and_then(|values| values.last().copied()).flatten();
+        if newest == value { Ok(()) } else { Err(format!("{place:?} holds {value:?}, written last: {newest:?}")) }
+    }
+
     /// Places at which something may stand.
     pub fn places(&self) -> Vec<Place> {
         self.places.keys().copied().collect()

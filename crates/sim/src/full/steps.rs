@@ -19,6 +19,8 @@ use super::{Answer, DISKS, Fail, Filled, LOG, Open, REFUSED_FOR_GOOD, SPACES, TR
 const BLOCK_BYTES: u64 = 4_096;
 /// Blocks of a disk's data object: no write crosses their borders.
 const OBJECT_BLOCKS: u64 = 16;
+/// Blocks of a write that is one transaction on so small segments.
+const WRITE_BLOCKS_MAX: u64 = 5;
 /// Blocks of a disk.
 const BLOCKS: u64 = 160;
 /// Keys to choose from in each namespace.
@@ -75,6 +77,17 @@ impl Filled {
             Err(Fail::Store(StoreError::Full { .. })) => {
                 places.iter().for_each(|place| self.known.refused(*place));
                 self.outcome.full += 1;
+                if let Some(place) = places.first()
+                    && self.rng.u8(0..4) == 0
+                {
+                    match Self::shows(open, *place) {
+                        Ok(found) => self.known.newest(*place, found).map_err(|why| {
+                            format!("transactions_are_atomic: {what} was refused for want of room, but {why}")
+                        })?,
+                        Err(fail) if Self::excused(&fail, open) => return Ok(Answer::Stopped),
+                        Err(fail) => return Err(format!("reading after {what} was refused: {fail}")),
+                    }
+                }
                 Answer::Full
             }
             Err(fail) if Self::excused(&fail, open) => Answer::Stopped,
@@ -184,14 +197,14 @@ impl Filled {
             return self.added(open, format!("growing {}", DISKS[at]), &[], done);
         }
         let first = self.rng.u64(..size);
-        let blocks = self.rng.u64(1..=(OBJECT_BLOCKS - first % OBJECT_BLOCKS).min(size - first).min(8));
+        let blocks = self.rng.u64(1..=(OBJECT_BLOCKS - first % OBJECT_BLOCKS).min(size - first).min(WRITE_BLOCKS_MAX));
         let number = self.next();
         let places: Vec<Place> = (first..first + blocks).map(|block| Place::Block(at as u8, block)).collect();
         places.iter().for_each(|place| self.known.begin(*place, Some(number)));
         let written = disk.write(first * BLOCK_BYTES, value(number, blocks * BLOCK_BYTES), durability);
         let done = written.map_err(Fail::from).and_then(|written| written.wait().map_err(Fail::from));
         let done = done.map(|()| durability == Durability::Durable);
-        self.added(open, format!("write {} blocks {first} and {blocks} in all", DISKS[at]), &places, done)
+        self.added(open, format!("write {} blocks {first} and {blocks} in all as {number}", DISKS[at]), &places, done)
     }
 
     fn takes_a_snapshot(&mut self, open: &mut Open) -> Result<Answer, String> {
@@ -334,6 +347,10 @@ impl Filled {
 
     fn shrinks(&mut self, open: &mut Open, at: usize) -> Result<Answer, String> {
         let Some(disk) = open.disks[at].clone() else { return Ok(Answer::Done) };
+        match self.removes_snapshots(open, at)? {
+            Answer::Done => {}
+            other => return Ok(other),
+        }
         let size = disk.size() / BLOCK_BYTES;
         let to = self.rng.u64(1..=size);
         for place in
@@ -456,43 +473,42 @@ impl Filled {
             Err(Fail::Missing) => None,
             Err(fail) => return Err(fail),
         };
-        let mut disks = Vec::new();
-        for disk in &open.disks {
-            disks.push(match disk {
-                Some(disk) => disk.read_bytes(0, disk.size())?,
-                None => Bytes::new(),
-            });
-        }
         for place in self.known.places() {
-            let bytes = match place {
-                Place::Key(key) => match &open.spaces[0] {
-                    Some(names) => names.get(key_name(key).as_str()).wait()?,
-                    None => None,
-                },
-                Place::Int(key) => match &open.spaces[1] {
-                    Some(names) => names.get(key).wait()?,
-                    None => None,
-                },
-                Place::Block(at, block) => {
-                    let from = (block * BLOCK_BYTES) as usize;
-                    let disk = &disks[at as usize];
-                    (from < disk.len()).then(|| disk.slice(from..from + BLOCK_BYTES as usize))
-                }
-                Place::Entry(position) => match &open.log {
-                    Some(log) => match log.read(position)?.wait()? {
-                        Found::Entry(entry) => Some(entry.data),
-                        Found::Lost(why) => return Err(Fail::Other(format!("{place:?} is lost: {why}"))),
-                        _ => None,
-                    },
-                    None => None,
-                },
-            };
-            let number = match bytes {
-                Some(bytes) => number_of(&bytes).map_err(|why| Fail::Other(format!("{place:?}: {why}")))?,
-                None => None,
-            };
+            let number = Self::shows(open, place)?;
             self.known.found(place, number).map_err(Fail::Other)?;
         }
         Ok(())
+    }
+
+    /// What stands at a place.
+    fn shows(open: &Open, place: Place) -> Result<Option<u32>, Fail> {
+        let bytes = match place {
+            Place::Key(key) => match &open.spaces[0] {
+                Some(names) => names.get(key_name(key).as_str()).wait()?,
+                None => None,
+            },
+            Place::Int(key) => match &open.spaces[1] {
+                Some(names) => names.get(key).wait()?,
+                None => None,
+            },
+            Place::Block(at, block) => match &open.disks[usize::from(at)] {
+                Some(disk) if (block + 1) * BLOCK_BYTES <= disk.size() => {
+                    Some(disk.read_bytes(block * BLOCK_BYTES, BLOCK_BYTES)?)
+                }
+                _ => None,
+            },
+            Place::Entry(position) => match &open.log {
+                Some(log) => match log.read(position)?.wait()? {
+                    Found::Entry(entry) => Some(entry.data),
+                    Found::Lost(why) => return Err(Fail::Other(format!("{place:?} is lost: {why}"))),
+                    _ => None,
+                },
+                None => None,
+            },
+        };
+        match bytes {
+            Some(bytes) => number_of(&bytes).map_err(|why| Fail::Other(format!("{place:?}: {why}"))),
+            None => Ok(None),
+        }
     }
 }
