@@ -37,6 +37,8 @@ struct Peace {
     counts: Counts,
     /// What has been done since beyond opening: the cleaner's records have numbers as well.
     numbered: bool,
+    /// The store had been stopped cleanly, or has been since.
+    clean: bool,
 }
 
 /// Runs one seed.
@@ -69,7 +71,7 @@ impl Run {
         let engine = engine.map_err(|error| format!("opening in peace failed: {error}"))?;
         let counts = device.counts();
         let state = whole_state(&engine).map_err(|unread| format!("opened in peace: {unread}"))?;
-        let last_seq = engine.recovery().last_seq;
+        let (last_seq, clean) = (engine.recovery().last_seq, engine.recovery().clean);
         if first {
             // From here on what the crash took back is gone for good.
             self.recovered(&engine, None)?;
@@ -78,7 +80,7 @@ impl Run {
         device.cut_power();
         drop(engine);
         self.done(&device);
-        Ok(Peace { state, last_seq, counts, numbered: false })
+        Ok(Peace { state, last_seq, counts, numbered: false, clean })
     }
 
     /// Cuts openings of this image, and compares what is there then; returns what is left.
@@ -108,6 +110,9 @@ impl Run {
             let (found, peace) = (found.last_seq, peace.last_seq);
             return Err(format!("the store ends at {found} after an opening that was cut, at {peace} without"));
         }
+        if found.clean && !peace.clean {
+            return Err("the store says that it was stopped cleanly, after an opening that was cut".into());
+        }
         Ok(())
     }
 
@@ -131,7 +136,7 @@ impl Run {
         let options = kind::options(&mut self.rng);
         match Engine::open(Arc::clone(&device) as Arc<dyn Device>, options) {
             Ok(engine) => {
-                let done = self.something_after(&engine, &mut peace.numbered);
+                let done = self.something_after(&engine, peace);
                 if let Err(error) = done
                     && !failed(&device)
                     && !matches!(error, Error::Full { .. } | Error::ReadOnly if self.kind.fills())
@@ -154,13 +159,16 @@ impl Run {
     }
 
     /// What is done after an opening that changes nothing of what is there.
-    fn something_after(&mut self, engine: &Engine, numbered: &mut bool) -> Result<(), Error> {
+    fn something_after(&mut self, engine: &Engine, peace: &mut Peace) -> Result<(), Error> {
         match self.rng.u8(0..6) {
             0 => engine.checkpoint(),
-            1 => engine.close(),
+            1 => {
+                peace.clean = true;
+                engine.close()
+            }
             2 => engine.sync().wait().map(drop),
             3 => {
-                *numbered = true;
+                peace.numbered = true;
                 for _ in 0..4 {
                     maintain(engine, &mut self.rng)?;
                 }

@@ -141,7 +141,7 @@ struct Filled {
 pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let thin = rng.bool();
-    let segments = rng.u64(40..64);
+    let segments = rng.u64(34..52);
     let shape = Shape {
         space_bytes: thin.then(|| segments * SEGMENT_BYTES),
         ..Shape::plain(if thin { segments * 2 } else { segments } * SEGMENT_BYTES)
@@ -248,7 +248,7 @@ impl Filled {
     /// Fills the store until it refuses; then does this and that, and is now and then given more room.
     fn lives(&mut self, open: &mut Open) -> Result<(), String> {
         let mut refused = 0;
-        for _ in 0..self.rng.u32(20..600) {
+        for _ in 0..self.rng.u32(100..900) {
             match self.adds(open)? {
                 Answer::Done => {}
                 Answer::Full => refused += 1,
