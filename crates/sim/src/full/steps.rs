@@ -9,7 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use esker_kv::{Entry, Key};
 use esker_log::{Found, Layout, Options as LogOptions};
-use esker_store::{Durability, Error as StoreError};
+use esker_store::{Durability, Error as StoreError, ObjectStore};
 use esker_volume::Layout as Striping;
 
 use super::known::Place;
@@ -97,7 +97,20 @@ impl Filled {
         Ok(answer)
     }
 
-    /// A step that gives back, again and again until it is let through.
+    /// As [`Filled::gives`], of a step that may find nothing to do: then only a sync says what is durable.
+    fn gives_something(
+        &mut self,
+        open: &mut Open,
+        what: &str,
+        mut step: impl FnMut(&mut Open) -> Result<(), Fail>,
+    ) -> Result<Answer, String> {
+        self.gives(open, what, |open| {
+            step(open)?;
+            Ok(open.engine.sync().wait().map(drop)?)
+        })
+    }
+
+    /// A step that gives back, again and again until it is let through. What it answers is durable.
     fn gives(
         &mut self,
         open: &mut Open,
@@ -334,7 +347,7 @@ impl Filled {
 
     fn removes_snapshots(&mut self, open: &mut Open, at: usize) -> Result<Answer, String> {
         let Some(disk) = open.disks[at].clone() else { return Ok(Answer::Done) };
-        self.gives(open, &format!("removing the snapshots of {}", DISKS[at]), |_| {
+        self.gives_something(open, &format!("removing the snapshots of {}", DISKS[at]), |_| {
             for snapshot in disk.snapshots()? {
                 match disk.snapshot_remove(&snapshot.name).map_err(Fail::from) {
                     Ok(()) | Err(Fail::Missing) => {}
@@ -352,13 +365,16 @@ impl Filled {
             other => return Ok(other),
         }
         let size = disk.size() / BLOCK_BYTES;
-        let to = self.rng.u64(1..=size);
+        if size < 2 {
+            return Ok(Answer::Done);
+        }
+        let to = self.rng.u64(1..size);
         for place in
             self.known.those(|place| matches!(place, Place::Block(of, block) if *of == at as u8 && *block >= to))
         {
             self.known.begin(place, None);
         }
-        self.gives(open, &format!("shrinking {} to {to} blocks", DISKS[at]), |_| {
+        self.gives_something(open, &format!("shrinking {} to {to} blocks", DISKS[at]), |_| {
             Ok(disk.resize(to * BLOCK_BYTES, true)?)
         })
     }
@@ -375,7 +391,7 @@ impl Filled {
             self.known.begin(place, None);
         }
         open.disks[at] = None;
-        self.gives(open, &format!("removing {}", DISKS[at]), |open| {
+        self.gives_something(open, &format!("removing {}", DISKS[at]), |open| {
             match open.volumes.remove(DISKS[at]).map_err(Fail::from) {
                 // The name went first, the time before.
                 Ok(()) | Err(Fail::Missing) => {}
@@ -407,7 +423,7 @@ impl Filled {
             self.known.begin(place, None);
         }
         open.log = None;
-        self.gives(open, "deleting the log", |open| match open.logs.delete(LOG).map_err(Fail::from) {
+        self.gives_something(open, "deleting the log", |open| match open.logs.delete(LOG).map_err(Fail::from) {
             Err(Fail::Missing) => Ok(()),
             other => other,
         })
@@ -419,9 +435,11 @@ impl Filled {
         }
         open.spaces[at] = None;
         let (name, _) = SPACES[at];
-        self.gives(open, &format!("removing {name}"), |open| match open.kv.remove_namespace(name).map_err(Fail::from) {
-            Err(Fail::Missing) => Ok(()),
-            other => other,
+        self.gives_something(open, &format!("removing {name}"), |open| {
+            match open.kv.remove_namespace(name).map_err(Fail::from) {
+                Err(Fail::Missing) => Ok(()),
+                other => other,
+            }
         })
     }
 
