@@ -167,7 +167,7 @@ impl Filled {
         let place = if space == 0 { Place::Key(key) } else { Place::Int(key) };
         self.known.begin(place, Some(number));
         // Some expire one day, and so have an entry in the index of that.
-        let entry = Entry::new(value(number, len)).expiring((key % 4 == 0).then_some(1 << 40));
+        let entry = Entry::new(value(number, len)).expiring(key.is_multiple_of(4).then_some(1 << 40));
         let done = match space {
             0 => names.put_with(key_name(key).as_str(), entry, durability).wait(),
             _ => names.put_with(key, entry, durability).wait(),
