@@ -1,11 +1,11 @@
 //! Openings that are cut off at any of their calls, one after the other, and then one that is not.
 //!
-//! lives → image that a crash leaves → opened in peace: what there is → the same image, opened and cut at a write, a sync,
-//! a discard or a read that the seed says, one to four times → opened: the same as in peace
+//! lives → image that a crash leaves → opened in peace: what there is → the same image, opened and cut at a write, a
+//! sync, a discard or a read that the seed says, one to four times → opened: the same as in peace
 //!
 //! Checked in every run, beside what [`crate::crash`] checks of lives and openings:
-//! - An opening that was cut changes nothing of what the next one finds: not the state, not the last number, also where a
-//!   checkpoint, cleaning or a clean stop came after it and was cut.
+//! - An opening that was cut changes nothing of what the next one finds: not the state, not the last number, also
+//!   where a checkpoint, cleaning or a clean stop came after it and was cut.
 //! - Opening fails only if the device did.
 //! - The deep check finds nothing in what a cut opening leaves.
 //!

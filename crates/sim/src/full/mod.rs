@@ -1,7 +1,7 @@
 //! A store that is filled and emptied through its faces, while the device or the file system under it is full.
 //!
-//! keys, disks and a log → written until it is refused → taken away, written, crash at any write → opened, equal to what
-//! was answered? → … → everything taken away through the same faces → writes again
+//! keys, disks and a log → written until it is refused → taken away, written, crash at any write → opened, equal to
+//! what was answered? → … → everything taken away through the same faces → writes again
 //!
 //! Checked in every run:
 //! - What gives back (a removed key, a discard, a lock that one needs, a trim, a removed snapshot, image, log or

@@ -30,8 +30,8 @@ use crate::fault::{FaultyDevice, Image};
 
 /// The threads without which the store cannot write.
 const NEEDED: [&str; 4] = ["esker-commit", "esker-prepare", "esker-clean", "esker-move"];
-/// Whether calls panic as well that the keeper's work makes in a caller's thread (a checkpoint, a snapshot, closing). The
-/// engine does not catch those: the keeper goes on with a half-written checkpoint, and the store may not open again.
+/// Whether calls panic as well that the keeper's work makes in a caller's thread (a checkpoint, a snapshot, closing).
+/// The engine does not catch those: the keeper goes on with a half-written checkpoint, and the store may not open again.
 /// To be set as soon as it does.
 const CALLERS_MAINTENANCE_PANICS: bool = false;
 /// A store that has not stopped for so long after a panic of a thread that it needs does not stop.
