@@ -27,7 +27,7 @@ use crate::generate::Taste;
 use crate::history::{History, Unread, commit_order, whole_state};
 use crate::kind::{self, Kind, SEGMENT_BYTES};
 use crate::model::{ModelState, difference};
-use crate::volume;
+use crate::{full, opening, threaded, volume};
 
 /// Lives of the store in one run.
 const ROUNDS: usize = 4;
@@ -103,30 +103,21 @@ pub fn run(seed: u64) -> Result<Outcome, String> {
 /// # Errors
 /// The promise that was broken, and how.
 pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
-    if kind == Kind::Volume {
-        return volume::run(seed);
-    }
-    if kind == Kind::Log {
-        return crate::logs::run(seed, None);
+    match kind {
+        Kind::Volume => return volume::run(seed),
+        Kind::Log => return crate::logs::run(seed, None),
+        Kind::Clones => return threaded::clones::run(seed),
+        Kind::Panics => return threaded::panics::run(seed),
+        Kind::Opening => return opening::run(seed),
+        Kind::Full => return full::run(seed),
+        _ => {}
     }
     let mut rng = fastrand::Rng::with_seed(seed);
     let blank = FaultyDevice::new(Image::blank(kind.shape(&mut rng)), rng.u64(..));
     let format = FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [seed as u8; 16] };
     Engine::format(&blank, &format).map_err(|error| format!("formatting: {error}"))?;
     let mut image = blank.image_after_power_cut(Survival::None);
-    let taste =
-        Taste { large: kind.fills() || rng.u8(0..3) == 0, hoards: false, copies: false, payload_bytes_max: 36 << 10 };
-    let mut run = Run {
-        kind,
-        rng,
-        taste,
-        history: History::new(),
-        owed: 0,
-        stopped_cleanly: false,
-        acknowledges_applied: false,
-        maintain_percent: 0,
-        outcome: Outcome::default(),
-    };
+    let mut run = Run::new(kind, rng);
     if kind == Kind::Rot {
         return if run.rng.u8(0..4) == 0 { run.rot_superblocks(image) } else { run.rot_anything(image) };
     }
@@ -138,6 +129,21 @@ pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
 }
 
 impl Run {
+    pub(crate) fn new(kind: Kind, mut rng: fastrand::Rng) -> Self {
+        let large = kind.fills() || rng.u8(0..3) == 0;
+        Self {
+            kind,
+            rng,
+            taste: Taste { large, hoards: false, copies: false, payload_bytes_max: 36 << 10 },
+            history: History::new(),
+            owed: 0,
+            stopped_cleanly: false,
+            acknowledges_applied: false,
+            maintain_percent: 0,
+            outcome: Outcome::default(),
+        }
+    }
+
     fn device(&mut self, image: Image) -> Arc<FaultyDevice> {
         Arc::new(FaultyDevice::new(image, self.rng.u64(..)))
     }
@@ -155,7 +161,7 @@ impl Run {
         Engine::open(Arc::clone(device) as Arc<dyn Device>, options)
     }
 
-    fn survival(&mut self) -> Survival {
+    pub(crate) fn survival(&mut self) -> Survival {
         let all = [Survival::None, Survival::All, Survival::Prefix, Survival::Writes, Survival::Sectors];
         all[self.rng.usize(0..all.len())]
     }
@@ -227,7 +233,7 @@ impl Run {
     }
 
     /// A deep check of what is on the device: nothing is damaged, and nothing is written.
-    fn checked(&mut self, device: &Arc<FaultyDevice>, when: &str) -> Result<(), String> {
+    pub(crate) fn checked(&mut self, device: &Arc<FaultyDevice>, when: &str) -> Result<(), String> {
         let before = device.counts();
         let report = check(Arc::clone(device) as Arc<dyn Device>, true, &mut |_, _| {})
             .map_err(|error| format!("the check {when} finds: {error}"))?;
@@ -256,7 +262,7 @@ impl Run {
     }
 
     /// The recovered state must be a prefix that holds everything owed, and what a read-only opening showed before.
-    fn recovered(&mut self, engine: &Engine, seen: Option<&ModelState>) -> Result<(), String> {
+    pub(crate) fn recovered(&mut self, engine: &Engine, seen: Option<&ModelState>) -> Result<(), String> {
         let found = whole_state(engine).map_err(|unread| unread.to_string())?;
         if let Some(difference) = seen.and_then(|seen| difference(seen, &found)) {
             return Err(format!("after a read-only opening: {difference}"));

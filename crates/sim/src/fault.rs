@@ -52,7 +52,7 @@ pub struct Counts {
     pub refused_space: u64,
     /// Most zones that were partly written at once.
     pub open_zones: usize,
-    /// A hash of every call and its arguments, in order.
+    /// A hash of every call and its arguments, in order but for reads.
     pub trace: u64,
 }
 
@@ -64,6 +64,8 @@ struct State {
     changes: u64,
     power_off: bool,
     counts: Counts,
+    /// Of reads, in no order: opening reads from several threads.
+    read_trace: u64,
     rng: fastrand::Rng,
 }
 
@@ -85,6 +87,7 @@ impl FaultyDevice {
             changes: 0,
             power_off: false,
             counts: Counts::default(),
+            read_trace: 0,
             rng: fastrand::Rng::with_seed(seed),
         };
         Self { shape, state: Mutex::new(state) }
@@ -101,7 +104,8 @@ impl FaultyDevice {
 
     /// What the device has done since [`FaultyDevice::set_faults`].
     pub fn counts(&self) -> Counts {
-        self.state.lock().counts
+        let state = self.state.lock();
+        Counts { trace: state.counts.trace ^ state.read_trace, ..state.counts }
     }
 
     /// Whether power has gone.
@@ -255,6 +259,11 @@ impl State {
         }
     }
 
+    fn trace_read(&mut self, offset: u64, len: u64) {
+        let hash = (offset ^ len.rotate_left(40)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.read_trace = self.read_trace.wrapping_add((hash ^ hash >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9));
+    }
+
     /// Counts a change; true if power goes with it.
     fn change_cuts_power(&mut self) -> bool {
         self.changes += 1;
@@ -303,7 +312,7 @@ impl Device for FaultyDevice {
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let mut state = self.state.lock();
         state.counts.reads += 1;
-        state.trace(1, offset, buffer.len() as u64);
+        state.trace_read(offset, buffer.len() as u64);
         self.check_range(offset, buffer.len() as u64)?;
         if state.power_off {
             return Err(self.failed("read", offset, "power is off"));

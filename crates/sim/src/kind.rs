@@ -42,11 +42,20 @@ pub enum Kind {
     Log,
     /// What is on the device changes by itself: see `rot.rs`.
     Rot,
+    /// Clones and snapshots beside cleaning, with all threads of the engine: see `threaded/clones.rs`.
+    Clones,
+    /// A panic at any call of the device, in any thread: see `threaded/panics.rs`.
+    Panics,
+    /// Openings that are cut off at any of their calls: see `opening.rs`.
+    Opening,
+    /// Faces that fill and empty a store on a device or a file system that is full, in most runs with all threads of
+    /// the engine: see `full`.
+    Full,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 14] = [
         Self::Plain,
         Self::Zoned,
         Self::Small,
@@ -57,6 +66,10 @@ impl Kind {
         Self::Volume,
         Self::Log,
         Self::Rot,
+        Self::Clones,
+        Self::Panics,
+        Self::Opening,
+        Self::Full,
     ];
 
     /// The kind of a seed's run, unless another is asked for.
@@ -77,12 +90,21 @@ impl Kind {
             Self::Volume => "volume",
             Self::Log => "log",
             Self::Rot => "rot",
+            Self::Clones => "clones",
+            Self::Panics => "panics",
+            Self::Opening => "opening",
+            Self::Full => "full",
         }
     }
 
     /// The kind of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Whether the engine's threads run: then the schedule is the machine's, and the same seed may give another trace.
+    pub fn has_threads(self) -> bool {
+        matches!(self, Self::Clones | Self::Panics | Self::Full)
     }
 
     /// Whether the device is meant to fill up.
@@ -94,8 +116,8 @@ impl Kind {
     pub(crate) fn shape(self, rng: &mut fastrand::Rng) -> Shape {
         let zoned = match self {
             Self::Zoned | Self::SmallZoned => true,
-            Self::Plain | Self::Small | Self::Thin | Self::Log => false,
             Self::Errors | Self::Remount | Self::Volume | Self::Rot => rng.u8(0..4) == 0,
+            _ => false,
         };
         let segments = match self {
             Self::Small | Self::SmallZoned => rng.u64(32..=48),
@@ -128,11 +150,11 @@ impl Kind {
         };
         // Of 16 lives, so many see a failed write, a failed sync, a power cut, or nothing.
         let (failed_writes, failed_syncs, cuts) = match self {
-            Self::Plain | Self::Zoned | Self::Log | Self::Rot => (2, 2, 10),
             Self::Small | Self::SmallZoned | Self::Thin => (1, 1, 7),
             Self::Errors => (4, 4, 3),
             Self::Remount => (0, 1, 1),
             Self::Volume => (1, 1, 11),
+            _ => (2, 2, 10),
         };
         let draw = rng.u64(0..16);
         if draw < failed_writes {

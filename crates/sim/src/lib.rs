@@ -2,12 +2,14 @@
 //!
 //! seed → [`kind::Kind`] → [`fault::FaultyDevice`] + [`history::History`] → [`crash::run`] → outcome, trace
 //!
-//! Invariant: everything random comes from the seed; the same seed and kind give the same trace.
+//! Invariant: everything random comes from the seed; the same seed and kind give the same trace, but for the kinds in
+//! which all threads of the engine run ([`kind::Kind::has_threads`]): there they give the same operations.
 
 #![forbid(unsafe_code)]
 
 pub mod crash;
 pub mod fault;
+mod full;
 pub mod generate;
 pub mod history;
 mod image;
@@ -15,5 +17,7 @@ pub mod kind;
 mod life;
 pub mod logs;
 pub mod model;
+mod opening;
 mod rot;
+mod threaded;
 mod volume;
