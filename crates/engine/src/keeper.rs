@@ -28,6 +28,7 @@ mod reserve;
 mod write;
 
 use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -312,7 +313,7 @@ impl Keeper {
         if !self.threaded {
             // What goes wrong stops the log, which tells everybody. Whoever is inside a checkpoint cannot begin another.
             if let Some(mut work) = self.work.try_lock() {
-                let _ = self.look(&mut work);
+                let _ = self.guarded(&mut work, |work| self.look(work));
             }
             return;
         }
@@ -404,16 +405,19 @@ impl Keeper {
         self.stopping.store(true, Ordering::Release);
         *self.woken.lock() = true;
         self.waking.notify_one();
-        let mut work = self.work.lock();
-        let closed = self.settle(&mut work).and_then(|()| {
-            let same = work.saved.scrub == *self.scrubbed.lock() && work.renew == 0;
-            if same && work.covered == Some(self.parts.log.last_seq()) || self.parts.log.mark().failure().is_some() {
-                return Ok(());
-            }
-            self.checkpoint_now(&mut work, true, &mut || ())?;
-            // After one that takes the place of a damaged one there is another, so that two hold.
-            if work.renew > 0 && !self.is_tight() { self.checkpoint_now(&mut work, true, &mut || ()) } else { Ok(()) }
-        });
+        let closed = match self.parts.log.mark().failure() {
+            Some(_) => Ok(()),
+            None => self.working(|work| {
+                self.settle(work)?;
+                let same = work.saved.scrub == *self.scrubbed.lock() && work.renew == 0;
+                if same && work.covered == Some(self.parts.log.last_seq()) {
+                    return Ok(());
+                }
+                self.checkpoint_now(work, true, &mut || ())?;
+                // After one that takes the place of a damaged one there is another, so that two hold.
+                if work.renew > 0 && !self.is_tight() { self.checkpoint_now(work, true, &mut || ()) } else { Ok(()) }
+            }),
+        };
         self.moving.end();
         closed
     }
@@ -428,20 +432,21 @@ impl Keeper {
     /// # Errors
     /// [`Error::Full`], [`Error::Stopped`], [`Error::Io`].
     pub fn clean(&self) -> Result<bool> {
-        let mut work = self.work.lock();
-        self.seal_damaged(&mut work)?;
-        let damaged = self.damaged(&work);
-        let cleaned = if let Some(damaged) = damaged.filter(|_| !self.is_tight()) {
-            self.clean_segment(&mut work, damaged)?
-        } else if self.is_tight() && self.best(&work, FULL_SHARE).is_some() {
-            self.checkpoint_now(&mut work, true, &mut || ())?;
-            true
-        } else {
-            self.clean_best(&mut work, FULL_SHARE)?
-        };
-        self.settle(&mut work)?;
-        self.free_dead(&mut work, true)?;
-        Ok(cleaned)
+        self.working(|work| {
+            self.seal_damaged(work)?;
+            let damaged = self.damaged(work);
+            let cleaned = if let Some(damaged) = damaged.filter(|_| !self.is_tight()) {
+                self.clean_segment(work, damaged)?
+            } else if self.is_tight() && self.best(work, FULL_SHARE).is_some() {
+                self.checkpoint_now(work, true, &mut || ())?;
+                true
+            } else {
+                self.clean_best(work, FULL_SHARE)?
+            };
+            self.settle(work)?;
+            self.free_dead(work, true)?;
+            Ok(cleaned)
+        })
     }
 
     /// Cleans all segments that hold anything dead. `progress(done, total)` is told segments; it returns false to stop.
@@ -461,20 +466,21 @@ impl Keeper {
         let mut failed = None;
         let mut more = progress(0, total);
         while more {
-            let mut work = self.work.lock();
-            let best = self.best(&work, share).filter(|usage| usage.generation <= newest);
-            let Some(best) = best else { break };
-            match self.clean_segment(&mut work, best) {
-                Err(error @ (Error::Io { .. } | Error::Corrupt { .. })) => drop(failed.get_or_insert(error)),
-                cleaned => drop(cleaned?),
-            }
-            self.free_dead(&mut work, false)?;
-            if self.parts.log.segments_left() <= self.reserve()[0] {
-                self.checkpoint_now(&mut work, true, &mut || ())?;
-                self.free_dead(&mut work, true)?;
-            }
-            drop(work);
-            more = progress(total - left().min(total), total);
+            let found = self.working(|work| {
+                let best = self.best(work, share).filter(|usage| usage.generation <= newest);
+                let Some(best) = best else { return Ok(false) };
+                match self.clean_segment(work, best) {
+                    Err(error @ (Error::Io { .. } | Error::Corrupt { .. })) => drop(failed.get_or_insert(error)),
+                    cleaned => drop(cleaned?),
+                }
+                self.free_dead(work, false)?;
+                if self.parts.log.segments_left() <= self.reserve()[0] {
+                    self.checkpoint_now(work, true, &mut || ())?;
+                    self.free_dead(work, true)?;
+                }
+                Ok(true)
+            })?;
+            more = found && progress(total - left().min(total), total);
         }
         self.checkpoint()?;
         failed.map_or(Ok(()), Err)
@@ -482,7 +488,27 @@ impl Keeper {
 
     /// One look at what is to be done; whether anything was.
     fn step(&self) -> Result<bool> {
-        self.look(&mut self.work.lock())
+        self.working(|work| self.look(work))
+    }
+
+    /// Runs `f` on the work, which nobody else has meanwhile. A panic stops the log before anybody else has it: what was
+    /// half done then is not gone on with.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] after a panic, and where the log has stopped already; else those of `f`.
+    fn working<R>(&self, f: impl FnOnce(&mut Work) -> Result<R>) -> Result<R> {
+        self.guarded(&mut self.work.lock(), f)
+    }
+
+    fn guarded<R>(&self, work: &mut Work, f: impl FnOnce(&mut Work) -> Result<R>) -> Result<R> {
+        if let Some(failure) = self.parts.log.mark().failure() {
+            return Err(failure);
+        }
+        catch_unwind(AssertUnwindSafe(|| f(work))).unwrap_or_else(|panic| {
+            let panicked = Error::panicked("writing a checkpoint or cleaning", &*panic);
+            self.parts.log.stop_for(panicked.clone());
+            Err(panicked)
+        })
     }
 
     fn look(&self, work: &mut Work) -> Result<bool> {

@@ -502,6 +502,14 @@ impl Engine {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        catch_unwind(AssertUnwindSafe(|| self.close_once())).unwrap_or_else(|panic| {
+            let panicked = Error::panicked("closing the store", &*panic);
+            self.mark.fail(panicked.clone());
+            Err(panicked)
+        })
+    }
+
+    fn close_once(&self) -> Result<()> {
         self.scrub.stop();
         self.device.stop_watching();
         let Some(log) = &self.log else { return Ok(()) };

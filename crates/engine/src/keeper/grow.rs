@@ -10,7 +10,7 @@
 use esker_device::Device;
 use esker_store::{Error, Result};
 
-use super::Keeper;
+use super::{Keeper, Work};
 use crate::commit::{Gate, stopped};
 use crate::format::DEVICE_BYTES_MAX;
 use crate::superblocks::device_error;
@@ -35,11 +35,15 @@ impl Keeper {
     /// the superblock failed, and the log has stopped.
     pub fn grow(&self) -> Result<GrowReport> {
         // The keeper waits: nothing is freed or cleaned by the old figures meanwhile.
-        let mut work = self.work.lock();
-        let log = &self.parts.log;
-        if let Some(failure) = log.mark().failure() {
-            return Err(failure);
+        let report = self.working(|work| self.grow_alone(work))?;
+        if report.added_segments > 0 {
+            self.wake();
         }
+        Ok(report)
+    }
+
+    fn grow_alone(&self, work: &mut Work) -> Result<GrowReport> {
+        let log = &self.parts.log;
         let segments = &self.parts.segments;
         let segment_bytes = segments.segment_bytes;
         let before_bytes = self.parts.superblocks.newest().device_len;
@@ -58,8 +62,6 @@ impl Keeper {
         log.set_gate(Gate::Open, self.reserve());
         self.pace(false);
         log.has_grown();
-        drop(work);
-        self.wake();
         tracing::info!(before_bytes, after_bytes, added_segments, "the store has grown");
         Ok(GrowReport { before_bytes, after_bytes, added_segments })
     }

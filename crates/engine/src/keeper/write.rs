@@ -54,10 +54,11 @@ impl Keeper {
     /// # Errors
     /// As [`Keeper::checkpoint`].
     pub fn checkpoint_while(&self, during: &mut dyn FnMut()) -> Result<()> {
-        let mut work = self.work.lock();
-        self.checkpoint_now(&mut work, true, during)?;
-        self.free_dead(&mut work, true)?;
-        Ok(())
+        self.working(|work| {
+            self.checkpoint_now(work, true, during)?;
+            self.free_dead(work, true)?;
+            Ok(())
+        })
     }
 
     /// Sees to it that a checkpoint, and all that it needs, stays where it is until what this returns is dropped.
@@ -91,24 +92,26 @@ impl Keeper {
     }
 
     fn hold_and(self: &Arc<Self>, furthest: impl FnOnce(&Work) -> Result<HashMap<u64, u64>>) -> Result<Held> {
-        let mut work = self.work.lock();
-        self.settle(&mut work)?;
-        let covers_all = |work: &Work| work.covered == Some(self.parts.log.last_seq());
-        if !covers_all(&work) {
-            self.checkpoint_now(&mut work, true, &mut || ())?;
-        }
-        self.free_dead(&mut work, true)?;
-        // What died since that checkpoint may just have been made free: then only a later one is whole without the log.
-        if !covers_all(&work) {
-            self.checkpoint_now(&mut work, true, &mut || ())?;
-        }
-        let superblock = self.parts.superblocks.newest();
-        let mut segments = self.parts.segments.in_use();
-        segments.retain(|usage| usage.cold || usage.generation <= superblock.replay.generation);
-        let (open_cold, furthest) = (work.cold.open_segment(), furthest(&work)?);
-        // Nothing is made free while the work is locked.
-        self.holds.add(&segments);
-        Ok(Held { superblock, segments, open_cold, furthest, keeper: Arc::clone(self) })
+        self.working(|work| {
+            self.settle(work)?;
+            let covers_all = |work: &Work| work.covered == Some(self.parts.log.last_seq());
+            if !covers_all(work) {
+                self.checkpoint_now(work, true, &mut || ())?;
+            }
+            self.free_dead(work, true)?;
+            // What died since that checkpoint may just have been made free: then only a later one is whole without the
+            // log.
+            if !covers_all(work) {
+                self.checkpoint_now(work, true, &mut || ())?;
+            }
+            let superblock = self.parts.superblocks.newest();
+            let mut segments = self.parts.segments.in_use();
+            segments.retain(|usage| usage.cold || usage.generation <= superblock.replay.generation);
+            let (open_cold, furthest) = (work.cold.open_segment(), furthest(work)?);
+            // Nothing is made free while the work is locked.
+            self.holds.add(&segments);
+            Ok(Held { superblock, segments, open_cold, furthest, keeper: Arc::clone(self) })
+        })
     }
 
     /// Moves what little lives in the emptiest segments, so that the checkpoint that follows makes more free than it

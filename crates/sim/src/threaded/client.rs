@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use esker_engine::Engine;
 use esker_store::{Collection, Durability, Error, ObjectId, ObjectStore, Transaction};
 
-use super::maintaining;
 use super::world::{Misread, PIECE_BYTES, Step, World, difference, found, thing};
 
 /// Names of a client's objects.
@@ -186,7 +185,7 @@ impl Client {
                 }
                 7..17 => self.reads(engine, manner)?,
                 17 => {
-                    let written = maintaining(|| engine.checkpoint());
+                    let written = engine.checkpoint();
                     self.excused(manner, written, "a checkpoint")?
                 }
                 _ => self.changes(engine, manner)?,
@@ -217,7 +216,7 @@ impl Client {
         let world = self.now().clone();
         let cache_bytes = self.rng.choice([0, 1 << 20]).unwrap_or(0);
         let index_bytes = self.rng.choice([0, u64::MAX]).unwrap_or(0);
-        let taken = maintaining(|| engine.view(cache_bytes, index_bytes));
+        let taken = engine.view(cache_bytes, index_bytes);
         self.told.push_back(format!("snapshot {}", if taken.is_ok() { "taken" } else { "refused" }));
         match taken {
             Ok((seq, view)) => {

@@ -13,7 +13,6 @@ pub(crate) mod clones;
 pub(crate) mod panics;
 mod world;
 
-use std::cell::Cell;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -29,19 +28,6 @@ pub(crate) const HANGS: Duration = Duration::from_secs(25);
 
 /// What an injected panic says.
 const INJECTED: &str = "a panic that the simulator has injected";
-
-thread_local! {
-    /// This thread is inside a call that does the keeper's work.
-    static MAINTAINS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs what does the keeper's work in the caller's thread: a checkpoint, a snapshot, closing.
-pub(crate) fn maintaining<T>(call: impl FnOnce() -> T) -> T {
-    MAINTAINS.set(true);
-    let done = call();
-    MAINTAINS.set(false);
-    done
-}
 
 /// What a call in a thread of its own comes to.
 pub(crate) enum Ended<T> {
@@ -153,11 +139,9 @@ pub(crate) fn open(device: &Arc<FaultyDevice>, options: Options, when: &str) -> 
 /// Closing hangs or panics.
 fn close(engine: Arc<Engine>) -> Result<Result<(), Error>, String> {
     let call = move || {
-        maintaining(|| {
-            let closed = engine.close();
-            drop(engine);
-            closed
-        })
+        let closed = engine.close();
+        drop(engine);
+        closed
     };
     match bounded("closing", call)? {
         Ended::Returned(closed) => Ok(closed),

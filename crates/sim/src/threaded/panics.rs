@@ -24,16 +24,12 @@ use parking_lot::Mutex;
 
 use super::client::{Client, Excuse, Manner};
 use super::clones::all_live;
-use super::{Ended, INJECTED, MAINTAINS, bounded, close, formatted, open, options, survival, undamaged};
+use super::{Ended, INJECTED, bounded, close, formatted, open, options, survival, undamaged};
 use crate::crash::Outcome;
 use crate::fault::{FaultyDevice, Image};
 
 /// The threads without which the store cannot write.
 const NEEDED: [&str; 4] = ["esker-commit", "esker-prepare", "esker-clean", "esker-move"];
-/// Whether calls panic as well that the keeper's work makes in a caller's thread (a checkpoint, a snapshot, closing).
-/// The engine does not catch those: the keeper goes on with a half-written checkpoint, and the store may not open again.
-/// To be set as soon as it does.
-const CALLERS_MAINTENANCE_PANICS: bool = false;
 /// A store that has not stopped for so long after a panic of a thread that it needs does not stop.
 const STOPS: Duration = Duration::from_secs(10);
 
@@ -72,7 +68,6 @@ impl Panicking {
             Whose::Thread(meant) => name == meant,
             Whose::Client => name.starts_with("client") && call != "read",
         };
-        let meant = meant && (CALLERS_MAINTENANCE_PANICS || !MAINTAINS.get());
         let spend = |left: u64| left.checked_sub(1);
         if meant && self.spared.fetch_update(Ordering::AcqRel, Ordering::Acquire, spend).is_err() {
             let mut fired = self.fired.lock();
