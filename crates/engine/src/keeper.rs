@@ -80,9 +80,8 @@ const FLYING_SEGMENTS: u64 = 4;
 const READS_TRIED: u32 = 3;
 /// And so often if clones were made of what it holds while it was cleaned.
 const CLONES_TRIED: u32 = 100;
-/// Free segments that writes leave alone beside those that deletes do, while they get what cleaning gains: one for
-/// deletes, one for what leads to them, and one of each kind that the cleaner has begun when it ends.
-const FLOW_LEAVES: u64 = 4;
+/// So many segments less writes leave alone while they get what cleaning gains.
+const FLOW_SEGMENTS: u64 = 2;
 /// How long the thread sleeps when nothing wakes it.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long the cleaner leaves everything in place after somebody has walked part of the log.
@@ -637,9 +636,10 @@ impl Keeper {
         let unhindered = left > reserve[0] + 2 * self.flying_segments() + PACED_SEGMENTS || !done;
         // Who gets only what cleaning gains needs no more to be kept back than what takes away, and a little.
         let flows = self.threaded && !unhindered && self.flying_segments() > 0;
-        // A device of few segments has not so many to leave.
-        let leaves = FLOW_LEAVES.min((reserve[0] - reserve[1]).max(3) - 2);
-        let leaves = reserve[1] + leaves + self.held_reserve();
+        // What is left is for deletes and what leads to them, and for the segments that the cleaner has begun when it
+        // ends.
+        let leaves = (reserve[0] - reserve[1]).saturating_sub(FLOW_SEGMENTS).max(1);
+        let leaves = reserve[1] + leaves;
         let kept = if flows { [reserve[0].min(leaves), reserve[1]] } else { reserve };
         let gate = if left > kept[0] {
             Gate::Open

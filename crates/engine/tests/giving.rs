@@ -1,4 +1,4 @@
-//! What goes on where a store is full, and what does not though it says that it gives back.
+//! What goes on where a store is full, and what does not though a client says that it gives back.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
@@ -55,6 +55,40 @@ fn all_can_be_removed(engine: &Engine, keys: u64) {
         engine.submit(applied().change(&object("keys"), set(index, 1_000))).wait().unwrap();
     }
     engine.close().unwrap();
+}
+
+#[test]
+fn a_client_that_says_of_everything_that_it_gives_back_leaves_deletes_their_room() {
+    for bytes in [100, 20_000] {
+        let engine = open();
+        let keys = fill(&engine);
+        let mut flood = 0;
+        let refused = loop {
+            let key = Bytes::from(format!("key{flood}"));
+            let change = Change::OmapSet { key, value: vec![1; bytes].into() };
+            match engine.submit(applied().giving_back().change(&object("flood"), change)).wait() {
+                Ok(_) => flood += 1,
+                Err(error) => break error,
+            }
+            assert!(flood < 100_000, "it is refused some day");
+        };
+        assert!(matches!(refused, Error::Full { .. }), "{refused}");
+        // Deletes and additions in turn: the segment that a delete enters is not filled by others.
+        for index in 0..20 {
+            let txn = Transaction::new().change(&object("keys"), Change::SlotRemove { index });
+            engine.submit(txn).wait().unwrap();
+            for number in 0..100 {
+                let change =
+                    Change::OmapSet { key: format!("more{index}/{number}").into(), value: vec![1; bytes].into() };
+                match engine.submit(applied().giving_back().change(&object("flood"), change)).wait() {
+                    Ok(_) => {}
+                    Err(Error::Full { .. }) => break,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+        all_can_be_removed(&engine, keys);
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::{FULL_SHARE, IDLE, Keeper, RESCUE_SEGMENTS, Work};
 use crate::commit::stopped;
 
 /// Free segments that writes leave alone beside those of a checkpoint.
-const WRITES_LEAVE: u64 = 10;
+const WRITES_LEAVE: u64 = 12;
 /// How long the device is not asked for blocks that it had not, if no write was refused since.
 const QUIET: Duration = Duration::from_secs(30);
 /// Free segments of a store that holds nothing whose blocks are reserved.
@@ -59,7 +59,7 @@ impl Keeper {
     ///
     /// A checkpoint may have to write the whole index again while the last one still stands; the cleaner needs an open
     /// segment and one more; relocations need log; and an opening after a crash begins one segment of each kind. Writes
-    /// leave six more. What takes away leaves only what a checkpoint needs with the cleaning before it, and a segment
+    /// leave eight more. What takes away leaves only what a checkpoint needs with the cleaning before it, and a segment
     /// of each kind: closing and opening a full store may use up some of the rest, and deletes must go on. On a device
     /// of few segments writes leave two fifths of them.
     pub(super) fn reserve(&self) -> [u64; 2] {
