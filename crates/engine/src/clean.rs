@@ -180,7 +180,7 @@ impl Clean<'_> {
         let mut cleaned = Cleaned::default();
         let mut batch = Batch::default();
         let mut copies: HashMap<u64, Vec<Stretch>> = HashMap::new();
-        learn_sharers(self.parts)?;
+        self.learn_sharers()?;
         let shared = self.parts.segments.sharing.is_shared(victim.segment);
         for (record, at, body) in view.records() {
             let mut failed = None;

@@ -99,6 +99,8 @@ pub const GENERATION_LOST: u32 = u32::MAX - 1;
 /// those of all others of which nothing is known.
 const REFUSED_MAX: u64 = 4096;
 
+/// Free segments of a store that holds nothing whose blocks are reserved.
+const BACKED_MIN: u64 = 2;
 /// So many buffers that nobody needs are kept for segments to come, at most.
 const SPARES_MAX: usize = 2;
 
@@ -185,7 +187,7 @@ pub struct Segments {
     /// First segment that holds log, not superblocks.
     first: u64,
     lists: Mutex<Lists>,
-    /// So many free segments with blocks are left alone while there are others.
+    /// So many free segments with blocks are left alone while there are others, at most.
     kept_backed: AtomicU64,
     buffers_max: usize,
     spares_max: usize,
@@ -489,10 +491,14 @@ impl Segments {
     /// The device's, but for a want of space.
     pub fn take_reserved(&self, device: &dyn Device, sparing: bool) -> esker_device::Result<Option<u64>> {
         let mut refused = 0;
+        if sparing {
+            // First: who takes many in a row might come to the end of the device before anybody else has looked.
+            self.back(device)?;
+        }
         loop {
             let taken = {
                 let mut lists = self.lists.lock();
-                let kept = if sparing { self.kept_backed.load(Ordering::Relaxed) } else { 0 };
+                let kept = if sparing { self.backed_wanted(&lists) } else { 0 };
                 let spared = lists.backed.len() as u64 <= kept && !lists.unbacked.is_empty();
                 if spared { None } else { lists.backed.pop_front() }.or_else(|| lists.unbacked.pop_front())
             };
@@ -535,17 +541,30 @@ impl Segments {
         }
     }
 
-    /// Sees to it that so many free segments have blocks, as far as the device has them, and that these are spared from
-    /// now on: see [`Segments::take_reserved`].
+    /// So many free segments are to have blocks from now on, at most, and are spared: see [`Segments::back`] and
+    /// [`Segments::take_reserved`].
+    pub fn keep_backed(&self, most: u64) {
+        self.kept_backed.store(most, Ordering::Relaxed);
+    }
+
+    /// Free segments that are to have blocks: a small store keeps as many as its reserve would be if the device had no
+    /// more than it has used.
+    fn backed_wanted(&self, lists: &Lists) -> u64 {
+        let free = lists.backed.len() + lists.unbacked.len() + lists.bare.len();
+        let used = self.log_segments().saturating_sub(free as u64);
+        self.kept_backed.load(Ordering::Relaxed).min(BACKED_MIN + used / 2)
+    }
+
+    /// Sees to it that as many free segments have blocks as are to be kept, as far as the device has them.
     ///
     /// # Errors
-    /// As there.
-    pub fn keep_backed(&self, device: &dyn Device, count: u64) -> esker_device::Result<()> {
-        self.kept_backed.store(count, Ordering::Relaxed);
+    /// As for [`Segments::take_reserved`].
+    pub fn back(&self, device: &dyn Device) -> esker_device::Result<()> {
         loop {
             let taken = {
                 let mut lists = self.lists.lock();
-                if lists.backed.len() as u64 >= count { None } else { lists.unbacked.pop_front() }
+                let enough = lists.backed.len() as u64 >= self.backed_wanted(&lists);
+                if enough { None } else { lists.unbacked.pop_front() }
             };
             let Some(segment) = taken else { return Ok(()) };
             match self.reserve(device, segment) {

@@ -27,52 +27,11 @@ use crate::generate::Taste;
 use crate::history::{History, Unread, commit_order, whole_state};
 use crate::kind::{self, Kind, SEGMENT_BYTES};
 use crate::model::{ModelState, difference};
-use crate::{full, opening, threaded, volume};
+use crate::outcome::{Outcome, maintain};
+use crate::{full, threaded, volume};
 
 /// Lives of the store in one run.
 const ROUNDS: usize = 4;
-
-/// Maintenance between two transactions, at the run's choice: half of the time one segment is cleaned, else a checkpoint
-/// is written or pages of the index leave memory. Whether anything was done.
-///
-/// The one place where runs ask for it. With `Ok(false)` for a body they do without.
-///
-/// # Errors
-/// The engine's.
-pub(crate) fn maintain(engine: &Engine, rng: &mut fastrand::Rng) -> Result<bool, Error> {
-    match rng.u8(0..4) {
-        0..2 => engine.clean(),
-        2 => engine.checkpoint().map(|()| true),
-        _ => Ok(engine.drop_index_pages() > 0),
-    }
-}
-
-/// What a run did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// Transactions applied.
-    pub transactions: u64,
-    /// Transactions refused for what they name, as the model says.
-    pub refused: u64,
-    /// Transactions refused because the device was full.
-    pub full: u64,
-    /// Times that maintenance did something.
-    pub maintained: u64,
-    /// Power cuts and failures survived.
-    pub crashes: u64,
-    /// Transactions that a crash took back, none of them acknowledged.
-    pub taken_back: u64,
-    /// Most zones that were partly written at once.
-    pub open_zones: u64,
-    /// Stores that did not open any more, for damage.
-    pub refused_to_open: u64,
-    /// Of stores with damage: what was read and right.
-    pub served: u64,
-    /// Of stores with damage: what was answered with an error that names it.
-    pub named: u64,
-    /// Hash of every I/O of the run.
-    pub trace: u64,
-}
 
 pub(crate) struct Run {
     pub(crate) kind: Kind,
@@ -108,7 +67,7 @@ pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
         Kind::Log => return crate::logs::run(seed, None),
         Kind::Clones => return threaded::clones::run(seed),
         Kind::Panics => return threaded::panics::run(seed),
-        Kind::Opening => return opening::run(seed),
+        Kind::Opening => return Run::with_cut_openings(seed),
         Kind::Full => return full::run(seed),
         _ => {}
     }

@@ -18,6 +18,7 @@ mod life;
 pub mod logs;
 pub mod model;
 mod opening;
+pub mod outcome;
 mod rot;
 mod threaded;
 mod volume;

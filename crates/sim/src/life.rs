@@ -7,12 +7,13 @@
 use esker_engine::Engine;
 use esker_store::{Change, Collection, Completion, Durability, Error, ObjectStore, Transaction};
 
-use crate::crash::{Run, maintain};
+use crate::crash::Run;
 use crate::fault::FaultyDevice;
 use crate::generate::{in_words, lasting_collections, one_write, removal, transaction};
 use crate::history::{Probe, Unread, whole_state};
 use crate::kind::{self, Kind, SEGMENT_BYTES};
 use crate::model::difference;
+use crate::outcome::maintain;
 
 /// Segments that never hold log: room for superblocks.
 const SUPERBLOCK_SEGMENTS: u64 = 2;

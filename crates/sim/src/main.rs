@@ -8,8 +8,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use esker_sim::crash::{Outcome, run_as};
+use esker_sim::crash::run_as;
 use esker_sim::kind::Kind;
+use esker_sim::outcome::Outcome;
 
 /// So many failing seeds end the program.
 const FAILED_MAX: u64 = 10;

@@ -17,11 +17,12 @@ use esker_device::Device;
 use esker_engine::{Engine, FormatOptions, Options};
 use esker_store::{Error, ObjectStore};
 
-use crate::crash::{Outcome, Run, maintain};
+use crate::crash::Run;
 use crate::fault::{Counts, Faults, FaultyDevice, Image, Survival};
 use crate::history::whole_state;
 use crate::kind::{self, Kind, SEGMENT_BYTES};
 use crate::model::{ModelState, difference};
+use crate::outcome::{Outcome, maintain};
 
 /// Lives of the store in one run, each followed by openings that are cut.
 const LIVES: u64 = 3;
@@ -41,29 +42,30 @@ struct Peace {
     clean: bool,
 }
 
-/// Runs one seed.
-///
-/// # Errors
-/// The promise that was broken.
-pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
-    let mut rng = fastrand::Rng::with_seed(seed);
-    let lives = [Kind::Plain, Kind::Zoned, Kind::Small, Kind::SmallZoned, Kind::Thin, Kind::Errors, Kind::Remount];
-    let kind = lives[rng.usize(..lives.len())];
-    let blank = FaultyDevice::new(Image::blank(kind.shape(&mut rng)), rng.u64(..));
-    let format = FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [seed as u8; 16] };
-    Engine::format(&blank, &format).map_err(|error| format!("formatting: {error}"))?;
-    let mut image = blank.image_after_power_cut(Survival::None);
-    let mut run = Run::new(kind, rng);
-    for life in 0..run.rng.u64(1..=LIVES) {
-        image = run.round(image).map_err(|broken| format!("life {life} as {}: {broken}", kind.name()))?;
-        image = run.cut_openings(image).map_err(|broken| format!("after life {life} as {}: {broken}", kind.name()))?;
-    }
-    // What follows goes on from there.
-    run.round(image).map_err(|broken| format!("the last life as {}: {broken}", kind.name()))?;
-    Ok(run.outcome)
-}
-
 impl Run {
+    /// Runs one seed of the kind `opening`.
+    ///
+    /// # Errors
+    /// The promise that was broken.
+    pub(crate) fn with_cut_openings(seed: u64) -> Result<Outcome, String> {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let lives = [Kind::Plain, Kind::Zoned, Kind::Small, Kind::SmallZoned, Kind::Thin, Kind::Errors, Kind::Remount];
+        let kind = lives[rng.usize(..lives.len())];
+        let blank = FaultyDevice::new(Image::blank(kind.shape(&mut rng)), rng.u64(..));
+        let format = FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [seed as u8; 16] };
+        Engine::format(&blank, &format).map_err(|error| format!("formatting: {error}"))?;
+        let mut image = blank.image_after_power_cut(Survival::None);
+        let mut run = Run::new(kind, rng);
+        for life in 0..run.rng.u64(1..=LIVES) {
+            image = run.round(image).map_err(|broken| format!("life {life} as {}: {broken}", kind.name()))?;
+            image =
+                run.cut_openings(image).map_err(|broken| format!("after life {life} as {}: {broken}", kind.name()))?;
+        }
+        // What follows goes on from there.
+        run.round(image).map_err(|broken| format!("the last life as {}: {broken}", kind.name()))?;
+        Ok(run.outcome)
+    }
+
     /// Opens an image in peace, and looks.
     fn in_peace(&mut self, image: &Image, options: Options, first: bool) -> Result<Peace, String> {
         let device = Arc::new(FaultyDevice::new(image.clone(), self.rng.u64(..)));

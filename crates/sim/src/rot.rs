@@ -19,11 +19,12 @@ use esker_device::Device;
 use esker_engine::{Engine, check, format};
 use esker_store::{Error, ObjectId, ObjectStore, OmapScan, SlotScan};
 
-use crate::crash::{Outcome, Run};
+use crate::crash::Run;
 use crate::fault::{FaultyDevice, Image, Survival};
 use crate::image::{BLOCK_BYTES, SECTOR_BYTES};
 use crate::kind::SEGMENT_BYTES;
 use crate::model::ModelObject;
+use crate::outcome::Outcome;
 
 /// Lives with rot in one run.
 const ROUNDS: usize = 4;

@@ -24,9 +24,9 @@ use esker_engine::{Engine, FormatOptions};
 use esker_store::{Error as StoreError, ObjectStore};
 use esker_volume::{Error, Image as Volume, Snapshot, Volumes};
 
-use crate::crash::Outcome;
 use crate::fault::{FaultyDevice, Image, Survival};
 use crate::kind::{self, Kind, SEGMENT_BYTES};
+use crate::outcome::Outcome;
 use disks::{World, difference, found};
 
 /// Openings of the store in one run.

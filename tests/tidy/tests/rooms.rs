@@ -30,8 +30,6 @@ const CIRCLES: &[(&str, &str)] = &[
     ("crates/engine/src/submit.rs", "crates/engine/src/submit/net.rs"),
     ("crates/engine/src/submit.rs", "crates/engine/src/submit/plan.rs"),
     // The kinds of runs return the outcome that crashes define.
-    ("crates/sim/src/logs/mod.rs", "crates/sim/src/crash.rs"),
-    ("crates/sim/src/volume.rs", "crates/sim/src/crash.rs"),
 ];
 
 /// Types that a crate has twice and that are still to be renamed: the crate and the name. The list only gets shorter.

@@ -16,6 +16,11 @@ use crate::pages::each_page;
 const PLACES_MAX: usize = 2 << 20;
 
 impl Clean<'_> {
+    /// See [`learn_sharers`].
+    pub(super) fn learn_sharers(&self) -> Result<()> {
+        learn_sharers(self.parts)
+    }
+
     /// The objects that may share what stands in a segment.
     pub(super) fn sharers(&self, segment: u64) -> Vec<Arc<Object>> {
         let sharing = &self.parts.segments.sharing;

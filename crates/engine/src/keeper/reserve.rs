@@ -13,8 +13,6 @@ use crate::commit::stopped;
 const WRITES_LEAVE: u64 = 12;
 /// How long the device is not asked for blocks that it had not, if no write was refused since.
 const QUIET: Duration = Duration::from_secs(30);
-/// Free segments of a store that holds nothing whose blocks are reserved.
-const BACKED_MIN: u64 = 2;
 
 /// When the device was last asked for blocks that it had not, and for how many.
 #[derive(Default)]
@@ -52,6 +50,7 @@ impl Keeper {
     /// Says how many free segments each class of writes leaves alone.
     pub fn set_reserve(&self) {
         let reserve = self.reserve();
+        self.parts.segments.keep_backed(self.checkpoint_segments() + WRITES_LEAVE);
         self.parts.log.set_gate(self.parts.log.gate(), reserve);
     }
 
@@ -133,9 +132,8 @@ impl Keeper {
                 work.asking.more = 0;
             }
         }
-        let used = segments.usable_segments().saturating_sub(segments.free_segments());
-        let kept = (self.checkpoint_segments() + WRITES_LEAVE).min(BACKED_MIN + used / 2);
-        segments.keep_backed(&*self.device, kept).map_err(failed)
+        segments.keep_backed(self.checkpoint_segments() + WRITES_LEAVE);
+        segments.back(&*self.device).map_err(failed)
     }
 
     /// With fewer free segments than this it is time to clean.

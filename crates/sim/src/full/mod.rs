@@ -30,9 +30,9 @@ use esker_log::{Log, Logs, Session};
 use esker_store::{Error as StoreError, ObjectStore};
 use esker_volume::{Image as Disk, Volumes};
 
-use crate::crash::{Outcome, maintain};
 use crate::fault::{Faults, FaultyDevice, Image, Shape, Survival};
 use crate::kind::{self, SEGMENT_BYTES};
+use crate::outcome::{Outcome, maintain};
 use crate::threaded::{self, Ended, bounded, undamaged};
 use known::Known;
 

@@ -24,9 +24,9 @@ use esker_store::ObjectStore;
 use esker_store::contract::{PerObject, Watched};
 use parking_lot::Mutex;
 
-use crate::crash::Outcome;
 use crate::fault::{FaultyDevice, Image, Shape, Survival};
 use crate::kind::{self, SEGMENT_BYTES};
+use crate::outcome::Outcome;
 use baton::{Baton, Gone, Temper};
 use history::{Act, Event, Seen};
 use line::{Line, ME};

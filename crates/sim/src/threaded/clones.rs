@@ -18,8 +18,8 @@ use esker_store::Error;
 
 use super::client::{Client, Excuse, Manner, room};
 use super::{Ended, INJECTED, begin, bounded, close, formatted, open, options, survival, undamaged};
-use crate::crash::Outcome;
 use crate::fault::{Faults, FaultyDevice, Image};
+use crate::outcome::Outcome;
 
 /// Segments that an empty store may use: the log's open one and those made ready for it, superblocks' share of
 /// checkpoints, the one before included, and the cleaner's open ones.

@@ -25,8 +25,8 @@ use parking_lot::Mutex;
 use super::client::{Client, Excuse, Manner};
 use super::clones::all_live;
 use super::{Ended, INJECTED, bounded, close, formatted, open, options, survival, undamaged};
-use crate::crash::Outcome;
 use crate::fault::{FaultyDevice, Image};
+use crate::outcome::Outcome;
 
 /// The threads without which the store cannot write.
 const NEEDED: [&str; 4] = ["esker-commit", "esker-prepare", "esker-clean", "esker-move"];

@@ -11,7 +11,7 @@ use esker_volume::{Durability, Error, Image, Layout, Result as Outcome};
 
 use super::disks::{Disk, Snap, World, children};
 use super::{Open, Run};
-use crate::crash::maintain;
+use crate::outcome::maintain;
 
 const IMAGES_MAX: usize = 3;
 const SNAPSHOTS_MAX: usize = 4;
