@@ -40,6 +40,8 @@ use known::Known;
 const REFUSED_FOR_GOOD: Duration = Duration::from_secs(12);
 /// So often without threads, each time after maintenance.
 const TRIES: u32 = 6;
+/// The write that an emptied store must take.
+const ONE_WRITE_BYTES: u64 = 6_000;
 /// Names of the disks.
 const DISKS: [&str; 2] = ["disk0", "disk1"];
 const LOG: &str = "log";
@@ -339,7 +341,7 @@ impl Filled {
         while bytes < room / 4 {
             match self.writes_one(&mut open)? {
                 Answer::Done => {
-                    bytes += steps::ONE_WRITE_BYTES;
+                    bytes += ONE_WRITE_BYTES;
                     (tries, began) = (0, Instant::now());
                 }
                 Answer::Stopped => return Err("an undisturbed store has stopped".into()),

@@ -13,7 +13,7 @@ use esker_store::{Durability, Error as StoreError, ObjectStore};
 use esker_volume::Layout as Striping;
 
 use super::known::Place;
-use super::{Answer, DISKS, Fail, Filled, LOG, Open, REFUSED_FOR_GOOD, SPACES, TRIES};
+use super::{Answer, DISKS, Fail, Filled, LOG, ONE_WRITE_BYTES, Open, REFUSED_FOR_GOOD, SPACES, TRIES};
 
 /// Bytes of a disk's block.
 const BLOCK_BYTES: u64 = 4_096;
@@ -25,8 +25,6 @@ const WRITE_BLOCKS_MAX: u64 = 5;
 const BLOCKS: u64 = 160;
 /// Keys to choose from in each namespace.
 const KEYS: u64 = 150;
-/// The write that an emptied store must take.
-pub(super) const ONE_WRITE_BYTES: u64 = 6_000;
 
 fn value(number: u32, len: u64) -> Bytes {
     number.to_le_bytes().into_iter().cycle().take(len as usize).collect()
