@@ -223,12 +223,12 @@ impl Engine {
             report.cold_segments += u64::from(usage.cold);
             report.index_bytes += usage.index;
             report.live_bytes += usage.live;
-            if usage.damage != segments::Damage::None {
+            if usage.damage != segments::DamageLevel::None {
                 report.damaged_segments += 1;
                 let (segment, generation, live) = (usage.segment, usage.generation, usage.live);
                 let what = match usage.damage {
-                    segments::Damage::Whole => "neither its header nor any record of it holds",
-                    segments::Damage::Header => "its header does not hold; what stands behind it is served",
+                    segments::DamageLevel::Whole => "neither its header nor any record of it holds",
+                    segments::DamageLevel::Header => "its header does not hold; what stands behind it is served",
                     _ => "something in it does not hold",
                 };
                 let what = format!("segment {segment} (generation {generation}, {live} bytes live): {what}");

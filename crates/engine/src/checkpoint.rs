@@ -24,8 +24,8 @@ use esker_store::{Error, ObjectId, Result};
 use crate::cold::Cold;
 use crate::commit::Log;
 use crate::format::{
-    Head, Held, Loc, PARTS, PageList, ReplayFrom, Role, Root, Space, Stream, encode_slot_page, push_extent, push_omap,
-    push_slot,
+    Head, Loc, PARTS, PageList, ReplayFrom, Role, Root, SegmentEntry, Space, Stream, encode_slot_page, push_extent,
+    push_omap, push_slot,
 };
 use crate::index::PageId;
 use crate::objects::{Objects, Spaces};
@@ -420,10 +420,10 @@ impl Run<'_> {
 }
 
 /// A segment's row of the table.
-fn held(usage: &Usage) -> Held {
+fn held(usage: &Usage) -> SegmentEntry {
     let Usage { segment, generation, end, live, .. } = *usage;
     let stream = if usage.cold { Stream::Cold } else { Stream::Log };
-    Held { segment, generation, stream, end, live_bytes: live }
+    SegmentEntry { segment, generation, stream, end, live_bytes: live }
 }
 
 /// All entries of a space, if they are few and in memory.

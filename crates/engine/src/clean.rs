@@ -9,7 +9,7 @@
 //! 1. A copy is made only of what has been verified.
 //! 2. A relocation is written and applied under the object's lock, for entries that still point to the old place: what
 //!    was deleted or overwritten meanwhile stays so, whatever the order of crash and cleaning.
-//! 3. Data that several objects share is copied once in a run.
+//! 3. Data that several objects share is copied once in a run, but for that of a clone which is made meanwhile.
 //! 4. What is compressed is moved as it stands, in whole units; only where that would take more than the bytes of them that
 //!    live is it decompressed first. So a copy never takes more than what lives.
 //! Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System (1992), section 3.
@@ -37,7 +37,7 @@ use crate::index::{Extent, Missing, offset_of};
 use crate::objects::{Object, ObjectState, Spaces, Step};
 use crate::pages::{Page, bring, each_page};
 use crate::reader::{Asked, SegmentView, Sought, each_operation};
-use crate::segments::{Damage, Usage};
+use crate::segments::{DamageLevel, Usage};
 use crate::watch::read_readable;
 
 /// Copies are handed on when so many bytes have gathered.
@@ -209,7 +209,7 @@ impl Clean<'_> {
             }
         }
         self.hand(&mut batch)?;
-        let damaged = cleaned.damaged > 0 || unread > 0 || victim.damage != Damage::None;
+        let damaged = cleaned.damaged > 0 || unread > 0 || victim.damage != DamageLevel::None;
         // A clone may have been made meanwhile, of what was not moved yet.
         if damaged || self.parts.segments.sharing.is_shared(victim.segment) {
             self.mover.wait()?;

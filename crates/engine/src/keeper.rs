@@ -48,7 +48,7 @@ use crate::cold::{Cold, ColdCounters, Unwritten};
 use crate::commit::Gate;
 use crate::evict::Hand;
 use crate::format::{Loc, Role};
-use crate::segments::{Damage, Usage};
+use crate::segments::{DamageLevel, Usage};
 use crate::stages::Times;
 use holds::Holds;
 use moving::Moving;
@@ -151,7 +151,7 @@ struct Work {
     /// How often a segment, by generation, could not be cleaned because something could not be read.
     unread: HashMap<u32, u32>,
     /// How often something still lived in a segment, by generation, that was cleaned as a whole.
-    shared: HashMap<u32, u32>,
+    shared_tries: HashMap<u32, u32>,
     /// Bytes that were moved since writes last had to wait, and the bytes of transactions until then.
     effort: u64,
     effort_from: u64,
@@ -248,7 +248,7 @@ impl Keeper {
             dying: HashMap::new(),
             stuck: HashSet::new(),
             unread: HashMap::new(),
-            shared: HashMap::new(),
+            shared_tries: HashMap::new(),
             effort: 0,
             effort_from: 0,
             full_at: None,
@@ -584,7 +584,7 @@ impl Keeper {
                 && tail_bytes >= 4 * self.parts.segments.segment_bytes;
         // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the
         // one where replay begins needs none, because the superblock names it.
-        let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= Damage::Header;
+        let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= DamageLevel::Header;
         let due = due || !tight && (work.renew > 0 || self.parts.segments.in_use().iter().any(lost));
         let short = log.segments_left() < low;
         let walked =
@@ -632,7 +632,7 @@ impl Keeper {
         }
         // There was room enough to leave all in place when this look began: the next one will not.
         // Nor is it known that there is no more room while the device had blocks whenever it was asked.
-        let missed = !short && !done || work.asking.goes_on();
+        let missed = !short && !done || work.asking.may_have_more();
         let unhindered = left > reserve[0] + 2 * self.flying_segments() + PACED_SEGMENTS || !done;
         // Who gets only what cleaning gains needs no more to be kept back than what takes away, and a little.
         let flows = self.threaded && !unhindered && self.flying_segments() > 0;
@@ -709,7 +709,7 @@ impl Keeper {
         // A batch that a crash has torn is none: nothing points there.
         let lives = self.parts.segments.usage(victim.segment).is_some_and(|usage| usage.live > 0);
         if cleaned.damaged > 0 && lives {
-            self.parts.segments.note_damage(victim.segment, victim.generation, Damage::Part);
+            self.parts.segments.note_damage(victim.segment, victim.generation, DamageLevel::Part);
             self.counters.lost.fetch_add(cleaned.damaged, Ordering::Relaxed);
             tracing::error!(segment = victim.segment, values = cleaned.damaged, "damage found while cleaning");
             for lost in &cleaned.lost {

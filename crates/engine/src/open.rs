@@ -39,7 +39,7 @@ use crate::reader::Reader;
 use crate::readers::Pinned;
 use crate::recover::RecoveryReport;
 use crate::scrub::{Scrub, Scrubber};
-use crate::segments::{Damage, Lsn, Segments, Usage};
+use crate::segments::{DamageLevel, Lsn, Segments, Usage};
 use crate::stats::CallTimes;
 use crate::superblocks::{Superblocks, device_error, find_superblock};
 use crate::watch::Watched;
@@ -225,7 +225,8 @@ impl Engine {
         let mut keep = !options.read_only && roomy;
         // A superblock that is lost may have named a later checkpoint, after which nothing was kept for this one's.
         let floor_before = superblocks.floor_before().unwrap_or(0);
-        let broken = |usage: &Usage| !usage.cold && usage.damage >= Damage::Header && usage.generation > floor_before;
+        let broken =
+            |usage: &Usage| !usage.cold && usage.damage >= DamageLevel::Header && usage.generation > floor_before;
         let before_kept = keep && !superblock_lost && !segments.in_use().iter().any(broken);
         if !options.read_only {
             // What was read may still be in a cache of the operating system: from here on it counts as durable.

@@ -327,7 +327,7 @@ impl Engine {
         }
         let writing = self.keeper.as_ref().filter(|keeper| usage.cold && keeper.writes(usage.segment));
         match writing {
-            _ if usage.damage == segments::Damage::Whole => 0,
+            _ if usage.damage == segments::DamageLevel::Whole => 0,
             Some(keeper) => keeper.cold_reached(usage.generation),
             None => usage.end,
         }
@@ -337,7 +337,7 @@ impl Engine {
     fn scrub_segment(&self, usage: &Usage, report: &mut ScrubReport, pace: &mut Pace<'_>) -> Result<()> {
         match self.scrub_readable(usage, report, pace) {
             Err(error @ Error::Io { .. }) => {
-                if self.segments.note_damage(usage.segment, usage.generation, segments::Damage::Part) {
+                if self.segments.note_damage(usage.segment, usage.generation, segments::DamageLevel::Part) {
                     let at = usage.segment * self.segments.segment_bytes;
                     report.damage(at, format!("segment {} cannot be read: {error}", usage.segment));
                 }
@@ -420,7 +420,7 @@ impl Engine {
         report.segments += 1;
         report.bytes += medium.read;
         pace(medium.read - told);
-        if wrong.is_empty() && (header_holds || usage.damage >= segments::Damage::Header) {
+        if wrong.is_empty() && (header_holds || usage.damage >= segments::DamageLevel::Header) {
             return Ok(());
         }
         self.name_damage(usage, header_holds, (&wrong, no_damage), &mut medium, report)?;
@@ -462,9 +462,9 @@ impl Engine {
         }
         let base = usage.segment * self.segments.segment_bytes;
         let before = report.damaged;
-        if !header_holds && now.damage < segments::Damage::Header {
+        if !header_holds && now.damage < segments::DamageLevel::Header {
             report.damage(base, format!("the header of segment {} (generation {})", now.segment, now.generation));
-            self.segments.note_damage(now.segment, now.generation, segments::Damage::Header);
+            self.segments.note_damage(now.segment, now.generation, segments::DamageLevel::Header);
         }
         let inside = |offset: u64| wrong.iter().any(|(from, to)| (base + from..base + to).contains(&offset));
         let mut objects = Vec::new();
@@ -511,7 +511,7 @@ impl Engine {
             report.dead += wrong.len() as u64 - no_damage;
             return Ok(());
         }
-        self.segments.note_damage(now.segment, now.generation, segments::Damage::Part);
+        self.segments.note_damage(now.segment, now.generation, segments::DamageLevel::Part);
         Ok(())
     }
 }

@@ -42,7 +42,7 @@ struct Entry {
     range: Mutex<(u32, u64, u64)>,
     /// Where the log left it: what stands behind counts for nothing.
     end: AtomicU64,
-    /// A [`Damage`].
+    /// A [`DamageLevel`].
     damage: AtomicU8,
     buffer: ArcSwapOption<SegmentBuffer>,
 }
@@ -60,7 +60,7 @@ impl Default for Entry {
             filled: AtomicU64::new(0),
             range: Mutex::default(),
             end: AtomicU64::new(u64::MAX),
-            damage: AtomicU8::new(Damage::None as u8),
+            damage: AtomicU8::new(DamageLevel::None as u8),
             buffer: ArcSwapOption::empty(),
         }
     }
@@ -69,7 +69,7 @@ impl Default for Entry {
 /// What is known of damage in a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Damage {
+pub enum DamageLevel {
     /// None.
     #[default]
     None = 0,
@@ -81,7 +81,7 @@ pub enum Damage {
     Whole = 3,
 }
 
-impl Damage {
+impl DamageLevel {
     fn from_u8(damage: u8) -> Self {
         match damage {
             0 => Self::None,
@@ -175,7 +175,7 @@ pub struct Usage {
     /// Where the log left it, as an offset in the segment: what stands behind counts for nothing.
     pub end: u64,
     /// What is known of damage in it.
-    pub damage: Damage,
+    pub damage: DamageLevel,
 }
 
 /// All segments of a device.
@@ -324,7 +324,7 @@ impl Segments {
         }
     }
 
-    /// As [`Segments::sub_live`], in 4096ths of a byte.
+    /// An object no longer points to so much at this device offset, in 4096ths of a byte.
     #[inline]
     pub fn sub_live_weight(&self, offset: u64, weight: u64) {
         if let Some(entry) = self.entries.get(self.segment_of(offset)) {
@@ -425,12 +425,12 @@ impl Segments {
             index: entry.index.load(Ordering::Acquire).max(0) as u64,
             filled: entry.filled.load(Ordering::Acquire),
             end: entry.end.load(Ordering::Acquire).min(self.segment_bytes),
-            damage: Damage::from_u8(entry.damage.load(Ordering::Acquire)),
+            damage: DamageLevel::from_u8(entry.damage.load(Ordering::Acquire)),
         })
     }
 
     /// Notes damage in a segment, whose life of `generation` goes on; whether that is worse than what was known.
-    pub fn note_damage(&self, segment: u64, generation: u32, damage: Damage) -> bool {
+    pub fn note_damage(&self, segment: u64, generation: u32, damage: DamageLevel) -> bool {
         let entry = self.entries.get(segment).filter(|entry| entry.generation.load(Ordering::Acquire) == generation);
         entry.is_some_and(|entry| entry.damage.fetch_max(damage as u8, Ordering::AcqRel) < damage as u8)
     }
@@ -457,7 +457,7 @@ impl Segments {
         self.index_bytes.fetch_sub(entry.index.swap(0, Ordering::AcqRel), Ordering::AcqRel);
         entry.filled.store(0, Ordering::Release);
         entry.end.store(u64::MAX, Ordering::Release);
-        entry.damage.store(Damage::None as u8, Ordering::Release);
+        entry.damage.store(DamageLevel::None as u8, Ordering::Release);
         let buffer = entry.buffer.swap(None);
         self.sharing.forget(segment);
         let mut lists = self.lists.lock();

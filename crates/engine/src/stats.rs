@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::open::Engine;
 use crate::scrub::ScrubStatus;
-use crate::segments::Damage;
+use crate::segments::DamageLevel;
 use crate::stages::{Histogram, Latency, Times};
 
 /// Figures of an open store, at one moment. Counters count since it was opened.
@@ -330,7 +330,7 @@ impl Engine {
         }
         for usage in self.segments.in_use() {
             stats.live_bytes += usage.once;
-            stats.damaged_segments += u64::from(usage.damage != Damage::None);
+            stats.damaged_segments += u64::from(usage.damage != DamageLevel::None);
             stats.checkpoint_bytes += usage.index;
         }
         if let (Some(keeper), Some(log)) = (&self.keeper, &self.log) {

@@ -25,7 +25,7 @@ use crate::objects::Object;
 use crate::open::Engine;
 use crate::pages::{Page as IndexPage, bring, each_page};
 use crate::reader::{Asked, Sought};
-use crate::segments::{Damage, Lsn, Usage};
+use crate::segments::{DamageLevel, Lsn, Usage};
 use crate::superblocks::device_error;
 
 /// Entries of a page, where the next begins, and what has to be durable before they are shown.
@@ -385,7 +385,7 @@ fn ranges(in_use: &[Usage], range: impl Fn(&Usage) -> (u64, u64)) -> Vec<(Usage,
     let mut log: Vec<&Usage> = in_use.iter().filter(|usage| !usage.cold).collect();
     log.sort_unstable_by_key(|usage| usage.generation);
     // Where the header of the next is lost, nobody knows what it begins with.
-    let begins = |next: &&Usage| if next.damage >= Damage::Header { u64::MAX } else { next.age };
+    let begins = |next: &&Usage| if next.damage >= DamageLevel::Header { u64::MAX } else { next.age };
     let lasts = log.iter().skip(1).map(begins).chain([u64::MAX]);
     let mut ranges: Vec<_> = log.iter().zip(lasts).map(|(usage, last)| (**usage, (usage.age, last))).collect();
     ranges.extend(in_use.iter().filter(|usage| usage.cold).map(|usage| (*usage, range(usage))));

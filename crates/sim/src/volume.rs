@@ -37,7 +37,7 @@ const TOLD: usize = 40;
 const STEPS_MAX: usize = 90;
 
 /// A run, and the store of its present life.
-pub(crate) struct Run {
+pub(crate) struct DisksRun {
     rng: fastrand::Rng,
     outcome: Outcome,
     /// States after each transaction since the last opening.
@@ -78,7 +78,7 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
     let format = FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [seed as u8; 16] };
     Engine::format(&blank, &format).map_err(|error| format!("formatting: {error}"))?;
     let mut image = blank.image_after_power_cut(Survival::None);
-    let mut run = Run {
+    let mut run = DisksRun {
         rng,
         outcome: Outcome::default(),
         past: vec![Arc::default()],
@@ -95,7 +95,7 @@ pub(crate) fn run(seed: u64) -> Result<Outcome, String> {
     Ok(run.outcome)
 }
 
-impl Run {
+impl DisksRun {
     /// What broke, and what was done before.
     fn in_words(&self, broken: &str) -> String {
         let last = self.told.len().saturating_sub(TOLD);

@@ -34,11 +34,6 @@ const CIRCLES: &[(&str, &str)] = &[
 
 /// Types that a crate has twice and that are still to be renamed: the crate and the name. The list only gets shorter.
 const TWICE: &[(&str, &str)] = &[
-    ("crates/engine", "Damage"),
-    ("crates/engine", "Headers"),
-    ("crates/engine", "Held"),
-    ("crates/engine", "Scan"),
-    ("crates/sim", "Run"),
     // Programs name them by their server: `grpc::Config`, `nbd::Config`, `resp::Config`.
     ("crates/server", "Address"),
     ("crates/server", "Config"),

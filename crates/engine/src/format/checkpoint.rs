@@ -344,7 +344,7 @@ impl Head {
 
 /// A segment that was in use when a checkpoint was written: a row of its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct SegmentEntry {
     /// Its number.
     pub segment: u64,
     /// Its generation.
@@ -373,7 +373,7 @@ pub struct Root {
     pub collections: Vec<Vec<u8>>,
     /// The segments that were in use, each once; of version 3 and older only those of log before the checkpoint, and of
     /// their bytes nothing is known.
-    pub segments: Vec<Held>,
+    pub segments: Vec<SegmentEntry>,
     /// How far the scrubber has come: the round, and the segment that is looked at next.
     pub scrub: (u64, u64),
     /// Parts of the table of heads, by number.
@@ -439,7 +439,7 @@ impl Root {
                 }
                 _ => (Stream::Log, cursor.u64()?, 0),
             };
-            root.segments.push(Held { segment, generation, stream, end, live_bytes });
+            root.segments.push(SegmentEntry { segment, generation, stream, end, live_bytes });
         }
         if root.segments.iter().any(|held| !(1..=GENERATION_MAX).contains(&held.generation)) {
             return None;
@@ -480,8 +480,8 @@ mod tests {
             replay: Some(ReplayFrom { generation: 7, offset: 8, seq: 9, group: 10 }),
             collections: vec![b"c".to_vec(), vec![]],
             segments: vec![
-                Held { segment: 4, generation: 5, stream: Stream::Log, end: 6, live_bytes: 7 },
-                Held { segment: 5, generation: 4, stream: Stream::Cold, end: u64::MAX, live_bytes: 0 },
+                SegmentEntry { segment: 4, generation: 5, stream: Stream::Log, end: 6, live_bytes: 7 },
+                SegmentEntry { segment: 5, generation: 4, stream: Stream::Cold, end: u64::MAX, live_bytes: 0 },
             ],
             scrub: (2, 3),
             table: vec![(0, loc), (5, loc)],

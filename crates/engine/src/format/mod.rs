@@ -21,8 +21,8 @@ mod segment;
 mod superblock;
 
 pub use checkpoint::{
-    Head, Held, PAGE_SLOTS, PARTS, PageList, Role, Root, Space, decode_slot_page, each_extent, each_omap, each_place,
-    each_slot, encode_slot_page, push_extent, push_omap, push_slot,
+    Head, PAGE_SLOTS, PARTS, PageList, Role, Root, SegmentEntry, Space, decode_slot_page, each_extent, each_omap,
+    each_place, each_slot, encode_slot_page, push_extent, push_omap, push_slot,
 };
 pub use compressed::{
     COMPRESSED_HEADER_BYTES, Codec, Compressed, RAW_BYTES_MAX, UNIT_BYTES_MAX, UNIT_BYTES_MIN, compress_payload,

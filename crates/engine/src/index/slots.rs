@@ -453,8 +453,8 @@ impl Slots {
 
     /// The filled slots of `range`, ascending, or descending when `reverse`, up to a page that is not in memory.
     #[must_use]
-    pub fn scan(&self, range: Range<u64>, reverse: bool) -> Scan<'_> {
-        Scan { slots: self, rest: last_of(&range).map(|last| (range.start, last)), reverse }
+    pub fn scan(&self, range: Range<u64>, reverse: bool) -> SlotsScan<'_> {
+        SlotsScan { slots: self, rest: last_of(&range).map(|last| (range.start, last)), reverse }
     }
 
     /// Numbers of the pages that changed since [`Self::clear_dirty`]; those without any slot left too. Not sorted.
@@ -641,14 +641,14 @@ impl Slots {
 }
 
 /// Filled slots in order. See [`Slots::scan`].
-pub struct Scan<'a> {
+pub struct SlotsScan<'a> {
     slots: &'a Slots,
     /// First and last index still to look at.
     rest: Option<(u64, u64)>,
     reverse: bool,
 }
 
-impl Iterator for Scan<'_> {
+impl Iterator for SlotsScan<'_> {
     type Item = Result<(u64, Loc), Missing>;
 
     #[inline]

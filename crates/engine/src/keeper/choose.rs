@@ -6,7 +6,7 @@ use esker_device::Device;
 use esker_store::Result;
 
 use super::{CHECKPOINT_SHARE, FULL_SHARE, Keeper, Work};
-use crate::segments::{Damage, Usage};
+use crate::segments::{DamageLevel, Usage};
 
 /// When this part of what lives was moved since writes last had room, the emptiest segment is cleaned, however young it
 /// is: what counts then is how much a move gains now.
@@ -49,7 +49,7 @@ impl Keeper {
         let sealed = move |usage: &Usage| {
             let closed = if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor };
             closed
-                && usage.damage == Damage::None
+                && usage.damage == DamageLevel::None
                 && !held.contains_key(&usage.generation)
                 && !flying.touches(usage)
                 && !work.spent.contains_key(&usage.generation)
@@ -94,7 +94,7 @@ impl Keeper {
     /// other.
     pub(super) fn seal_damaged(&self, work: &mut Work) -> Result<()> {
         let open = work.cold.open_segment().and_then(|segment| self.parts.segments.usage(segment));
-        if open.is_some_and(|usage| usage.damage != Damage::None) {
+        if open.is_some_and(|usage| usage.damage != DamageLevel::None) {
             self.settle(work)?;
             work.cold.seal().map_err(|error| self.stop_if_failed(error))?;
         }
@@ -107,7 +107,7 @@ impl Keeper {
         self.parts.segments.in_use().into_iter().find(|usage| {
             let closed = if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor };
             closed
-                && usage.damage != Damage::None
+                && usage.damage != DamageLevel::None
                 && usage.live + usage.index > 0
                 && !flying.touches(usage)
                 && !work.spent.contains_key(&usage.generation)

@@ -47,7 +47,7 @@ impl Keeper {
             let warm = self.device_keeps(usage.segment)?;
             work.spent.remove(&usage.generation);
             work.unread.remove(&usage.generation);
-            work.shared.remove(&usage.generation);
+            work.shared_tries.remove(&usage.generation);
             work.dying.remove(&usage.generation);
             self.moving.forget(usage.generation);
             self.parts.segments.release(usage.segment, warm);

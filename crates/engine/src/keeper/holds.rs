@@ -13,18 +13,18 @@ use parking_lot::Mutex;
 use crate::segments::{Segments, Usage};
 
 /// How many holds keep a segment, by its generation.
-pub(super) type Held = Arc<HashMap<u32, u32>>;
+pub(super) type HeldSegments = Arc<HashMap<u32, u32>>;
 
 #[derive(Default)]
 pub(super) struct Holds {
-    segments: Mutex<(u64, Held)>,
+    segments: Mutex<(u64, HeldSegments)>,
     /// Some went since the keeper asked last.
     released: AtomicBool,
 }
 
 impl Holds {
     /// What is held now.
-    pub fn now(&self) -> Held {
+    pub fn now(&self) -> HeldSegments {
         Arc::clone(&self.segments.lock().1)
     }
 

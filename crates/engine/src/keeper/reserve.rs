@@ -19,13 +19,13 @@ const QUIET: Duration = Duration::from_secs(30);
 pub(super) struct Asking {
     at: Option<Instant>,
     more: u64,
-    /// Writes that had been refused then.
-    refused: u64,
+    /// How often a refused write had asked for another look then.
+    asked: u64,
 }
 
 impl Asking {
     /// The device had some when it was last asked, and may have more.
-    pub fn goes_on(&self) -> bool {
+    pub fn may_have_more(&self) -> bool {
         self.more > 0
     }
 }
@@ -105,8 +105,8 @@ impl Keeper {
 
     /// Sees to it that what is kept back has blocks on the device, as far as the device has them: a file may be sparse,
     /// and its file system be filled by others. A small store keeps as many as its reserve would be if there were no
-    /// more to be had. Where there were none, the device is asked again: once a second if writes are refused, and at
-    /// once where it had some the last time.
+    /// more to be had. Where there were none, the device is asked again: once a second if writes are refused, each 30
+    /// seconds otherwise, and at once where it had some the last time.
     ///
     /// # Errors
     /// [`Error::Stopped`](esker_store::Error::Stopped).
@@ -117,13 +117,13 @@ impl Keeper {
         let asking = &mut work.asking;
         let goes_on = asking.more > 0 && segments.free_segments() < self.low(self.reserve());
         // A file system that is asked may have to look long: if nobody was refused, it is left alone for longer.
-        let refused = self.parts.log.asked();
-        let pause = if refused == asking.refused { QUIET } else { IDLE };
+        let asked = self.parts.log.asked();
+        let pause = if asked == asking.asked { QUIET } else { IDLE };
         let due = !self.threaded || goes_on || asking.at.is_none_or(|at| at.elapsed() >= pause);
         if segments.bare_segments() == 0 {
             *asking = Asking::default();
         } else if due {
-            (asking.at, asking.refused) = (Some(Instant::now()), refused);
+            (asking.at, asking.asked) = (Some(Instant::now()), asked);
             if segments.ask_again(&*self.device, asking.more).map_err(failed)? {
                 asking.more = (2 * asking.more + 1).min(segments.log_segments());
                 work.full_at = None;

@@ -16,7 +16,7 @@ use super::{
 use crate::checkpoint::CheckpointReport;
 use crate::clean::RENEWALS;
 use crate::format::{Loc, Role, Superblock};
-use crate::segments::{Damage, Usage};
+use crate::segments::{DamageLevel, Usage};
 
 /// A checkpoint whose segments stay as long as this lives.
 pub struct Held {
@@ -146,7 +146,8 @@ impl Keeper {
         saved.scrub = *self.scrubbed.lock();
         // The one that this one follows may not hold.
         let segments = &self.parts.segments;
-        let damaged = segments.in_use().into_iter().filter(|usage| usage.damage != Damage::None && usage.index > 0);
+        let damaged =
+            segments.in_use().into_iter().filter(|usage| usage.damage != DamageLevel::None && usage.index > 0);
         let damaged: HashSet<u64> = damaged.map(|usage| usage.segment).collect();
         let stands_there = |(.., loc): &(u64, Role, Loc)| damaged.contains(&segments.segment_of(loc.offset()));
         let holds =
@@ -233,7 +234,7 @@ impl Keeper {
         let lives = |generation: u32| of(generation).is_some_and(|usage| usage.live > 0);
         let is_shared = |generation: u32| of(generation).is_some_and(|usage| segments.sharing.is_shared(usage.segment));
         for (generation, _) in spent.into_iter().filter(|(generation, whole)| *whole && lives(*generation)) {
-            let tries = work.shared.entry(generation).or_default();
+            let tries = work.shared_tries.entry(generation).or_default();
             *tries += 1;
             // A clone that was made meanwhile may still point there.
             if *tries >= CLONES_TRIED || !is_shared(generation) {

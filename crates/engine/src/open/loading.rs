@@ -26,7 +26,7 @@ use crate::objects::Objects;
 use crate::reader::Reader;
 use crate::recover::{Chain, End, Headers, RecoveryReport, Walk, find_chain, find_headers, generation_of};
 use crate::replay::Replayer;
-use crate::segments::{Damage, GENERATION_LOST, Lsn, Segments, Usage};
+use crate::segments::{DamageLevel, GENERATION_LOST, Lsn, Segments, Usage};
 use crate::superblocks::{FoundSuperblock, device_error};
 
 use super::{Options, Progress, Stage};
@@ -153,13 +153,13 @@ fn find_from(
             let filled = (usage.live + usage.index).max(superblock.segment_bytes / 4 * 3);
             segments.add_filled(usage.segment, filled);
         }
-        if usage.damage != Damage::None {
+        if usage.damage != DamageLevel::None {
             recovery.damaged_segments += 1;
             tracing::error!(
                 segment = usage.segment,
                 generation = usage.generation,
                 live_bytes = usage.live,
-                readable = usage.damage != Damage::Whole,
+                readable = usage.damage != DamageLevel::Whole,
                 "the header of a segment in use does not hold"
             );
         }
@@ -189,7 +189,7 @@ fn place(segments: &Segments, chain: &Chain) {
     for (number, link) in chain.links.iter().enumerate() {
         segments.place(link.header.segment, link.header.generation, 0, link.header.first_seq, false);
         if number == 0 && chain.begin_lost {
-            segments.note_damage(link.header.segment, link.header.generation, Damage::Header);
+            segments.note_damage(link.header.segment, link.header.generation, DamageLevel::Header);
         }
     }
     let headers = || chain.others.iter().chain(chain.links.iter().map(|link| &link.header));
@@ -212,7 +212,7 @@ fn place_root(segments: &Segments, superblock: &Superblock) {
 
 fn place_damaged(segments: &Segments, segment: u64, generation: u32, cold: bool) {
     segments.place(segment, generation, 0, 0, cold);
-    segments.note_damage(segment, generation, Damage::Header);
+    segments.note_damage(segment, generation, DamageLevel::Header);
 }
 
 /// Compares the checkpoint's table of segments with their headers, and goes by the table where a header is lost.
@@ -282,7 +282,7 @@ fn place_lost(
     seed: u32,
 ) -> Result<()> {
     // A segment that the table knows may have been used again since, and have lost its header after that.
-    let by_table = |usage: &Usage| usage.damage == Damage::Header && (usage.live > 0 || usage.index > 0);
+    let by_table = |usage: &Usage| usage.damage == DamageLevel::Header && (usage.live > 0 || usage.index > 0);
     let by_table = segments.in_use().into_iter().filter(by_table).map(|usage| usage.segment);
     for segment in by_table.chain(segments.pointed_to_unplaced()) {
         let base = segment * superblock.segment_bytes;
@@ -305,7 +305,7 @@ fn place_lost(
             None if placed != 0 => {}
             None => {
                 segments.place(segment, GENERATION_LOST, 0, 0, true);
-                segments.note_damage(segment, GENERATION_LOST, Damage::Whole);
+                segments.note_damage(segment, GENERATION_LOST, DamageLevel::Whole);
             }
         }
     }

@@ -13,7 +13,7 @@ use esker_device::Device;
 use esker_store::{Collection, ObjectId};
 
 use super::replay::{Link, Tolerant, clashes};
-use super::scan::{Headers, Shapes, headers, read_around};
+use super::scan::{FoundHeaders, Shapes, headers, read_around};
 use super::{Level, Losses, Lost, Source, What};
 use crate::format::{
     Head, Kind, Loc, OpHeader, PAGE_SLOTS, PageList, RECORD_HEADER_BYTES, ReplayFrom, Role, Root, SegmentHeader, Space,
@@ -120,7 +120,7 @@ struct Work {
     device: Arc<dyn Device>,
     shape: Superblock,
     seed: u32,
-    headers: Headers,
+    headers: FoundHeaders,
     segments: Arc<Segments>,
     reader: Arc<Reader>,
 }

@@ -134,7 +134,7 @@ fn made_up(device: &dyn Device, area: u64) -> Result<Superblock> {
 }
 
 /// The headers of a device's segments, and the segments without one that hold something.
-pub struct Headers {
+pub struct FoundHeaders {
     /// By generation.
     pub known: Vec<SegmentHeader>,
     /// Segments.
@@ -142,8 +142,8 @@ pub struct Headers {
 }
 
 /// Reads all segment headers.
-pub fn headers(device: &dyn Device, shape: &Superblock) -> Headers {
-    let mut found = Headers { known: Vec::new(), headless: Vec::new() };
+pub fn headers(device: &dyn Device, shape: &Superblock) -> FoundHeaders {
+    let mut found = FoundHeaders { known: Vec::new(), headless: Vec::new() };
     let mut start = vec![0; 2 * shape.block_bytes as usize];
     // Segments behind the recorded length count as well: the store may have grown since.
     for segment in shape.log_segments_of(device.geometry().len) {

@@ -1,6 +1,6 @@
 //! What a transaction leaves of space: whether more goes by it than it adds.
 //!
-//! Invariant: what is counted as going does go when the plan is applied, each place once.
+//! Invariant: what is counted as going does go from the device once the plan is applied and cleaned, each place once.
 
 use std::collections::HashSet;
 

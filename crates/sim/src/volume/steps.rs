@@ -10,7 +10,7 @@ use bytes::Bytes;
 use esker_volume::{Durability, Error, Image, Layout, Result as Outcome};
 
 use super::disks::{Disk, Snap, World, children};
-use super::{Open, Run};
+use super::{DisksRun, Open};
 use crate::outcome::maintain;
 
 const IMAGES_MAX: usize = 3;
@@ -30,7 +30,7 @@ enum Zeroing {
     Allocate,
 }
 
-impl Run {
+impl DisksRun {
     /// One step; false if the life has ended.
     pub(super) fn step(&mut self, open: &mut Open) -> Result<bool, String> {
         let lives = self.any_step(open)?;
