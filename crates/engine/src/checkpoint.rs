@@ -160,8 +160,8 @@ impl Saved {
             return Err(error);
         }
         let root = run.table_and_root(replay)?;
-        run.cold.flush()?;
-        // Where the log stands in it is of a later moment than the rest.
+        run.cold.write_batch()?;
+        // Where the log stands in it is of a later moment than the rest. Both stand on one device: one sync is for both.
         parts.log.commit(true);
         if let Some(failure) = parts.log.mark().failure() {
             return Err(failure);

@@ -1,12 +1,12 @@
 //! Cold segments: where the cleaner puts what it moves, and checkpoints their pages. Apart from the log, so that what
 //! lives long is not moved again and again with what dies young.
 //!
-//! operations → a batch in memory → one record → cold segment → [`Cold::flush`]: durable
+//! operations → a batch in memory → one record → cold segment → the log's next sync: durable
 //!                                      or, while cleaning, queued → whoever has taken the queue writes it, in order
 //!
 //! Invariants:
-//! 1. A cold segment is never replayed: it counts for nothing until the log or a superblock, written after
-//!    [`Cold::flush`], points into it.
+//! 1. A cold segment is never replayed: it counts for nothing until the log or a superblock, written after a sync of the
+//!    device, points into it.
 //! 2. One writer at a time, in order. A record lies in one segment and starts at a block.
 
 use std::sync::Arc;
@@ -33,8 +33,6 @@ pub struct ColdCounters {
     pub written_bytes: AtomicU64,
     /// Device writes.
     pub writes: AtomicU64,
-    /// Syncs.
-    pub syncs: AtomicU64,
 }
 
 /// Generations of cold segments from which on something may not be written yet: one entry for each [`Writes`] that is
@@ -109,7 +107,6 @@ pub struct Cold {
     seed: u32,
     block: u64,
     open: Option<Open>,
-    unsynced: bool,
     queue: Writes,
     /// See [`Unwritten`].
     pub unwritten: Unwritten,
@@ -134,7 +131,6 @@ impl Cold {
             seed,
             block,
             open: None,
-            unsynced: false,
             queue: Writes::new(&unwritten),
             unwritten,
             writes,
@@ -158,7 +154,7 @@ impl Cold {
         self.segments.segment_bytes / 4
     }
 
-    /// Adds an operation; `age` tells how old what it holds is. It is durable after the next [`Cold::flush`].
+    /// Adds an operation; `age` tells how old what it holds is. It is durable after the device's next sync.
     ///
     /// # Errors
     /// [`Error::Full`] when there is no segment left, and nothing was added; [`Error::Stopped`] when the device failed.
@@ -238,7 +234,7 @@ impl Cold {
         Ok((loc.with_flags(PARTS), places))
     }
 
-    /// Writes what was added, so that it can be read. It is durable after the next [`Cold::flush`].
+    /// Writes what was added, so that it can be read. It is durable after the device's next sync.
     ///
     /// # Errors
     /// [`Error::Stopped`] when the device failed.
@@ -248,7 +244,6 @@ impl Cold {
     }
 
     fn write_queue(&mut self) -> Result<()> {
-        self.unsynced |= !self.queue.list.is_empty();
         self.queue.write(&*self.device, &self.counters)
     }
 
@@ -272,19 +267,6 @@ impl Cold {
         open.op_count = 0;
         let generation = open.generation;
         self.queue.push(generation, offset, std::mem::take(&mut open.batch));
-    }
-
-    /// Writes what was added and makes it durable.
-    ///
-    /// # Errors
-    /// [`Error::Stopped`] when the device failed.
-    pub fn flush(&mut self) -> Result<()> {
-        self.write_batch()?;
-        if std::mem::take(&mut self.unsynced) {
-            self.device.sync().map_err(|error| stopped("syncing a cold segment", &error))?;
-            self.counters.syncs.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(())
     }
 
     /// Writes what was added, and nothing more to the segment that is open: the next operation begins another.

@@ -65,7 +65,7 @@ const CHECKPOINT_BYTES_PER_S: u64 = 256 << 20;
 /// when it is cleaned, of a cold segment what was put into it, because it would be as full again.
 const FULL_SHARE: f64 = 0.95;
 /// When so many bytes have to be moved for one that can be written, the device is full.
-const FULL_COST: u64 = 32;
+const FULL_COST: u64 = 64;
 /// With no more segments left than this above the reserve and what is being moved, writers get what cleaning makes free.
 const PACED_SEGMENTS: u64 = 2;
 /// Segments that writers get while a checkpoint is written then, and in how many parts.
@@ -81,7 +81,7 @@ const READS_TRIED: u32 = 3;
 /// And so often if clones were made of what it holds while it was cleaned.
 const CLONES_TRIED: u32 = 100;
 /// So many segments less writes leave alone while they get what cleaning gains.
-const FLOW_SEGMENTS: u64 = 2;
+const FLOW_SEGMENTS: u64 = 4;
 /// How long the thread sleeps when nothing wakes it.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long the cleaner leaves everything in place after somebody has walked part of the log.

@@ -523,7 +523,7 @@ impl Engine {
         log.stop();
         let threads = std::mem::take(&mut *self.threads.lock());
         if threads.is_empty() {
-            log.commit(true);
+            log.commit_rest();
         }
         for thread in threads {
             if thread.join().is_err() {

@@ -106,8 +106,6 @@ pub struct Stats {
     pub lost_values: u64,
     /// Bytes written to cold segments: copies and checkpoints.
     pub cold_write_bytes: u64,
-    /// Syncs of cold segments.
-    pub cold_syncs: u64,
     /// 0: writes are let in; 1: they wait for the cleaner; 2: refused, the device is full.
     pub gate: u64,
     /// Last commit sequence number.
@@ -216,7 +214,6 @@ impl Stats {
             ("damaged_segments", self.damaged_segments),
             ("lost_values", self.lost_values),
             ("cold_write_bytes", self.cold_write_bytes),
-            ("cold_syncs", self.cold_syncs),
             ("gate", self.gate),
             ("last_seq", self.last_seq),
             ("slow_calls", self.slow_calls),
@@ -347,7 +344,6 @@ impl Engine {
             stats.freed_segments = load(&keeper.counters.freed);
             stats.lost_values = load(&keeper.counters.lost);
             stats.cold_write_bytes = load(&keeper.cold().written_bytes);
-            stats.cold_syncs = load(&keeper.cold().syncs);
             stats.gate = log.gate() as u64;
         }
         stats

@@ -193,7 +193,8 @@ fn a_full_device_refuses_and_opens_again() {
         }
     };
     assert!(matches!(error, Error::Full { .. }), "{error}");
-    assert!(written > 900, "{written} values");
+    // Of 62 segments up to 15 are kept back or have been begun.
+    assert!(written > 850, "{written} values");
     assert_eq!(engine.stat(&object("s")).wait().unwrap().unwrap().slots, written);
     engine.close().unwrap();
     drop(engine);

@@ -261,7 +261,7 @@ impl Store {
             Backing::Backend(opened) => Some((opened.syncs)()),
             Backing::Engine { engine, .. } => {
                 let stats = engine.stats();
-                Some(stats.syncs + stats.cold_syncs)
+                Some(stats.syncs)
             }
         }
     }

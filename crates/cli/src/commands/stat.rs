@@ -185,7 +185,7 @@ impl Figures {
         let rate = |count: u64| count as f64 / seconds;
         let part = |count: u64, of: u64| if of == 0 { 0.0 } else { count as f64 / of as f64 };
         let written = more("device_write_bytes") + more("cold_write_bytes");
-        let syncs = more("syncs") + more("cold_syncs");
+        let syncs = more("syncs");
         let hits = more("cache_hits");
         let pair = |name: &str| ["p50", "p99"].map(|rank| now.get(&format!("{name}_{rank}_us")));
         Self {

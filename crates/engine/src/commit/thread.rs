@@ -36,7 +36,7 @@ impl Log {
             match step {
                 Step::Stop => {
                     self.parked.store(false, Ordering::SeqCst);
-                    self.commit(true);
+                    self.commit_rest();
                     return;
                 }
                 Step::Commit { sync } => {
@@ -48,6 +48,17 @@ impl Log {
                 }
                 Step::Sleep(time) => std::thread::park_timeout(time),
             }
+        }
+    }
+
+    /// Makes durable what is not yet, if there is anything.
+    pub fn commit_rest(&self) {
+        let rest = {
+            let state = self.state.lock();
+            state.group_open || state.tail > state.start || !state.sealed.is_empty() || state.oldest_unsynced.is_some()
+        };
+        if rest {
+            self.commit(true);
         }
     }
 

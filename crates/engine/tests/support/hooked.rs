@@ -9,6 +9,7 @@ use esker_device::{Device, Geometry, MemoryDevice, Result};
 pub enum Call {
     Read(Range<u64>),
     Prefill(Range<u64>),
+    Sync,
     Other,
 }
 
@@ -34,7 +35,7 @@ impl<F: Fn(Call) -> Result<()> + Send + Sync> Device for Hooked<F> {
     }
 
     fn sync(&self) -> Result<()> {
-        (self.before)(Call::Other)?;
+        (self.before)(Call::Sync)?;
         self.device.sync()
     }
 
