@@ -97,11 +97,6 @@ macro_rules! settings {
     };
 }
 
-/// What pages of the index may take by default; 0: no limit.
-fn index_bytes() -> u64 {
-    Some(esker::engine_options().index_bytes).filter(|bytes| *bytes < u64::MAX).unwrap_or(0)
-}
-
 settings! {
     /// The section `[store]`: which store, and how it is opened.
     StoreSettings {
@@ -109,20 +104,20 @@ settings! {
         location: String = "./esker-data".into(),
         /// Length of a store that is created; 0 means 64g, or 90 % of the free disk if that is less.
         size: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
-        /// Segment size of a store that is created, a power of two from 1m to 1g. By default 64m, or a 64th of the memory there is.
-        segment: Text<esker::ByteSize> = Text(esker::ByteSize(esker::default_segment_bytes())),
+        /// Segment size of a store that is created, a power of two from 1m to 1g; 0 means 64m, or a 64th of the memory there is if that is less.
+        segment: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// When commits are synced: adaptive, batch, group:WINDOW (such as group:2ms) or periodic:INTERVAL (such as periodic:1s).
         policy: Text<esker::CommitPolicy> = Text(esker::CommitPolicy::default()),
-        /// Memory for data that was just written. Defaults of memory follow the cgroup's limit, or the machine's memory.
-        recent: Text<esker::ByteSize> = Text(esker::ByteSize(esker::engine_options().recent_bytes)),
-        /// Memory for data that was read from the device.
-        cache: Text<esker::ByteSize> = Text(esker::ByteSize(esker::engine_options().cache_bytes)),
-        /// Memory for pages of the index, at least 1m: above it pages leave memory and are read back; 0 means no limit.
-        index: Text<esker::ByteSize> = Text(esker::ByteSize(index_bytes())),
-        /// Bytes that writers may be ahead of the device.
-        pending: Text<esker::ByteSize> = Text(esker::ByteSize(esker::engine_options().pending_bytes_max)),
-        /// Memory that values which are being sent may keep beside what was just written.
-        pinned: Text<esker::ByteSize> = Text(esker::ByteSize(esker::engine_options().pinned_bytes_max)),
+        /// Memory for data that was just written; 0, here and below, means what fits into the cgroup's limit or the machine's memory: 128m at most.
+        recent: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
+        /// Memory for data that was read from the device; 0 means 256m at most.
+        cache: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
+        /// Memory for pages of the index, at least 1m: above it pages leave memory and are read back; 0 means a third of the memory there is, an eighth of less than 8g.
+        index: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
+        /// Bytes that writers may be ahead of the device; 0 means 256m at most.
+        pending: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
+        /// Memory that values which are being sent may keep beside what was just written; 0 means 256m at most.
+        pinned: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// Longest time that an asynchronous write which nobody waits for stays unsynced.
         async_flush: Text<esker::Period> = Text(esker::Period(esker::engine::Options::default().async_flush)),
         /// How long opening after a crash may take: checkpoints keep it so; a shorter time writes more.

@@ -8,7 +8,6 @@
 
 #![forbid(unsafe_code)]
 
-mod allocator;
 mod commands;
 mod config;
 mod exit;
@@ -86,7 +85,7 @@ enum Command {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if matches!(arguments.command, Command::Serve(_)) {
-        allocator::heed_memory_limit();
+        esker::heed_memory_limit();
     }
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,

@@ -8,13 +8,15 @@
 //! 2. A failed sync is never retried by the device; what it covered is in doubt for good.
 //! 3. A zoned device refuses every write that is not at its zone's write pointer.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod allocator;
 mod error;
 mod file;
 mod memory;
 mod slow;
 
+pub use allocator::give_freed_memory_back;
 pub use error::{Error, Result};
 pub use file::{FileDevice, OpenMode};
 pub use memory::MemoryDevice;

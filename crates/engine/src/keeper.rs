@@ -191,6 +191,8 @@ pub struct Keeper {
     open_cold_room: Arc<AtomicU64>,
     /// How often the thread has looked what is to be done.
     looks: AtomicU64,
+    /// Bytes of index pages after the last checkpoint if none could leave; else 0.
+    index_stays: AtomicU64,
     pages_left: Mutex<()>,
     pages_leave: Condvar,
     /// Until then nothing is moved unless space is short, for somebody who walks the log; in microseconds of `since`.
@@ -276,6 +278,7 @@ impl Keeper {
             unwritten,
             open_cold_room,
             looks: AtomicU64::new(0),
+            index_stays: AtomicU64::new(0),
             pages_left: Mutex::new(()),
             pages_leave: Condvar::new(),
             walked_until: AtomicU64::new(0),
@@ -556,7 +559,13 @@ impl Keeper {
             // All that could be gained was: only what goes from now on makes room.
             let gone = full.live.saturating_sub(live) >= self.parts.segments.segment_bytes / 2;
             if !gone && log.segments_left() <= reserve[0] {
-                self.drop_pages(work);
+                let fits = log.segments_left() >= self.checkpoint_segments() + RESCUE_SEGMENTS;
+                if self.drop_pages(work) && fits && self.is_far_over(work) {
+                    // What deletes change stays in memory as well.
+                    self.checkpoint_now(work, true, &mut || ())?;
+                    self.free_dead(work, true)?;
+                    self.drop_saved_pages(work);
+                }
                 // What is removed may be worth more than what is added for it: for that, lenders are to be known.
                 learn_sharers(&self.parts)?;
                 self.keep_deletes_going(work, full, reserve)?;
@@ -575,8 +584,7 @@ impl Keeper {
         let tail_bytes = appended.saturating_sub(work.log_bytes) + work.replayed.0;
         // What is left above the budget has changed: a checkpoint makes it fit to leave.
         let crowded = self.drop_pages(work) && {
-            let far = work.whole && self.parts.objects.page_bytes() > self.index_bytes_max();
-            tail_bytes >= if far { 1 } else { self.index_bytes / CROWDED_LOG_SHARE }
+            tail_bytes >= if self.is_far_over(work) { 1 } else { self.index_bytes / CROWDED_LOG_SHARE }
         };
         let due = crowded
             || self.replay_takes_long(work)
@@ -609,8 +617,10 @@ impl Keeper {
             || (short && tail > 0 && (best.is_none() || long_tail))
             || (short && best.is_none() && !work.spent.is_empty())
         {
-            self.checkpoint_now(work, short, &mut || ())?;
+            let hurry = short || self.is_far_over(work);
+            self.checkpoint_now(work, hurry, &mut || ())?;
             self.free_dead(work, true)?;
+            self.drop_saved_pages(work);
             done = true;
         } else if let Some(best) = best {
             done |= match self.clean_segment(work, best) {

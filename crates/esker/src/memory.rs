@@ -32,6 +32,16 @@ pub fn default_segment_bytes() -> u64 {
     memory_bytes().map_or(SEGMENT_BYTES, |bytes| segment_bytes_within(bytes).min(SEGMENT_BYTES))
 }
 
+/// Below so many bytes of memory the allocator is to keep little.
+const SCARCE_BYTES: u64 = 4 << 30;
+
+/// Has the process's allocator give freed memory back where memory is scarce. For a program, before it starts threads.
+pub fn heed_memory_limit() {
+    if memory_bytes().is_some_and(|bytes| bytes < SCARCE_BYTES) {
+        esker_device::give_freed_memory_back();
+    }
+}
+
 /// Where limits are read.
 struct Mounted {
     cgroups: PathBuf,

@@ -56,16 +56,30 @@ impl StoreArgument {
 pub fn builder(settings: &Settings) -> esker::Builder {
     let store = &settings.store;
     let mut builder = esker::Store::builder()
-        .segment_bytes(store.segment.0.0)
         .policy(store.policy.0)
-        .recent_bytes(store.recent.0.0)
-        .cache_bytes(store.cache.0.0)
-        .index_bytes(Some(store.index.0.0).filter(|bytes| *bytes > 0).unwrap_or(u64::MAX))
-        .pending_bytes(store.pending.0.0)
-        .pinned_bytes(store.pinned.0.0)
         .async_flush(store.async_flush.0.0)
         .recovery_time(store.recovery.0.0)
         .scrub_bytes_per_s(store.scrub.0.0);
+    // What is 0 is left to the memory there is.
+    let given = |size: &crate::config::Text<esker::ByteSize>| Some(size.0.0).filter(|bytes| *bytes > 0);
+    if let Some(bytes) = given(&store.segment) {
+        builder = builder.segment_bytes(bytes);
+    }
+    if let Some(bytes) = given(&store.recent) {
+        builder = builder.recent_bytes(bytes);
+    }
+    if let Some(bytes) = given(&store.cache) {
+        builder = builder.cache_bytes(bytes);
+    }
+    if let Some(bytes) = given(&store.index) {
+        builder = builder.index_bytes(bytes);
+    }
+    if let Some(bytes) = given(&store.pending) {
+        builder = builder.pending_bytes(bytes);
+    }
+    if let Some(bytes) = given(&store.pinned) {
+        builder = builder.pinned_bytes(bytes);
+    }
     if store.size.0.0 > 0 {
         builder = builder.size(store.size.0.0);
     }

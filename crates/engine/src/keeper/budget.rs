@@ -9,7 +9,7 @@ use super::{CROWDED_WAKE_US, Keeper, Work};
 /// Index pages may take a quarter more than their budget, and so many bytes: then calls wait until some have left.
 const OVER_BYTES: u64 = 2 << 20;
 /// A call waits for so long at most.
-const WAIT_MAX: Duration = Duration::from_secs(2);
+const WAIT_MAX: Duration = Duration::from_millis(250);
 /// And for so many looks of the thread, the first of which may have begun before.
 const LOOKS: u64 = 2;
 
@@ -36,16 +36,33 @@ impl Keeper {
         dropped
     }
 
-    /// Bytes of index pages above which calls wait.
-    pub(super) fn index_bytes_max(&self) -> u64 {
-        self.index_bytes.saturating_add(self.index_bytes / 4).saturating_add(OVER_BYTES)
+    /// Bytes of index pages above which calls wait. Where none could leave after the last checkpoint, it is so much more:
+    /// for what does not leave nobody waits again and again.
+    pub(super) fn index_bytes_wait(&self) -> u64 {
+        let part = (self.index_bytes / 4).saturating_add(OVER_BYTES);
+        self.index_bytes.max(self.index_stays.load(Ordering::Relaxed)).saturating_add(part)
+    }
+
+    /// Has pages leave after a checkpoint, and notes what stays if none could.
+    pub(super) fn drop_saved_pages(&self, work: &mut Work) {
+        let before = self.counters.pages_dropped.load(Ordering::Relaxed);
+        let over = self.drop_pages(work);
+        let none_left = self.counters.pages_dropped.load(Ordering::Relaxed) == before;
+        let stays = if over && none_left { self.parts.objects.page_bytes() } else { 0 };
+        self.index_stays.store(stays, Ordering::Relaxed);
+        self.pages_leave.notify_all();
+    }
+
+    /// Whether calls wait for index pages to leave, and a checkpoint would make some fit to.
+    pub(super) fn is_far_over(&self, work: &Work) -> bool {
+        work.whole && self.parts.objects.page_bytes() > self.index_bytes_wait()
     }
 
     /// Waits while index pages take far more than their budget: until some have left, or the thread has tried. The caller
     /// holds no lock, and is not pinned: the thread may wait for those who are.
     #[inline]
     pub fn wait_for_index_room(&self) {
-        if self.threaded && self.parts.objects.page_bytes() > self.index_bytes_max() {
+        if self.threaded && self.parts.objects.page_bytes() > self.index_bytes_wait() {
             self.wait_for_fewer_pages();
         }
     }
@@ -55,7 +72,7 @@ impl Keeper {
         let (began, looks) = (Instant::now(), self.looks.load(Ordering::Acquire));
         self.wake();
         let mut left = self.pages_left.lock();
-        while self.parts.objects.page_bytes() > self.index_bytes_max()
+        while self.parts.objects.page_bytes() > self.index_bytes_wait()
             && self.looks.load(Ordering::Acquire) < looks + LOOKS
             && began.elapsed() < WAIT_MAX
             && !self.stopping.load(Ordering::Acquire)

@@ -40,6 +40,8 @@ pub struct Loading {
     clients: Vec<Option<Waiting>>,
     /// Tokens of sockets that have more, of which the poll does not tell again.
     more: Vec<usize>,
+    /// Listeners that could not accept, for want of descriptors: they are tried again after the next wait.
+    later: Vec<usize>,
 }
 
 /// What a connection needs next.
@@ -65,7 +67,14 @@ impl Loading {
         for (number, listener) in listeners.iter_mut().enumerate() {
             listener.register(poll.registry(), Token(number)).map_err(failed("registering a listener"))?;
         }
-        Ok(Self { poll, events: Events::with_capacity(EVENTS), listeners, clients: Vec::new(), more: Vec::new() })
+        Ok(Self {
+            poll,
+            events: Events::with_capacity(EVENTS),
+            listeners,
+            clients: Vec::new(),
+            more: Vec::new(),
+            later: Vec::new(),
+        })
     }
 
     /// Answers the clients that ask within this time: `-LOADING` and these words, one line. Of what one client has sent it
@@ -80,6 +89,7 @@ impl Loading {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => self.events.clear(),
             polled => polled.map_err(failed("polling"))?,
         }
+        ready.append(&mut self.later);
         for event in &self.events {
             let token = event.token().0;
             if !ready.contains(&token) {
@@ -112,7 +122,7 @@ impl Loading {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
                 // Such as a want of descriptors: it is tried again, for the poll does not tell again.
-                Err(_) => break,
+                Err(_) => return self.later.push(listener),
             };
             let place = match self.clients.iter().position(Option::is_none) {
                 Some(place) => place,
