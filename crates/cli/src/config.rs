@@ -104,15 +104,18 @@ settings! {
         location: String = "./esker-data".into(),
         /// Length of a store that is created; 0 means 64g, or 90 % of the free disk if that is less.
         size: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
-        /// Segment size of a store that is created, a power of two from 1m to 1g; 0 means 64m, or a 64th of the memory there is if that is less.
+        /// Segment size of a store that is created, a power of two from 1m to 1g; 0 means 64m, or a 64th of the
+        /// memory there is if that is less; a small store has smaller ones.
         segment: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// When commits are synced: adaptive, batch, group:WINDOW (such as group:2ms) or periodic:INTERVAL (such as periodic:1s).
         policy: Text<esker::CommitPolicy> = Text(esker::CommitPolicy::default()),
-        /// Memory for data that was just written; 0, here and below, means what fits into the cgroup's limit or the machine's memory: 128m at most.
+        /// Memory for data that was just written; 0, here and below, means what fits into the cgroup's limit or the
+        /// machine's memory: 128m at most.
         recent: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// Memory for data that was read from the device; 0 means 256m at most.
         cache: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
-        /// Memory for pages of the index, at least 1m: above it pages leave memory and are read back; 0 means a third of the memory there is, an eighth of less than 8g.
+        /// Memory for pages of the index, at least 1m: above it pages leave memory and are read back; 0 means a third
+        /// of the memory there is, an eighth of less than 8g.
         index: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// Bytes that writers may be ahead of the device; 0 means 256m at most.
         pending: Text<esker::ByteSize> = Text(esker::ByteSize(0)),

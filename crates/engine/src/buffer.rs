@@ -96,7 +96,7 @@ impl SegmentBuffer {
     /// A range whose writers have finished.
     ///
     /// # Safety
-    /// Whoever wrote the range has finished and published that, and nobody writes it again while it is borrowed.
+    /// The writer of the range has finished and published that, and no writer gets it again while it is borrowed.
     pub unsafe fn range(&self, start: usize, len: usize) -> &[u8] {
         assert!(start <= self.len && len <= self.len - start, "range {start}+{len} outside a buffer of {}", self.len);
         // SAFETY: inside the mapping by the assertion; not written by the caller's promise.

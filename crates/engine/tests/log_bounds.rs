@@ -19,7 +19,7 @@ use rotten::*;
 #[test]
 fn a_rotten_header_of_the_first_segment_before_the_first_checkpoint_costs_nothing() {
     for keys in [5, 100, 1_000] {
-        let (device, engine) = fresh(128);
+        let (device, engine) = fresh(96);
         (0..keys).for_each(|key| write(&engine, &object("old"), key..key + 1, 1));
         let image = Arc::new(device.snapshot());
         drop(engine);
@@ -68,7 +68,7 @@ fn a_rotten_header_of_the_first_segment_costs_nothing_however_often_it_crashes()
 /// The same of a store that a program has left which did not say where the log begins.
 #[test]
 fn where_the_log_begins_is_told_by_the_first_opening_that_knows_it() {
-    let (device, engine) = fresh(128);
+    let (device, engine) = fresh(96);
     write(&engine, &object("old"), 0..KEYS, 1);
     let mut image = Arc::new(device.snapshot());
     drop(engine);
@@ -108,7 +108,7 @@ fn repaired(device: &MemoryDevice) -> (Engine, Vec<Lost>) {
 /// short, which the segment begins with, has the number of the record before it. Fix: what follows has the next one.
 #[test]
 fn a_single_group_behind_a_rotten_header_that_the_superblock_knows_is_not_cut_off() {
-    let (device, engine) = fresh(128);
+    let (device, engine) = fresh(96);
     (0..11).for_each(|key| write(&engine, &object("old"), key..key + 1, 1));
     let last = place_of(&device, &value(10, 1)).unwrap();
     let whole = device.snapshot();
@@ -163,7 +163,7 @@ fn a_single_group_behind_a_rotten_header_that_the_superblock_knows_is_not_cut_of
 /// before anything was written was tried as well. Fix: one that names a segment of the log was written after its header.
 #[test]
 fn a_first_segment_whose_beginning_is_gone_does_not_open_as_an_empty_store() {
-    let (device, engine) = fresh(128);
+    let (device, engine) = fresh(96);
     (0..5).for_each(|key| write(&engine, &object("old"), key..key + 1, 1));
     let image = Arc::new(device.snapshot());
     drop(engine);

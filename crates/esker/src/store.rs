@@ -340,7 +340,7 @@ impl Store {
 
     /// Cleans every segment of which more than a twentieth is dead, and gives the space back. `progress(done, total)`
     /// is told segments, and returns false to stop early: what was gained until then stays so. The engine cleans by
-    /// itself when space runs short; this is for whoever wants the space now.
+    /// itself when space runs short; this is for a program that wants the space now.
     ///
     /// # Errors
     /// [`Error::NoEngine`] for a store of another backend; [`Error::Store`] if it is open read-only, if there is no room for

@@ -74,7 +74,7 @@ impl Log {
                 }
                 _ => {
                     if self.inner.leader.load().is_some() {
-                        // Deposed: whoever did it gets on with what it wants before it is deposed in turn.
+                        // Deposed: the new leader gets on with what it wants before it is deposed in turn.
                         std::thread::sleep(Duration::from_millis(self.inner.session.lease_ms / 50));
                     }
                     self.lead_after(&view)?;

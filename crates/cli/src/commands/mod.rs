@@ -92,6 +92,11 @@ pub fn print(text: &str) -> Result<(), Failure> {
     quiet_pipe(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
+/// Prints `value` as JSON, or else `text`.
+pub fn tell(json: bool, value: &serde_json::Value, text: &str) -> Result<(), Failure> {
+    if json { print(&format!("{value:#}\n")) } else { print(text) }
+}
+
 /// Turns a closed pipe into the quiet end of the program.
 pub fn quiet_pipe(result: std::io::Result<()>) -> Result<(), Failure> {
     match result {

@@ -1,7 +1,6 @@
 //! The index's memory budget, as the keeper sees to it.
 
 use std::sync::atomic::Ordering;
-
 use std::time::{Duration, Instant};
 
 use super::{CROWDED_WAKE_US, Keeper, Work};

@@ -4,7 +4,7 @@ use esker::kv::{Clock, SystemClock};
 use esker::log::{Log, Logs};
 use serde_json::Value;
 
-use crate::commands::print;
+use crate::commands::tell;
 use crate::exit::Failure;
 
 /// Names that one page of the directory asks for.
@@ -20,7 +20,7 @@ pub(super) struct Context {
 impl Context {
     /// Prints `value` as JSON, or else `text`.
     pub(super) fn tell(&self, value: Value, text: &str) -> Result<(), Failure> {
-        if self.json { print(&format!("{value:#}\n")) } else { print(text) }
+        tell(self.json, &value, text)
     }
 
     pub(super) fn log(&self, name: &str) -> Result<Log, Failure> {

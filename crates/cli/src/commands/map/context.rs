@@ -5,7 +5,7 @@ use std::sync::Arc;
 use esker::map::{MapStorage, Order, Table, TableName};
 use serde_json::Value;
 
-use crate::commands::{builder, print};
+use crate::commands::{builder, tell};
 use crate::config::Settings;
 use crate::exit::{Code, Failure};
 
@@ -28,7 +28,7 @@ impl Context {
 
     /// Prints `value` as JSON, or else `text`.
     pub(super) fn tell(&self, value: &Value, text: &str) -> Result<(), Failure> {
-        if self.json { print(&format!("{value:#}\n")) } else { print(text) }
+        tell(self.json, value, text)
     }
 
     pub(super) fn table(&self, name: &Name) -> Result<Arc<Table>, Failure> {

@@ -47,8 +47,8 @@ impl At {
     }
 }
 
-/// Binds the server's addresses, and opens the store. `None` if a signal came before it was open. Signals that come after
-/// that are the caller's: once somebody has asked for them, the process does not end by them any more.
+/// Binds the server's addresses, and opens the store. `None` if a signal came before it was open. Signals that come
+/// later are the caller's: once this function has asked for them, the process does not end by them any more.
 pub fn open(
     config: &Config,
     builder: esker::Builder,

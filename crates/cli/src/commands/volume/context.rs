@@ -5,7 +5,7 @@ use esker::volume::{Image, Volumes};
 use esker_server::nbd::SERVER_OWNER;
 use serde_json::Value;
 
-use crate::commands::print;
+use crate::commands::tell;
 use crate::exit::Failure;
 use crate::progress;
 
@@ -19,7 +19,7 @@ pub(super) struct Context {
 impl Context {
     /// Prints `value` as JSON, or else `text`.
     pub(super) fn tell(&self, value: Value, text: &str) -> Result<(), Failure> {
-        tell(self.json, value, text)
+        tell(self.json, &value, text)
     }
 
     /// Breaks the lock that a killed server left on an image that is to be changed, where this process has the store
@@ -64,11 +64,6 @@ impl Context {
     pub(super) fn clean(&self) -> Result<(), Failure> {
         self.under_bar("giving space back", |progress| self.volumes.work(progress)).map(drop)
     }
-}
-
-/// Prints `value` as JSON, or else `text`.
-pub(super) fn tell(json: bool, value: Value, text: &str) -> Result<(), Failure> {
-    if json { print(&format!("{value:#}\n")) } else { print(text) }
 }
 
 /// The two names of IMAGE@SNAPSHOT; the second is missing in IMAGE.

@@ -17,10 +17,11 @@ use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::context::{Context, split, tell};
+use super::context::{Context, split};
 use super::inside::{Inside, private_folder};
 use super::tool::{Attached, Detached, Export, Tool};
 use crate::commands::serve::disks::client_failure;
+use crate::commands::tell;
 use crate::exit::{Code, Failure};
 
 /// How often signals and the tool are looked at.
@@ -163,7 +164,7 @@ fn stay(attached: &mut Attached, signals: &mut Signals, uri: &str, name: &str, j
     let text = format!(
         "mapped     {name}\nat         {at}\ntry        mount{mount} {at} FOLDER\nend        Ctrl-C, or esker volume unmap {at}\n"
     );
-    tell(json, json!({"mapped": name, "at": at, "uri": uri}), &text)?;
+    tell(json, &json!({"mapped": name, "at": at, "uri": uri}), &text)?;
     let mut asked = 0;
     let mut told = false;
     loop {

@@ -20,9 +20,10 @@ use serde_json::{Value, json};
 
 pub(super) use self::plan::Bench;
 use self::plan::{Figures, Kind, Latencies, Plan, Through, latencies, together};
-use super::context::{Context, tell};
+use super::context::Context;
 use super::inside::Inside;
 use crate::commands::serve::disks::client_failure;
+use crate::commands::tell;
 use crate::exit::Failure;
 
 impl Bench {
@@ -112,7 +113,7 @@ impl Bench {
             }
             _ => values.pop().unwrap_or_default(),
         };
-        tell(json, value, &text)
+        tell(json, &value, &text)
     }
 
     fn iops(&self, figures: &Figures) -> f64 {
