@@ -12,7 +12,7 @@ use esker_store::{Collection, Error, Result};
 use crate::buffer::SegmentBuffer;
 use crate::format::{
     Kind, Loc, OBJECT_NUMBER_MAX, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Relocated, SegmentHeader,
-    clone_range_words, decode_name, each_relocated, place_of, raw_len,
+    clone_range_words, decode_name, each_relocated, place_of, raw_len, relocated_entries,
 };
 use crate::index::Missing;
 use crate::objects::{Object, Objects, Step};
@@ -56,7 +56,9 @@ impl Replay for Replayer<'_> {
             let Some(header) = OpHeader::decode_trusted(rest) else { break };
             let total = header.total_bytes() as usize;
             let entries = match header.kind {
-                Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => total as u64 / 24,
+                Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => {
+                    relocated_entries(header.argument, u64::from(header.payload_len))
+                }
                 _ => 1,
             };
             self.expected_ns += entries * header.kind.replay_ns() + total as u64;
@@ -262,7 +264,7 @@ fn sound(header: &OpHeader, key: &[u8], payload: &[u8], payload_len: u32) -> std
         },
         Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => {
             let mut holds = true;
-            holds &= each_relocated(header.kind, payload, |entry| {
+            holds &= each_relocated(header.kind, header.argument, payload, |entry| {
                 holds &= match entry {
                     Relocated::Slot(_, place) => Loc::from_raw(place).is_some(),
                     Relocated::Omap(key, place) => Loc::from_raw(place).is_some() && key.len() <= OMAP_KEY_BYTES_MAX,

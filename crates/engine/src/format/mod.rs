@@ -35,7 +35,7 @@ pub use operation::{
     checksum_payload, encode_operation, operation_bytes, verify_payload, verify_payload_part,
 };
 pub use record::{RECORD_ALIGN, RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader};
-pub use relocate::{Relocated, each_relocated, push_relocated};
+pub use relocate::{Relocated, Relocations, each_relocated, relocated_entries};
 pub use segment::{SEGMENT_HEADER_BYTES, SegmentHeader, Stream};
 pub use superblock::{
     GENERATION_MAX, LOG_SEGMENTS_MIN, NUMBER_MAX, OBJECT_NUMBER_MAX, ReplayFrom, SUPERBLOCK_BYTES, Superblock,
@@ -45,7 +45,7 @@ pub use superblock::{
 /// Version of the format that this code writes, and the newest that it opens. It opens version 1 as well, which had no
 /// checkpoints, version 2, which had no compressed payloads, and version 3, whose checkpoints had no table of segments
 /// and whose superblocks stood once each.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 5;
 
 /// One structure's name and its fields: name, offset in bytes, width in bytes.
 pub type Layout = (&'static str, &'static [(&'static str, usize, usize)]);
