@@ -183,7 +183,10 @@ fn verify(store: &Store, id: &ObjectId, marks: &[u64]) {
 
 fn cost(store: &Store, count: u64) {
     let objects = store.objects(20);
-    store.fill(objects);
+    // Each segment has pieces of the 16 objects that will have clones, about one in fifty.
+    for piece in 0..PIECES {
+        (0..objects).for_each(|number| store.write(&object(number), piece, number).unwrap());
+    }
     // A clone has the whole index of its source and one piece of its own.
     for number in 0..count {
         for source in 0..objects.min(16) {
@@ -194,7 +197,7 @@ fn cost(store: &Store, count: u64) {
     }
     // Half of every segment goes: of objects that share nothing.
     for number in 16..objects {
-        (0..PIECES).step_by(2).for_each(|piece| store.write(&object(number), piece, 0).unwrap());
+        (0..PIECES).step_by(2).for_each(|piece| store.write(&object(number), piece + number % 2, 0).unwrap());
     }
     store.engine.checkpoint().unwrap();
     // The first finds out which objects share.
