@@ -13,8 +13,9 @@ use esker_device::Device;
 use esker_store::{Collection, ObjectId};
 
 use super::replay::{Link, Tolerant, clashes};
+use super::report::{Level, Losses, Lost, What};
 use super::scan::{FoundHeaders, Shapes, headers, read_around};
-use super::{Level, Losses, Lost, Source, What};
+use super::source::Source;
 use crate::format::{
     Head, Kind, Loc, OpHeader, PAGE_SLOTS, PageList, RECORD_HEADER_BYTES, ReplayFrom, Role, Root, SegmentHeader, Space,
     Stream, Superblock, decode_slot_page, each_extent, each_omap, each_place, place_of, raw_len, store_seed,

@@ -13,8 +13,8 @@ use bytes::Bytes;
 use esker_device::Device;
 use esker_store::ObjectId;
 
+use super::report::{Losses, Lost, What};
 use super::scan::read_around;
-use super::{Losses, Lost, What};
 use crate::format::{
     Kind, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Superblock, place_of, raw_len, round_up, verify_payload,
 };

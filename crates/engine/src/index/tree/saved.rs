@@ -4,8 +4,8 @@
 
 use triomphe::Arc;
 
+use super::node::{Body, Kept, TREE_KEY_BYTES_MAX};
 use super::page::Page;
-use super::{Body, Kept, TREE_KEY_BYTES_MAX};
 use crate::format::Loc;
 
 /// A leaf that is filled from what a checkpoint has of it, see [`Tree::from_leaves`] and [`Tree::restore`].
