@@ -16,9 +16,6 @@ const CIRCLES: &[(&str, &str)] = &[
     ("crates/engine/src/keeper.rs", "crates/engine/src/keeper/moving.rs"),
     ("crates/engine/src/keeper.rs", "crates/engine/src/keeper/recovery.rs"),
     ("crates/engine/src/keeper.rs", "crates/engine/src/keeper/reserve.rs"),
-    ("crates/engine/src/submit.rs", "crates/engine/src/submit/missing.rs"),
-    ("crates/engine/src/submit.rs", "crates/engine/src/submit/net.rs"),
-    ("crates/engine/src/submit.rs", "crates/engine/src/submit/plan.rs"),
     // The kinds of runs return the outcome that crashes define.
 ];
 

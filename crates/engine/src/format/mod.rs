@@ -32,6 +32,7 @@ pub use compressed::{
 pub use field::{FORMAT_VERSION, place_seed, round_up, store_seed};
 pub(crate) use field::{read_u32, read_u64, write_u32, write_u64};
 pub use loc::{DEVICE_BYTES_MAX, LOC_FLAGS_MAX, LOC_UNIT_BYTES, Loc, SPAN_BYTES_MAX, WEIGHT_WHOLE};
+pub(crate) use name::clone_range_payload;
 pub use name::{clone_range_words, decode_name, encode_name};
 pub use operation::{
     CRC_BLOCK_BYTES, Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OP_HEADER_BYTES, OpHeader, Payload,
