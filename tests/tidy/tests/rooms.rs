@@ -13,9 +13,6 @@ const CIRCLES: &[(&str, &str)] = &[
     ("crates/engine/src/open.rs", "crates/engine/src/open/log_end.rs"),
     ("crates/engine/src/open.rs", "crates/engine/src/scrub.rs"),
     ("crates/engine/src/open.rs", "crates/engine/src/stats.rs"),
-    ("crates/engine/src/keeper.rs", "crates/engine/src/keeper/moving.rs"),
-    ("crates/engine/src/keeper.rs", "crates/engine/src/keeper/recovery.rs"),
-    ("crates/engine/src/keeper.rs", "crates/engine/src/keeper/reserve.rs"),
     // The kinds of runs return the outcome that crashes define.
 ];
 

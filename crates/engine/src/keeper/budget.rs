@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{CROWDED_WAKE_US, Keeper, Work};
+use super::work::Work;
+use super::{CROWDED_WAKE_US, Keeper};
 
 /// Index pages may take a quarter more than their budget, and so many bytes: then calls wait until some have left.
 const OVER_BYTES: u64 = 2 << 20;

@@ -10,7 +10,8 @@
 use esker_device::Device;
 use esker_store::{Error, Result};
 
-use super::{Keeper, Work};
+use super::Keeper;
+use super::work::Work;
 use crate::commit::{Gate, stopped};
 use crate::format::DEVICE_BYTES_MAX;
 use crate::superblocks::device_error;
