@@ -101,6 +101,7 @@ pub(super) fn unshared<'a, V: Copy>(page: &'a mut Arc<Page<V>>, page_bytes: &mut
     Arc::get_mut(page).expect("the page is shared with nobody")
 }
 
+#[inline]
 pub(super) fn hot_mut<V>(body: &mut Body<V>) -> &mut Arc<Page<V>> {
     match body {
         Body::Hot(page) => page,
