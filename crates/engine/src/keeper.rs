@@ -1,7 +1,7 @@
 //! The keeper: decides when to write a checkpoint and what to clean, frees segments, and lets writes in or not.
 //!
 //! ```text
-//! a segment was entered → wake → free what nothing points to → checkpoint due? → space short? clean the best → gate
+//! a segment was entered → wake → look → free what nothing points to → choose → checkpoint, or clean the best → gate
 //! ```
 //!
 //! A segment is free again when no entry points to it, no piece of the last two checkpoints stands in it, the log that
