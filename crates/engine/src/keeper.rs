@@ -62,13 +62,14 @@ const CHECKPOINT_BYTES_PER_S: u64 = 256 << 20;
 /// A segment that lives by more than this is not worth cleaning: of log all of it counts, because headers and gaps go
 /// when it is cleaned, of a cold segment what was put into it, because it would be as full again.
 const FULL_SHARE: f64 = 0.95;
-/// With no more segments left than this above the reserve and what is being moved, writers get what cleaning makes free.
+/// With no more segments left than this above the reserve and what is being moved, writers get what cleaning makes
+/// free.
 const PACED_SEGMENTS: u64 = 2;
 /// Segments that writers get while a checkpoint is written then, and in how many parts.
 const SLACK_SEGMENTS: u64 = 1;
 const SLACK_PARTS: u64 = 64;
-/// Before a checkpoint on a device that is nearly full, segments are emptied: one for the copies and one for the log that
-/// says so must be left beside what the checkpoint takes.
+/// Before a checkpoint on a device that is nearly full, segments are emptied: one for the copies and one for the log
+/// that says so must be left beside what the checkpoint takes.
 const RESCUE_SEGMENTS: u64 = 2;
 /// So many segments are being moved at most; with half as many left beside what a checkpoint needs they are awaited.
 const FLYING_SEGMENTS: u64 = 4;
@@ -80,7 +81,8 @@ const CLONES_TRIED: u32 = 100;
 const IDLE: Duration = Duration::from_secs(1);
 /// How long the cleaner leaves everything in place after somebody has walked part of the log.
 const WALK: Duration = Duration::from_secs(5);
-/// Free segments that keep their blocks, ready to be written again without a change of the file; where few are free, all do.
+/// Free segments that keep their blocks, ready to be written again without a change of the file; where few are free,
+/// all do.
 const WARM_SEGMENTS: u64 = 8;
 /// How often the thread is woken at most because the index takes more than its budget, in microseconds.
 const CROWDED_WAKE_US: u64 = 5_000;
@@ -230,7 +232,8 @@ impl Keeper {
             return;
         }
         if !self.threaded {
-            // What goes wrong stops the log, which tells everybody. Whoever is inside a checkpoint cannot begin another.
+            // What goes wrong stops the log, which tells everybody. Whoever is inside a checkpoint cannot begin
+            // another.
             if let Some(mut work) = self.work.try_lock() {
                 let _ = self.guarded(&mut work, |work| self.look(work));
             }
@@ -410,8 +413,8 @@ impl Keeper {
         self.working(|work| self.look(work))
     }
 
-    /// Runs `f` on the work, which nobody else has meanwhile. A panic stops the log before anybody else has it: what was
-    /// half done then is not gone on with.
+    /// Runs `f` on the work, which nobody else has meanwhile. A panic stops the log before anybody else has it: what
+    /// was half done then is not gone on with.
     ///
     /// # Errors
     /// [`Error::Stopped`] after a panic, and where the log has stopped already; else those of `f`.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! opens            → its index                                        → Level::Opened
-//! does not open    → a checkpoint, as far as it holds → the log after it, without what does not hold  → Level::Replayed
+//! does not open    → a checkpoint, as far as it holds → the log after it, without what does not hold → Level::Replayed
 //! no superblock    → the newest checkpoint that is found whole → the log after it     → Level::Searched
 //! no checkpoint    → all operations that hold, in the order in which they were committed → Level::Rebuilt
 //!   → values, verified, in commit order → a new store → checked
@@ -11,8 +11,8 @@
 //! Invariants:
 //! 1. Nothing is written to the damaged store.
 //! 2. A value is copied only if its checksum holds, and under the name that it was written for.
-//! 3. What a damaged operation would have replaced is not shown in its stead: where the operation still says what it was about,
-//!    that is missing and listed. Where it does not, the transaction is listed.
+//! 3. What a damaged operation would have replaced is not shown in its stead: where the operation still says what it
+//!    was about, that is missing and listed. Where it does not, the transaction is listed.
 
 mod copy;
 mod rebuild;
@@ -70,8 +70,8 @@ pub fn shape(device: &dyn Device) -> Result<Shape> {
 /// tells the caller what [`Hooks`] says. `from` is only read; its index is taken into memory, with up to a hundred
 /// bytes for each entry. Objects that shared data share none in the new store, so it may have to be longer.
 ///
-/// The new store was checked when this returns. Its objects have the same names, sizes, holes and contents, and its entries
-/// the same commit order, as far as the damage allows.
+/// The new store was checked when this returns. Its objects have the same names, sizes, holes and contents, and its
+/// entries the same commit order, as far as the damage allows.
 ///
 /// # Errors
 /// [`Error::Invalid`] as for [`shape`], and for a device that does not fit; [`Error::Full`] if `to` is too short;

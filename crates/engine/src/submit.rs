@@ -1,6 +1,7 @@
 //! Submitting: guards, then one record, then the index, all on the caller's thread.
 //!
-//! compress and checksum payloads → lock names (only if names change) and objects → guards → plan → reserve → encode → apply → unlock
+//! compress and checksum payloads → lock names (only if names change) and objects → guards → plan → reserve → encode →
+//! publish → unlock
 //!
 //! Invariants:
 //! 1. Nothing changes before the reservation is given; nothing can fail after it.
@@ -257,7 +258,8 @@ impl Engine {
         let mut states: SmallVec<[RwLockWriteGuard<'_, ObjectState>; 2]> =
             targets.iter().map(|object| object.state.write()).collect();
         if !changes_names && states.iter().any(|state| !state.exists()) {
-            // Somebody with the names' lock is about to create it, or has failed to: to us it is missing, so we need that lock as well.
+            // Somebody with the names' lock is about to create it, or has failed to: to us it is missing, so we need
+            // that lock as well.
             drop(states);
             changes_names = true;
             names = Some(self.objects.names.write());

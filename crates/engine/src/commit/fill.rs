@@ -1,10 +1,10 @@
 //! Filling ahead: space that the log comes to is written with zeros first, because the syncs of fresh space cost a file
-//! system more than those of space that was written before. It is done while the log goes on, in the open segment and in
-//! the next.
+//! system more than those of space that was written before. It is done while the log goes on, in the open segment and
+//! in the next.
 //!
 //! Invariant: nothing of the log is written where zeros are being written, or before they are. A piece begins behind
-//! all that was given to writers, and is told under the lock that guards that; whatever is cut later and reaches it waits
-//! for it to end.
+//! all that was given to writers, and is told under the lock that guards that; whatever is cut later and reaches it
+//! waits for it to end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

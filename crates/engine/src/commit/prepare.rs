@@ -94,8 +94,8 @@ impl Log {
 
     /// The preparing thread's life: readies segments ahead, until [`Log::stop`].
     ///
-    /// While the log is synced often and does not fill segments quickly, what it comes to is filled ahead. Under a load that
-    /// fills them quickly it is not, because writing twice would cost more than it saves.
+    /// While the log is synced often and does not fill segments quickly, what it comes to is filled ahead. Under a load
+    /// that fills them quickly it is not, because writing twice would cost more than it saves.
     pub fn run_preparer(&self) {
         let mut syncs_before = 0;
         loop {

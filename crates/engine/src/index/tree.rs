@@ -169,8 +169,8 @@ impl<V: Kept> Tree<V> {
         found
     }
 
-    /// The leaves that are not in memory from the one before `start` (`None`: the first) to the one after `end` (`None`:
-    /// the last).
+    /// The leaves that are not in memory from the one before `start` (`None`: the first) to the one after `end`
+    /// (`None`: the last).
     pub fn missing_between(&self, start: Option<&[u8]>, end: Option<&[u8]>, out: &mut Vec<Missing>) {
         if self.cold == 0 {
             return;

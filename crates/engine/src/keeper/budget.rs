@@ -36,8 +36,8 @@ impl Keeper {
         dropped
     }
 
-    /// Bytes of index pages above which calls wait. Where none could leave after the last checkpoint, it is so much more:
-    /// for what does not leave nobody waits again and again.
+    /// Bytes of index pages above which calls wait. Where none could leave after the last checkpoint, it is so much
+    /// more: for what does not leave nobody waits again and again.
     pub(super) fn index_bytes_wait(&self) -> u64 {
         let part = (self.index_bytes / 4).saturating_add(OVER_BYTES);
         self.index_bytes.max(self.index_stays.load(Ordering::Relaxed)).saturating_add(part)
@@ -58,8 +58,8 @@ impl Keeper {
         work.whole && self.parts.objects.page_bytes() > self.index_bytes_wait()
     }
 
-    /// Waits while index pages take far more than their budget: until some have left, or the thread has tried. The caller
-    /// holds no lock, and is not pinned: the thread may wait for those who are.
+    /// Waits while index pages take far more than their budget: until some have left, or the thread has tried. The
+    /// caller holds no lock, and is not pinned: the thread may wait for those who are.
     #[inline]
     pub fn wait_for_index_room(&self) {
         if self.threaded && self.parts.objects.page_bytes() > self.index_bytes_wait() {

@@ -83,8 +83,8 @@ impl Keeper {
         }
     }
 
-    /// Bytes that writers may take: what is left above the reserve, and what is about to become free, but for as much as
-    /// that takes on its way.
+    /// Bytes that writers may take: what is left above the reserve, and what is about to become free, but for as much
+    /// as that takes on its way.
     pub(super) fn allowance(&self) -> i64 {
         let flying = self.flying_segments();
         let kept = (self.reserve()[0] + flying + flying / 2) * self.parts.segments.segment_bytes;

@@ -127,7 +127,8 @@ impl Keeper {
         Ok(entry.again)
     }
 
-    /// What there is to be seen, but for a segment to be cleaned. Index pages have left memory then, as far as they can.
+    /// What there is to be seen, but for a segment to be cleaned. Index pages have left memory then, as far as they
+    /// can.
     fn outlook(&self, work: &mut Work, reserve: u64, low: u64, live: u64) -> Outlook {
         let (log, segments) = (&self.parts.log, &self.parts.segments);
         let index = match self.drop_pages(work) {

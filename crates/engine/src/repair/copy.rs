@@ -2,8 +2,8 @@
 //!
 //! entries of all objects → where in commit order they were written → values, verified → transactions → sizes
 //!
-//! Invariant: a value that does not hold, or is not what its entry says, is listed and not copied; of large writes the blocks that
-//! hold are copied.
+//! Invariant: a value that does not hold, or is not what its entry says, is listed and not copied; of large writes the
+//! blocks that hold are copied.
 
 use std::ops::Range;
 

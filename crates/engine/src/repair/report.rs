@@ -14,7 +14,8 @@ pub enum Level {
     Opened,
     /// It did not open: a checkpoint and the log after it were read without what does not hold.
     Replayed,
-    /// No superblock was left: the newest checkpoint was searched for. Where the log goes on after it is not known exactly.
+    /// No superblock was left: the newest checkpoint was searched for. Where the log goes on after it is not known
+    /// exactly.
     Searched,
     /// No checkpoint was left either: all that stands on the device was put in order. What was deleted may be back.
     Rebuilt,
@@ -100,8 +101,8 @@ impl fmt::Display for Lost {
 pub struct RepairReport {
     /// How the contents were found.
     pub level: Level,
-    /// Whether it is certain where the log ended: the store had been closed cleanly. If not, damage at the very end of the log cannot
-    /// be told from what was being written when the store was left.
+    /// Whether it is certain where the log ended: the store had been closed cleanly. If not, damage at the very end of
+    /// the log cannot be told from what was being written when the store was left.
     pub end_known: bool,
     /// Bytes at the end of the log that do not hold: what was being written when the store was left, or damage.
     pub torn_bytes: u64,
