@@ -328,6 +328,7 @@ mod tests {
                 Outlook { tail_bytes: 256 << 20, segment_bytes: 65 << 20, ..CALM },
                 Choice::Nothing,
             ),
+            ("four segments", Outlook { tail_bytes: 256 << 20, segment_bytes: 64 << 20, ..CALM }, at_ease),
             ("a long replay", Outlook { replay_is_long: true, ..CALM }, at_ease),
             ("nobody looks before one that is due", Outlook { replay_is_long: true, victim: sought, ..CALM }, at_ease),
             ("in a hurry if segments are short", Outlook { replay_is_long: true, ..SHORT }, at_once),
@@ -378,6 +379,7 @@ mod tests {
                 Choice::Look(Search::FreeAtOnceOrBest),
             ),
             ("any, with two left", Outlook { victim: sought, left: 2, ..TIGHT }, Choice::Look(Search::Best)),
+            ("or nothing to cover", Outlook { victim: sought, left: 2, tail: 0, ..TIGHT }, Choice::Look(Search::Best)),
             ("a long tail waits", Outlook { tail: 90, victim: FOUND, ..TIGHT }, Choice::Clean(BEST)),
             ("one that gains more, while it fits", Outlook { left: 5, victim: TAIL_IS_BETTER, ..TIGHT }, at_once),
             ("and when it does not", Outlook { left: 4, victim: TAIL_IS_BETTER, ..TIGHT }, Choice::Clean(BEST)),
@@ -437,6 +439,7 @@ mod tests {
                 Entry { again: false, ..flows },
             ),
             ("short: they get what is gained", cleaned, flows),
+            ("no longer short", Outcome { left: 22, ..cleaned }, Entry { again: false, ..flows }),
             ("without threads they are not slowed", Outcome { threaded: false, ..cleaned }, Entry { reserve, ..flows }),
             ("nor where nothing flies", Outcome { flying: 0, left: 17, ..cleaned }, Entry { reserve, ..flows }),
             (
