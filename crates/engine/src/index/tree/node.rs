@@ -11,7 +11,7 @@ pub const TREE_KEY_BYTES_MAX: usize = 4096;
 /// Size at which a page with enough entries splits, in bytes of keys, heads and values.
 pub const PAGE_BYTES: usize = 4096;
 
-/// A leaf page of a [`Tree`]; numbers of freed pages are used again.
+/// A leaf page of a [`Tree`](super::Tree); numbers of freed pages are used again.
 pub type PageId = u32;
 
 pub(super) const NONE: PageId = PageId::MAX;
