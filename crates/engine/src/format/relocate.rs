@@ -1,8 +1,8 @@
 //! Payload of the records by which the cleaner says where values are now.
 //!
-//! Two forms, told apart by the operation's argument. [`WIDE`], up to format version 4: entries of fixed width. [`PACKED`]:
-//! what an entry has in common with the one before is left out, because copies stand one behind the other and a cleaner's
-//! entries are a good part of a full store's log.
+//! Two forms, told apart by the operation's argument. [`WIDE`], up to format version 4: entries of fixed width.
+//! [`PACKED`]: what an entry has in common with the one before is left out, because copies stand one behind the other
+//! and a cleaner's entries are a good part of a full store's log.
 //!
 //! Invariant: an entry is only written while the index points at the value's old place, under the object's lock.
 //! Format: docs/format.md#relocations
@@ -53,8 +53,8 @@ impl Relocated<'_> {
     }
 }
 
-/// What the next entry is told against: the packed place of the one before and where that ends, in units of 8 bytes, and
-/// its slot or offset.
+/// What the next entry is told against: the packed place of the one before and where that ends, in units of 8 bytes,
+/// and its slot or offset.
 #[derive(Clone, Copy, Default)]
 struct Before {
     place: u64,
