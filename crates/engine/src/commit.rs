@@ -74,6 +74,17 @@ pub struct LogShape {
     pub async_flush: Duration,
 }
 
+/// Where an epoch of checkpoints ended.
+#[derive(Clone, Copy, Debug)]
+pub struct EpochEnd {
+    /// Where the log goes on.
+    pub from: ReplayFrom,
+    /// The epoch.
+    pub epoch: u32,
+    /// The log goes no further: it takes no records any more.
+    pub last: bool,
+}
+
 /// Where the log goes on after opening.
 pub struct LogEnd {
     /// The open segment's number, generation and buffer, and the offset in it where the log goes on.
@@ -395,21 +406,30 @@ impl Log {
     }
 
     /// Ends the open group, makes everything durable, and says where the log goes on and which epoch has ended there:
-    /// every transaction is of that epoch or earlier exactly if it stands before that place.
+    /// every transaction is of that epoch or earlier exactly if it stands before that place. A log that has stopped
+    /// taking records is written and not synced: its end is durable after the next [`Log::commit`].
     ///
     /// # Errors
     /// [`Error::Stopped`] with the first cause.
-    pub fn end_epoch(&self) -> Result<(ReplayFrom, u32)> {
+    pub fn end_epoch(&self) -> Result<EpochEnd> {
         let committing = self.committing.lock();
         let mut ended = None;
-        let done = self.append_and_sync(true, true, |state| {
+        let last = {
+            let mut state = self.state.lock();
+            if state.stopping {
+                // No group follows this one: nothing is written behind it that its sync would have to come before.
+                self.end_group(&mut state);
+            }
+            state.stopping
+        };
+        let done = self.append_and_sync(!last, true, |state| {
             let from = ReplayFrom {
                 generation: state.generation,
                 offset: state.segment * self.segments.segment_bytes + state.tail,
                 seq: state.seq,
                 group: state.group - 1,
             };
-            ended = Some((from, state.epoch));
+            ended = Some(EpochEnd { from, epoch: state.epoch, last });
             state.epoch += 1;
         });
         if let Err(error) = done {

@@ -514,26 +514,34 @@ impl Engine {
         self.scrub.stop();
         self.device.stop_watching();
         let Some(log) = &self.log else { return Ok(()) };
+        // Without a checkpoint the next opening replays the log: slower, but nothing is lost.
+        let put_off = |error: Error| tracing::warn!(%error, "no checkpoint was written at the end");
         if let Some(keeper) = &self.keeper {
-            // Without a checkpoint the next opening replays the log: slower, but nothing is lost.
-            if let Err(error) = keeper.close() {
-                tracing::warn!(%error, "no checkpoint was written at the end");
-            }
+            keeper.end().unwrap_or_else(put_off);
         }
         log.stop();
-        let threads = std::mem::take(&mut *self.threads.lock());
-        if threads.is_empty() {
-            log.commit_rest();
-        }
-        for thread in threads {
+        for thread in std::mem::take(&mut *self.threads.lock()) {
             if thread.join().is_err() {
                 self.mark.fail(Error::Stopped { cause: "a thread of the log panicked".into() });
             }
+        }
+        if self.mark.failure().is_none() {
+            if let Some(keeper) = &self.keeper {
+                // The rest of the log is durable with it.
+                keeper.last_checkpoint().unwrap_or_else(put_off);
+            }
+            log.commit_rest();
         }
         if let Some(failure) = self.mark.failure() {
             return Err(failure);
         }
         let (generation, offset, seq) = log.clean_end();
+        let newest = self.superblocks.newest();
+        if newest.clean && (newest.end_generation, newest.end_offset, newest.end_seq) == (generation, offset, seq) {
+            // The one that names the last checkpoint says so.
+            tracing::info!(seq, "store closed");
+            return Ok(());
+        }
         let checkpoint = self.keeper.as_ref().and_then(|keeper| keeper.covered(seq));
         let written = self.superblocks.write(|superblock| {
             end_at(superblock, true, generation, offset, seq);
