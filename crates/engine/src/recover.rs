@@ -242,8 +242,13 @@ pub trait Replay {
     /// A record whose operations all hold. `offset` is its place on the device, `operations` the bytes after its header.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when it makes no sense after what came before.
+    /// [`Error::Corrupt`] when it, or a record before it, makes no sense after what came before.
     fn record(&mut self, header: &RecordHeader, offset: u64, operations: &[u8]) -> Result<()>;
+    /// Waits until everything that was received is done.
+    ///
+    /// # Errors
+    /// As [`Replay::record`], for any of the records so far.
+    fn settle(&mut self) -> Result<()>;
 }
 
 /// Walks the log and finds its end.
@@ -290,14 +295,17 @@ impl<'a> Walk<'a> {
     ) -> Result<(End, RecoveryReport)> {
         let began = Instant::now();
         let total = chain.links.len() as u64 * self.superblock.segment_bytes;
-        let mut goes_on = true;
+        let mut walked = Ok(true);
         for (number, link) in chain.links.iter().enumerate() {
             progress(number as u64 * self.superblock.segment_bytes, total);
-            goes_on = self.segment(chain, number, link, replay)?;
-            if !goes_on {
+            walked = self.segment(chain, number, link, replay);
+            if !matches!(walked, Ok(true)) {
                 break;
             }
         }
+        // What is wrong with an operation before the place where the walk has ended is said first.
+        replay.settle()?;
+        let goes_on = walked?;
         progress(total, total);
         let known = self.superblock;
         if goes_on && !known.clean {
