@@ -28,9 +28,10 @@ use esker_device::Device;
 use esker_store::{Change, Condition, Durability, Error, ObjectId, ObjectStore, Result, Transaction};
 
 use crate::check::check;
+use crate::engine::Engine;
 use crate::format::{Superblock, store_seed};
 use crate::objects::Objects;
-use crate::open::{Engine, FormatOptions, Options};
+use crate::open::{FormatOptions, Options};
 use crate::reader::Reader;
 use crate::segments::Segments;
 

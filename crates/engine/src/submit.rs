@@ -25,13 +25,13 @@ use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
 
 use crate::commit::{Class, Log, Refused, Reservation, record_header};
+use crate::engine::Engine;
 use crate::format::{
     Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OpHeader, Payload, RECORD_HEADER_BYTES, checksum_payload,
     clone_range_words, encode_name, encode_operation, operation_bytes, place_of,
 };
 use crate::index::{Loc, Missing};
 use crate::objects::{Names, Object, ObjectState, Step};
-use crate::open::Engine;
 use crate::pages::bring;
 use crate::reader::{Asked, Sought};
 use crate::segments::Lsn;

@@ -13,10 +13,10 @@ use esker_store::{Change, Compression, Durability, Error, ObjectId, ObjectStore,
 use super::scan::read_around;
 use super::{Losses, Lost, RepairReport, Source, What};
 use crate::check::{Expected, entries_of, is_what};
+use crate::engine::Engine;
 use crate::format::{
     CRC_BLOCK_BYTES, Codec, Compressed, Loc, OP_FLAG_COMPRESSED, OpHeader, RECORD_HEADER_BYTES, decompress_payload,
 };
-use crate::open::Engine;
 use crate::pages::each_page;
 use crate::reader::SegmentView;
 use crate::spaces::Spaces;
