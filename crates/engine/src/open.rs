@@ -179,13 +179,13 @@ impl Engine {
             next_number: Arc::clone(&self.next_number),
         };
         let report = &self.recovery;
-        // What opening has met tells how fast this machine is; without threads everything is to be the same each time.
+        // What opening has met tells how fast this machine is with a log of one object; without threads everything is to be the same each time.
         let told = options.commit_thread && report.records >= RECORDS_TELL;
         let recovery = RecoveryTime {
             most: options.recovery_time,
             load: if options.commit_thread { report.load } else { Duration::ZERO },
             replayed: (report.bytes, report.replay_ns),
-            slowness: if told { report.replay.as_nanos() as f64 / report.replay_ns.max(1) as f64 } else { 1.0 },
+            slowness: if told { report.replay_work.as_nanos() as f64 / report.replay_ns.max(1) as f64 } else { 1.0 },
         };
         let keeper = Keeper::new(
             parts,

@@ -229,6 +229,8 @@ pub struct RecoveryReport {
     pub load: Duration,
     /// See [`RecoveryReport::load`].
     pub replay: Duration,
+    /// How long replaying took all threads together, without what they waited for one another: about what it takes one.
+    pub replay_work: Duration,
     /// How long replaying was to be expected to take by its operations, in nanoseconds.
     pub replay_ns: u64,
     /// How long it took in all.
@@ -341,6 +343,7 @@ impl<'a> Walk<'a> {
         }
         self.report.elapsed = began.elapsed();
         self.report.replay = self.report.elapsed;
+        self.report.replay_work = self.report.elapsed;
         self.report.last_seq = self.end.seq;
         Ok((self.end, self.report))
     }

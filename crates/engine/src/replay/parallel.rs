@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
 
 use esker_store::{Error, Result};
 use parking_lot::Mutex;
@@ -39,7 +40,7 @@ const ALONE_FIRST: u64 = 4_096;
 /// Operations in a batch.
 const BATCH: usize = 512;
 /// Batches that wait for a worker, at most.
-const BATCHES_MAX: usize = 16;
+const BATCHES_MAX: usize = 8;
 /// See [`Workers::after`]: to wait for workers costs as much as some fifty operations.
 const ALONE_AFTER: u64 = 1_000;
 /// So many removals are remembered.
@@ -86,9 +87,20 @@ pub(crate) fn replay<'a>(
     }
     std::thread::scope(|scope| {
         let mut parallel = Parallel::new(scope, replayer, workers);
-        let (end, report) = walk.run(chain, &mut parallel, progress)?;
-        Ok((end, report, parallel.finish()?))
+        let (end, mut report) = walk.run(chain, &mut parallel, progress)?;
+        let (replayer, work) = parallel.finish()?;
+        report.replay_work = work.of_workers + report.replay.saturating_sub(work.waited);
+        Ok((end, report, replayer))
     })
+}
+
+/// How long replaying took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Work {
+    /// How long the workers applied operations, one and all.
+    of_workers: Duration,
+    /// How long the walking thread waited for them.
+    waited: Duration,
 }
 
 /// The first operation that failed, by its number in the log.
@@ -147,7 +159,7 @@ enum Message {
 
 struct Worker<'scope> {
     queue: SyncSender<Message>,
-    thread: ScopedJoinHandle<'scope, u64>,
+    thread: ScopedJoinHandle<'scope, (u64, Duration)>,
     /// Marks that it has answered.
     answered: u64,
     batch: Option<Batch>,
@@ -180,6 +192,7 @@ pub(super) struct Parallel<'scope, 'env> {
     alone: u64,
     /// Operations handed on since all workers were idle.
     handed: u64,
+    work: Work,
     last: Option<Last>,
     /// Objects that share data, by number.
     sharers: HashSet<u64>,
@@ -247,6 +260,7 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
             number: 0,
             alone: workers.first,
             handed: 0,
+            work: Work::default(),
             last: None,
             sharers,
             gone: Default::default(),
@@ -269,13 +283,15 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
     }
 
     /// Ends the workers, after what they were handed is done.
-    pub(super) fn finish(mut self) -> Result<Replayer<'env>> {
+    pub(super) fn finish(mut self) -> Result<(Replayer<'env>, Work)> {
         self.settle()?;
         for Worker { queue, thread, .. } in std::mem::take(&mut self.workers) {
             drop(queue);
-            self.replayer.expected_ns += thread.join().map_err(|panic| Error::panicked(WHO, &*panic))?;
+            let (expected_ns, worked) = thread.join().map_err(|panic| Error::panicked(WHO, &*panic))?;
+            self.replayer.expected_ns += expected_ns;
+            self.work.of_workers += worked;
         }
-        Ok(self.replayer)
+        Ok((self.replayer, self.work))
     }
 
     fn operation(&mut self, header: &OpHeader, operation: &[u8], at: u64) -> Result<()> {
@@ -368,27 +384,34 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
         batch.items.push(Item { header: *header, at, object: batch.objects.len() - 1, number });
         self.handed += 1;
         if batch.items.len() == BATCH {
+            // It may have to wait until there is room for one.
+            let began = Instant::now();
             worker.flush(&self.failures);
+            self.work.waited += began.elapsed();
         }
         if self.gone.0.len() > GONE_MAX { self.settle() } else { Ok(()) }
     }
 
     /// Has every worker answer when it has done what it was handed so far.
     fn mark(&mut self) {
+        let began = Instant::now();
         self.marks += 1;
         for worker in &mut self.workers {
             worker.flush(&self.failures);
             worker.send(Message::Mark, &self.failures);
         }
+        self.work.waited += began.elapsed();
     }
 
     /// Waits until every worker has answered so many marks.
     fn wait_for(&mut self, mark: u64) {
+        let began = Instant::now();
         while self.workers.iter().any(|worker| worker.answered < mark) {
-            let Ok(number) = self.answers.1.recv() else { return };
+            let Ok(number) = self.answers.1.recv() else { break };
             let worker = &mut self.workers[number];
             worker.answered = worker.answered.saturating_add(1);
         }
+        self.work.waited += began.elapsed();
     }
 }
 
@@ -408,27 +431,28 @@ impl Worker<'_> {
     }
 }
 
-/// A worker's life; what replaying took by its operations, in nanoseconds.
-fn work(index: Index<'_>, messages: &Receiver<Message>, failures: &Failures, answer: &dyn Fn()) -> u64 {
-    let mut took_ns = 0;
+/// A worker's life: how long its operations were to be expected to take, in nanoseconds, and how long they took.
+fn work(index: Index<'_>, messages: &Receiver<Message>, failures: &Failures, answer: &dyn Fn()) -> (u64, Duration) {
+    let (mut expected_ns, mut worked) = (0, Duration::ZERO);
     for message in messages {
         match message {
             Message::Mark => answer(),
             Message::Batch(batch) => {
-                let mut number = 0;
-                let applied = AssertUnwindSafe(|| apply(index, &batch, failures, &mut number, &mut took_ns));
+                let (mut number, began) = (0, Instant::now());
+                let applied = AssertUnwindSafe(|| apply(index, &batch, failures, &mut number, &mut expected_ns));
                 let applied = catch_unwind(applied).unwrap_or_else(|panic| Err(Error::panicked(WHO, &*panic)));
                 if let Err(error) = applied {
                     failures.note(number, error);
                 }
+                worked += began.elapsed();
             }
         }
     }
-    took_ns
+    (expected_ns, worked)
 }
 
 /// Applies a batch, as far as no operation before has failed. `number` is of the operation that it has come to.
-fn apply(index: Index<'_>, batch: &Batch, failures: &Failures, number: &mut u64, took_ns: &mut u64) -> Result<()> {
+fn apply(index: Index<'_>, batch: &Batch, failures: &Failures, number: &mut u64, expected: &mut u64) -> Result<()> {
     let bytes = batch.bytes.as_ref();
     for item in &batch.items {
         if failures.before(item.number) {
@@ -440,7 +464,7 @@ fn apply(index: Index<'_>, batch: &Batch, failures: &Failures, number: &mut u64,
         let payload = &operation[header.payload_start()..header.payload_end()];
         let key = header.key(operation).0;
         let at = batch.base + item.at as u64;
-        *took_ns += expected_ns(header, || Some(Arc::clone(object)));
+        *expected += expected_ns(header, || Some(Arc::clone(object)));
         let value = value_of(header, payload, at)?;
         sound(header, key, payload, value.0).map_err(|what| nonsense(header, at, what))?;
         index.change(object, header, key, payload, value)?;

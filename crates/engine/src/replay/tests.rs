@@ -181,7 +181,7 @@ fn replayed(log: &Written, workers: Option<Workers>) -> Result<String> {
         Some(workers) => std::thread::scope(|scope| {
             let mut parallel = Parallel::new(scope, replayer, workers);
             walk(&mut parallel)?;
-            parallel.finish()
+            parallel.finish().map(|(replayer, _)| replayer)
         })?,
     };
     let mut said = format!("expected {} ns\n", replayer.expected_ns);
