@@ -34,9 +34,9 @@ use manifest::{Manifest, Piece, damaged, failed, sync_folder, write_durably};
 pub use restore::{RestoreReport, restore, restored_len};
 pub use verify::{VerifyReport, verify};
 
+use crate::engine::Engine;
 use crate::format::{Loc, RECORD_HEADER_BYTES, RecordHeader, SegmentHeader, read_u32, round_up};
 use crate::keeper::Held;
-use crate::open::Engine;
 use crate::pages::each_page;
 use crate::reader::each_operation;
 use crate::segments::Usage;

@@ -127,7 +127,8 @@ pub struct BufferSlice {
 impl AsRef<[u8]> for BufferSlice {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: slices are only made of ranges found through the index, which are finished and never written again
-        // in this life of the buffer; the buffer is not reused while this slice holds it.
+        // in this life of the buffer, and of whole buffers while the log is replayed, which nothing writes until then;
+        // the buffer is not reused while this slice holds it.
         unsafe { self.buffer.range(self.start, self.len) }
     }
 }

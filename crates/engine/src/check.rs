@@ -2,6 +2,10 @@
 //!
 //! Invariant: neither writes a byte to the device.
 
+mod damage;
+
+pub use damage::Damage;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,13 +14,14 @@ use bytes::Bytes;
 use esker_device::Device;
 use esker_store::{Error, ObjectId, Result};
 
+use crate::engine::Engine;
 use crate::format::{
     FORMAT_VERSION, Kind, Loc, OP_FLAG_COMPRESSED, OpHeader, RecordHeader, SegmentHeader, Space, Stream, Superblock,
     WEIGHT_WHOLE, decompress_payload, raw_len, store_seed,
 };
 use crate::index::{Extent, offset_of};
 use crate::objects::Object;
-use crate::open::{Engine, Options};
+use crate::open::Options;
 use crate::pages::{Page, page};
 use crate::reader::{Asked, SegmentView, Sought, each_operation};
 use crate::recover::{find_chain, find_headers};
@@ -30,15 +35,6 @@ const RUN: usize = 1024;
 const PAGES_AT_ONCE: usize = 256;
 /// Damaged places that a report names; more are only counted.
 const DAMAGE_MAX: usize = 1000;
-
-/// A place that does not hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Damage {
-    /// Device offset.
-    pub offset: u64,
-    /// What is wrong, and what it held as far as known.
-    pub what: String,
-}
 
 /// What a check found.
 #[derive(Clone, Debug, Default)]

@@ -1,7 +1,7 @@
 //! Checkpoints: the index as it was at one place of the log, so that opening costs what came after that place.
 //!
 //! ```text
-//! end the epoch (one sync) → changed objects as they were at that place → changed pages, lists, heads, table, root
+//! end the epoch (one sync; none at a clean stop) → changed objects as they were at that place → changed pages, lists, heads, table, root
 //!   → cold segments, synced → log synced → superblock → what the checkpoint replaced counts no longer
 //! ```
 //!
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use esker_store::{Error, ObjectId, Result};
 
 use crate::cold::Cold;
-use crate::commit::Log;
+use crate::commit::{EpochEnd, Log};
 use crate::format::{
     Head, Loc, PARTS, PageList, ReplayFrom, Role, Root, SegmentEntry, Space, Stream, encode_slot_page, push_extent,
     push_omap, push_slot,
@@ -132,7 +132,7 @@ impl Saved {
     ) -> Result<CheckpointReport> {
         // What one that was put off has left in memory is looked up on the device from here on.
         cold.write_batch()?;
-        let (replay, epoch) = parts.log.end_epoch()?;
+        let EpochEnd { from: replay, epoch, last } = parts.log.end_epoch()?;
         let mut touched = parts.objects.take_touched(epoch);
         touched.sort_unstable();
         touched.dedup();
@@ -175,7 +175,8 @@ impl Saved {
                 superblock.root = root.raw();
                 superblock.root_generation = root_generation;
                 superblock.replay = replay;
-                superblock.clean = false;
+                // The log goes no further: what the superblock says of its end is the whole truth.
+                superblock.clean = last;
                 superblock.before_kept = before_kept;
                 superblock.end_generation = replay.generation;
                 superblock.end_offset = replay.offset;

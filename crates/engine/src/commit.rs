@@ -30,7 +30,7 @@ mod write;
 
 pub use gate::{Class, Gate};
 pub use reserve::{Refused, Reservation, record_header};
-pub use state::{LogCounters, LogEnd, LogShape};
+pub use state::{EpochEnd, LogCounters, LogEnd, LogShape};
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -319,29 +319,50 @@ impl Keeper {
         self.moves.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Ends the thread's work and writes a last checkpoint, if anything has changed since the last.
+    /// Ends the threads' work: what was being moved is in the log, and what a last checkpoint needs moved is too. Before
+    /// the log stops.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Stopped`].
-    pub fn close(&self) -> Result<()> {
+    pub fn end(&self) -> Result<()> {
         self.stopping.store(true, Ordering::Release);
         *self.woken.lock() = true;
         self.waking.notify_one();
-        let closed = match self.parts.log.mark().failure() {
+        let ended = match self.parts.log.mark().failure() {
             Some(_) => Ok(()),
-            None => self.working(|work| {
-                self.settle(work)?;
-                let same = work.saved.scrub == *self.scrubbed.lock() && work.renew == 0;
-                if same && work.covered == Some(self.parts.log.last_seq()) {
-                    return Ok(());
-                }
-                self.checkpoint_now(work, true, &mut || ())?;
-                // After one that takes the place of a damaged one there is another, so that two hold.
-                if work.renew > 0 && !self.is_tight() { self.checkpoint_now(work, true, &mut || ()) } else { Ok(()) }
-            }),
+            None => {
+                self.working(|work| if self.is_covered(work) { Ok(()) } else { self.make_room_for_one(work).map(drop) })
+            }
         };
         self.moving.end();
-        closed
+        ended
+    }
+
+    /// Writes a last checkpoint, if anything has changed since the last. The log has stopped taking records: the
+    /// superblock that names the checkpoint says that the stop was clean.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Stopped`].
+    pub fn last_checkpoint(&self) -> Result<()> {
+        self.working(|work| {
+            self.settle(work)?;
+            if self.is_covered(work) {
+                return Ok(());
+            }
+            let left = self.parts.log.segments_left();
+            self.write_now(work, true, left, &mut || ())?;
+            // After one that takes the place of a damaged one there is another, so that two hold.
+            if work.renew == 0 || self.is_tight() {
+                return Ok(());
+            }
+            self.write_now(work, true, left, &mut || ())
+        })
+    }
+
+    /// Whether the last checkpoint has all that there is.
+    fn is_covered(&self, work: &Work) -> bool {
+        let same = work.saved.scrub == *self.scrubbed.lock() && work.renew == 0;
+        same && work.covered == Some(self.parts.log.last_seq())
     }
 
     /// The last sequence number if a checkpoint covers it.

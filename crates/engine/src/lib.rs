@@ -6,8 +6,8 @@
 //! `format` → `compress` → `policy` → `gather` → `stages` → `watch` → `superblocks` → `readers` → `sharing` →
 //! `buffer` → `segments` → `index` → `reader` → `spaces` → `objects` → `pages` → `commit` →
 //! `cold` → `checkpoint` → `clean` → `evict` → `keeper` → `load` → `recover` → `replay` →
-//! this file with `open`, `submit`, `read`, `object_store`, `walk`, `view`, `check`, `scrub`, `backup`, `repair` and
-//! `stats`.
+//! this file with `engine`, `open`, `submit`, `read`, `object_store`, `walk`, `view`, `check`, `scrub`, `backup`,
+//! `repair` and `stats`.
 //!
 //! Invariants:
 //! 1. Nothing is overwritten in place, superblocks included.
@@ -23,6 +23,7 @@ mod clean;
 mod cold;
 mod commit;
 mod compress;
+mod engine;
 mod evict;
 pub mod format;
 pub mod gather;
@@ -55,8 +56,9 @@ mod watch;
 pub use backup::{BackupReport, Pruned, RestoreReport, VerifyReport, backups, prune, restore, restored_len, verify};
 pub use check::{CheckReport, Damage, DumpItem, DumpOptions, check, dump};
 pub use compress::CompressOptions;
+pub use engine::Engine;
 pub use keeper::GrowReport;
-pub use open::{Engine, FormatOptions, Options, Progress, Stage, segment_bytes_within};
+pub use open::{FormatOptions, Options, Progress, Stage, segment_bytes_within};
 pub use policy::{CommitPolicy, PolicyError};
 pub use recover::RecoveryReport;
 pub use repair::{Hooks as RepairHooks, Level, Lost, RepairReport, Shape, What, repair, shape};

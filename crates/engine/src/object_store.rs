@@ -13,8 +13,8 @@ use esker_store::{
     OmapScan, Result, SlotScan, Snapshot, Stat, Transaction,
 };
 
+use crate::engine::Engine;
 use crate::objects::ObjectState;
-use crate::open::Engine;
 use crate::read::{Shown, scan_limit};
 use crate::reader::{Asked, Sought};
 use crate::view::{VIEW_CACHE_BYTES, VIEW_INDEX_BYTES};

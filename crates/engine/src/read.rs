@@ -15,10 +15,10 @@ use bytes::{Bytes, BytesMut};
 use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
 use esker_store::{Completion, Error, ObjectId, Result};
 
+use crate::engine::Engine;
 use crate::format::Loc;
 use crate::index::{Extent, Missing};
 use crate::objects::ObjectState;
-use crate::open::Engine;
 use crate::pages::bring;
 use crate::reader::{Asked, Sought};
 use crate::segments::Lsn;

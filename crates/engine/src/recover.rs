@@ -229,6 +229,8 @@ pub struct RecoveryReport {
     pub load: Duration,
     /// See [`RecoveryReport::load`].
     pub replay: Duration,
+    /// How long replaying took all threads together, without what they waited for one another: about what it takes one.
+    pub replay_work: Duration,
     /// How long replaying was to be expected to take by its operations, in nanoseconds.
     pub replay_ns: u64,
     /// How long it took in all.
@@ -242,8 +244,13 @@ pub trait Replay {
     /// A record whose operations all hold. `offset` is its place on the device, `operations` the bytes after its header.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when it makes no sense after what came before.
+    /// [`Error::Corrupt`] when it, or a record before it, makes no sense after what came before.
     fn record(&mut self, header: &RecordHeader, offset: u64, operations: &[u8]) -> Result<()>;
+    /// Waits until everything that was received is done.
+    ///
+    /// # Errors
+    /// As [`Replay::record`], for any of the records so far.
+    fn settle(&mut self) -> Result<()>;
 }
 
 /// Walks the log and finds its end.
@@ -290,14 +297,17 @@ impl<'a> Walk<'a> {
     ) -> Result<(End, RecoveryReport)> {
         let began = Instant::now();
         let total = chain.links.len() as u64 * self.superblock.segment_bytes;
-        let mut goes_on = true;
+        let mut walked = Ok(true);
         for (number, link) in chain.links.iter().enumerate() {
             progress(number as u64 * self.superblock.segment_bytes, total);
-            goes_on = self.segment(chain, number, link, replay)?;
-            if !goes_on {
+            walked = self.segment(chain, number, link, replay);
+            if !matches!(walked, Ok(true)) {
                 break;
             }
         }
+        // What is wrong with an operation before the place where the walk has ended is said first.
+        replay.settle()?;
+        let goes_on = walked?;
         progress(total, total);
         let known = self.superblock;
         if goes_on && !known.clean {
@@ -333,6 +343,7 @@ impl<'a> Walk<'a> {
         }
         self.report.elapsed = began.elapsed();
         self.report.replay = self.report.elapsed;
+        self.report.replay_work = self.report.elapsed;
         self.report.last_seq = self.end.seq;
         Ok((self.end, self.report))
     }

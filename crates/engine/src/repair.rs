@@ -31,8 +31,9 @@ use esker_store::{Change, Condition, Durability, Error, ObjectId, ObjectStore, R
 pub use self::report::{Level, Lost, RepairReport, What};
 use self::source::Source;
 use crate::check::check;
+use crate::engine::Engine;
 use crate::format::store_seed;
-use crate::open::{Engine, FormatOptions, Options};
+use crate::open::{FormatOptions, Options};
 
 /// How a damaged store is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -187,6 +187,17 @@ impl std::str::FromStr for Histogram {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoHistogram;
 
+/// Times of what callers' threads do, one call in [`SAMPLE`] of each.
+#[derive(Debug, Default)]
+pub struct CallTimes {
+    /// Compressing and checksumming a transaction's payloads.
+    pub prepare: Times,
+    /// From there until it is applied: locks, guards, room in the open group, encoding, index.
+    pub apply: Times,
+    /// Looking at an object's index for a read.
+    pub lookup: Times,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::open::Engine;
+use crate::engine::Engine;
 use crate::scrub::ScrubStatus;
 use crate::segments::DamageLevel;
-use crate::stages::{Histogram, Latency, Times};
+use crate::stages::{Histogram, Latency};
 
 /// Figures of an open store, at one moment. Counters count since it was opened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -239,17 +239,6 @@ impl Stats {
         entries.insert(3, ("slot_index_bytes_per_key", format!("{:.2}", self.slot_index_bytes_per_key())));
         entries
     }
-}
-
-/// Times of what callers' threads do, one call in [`SAMPLE`](crate::stages::SAMPLE) of each.
-#[derive(Debug, Default)]
-pub struct CallTimes {
-    /// Compressing and checksumming a transaction's payloads.
-    pub prepare: Times,
-    /// From there until it is applied: locks, guards, room in the open group, encoding, index.
-    pub apply: Times,
-    /// Looking at an object's index for a read.
-    pub lookup: Times,
 }
 
 impl Engine {

@@ -28,13 +28,13 @@ use self::guards::{Fetched, Verdict, sought_by};
 use self::missing::{missing_of, missing_pages};
 use self::plan::{Body, Planned, Ready, plan_change, takes_away, target_ids};
 use crate::commit::{Class, Log, Refused, Reservation, record_header};
+use crate::engine::Engine;
 use crate::format::{
     Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OpHeader, RECORD_HEADER_BYTES, checksum_payload, encode_operation,
     operation_bytes, place_of,
 };
 use crate::index::{Loc, Missing};
 use crate::objects::{Names, Object, ObjectState, Step};
-use crate::open::Engine;
 use crate::pages::bring;
 use crate::reader::Asked;
 use crate::segments::Lsn;

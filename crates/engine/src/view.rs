@@ -19,13 +19,13 @@ use esker_store::{CommitSeq, DurableMark, Error, Result};
 use parking_lot::Mutex;
 
 use crate::compress::Compress;
+use crate::engine::Engine;
 use crate::load::{load, load_root};
 use crate::objects::Objects;
-use crate::open::Engine;
 use crate::reader::Reader;
 use crate::recover::RecoveryReport;
 use crate::segments::{Lsn, Segments};
-use crate::stats::CallTimes;
+use crate::stages::CallTimes;
 
 /// Memory for values that are read through a snapshot, in bytes; of several that live at once each later one gets less.
 pub const VIEW_CACHE_BYTES: u64 = 32 << 20;

@@ -20,9 +20,9 @@ use esker_device::Device;
 use esker_store::limits::SCAN_BYTES_MAX;
 use esker_store::{Collection, CommitCursor, CommitEntry, Error, Result};
 
+use crate::engine::Engine;
 use crate::format::{Kind, Loc, OpHeader, RECORD_HEADER_BYTES, RecordHeader, round_up};
 use crate::objects::Object;
-use crate::open::Engine;
 use crate::pages::{Page as IndexPage, bring, each_page};
 use crate::reader::{Asked, Sought};
 use crate::segments::{DamageLevel, Lsn, Usage};

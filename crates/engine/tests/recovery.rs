@@ -2,17 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
-#[path = "support/hooked.rs"]
-mod hooked;
-
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use esker_device::{Device, MemoryDevice};
 use esker_engine::{Engine, FormatOptions, Options};
 use esker_store::{Change, Collection, Durability, ObjectId, ObjectStore, Transaction};
-use hooked::{Call, Hooked};
 
 fn open(recovery_time: Duration) -> Engine {
     let device = Arc::new(MemoryDevice::new(256 << 20));
@@ -75,27 +70,4 @@ fn what_takes_long_to_replay_for_its_size_counts_so() {
         std::thread::sleep(Duration::from_millis(5));
     }
     engine.close().unwrap();
-}
-
-#[test]
-fn a_clean_stop_syncs_four_times() {
-    let device = MemoryDevice::new(64 << 20);
-    Engine::format(&device, &FormatOptions { segment_bytes: 1 << 20, uuid: [5; 16] }).unwrap();
-    let syncs = Arc::new(AtomicU64::new(0));
-    let before = {
-        let syncs = Arc::clone(&syncs);
-        move |call| {
-            syncs.fetch_add(u64::from(matches!(call, Call::Sync)), Ordering::Relaxed);
-            Ok(())
-        }
-    };
-    let engine = Engine::open(Arc::new(Hooked { device, before }) as Arc<dyn Device>, Options::default()).unwrap();
-    engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
-    set_keys(&engine, 1_000);
-    // What was being written in the background is done.
-    engine.sync().wait().unwrap();
-    let before = syncs.load(Ordering::Relaxed);
-    engine.close().unwrap();
-    // The log up to where the checkpoint begins; checkpoint and log; the superblock that names it; the one of a clean stop.
-    assert!(syncs.load(Ordering::Relaxed) - before <= 4, "{} syncs", syncs.load(Ordering::Relaxed) - before);
 }

@@ -41,8 +41,20 @@ const ORDER: &[&str] = &[
 ];
 
 /// Files of the top layer, beside lib.rs.
-const TOP: &[&str] =
-    &["open", "submit", "read", "object_store", "walk", "view", "check", "scrub", "stats", "backup", "repair"];
+const TOP: &[&str] = &[
+    "engine",
+    "open",
+    "submit",
+    "read",
+    "object_store",
+    "walk",
+    "view",
+    "check",
+    "scrub",
+    "stats",
+    "backup",
+    "repair",
+];
 
 fn rank(module: &str) -> Option<usize> {
     if TOP.contains(&module) {

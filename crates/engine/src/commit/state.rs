@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use crate::buffer::SegmentBuffer;
+use crate::format::ReplayFrom;
 use crate::segments::Lsn;
 use crate::stages::Times;
 
@@ -24,6 +25,17 @@ pub struct LogShape {
     pub threaded: bool,
     /// Longest time that a record which nobody waits for stays unsynced.
     pub async_flush: Duration,
+}
+
+/// Where an epoch of checkpoints ended.
+#[derive(Clone, Copy, Debug)]
+pub struct EpochEnd {
+    /// Where the log goes on.
+    pub from: ReplayFrom,
+    /// The epoch.
+    pub epoch: u32,
+    /// The log goes no further: it takes no records any more.
+    pub last: bool,
 }
 
 /// Where the log goes on after opening.

@@ -13,7 +13,8 @@ use crate::policy::CommitPolicy;
 const IDLE_MIN: Duration = Duration::from_millis(1);
 
 impl Log {
-    /// Stops taking records; what is pending is made durable.
+    /// Stops taking records. The commit thread ends, and makes durable what is pending only if a client waits for it:
+    /// [`Log::commit_rest`] does for the others.
     pub fn stop(&self) {
         self.state.lock().stopping = true;
         self.nudge();
@@ -36,7 +37,9 @@ impl Log {
             match step {
                 Step::Stop => {
                     self.parked.store(false, Ordering::SeqCst);
-                    self.commit_rest();
+                    if self.is_waited_for() {
+                        self.commit_rest();
+                    }
                     return;
                 }
                 Step::Commit { sync } => {

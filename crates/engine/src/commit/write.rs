@@ -10,7 +10,7 @@ use std::time::Instant;
 use esker_device::Device;
 use esker_store::{Error, Result};
 
-use super::state::{Piece, Ready, State};
+use super::state::{EpochEnd, Piece, Ready, State};
 use super::{HURRY, Log, stopped};
 use crate::format::{
     RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom, SegmentHeader, Stream, round_up,
@@ -23,21 +23,30 @@ const WRITE_BYTES_MAX: usize = 8 << 20;
 
 impl Log {
     /// Ends the open group, makes everything durable, and says where the log goes on and which epoch has ended there:
-    /// every transaction is of that epoch or earlier exactly if it stands before that place.
+    /// every transaction is of that epoch or earlier exactly if it stands before that place. A log that has stopped
+    /// taking records is written and not synced: its end is durable after the next [`Log::commit`].
     ///
     /// # Errors
     /// [`Error::Stopped`] with the first cause.
-    pub fn end_epoch(&self) -> Result<(ReplayFrom, u32)> {
+    pub fn end_epoch(&self) -> Result<EpochEnd> {
         let committing = self.committing.lock();
         let mut ended = None;
-        let done = self.append_and_sync(true, true, |state| {
+        let last = {
+            let mut state = self.state.lock();
+            if state.stopping {
+                // No group follows this one: nothing is written behind it that its sync would have to come before.
+                self.end_group(&mut state);
+            }
+            state.stopping
+        };
+        let done = self.append_and_sync(!last, true, |state| {
             let from = ReplayFrom {
                 generation: state.generation,
                 offset: state.segment * self.segments.segment_bytes + state.tail,
                 seq: state.seq,
                 group: state.group - 1,
             };
-            ended = Some((from, state.epoch));
+            ended = Some(EpochEnd { from, epoch: state.epoch, last });
             state.epoch += 1;
         });
         if let Err(error) = done {

@@ -193,11 +193,22 @@ impl Keeper {
     /// Writes a checkpoint. Where room is short enough that a few of them, each leaving little pieces of the last in
     /// many segments, would use it up, what lives in the emptiest segments is moved first.
     pub(super) fn checkpoint_now(&self, work: &mut Work, hurry: bool, during: &mut dyn FnMut()) -> Result<()> {
+        let left = self.make_room_for_one(work)?;
+        self.write_now(work, hurry, left, during)
+    }
+
+    /// Readies the store for a checkpoint: what is moved is in the log. The segments left before that.
+    pub(super) fn make_room_for_one(&self, work: &mut Work) -> Result<u64> {
         self.settle(work)?;
         let left = self.parts.log.segments_left();
         if left <= 2 * self.checkpoint_segments() + RESCUE_SEGMENTS {
             self.empty_the_emptiest(work)?;
         }
+        Ok(left)
+    }
+
+    /// Writes a checkpoint with the room that there is: nothing goes to the log meanwhile but what others write.
+    pub(super) fn write_now(&self, work: &mut Work, hurry: bool, left: u64, during: &mut dyn FnMut()) -> Result<()> {
         let (began, replay_ns) = (Instant::now(), self.parts.log.replay_ns());
         let slow = self.threaded && !hurry;
         // Near the limit writers go on meanwhile, out of the slack: with as much of it as is written of the checkpoint,

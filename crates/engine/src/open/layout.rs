@@ -7,7 +7,7 @@
 use esker_device::Device;
 use esker_store::{Error, Result};
 
-use super::Engine;
+use crate::engine::Engine;
 use crate::format::{DEVICE_BYTES_MAX, LOG_SEGMENTS_MIN, ReplayFrom, Superblock};
 use crate::keeper::kept_back;
 use crate::superblocks::{SUPERBLOCK_SEGMENT_BYTES, device_error};

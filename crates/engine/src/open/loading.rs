@@ -26,6 +26,7 @@ use crate::objects::Objects;
 use crate::reader::Reader;
 use crate::recover::{Chain, End, Headers, RecoveryReport, Walk, find_chain, find_headers, generation_of};
 use crate::replay::Replayer;
+use crate::replay::parallel::{Workers, replay};
 use crate::segments::{DamageLevel, GENERATION_LOST, Lsn, Segments, Usage};
 use crate::superblocks::{FoundSuperblock, device_error};
 
@@ -108,9 +109,11 @@ fn find_from(
     let load = began.elapsed();
     // Positions of what is replayed stand above those of everything else, which is durable.
     let base_lsn = superblock.segment_bytes;
-    let mut replayer = Replayer::new(&objects, &segments, Some(&reader), base_lsn, next_number);
+    let replayer = Replayer::new(&objects, &segments, Some(&reader), base_lsn, next_number);
     let walk = Walk::new(&**device, &superblock, superblocks.damaged);
-    let (end, mut recovery) = walk.run(&chain, &mut replayer, &mut |done, total| tell(Stage::Log, done, total))?;
+    let workers = if options.commit_thread { Workers::of_machine() } else { Workers::NONE };
+    let mut told = |done, total| tell(Stage::Log, done, total);
+    let (end, mut recovery, replayer) = replay(walk, &chain, replayer, workers, &mut told)?;
     (recovery.load, recovery.replay_ns) = (load, replayer.expected_ns);
     let (last, base_lsn, next_number) = replayer.finish();
     // Superblocks stand twice from the first on, and none is cleared before its half is full.

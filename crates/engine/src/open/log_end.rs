@@ -9,9 +9,10 @@ use std::sync::Arc;
 use esker_device::Device;
 use esker_store::{DurableMark, Error, Result};
 
-use super::{Engine, Options};
+use super::Options;
 use crate::buffer::SegmentBuffer;
 use crate::commit::{Log, LogEnd, LogShape};
+use crate::engine::Engine;
 use crate::format::{
     RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader, ReplayFrom, SegmentHeader, Stream, Superblock, round_up,
 };

@@ -7,8 +7,8 @@
 use esker_device::Device;
 use esker_store::Result;
 
-use super::Engine;
 use crate::buffer::SegmentBuffer;
+use crate::engine::Engine;
 use crate::recover::End;
 use crate::superblocks::device_error;
 

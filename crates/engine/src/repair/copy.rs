@@ -14,10 +14,10 @@ use super::report::{Losses, Lost, RepairReport, What};
 use super::scan::read_around;
 use super::source::Source;
 use crate::check::{Expected, entries_of, is_what};
+use crate::engine::Engine;
 use crate::format::{
     CRC_BLOCK_BYTES, Codec, Compressed, Loc, OP_FLAG_COMPRESSED, OpHeader, RECORD_HEADER_BYTES, decompress_payload,
 };
-use crate::open::Engine;
 use crate::pages::each_page;
 use crate::reader::SegmentView;
 use crate::spaces::Spaces;

@@ -10,9 +10,9 @@ use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
 
 use super::plan::target_of;
+use crate::engine::Engine;
 use crate::index::{Loc, Missing};
 use crate::objects::ObjectState;
-use crate::open::Engine;
 use crate::reader::{Asked, Sought};
 use crate::segments::Lsn;
 

@@ -9,9 +9,9 @@ use esker_store::{Change, Collection, Error, ObjectId, Op, Result, Transaction};
 use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
 
+use crate::engine::Engine;
 use crate::format::{Kind, Payload, clone_range_payload, encode_name};
 use crate::objects::{Names, ObjectState};
-use crate::open::Engine;
 
 /// Key of a planned operation: the caller's, or made here.
 pub(super) enum Key<'t> {

@@ -9,10 +9,10 @@ use esker_store::Collection;
 use parking_lot::RwLockWriteGuard;
 
 use super::plan::Planned;
+use crate::engine::Engine;
 use crate::format::{Kind, clone_range_words};
 use crate::index::Loc;
 use crate::objects::{Names, Object, ObjectState, Step};
-use crate::open::Engine;
 use crate::segments::Lsn;
 
 impl Engine {
