@@ -227,9 +227,11 @@ pub(super) fn let_in(outcome: &Outcome) -> Entry {
     // There was room enough to leave all in place when the look began: the next one will not.
     // Nor is it known that there is no more room while the device had blocks whenever it was asked.
     let missed = !outcome.short && !done || outcome.may_have_more;
-    let unhindered = left > reserve[0] + 2 * flying + PACED_SEGMENTS || !done;
-    // Who gets only what cleaning gains needs no more to be kept back than what takes away, and a little.
-    let flows = outcome.threaded && !unhindered && flying > 0;
+    let near = left <= reserve[0] + 2 * flying + PACED_SEGMENTS;
+    // Writers that get only what cleaning gains need no more to be kept back than what takes away, and a little. Nor
+    // do they when nothing is worth cleaning any more: they came down to here by that, and what they overwrite from
+    // here on is worth it again.
+    let flows = outcome.threaded && near && flying > 0;
     // What is left is for deletes and what leads to them, and for the segments that the cleaner has begun when it
     // ends.
     let leaves = reserve[1] + (reserve[0] - reserve[1]).saturating_sub(FLOW_SEGMENTS).max(1);
@@ -244,7 +246,7 @@ pub(super) fn let_in(outcome: &Outcome) -> Entry {
         Gate::Full
     };
     let again = done && left < outcome.low || missed && gate == Gate::Wait;
-    Entry { gate, reserve: kept, paced: !unhindered, again }
+    Entry { gate, reserve: kept, paced: near && done, again }
 }
 
 #[cfg(test)]
@@ -428,6 +430,7 @@ mod tests {
         };
         let open = Entry { gate: Gate::Open, reserve, paced: false, again: false };
         let flows = Entry { reserve: [11, 7], paced: true, again: true, ..open };
+        let ends = Entry { reserve: [11, 7], ..open };
         let cleaned = Outcome { short: true, done: true, left: 20, ..after };
         let tired = Outcome { effort: (14 << 20) + 1, left: 11, ..cleaned };
         let rows: &[(&str, Outcome, Entry)] = &[
@@ -451,8 +454,14 @@ mod tests {
             ("all was moved once", tired, Entry { gate: Gate::Full, ..flows }),
             ("not quite", Outcome { effort: 14 << 20, ..tired }, Entry { gate: Gate::Wait, ..flows }),
             ("the device may have more", Outcome { may_have_more: true, ..tired }, Entry { gate: Gate::Wait, ..flows }),
-            ("nothing is worth it", Outcome { done: false, left: 15, ..cleaned }, Entry { gate: Gate::Full, ..open }),
-            ("nobody has tried", Outcome { left: 15, ..after }, Entry { gate: Gate::Wait, again: true, ..open }),
+            ("nothing is worth it", Outcome { done: false, left: 11, ..cleaned }, Entry { gate: Gate::Full, ..ends }),
+            ("while writers came to less", Outcome { done: false, left: 12, ..cleaned }, ends),
+            (
+                "without threads they did not",
+                Outcome { done: false, left: 15, threaded: false, ..cleaned },
+                Entry { gate: Gate::Full, ..open },
+            ),
+            ("nobody has tried", Outcome { left: 11, ..after }, Entry { gate: Gate::Wait, again: true, ..ends }),
         ];
         for (name, outcome, entry) in rows {
             assert_eq!(let_in(outcome), *entry, "{name}: {outcome:?}");
