@@ -314,6 +314,7 @@ impl Open {
     fn sample(&self, dir: &Path) -> Result<Sample> {
         let mut sample = Sample {
             process_write_bytes: process_write_bytes()?.saturating_sub(self.written_before),
+            processor_us: processor_us()?,
             disk_bytes: disk_bytes(dir),
             ..Sample::default()
         };
@@ -365,6 +366,12 @@ impl<'a> Watchdog<'a> {
             std::process::exit(1);
         }
     }
+}
+
+/// Processor time that this process has taken, in microseconds.
+fn processor_us() -> Result<u64> {
+    let told = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Ok(u64::try_from(told.tv_sec)? * 1_000_000 + u64::try_from(told.tv_nsec)? / 1_000)
 }
 
 /// Bytes that this process sent, or will have sent, to the device.

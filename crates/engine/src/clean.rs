@@ -30,8 +30,8 @@ use crate::checkpoint::{Parts, Saved};
 use crate::cold::{Cold, Writes};
 use crate::commit::{Class, Refused, record_header};
 use crate::format::{
-    Compressed, Kind, Loc, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OpHeader, Payload, RECORD_HEADER_BYTES, Relocated, Role,
-    SegmentHeader, checksum_payload, encode_operation, operation_bytes, push_relocated, raw_len, verify_payload,
+    Compressed, Kind, Loc, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OpHeader, Payload, RECORD_HEADER_BYTES, Relocated,
+    Relocations, Role, SegmentHeader, checksum_payload, encode_operation, operation_bytes, raw_len, verify_payload,
 };
 use crate::index::{Extent, Missing, offset_of};
 use crate::objects::{Object, ObjectState, Spaces, Step};
@@ -648,13 +648,14 @@ fn relocate_some(
             }
             return Ok(0);
         }
-        let mut payload = Vec::new();
+        let mut relocations = Relocations::default();
         let mut missing = Vec::new();
         moved.iter().filter(|moved| of_kind(&moved.entry) == kind).for_each(|moved| {
-            missing.extend(still_there(&state, moved, &mut payload).err());
+            missing.extend(still_there(&state, moved, &mut relocations).err());
         });
+        let (argument, payload) = (relocations.argument(), relocations.payload());
         if missing.is_empty() {
-            state.missing(kind, 0, &[], &payload, 0, &mut missing);
+            state.missing(kind, argument, &[], payload, 0, &mut missing);
         }
         if !missing.is_empty() {
             drop(state);
@@ -665,7 +666,7 @@ fn relocate_some(
             return Ok(0);
         }
         let len = RECORD_HEADER_BYTES as u64 + operation_bytes(0, payload.len());
-        let mut reservation = match log.reserve(len, 0, payload.len() as u64 / 24 * kind.replay_ns(), Class::Keep) {
+        let mut reservation = match log.reserve(len, 0, relocations.entries() * kind.replay_ns(), Class::Keep) {
             Ok(reservation) => reservation,
             Err(Refused::Error(error)) => return Err(error),
             Err(Refused::Busy) => {
@@ -679,15 +680,14 @@ fn relocate_some(
         let record = record_header(&reservation, 1, false);
         let bytes = reservation.bytes();
         record.encode(bytes, seed, offset);
-        let header =
-            OpHeader { kind, flags: 0, key_len: 0, payload_len: 0, object: number, argument: 0, payload_crc: 0 };
-        let sums = checksum_payload(&payload);
+        let header = OpHeader { kind, flags: 0, key_len: 0, payload_len: 0, object: number, argument, payload_crc: 0 };
+        let sums = checksum_payload(payload);
         let rest = &mut bytes[RECORD_HEADER_BYTES..];
         let at = offset + RECORD_HEADER_BYTES as u64;
-        encode_operation(header, &[], &payload, &sums, rest, seed, generation, at);
+        encode_operation(header, &[], payload, &sums, rest, seed, generation, at);
         drop(reservation);
         let loc = Loc::new(at, 8, 0);
-        let step = Step { kind, argument: 0, key: &[], payload: &payload, payload_len: payload.len() as u32, loc };
+        let step = Step { kind, argument, key: &[], payload, payload_len: payload.len() as u32, loc };
         state.apply(&step, 0, &parts.segments);
         parts.objects.count(&mut state);
         return Ok(len);
@@ -801,17 +801,17 @@ fn each_entry(page: &Page, f: &mut dyn FnMut(Entry, Loc)) {
 }
 
 /// Adds the relocations of what still points to the old place.
-fn still_there(state: &ObjectState, moved: &Moved, payload: &mut Vec<u8>) -> std::result::Result<(), Missing> {
+fn still_there(state: &ObjectState, moved: &Moved, relocations: &mut Relocations) -> std::result::Result<(), Missing> {
     let place = moved.new.raw();
     match &moved.entry {
         Entry::Slot(slot) => {
             if state.slots.get(*slot)? == Some(moved.old) {
-                push_relocated(payload, Relocated::Slot(*slot, place));
+                relocations.push(Relocated::Slot(*slot, place));
             }
         }
         Entry::Omap(key) => {
             if state.omap.get(key)? == Some(moved.old) {
-                push_relocated(payload, Relocated::Omap(key, place));
+                relocations.push(Relocated::Omap(key, place));
             }
         }
         Entry::Extent(at, len, skip) => {
@@ -819,7 +819,7 @@ fn still_there(state: &ObjectState, moved: &Moved, payload: &mut Vec<u8>) -> std
                 let (offset, extent) = piece?;
                 if extent.loc == moved.old && u64::from(extent.skip) == u64::from(*skip) + (offset - at) {
                     let skip = extent.skip - moved.skip;
-                    push_relocated(payload, Relocated::Extent { offset, place, len: extent.len, skip });
+                    relocations.push(Relocated::Extent { offset, place, len: extent.len, skip });
                 }
             }
         }

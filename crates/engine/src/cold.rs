@@ -25,6 +25,10 @@ use crate::segments::Segments;
 
 /// A batch is written when it has grown to this.
 const BATCH_BYTES: u64 = 1 << 20;
+/// A batch takes so much memory, so that its last operation fits as well.
+const BATCH_ROOM: u64 = BATCH_BYTES + BATCH_BYTES / 8;
+/// So many buffers of batches that were written are kept to be filled again.
+const SPARES_MAX: usize = 8;
 
 /// Counters of the cold writer.
 #[derive(Default)]
@@ -39,17 +43,22 @@ pub struct ColdCounters {
 /// under way.
 pub type Unwritten = Arc<Mutex<Vec<u32>>>;
 
+/// Buffers of batches that were written. A fresh one for each batch had a good part of the cleaner's time go into pages that the
+/// system clears.
+type Spares = Arc<Mutex<Vec<Vec<u8>>>>;
+
 /// What is to be written to cold segments. While it lives, readers know that it is not there yet.
 pub struct Writes {
     list: Vec<(u64, Vec<u8>)>,
     /// Generation of the oldest segment that it is for; 0: it is empty.
     oldest: u32,
     unwritten: Unwritten,
+    spares: Spares,
 }
 
 impl Writes {
-    fn new(unwritten: &Unwritten) -> Self {
-        Self { list: Vec::new(), oldest: 0, unwritten: Arc::clone(unwritten) }
+    fn new(unwritten: &Unwritten, spares: &Spares) -> Self {
+        Self { list: Vec::new(), oldest: 0, unwritten: Arc::clone(unwritten), spares: Arc::clone(spares) }
     }
 
     fn push(&mut self, generation: u32, offset: u64, bytes: Vec<u8>) {
@@ -77,6 +86,10 @@ impl Writes {
             device.write(offset, &bytes).map_err(|error| stopped("writing a cold segment", &error))?;
             counters.writes.fetch_add(1, Ordering::Relaxed);
             counters.written_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            let mut spares = self.spares.lock();
+            if spares.len() < SPARES_MAX && (BATCH_ROOM as usize..2 * BATCH_ROOM as usize).contains(&bytes.capacity()) {
+                spares.push(bytes);
+            }
         }
         self.is_written();
         Ok(())
@@ -108,6 +121,7 @@ pub struct Cold {
     block: u64,
     open: Option<Open>,
     queue: Writes,
+    spares: Spares,
     /// See [`Unwritten`].
     pub unwritten: Unwritten,
     /// The segment that is being written, `u64::MAX` for none; as soon as anything is written to it.
@@ -123,6 +137,7 @@ impl Cold {
     pub fn new(device: Arc<dyn Device>, segments: Arc<Segments>, log: Arc<Log>, uuid: [u8; 16], seed: u32) -> Self {
         let block = u64::from(device.geometry().block_bytes);
         let (writes, counters, unwritten) = (Arc::new(AtomicU64::new(u64::MAX)), Arc::default(), Unwritten::default());
+        let spares = Spares::default();
         Self {
             device,
             segments,
@@ -131,7 +146,8 @@ impl Cold {
             seed,
             block,
             open: None,
-            queue: Writes::new(&unwritten),
+            queue: Writes::new(&unwritten, &spares),
+            spares,
             unwritten,
             writes,
             room: Arc::default(),
@@ -181,7 +197,11 @@ impl Cold {
         }
         let Some(open) = &mut self.open else { return Err(Error::Full { needed: len, free: 0 }) };
         if open.batch.is_empty() {
-            open.batch.reserve((BATCH_BYTES + BATCH_BYTES / 8).max(len) as usize);
+            if let Some(mut spare) = self.spares.lock().pop() {
+                spare.clear();
+                open.batch = spare;
+            }
+            open.batch.reserve(BATCH_ROOM.max(RECORD_HEADER_BYTES as u64 + len) as usize);
             open.batch.resize(RECORD_HEADER_BYTES, 0);
         }
         let at = open.batch.len();
@@ -207,7 +227,7 @@ impl Cold {
     /// What was added and not written. Whoever takes it writes it before anything that is taken or written later.
     pub fn take_queue(&mut self) -> Writes {
         self.queue_batch();
-        std::mem::replace(&mut self.queue, Writes::new(&self.unwritten))
+        std::mem::replace(&mut self.queue, Writes::new(&self.unwritten, &self.spares))
     }
 
     /// Adds a piece of a checkpoint, a large one in parts; returns where it is, and all places that it takes.

@@ -1,7 +1,7 @@
 //! The keeper: decides when to write a checkpoint and what to clean, frees segments, and lets writes in or not.
 //!
 //! ```text
-//! a segment was entered → wake → free what nothing points to → checkpoint due? → space short? clean the best → gate
+//! a segment was entered → wake → look → free what nothing points to → choose → checkpoint, or clean the best → gate
 //! ```
 //!
 //! A segment is free again when no entry points to it, no piece of the last two checkpoints stands in it, the log that
@@ -21,13 +21,16 @@ mod budget;
 mod choose;
 mod free;
 mod grow;
+mod hands;
 mod holds;
+mod look;
 mod moving;
 mod recovery;
 mod reserve;
+mod work;
 mod write;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,21 +45,16 @@ pub use recovery::RecoveryTime;
 pub use reserve::kept_back;
 pub use write::Held;
 
+use self::holds::Holds;
+use self::moving::Moving;
+use self::work::Work;
 use crate::checkpoint::{Parts, Saved};
-use crate::clean::{Clean, learn_sharers};
+use crate::clean::Clean;
 use crate::cold::{Cold, ColdCounters, Unwritten};
-use crate::commit::Gate;
-use crate::evict::Hand;
 use crate::format::{Loc, Role};
 use crate::segments::{DamageLevel, Usage};
 use crate::stages::Times;
-use holds::Holds;
-use moving::Moving;
-use reserve::{Asking, Full};
 
-/// A checkpoint is due when so many bytes of log have gathered, or so many times the last checkpoint's bytes.
-const CHECKPOINT_LOG_BYTES: u64 = 256 << 20;
-const CHECKPOINT_LOG_FACTOR: u64 = 8;
 /// What a checkpoint costs beside its pages, as a part of a segment.
 const CHECKPOINT_SHARE: u64 = 2;
 /// A checkpoint is written at most this fast, unless space is short, in bytes per second.
@@ -64,15 +62,14 @@ const CHECKPOINT_BYTES_PER_S: u64 = 256 << 20;
 /// A segment that lives by more than this is not worth cleaning: of log all of it counts, because headers and gaps go
 /// when it is cleaned, of a cold segment what was put into it, because it would be as full again.
 const FULL_SHARE: f64 = 0.95;
-/// When so many bytes have to be moved for one that can be written, the device is full.
-const FULL_COST: u64 = 64;
-/// With no more segments left than this above the reserve and what is being moved, writers get what cleaning makes free.
+/// With no more segments left than this above the reserve and what is being moved, writers get what cleaning makes
+/// free.
 const PACED_SEGMENTS: u64 = 2;
 /// Segments that writers get while a checkpoint is written then, and in how many parts.
 const SLACK_SEGMENTS: u64 = 1;
 const SLACK_PARTS: u64 = 64;
-/// Before a checkpoint on a device that is nearly full, segments are emptied: one for the copies and one for the log that
-/// says so must be left beside what the checkpoint takes.
+/// Before a checkpoint on a device that is nearly full, segments are emptied: one for the copies and one for the log
+/// that says so must be left beside what the checkpoint takes.
 const RESCUE_SEGMENTS: u64 = 2;
 /// So many segments are being moved at most; with half as many left beside what a checkpoint needs they are awaited.
 const FLYING_SEGMENTS: u64 = 4;
@@ -80,17 +77,13 @@ const FLYING_SEGMENTS: u64 = 4;
 const READS_TRIED: u32 = 3;
 /// And so often if clones were made of what it holds while it was cleaned.
 const CLONES_TRIED: u32 = 100;
-/// So many segments less writes leave alone while they get what cleaning gains.
-const FLOW_SEGMENTS: u64 = 4;
 /// How long the thread sleeps when nothing wakes it.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long the cleaner leaves everything in place after somebody has walked part of the log.
 const WALK: Duration = Duration::from_secs(5);
-/// Free segments that keep their blocks, ready to be written again without a change of the file; where few are free, all do.
+/// Free segments that keep their blocks, ready to be written again without a change of the file; where few are free,
+/// all do.
 const WARM_SEGMENTS: u64 = 8;
-/// With more changed pages than the budget allows a checkpoint is due when the budget's bytes divided by this have been
-/// written: what changes a page of 4 KiB takes about a hundred bytes of log.
-const CROWDED_LOG_SHARE: u64 = 64;
 /// How often the thread is woken at most because the index takes more than its budget, in microseconds.
 const CROWDED_WAKE_US: u64 = 5_000;
 /// The least budget for index pages, in bytes.
@@ -121,51 +114,6 @@ pub struct KeeperCounters {
     pub pages_dropped: AtomicU64,
     /// Values that the cleaner has found not to hold.
     pub lost: AtomicU64,
-}
-
-struct Work {
-    cold: Cold,
-    saved: Saved,
-    /// Generation from which the log is replayed.
-    floor: u32,
-    /// Segments, by generation, that the checkpoint before the one that the store was opened with may need.
-    kept: HashSet<u32>,
-    /// Generation from which it would be replayed if the newest checkpoint did not hold: none from here on is made
-    /// free.
-    floor_before: u32,
-    /// The log's last sequence number at the last checkpoint.
-    covered: Option<u64>,
-    /// Bytes of log at the last checkpoint.
-    log_bytes: u64,
-    /// What replaying it takes, as [`Log::replay_ns`](crate::commit::Log::replay_ns) counts, at the last checkpoint.
-    replay_ns: u64,
-    /// See [`RecoveryTime::replayed`]; nothing from the first checkpoint on.
-    replayed: (u64, u64),
-    checkpoint_bytes: u64,
-    /// Segments, by generation, that were cleaned and wait for the next checkpoint, and whether as a whole.
-    spent: HashMap<u32, bool>,
-    /// Segments, by generation, that nothing points to, and the end of the log that says so.
-    dying: HashMap<u32, u64>,
-    /// Segments, by generation, that hold something which cannot be moved.
-    stuck: HashSet<u32>,
-    /// How often a segment, by generation, could not be cleaned because something could not be read.
-    unread: HashMap<u32, u32>,
-    /// How often something still lived in a segment, by generation, that was cleaned as a whole.
-    shared_tries: HashMap<u32, u32>,
-    /// Bytes that were moved since writes last had to wait, and the bytes of transactions until then.
-    effort: u64,
-    effort_from: u64,
-    /// What was seen when the device was found to be full.
-    full_at: Option<Full>,
-    asking: Asking,
-    /// Checkpoints that are due because of damage, as long as room is not tight: see [`crate::clean::RENEWALS`].
-    renew: u8,
-    /// What `saved` says stands in the checkpoint that the superblock names.
-    whole: bool,
-    /// Which page is asked next to leave memory.
-    hand: Hand,
-    /// Where segments are read to be cleaned.
-    scratch: Vec<u8>,
 }
 
 /// See the module.
@@ -227,39 +175,10 @@ impl Keeper {
         let (open_cold, open_cold_room) = (Arc::clone(&cold.writes), Arc::clone(&cold.room));
         let unwritten = Arc::clone(&cold.unwritten);
         let scrubbed = saved.scrub;
-        let covered = (superblock.root != 0).then_some(superblock.replay.seq);
-        let work = Work {
-            cold,
-            saved,
-            floor: superblock.replay.generation.max(1),
-            floor_before: match kept {
-                // After falling back the other one is the newer, which does not hold.
-                Some(_) => {
-                    let before = parts.superblocks.floor_before().unwrap_or(superblock.replay.generation);
-                    before.min(superblock.replay.generation).max(1)
-                }
-                None => superblock.replay.generation.max(1),
-            },
-            kept: kept.unwrap_or_default(),
-            covered,
-            log_bytes: 0,
-            replay_ns: 0,
-            replayed: recovery.replayed,
-            checkpoint_bytes: 0,
-            spent: HashMap::new(),
-            dying: HashMap::new(),
-            stuck: HashSet::new(),
-            unread: HashMap::new(),
-            shared_tries: HashMap::new(),
-            effort: 0,
-            effort_from: 0,
-            full_at: None,
-            asking: Asking::default(),
-            renew: 0,
-            whole: true,
-            hand: Hand::default(),
-            scratch: Vec::new(),
-        };
+        // After falling back the other one is the newer, which does not hold.
+        let before = parts.superblocks.floor_before().unwrap_or(superblock.replay.generation);
+        let kept = kept.map(|kept| (kept, before));
+        let work = Work::new(cold, saved, &superblock, kept, recovery.replayed);
         Self {
             parts,
             device,
@@ -313,7 +232,8 @@ impl Keeper {
             return;
         }
         if !self.threaded {
-            // What goes wrong stops the log, which tells everybody. Whoever is inside a checkpoint cannot begin another.
+            // What goes wrong stops the log, which tells everybody. Whoever is inside a checkpoint cannot begin
+            // another.
             if let Some(mut work) = self.work.try_lock() {
                 let _ = self.guarded(&mut work, |work| self.look(work));
             }
@@ -514,8 +434,8 @@ impl Keeper {
         self.working(|work| self.look(work))
     }
 
-    /// Runs `f` on the work, which nobody else has meanwhile. A panic stops the log before anybody else has it: what was
-    /// half done then is not gone on with.
+    /// Runs `f` on the work, which nobody else has meanwhile. A panic stops the log before anybody else has it: what
+    /// was half done then is not gone on with.
     ///
     /// # Errors
     /// [`Error::Stopped`] after a panic, and where the log has stopped already; else those of `f`.
@@ -532,167 +452,6 @@ impl Keeper {
             self.parts.log.stop_for(panicked.clone());
             Err(panicked)
         })
-    }
-
-    fn look(&self, work: &mut Work) -> Result<bool> {
-        if let Some(failure) = self.parts.log.mark().failure() {
-            return Err(failure);
-        }
-        let asked = self.parts.log.asked();
-        let outcome = self.step_locked(work);
-        self.parts.log.has_looked(asked);
-        self.has_looked();
-        match outcome {
-            Err(Error::Stopped { cause }) => Err(Error::Stopped { cause }),
-            // Nothing is lost by that: it is tried again when the thread wakes.
-            Err(error) => {
-                tracing::warn!(%error, "checkpoint or cleaning put off");
-                let reserve = self.reserve();
-                let left = self.parts.log.segments_left();
-                self.pace(false);
-                self.parts.log.set_gate(if left > reserve[0] { Gate::Open } else { Gate::Full }, reserve);
-                Ok(false)
-            }
-            done => done,
-        }
-    }
-
-    fn step_locked(&self, work: &mut Work) -> Result<bool> {
-        let log = &self.parts.log;
-        self.see_to_blocks(work)?;
-        let reserve = self.reserve();
-        let total = self.parts.segments.usable_segments();
-        let low = self.low(reserve);
-        let near = log.segments_left() <= self.checkpoint_segments() + RESCUE_SEGMENTS + FLYING_SEGMENTS / 2;
-        if near || work.full_at.is_some() {
-            self.settle(work)?;
-        }
-        self.note_failed(work)?;
-        self.seal_damaged(work)?;
-        // While space is short what is dead is made free as the log becomes durable by itself.
-        let mut done = self.free_dead(work, near || log.segments_left() >= low)?;
-        let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.once).sum();
-        if self.holds.were_released() {
-            // What only they kept apart from the rest may be worth cleaning.
-            (work.full_at, work.effort) = (None, 0);
-        }
-        if let Some(full) = work.full_at {
-            // All that could be gained was: only what goes from now on makes room.
-            let gone = full.live.saturating_sub(live) >= self.parts.segments.segment_bytes / 2;
-            if !gone && log.segments_left() <= reserve[0] {
-                let fits = log.segments_left() >= self.checkpoint_segments() + RESCUE_SEGMENTS;
-                if self.drop_pages(work) && fits && self.is_far_over(work) {
-                    // What deletes change stays in memory as well.
-                    self.checkpoint_now(work, true, &mut || ())?;
-                    self.free_dead(work, true)?;
-                    self.drop_saved_pages(work);
-                }
-                // What is removed may be worth more than what is added for it: for that, lenders are to be known.
-                learn_sharers(&self.parts)?;
-                self.keep_deletes_going(work, full, reserve)?;
-                log.set_gate(Gate::Full, reserve);
-                self.pace(false);
-                return Ok(false);
-            }
-            work.full_at = None;
-            work.effort = 0;
-        }
-        // Where a checkpoint might not find what it needs, segments are cleaned that are free as soon as they are
-        // clean.
-        let tight = self.is_tight();
-        let (_, appended) = log.appended();
-        let tail = self.tail_segments(work);
-        let tail_bytes = appended.saturating_sub(work.log_bytes) + work.replayed.0;
-        // What is left above the budget has changed: a checkpoint makes it fit to leave.
-        let crowded = self.drop_pages(work) && {
-            tail_bytes >= if self.is_far_over(work) { 1 } else { self.index_bytes / CROWDED_LOG_SHARE }
-        };
-        let due = crowded
-            || self.replay_takes_long(work)
-            || tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * work.checkpoint_bytes)
-                && tail_bytes >= 4 * self.parts.segments.segment_bytes;
-        // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the
-        // one where replay begins needs none, because the superblock names it.
-        let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= DamageLevel::Header;
-        let due = due || !tight && (work.renew > 0 || self.parts.segments.in_use().iter().any(lost));
-        let short = log.segments_left() < low;
-        let walked =
-            self.threaded && self.since.elapsed().as_micros() as u64 <= self.walked_until.load(Ordering::Relaxed);
-        let short = short && !(walked && log.segments_left() > reserve[0]);
-        let best = match short {
-            // What holds of a damaged segment is moved before it may rot as well.
-            false if !tight && !walked => self.damaged(work).filter(|_| log.segments_left() > reserve[0] + 1),
-            true if tight && log.segments_left() > RESCUE_SEGMENTS => {
-                let at_once = self.best_of(work, FULL_SHARE, |usage| usage.index == 0);
-                let nothing_to_cover = tail == 0 && work.spent.is_empty();
-                at_once.or_else(|| self.best(work, FULL_SHARE).filter(|_| nothing_to_cover))
-            }
-            true => self.best(work, FULL_SHARE),
-            false => None,
-        };
-        // Dead segments of the tail are made free by a checkpoint only: while one finds room, it is not put off.
-        let fits = log.segments_left() >= self.checkpoint_segments() + RESCUE_SEGMENTS;
-        let pays = fits && best.is_some_and(|best| self.tail_is_better(work, &best));
-        let long_tail = tail >= 2.max(total / 8) && !tight || pays;
-        if due
-            || (short && tail > 0 && (best.is_none() || long_tail))
-            || (short && best.is_none() && !work.spent.is_empty())
-        {
-            let hurry = short || self.is_far_over(work);
-            self.checkpoint_now(work, hurry, &mut || ())?;
-            self.free_dead(work, true)?;
-            self.drop_saved_pages(work);
-            done = true;
-        } else if let Some(best) = best {
-            done |= match self.clean_segment(work, best) {
-                // It is left aside: another one may do.
-                Err(Error::Io { .. } | Error::Corrupt { .. }) => true,
-                cleaned => cleaned?,
-            };
-            self.free_dead(work, near)?;
-        }
-        if !done {
-            // What was begun before may have made room.
-            self.settle(work)?;
-            done |= self.free_dead(work, true)?;
-        }
-        let left = log.segments_left();
-        let (written, _) = log.appended_kinds();
-        if left > reserve[0] || work.effort / FULL_COST <= written.saturating_sub(work.effort_from) {
-            (work.effort, work.effort_from) = (0, written);
-        }
-        // There was room enough to leave all in place when this look began: the next one will not.
-        // Nor is it known that there is no more room while the device had blocks whenever it was asked.
-        let missed = !short && !done || work.asking.may_have_more();
-        let unhindered = left > reserve[0] + 2 * self.flying_segments() + PACED_SEGMENTS || !done;
-        // Who gets only what cleaning gains needs no more to be kept back than what takes away, and a little.
-        let flows = self.threaded && !unhindered && self.flying_segments() > 0;
-        // What is left is for deletes and what leads to them, and for the segments that the cleaner has begun when it
-        // ends.
-        let leaves = (reserve[0] - reserve[1]).saturating_sub(FLOW_SEGMENTS).max(1);
-        let leaves = reserve[1] + leaves;
-        let kept = if flows { [reserve[0].min(leaves), reserve[1]] } else { reserve };
-        let gate = if left > kept[0] {
-            Gate::Open
-        } else if missed || done && work.effort <= live + 4 * self.parts.segments.segment_bytes {
-            Gate::Wait
-        } else {
-            // Everything that lives was moved once and next to nothing could be written for it, or nothing is worth it:
-            // there is no more room to be had.
-            work.full_at = Some(Full { live, left, seq: log.last_seq() });
-            Gate::Full
-        };
-        log.set_gate(gate, kept);
-        self.pace(!unhindered);
-        Ok(done && left < low || missed && gate == Gate::Wait)
-    }
-
-    /// Has writers keep to what there is, or not. Only a thread can be waited for.
-    fn pace(&self, paced: bool) {
-        if self.threaded {
-            let keeps = self.parts.segments.segment_bytes / 8;
-            self.parts.log.pace(paced.then(|| self.allowance()), keeps as i64);
-        }
     }
 
     /// A failed write or sync stops the log; a failed read or a want of room does not.

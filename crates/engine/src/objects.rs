@@ -275,7 +275,7 @@ impl ObjectState {
             }
             Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => {
                 // The values are the same as before: nobody has to wait for them.
-                self.relocate(step.kind, step.payload, segments);
+                self.relocate(step, segments);
                 return;
             }
         }
@@ -283,7 +283,7 @@ impl ObjectState {
     }
 
     /// Points moved values to their new places.
-    fn relocate(&mut self, kind: Kind, payload: &[u8], segments: &Segments) {
+    fn relocate(&mut self, step: &Step<'_>, segments: &Segments) {
         let spaces = &mut self.spaces;
         let (number, mut noted) = (self.number, None);
         let mut share = |loc: Loc, shares: bool| {
@@ -295,7 +295,7 @@ impl ObjectState {
         };
         let again = spaces.counts_again();
         // Decoding has ruled out that an entry is cut short; a place that is none is passed over.
-        each_relocated(kind, payload, |entry| match entry {
+        each_relocated(step.kind, step.argument, step.payload, |entry| match entry {
             Relocated::Slot(slot, place) => {
                 if let Some(loc) = Loc::from_raw(place) {
                     share(loc, spaces.shares);

@@ -16,7 +16,7 @@ use esker_store::{Collection, Error, Result};
 use crate::buffer::SegmentBuffer;
 use crate::format::{
     Kind, Loc, OBJECT_NUMBER_MAX, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Relocated, SegmentHeader,
-    clone_range_words, decode_name, each_relocated, place_of, raw_len,
+    clone_range_words, decode_name, each_relocated, place_of, raw_len, relocated_entries,
 };
 use crate::index::Missing;
 use crate::objects::{Object, Objects, Step};
@@ -281,7 +281,9 @@ fn value_of(header: &OpHeader, payload: &[u8], at: u64) -> Result<(u32, Loc)> {
 fn expected_ns(header: &OpHeader, object: impl FnOnce() -> Option<Arc<Object>>) -> u64 {
     let total = header.total_bytes();
     let entries = match header.kind {
-        Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => total / 24,
+        Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => {
+            relocated_entries(header.argument, u64::from(header.payload_len))
+        }
         _ => 1,
     };
     let walked = if header.kind.walks_all() { object() } else { None };
@@ -317,7 +319,7 @@ fn sound(header: &OpHeader, key: &[u8], payload: &[u8], payload_len: u32) -> std
         },
         Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => {
             let mut holds = true;
-            holds &= each_relocated(header.kind, payload, |entry| {
+            holds &= each_relocated(header.kind, header.argument, payload, |entry| {
                 holds &= match entry {
                     Relocated::Slot(_, place) => Loc::from_raw(place).is_some(),
                     Relocated::Omap(key, place) => Loc::from_raw(place).is_some() && key.len() <= OMAP_KEY_BYTES_MAX,

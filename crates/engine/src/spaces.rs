@@ -169,7 +169,7 @@ impl Spaces {
             }
             // Decoding has ruled out that an entry is cut short.
             Kind::RelocateSlots | Kind::RelocateOmap | Kind::RelocateExtents => {
-                each_relocated(kind, payload, |entry| match entry {
+                each_relocated(kind, argument, payload, |entry| match entry {
                     Relocated::Slot(slot, _) => out.extend(self.slots.missing_at(slot)),
                     Relocated::Omap(key, _) => out.extend(self.omap.missing_at(key)),
                     Relocated::Extent { offset, len, .. } => self.extents.missing_for(offset, len.into(), out),

@@ -76,6 +76,8 @@ pub struct Sample {
     pub total_amplification: f64,
     /// `write_bytes` of the process since the store was opened.
     pub process_write_bytes: u64,
+    /// Processor time of the process, in microseconds.
+    pub processor_us: u64,
     /// Bytes that the store's files take.
     pub disk_bytes: u64,
     /// What Esker's engine told.
@@ -116,6 +118,8 @@ pub struct Summary {
     pub p999_us: f64,
     /// The slowest call of the whole run.
     pub stall_us: f64,
+    /// Processor time of the whole process for a call, in microseconds.
+    pub processor_us: f64,
     /// Bytes written over bytes of payload.
     pub amplification: f64,
     /// The same by `write_bytes` of the process.
@@ -183,6 +187,8 @@ impl Run {
             p99_us: over(|s| s.p99_us),
             p999_us: over(|s| s.p999_us),
             stall_us: self.samples.iter().map(|s| s.max_us).fold(0.0, f64::max),
+            processor_us: (last.processor_us - middle.processor_us) as f64
+                / (last.total_ops - middle.total_ops).max(1) as f64,
             amplification: last.amplification_since(middle, self.value_bytes),
             process_amplification: process as f64 / payload,
             space: self.samples.iter().map(|s| s.disk_bytes).max().unwrap_or(0) as f64 / live,
@@ -262,8 +268,8 @@ impl Results {
     pub fn print(&self) {
         println!("\n## Overwriting at random: medians of the second half; ratio is {} to it\n", self.columns[0]);
         let head = [
-            "fill", "store", "ops/s", "ratio", "least", "p50", "p99", "p99.9", "worst", "written", "theory", "space",
-            "turns", "end",
+            "fill", "store", "ops/s", "ratio", "least", "cpu", "p50", "p99", "p99.9", "worst", "written", "theory",
+            "space", "turns", "end",
         ];
         let mut lines = vec![head.map(str::to_owned).to_vec()];
         for fill in self.fills() {
@@ -274,6 +280,7 @@ impl Results {
                     let ratio = first.map(|first| format!("{:.2}x", first.ops_per_s / s.ops_per_s.max(1e-9)));
                     let theory = theory::write_amplification(f64::from(fill) / 100.0);
                     line.extend([short(s.ops_per_s), ratio.unwrap_or_default(), short(s.ops_per_s_min)]);
+                    line.push(time(s.processor_us));
                     line.extend([time(s.p50_us), time(s.p99_us), time(s.p999_us), time(s.stall_us)]);
                     line.extend([format!("{:.2}", s.amplification), format!("{theory:.2}")]);
                     line.extend([format!("{:.2}", s.space), format!("{:.1}", s.turnover)]);

@@ -1,12 +1,16 @@
 //! Segments made ready before the log needs them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use esker_store::{Error, Result};
 
-use super::{HURRY, Log, Ready, stopped};
+use super::state::{Ready, State};
+use super::{HURRY, Log, stopped};
+use crate::format::round_up;
+use crate::segments::Lsn;
 
 /// What the log comes to is filled ahead if no segment was needed for so long, ...
 const PREFILL_AGE_MIN: Duration = Duration::from_millis(100);
@@ -14,6 +18,19 @@ const PREFILL_AGE_MIN: Duration = Duration::from_millis(100);
 const PREFILL_SYNCS_MIN: u64 = 16;
 /// Under a load that fills segments quickly, so many are ready at most.
 const READY_SEGMENTS_MAX: usize = 3;
+/// So much is filled at a time: the log waits for no more, and no sync of it for more than this with its own.
+const PIECE_BYTES: u64 = 4 << 20;
+/// In the open segment so much is left to the log, which goes on meanwhile, ...
+const MARGIN_BYTES: u64 = 1 << 20;
+/// ... but at most this part of the segment.
+const MARGIN_PART: u64 = 16;
+
+/// A piece to fill.
+struct Unfilled {
+    lsn: Lsn,
+    device_offset: u64,
+    len: u64,
+}
 
 impl Log {
     /// Sees to it that the next segment is ready before it is needed, or the next few under a load that fills them
@@ -77,8 +94,8 @@ impl Log {
 
     /// The preparing thread's life: readies segments ahead, until [`Log::stop`].
     ///
-    /// While the log is synced often and does not fill segments quickly, what it comes to is filled ahead. Under a load that
-    /// fills them quickly it is not, because writing twice would cost more than it saves.
+    /// While the log is synced often and does not fill segments quickly, what it comes to is filled ahead. Under a load
+    /// that fills them quickly it is not, because writing twice would cost more than it saves.
     pub fn run_preparer(&self) {
         let mut syncs_before = 0;
         loop {
@@ -123,5 +140,43 @@ impl Log {
                 return Ok(());
             }
         }
+    }
+    /// Fills the next piece ahead, first of the open segment and then of the next; whether there was one. Only the
+    /// preparing thread may call this.
+    fn fill_piece(&self) -> Result<bool> {
+        let piece = {
+            let mut state = self.state.lock();
+            let Some(piece) = self.next_piece(&mut state) else { return Ok(false) };
+            self.fill.begin(piece.lsn);
+            piece
+        };
+        // A writer that waits for the piece must not do so for ever.
+        let fill = || self.device.prefill(piece.device_offset, piece.len);
+        let filled = catch_unwind(AssertUnwindSafe(fill));
+        self.fill.end(self.state.lock());
+        let filled = filled.unwrap_or_else(|panic| resume_unwind(panic));
+        filled.map(|()| true).map_err(|error| stopped("filling a segment ahead", &error))
+    }
+
+    fn next_piece(&self, state: &mut State) -> Option<Unfilled> {
+        let segment_bytes = self.segments.segment_bytes;
+        if state.stopping {
+            return None;
+        }
+        let margin = MARGIN_BYTES.min(segment_bytes / MARGIN_PART);
+        let from = state.filled.max(round_up(state.tail + margin, self.shape.block_bytes)).min(segment_bytes);
+        let (segment, base_lsn, from, filled) = if from < segment_bytes {
+            (state.segment, state.base_lsn, from, &mut state.filled)
+        } else {
+            state.filled = segment_bytes;
+            let next = state.next.front_mut()?;
+            if next.filled >= segment_bytes {
+                return None;
+            }
+            (next.segment, state.base_lsn + segment_bytes, next.filled, &mut next.filled)
+        };
+        let len = PIECE_BYTES.min(segment_bytes - from);
+        *filled = from + len;
+        Some(Unfilled { lsn: base_lsn + from, device_offset: segment * segment_bytes + from, len })
     }
 }

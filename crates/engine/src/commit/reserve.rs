@@ -181,8 +181,8 @@ impl Log {
         Ok(reservation)
     }
 
-    /// Free segments that what leads to giving back leaves alone: those of deletes, one more for these, and two that the
-    /// cleaner may have begun when it ends; fewer where writes do not leave so many.
+    /// Free segments that what leads to giving back leaves alone: those of deletes, one more for these, and two that
+    /// the cleaner may have begun when it ends; fewer where writes do not leave so many.
     fn giving_back_leaves(&self) -> u64 {
         let [writes, deletes] = self.reserve.each_ref().map(|kept| kept.load(Ordering::Relaxed));
         deletes + writes.saturating_sub(deletes).saturating_sub(4) * 3 / 4

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use esker_store::{Error, Result};
 
-use super::Log;
+use super::{Gate, Log};
 
 /// How long a write that does not fit waits for the cleaner to say so once more.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -20,31 +20,6 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 thread_local! {
     /// Whether this thread has just waited for credit: then its next write goes before those that come now.
     static WAITED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// What a record is for, which decides how far it may use up the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// Adds something: refused when only the reserve is left.
-    Write,
-    /// Adds a little so that space can be given back: may use a first part of the reserve.
-    GiveBack,
-    /// Only takes away: may use part of the reserve, because it makes space.
-    TakeAway,
-    /// The cleaner's: may use all there is.
-    Keep,
-}
-
-/// Whether writes are let in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Gate {
-    /// Yes.
-    Open = 0,
-    /// Not until the cleaner has made space.
-    Wait = 1,
-    /// No: there is nothing to clean.
-    Full = 2,
 }
 
 impl Log {

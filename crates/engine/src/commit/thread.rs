@@ -142,8 +142,9 @@ impl Log {
         Step::Sleep(sleep)
     }
 
-    /// Commits in the calling thread, which is about to wait, if it is the only one that does and the commit thread sleeps: then
-    /// there is nobody to be grouped with, and two changes of threads cost as much as a fast device's sync. Whether it did.
+    /// Commits in the calling thread, which is about to wait, if it is the only one that does and the commit thread
+    /// sleeps: then there is nobody to be grouped with, and two changes of threads cost as much as a fast device's
+    /// sync. Whether it did.
     pub fn commit_alone(&self) -> bool {
         let at_once = self.at_once.load(Ordering::Relaxed) && self.gather_to.load(Ordering::SeqCst) == 0;
         let clients = self.mark().arrivals().wrapping_sub(self.arrived.load(Ordering::Relaxed));

@@ -2,9 +2,9 @@
 //!
 //! header (12 bytes) → length of each unit (4 bytes) → units
 //!
-//! A unit is [`Compressed::unit_bytes`] of raw bytes, the last one what is left. So a small read of a large value finds its
-//! unit by the table and decompresses that unit alone. The operation's checksums cover what is stored and are verified before
-//! anything here is looked at; what they cannot rule out (a program that wrote nonsense) is told here.
+//! A unit is [`Compressed::unit_bytes`] of raw bytes, the last one what is left. So a small read of a large value finds
+//! its unit by the table and decompresses that unit alone. The operation's checksums cover what is stored and are
+//! verified before anything here is looked at; what they cannot rule out (a program that wrote nonsense) is told here.
 //!
 //! Invariants:
 //! 1. A decoded table accounts for every byte of the payload, and each unit is stored in no more bytes than it has.
@@ -148,8 +148,8 @@ fn push_header(out: &mut Vec<u8>, codec: Codec, unit_bytes: u32, raw_len: u32) {
     out.extend_from_slice(&raw_len.to_le_bytes());
 }
 
-/// Compresses a payload in units of `unit_bytes`; `None` if that takes more than `bytes_max`, table included, or the payload is
-/// empty or above [`RAW_BYTES_MAX`].
+/// Compresses a payload in units of `unit_bytes`; `None` if that takes more than `bytes_max`, table included, or the
+/// payload is empty or above [`RAW_BYTES_MAX`].
 ///
 /// # Panics
 /// When `unit_bytes` is no power of two or out of its range.
@@ -189,8 +189,8 @@ pub fn raw_len(header: &OpHeader, payload: &[u8]) -> Option<u32> {
     Some(decoded.raw_len)
 }
 
-/// The place of an operation at device offset `offset` that takes `len` bytes there: of a compressed write its flags say
-/// about how much of each raw byte is stored.
+/// The place of an operation at device offset `offset` that takes `len` bytes there: of a compressed write its flags
+/// say about how much of each raw byte is stored.
 pub fn place_of(header: &OpHeader, payload: &[u8], offset: u64, len: u64) -> Loc {
     let flags = match raw_len(header, payload) {
         Some(raw) if header.kind == Kind::Write && header.flags & OP_FLAG_COMPRESSED != 0 => {

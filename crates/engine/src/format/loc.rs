@@ -29,8 +29,9 @@ pub const LOC_FLAGS_MAX: u8 = 15;
 /// [`Loc::weight`] of what is not compressed: the unit in which live bytes are counted is a byte divided by this.
 pub const WEIGHT_WHOLE: u64 = 4096;
 
-/// Weights of the classes of compressed extents; each is at most the part that is stored of a raw byte, in 4096ths: what counts
-/// for more than it takes would keep its segment from ever being cleaned. The last is what the best codec comes to.
+/// Weights of the classes of compressed extents; each is at most the part that is stored of a raw byte, in 4096ths:
+/// what counts for more than it takes would keep its segment from ever being cleaned. The last is what the best codec
+/// comes to.
 const WEIGHTS: [u64; 8] = [WEIGHT_WHOLE, 3328, 2458, 1638, 1024, 512, 160, 1];
 
 const OFFSET_BITS: u32 = 44;
@@ -97,8 +98,8 @@ impl Loc {
         Self(NonZeroU64::new(raw).expect("a span is never zero"))
     }
 
-    /// Flags of the place of a write of which `stored_len` of `raw_len` bytes are stored, compressed: a class in the upper
-    /// three bits, never 0.
+    /// Flags of the place of a write of which `stored_len` of `raw_len` bytes are stored, compressed: a class in the
+    /// upper three bits, never 0.
     #[must_use]
     pub fn compressed_flags(stored_len: u64, raw_len: u64) -> u8 {
         let part = stored_len * WEIGHT_WHOLE / raw_len.max(1);
@@ -113,8 +114,8 @@ impl Loc {
         self.flags() >> 1 != 0
     }
 
-    /// How many 4096ths of a stored byte a raw byte of an extent at this place counts for. It depends on the place alone, so
-    /// that an extent's parts always count for as much as the whole.
+    /// How many 4096ths of a stored byte a raw byte of an extent at this place counts for. It depends on the place
+    /// alone, so that an extent's parts always count for as much as the whole.
     #[inline]
     #[must_use]
     pub fn weight(self) -> u64 {

@@ -12,6 +12,7 @@
 
 mod checkpoint;
 mod compressed;
+mod field;
 mod loc;
 mod name;
 mod operation;
@@ -28,24 +29,22 @@ pub use compressed::{
     COMPRESSED_HEADER_BYTES, Codec, Compressed, RAW_BYTES_MAX, UNIT_BYTES_MAX, UNIT_BYTES_MIN, compress_payload,
     decompress_payload, place_of, raw_len,
 };
+pub use field::{FORMAT_VERSION, place_seed, round_up, store_seed};
+pub(crate) use field::{read_u32, read_u64, write_u32, write_u64};
 pub use loc::{DEVICE_BYTES_MAX, LOC_FLAGS_MAX, LOC_UNIT_BYTES, Loc, SPAN_BYTES_MAX, WEIGHT_WHOLE};
+pub(crate) use name::clone_range_payload;
 pub use name::{clone_range_words, decode_name, encode_name};
 pub use operation::{
     CRC_BLOCK_BYTES, Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OP_FLAG_MOVED, OP_HEADER_BYTES, OpHeader, Payload,
     checksum_payload, encode_operation, operation_bytes, verify_payload, verify_payload_part,
 };
 pub use record::{RECORD_ALIGN, RECORD_FLAG_APPLIED, RECORD_FLAG_GROUP_END, RECORD_HEADER_BYTES, RecordHeader};
-pub use relocate::{Relocated, each_relocated, push_relocated};
+pub use relocate::{Relocated, Relocations, each_relocated, relocated_entries};
 pub use segment::{SEGMENT_HEADER_BYTES, SegmentHeader, Stream};
 pub use superblock::{
     GENERATION_MAX, LOG_SEGMENTS_MIN, NUMBER_MAX, OBJECT_NUMBER_MAX, ReplayFrom, SUPERBLOCK_BYTES, Superblock,
     SuperblockError,
 };
-
-/// Version of the format that this code writes, and the newest that it opens. It opens version 1 as well, which had no
-/// checkpoints, version 2, which had no compressed payloads, and version 3, whose checkpoints had no table of segments
-/// and whose superblocks stood once each.
-pub const FORMAT_VERSION: u32 = 4;
 
 /// One structure's name and its fields: name, offset in bytes, width in bytes.
 pub type Layout = (&'static str, &'static [(&'static str, usize, usize)]);
@@ -59,42 +58,4 @@ pub fn layouts() -> Vec<Layout> {
         ("operation header", operation::LAYOUT),
         ("compressed payload", compressed::LAYOUT),
     ]
-}
-
-/// The number that all checksums of a store start from, made of its 128-bit id.
-pub fn store_seed(uuid: &[u8; 16]) -> u32 {
-    crc32c::crc32c(uuid)
-}
-
-/// Checksum seed of what stands at device offset `offset` in the segment of this generation.
-pub fn place_seed(store_seed: u32, generation: u32, offset: u64) -> u32 {
-    let mut place = [0u8; 12];
-    place[..4].copy_from_slice(&generation.to_le_bytes());
-    place[4..].copy_from_slice(&offset.to_le_bytes());
-    crc32c::crc32c_append(store_seed, &place)
-}
-
-/// `len` rounded up to a multiple of `align`, a power of two.
-pub const fn round_up(len: u64, align: u64) -> u64 {
-    (len + align - 1) & !(align - 1)
-}
-
-pub(crate) fn read_u32(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
-}
-
-pub(crate) fn read_u64(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
-}
-
-pub(crate) fn write_u32(bytes: &mut [u8], at: usize, value: u32) {
-    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-}
-
-pub(crate) fn write_u64(bytes: &mut [u8], at: usize, value: u64) {
-    bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }

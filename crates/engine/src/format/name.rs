@@ -6,7 +6,7 @@ use esker_store::limits::OBJECT_NAME_BYTES_MAX;
 use esker_store::{Collection, ObjectId};
 use smallvec::SmallVec;
 
-use super::read_u64;
+use super::{read_u64, write_u64};
 
 /// Collection and name in one key: length of the collection's name (1 byte), that name, and the object's.
 pub fn encode_name(id: &ObjectId) -> SmallVec<[u8; 64]> {
@@ -32,4 +32,13 @@ pub fn decode_name(key: &[u8]) -> Option<ObjectId> {
 /// [`Kind::CloneRange`](super::Kind::CloneRange).
 pub fn clone_range_words(payload: &[u8]) -> Option<[u64; 4]> {
     (payload.len() == 32).then(|| [0, 8, 16, 24].map(|at| read_u64(payload, at)))
+}
+
+/// The payload that holds these words, see [`clone_range_words`].
+pub fn clone_range_payload(words: [u64; 4]) -> [u8; 32] {
+    let mut payload = [0; 32];
+    for (nth, word) in words.into_iter().enumerate() {
+        write_u64(&mut payload, 8 * nth, word);
+    }
+    payload
 }

@@ -171,7 +171,8 @@ impl OpHeader {
         OP_HEADER_BYTES
     }
 
-    /// The key proper, and where in commit order it comes from if the cleaner has moved it, given the operation's bytes.
+    /// The key proper, and where in commit order it comes from if the cleaner has moved it, given the operation's
+    /// bytes.
     pub fn key<'a>(&self, operation: &'a [u8]) -> (&'a [u8], Option<(u64, u32)>) {
         self.strip_key(&operation[OP_HEADER_BYTES..OP_HEADER_BYTES + usize::from(self.key_len)])
     }

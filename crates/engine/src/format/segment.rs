@@ -49,7 +49,8 @@ pub struct SegmentHeader {
     pub segment: u64,
     /// Device offset at which the log left the previous segment; 0 for the first.
     pub previous_end: u64,
-    /// Sequence number that the first record of the segment will have; of a cold segment, the last one when it was begun.
+    /// Sequence number that the first record of the segment will have; of a cold segment, the last one when it was
+    /// begun.
     pub first_seq: u64,
     /// The group that was open when the segment was entered.
     pub group: u64,

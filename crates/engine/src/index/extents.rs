@@ -189,8 +189,8 @@ impl Extents {
         self.tree.clear();
     }
 
-    /// The extents that have bytes of `range`, ascending, cut to it, each with its offset in the object, up to a page that
-    /// is not in memory.
+    /// The extents that have bytes of `range`, ascending, cut to it, each with its offset in the object, up to a page
+    /// that is not in memory.
     pub fn lookup(&self, range: Range<u64>) -> impl Iterator<Item = Result<(u64, Extent), Missing>> + '_ {
         let entries = self.tree.scan_from_floor(&range.start.to_be_bytes());
         let entries = entries.map(|entry| entry.map(|(key, extent)| (offset_of(key), extent)));
@@ -263,7 +263,8 @@ impl Extents {
         hold(&saved) && self.tree.restore(id, at, saved)
     }
 
-    /// The extents of an index page, which is in memory, ascending, each with its offset in the object; none when it is free.
+    /// The extents of an index page, which is in memory, ascending, each with its offset in the object; none when it is
+    /// free.
     pub fn page_extents(&self, id: PageId) -> impl Iterator<Item = (u64, Extent)> + '_ {
         self.tree.page_entries(id).map(|(key, extent)| (offset_of(key), extent))
     }

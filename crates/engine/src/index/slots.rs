@@ -14,7 +14,7 @@
 //!    last one is not.
 //! 2. `low` grows to a page only when its number is at most `2 * pages + 16`, so that empty pages in it are fewer
 //!    than filled ones when it grows.
-//! 3. A dense page has at least `SPARSE_MIN` slots, a sparse one at most [`Slots::SPARSE_MAX`].
+//! 3. A dense page has at least `SPARSE_MIN` slots, a sparse one at most `SPARSE_MAX`.
 //! 4. Every page that changed since [`Slots::clear_dirty`] is dirty, or stands in `emptied` when it is gone and had
 //!    slots then; a page that came and went in between is not remembered.
 //! 5. Whoever changes slots has seen to it that their pages are not cold ([`Slots::missing_at`]).
@@ -22,209 +22,18 @@
 //!
 //! Ranges are `start <= index < end`, except that an end of `u64::MAX` includes that slot.
 
+mod page;
+mod scan;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use triomphe::Arc;
+use self::page::{Body, Page, SPARSE_MAX, join, loc, missing, split};
+use super::{Dropped, Missing};
+use crate::format::{Loc, PAGE_SLOTS};
 
-use super::{Dropped, Missing, Used};
-use crate::format::{Loc, PAGE_SLOTS, Space};
-
-const PAGE_BITS: u32 = PAGE_SLOTS.trailing_zeros();
-const READIED: &str = "whoever needs a cold page has it read first";
-/// A dense page with fewer slots becomes sparse.
-const SPARSE_MIN: usize = 24;
 /// What an entry of a `BTreeMap` or `BTreeSet` takes beyond its own size, on average: its nodes are two thirds full.
 const NODE_SLACK_BYTES: usize = 24;
-
-/// Shared with a clone of the slots until one of the two changes it.
-#[derive(Clone)]
-enum Body {
-    /// Zero is an empty slot.
-    Dense(Arc<[u64; PAGE_SLOTS]>),
-    Sparse(Vec<(u16, u64)>),
-    Cold(Loc),
-}
-
-#[derive(Clone)]
-struct Page {
-    body: Body,
-    count: u16,
-    dirty: bool,
-    /// It was there at the last [`Slots::clear_dirty`].
-    kept: bool,
-    used: Used,
-}
-
-impl Page {
-    const fn new() -> Self {
-        Self { body: Body::Sparse(Vec::new()), count: 0, dirty: false, kept: false, used: Used::new() }
-    }
-
-    #[inline]
-    fn get(&self, place: usize) -> u64 {
-        match &self.body {
-            Body::Dense(raws) => raws[place],
-            Body::Sparse(list) => {
-                list.binary_search_by_key(&(place as u16), |slot| slot.0).map_or(0, |found| list[found].1)
-            }
-            Body::Cold(_) => unreachable!("{READIED}"),
-        }
-    }
-
-    /// Sets a slot to a raw place that is not zero; the old one comes back, zero for an empty slot.
-    #[inline]
-    fn set(&mut self, place: usize, raw: u64) -> u64 {
-        self.dirty = true;
-        let old = match &mut self.body {
-            Body::Dense(raws) => std::mem::replace(&mut Arc::make_mut(raws)[place], raw),
-            Body::Sparse(list) => {
-                let above_all = list.last().is_none_or(|last| usize::from(last.0) < place);
-                let found =
-                    if above_all { Err(list.len()) } else { list.binary_search_by_key(&(place as u16), |slot| slot.0) };
-                match found {
-                    Ok(found) => std::mem::replace(&mut list[found].1, raw),
-                    Err(at) => {
-                        if list.len() == Slots::SPARSE_MAX {
-                            self.make_dense()[place] = raw;
-                        } else {
-                            if list.len() == list.capacity() {
-                                list.reserve_exact(list.len().max(1));
-                            }
-                            list.insert(at, (place as u16, raw));
-                        }
-                        0
-                    }
-                }
-            }
-            Body::Cold(_) => unreachable!("{READIED}"),
-        };
-        self.count += u16::from(old == 0);
-        old
-    }
-
-    fn remove(&mut self, place: usize) -> u64 {
-        let old = match &mut self.body {
-            Body::Dense(raws) if raws[place] == 0 => 0,
-            Body::Dense(raws) => std::mem::take(&mut Arc::make_mut(raws)[place]),
-            Body::Sparse(list) => match list.binary_search_by_key(&(place as u16), |slot| slot.0) {
-                Ok(found) => list.remove(found).1,
-                Err(_) => 0,
-            },
-            Body::Cold(_) => unreachable!("{READIED}"),
-        };
-        if old != 0 {
-            self.dirty = true;
-            self.count -= 1;
-            self.settle();
-        }
-        old
-    }
-
-    /// Empties the slots at `places` and calls `gone` for each.
-    fn remove_range(&mut self, places: Range<usize>, mut gone: impl FnMut(usize, u64)) -> u64 {
-        let before = self.count;
-        match &mut self.body {
-            Body::Dense(raws) => {
-                let raws = Arc::make_mut(raws);
-                for place in places {
-                    let raw = std::mem::take(&mut raws[place]);
-                    if raw != 0 {
-                        self.count -= 1;
-                        gone(place, raw);
-                    }
-                }
-            }
-            Body::Sparse(list) => {
-                let start = list.partition_point(|slot| usize::from(slot.0) < places.start);
-                let end = list.partition_point(|slot| usize::from(slot.0) < places.end);
-                list.drain(start..end).for_each(|(place, raw)| gone(usize::from(place), raw));
-                self.count = list.len() as u16;
-            }
-            Body::Cold(_) => unreachable!("{READIED}"),
-        }
-        if self.count != before {
-            self.dirty = true;
-            self.settle();
-        }
-        u64::from(before - self.count)
-    }
-
-    fn make_dense(&mut self) -> &mut [u64; PAGE_SLOTS] {
-        let mut raws = [0; PAGE_SLOTS];
-        if let Body::Sparse(list) = &self.body {
-            list.iter().for_each(|(place, raw)| raws[usize::from(*place)] = *raw);
-        }
-        self.body = Body::Dense(Arc::new(raws));
-        match &mut self.body {
-            Body::Dense(raws) => Arc::make_mut(raws),
-            Body::Sparse(_) | Body::Cold(_) => unreachable!("the body was just made dense"),
-        }
-    }
-
-    /// Takes the body that fits the count after slots went.
-    fn settle(&mut self) {
-        let count = usize::from(self.count);
-        match &mut self.body {
-            Body::Dense(raws) if count < SPARSE_MIN => {
-                let mut list = Vec::with_capacity(count);
-                list.extend(raws.iter().zip(0u16..).filter(|(raw, _)| **raw != 0).map(|(raw, place)| (place, *raw)));
-                self.body = Body::Sparse(list);
-            }
-            Body::Sparse(list) if list.capacity() > 4 * count => list.shrink_to_fit(),
-            _ => {}
-        }
-    }
-
-    /// The first filled slot at `from` or above.
-    #[inline]
-    fn first_from(&self, from: usize) -> Option<(usize, u64)> {
-        match &self.body {
-            Body::Dense(raws) => {
-                let at = raws[from..].iter().position(|raw| *raw != 0)?;
-                Some((from + at, raws[from + at]))
-            }
-            Body::Sparse(list) => {
-                let at = list.partition_point(|slot| usize::from(slot.0) < from);
-                list.get(at).map(|(place, raw)| (usize::from(*place), *raw))
-            }
-            Body::Cold(_) => unreachable!("{READIED}"),
-        }
-    }
-
-    /// The last filled slot at `to` or below.
-    #[inline]
-    fn last_to(&self, to: usize) -> Option<(usize, u64)> {
-        match &self.body {
-            Body::Dense(raws) => {
-                let at = raws[..=to].iter().rposition(|raw| *raw != 0)?;
-                Some((at, raws[at]))
-            }
-            Body::Sparse(list) => {
-                let at = list.partition_point(|slot| usize::from(slot.0) <= to);
-                list[..at].last().map(|(place, raw)| (usize::from(*place), *raw))
-            }
-            Body::Cold(_) => unreachable!("{READIED}"),
-        }
-    }
-
-    fn heap_bytes(&self) -> usize {
-        match &self.body {
-            Body::Dense(_) => PAGE_SLOTS * size_of::<u64>(),
-            Body::Sparse(list) => list.capacity() * size_of::<(u16, u64)>(),
-            Body::Cold(_) => 0,
-        }
-    }
-
-    /// Where the checkpoint has it, if it is not in memory.
-    #[inline]
-    fn cold(&self) -> Option<Loc> {
-        match self.body {
-            Body::Cold(loc) => Some(loc),
-            _ => None,
-        }
-    }
-}
 
 /// The map. See the module. A clone shares its dense pages with its original until one of the two changes them.
 #[derive(Default)]
@@ -252,31 +61,15 @@ impl Clone for Slots {
     }
 }
 
-fn split(index: u64) -> (u64, usize) {
-    (index >> PAGE_BITS, index as usize % PAGE_SLOTS)
-}
-
-fn join(number: u64, place: usize) -> u64 {
-    number << PAGE_BITS | place as u64
-}
-
 /// The last index of a range; `None` for an empty one.
 fn last_of(range: &Range<u64>) -> Option<u64> {
     let last = if range.end == u64::MAX { u64::MAX } else { range.end.checked_sub(1)? };
     (range.start <= last).then_some(last)
 }
 
-fn missing(page: u64, loc: Loc) -> Missing {
-    Missing { space: Space::Slots, page, loc }
-}
-
-fn loc(raw: u64) -> Loc {
-    Loc::from_raw(raw).expect("a filled slot holds a place")
-}
-
 impl Slots {
     /// A sparse page with more slots becomes dense.
-    pub const SPARSE_MAX: usize = 64;
+    pub const SPARSE_MAX: usize = SPARSE_MAX;
 
     /// No slot is filled; takes no heap memory.
     #[must_use]
@@ -449,12 +242,6 @@ impl Slots {
         let pages = low.chain(self.high.iter().map(|(number, page)| (*number, page)));
         emptied.extend(pages.filter(|(_, page)| page.kept).map(|(number, _)| number));
         *self = Self { emptied, ..Self::new() };
-    }
-
-    /// The filled slots of `range`, ascending, or descending when `reverse`, up to a page that is not in memory.
-    #[must_use]
-    pub fn scan(&self, range: Range<u64>, reverse: bool) -> SlotsScan<'_> {
-        SlotsScan { slots: self, rest: last_of(&range).map(|last| (range.start, last)), reverse }
     }
 
     /// Numbers of the pages that changed since [`Self::clear_dirty`]; those without any slot left too. Not sorted.
@@ -640,255 +427,5 @@ impl Slots {
     }
 }
 
-/// Filled slots in order. See [`Slots::scan`].
-pub struct SlotsScan<'a> {
-    slots: &'a Slots,
-    /// First and last index still to look at.
-    rest: Option<(u64, u64)>,
-    reverse: bool,
-}
-
-impl Iterator for SlotsScan<'_> {
-    type Item = Result<(u64, Loc), Missing>;
-
-    #[inline]
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            let (first, last) = self.rest?;
-            let (number, place) = split(if self.reverse { last } else { first });
-            let page = self.slots.page(number);
-            if let Some(page) = page {
-                page.used.note();
-                if let Some(loc) = page.cold() {
-                    self.rest = None;
-                    return Some(Err(missing(number, loc)));
-                }
-            }
-            let found = match page {
-                Some(page) if self.reverse => page.last_to(place),
-                Some(page) => page.first_from(place),
-                None => None,
-            };
-            let Some((place, raw)) = found else {
-                self.rest = if self.reverse {
-                    let before = number.checked_sub(1).and_then(|number| self.slots.page_to(number));
-                    before.map(|number| (first, join(number, PAGE_SLOTS - 1)))
-                } else {
-                    let after = number.checked_add(1).and_then(|number| self.slots.page_from(number));
-                    after.filter(|number| *number <= last >> PAGE_BITS).map(|number| (join(number, 0), last))
-                }
-                .filter(|(first, last)| first <= last);
-                continue;
-            };
-            let index = join(number, place);
-            if index < first || index > last {
-                self.rest = None;
-                return None;
-            }
-            self.rest = if self.reverse {
-                index.checked_sub(1).map(|last| (first, last))
-            } else {
-                index.checked_add(1).map(|first| (first, last))
-            }
-            .filter(|(first, last)| first <= last);
-            return Some(Ok((index, loc(raw))));
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    type Model = BTreeMap<u64, Loc>;
-
-    impl Slots {
-        fn check(&self) {
-            assert!(self.low.last().is_none_or(|page| page.count > 0));
-            assert!(self.high.iter().all(|(number, page)| *number >= self.low.len() as u64 && page.count > 0));
-            assert!(self.low_first <= self.low.len() && self.low[..self.low_first].iter().all(|page| page.count == 0));
-            let low = self.low.iter().filter(|page| page.count > 0).count() as u64;
-            assert_eq!(self.pages, low + self.high.len() as u64);
-            let mut len = 0;
-            for page in self.low.iter().chain(self.high.values()) {
-                let count = match &page.body {
-                    Body::Dense(raws) => raws.iter().filter(|raw| **raw != 0).count(),
-                    Body::Cold(_) => usize::from(page.count),
-                    Body::Sparse(list) => {
-                        assert!(list.is_sorted_by(|a, b| a.0 < b.0) && list.len() <= Slots::SPARSE_MAX);
-                        list.len()
-                    }
-                };
-                assert_eq!(count, usize::from(page.count));
-                len += count as u64;
-            }
-            assert_eq!(len, self.len);
-            let pages = || self.low.iter().chain(self.high.values());
-            assert_eq!(pages().map(Page::heap_bytes).sum::<usize>(), self.page_bytes);
-            assert_eq!(pages().filter(|page| page.cold().is_some()).count() as u64, self.cold);
-        }
-    }
-
-    /// Pages as they were saved last.
-    type Saved = BTreeMap<u64, Vec<(u64, Loc)>>;
-
-    fn bring(slots: &mut Slots, saved: &Saved, missing: &[Missing]) {
-        for missing in missing {
-            assert_eq!(missing.loc, place_of(missing.page));
-            assert!(slots.restore(missing.page, missing.loc, &saved[&missing.page]), "page {}", missing.page);
-        }
-    }
-
-    fn look<R>(slots: &mut Slots, saved: &Saved, f: impl Fn(&Slots) -> Result<R, Missing>) -> R {
-        loop {
-            match f(slots) {
-                Ok(found) => return found,
-                Err(missing) => bring(slots, saved, &[missing]),
-            }
-        }
-    }
-
-    fn place_of(number: u64) -> Loc {
-        Loc::new(number % (1 << 30) * 4096, 64, 0)
-    }
-
-    fn a_loc(n: u64) -> Loc {
-        Loc::new(n * 8, 64, 0)
-    }
-
-    fn index(rng: &mut fastrand::Rng, shape: u32) -> u64 {
-        match shape {
-            0 => rng.u64(..3_000),
-            1 => rng.u64(..100) * 512 + rng.u64(..3),
-            2 => u64::MAX - rng.u64(..3_000),
-            3 => rng.u64(..) >> rng.u32(..64),
-            4 => rng.u64(..40_000),
-            _ => [rng.u64(..800), (1 << 40) + rng.u64(..800), u64::MAX - rng.u64(..10)][rng.usize(..3)],
-        }
-    }
-
-    fn run(seed: u64, shape: u32) {
-        let mut rng = fastrand::Rng::with_seed(seed);
-        let (mut slots, mut model, mut saved) = (Slots::new(), Model::new(), Saved::new());
-        let mut dropped = 0;
-        let mut kept = (Slots::new(), Model::new());
-        for step in 0..8_000_u64 {
-            let growing = step / 2_000 % 2 == 0;
-            let at = index(&mut rng, shape);
-            let inside =
-                |range: &Range<u64>, index: u64| index >= range.start && (index < range.end || range.end == u64::MAX);
-            let choice = rng.u32(..100);
-            if choice < 85 {
-                let missing = slots.missing_at(at);
-                bring(&mut slots, &saved, missing.as_slice());
-            }
-            match choice {
-                0..70 if growing => assert_eq!(slots.set(at, a_loc(step)), model.insert(at, a_loc(step))),
-                0..70 => assert_eq!(slots.remove(at), model.remove(&at)),
-                70..80 => assert_eq!(slots.set(at, a_loc(step)), model.insert(at, a_loc(step))),
-                80..85 => assert_eq!(slots.remove(at), model.remove(&at)),
-                85..95 => assert_eq!(look(&mut slots, &saved, |slots| slots.get(at)), model.get(&at).copied()),
-                95 if step % 4 == 0 => {
-                    let end = if step % 24 == 0 { u64::MAX } else { index(&mut rng, shape) };
-                    let range = at..end;
-                    let expected: Vec<_> =
-                        model.iter().filter(|(index, _)| inside(&range, **index)).map(|(i, loc)| (*i, *loc)).collect();
-                    let (mut gone, mut missing) = (vec![], vec![]);
-                    slots.missing_in(range.start, range.end, &mut missing);
-                    bring(&mut slots, &saved, &missing);
-                    let count = slots.remove_range(range.start, range.end, |index, loc| gone.push((index, loc)));
-                    assert_eq!((count, &gone), (expected.len() as u64, &expected));
-                    expected.iter().for_each(|(index, _)| assert!(model.remove(index).is_some()));
-                }
-                96 if step % 50 == 0 => {
-                    slots.clear();
-                    model.clear();
-                }
-                97 => {
-                    for number in slots.dirty_pages() {
-                        saved.insert(number, slots.page_slots(number).collect::<Vec<_>>());
-                    }
-                    slots.clear_dirty();
-                    assert_eq!(slots.dirty_pages().next(), None);
-                    let all: Model = saved.values().flatten().copied().collect();
-                    assert!(all == model, "changed pages alone have all slots");
-                    // What was cloned before has not changed since.
-                    let (clone, then) = &kept;
-                    clone.check();
-                    let whole = |slots: &mut Slots, saved: &Saved| {
-                        let mut missing = vec![];
-                        slots.missing_in(0, u64::MAX, &mut missing);
-                        bring(slots, saved, &missing);
-                    };
-                    assert!(clone.scan(0..u64::MAX, false).eq(then.iter().map(|(index, loc)| Ok((*index, *loc)))));
-                    whole(&mut slots, &saved);
-                    kept = (slots.clone(), model.clone());
-                    for number in saved.keys().filter(|_| step % 3 == 0) {
-                        // The first look only finds that it was used.
-                        slots.drop_page(*number, place_of(*number));
-                        dropped += u64::from(slots.drop_page(*number, place_of(*number)) != Dropped::Stays);
-                    }
-                }
-                _ => {
-                    let range = at..if step % 5 == 0 { u64::MAX } else { index(&mut rng, shape) };
-                    let mut expected: Vec<_> =
-                        model.iter().filter(|(index, _)| inside(&range, **index)).map(|(i, loc)| (*i, *loc)).collect();
-                    let scan = |slots: &Slots, reverse: bool| -> Result<Vec<_>, Missing> {
-                        slots.scan(range.clone(), reverse).collect()
-                    };
-                    assert!(look(&mut slots, &saved, |slots| scan(slots, false)) == expected, "{range:?}");
-                    expected.reverse();
-                    assert!(look(&mut slots, &saved, |slots| scan(slots, true)) == expected, "{range:?} reverse");
-                }
-            }
-            assert_eq!(slots.len(), model.len() as u64);
-            if step % 100 == 0 {
-                slots.check();
-            }
-        }
-        slots.check();
-        assert!(dropped > 0, "seed {seed} shape {shape}: no page left memory");
-        let mut missing = vec![];
-        slots.missing_in(0, u64::MAX, &mut missing);
-        bring(&mut slots, &saved, &missing);
-        slots.remove_range(0, u64::MAX, |_, _| ());
-        slots.clear_dirty();
-        slots.check();
-        assert!(slots.is_empty() && slots.memory_bytes() == size_of::<Slots>(), "{}", slots.memory_bytes());
-    }
-
-    #[test]
-    fn slots_answer_like_an_ordered_map() {
-        for shape in 0..6 {
-            for seed in 0..4 {
-                println!("seed {seed} shape {shape}");
-                run(seed, shape);
-            }
-        }
-    }
-
-    #[test]
-    fn a_slot_of_a_filled_range_takes_at_most_8_1_bytes_in_any_order_of_filling() {
-        let len = 1_000_000_u64;
-        for step in [1, len - 1, 387_420_489] {
-            let mut slots = Slots::new();
-            for nth in 0..len {
-                assert_eq!(slots.set(nth * step % len, a_loc(nth)), None);
-            }
-            slots.check();
-            assert_eq!((slots.len(), slots.high.len()), (len, 0), "step {step}");
-            let bytes = slots.memory_bytes() as f64 / len as f64;
-            assert!(bytes <= 8.1, "step {step}: {bytes} bytes a slot");
-        }
-    }
-
-    #[test]
-    fn scattered_slots_do_not_take_a_dense_page_each() {
-        let mut slots = Slots::new();
-        for nth in 0..10_000_u64 {
-            slots.set(nth << 30, a_loc(nth));
-        }
-        let bytes = slots.memory_bytes() / 10_000;
-        assert!(bytes <= 100, "{bytes} bytes a slot");
-    }
-}
+mod tests;

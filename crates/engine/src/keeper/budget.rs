@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{CROWDED_WAKE_US, Keeper, Work};
+use super::work::Work;
+use super::{CROWDED_WAKE_US, Keeper};
 
 /// Index pages may take a quarter more than their budget, and so many bytes: then calls wait until some have left.
 const OVER_BYTES: u64 = 2 << 20;
@@ -35,8 +36,8 @@ impl Keeper {
         dropped
     }
 
-    /// Bytes of index pages above which calls wait. Where none could leave after the last checkpoint, it is so much more:
-    /// for what does not leave nobody waits again and again.
+    /// Bytes of index pages above which calls wait. Where none could leave after the last checkpoint, it is so much
+    /// more: for what does not leave nobody waits again and again.
     pub(super) fn index_bytes_wait(&self) -> u64 {
         let part = (self.index_bytes / 4).saturating_add(OVER_BYTES);
         self.index_bytes.max(self.index_stays.load(Ordering::Relaxed)).saturating_add(part)
@@ -57,8 +58,8 @@ impl Keeper {
         work.whole && self.parts.objects.page_bytes() > self.index_bytes_wait()
     }
 
-    /// Waits while index pages take far more than their budget: until some have left, or the thread has tried. The caller
-    /// holds no lock, and is not pinned: the thread may wait for those who are.
+    /// Waits while index pages take far more than their budget: until some have left, or the thread has tried. The
+    /// caller holds no lock, and is not pinned: the thread may wait for those who are.
     #[inline]
     pub fn wait_for_index_room(&self) {
         if self.threaded && self.parts.objects.page_bytes() > self.index_bytes_wait() {

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use esker_device::Device;
 use esker_store::Result;
 
-use super::{Keeper, WARM_SEGMENTS, Work};
+use super::work::Work;
+use super::{Keeper, WARM_SEGMENTS};
 use crate::commit::stopped;
 use crate::segments::Usage;
 

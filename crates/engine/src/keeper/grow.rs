@@ -1,16 +1,18 @@
 //! Growing: the segments of a device that has become longer are taken in while the store serves.
 //!
-//! length → heads of the new segments cleared → synced → superblock with the new length, durable → free segments → writers
+//! length → heads of the new segments cleared → synced → superblock with the new length, durable → free segments →
+//! writers
 //!
 //! Invariants:
-//! 1. A superblock that tells the new length is durable before anything is written to the new segments: whoever opens the
-//!    store later looks there.
+//! 1. A superblock that tells the new length is durable before anything is written to the new segments: whoever opens
+//!    the store later looks there.
 //! 2. What stood behind the old end is never taken for a part of the log.
 
 use esker_device::Device;
 use esker_store::{Error, Result};
 
-use super::{Keeper, Work};
+use super::Keeper;
+use super::work::Work;
 use crate::commit::{Gate, stopped};
 use crate::format::DEVICE_BYTES_MAX;
 use crate::superblocks::device_error;
@@ -27,12 +29,12 @@ pub struct GrowReport {
 }
 
 impl Keeper {
-    /// Takes in what the device has gained since it was opened or grown last. Writes that were refused for want of room go
-    /// on afterwards.
+    /// Takes in what the device has gained since it was opened or grown last. Writes that were refused for want of room
+    /// go on afterwards.
     ///
     /// # Errors
-    /// [`Error::Io`]: the device could not be measured or read, and nothing has changed. [`Error::Stopped`]: a write or sync of
-    /// the superblock failed, and the log has stopped.
+    /// [`Error::Io`]: the device could not be measured or read, and nothing has changed. [`Error::Stopped`]: a write or
+    /// sync of the superblock failed, and the log has stopped.
     pub fn grow(&self) -> Result<GrowReport> {
         // The keeper waits: nothing is freed or cleaned by the old figures meanwhile.
         let report = self.working(|work| self.grow_alone(work))?;

@@ -1,41 +1,36 @@
-//! Moving: copies are written, made durable, and get their places in a thread of its own, while the keeper gathers the next ones.
-//!
-//! gathered → [`Moving::hand`] → written → one sync, for the copies and for the log of the batch before → relocations → index
+//! Moving: batches of copies on their way from the keeper, which gathers them, to the thread that moves them.
 //!
 //! Invariants:
 //! 1. One batch moves and one waits; they move in order.
-//! 2. Until a batch has moved, neither the segment that it comes from is made free nor the cold segments that it was copied to,
-//!    though nothing may point to them: see [`Moving::flying`].
-//! 3. Who moves never waits for the keeper's work.
+//! 2. Until a batch has moved, neither the segment that it comes from is made free nor the cold segments that it was
+//!    copied to, though nothing may point to them: see [`Moving::flying`].
 
 use std::collections::{HashMap, HashSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use esker_store::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
-use super::{FLYING_SEGMENTS, Keeper, READS_TRIED, Work};
-use crate::clean::{Batch, Mover};
+use crate::clean::Batch;
 use crate::cold::Writes;
 use crate::segments::Usage;
 
 /// Copies, and what is to be known of them until they have moved.
-struct Job {
-    batch: Batch,
-    copies: Writes,
-    from: Origin,
+pub(super) struct Job {
+    pub batch: Batch,
+    pub copies: Writes,
+    pub from: Origin,
 }
 
 /// Where copies come from.
 #[derive(Clone, Copy)]
-struct Origin {
+pub(super) struct Origin {
     /// Generation of the segment.
-    victim: u32,
+    pub victim: u32,
     /// None of the copies stands in a cold segment of a generation below this.
-    oldest: u32,
+    pub oldest: u32,
     /// What lives there, in bytes.
-    lives: u64,
+    pub lives: u64,
 }
 
 #[derive(Default)]
@@ -44,7 +39,8 @@ struct State {
     moving: Option<Origin>,
     /// By the generation of their segments.
     failed: Vec<(u32, Error)>,
-    /// Bytes that will be free when a segment is, by its generation: what was copied of it, and what of the rest has gone with that.
+    /// Bytes that will be free when a segment is, by its generation: what was copied of it, and what of the rest has
+    /// gone with that.
     promised: HashMap<u32, u64>,
     /// The thread has begun.
     runs: bool,
@@ -91,8 +87,18 @@ impl Moving {
         self.changed.notify_all();
     }
 
+    /// The thread begins to take batches.
+    pub fn begin(&self) {
+        self.state.lock().runs = true;
+    }
+
+    /// So many bytes are copied and not handed on.
+    pub fn note_gathered(&self, bytes: u64) {
+        self.gathered.store(bytes, Ordering::Relaxed);
+    }
+
     /// Gives a batch to the thread; back if there is none yet, or any more.
-    fn hand(&self, job: Job) -> Option<Job> {
+    pub fn hand(&self, job: Job) -> Option<Job> {
         let mut state = self.state.lock();
         self.gathered.store(0, Ordering::Relaxed);
         *state.promised.entry(job.from.victim).or_default() += job.batch.bytes;
@@ -127,13 +133,13 @@ impl Moving {
     }
 
     /// Bytes that become free as soon as what was copied has moved.
-    fn promised(&self) -> u64 {
+    pub fn promised(&self) -> u64 {
         let state = self.state.lock();
         state.promised.values().sum::<u64>() + self.gathered.load(Ordering::Relaxed)
     }
 
     /// The next batch, for the thread.
-    fn take(&self) -> Option<Job> {
+    pub fn take(&self) -> Option<Job> {
         let mut state = self.state.lock();
         while state.waiting.is_none() && !state.ended {
             self.changed.wait(&mut state);
@@ -145,7 +151,7 @@ impl Moving {
     }
 
     /// The batch that was taken has moved, with what it gains, or not; whether no other waits.
-    fn moved(&self, outcome: Result<u64>) -> bool {
+    pub fn moved(&self, outcome: Result<u64>) -> bool {
         let mut state = self.state.lock();
         if let Some(from) = state.moving.take() {
             match outcome {
@@ -160,160 +166,22 @@ impl Moving {
         state.waiting.is_none()
     }
 
-    fn take_failed(&self) -> Vec<(u32, Error)> {
+    /// The thread has ended with this error: nothing moves any more.
+    pub fn break_off(&self, error: Error) {
+        self.end();
+        self.state.lock().waiting = None;
+        self.moved(Err(error));
+    }
+
+    /// Why what was copied of a segment could not be moved, if it could not.
+    pub fn take_failure(&self, victim: u32) -> Option<Error> {
+        let mut state = self.state.lock();
+        let failed = state.failed.iter().position(|(failed, _)| *failed == victim);
+        failed.map(|at| state.failed.remove(at).1)
+    }
+
+    /// The same of all segments.
+    pub fn take_failed(&self) -> Vec<(u32, Error)> {
         std::mem::take(&mut self.state.lock().failed)
-    }
-}
-
-/// The mover of one segment's copies.
-pub(super) struct Hands<'a> {
-    keeper: &'a Keeper,
-    from: Origin,
-}
-
-impl Mover for Hands<'_> {
-    fn copied(&self, bytes: u64) {
-        self.keeper.moving.gathered.store(bytes, Ordering::Relaxed);
-    }
-
-    fn hand(&self, batch: Batch, copies: Writes) -> Result<()> {
-        let job = Job { batch, copies, from: self.from };
-        match if self.keeper.threaded { self.keeper.moving.hand(job) } else { Some(job) } {
-            Some(job) => self.keeper.move_batch(job).map(|_| ()),
-            None => Ok(()),
-        }
-    }
-
-    fn wait(&self) -> Result<()> {
-        self.keeper.moving.wait();
-        // What could not be moved of another segment is for the next look.
-        let mut state = self.keeper.moving.state.lock();
-        let failed = state.failed.iter().position(|(victim, _)| *victim == self.from.victim);
-        failed.map_or(Ok(()), |at| Err(state.failed.remove(at).1))
-    }
-}
-
-impl Keeper {
-    /// What moves the copies of a segment that is about to be cleaned.
-    pub(super) fn mover(&self, work: &Work, victim: &Usage) -> Hands<'_> {
-        let segment_bytes = self.parts.segments.segment_bytes;
-        let from = Origin {
-            victim: victim.generation,
-            oldest: work.cold.open_generation().unwrap_or(0),
-            lives: (victim.once + victim.index).clamp(segment_bytes / 64, segment_bytes),
-        };
-        Hands { keeper: self, from }
-    }
-
-    /// The life of the thread that moves. After a panic nothing moves any more, and the keeper is told so.
-    pub fn run_moving(&self) {
-        self.moving.state.lock().runs = true;
-        let ran = catch_unwind(AssertUnwindSafe(|| self.move_until_ended()));
-        if let Err(panic) = ran {
-            let panicked = Error::panicked("the thread that moves copies", &*panic);
-            self.parts.log.stop_for(panicked.clone());
-            self.moving.end();
-            self.moving.state.lock().waiting = None;
-            self.moving.moved(Err(panicked));
-        }
-    }
-
-    fn move_until_ended(&self) {
-        while let Some(job) = self.moving.take() {
-            let outcome = self.move_batch(job);
-            let gained = *outcome.as_ref().unwrap_or(&0);
-            let idle = self.moving.moved(outcome);
-            if self.parts.log.is_paced() {
-                // After a checkpoint there is less than there should be: then they get half of what is gained.
-                self.parts.log.pace(Some(self.allowance().max(gained as i64 / 2)), 0);
-            }
-            if idle {
-                // What it has emptied can be made free.
-                self.wake();
-            }
-        }
-    }
-
-    /// Bytes that writers may take: what is left above the reserve, and what is about to become free, but for as much as
-    /// that takes on its way.
-    pub(super) fn allowance(&self) -> i64 {
-        let flying = self.flying_segments();
-        let kept = (self.reserve()[0] + flying + flying / 2) * self.parts.segments.segment_bytes;
-        let left = self.parts.log.bytes_left() + self.open_cold_room.load(Ordering::Relaxed) + self.moving.promised();
-        left as i64 - kept as i64
-    }
-
-    /// Segments that are being moved when there is much to clean.
-    pub(super) fn flying_segments(&self) -> u64 {
-        FLYING_SEGMENTS.min(self.parts.segments.usable_segments() / 64)
-    }
-
-    /// The bytes that become free besides what was copied.
-    fn move_batch(&self, mut job: Job) -> Result<u64> {
-        let (log, from, copied) = (&self.parts.log, job.from, job.batch.bytes);
-        job.copies.write(&*self.device, &self.cold_counters).map_err(|error| self.stop_if_failed(error))?;
-        // Log and copies stand on one device: one sync is for both.
-        log.commit(true);
-        log.mark().failure().map_or(Ok(()), Err)?;
-        self.count_move();
-        let logged = job.batch.relocate(&self.parts, self.seed);
-        self.count_move();
-        logged.map_err(|error| self.stop_if_failed(error))?;
-        Ok(copied * (self.parts.segments.segment_bytes - from.lives) / from.lives)
-    }
-
-    /// Waits until all copies have their places.
-    ///
-    /// # Errors
-    /// [`Error::Stopped`].
-    pub(super) fn settle(&self, work: &mut Work) -> Result<()> {
-        self.moving.wait();
-        self.note_failed(work)
-    }
-
-    /// What could not be moved is known from now on.
-    pub(super) fn note_failed(&self, work: &mut Work) -> Result<()> {
-        for (victim, error) in self.moving.take_failed() {
-            match self.could_not_clean(work, victim, error) {
-                Err(Error::Stopped { cause }) => return Err(Error::Stopped { cause }),
-                Err(error) => {
-                    // Not before the next checkpoint.
-                    work.spent.insert(victim, false);
-                    tracing::warn!(generation = victim, %error, "copies were not moved");
-                }
-                Ok(()) => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// What was moved of a segment is moved, the rest stays.
-    pub(super) fn could_not_clean(&self, work: &mut Work, victim: u32, error: Error) -> Result<()> {
-        match error {
-            // The next checkpoint frees what it can.
-            Error::Full { .. } => {
-                work.spent.insert(victim, false);
-                return Ok(());
-            }
-            Error::Corrupt { .. } => {
-                // A page of the index is damaged: this segment is not tried again and again, but when the store is
-                // opened the next time.
-                work.stuck.insert(victim);
-                tracing::error!(generation = victim, %error, "damage found while cleaning");
-            }
-            Error::Io { .. } => {
-                // Something could not be read, maybe only now: it is tried again after the next checkpoint.
-                let failed = work.unread.entry(victim).or_default();
-                *failed += 1;
-                if *failed < READS_TRIED {
-                    work.spent.insert(victim, false);
-                } else {
-                    work.stuck.insert(victim);
-                }
-                tracing::error!(generation = victim, %error, tried = *failed, "not all could be read while cleaning");
-            }
-            _ => drop(work.spent.remove(&victim)),
-        }
-        Err(self.stop_if_failed(error))
     }
 }

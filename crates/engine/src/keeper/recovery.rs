@@ -2,10 +2,7 @@
 //!
 //! Invariant: what is measured decides only when a checkpoint is written, and only where threads run.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-use super::{Keeper, Work};
 
 /// A checkpoint that large is loaded in a second, in bytes.
 const LOADED_BYTES_PER_S: u64 = 800 << 20;
@@ -25,22 +22,16 @@ pub struct RecoveryTime {
     pub slowness: f64,
 }
 
-impl Keeper {
-    /// Whether the log after the last checkpoint would take longer to replay, with what is written while the next one
-    /// is, than is left of the time for opening when the checkpoint is loaded.
-    pub(super) fn replay_takes_long(&self, work: &Work) -> bool {
-        let RecoveryTime { most, load, slowness, .. } = &self.recovery;
+impl RecoveryTime {
+    /// Whether a log that takes `tail_ns` to replay, as its operations tell, would take longer, with what is written
+    /// while the next checkpoint is, than is left of the time for opening when an index of so many bytes is loaded.
+    pub(super) fn is_exceeded(&self, index_bytes: u64, checkpoint_takes: Duration, tail_ns: u64) -> bool {
+        let Self { most, load, slowness, .. } = self;
         if most.is_zero() {
             return false;
         }
-        let index = self.parts.segments.index_bytes().max(self.parts.objects.page_bytes());
-        let loads = Duration::from_millis(index * 1000 / LOADED_BYTES_PER_S).max(*load);
-        let writes = match self.threaded {
-            true => Duration::from_micros(self.counters.checkpoint_us.load(Ordering::Relaxed)),
-            false => Duration::ZERO,
-        };
-        let left = most.saturating_sub(loads + writes).max(*most / LOG_PARTS);
-        let tail = self.parts.log.replay_ns().saturating_sub(work.replay_ns) + work.replayed.1;
-        tail as f64 * slowness.clamp(0.25, 8.0) >= left.as_nanos() as f64
+        let loads = Duration::from_millis(index_bytes * 1000 / LOADED_BYTES_PER_S).max(*load);
+        let left = most.saturating_sub(loads + checkpoint_takes).max(*most / LOG_PARTS);
+        tail_ns as f64 * slowness.clamp(0.25, 8.0) >= left.as_nanos() as f64
     }
 }

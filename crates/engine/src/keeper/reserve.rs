@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use esker_store::Result;
 
-use super::{FULL_SHARE, IDLE, Keeper, RESCUE_SEGMENTS, Work};
+use super::choose::is_tight;
+use super::work::{Asking, Full, Work};
+use super::{FULL_SHARE, IDLE, Keeper, RESCUE_SEGMENTS};
 use crate::commit::stopped;
 
 /// Free segments that writes leave alone beside those of a checkpoint.
@@ -14,36 +16,9 @@ const WRITES_LEAVE: u64 = 12;
 /// How long the device is not asked for blocks that it had not, if no write was refused since.
 const QUIET: Duration = Duration::from_secs(30);
 
-/// When the device was last asked for blocks that it had not, and for how many.
-#[derive(Default)]
-pub(super) struct Asking {
-    at: Option<Instant>,
-    more: u64,
-    /// How often a refused write had asked for another look then.
-    asked: u64,
-}
-
-impl Asking {
-    /// The device had some when it was last asked, and may have more.
-    pub fn may_have_more(&self) -> bool {
-        self.more > 0
-    }
-}
-
 /// Free segments that writes leave alone on a device of so many, if a checkpoint of the whole index takes so many.
 pub fn kept_back(checkpoint: u64, segments: u64) -> u64 {
     (checkpoint + WRITES_LEAVE).min(segments * 2 / 5)
-}
-
-/// A device that was found to be full.
-#[derive(Clone, Copy)]
-pub(super) struct Full {
-    /// Bytes that lived then.
-    pub live: u64,
-    /// Segments that were left then, or after the last checkpoint since.
-    pub left: u64,
-    /// The log's last sequence number then.
-    pub seq: u64,
 }
 
 impl Keeper {
@@ -152,6 +127,6 @@ impl Keeper {
     /// Whether cleaning one segment after the other might take what a checkpoint needs, without which some of them do
     /// not become free.
     pub(super) fn is_tight(&self) -> bool {
-        self.parts.log.segments_left() <= self.checkpoint_segments() + RESCUE_SEGMENTS + 1
+        is_tight(self.parts.log.segments_left(), self.checkpoint_segments())
     }
 }

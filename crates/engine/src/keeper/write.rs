@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use esker_store::{Error, Result};
 
+use super::work::Work;
 use super::{
     CHECKPOINT_BYTES_PER_S, CLONES_TRIED, FULL_SHARE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS, SLACK_PARTS,
-    SLACK_SEGMENTS, Work,
+    SLACK_SEGMENTS,
 };
 use crate::checkpoint::CheckpointReport;
 use crate::clean::RENEWALS;

@@ -2,16 +2,17 @@
 //!
 //! entries of all objects → where in commit order they were written → values, verified → transactions → sizes
 //!
-//! Invariant: a value that does not hold, or is not what its entry says, is listed and not copied; of large writes the blocks that
-//! hold are copied.
+//! Invariant: a value that does not hold, or is not what its entry says, is listed and not copied; of large writes the
+//! blocks that hold are copied.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 use esker_store::{Change, Compression, Durability, Error, ObjectId, ObjectStore, Result, Transaction};
 
+use super::report::{Losses, Lost, RepairReport, What};
 use super::scan::read_around;
-use super::{Losses, Lost, RepairReport, Source, What};
+use super::source::Source;
 use crate::check::{Expected, entries_of, is_what};
 use crate::engine::Engine;
 use crate::format::{

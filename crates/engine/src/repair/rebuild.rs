@@ -1,9 +1,11 @@
-//! From a device that does not open to an index: a checkpoint as far as it holds and the log after it, or all that is there.
+//! From a device that does not open to an index: a checkpoint as far as it holds and the log after it, or all that is
+//! there.
 //!
 //! superblocks, or roots that are found → the one that loses least → its checkpoint → links → replay
 //! no root that holds → operations of all segments, by the transaction that they come from → index
 //!
-//! Invariant: of several checkpoints the newest counts that loses nothing; if all lose something, the one that loses least.
+//! Invariant: of several checkpoints the newest counts that loses nothing; if all lose something, the one that loses
+//! least.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -13,8 +15,9 @@ use esker_device::Device;
 use esker_store::{Collection, ObjectId};
 
 use super::replay::{Link, Tolerant, clashes};
+use super::report::{Level, Losses, Lost, What};
 use super::scan::{FoundHeaders, Shapes, headers, read_around};
-use super::{Level, Losses, Lost, Source, What};
+use super::source::Source;
 use crate::format::{
     Head, Kind, Loc, OpHeader, PAGE_SLOTS, PageList, RECORD_HEADER_BYTES, ReplayFrom, Role, Root, SegmentHeader, Space,
     Stream, Superblock, decode_slot_page, each_extent, each_omap, each_place, place_of, raw_len, store_seed,
@@ -185,7 +188,8 @@ impl Work {
         named
     }
 
-    /// Checkpoints whose roots are found in cold segments, newest first, and where the log goes on after each at the earliest.
+    /// Checkpoints whose roots are found in cold segments, newest first, and where the log goes on after each at the
+    /// earliest.
     fn searched(&self, progress: &mut dyn FnMut(&'static str, u64, u64)) -> Vec<Superblock> {
         let mut roots: Vec<(u32, u64, Superblock)> = Vec::new();
         self.each_operation(progress, &mut |header, op, offset, payload_holds| {
@@ -381,7 +385,8 @@ impl Work {
                 lost.push(self.missing(after.previous_generation));
             }
             if after.is_some_and(|after| after.previous_generation == 0 && header.first_seq >= after.first_seq) {
-                // The next one's header is lost, and this one was given up before it: its transactions come again there.
+                // The next one's header is lost, and this one was given up before it: its transactions come again
+                // there.
                 continue;
             }
             let end = after.filter(|after| follows(after)).map(|after| self.segments.within(after.previous_end));

@@ -2,8 +2,8 @@
 //!
 //! links → records → operations that hold → index; where a record does not hold, the next that does is looked for
 //!
-//! Invariant: the end of the log is where opening would find it: a record behind a gap counts only if its group proves that
-//! the gap had been durable.
+//! Invariant: the end of the log is where opening would find it: a record behind a gap counts only if its group proves
+//! that the gap had been durable.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -13,8 +13,8 @@ use bytes::Bytes;
 use esker_device::Device;
 use esker_store::ObjectId;
 
+use super::report::{Losses, Lost, What};
 use super::scan::read_around;
-use super::{Losses, Lost, What};
 use crate::format::{
     Kind, OpHeader, RECORD_HEADER_BYTES, RecordHeader, Superblock, place_of, raw_len, round_up, verify_payload,
 };
@@ -150,8 +150,8 @@ impl<'a> Tolerant<'a> {
         (fits && in_order && record.seq < link.before_seq && record.group >= self.group).then_some(record)
     }
 
-    /// Applies the operations in a range of a segment that hold; where one does not, the next is looked for. With `told` the caller
-    /// has listed the transaction already.
+    /// Applies the operations in a range of a segment that hold; where one does not, the next is looked for. With
+    /// `told` the caller has listed the transaction already.
     fn operations(&mut self, bytes: &[u8], base: u64, range: Range<u64>, generation: u32, seq: u64, told: bool) {
         let (mut at, mut told_here) = (range.start, told);
         while at < range.end {
@@ -228,8 +228,8 @@ impl<'a> Tolerant<'a> {
     }
 }
 
-/// Whether an operation has been done already, or would put one object in the place of another: only where replay begins before
-/// the place that the checkpoint covers, or after a damage.
+/// Whether an operation has been done already, or would put one object in the place of another: only where replay
+/// begins before the place that the checkpoint covers, or after a damage.
 pub fn clashes(objects: &Objects, header: &OpHeader, key: &[u8]) -> bool {
     let taken_by = |key: &[u8]| {
         let id = crate::format::decode_name(key)?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLockWriteGuard;
 
-use super::Planned;
+use super::plan::Planned;
 use crate::format::{Kind, clone_range_words};
 use crate::index::Missing;
 use crate::objects::{Object, ObjectState};

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use parking_lot::RwLockWriteGuard;
 
-use super::Planned;
+use super::plan::Planned;
 use crate::format::{Kind, WEIGHT_WHOLE, operation_bytes};
 use crate::index::{Loc, Missing};
 use crate::objects::ObjectState;

@@ -4,11 +4,12 @@
 
 use triomphe::Arc;
 
+use super::node::{Body, Kept, TREE_KEY_BYTES_MAX};
 use super::page::Page;
-use super::{Body, Kept, TREE_KEY_BYTES_MAX};
 use crate::format::Loc;
 
-/// A leaf that is filled from what a checkpoint has of it, see [`Tree::from_leaves`] and [`Tree::restore`].
+/// A leaf that is filled from what a checkpoint has of it, see [`Tree::from_leaves`](super::Tree::from_leaves) and
+/// [`Tree::restore`](super::Tree::restore).
 pub struct SavedLeaf<V>(pub(super) Page<V>);
 
 impl<V: Kept> SavedLeaf<V> {
@@ -52,7 +53,7 @@ impl<V: Kept> SavedLeaf<V> {
     }
 }
 
-/// A whole leaf for [`Tree::from_leaves`], in memory or not.
+/// A whole leaf for [`Tree::from_leaves`](super::Tree::from_leaves), in memory or not.
 pub struct SavedPage<V> {
     pub(super) first: Vec<u8>,
     pub(super) last: Vec<u8>,

@@ -4,8 +4,9 @@
 
 use std::ops::{Bound, Range};
 
+use super::Tree;
+use super::node::{Kept, NONE, PageId};
 use super::page::Page;
-use super::{Kept, NONE, PageId, Tree};
 use crate::index::Missing;
 
 /// Entries in order, up to a leaf that is not in memory. See [`Tree::scan`].

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::*;
+use crate::format::Space;
 
 type Model = BTreeMap<Vec<u8>, u64>;
 

@@ -1,0 +1,128 @@
+//! Guards: whether what a transaction relies on holds, as far as memory tells.
+//!
+//! Invariant: a guard that needs something from the device names it, and is looked at again when it was read.
+
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use esker_store::{Condition, Error, Guard, ObjectId};
+use parking_lot::RwLockWriteGuard;
+use smallvec::SmallVec;
+
+use super::plan::target_of;
+use crate::engine::Engine;
+use crate::index::{Loc, Missing};
+use crate::objects::ObjectState;
+use crate::reader::{Asked, Sought};
+use crate::segments::Lsn;
+
+/// What a transaction has to be told before it can be decided.
+pub(super) enum Verdict {
+    Holds,
+    Fails(usize, Lsn),
+    /// The value that this guard looks at is not in memory: read it without locks, then try again.
+    Fetch(Loc, usize, Option<u64>),
+    /// An index page of this target is not in memory.
+    Bring(usize, Missing),
+    /// What a guard looks at is damaged.
+    Wrong(Error),
+}
+
+/// Why a value could not be compared yet.
+enum Unknown {
+    Value(Loc),
+    Page(Missing),
+    Wrong(Error),
+}
+
+impl From<Missing> for Unknown {
+    fn from(missing: Missing) -> Self {
+        Self::Page(missing)
+    }
+}
+
+pub(super) type Fetched = SmallVec<[(Loc, Bytes); 1]>;
+
+impl Engine {
+    pub(super) fn guards_hold(
+        &self,
+        guards: &[Guard],
+        ids: &[&ObjectId],
+        states: &[RwLockWriteGuard<'_, ObjectState>],
+        fetched: &Fetched,
+    ) -> Verdict {
+        for (index, guard) in guards.iter().enumerate() {
+            let target = target_of(ids, &guard.object);
+            let state = &states[target];
+            let compared = match &guard.condition {
+                Condition::Exists => Ok(state.exists()),
+                Condition::Absent => Ok(!state.exists()),
+                Condition::SizeEquals { size } => Ok(state.exists() && state.size == *size),
+                Condition::XattrAbsent { name } => Ok(!state.xattrs.contains_key(name)),
+                Condition::XattrEquals { name, value } => Ok(state.xattrs.get(name) == Some(value)),
+                Condition::XattrCompare { name, compare, value, absent_holds } => Ok(match state.xattrs.get(name) {
+                    None => *absent_holds,
+                    Some(stored) => <[u8; 8]>::try_from(&stored[..])
+                        .is_ok_and(|stored| compare.holds(u64::from_le_bytes(stored), *value)),
+                }),
+                Condition::OmapAbsent { key } => state.omap.get(key).map(|loc| loc.is_none()).map_err(Unknown::Page),
+                Condition::OmapPresent { key } => state.omap.get(key).map(|loc| loc.is_some()).map_err(Unknown::Page),
+                Condition::SlotAbsent { index } => {
+                    state.slots.get(*index).map(|loc| loc.is_none()).map_err(Unknown::Page)
+                }
+                Condition::SlotPresent { index } => {
+                    state.slots.get(*index).map(|loc| loc.is_some()).map_err(Unknown::Page)
+                }
+                Condition::OmapEquals { key, value } => self.equals(state, state.omap.get(key), guard, value, fetched),
+                Condition::SlotEquals { index, value } => {
+                    self.equals(state, state.slots.get(*index), guard, value, fetched)
+                }
+            };
+            let holds = match compared {
+                Ok(holds) => holds,
+                Err(Unknown::Value(loc)) => return Verdict::Fetch(loc, index, state.owner(state.number)),
+                Err(Unknown::Wrong(error)) => return Verdict::Wrong(error),
+                Err(Unknown::Page(missing)) => return Verdict::Bring(target, missing),
+            };
+            if !holds {
+                return Verdict::Fails(index, self.shown_lsn(state));
+            }
+        }
+        Verdict::Holds
+    }
+
+    /// Position that has to be durable before anything about the object is told. That an object is missing is the
+    /// work of the last change of names.
+    pub(super) fn shown_lsn(&self, state: &ObjectState) -> Lsn {
+        if state.exists() { state.changed_lsn } else { self.names_lsn.load(Ordering::Acquire) }
+    }
+
+    /// Whether the value at a place is this one, if that can be told from memory.
+    fn equals(
+        &self,
+        state: &ObjectState,
+        loc: std::result::Result<Option<Loc>, Missing>,
+        guard: &Guard,
+        value: &Bytes,
+        fetched: &Fetched,
+    ) -> std::result::Result<bool, Unknown> {
+        let Some(loc) = loc? else { return Ok(false) };
+        let asked = Asked { object: state.owner(state.number), what: sought_by(&guard.condition) };
+        if let Some(found) = self.reader.peek(loc, &asked, Lsn::MAX).map_err(Unknown::Wrong)? {
+            return Ok(found.value == *value);
+        }
+        match fetched.iter().find(|(at, _)| *at == loc) {
+            Some((_, found)) => Ok(found == value),
+            None => Err(Unknown::Value(loc)),
+        }
+    }
+}
+
+/// The value that a condition compares.
+pub(super) fn sought_by(condition: &Condition) -> Sought<'_> {
+    match condition {
+        Condition::SlotEquals { index, .. } => Sought::Slot(*index),
+        Condition::OmapEquals { key, .. } => Sought::Omap(key),
+        _ => unreachable!("no other condition compares a value that stands on the device"),
+    }
+}
