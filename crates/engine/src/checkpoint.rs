@@ -1,7 +1,8 @@
 //! Checkpoints: the index as it was at one place of the log, so that opening costs what came after that place.
 //!
 //! ```text
-//! end the epoch (one sync; none at a clean stop) → changed objects as they were at that place → changed pages, lists, heads, table, root
+//! end the epoch (one sync; none at a clean stop) → changed objects as they were at that place
+//!   → changed pages, lists, heads, table, root
 //!   → cold segments, synced → log synced → superblock → what the checkpoint replaced counts no longer
 //! ```
 //!

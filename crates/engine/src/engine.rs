@@ -80,7 +80,8 @@ impl Engine {
         self.keeper()?.checkpoint_while(during)
     }
 
-    /// Cleans the segment that is worth most now; whether there was one. The engine cleans by itself when space runs short.
+    /// Cleans the segment that is worth most now; whether there was one. The engine cleans by itself when space runs
+    /// short.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::Full`] without room for copies, [`Error::Stopped`], [`Error::Io`].
@@ -97,12 +98,12 @@ impl Engine {
         self.keeper()?.compact(progress)
     }
 
-    /// Takes in the space of a device that has become longer since it was opened, while reads and writes go on: writes that were
-    /// refused with [`Error::Full`] fit again. Does nothing where the device is as long as it was.
+    /// Takes in the space of a device that has become longer since it was opened, while reads and writes go on: writes
+    /// that were refused with [`Error::Full`] fit again. Does nothing where the device is as long as it was.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Invalid`] for a store that found no free segment when it was opened: open it again,
-    /// which takes the space in as well. [`Error::Io`], and nothing has changed; [`Error::Stopped`].
+    /// [`Error::ReadOnly`]; [`Error::Invalid`] for a store that found no free segment when it was opened: open it
+    /// again, which takes the space in as well. [`Error::Io`], and nothing has changed; [`Error::Stopped`].
     pub fn grow(&self) -> Result<GrowReport> {
         if self.full_since_open {
             let why = "it was full when it was opened: close it and open it again".into();

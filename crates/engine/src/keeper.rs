@@ -319,8 +319,8 @@ impl Keeper {
         self.moves.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Ends the threads' work: what was being moved is in the log, and what a last checkpoint needs moved is too. Before
-    /// the log stops.
+    /// Ends the threads' work: what was being moved is in the log, and what a last checkpoint needs moved is too.
+    /// Before the log stops.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::Stopped`].

@@ -179,7 +179,8 @@ impl Engine {
             next_number: Arc::clone(&self.next_number),
         };
         let report = &self.recovery;
-        // What opening has met tells how fast this machine is with a log of one object; without threads everything is to be the same each time.
+        // What opening has met tells how fast this machine is with a log of one object; without threads everything is
+        // to be the same each time.
         let told = options.commit_thread && report.records >= RECORDS_TELL;
         let recovery = RecoveryTime {
             most: options.recovery_time,

@@ -9,19 +9,22 @@ use crate::policy::CommitPolicy;
 /// How an engine runs.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// When the log is synced. `adaptive` by default; may be changed with [`Engine::set_policy`](crate::Engine::set_policy).
+    /// When the log is synced. `adaptive` by default; may be changed with
+    /// [`Engine::set_policy`](crate::Engine::set_policy).
     pub policy: CommitPolicy,
     /// Memory for the newest segments, in bytes; at least two segments. 128 MiB by default.
     pub recent_bytes: u64,
     /// Memory for values read from the device, in bytes. 256 MiB by default.
     pub cache_bytes: u64,
-    /// Memory for index pages, in bytes, at least 1 MiB: above it pages that were not used lately leave memory and are read
-    /// back when they are needed. Pages that changed since the last checkpoint stay, and checkpoints are written more often
-    /// for that. Names, attributes, and the inner pages and directories that lead to pages are not counted. No limit by default.
+    /// Memory for index pages, in bytes, at least 1 MiB: above it pages that were not used lately leave memory and are
+    /// read back when they are needed. Pages that changed since the last checkpoint stay, and checkpoints are written
+    /// more often for that. Names, attributes, and the inner pages and directories that lead to pages are not counted.
+    /// No limit by default.
     pub index_bytes: u64,
     /// Open without writing a byte; `submit` answers [`Error::ReadOnly`](esker_store::Error::ReadOnly). Off by default.
     pub read_only: bool,
-    /// Longest time that a write which nobody waits for stays unsynced under `adaptive`, `batch` and `group`. 1 s by default.
+    /// Longest time that a write which nobody waits for stays unsynced under `adaptive`, `batch` and `group`. 1 s by
+    /// default.
     pub async_flush: Duration,
     /// Bytes that writers may be ahead of the device; above it they wait. 256 MiB by default.
     pub pending_bytes_max: u64,
@@ -38,7 +41,8 @@ pub struct Options {
     /// How long after opening the scrubber begins. 30 s by default.
     pub scrub_after: Duration,
     /// A checkpoint is written when replaying the log after the last one would take so long, with the loading of it:
-    /// opening after a crash takes about that. 3 s by default; a shorter time writes more. Zero: only the log's length counts.
+    /// opening after a crash takes about that. 3 s by default; a shorter time writes more. Zero: only the log's length
+    /// counts.
     pub recovery_time: Duration,
     /// Is told how far opening has come, from several threads. Nobody by default.
     pub progress: Option<Progress>,
@@ -71,8 +75,8 @@ impl Default for Options {
 impl Options {
     /// These, with no setting larger than what fits into so many bytes of memory together with the others: a sixteenth
     /// each for [`Options::recent_bytes`], [`Options::pending_bytes_max`], [`Options::pinned_bytes_max`] and
-    /// [`Options::cache_bytes`], and for [`Options::index_bytes`] an eighth, or a third from 8 GiB on: pages that change
-    /// while a checkpoint is written are there twice. The engine takes a few segments beside: they should have
+    /// [`Options::cache_bytes`], and for [`Options::index_bytes`] an eighth, or a third from 8 GiB on: pages that
+    /// change while a checkpoint is written are there twice. The engine takes a few segments beside: they should have
     /// [`segment_bytes_within`] at most.
     pub fn within(mut self, memory_bytes: u64) -> Self {
         const MIB: u64 = 1 << 20;

@@ -41,8 +41,10 @@ const ALONE_FIRST: u64 = 4_096;
 const BATCH: usize = 512;
 /// Batches that wait for a worker, at most.
 const BATCHES_MAX: usize = 8;
-/// See [`Workers::after`]: to wait for workers costs as much as some fifty operations.
+/// See [`Workers::after`]: to wait for a worker costs as much as a hundred operations or more.
 const ALONE_AFTER: u64 = 1_000;
+/// So many times [`Workers::after`] the walking thread applies itself where it had to wait again and again.
+const PATIENCE_MAX: u64 = 64;
 /// So many removals are remembered.
 const GONE_MAX: usize = 1 << 16;
 const WHO: &str = "a thread that replays the log";
@@ -55,7 +57,7 @@ pub struct Workers {
     /// The walking thread applies so many operations itself before it starts workers.
     pub first: u64,
     /// After an operation for which all workers had to be idle it applies so many itself, if it had handed on fewer
-    /// since the last such operation.
+    /// since the last such operation; twice as many each time that this happens again.
     pub after: u64,
 }
 
@@ -162,6 +164,8 @@ struct Worker<'scope> {
     thread: ScopedJoinHandle<'scope, (u64, Duration)>,
     /// Marks that it has answered.
     answered: u64,
+    /// Nothing was handed to it since it answered the last mark.
+    idle: bool,
     batch: Option<Batch>,
 }
 
@@ -190,6 +194,8 @@ pub(super) struct Parallel<'scope, 'env> {
     number: u64,
     /// The walking thread still applies so many operations itself.
     alone: u64,
+    /// So many it applies itself the next time that it had to wait for few.
+    patience: u64,
     /// Operations handed on since all workers were idle.
     handed: u64,
     work: Work,
@@ -236,6 +242,7 @@ impl Replay for Parallel<'_, '_> {
     fn settle(&mut self) -> Result<()> {
         self.mark();
         self.wait_for(self.marks);
+        self.workers.iter_mut().for_each(|worker| worker.idle = true);
         self.handed = 0;
         self.last = None;
         self.gone.0.clear();
@@ -259,6 +266,7 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
             walked: None,
             number: 0,
             alone: workers.first,
+            patience: workers.after,
             handed: 0,
             work: Work::default(),
             last: None,
@@ -277,7 +285,7 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
             let run = move || work(index, &messages, &failures, &answer);
             let spawned = Builder::new().name("esker-replay".into()).spawn_scoped(self.scope, run);
             let thread = spawned.map_err(|error| Error::io("starting a thread that replays the log", error))?;
-            self.workers.push(Worker { queue, thread, answered: self.marks, batch: None });
+            self.workers.push(Worker { queue, thread, answered: self.marks, idle: true, batch: None });
         }
         Ok(())
     }
@@ -320,7 +328,12 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
             }
         }
         if self.handed > 0 {
-            self.alone = if self.handed < self.how.after { self.how.after } else { 0 };
+            if self.handed < self.how.after {
+                self.alone = self.patience;
+                self.patience = (self.patience * 2).min(self.how.after * PATIENCE_MAX);
+            } else {
+                self.patience = self.how.after;
+            }
             self.settle()?;
         }
         self.here(header, operation, at)
@@ -371,6 +384,7 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
         }
         let (number, base) = (self.number, *base);
         let worker = &mut self.workers[*worker];
+        worker.idle = false;
         let batch = worker.batch.get_or_insert_with(|| Batch {
             bytes: BufferSlice { buffer: Arc::clone(buffer), start: 0, len: buffer.len() },
             base,
@@ -397,8 +411,12 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
         let began = Instant::now();
         self.marks += 1;
         for worker in &mut self.workers {
-            worker.flush(&self.failures);
-            worker.send(Message::Mark, &self.failures);
+            if worker.idle {
+                worker.answered = worker.answered.max(self.marks);
+            } else {
+                worker.flush(&self.failures);
+                worker.send(Message::Mark, &self.failures);
+            }
         }
         self.work.waited += began.elapsed();
     }
