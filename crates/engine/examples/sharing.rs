@@ -1,7 +1,7 @@
 //! Measures what shared data and snapshots cost: `cargo run --release -p esker-engine --example sharing --`
 //!
-//! - `clones FILE SIZE SECONDS`: clones are made, written to and removed beside the cleaner in a store of SIZE MiB that is
-//!   85 % full; then all are removed, everything is read back, and what is free is compared with what was.
+//! - `clones FILE SIZE SECONDS`: clones are made, written to and removed beside the cleaner in a store of SIZE MiB that
+//!   is 85 % full; then all are removed, everything is read back, and what is free is compared with what was.
 //! - `cost FILE CLONES…`: what cleaning one segment takes while each object has so many clones.
 //! - `held FILE SECONDS`: a snapshot is held while everything is overwritten; what only it keeps, against time.
 
@@ -24,17 +24,20 @@ const CLONES: usize = 32;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let numbers = |from: usize| arguments[from..].iter().map(|number| number.parse::<u64>().expect("a number"));
+    let rest = arguments.get(2..).unwrap_or_default();
+    let numbers = || rest.iter().map(|number| number.parse::<u64>().expect("a number"));
     match arguments.first().map(String::as_str) {
         Some("clones") => {
-            let [mib, seconds] = numbers(2).collect::<Vec<_>>()[..] else { panic!("clones FILE SIZE SECONDS") };
+            let [mib, seconds] = numbers().collect::<Vec<_>>()[..] else { panic!("clones FILE SIZE SECONDS") };
             clones(&Store::make(&arguments[1], mib << 20), seconds);
         }
-        Some("cost") => {
+        Some("cost") if !rest.is_empty() => {
             println!("| clones of each object | first | segments cleaned | median | worst |\n|---|---|---|---|---|");
-            numbers(2).for_each(|count| cost(&Store::make(&arguments[1], 1 << 30), count));
+            numbers().for_each(|count| cost(&Store::make(&arguments[1], 1 << 30), count));
         }
-        Some("held") => held(&Store::make(&arguments[1], 1 << 30), numbers(2).next().expect("SECONDS")),
+        Some("held") if !rest.is_empty() => {
+            numbers().for_each(|seconds| held(&Store::make(&arguments[1], 1 << 30), seconds))
+        }
         _ => panic!("clones FILE SIZE SECONDS | cost FILE CLONES… | held FILE SECONDS"),
     }
 }
@@ -213,7 +216,10 @@ fn cost(store: &Store, count: u64) {
         times.push(began.elapsed());
     }
     times.sort_unstable();
-    let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
+    let (Some(median), Some(worst)) = (times.get(times.len() / 2), times.last()) else {
+        println!("| {count} | {first:.1?} | none | | |");
+        return;
+    };
     println!("| {count} | {first:.1?} | {} | {median:.1?} | {worst:.1?} |", times.len());
 }
 
@@ -222,9 +228,8 @@ fn held(store: &Store, seconds: u64) {
     store.fill(objects);
     let snapshot = store.engine.snapshot().unwrap();
     let mut random = fastrand::Rng::with_seed(1);
-    println!(
-        "| second | overwritten, times | kept by the snapshot alone, MB | free segments | refused |\n|---|---|---|---|---|"
-    );
+    println!("| second | overwritten, times | kept by the snapshot alone, MB | free segments | refused |");
+    println!("|---|---|---|---|---|");
     let (began, mut told, mut written, mut refused) = (Instant::now(), 0, 0u64, 0u64);
     while began.elapsed() < Duration::from_secs(seconds) {
         match store.write(&object(random.u64(..objects)), random.u64(..PIECES), written) {

@@ -25,10 +25,10 @@ use crate::segments::Segments;
 
 /// A batch is written when it has grown to this.
 const BATCH_BYTES: u64 = 1 << 20;
-/// A batch takes so much memory, so that its last operation fits as well.
+/// A batch takes so much memory, unless its only operation is larger: one that does not fit begins the next.
 const BATCH_ROOM: u64 = BATCH_BYTES + BATCH_BYTES / 8;
-/// So many buffers of batches that were written are kept to be filled again.
-const SPARES_MAX: usize = 8;
+/// So many buffers of batches that were written are kept to be filled again: 4.5 MiB.
+const SPARES_MAX: usize = 4;
 
 /// Counters of the cold writer.
 #[derive(Default)]
@@ -43,8 +43,8 @@ pub struct ColdCounters {
 /// under way.
 pub type Unwritten = Arc<Mutex<Vec<u32>>>;
 
-/// Buffers of batches that were written. A fresh one for each batch had a good part of the cleaner's time go into pages that the
-/// system clears.
+/// Buffers of batches that were written. A fresh one for each batch had a good part of the cleaner's time go into pages
+/// that the system clears.
 type Spares = Arc<Mutex<Vec<Vec<u8>>>>;
 
 /// What is to be written to cold segments. While it lives, readers know that it is not there yet.
@@ -87,7 +87,7 @@ impl Writes {
             counters.writes.fetch_add(1, Ordering::Relaxed);
             counters.written_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             let mut spares = self.spares.lock();
-            if spares.len() < SPARES_MAX && (BATCH_ROOM as usize..2 * BATCH_ROOM as usize).contains(&bytes.capacity()) {
+            if spares.len() < SPARES_MAX && bytes.capacity() == BATCH_ROOM as usize {
                 spares.push(bytes);
             }
         }
@@ -187,6 +187,10 @@ impl Cold {
     /// As [`Cold::append`].
     pub fn queue(&mut self, header: OpHeader, key: &[u8], payload: &[u8], sums: &Payload, age: u64) -> Result<Loc> {
         let len = operation_bytes(key.len(), payload.len());
+        let outgrows = |open: &Open| !open.batch.is_empty() && open.batch.len() as u64 + len > BATCH_ROOM;
+        if self.open.as_ref().is_some_and(outgrows) {
+            self.queue_batch();
+        }
         let left = self.open.as_ref().map_or(0, |open| {
             let batch = (open.batch.len() as u64).max(RECORD_HEADER_BYTES as u64);
             self.segments.segment_bytes.saturating_sub(open.start + batch)
@@ -201,7 +205,7 @@ impl Cold {
                 spare.clear();
                 open.batch = spare;
             }
-            open.batch.reserve(BATCH_ROOM.max(RECORD_HEADER_BYTES as u64 + len) as usize);
+            open.batch.reserve_exact(BATCH_ROOM.max(RECORD_HEADER_BYTES as u64 + len) as usize);
             open.batch.resize(RECORD_HEADER_BYTES, 0);
         }
         let at = open.batch.len();

@@ -80,6 +80,13 @@ pub fn fuzz_decode(bytes: &[u8]) {
         let _ = format::verify_payload(&header, bytes);
         let _ = format::raw_len(&header, bytes);
     }
+    if let Some((count, list)) = bytes.split_first() {
+        for kind in [format::Kind::RelocateSlots, format::Kind::RelocateOmap, format::Kind::RelocateExtents] {
+            for form in 0..3 {
+                let _ = format::each_relocated(kind, u64::from(*count) << 8 | form, list, |_| ());
+            }
+        }
+    }
     if let Some(raw) = format::decompress_payload(bytes) {
         assert!(raw.len() <= format::RAW_BYTES_MAX, "a decoder allocated {} bytes", raw.len());
     }

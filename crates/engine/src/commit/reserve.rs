@@ -181,6 +181,20 @@ impl Log {
         Ok(reservation)
     }
 
+    /// Goes on in the next segment, if most of the open one is used and another is ready; whether it does. For the
+    /// cleaner: what takes away may not enter one, and the open one is not made free while it is open.
+    pub fn leave_segment(&self) -> bool {
+        let mut state = self.state.lock();
+        let usable = self.segments.segment_bytes - 2 * self.shape.block_bytes;
+        if state.stopping || state.tail < usable / 4 * 3 {
+            return false;
+        }
+        let Some(ready) = state.next.pop_front() else { return false };
+        self.enter_segment(&mut state, ready);
+        self.wanted_segment.notify_one();
+        true
+    }
+
     /// Free segments that what leads to giving back leaves alone: those of deletes, one more for these, and two that
     /// the cleaner may have begun when it ends; fewer where writes do not leave so many.
     fn giving_back_leaves(&self) -> u64 {

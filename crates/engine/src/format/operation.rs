@@ -75,11 +75,11 @@ pub enum Kind {
     SlotRemove = 15,
     /// object; argument: first slot; payload: end (8 bytes)
     SlotRemoveRange = 16,
-    /// object; payload: slots and the places that their values were moved to
+    /// object; argument: form and number of entries; payload: slots and the places that their values were moved to
     RelocateSlots = 17,
-    /// object; payload: omap keys and the places that their values were moved to
+    /// object; argument: form and number of entries; payload: omap keys and the places that their values were moved to
     RelocateOmap = 18,
-    /// object; payload: stretches of bytes and the places that they were moved to
+    /// object; argument: form and number of entries; payload: stretches of bytes and the places that they were moved to
     RelocateExtents = 19,
     /// object: the source; argument: number of the copy, made just before
     Clone = 20,

@@ -135,7 +135,7 @@ pub fn relocated_entries(argument: u64, bytes: u64) -> u64 {
 }
 
 /// Runs `f` on every entry of a payload of this kind, in the form that `argument` says; whether the payload was a whole
-/// list.
+/// list. Where it was not, `f` has had the entries before.
 pub fn each_relocated(kind: Kind, argument: u64, payload: &[u8], mut f: impl FnMut(Relocated<'_>)) -> bool {
     if argument == WIDE {
         return each_wide(kind, payload, f);
@@ -347,6 +347,22 @@ mod tests {
                 assert!(entries <= bytes.len());
                 if kind == Kind::Write {
                     assert!(!whole || bytes.is_empty(), "another kind has none");
+                }
+            }
+        }
+        // A list that is one survives another round.
+        for _ in 0..20_000 {
+            let bytes: Vec<u8> = (0..random.usize(..12)).map(|_| random.u8(..) >> random.u32(..8)).collect();
+            for kind in [Kind::RelocateSlots, Kind::RelocateOmap, Kind::RelocateExtents] {
+                let (mut again, mut places) = (Relocations::default(), Vec::new());
+                let both = |entry: Relocated<'_>| {
+                    places.push(entry.place());
+                    again.push(entry);
+                };
+                if each_packed(kind, &bytes, both).is_some() {
+                    let mut found = Vec::new();
+                    assert!(each_relocated(kind, again.argument(), again.payload(), |entry| found.push(entry.place())));
+                    assert_eq!(found, places);
                 }
             }
         }

@@ -17,7 +17,8 @@ use crate::segments::Usage;
 const CHECKPOINT_LOG_BYTES: u64 = 256 << 20;
 const CHECKPOINT_LOG_FACTOR: u64 = 8;
 /// With more changed pages than the budget allows a checkpoint is due when the budget's bytes divided by this have been
-/// written: what changes a page of 4 KiB takes about a hundred bytes of log.
+/// written: what changes a page of 4 KiB takes about a hundred bytes of log, and of relocations a few, which count for
+/// more (see [`Outlook::tail_changes`]).
 const CROWDED_LOG_SHARE: u64 = 64;
 /// So many segments less writes leave alone while they get what cleaning gains.
 const FLOW_SEGMENTS: u64 = 4;
@@ -38,6 +39,9 @@ pub(super) struct Outlook {
     /// Sealed segments of log that no checkpoint covers, and the bytes that were written since the last one.
     pub tail: u64,
     pub tail_bytes: u64,
+    /// The same bytes, but those of relocations several times over: an entry of a few bytes may change a page of the index
+    /// as well as a write does.
+    pub tail_changes: u64,
     /// Bytes of the last checkpoint.
     pub checkpoint_bytes: u64,
     /// Replaying the tail would take longer than opening may.
@@ -135,7 +139,7 @@ impl Outlook {
         // What is left above the budget has changed: a checkpoint makes it fit to leave.
         let crowded = match self.index {
             IndexSize::Fits => false,
-            IndexSize::Over => self.tail_bytes >= self.index_bytes / CROWDED_LOG_SHARE,
+            IndexSize::Over => self.tail_changes >= self.index_bytes / CROWDED_LOG_SHARE,
             IndexSize::FarOver => self.tail_bytes >= 1,
         };
         let long = self.tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * self.checkpoint_bytes)
@@ -282,6 +286,7 @@ mod tests {
         gone_since_full: None,
         tail: 1,
         tail_bytes: SEGMENT_BYTES,
+        tail_changes: SEGMENT_BYTES,
         checkpoint_bytes: 2 << 20,
         replay_is_long: false,
         index: IndexSize::Fits,
@@ -334,10 +339,10 @@ mod tests {
             ("a long replay", Outlook { replay_is_long: true, ..CALM }, at_ease),
             ("nobody looks before one that is due", Outlook { replay_is_long: true, victim: sought, ..CALM }, at_ease),
             ("in a hurry if segments are short", Outlook { replay_is_long: true, ..SHORT }, at_once),
-            ("a crowded index", Outlook { index: IndexSize::Over, tail_bytes: 4 << 20, ..CALM }, at_ease),
+            ("a crowded index", Outlook { index: IndexSize::Over, tail_changes: 4 << 20, ..CALM }, at_ease),
             (
                 "with too little log",
-                Outlook { index: IndexSize::Over, tail_bytes: (4 << 20) - 1, ..CALM },
+                Outlook { index: IndexSize::Over, tail_changes: (4 << 20) - 1, ..CALM },
                 Choice::Nothing,
             ),
             ("calls wait", Outlook { index: IndexSize::FarOver, tail_bytes: 1, ..CALM }, at_once),

@@ -21,6 +21,8 @@ use crate::segments::{DamageLevel, Usage};
 /// is: what counts then is how much a move gains now.
 const HARD_PARTS: u64 = 8;
 
+/// A relocation takes about a part in so many of what a write takes.
+const RELOCATION_PARTS: u64 = 16;
 /// When so many bytes have to be moved for one that can be written, the device is full.
 const FULL_COST: u64 = 64;
 
@@ -51,6 +53,8 @@ impl Keeper {
     fn step_locked(&self, work: &mut Work) -> Result<bool> {
         let log = &self.parts.log;
         self.see_to_blocks(work)?;
+        // What a checkpoint takes depends on the pages in memory: all that follows is of the moment after these have left.
+        let index = self.index_size(work);
         let reserve = self.reserve();
         let low = self.low(reserve);
         let near = log.segments_left() <= self.checkpoint_segments() + RESCUE_SEGMENTS + FLYING_SEGMENTS / 2;
@@ -66,7 +70,7 @@ impl Keeper {
             // What only they kept apart from the rest may be worth cleaning.
             (work.full_at, work.effort) = (None, 0);
         }
-        let mut outlook = self.outlook(work, reserve[0], low, live);
+        let mut outlook = self.outlook(work, index, reserve[0], low, live);
         let mut choice = choose(&outlook);
         if let (Choice::StayFull { checkpoint }, Some(full)) = (choice, work.full_at) {
             self.stay_full(work, full, checkpoint, reserve)?;
@@ -127,18 +131,23 @@ impl Keeper {
         Ok(entry.again)
     }
 
-    /// What there is to be seen, but for a segment to be cleaned. Index pages have left memory then, as far as they
-    /// can.
-    fn outlook(&self, work: &mut Work, reserve: u64, low: u64, live: u64) -> Outlook {
-        let (log, segments) = (&self.parts.log, &self.parts.segments);
-        let index = match self.drop_pages(work) {
+    /// Has index pages leave memory as far as they can, and tells what the rest takes.
+    fn index_size(&self, work: &mut Work) -> IndexSize {
+        match self.drop_pages(work) {
             false => IndexSize::Fits,
             true if self.is_far_over(work) => IndexSize::FarOver,
             true => IndexSize::Over,
-        };
+        }
+    }
+
+    /// What there is to be seen, but for a segment to be cleaned.
+    fn outlook(&self, work: &Work, index: IndexSize, reserve: u64, low: u64, live: u64) -> Outlook {
+        let (log, segments) = (&self.parts.log, &self.parts.segments);
         // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the
         // one where replay begins needs none, because the superblock names it.
         let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= DamageLevel::Header;
+        let tail_bytes = log.appended().1.saturating_sub(work.log_bytes) + work.replayed.0;
+        let relocated = log.appended_kinds().1.saturating_sub(work.relocation_bytes);
         let walked_until = self.walked_until.load(Ordering::Relaxed);
         Outlook {
             left: log.segments_left(),
@@ -149,7 +158,8 @@ impl Keeper {
             low,
             gone_since_full: work.full_at.map(|full| full.live.saturating_sub(live)),
             tail: self.tail_segments(work),
-            tail_bytes: log.appended().1.saturating_sub(work.log_bytes) + work.replayed.0,
+            tail_bytes,
+            tail_changes: tail_bytes + (RELOCATION_PARTS - 1) * relocated,
             checkpoint_bytes: work.checkpoint_bytes,
             replay_is_long: self.replay_takes_long(work),
             index,

@@ -56,10 +56,17 @@ impl Keeper {
         let left = self.parts.log.segments_left();
         let fits = left >= self.checkpoint_segments() + RESCUE_SEGMENTS;
         let low = left < full.left || left <= reserve[1] + 2;
-        if low && fits && self.parts.log.last_seq() != full.seq {
+        let goes_on = self.parts.log.last_seq() != full.seq;
+        // What was cleaned the last time is free after a checkpoint only, and a delete may be refused until then.
+        // Nor are deletes that fill the open segment free before the log has left it, and none may enter another: the
+        // one that it takes for that comes back with the checkpoint.
+        let spare = left > self.checkpoint_segments() + RESCUE_SEGMENTS;
+        let turns = left <= reserve[1] && spare && self.parts.log.leave_segment();
+        if low && fits && (goes_on || turns || !work.spent.is_empty()) {
             self.checkpoint_now(work, true, &mut || ())?;
             self.free_dead(work, true)?;
-            if self.parts.log.segments_left() <= reserve[1] + 2
+            if goes_on
+                && self.parts.log.segments_left() <= reserve[1] + 2
                 && !self.is_tight()
                 && self.clean_best(work, FULL_SHARE)?
             {

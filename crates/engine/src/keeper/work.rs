@@ -23,6 +23,8 @@ pub(super) struct Work {
     pub covered: Option<u64>,
     /// Bytes of log at the last checkpoint.
     pub log_bytes: u64,
+    /// Bytes of relocations in it then.
+    pub relocation_bytes: u64,
     /// What replaying it takes, as [`Log::replay_ns`](crate::commit::Log::replay_ns) counts, at the last checkpoint.
     pub replay_ns: u64,
     /// See [`RecoveryTime::replayed`](super::RecoveryTime::replayed); nothing from the first checkpoint on.
@@ -77,6 +79,7 @@ impl Work {
             kept,
             covered: (superblock.root != 0).then_some(superblock.replay.seq),
             log_bytes: 0,
+            relocation_bytes: 0,
             replay_ns: 0,
             replayed,
             checkpoint_bytes: 0,

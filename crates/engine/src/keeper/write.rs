@@ -235,6 +235,7 @@ impl Keeper {
         let report = self.write_one(work, &mut pace)?;
         self.give_up_before(work)?;
         work.log_bytes = self.parts.log.appended().1;
+        work.relocation_bytes = self.parts.log.appended_kinds().1;
         (work.replay_ns, work.replayed) = (replay_ns, (0, 0));
         work.checkpoint_bytes = report.bytes;
         work.effort += report.bytes + self.parts.segments.segment_bytes / 4;
