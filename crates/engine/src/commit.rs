@@ -81,6 +81,8 @@ pub struct Log {
     gate: AtomicU8,
     /// Free segments that writes leave alone, and that writes which take away leave alone.
     reserve: [AtomicU64; 2],
+    /// Free segments that what leads to giving back leaves alone.
+    giving_back_leaves: AtomicU64,
     /// While the cleaner can hardly keep up: bytes that writers may still take. `i64::MAX` otherwise.
     credit: AtomicI64,
     /// Writers that wait for credit.
@@ -125,6 +127,7 @@ impl Log {
             arrived: AtomicU64::new(0),
             gate: AtomicU8::new(Gate::Open as u8),
             reserve: [AtomicU64::new(0), AtomicU64::new(0)],
+            giving_back_leaves: AtomicU64::new(0),
             credit: AtomicI64::new(i64::MAX),
             queued: AtomicU64::new(0),
             asked: AtomicU64::new(0),

@@ -68,6 +68,8 @@ const PACED_SEGMENTS: u64 = 2;
 /// Segments that writers get while a checkpoint is written then, and in how many parts.
 const SLACK_SEGMENTS: u64 = 1;
 const SLACK_PARTS: u64 = 64;
+/// When so much of a last checkpoint is written, the end of the log does not wait for the rest of it to be synced.
+const SHARED_SYNC_BYTES: u64 = 4 << 20;
 /// Before a checkpoint on a device that is nearly full, segments are emptied: one for the copies and one for the log
 /// that says so must be left beside what the checkpoint takes.
 const RESCUE_SEGMENTS: u64 = 2;
@@ -330,9 +332,10 @@ impl Keeper {
         self.waking.notify_one();
         let ended = match self.parts.log.mark().failure() {
             Some(_) => Ok(()),
-            None => {
-                self.working(|work| if self.is_covered(work) { Ok(()) } else { self.make_room_for_one(work).map(drop) })
-            }
+            None => self.working(|work| {
+                self.settle(work)?;
+                if self.is_covered(work) { Ok(()) } else { self.make_room_for_one(work).map(drop) }
+            }),
         };
         self.moving.end();
         ended

@@ -107,7 +107,7 @@ impl Log {
         if class == Class::GiveBack && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
             // What only takes away has a segment to itself.
             let left = self.segments.free_segments() + state.next.len() as u64;
-            if left < self.giving_back_leaves() {
+            if left < self.giving_back_leaves.load(Ordering::Relaxed) {
                 return Err(Refused::Error(Error::Full { needed: len, free: 0 }));
             }
         }
@@ -120,7 +120,7 @@ impl Log {
             let refused = match class {
                 Class::Write => left <= self.reserve[0].load(Ordering::Relaxed),
                 // One of what is between is left to what only takes away.
-                Class::GiveBack => left <= self.giving_back_leaves(),
+                Class::GiveBack => left <= self.giving_back_leaves.load(Ordering::Relaxed),
                 Class::TakeAway => left <= self.reserve[1].load(Ordering::Relaxed),
                 Class::Keep => false,
             };
@@ -193,13 +193,6 @@ impl Log {
         self.enter_segment(&mut state, ready);
         self.wanted_segment.notify_one();
         true
-    }
-
-    /// Free segments that what leads to giving back leaves alone: those of deletes, one more for these, and two that
-    /// the cleaner may have begun when it ends; fewer where writes do not leave so many.
-    fn giving_back_leaves(&self) -> u64 {
-        let [writes, deletes] = self.reserve.each_ref().map(|kept| kept.load(Ordering::Relaxed));
-        deletes + writes.saturating_sub(deletes).saturating_sub(4) * 3 / 4
     }
 
     /// So many pending bytes are appended without waiting for a sync.

@@ -22,6 +22,12 @@ thread_local! {
     static WAITED: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Free segments that what leads to giving back leaves alone: those of deletes, one more for these, and two that the
+/// cleaner may have begun when it ends; fewer where writes do not leave so many.
+fn giving_back_leaves([writes, deletes]: [u64; 2]) -> u64 {
+    deletes + writes.saturating_sub(deletes).saturating_sub(4) * 3 / 4
+}
+
 impl Log {
     /// Takes bytes of the credit that writers have while the cleaner can hardly keep up; whether there was enough, and
     /// nobody else's turn.
@@ -68,10 +74,12 @@ impl Log {
         self.credit.load(Ordering::Relaxed) != i64::MAX
     }
 
-    /// Lets writes in or not, and says how many free segments each class leaves alone.
-    pub fn set_gate(&self, gate: Gate, reserve: [u64; 2]) {
-        self.reserve[0].store(reserve[0], Ordering::Relaxed);
+    /// Lets writes in or not, and says how many free segments writes and what takes away leave alone: of `reserve` writes
+    /// may be let have some, and leave `writes`.
+    pub fn set_gate(&self, gate: Gate, writes: u64, reserve: [u64; 2]) {
+        self.reserve[0].store(writes, Ordering::Relaxed);
         self.reserve[1].store(reserve[1], Ordering::Relaxed);
+        self.giving_back_leaves.store(giving_back_leaves(reserve), Ordering::Relaxed);
         self.gate.store(gate as u8, Ordering::Relaxed);
         let _state = self.state.lock();
         self.room.notify_all();

@@ -54,6 +54,11 @@ impl Log {
         }
     }
 
+    /// The log takes no records any more.
+    pub fn has_stopped(&self) -> bool {
+        self.state.lock().stopping
+    }
+
     /// Makes durable what is not yet, if there is anything.
     pub fn commit_rest(&self) {
         let rest = {

@@ -24,7 +24,8 @@ const WRITE_BYTES_MAX: usize = 8 << 20;
 impl Log {
     /// Ends the open group, makes everything durable, and says where the log goes on and which epoch has ended there:
     /// every transaction is of that epoch or earlier exactly if it stands before that place. A log that has stopped
-    /// taking records is written and not synced: its end is durable after the next [`Log::commit`].
+    /// taking records is written and not synced, unless its policy bounds the time: its end is durable after the next
+    /// [`Log::commit`].
     ///
     /// # Errors
     /// [`Error::Stopped`] with the first cause.
@@ -39,7 +40,8 @@ impl Log {
             }
             state.stopping
         };
-        let done = self.append_and_sync(!last, true, |state| {
+        let bounded = matches!(self.policy(), CommitPolicy::Periodic { .. });
+        let done = self.append_and_sync(!last || bounded, true, |state| {
             let from = ReplayFrom {
                 generation: state.generation,
                 offset: state.segment * self.segments.segment_bytes + state.tail,

@@ -217,8 +217,8 @@ pub(super) struct Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub gate: Gate,
-    /// Free segments that each class of writes leaves alone.
-    pub reserve: [u64; 2],
+    /// Free segments that writes leave alone.
+    pub writes: u64,
     /// Writers keep to what there is.
     pub paced: bool,
     /// The keeper looks again at once.
@@ -239,8 +239,8 @@ pub(super) fn let_in(outcome: &Outcome) -> Entry {
     // What is left is for deletes and what leads to them, and for the segments that the cleaner has begun when it
     // ends.
     let leaves = reserve[1] + (reserve[0] - reserve[1]).saturating_sub(FLOW_SEGMENTS).max(1);
-    let kept = if flows { [reserve[0].min(leaves), reserve[1]] } else { reserve };
-    let gate = if left > kept[0] {
+    let writes = if flows { reserve[0].min(leaves) } else { reserve[0] };
+    let gate = if left > writes {
         Gate::Open
     } else if missed || done && outcome.effort <= outcome.live + 4 * outcome.segment_bytes {
         Gate::Wait
@@ -250,7 +250,7 @@ pub(super) fn let_in(outcome: &Outcome) -> Entry {
         Gate::Full
     };
     let again = done && left < outcome.low || missed && gate == Gate::Wait;
-    Entry { gate, reserve: kept, paced: near && done, again }
+    Entry { gate, writes, paced: near && done, again }
 }
 
 #[cfg(test)]
@@ -433,9 +433,9 @@ mod tests {
             live: 10 << 20,
             segment_bytes: SEGMENT_BYTES,
         };
-        let open = Entry { gate: Gate::Open, reserve, paced: false, again: false };
-        let flows = Entry { reserve: [11, 7], paced: true, again: true, ..open };
-        let ends = Entry { reserve: [11, 7], ..open };
+        let open = Entry { gate: Gate::Open, writes: 15, paced: false, again: false };
+        let flows = Entry { writes: 11, paced: true, again: true, ..open };
+        let ends = Entry { writes: 11, ..open };
         let cleaned = Outcome { short: true, done: true, left: 20, ..after };
         let tired = Outcome { effort: (14 << 20) + 1, left: 11, ..cleaned };
         let rows: &[(&str, Outcome, Entry)] = &[
@@ -448,12 +448,16 @@ mod tests {
             ),
             ("short: they get what is gained", cleaned, flows),
             ("no longer short", Outcome { left: 22, ..cleaned }, Entry { again: false, ..flows }),
-            ("without threads they are not slowed", Outcome { threaded: false, ..cleaned }, Entry { reserve, ..flows }),
-            ("nor where nothing flies", Outcome { flying: 0, left: 17, ..cleaned }, Entry { reserve, ..flows }),
+            (
+                "without threads they are not slowed",
+                Outcome { threaded: false, ..cleaned },
+                Entry { writes: 15, ..flows },
+            ),
+            ("nor where nothing flies", Outcome { flying: 0, left: 17, ..cleaned }, Entry { writes: 15, ..flows }),
             (
                 "a small reserve keeps one",
                 Outcome { reserve: [9, 7], left: 9, ..cleaned },
-                Entry { reserve: [8, 7], ..flows },
+                Entry { writes: 8, ..flows },
             ),
             ("at what is kept they wait", Outcome { left: 11, ..cleaned }, Entry { gate: Gate::Wait, ..flows }),
             ("all was moved once", tired, Entry { gate: Gate::Full, ..flows }),

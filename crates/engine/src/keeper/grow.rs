@@ -61,7 +61,8 @@ impl Keeper {
         written.map_err(|error| self.stop_if_failed(Error::Stopped { cause: error.to_string().into() }))?;
         let added_segments = segments.grow(new);
         (work.full_at, work.effort) = (None, 0);
-        log.set_gate(Gate::Open, self.reserve());
+        let reserve = self.reserve();
+        log.set_gate(Gate::Open, reserve[0], reserve);
         self.pace(false);
         log.has_grown();
         tracing::info!(before_bytes, after_bytes, added_segments, "the store has grown");

@@ -43,7 +43,8 @@ impl Keeper {
                 let reserve = self.reserve();
                 let left = self.parts.log.segments_left();
                 self.pace(false);
-                self.parts.log.set_gate(if left > reserve[0] { Gate::Open } else { Gate::Full }, reserve);
+                let gate = if left > reserve[0] { Gate::Open } else { Gate::Full };
+                self.parts.log.set_gate(gate, reserve[0], reserve);
                 Ok(false)
             }
             done => done,
@@ -126,7 +127,7 @@ impl Keeper {
         if entry.gate == Gate::Full {
             work.full_at = Some(Full { live, left, seq: log.last_seq() });
         }
-        log.set_gate(entry.gate, entry.reserve);
+        log.set_gate(entry.gate, entry.writes, reserve);
         self.pace(entry.paced);
         Ok(entry.again)
     }
@@ -193,7 +194,7 @@ impl Keeper {
         // What is removed may be worth more than what is added for it: for that, lenders are to be known.
         learn_sharers(&self.parts)?;
         self.keep_deletes_going(work, full, reserve)?;
-        self.parts.log.set_gate(Gate::Full, reserve);
+        self.parts.log.set_gate(Gate::Full, reserve[0], reserve);
         self.pace(false);
         Ok(())
     }

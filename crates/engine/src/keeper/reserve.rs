@@ -26,7 +26,7 @@ impl Keeper {
     pub fn set_reserve(&self) {
         let reserve = self.reserve();
         self.parts.segments.keep_backed(self.checkpoint_segments() + WRITES_LEAVE);
-        self.parts.log.set_gate(self.parts.log.gate(), reserve);
+        self.parts.log.set_gate(self.parts.log.gate(), reserve[0], reserve);
     }
 
     /// Free segments that writes leave alone, and that what takes away leaves alone.
@@ -61,7 +61,7 @@ impl Keeper {
         // Nor are deletes that fill the open segment free before the log has left it, and none may enter another: the
         // one that it takes for that comes back with the checkpoint.
         let spare = left > self.checkpoint_segments() + RESCUE_SEGMENTS;
-        let turns = left <= reserve[1] && spare && self.parts.log.leave_segment();
+        let turns = left <= reserve[1] && spare && self.open_segment_is_spent() && self.parts.log.leave_segment();
         if low && fits && (goes_on || turns || !work.spent.is_empty()) {
             self.checkpoint_now(work, true, &mut || ())?;
             self.free_dead(work, true)?;
@@ -78,6 +78,13 @@ impl Keeper {
             work.full_at = Some(Full { left, seq, ..full });
         }
         Ok(())
+    }
+
+    /// Next to nothing lives in the log's open segment.
+    fn open_segment_is_spent(&self) -> bool {
+        let open = self.parts.log.open_generation();
+        let used = self.parts.segments.in_use();
+        used.iter().any(|usage| usage.generation == open && usage.live < self.parts.segments.segment_bytes / 8)
     }
 
     /// Segments that the last checkpoint may keep, beside the next ones, because it is held.

@@ -11,8 +11,8 @@ use esker_store::{Error, Result};
 
 use super::work::Work;
 use super::{
-    CHECKPOINT_BYTES_PER_S, CLONES_TRIED, FULL_SHARE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS, SLACK_PARTS,
-    SLACK_SEGMENTS,
+    CHECKPOINT_BYTES_PER_S, CLONES_TRIED, FULL_SHARE, Keeper, PACED_SEGMENTS, RESCUE_SEGMENTS, SHARED_SYNC_BYTES,
+    SLACK_PARTS, SLACK_SEGMENTS,
 };
 use crate::checkpoint::CheckpointReport;
 use crate::clean::RENEWALS;
@@ -217,11 +217,17 @@ impl Keeper {
         let paced = left <= self.reserve()[0] + 2 * self.flying_segments() + PACED_SEGMENTS;
         let expected = work.checkpoint_bytes.max(self.parts.segments.segment_bytes);
         let mut given = 0;
+        // A small last checkpoint has one sync with the end of the log; that does not wait for a large one.
+        let mut rest = self.parts.log.has_stopped();
         if paced {
             self.pace(true);
         }
         let mut pace = |bytes: u64| {
             during();
+            if rest && bytes >= SHARED_SYNC_BYTES {
+                self.parts.log.commit_rest();
+                rest = false;
+            }
             let due = (u128::from(slack) * u128::from(bytes.min(expected)) / u128::from(expected)) as u64;
             if paced && due >= given + slack / SLACK_PARTS {
                 self.parts.log.give((due - given) as i64);

@@ -47,6 +47,7 @@ const ALONE_AFTER: u64 = 1_000;
 const PATIENCE_MAX: u64 = 64;
 /// So many removals are remembered.
 const GONE_MAX: usize = 1 << 16;
+const STACK_BYTES: usize = 2 << 20;
 const WHO: &str = "a thread that replays the log";
 
 /// The workers that apply, and what the walking thread applies itself.
@@ -59,16 +60,18 @@ pub struct Workers {
     /// After an operation for which all workers had to be idle it applies so many itself, if it had handed on fewer
     /// since the last such operation; twice as many each time that this happens again.
     pub after: u64,
+    /// The stack of a worker.
+    pub stack_bytes: usize,
 }
 
 impl Workers {
     /// None.
-    pub const NONE: Self = Self { count: 0, first: 0, after: 0 };
+    pub const NONE: Self = Self { count: 0, first: 0, after: 0, stack_bytes: STACK_BYTES };
 
     /// Those that this machine has processors for.
     pub fn of_machine() -> Self {
         let count = std::thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX);
-        Self { count, first: ALONE_FIRST, after: ALONE_AFTER }
+        Self { count, first: ALONE_FIRST, after: ALONE_AFTER, stack_bytes: STACK_BYTES }
     }
 }
 
@@ -275,7 +278,20 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
         }
     }
 
-    fn start(&mut self) -> Result<()> {
+    /// Whether there are workers; if there can be none, the walking thread applies everything itself from now on.
+    fn has_workers(&mut self) -> bool {
+        if self.workers.is_empty()
+            && let Err(error) = self.start()
+        {
+            tracing::warn!(%error, "the log is replayed by one thread");
+            // Those that were started end.
+            self.workers.clear();
+            self.alone = u64::MAX;
+        }
+        !self.workers.is_empty()
+    }
+
+    fn start(&mut self) -> std::io::Result<()> {
         for number in 0..self.how.count {
             let (queue, messages) = sync_channel(BATCHES_MAX);
             let (answers, failures) = (self.answers.0.clone(), Arc::clone(&self.failures));
@@ -283,8 +299,8 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
             // The thread that walks takes answers for as long as there are workers.
             let answer = move || answers.send(number).unwrap_or_default();
             let run = move || work(index, &messages, &failures, &answer);
-            let spawned = Builder::new().name("esker-replay".into()).spawn_scoped(self.scope, run);
-            let thread = spawned.map_err(|error| Error::io("starting a thread that replays the log", error))?;
+            let builder = Builder::new().name("esker-replay".into()).stack_size(self.how.stack_bytes);
+            let thread = builder.spawn_scoped(self.scope, run)?;
             self.workers.push(Worker { queue, thread, answered: self.marks, idle: true, batch: None });
         }
         Ok(())
@@ -322,7 +338,7 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
             // What has no object, or no place in the log, is an error.
             Kind::Index => {}
             _ => {
-                if self.find(header.object) {
+                if self.find(header.object) && self.has_workers() {
                     return self.hand(header, at);
                 }
             }
@@ -372,9 +388,6 @@ impl<'scope, 'env> Parallel<'scope, 'env> {
 
     /// Hands an operation to the worker of the object that was found last.
     fn hand(&mut self, header: &OpHeader, at: u64) -> Result<()> {
-        if self.workers.is_empty() {
-            self.start()?;
-        }
         let (Some(Last { object, worker, .. }), Some((buffer, base))) = (&self.last, &self.walked) else {
             return Ok(());
         };

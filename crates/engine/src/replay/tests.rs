@@ -229,7 +229,7 @@ fn several_threads_make_the_same_index_as_one() {
         let alone = replayed(&log, None).unwrap();
         assert!(log.segments.len() > 10 && alone.len() > 10_000, "the log is long enough to tell");
         for (count, first, after) in [(2, 0, 0), (4, 0, 0), (3, 5_000, 0), (2, 100, 300)] {
-            let parallel = replayed(&log, Some(Workers { count, first, after })).unwrap();
+            let parallel = replayed(&log, Some(Workers { count, first, after, ..Workers::NONE })).unwrap();
             assert!(alone == parallel, "seed {seed}: {count} workers made another index");
         }
     }
@@ -254,14 +254,14 @@ fn what_several_objects_point_to_is_counted_in_the_order_of_the_log() {
     }
     let alone = replayed(&log, None).unwrap();
     for count in [2, 3, 4] {
-        let parallel = replayed(&log, Some(Workers { count, first: 0, after: 0 })).unwrap();
+        let parallel = replayed(&log, Some(Workers { count, first: 0, after: 0, ..Workers::NONE })).unwrap();
         assert!(alone == parallel, "{count} workers have counted otherwise");
     }
 }
 
 #[test]
 fn the_first_error_of_the_log_is_told_by_several_threads_too() {
-    let workers = Workers { count: 3, first: 0, after: 0 };
+    let workers = Workers { count: 3, first: 0, after: 0, ..Workers::NONE };
     for seed in 0..24 {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut log = random_log(seed % 4);
@@ -297,7 +297,7 @@ fn the_first_error_of_the_log_is_told_by_several_threads_too() {
 
 #[test]
 fn an_operation_before_its_object_is_made_is_an_error_for_several_threads_too() {
-    let workers = Workers { count: 2, first: 0, after: 0 };
+    let workers = Workers { count: 2, first: 0, after: 0, ..Workers::NONE };
     let mut log = Written::new();
     log.push(Kind::CreateCollection, 0, 0, b"c", b"");
     log.push(Kind::CreateObject, 1, 0, &encode_name(&name(1)), b"");
@@ -311,8 +311,17 @@ fn an_operation_before_its_object_is_made_is_an_error_for_several_threads_too() 
 }
 
 #[test]
+fn a_log_is_replayed_where_no_thread_can_be_started() {
+    let log = random_log(1);
+    let alone = replayed(&log, None).unwrap();
+    // No machine has room for such a stack.
+    let workers = Workers { count: 3, stack_bytes: 1 << 60, ..Workers::NONE };
+    assert!(alone == replayed(&log, Some(workers)).unwrap());
+}
+
+#[test]
 fn a_panic_of_a_worker_is_an_error() {
-    let workers = Workers { count: 2, first: 0, after: 0 };
+    let workers = Workers { count: 2, first: 0, after: 0, ..Workers::NONE };
     let mut log = Written::new();
     log.push(Kind::CreateObject, 1, 0, &encode_name(&name(1)), b"");
     log.push(Kind::SlotRemove, 1, 0, b"", b"");
