@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use esker_device::{Device, Geometry, MemoryDevice, Result};
-use esker_engine::{Engine, FormatOptions, Options};
+use esker_engine::{CommitPolicy, Engine, FormatOptions, Options};
 use esker_store::{Change, Collection, Durability, ObjectId, ObjectStore, Transaction};
 use hooked::{Call, Hooked};
 use parking_lot::Mutex;
@@ -38,6 +38,31 @@ fn filled(device: Arc<dyn Device>, options: Options) -> Engine {
     set_keys(&engine, 0..1_000);
     engine.sync().wait().unwrap();
     engine
+}
+
+#[test]
+fn a_stop_does_not_make_writes_wait_for_a_checkpoint_longer_than_their_bound() {
+    let periodic = CommitPolicy::Periodic { interval: std::time::Duration::from_secs(60) };
+    // A policy with a bound, and a checkpoint that takes long: the log's end has a sync of its own. So has the segment
+    // before, where what is not synced takes two.
+    for (policy, keys, expected) in [(periodic, 1_000, 3), (CommitPolicy::Batch, 400_000, 4)] {
+        let syncs = Arc::new(AtomicU64::new(0));
+        let before = {
+            let syncs = Arc::clone(&syncs);
+            move |call| {
+                syncs.fetch_add(u64::from(matches!(call, Call::Sync)), Ordering::Relaxed);
+                Ok(())
+            }
+        };
+        let device = Arc::new(Hooked { device: MemoryDevice::new(4 * DEVICE_BYTES), before });
+        let async_flush = std::time::Duration::from_secs(60);
+        let options = Options { policy, commit_thread: false, async_flush, ..Options::default() };
+        let engine = filled(Arc::clone(&device) as Arc<dyn Device>, options);
+        set_keys(&engine, 1_000..1_000 + keys);
+        let (before, checkpoints) = (syncs.load(Ordering::Relaxed), engine.stats().checkpoints);
+        engine.close().unwrap();
+        assert_eq!(syncs.load(Ordering::Relaxed) - before, expected, "{policy}, after {checkpoints} checkpoints");
+    }
 }
 
 #[test]
