@@ -2,9 +2,9 @@
 
 #![expect(unsafe_code, reason = "a call into the C library")]
 
-/// Has the process's allocator give memory back rather than keep it for later: blocks from 128 KiB on as soon as they are
-/// freed, and no more than two arenas for all threads. Without it glibc's kept as much as was allocated. For a program
-/// that has little memory, before it starts threads; other allocators do not heed it.
+/// Has the process's allocator give memory back rather than keep it for later: blocks from 128 KiB on as soon as they
+/// are freed, and no more than two arenas for all threads. Without it glibc's kept as much as was allocated. For a
+/// program that has little memory, before it starts threads; other allocators do not heed it.
 pub fn give_freed_memory_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -12,8 +12,8 @@ pub fn give_freed_memory_back() {
         let settings =
             [(libc::M_MMAP_THRESHOLD, BLOCK_BYTES), (libc::M_TRIM_THRESHOLD, BLOCK_BYTES), (libc::M_ARENA_MAX, 2)];
         for (parameter, value) in settings {
-            // SAFETY: sets a parameter of the allocator under its own lock; no memory is passed. What it refuses stays as
-            // it was.
+            // SAFETY: sets a parameter of the allocator under its own lock; no memory is passed. What it refuses stays
+            // as it was.
             unsafe { libc::mallopt(parameter, value) };
         }
     }

@@ -1,10 +1,10 @@
 //! Measures opening: `cargo run --release -p esker-engine --example opening -- write|log|open FILE bytes|int KEYS`.
 //!
 //! `write` fills a store (16 GiB, sparse) with KEYS keys of 16-byte values in random order, says `filled`, and goes on
-//! overwriting them until it is killed; `write … close` ends when it is filled, and closes the store. `log … OBJECTS`
-//! fills so many objects with KEYS keys each in turn, with no checkpoint by time, and ends as a crash would. `open`
-//! opens the store, says how long the checkpoint and the log after it took, and closes it again; `open … crash` ends as
-//! a crash would, so that the same log can be opened again.
+//! overwriting them until it is killed; `write … close` ends when it is filled, and closes the store. `log …
+//! OBJECTS` fills so many objects with KEYS keys each in turn, with no checkpoint by time, and ends as a crash would.
+//! `open` opens the store, says how long the checkpoint and the log after it took, and closes it again; `open …
+//! crash` ends as a crash would, so that the same log can be opened again.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on ends")]
 
@@ -25,7 +25,10 @@ fn main() {
     let keys: u64 = keys.parse().expect("keys as a number");
     match mode.as_str() {
         "write" => write(path, kind == "bytes", keys, !rest.is_empty()),
-        "log" => log(path, kind == "bytes", keys, rest[0].parse().expect("objects as a number")),
+        "log" => {
+            let objects = rest.first().and_then(|objects| objects.parse().ok());
+            log(path, kind == "bytes", keys, objects.expect("OBJECTS as a number"));
+        }
         _ => open(path, rest.is_empty()),
     }
 }

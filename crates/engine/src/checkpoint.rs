@@ -162,7 +162,7 @@ impl Saved {
         }
         let root = run.table_and_root(replay)?;
         run.cold.write_batch()?;
-        // Where the log stands in it is of a later moment than the rest. Both stand on one device: one sync is for both.
+        // Where the log stands in it is of a later moment than the rest. One sync is for both: they stand on one device.
         parts.log.commit(true);
         if let Some(failure) = parts.log.mark().failure() {
             return Err(failure);

@@ -5,8 +5,8 @@
 //!                                      or, while cleaning, queued → whoever has taken the queue writes it, in order
 //!
 //! Invariants:
-//! 1. A cold segment is never replayed: it counts for nothing until the log or a superblock, written after a sync of the
-//!    device, points into it.
+//! 1. A cold segment is never replayed: it counts for nothing until the log or a superblock, written after a sync of
+//!    the device, points into it.
 //! 2. One writer at a time, in order. A record lies in one segment and starts at a block.
 
 use std::sync::Arc;

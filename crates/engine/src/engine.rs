@@ -63,7 +63,7 @@ pub struct Engine {
 
 impl Engine {
     /// Writes a checkpoint now, so that opening costs only what comes after. The engine writes them by itself; this is
-    /// for tests and for whoever is about to copy the device.
+    /// for tests and for a program that is about to copy the device.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::Stopped`], [`Error::Io`].

@@ -40,24 +40,27 @@ fn filled(device: Arc<dyn Device>, options: Options) -> Engine {
     engine
 }
 
+/// A device of so many bytes, and how often it was synced.
+fn counting(bytes: u64) -> (Arc<dyn Device>, Arc<AtomicU64>) {
+    let syncs = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&syncs);
+    let before = move |call| {
+        counted.fetch_add(u64::from(matches!(call, Call::Sync)), Ordering::Relaxed);
+        Ok(())
+    };
+    (Arc::new(Hooked { device: MemoryDevice::new(bytes), before }), syncs)
+}
+
 #[test]
 fn a_stop_does_not_make_writes_wait_for_a_checkpoint_longer_than_their_bound() {
     let periodic = CommitPolicy::Periodic { interval: std::time::Duration::from_secs(60) };
     // A policy with a bound, and a checkpoint that takes long: the log's end has a sync of its own. So has the segment
     // before, where what is not synced takes two.
     for (policy, keys, expected) in [(periodic, 1_000, 3), (CommitPolicy::Batch, 400_000, 4)] {
-        let syncs = Arc::new(AtomicU64::new(0));
-        let before = {
-            let syncs = Arc::clone(&syncs);
-            move |call| {
-                syncs.fetch_add(u64::from(matches!(call, Call::Sync)), Ordering::Relaxed);
-                Ok(())
-            }
-        };
-        let device = Arc::new(Hooked { device: MemoryDevice::new(4 * DEVICE_BYTES), before });
+        let (device, syncs) = counting(4 * DEVICE_BYTES);
         let async_flush = std::time::Duration::from_secs(60);
         let options = Options { policy, commit_thread: false, async_flush, ..Options::default() };
-        let engine = filled(Arc::clone(&device) as Arc<dyn Device>, options);
+        let engine = filled(Arc::clone(&device), options);
         set_keys(&engine, 1_000..1_000 + keys);
         let (before, checkpoints) = (syncs.load(Ordering::Relaxed), engine.stats().checkpoints);
         engine.close().unwrap();
@@ -68,19 +71,11 @@ fn a_stop_does_not_make_writes_wait_for_a_checkpoint_longer_than_their_bound() {
 #[test]
 fn a_clean_stop_syncs_twice() {
     for (threaded, unsynced) in [(true, 0), (true, 1_000), (false, 0), (false, 1_000)] {
-        let syncs = Arc::new(AtomicU64::new(0));
-        let before = {
-            let syncs = Arc::clone(&syncs);
-            move |call| {
-                syncs.fetch_add(u64::from(matches!(call, Call::Sync)), Ordering::Relaxed);
-                Ok(())
-            }
-        };
-        let device = Arc::new(Hooked { device: MemoryDevice::new(DEVICE_BYTES), before });
+        let (device, syncs) = counting(DEVICE_BYTES);
         // Nothing is synced by the clock.
         let options =
             Options { commit_thread: threaded, async_flush: std::time::Duration::from_secs(60), ..Options::default() };
-        let engine = filled(Arc::clone(&device) as Arc<dyn Device>, options);
+        let engine = filled(Arc::clone(&device), options);
         set_keys(&engine, 1_000..1_000 + unsynced);
         let before = syncs.load(Ordering::Relaxed);
         engine.close().unwrap();
@@ -88,7 +83,7 @@ fn a_clean_stop_syncs_twice() {
         let synced = syncs.load(Ordering::Relaxed) - before;
         assert_eq!(synced, 2, "{unsynced} keys that were not synced, threads: {threaded}");
         drop(engine);
-        let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, Options::default()).unwrap();
+        let engine = Engine::open(Arc::clone(&device), Options::default()).unwrap();
         assert!(engine.recovery().clean);
         assert_eq!(engine.recovery().records, 0, "the checkpoint covers the log");
         assert_eq!(engine.stats().omap_keys, 1_000 + unsynced);

@@ -21,9 +21,9 @@ pub struct LogShape {
     pub block_bytes: u64,
     /// Bytes reserved but not yet written, above which writers wait.
     pub pending_bytes_max: u64,
-    /// Whether a commit thread and a preparing thread serve the log; else whoever waits commits.
+    /// Whether a commit thread and a preparing thread serve the log; else a waiting writer commits.
     pub threaded: bool,
-    /// Longest time that a record which nobody waits for stays unsynced.
+    /// Longest time that a record which no writer waits for stays unsynced.
     pub async_flush: Duration,
 }
 
@@ -96,7 +96,7 @@ pub(super) struct State {
     pub filled: u64,
     pub entered: Option<Instant>,
     pub hurried: bool,
-    /// Somebody waits for the next segment.
+    /// A writer waits for the next segment.
     pub starved: bool,
     pub full: bool,
     pub stopping: bool,

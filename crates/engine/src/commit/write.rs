@@ -82,6 +82,18 @@ impl Log {
         state.group_open = false;
     }
 
+    /// What of the open segment is not written yet, up to `end`, an offset in it.
+    fn open_piece(&self, state: &State, end: u64, ends_group: bool) -> Piece {
+        Piece {
+            buffer: Arc::clone(&state.buffer),
+            buffer_start: state.start,
+            device_offset: state.segment * self.segments.segment_bytes + state.start,
+            lsn: state.base_lsn + state.start,
+            len: end - state.start,
+            ends_group,
+        }
+    }
+
     /// Seals the open segment with its group and opens the next.
     pub(super) fn enter_segment(&self, state: &mut State, Ready { segment, buffer, filled }: Ready) {
         let block = self.shape.block_bytes;
@@ -90,14 +102,8 @@ impl Log {
         // SAFETY: nothing beyond `tail` has been given to anybody, and the lock that guards `tail` is held.
         unsafe { state.buffer.range_mut(state.tail as usize, (end - state.tail) as usize) }.fill(0);
         if end > state.start {
-            state.sealed.push_back(Piece {
-                buffer: Arc::clone(&state.buffer),
-                buffer_start: state.start,
-                device_offset: state.segment * self.segments.segment_bytes + state.start,
-                lsn: state.base_lsn + state.start,
-                len: end - state.start,
-                ends_group: true,
-            });
+            let sealed = self.open_piece(state, end, true);
+            state.sealed.push_back(sealed);
         }
         self.segments.set_end(state.segment, state.tail);
         let generation = state.generation_max + 1;
@@ -223,14 +229,7 @@ impl Log {
         state.tail = end;
         let mut pieces: Vec<Piece> = state.sealed.drain(..).collect();
         if end > state.start {
-            pieces.push(Piece {
-                buffer: Arc::clone(&state.buffer),
-                buffer_start: state.start,
-                device_offset: state.segment * self.segments.segment_bytes + state.start,
-                lsn: state.base_lsn + state.start,
-                len: end - state.start,
-                ends_group: false,
-            });
+            pieces.push(self.open_piece(&state, end, false));
         }
         state.start = end;
         if sync && let Some(oldest) = state.oldest_unsynced.take() {

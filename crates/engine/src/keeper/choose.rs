@@ -39,8 +39,8 @@ pub(super) struct Outlook {
     /// Sealed segments of log that no checkpoint covers, and the bytes that were written since the last one.
     pub tail: u64,
     pub tail_bytes: u64,
-    /// The same bytes, but those of relocations several times over: an entry of a few bytes may change a page of the index
-    /// as well as a write does.
+    /// The same bytes, but those of relocations several times over: an entry of a few bytes may change a page of the
+    /// index as well as a write does.
     pub tail_changes: u64,
     /// Bytes of the last checkpoint.
     pub checkpoint_bytes: u64,
@@ -51,7 +51,7 @@ pub(super) struct Outlook {
     pub index_bytes: u64,
     /// Damage is to be covered by a checkpoint.
     pub renew: bool,
-    /// Somebody walks the log.
+    /// A reader walks the log.
     pub walked: bool,
     /// Segments were cleaned that only a checkpoint makes free.
     pub spent: bool,
@@ -72,7 +72,7 @@ pub(super) enum IndexSize {
 /// Which segment there is to be cleaned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Victim {
-    /// Nobody has looked.
+    /// The keeper has not looked.
     Unsought,
     None,
     /// This one; and whether a checkpoint and then cleaning what it covers writes less for what it gains.
@@ -129,7 +129,7 @@ impl Outlook {
         self.left >= self.checkpoint + RESCUE_SEGMENTS
     }
 
-    /// It is time to clean; for somebody who walks the log it is put off while writes need not wait.
+    /// It is time to clean; for a reader that walks the log it is put off while writes need not wait.
     pub fn is_short(&self) -> bool {
         self.left < self.low && !(self.walked && self.left > self.reserve)
     }
@@ -337,7 +337,7 @@ mod tests {
             ),
             ("four segments", Outlook { tail_bytes: 256 << 20, segment_bytes: 64 << 20, ..CALM }, at_ease),
             ("a long replay", Outlook { replay_is_long: true, ..CALM }, at_ease),
-            ("nobody looks before one that is due", Outlook { replay_is_long: true, victim: sought, ..CALM }, at_ease),
+            ("no look before one that is due", Outlook { replay_is_long: true, victim: sought, ..CALM }, at_ease),
             ("in a hurry if segments are short", Outlook { replay_is_long: true, ..SHORT }, at_once),
             ("a crowded index", Outlook { index: IndexSize::Over, tail_changes: 4 << 20, ..CALM }, at_ease),
             (
@@ -470,7 +470,11 @@ mod tests {
                 Outcome { done: false, left: 15, threaded: false, ..cleaned },
                 Entry { gate: Gate::Full, ..open },
             ),
-            ("nobody has tried", Outcome { left: 11, ..after }, Entry { gate: Gate::Wait, again: true, ..ends }),
+            (
+                "the keeper has not tried",
+                Outcome { left: 11, ..after },
+                Entry { gate: Gate::Wait, again: true, ..ends },
+            ),
         ];
         for (name, outcome, entry) in rows {
             assert_eq!(let_in(outcome), *entry, "{name}: {outcome:?}");

@@ -54,7 +54,7 @@ impl Keeper {
     fn step_locked(&self, work: &mut Work) -> Result<bool> {
         let log = &self.parts.log;
         self.see_to_blocks(work)?;
-        // What a checkpoint takes depends on the pages in memory: all that follows is of the moment after these have left.
+        // What a checkpoint takes depends on the pages in memory: all that follows is of the moment after they left.
         let index = self.index_size(work);
         let reserve = self.reserve();
         let low = self.low(reserve);

@@ -46,7 +46,7 @@ pub struct Options {
     pub recovery_time: Duration,
     /// Is told how far opening has come, from several threads. Nobody by default.
     pub progress: Option<Progress>,
-    /// Run a commit thread (default). Without one, whoever waits commits: for deterministic simulation.
+    /// Run a commit thread (default). Without one, a waiting writer commits: for deterministic simulation.
     pub commit_thread: bool,
 }
 

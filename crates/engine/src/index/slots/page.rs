@@ -8,7 +8,7 @@ use crate::format::{Loc, PAGE_SLOTS, Space};
 use crate::index::{Missing, Used};
 
 pub(super) const PAGE_BITS: u32 = PAGE_SLOTS.trailing_zeros();
-const READIED: &str = "whoever needs a cold page has it read first";
+const READIED: &str = "a caller that needs a cold page has it read first";
 /// A dense page with fewer slots becomes sparse.
 const SPARSE_MIN: usize = 24;
 /// A sparse page with more slots becomes dense.

@@ -15,7 +15,7 @@ pub const PAGE_BYTES: usize = 4096;
 pub type PageId = u32;
 
 pub(super) const NONE: PageId = PageId::MAX;
-pub(super) const READIED: &str = "whoever needs a cold leaf has it read first";
+pub(super) const READIED: &str = "a caller that needs a cold leaf has it read first";
 pub(super) const LEAF_KEYS_MIN: usize = 4;
 pub(super) const INNER_KEYS_MIN: usize = 8;
 pub(super) const UNDERFULL_BYTES: usize = PAGE_BYTES / 4;
