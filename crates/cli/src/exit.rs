@@ -21,10 +21,12 @@ pub enum Code {
     InUse = 5,
     /// The store was repaired, and something was lost.
     Lost = 6,
+    /// An answer was lost: it is not known whether what was asked for was done.
+    Unknown = 7,
 }
 
 /// The part of `esker --help` that explains the codes.
-pub const HELP: &str = "Exit codes:\n  0  done\n  1  failed\n  2  the command line or the configuration is wrong\n  3  the store or the key does not exist\n  4  the store is damaged\n  5  another process has the store open\n  6  the store was repaired, and something was lost";
+pub const HELP: &str = "Exit codes:\n  0  done\n  1  failed\n  2  the command line or the configuration is wrong\n  3  the store or the key does not exist\n  4  the store is damaged\n  5  another process has the store open\n  6  the store was repaired, and something was lost\n  7  an answer was lost: it is not known whether it was done";
 
 /// The end of a command that did not succeed: what to say, and the code.
 #[derive(Debug)]
@@ -89,6 +91,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 fn store_code(error: &esker::objects::Error) -> Code {
     match error {
         esker::objects::Error::Corrupt { .. } => Code::Damage,
+        esker::objects::Error::Unknown { .. } => Code::Unknown,
+        esker::objects::Error::Restarted => Code::Lost,
         _ => Code::Failure,
     }
 }
@@ -110,6 +114,7 @@ fn log_code(error: &esker::log::Error) -> Code {
         Error::Store(error) => store_code(error),
         Error::NoLog { .. } => Code::NotFound,
         Error::Invalid { .. } | Error::PastTail { .. } => Code::Usage,
+        Error::Uncertain { .. } => Code::Unknown,
         Error::Damaged { .. } => Code::Damage,
         _ => Code::Failure,
     }
@@ -120,6 +125,7 @@ fn map_code(error: &esker::map::Error) -> Code {
     match error {
         Error::Store(error) => store_code(error),
         Error::Missing { .. } => Code::NotFound,
+        Error::Unknown { .. } => Code::Unknown,
         Error::Invalid { .. } => Code::Usage,
         Error::Damaged { .. } => Code::Damage,
         _ => Code::Failure,

@@ -1,7 +1,11 @@
 //! Clocks: where this crate learns the time, so that tests and simulation own it.
 //!
-//! Invariant: nothing else in this crate reads a clock, and each call reads it once at most.
+//! Invariants:
+//! 1. Nothing else in this crate reads a clock, and each call reads it once at most.
+//! 2. What a [`Kv`](crate::Kv) takes for the time never goes back: what it has hidden as expired it does not show again. Two processes
+//!    agree as well as their clocks do: one may still show what the other hides for as long as their clocks differ.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -20,6 +24,29 @@ impl Clock for SystemClock {
     fn now_ms(&self) -> u64 {
         // A clock set before 1970 reads as 0: nothing expires then, which loses no data.
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    }
+}
+
+/// A clock that never goes back: where the one behind does, it stands until that has caught up.
+pub(crate) struct Forward {
+    behind: Arc<dyn Clock>,
+    highest: AtomicU64,
+}
+
+impl Forward {
+    pub(crate) fn new(behind: Arc<dyn Clock>) -> Self {
+        Self { behind, highest: AtomicU64::new(0) }
+    }
+}
+
+impl Clock for Forward {
+    fn now_ms(&self) -> u64 {
+        let now_ms = self.behind.now_ms();
+        // Mostly it is the same millisecond still: then nothing is written that other processors have to fetch.
+        match self.highest.load(Ordering::Relaxed) {
+            highest if now_ms > highest => self.highest.fetch_max(now_ms, Ordering::Relaxed).max(now_ms),
+            highest => highest,
+        }
     }
 }
 

@@ -50,7 +50,7 @@ impl Kv {
         let end = now_ms.checked_add(1).map(|end| Bytes::copy_from_slice(&end.to_be_bytes()));
         let scan = OmapScan { end, limit, keys_only: true, ..OmapScan::default() };
         let mut due = Vec::new();
-        for namespace in self.open_namespaces() {
+        for namespace in self.open_namespaces()? {
             let (page, _) = self.store().omap_scan(&namespace.placement().expiry, &scan).into_parts();
             for (index_key, _) in page? {
                 let at_ms = index_key.first_chunk().map(|at| u64::from_be_bytes(*at));

@@ -1,29 +1,32 @@
-//! A key-value face on a store: the catalogue of namespaces, the locks, the defaults.
+//! A key-value face on a store: namespaces by name, the locks, the defaults.
 //!
 //! [`Kv::open`] → catalogue → [`Namespace`]s, which share one [`Shared`] with every [`Txn`]
 //!
-//! Catalogue: omap of object `namespaces` in collection `kv`, name → kind as one byte (1 int, 2 bytes), then, unless it is
-//! none, compression as another (1 lz4, 2 zstd).
+//! Removing: record says *removing* → objects, by listing → record; who finds it half done goes on
 //!
 //! Invariants:
 //! 1. A namespace is in the catalogue before its first entry is written.
-//! 2. Whoever holds the registry waits for no other lock of this crate; so it may be taken inside a transaction.
+//! 2. What is kept here of the catalogue only saves making handles anew: each call that names a namespace looks at its record.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bytes::Bytes;
 use esker_store::{
-    Change, Collection, Compression, Durability, ObjectId, ObjectStore, OmapScan, Op, Transaction, limits,
+    Change, Collection, Compression, Condition, Durability, Error as StoreError, Guard, ObjectId, ObjectStore, Retry,
+    Transaction,
 };
 use parking_lot::Mutex;
 
-use crate::key::just_above;
+use crate::catalogue::{self, COLLECTION, Record};
+use crate::clock::Forward;
 use crate::locks::Locks;
-use crate::namespace::{clear_in_parts, compression_from_stored, stored_compression};
+use crate::namespace::CLEAR_OPS;
 use crate::shared::Shared;
 use crate::{Clock, Error, Key, Kind, Namespace, Result, Txn};
+
+/// Objects listed at once where a namespace is removed.
+const REMOVE_NAMES: usize = 16_384;
 
 /// Longest name of a namespace, in bytes. Shortest: 1. `/` is not allowed in it.
 pub const NAMESPACE_NAME_BYTES_MAX: usize = 128;
@@ -32,57 +35,34 @@ pub const NAMESPACE_NAME_BYTES_MAX: usize = 128;
 #[derive(Clone)]
 pub struct Kv {
     shared: Arc<Shared>,
-    registry: Arc<Mutex<BTreeMap<String, Namespace>>>,
-    catalogue: ObjectId,
+    /// Handles by name, so that those of one name share what they keep.
+    handles: Arc<Mutex<BTreeMap<String, Namespace>>>,
 }
 
 impl Kv {
-    /// Opens the face, making collection `kv` if it is missing. One `Kv` per store at a time: its locks are its own.
+    /// Opens the face, making collection `kv` if it is missing. Any number of them, in this process or others, may work on one store.
     ///
     /// # Errors
     /// The store's; `Unsupported` where it is not atomic across objects; `Corrupt` for an unknown kind of namespace.
     pub fn open(store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Result<Self> {
         let capability = store.capability();
         if !capability.atomic_across_objects {
-            return Err(esker_store::Error::Unsupported {
+            return Err(StoreError::Unsupported {
                 backend: capability.backend,
                 what: "change several objects atomically, which the key-value face needs",
             }
             .into());
         }
-        let collection = Collection::from("kv");
+        let collection = Collection::from(COLLECTION);
         if !store.collections().wait()?.contains(&collection) {
             store.submit(Transaction::new().giving_back().create_collection(&collection)).wait()?;
         }
-        let catalogue = ObjectId::new(collection.clone(), Bytes::from_static(b"namespaces"));
-        let locks = Locks::new();
-        let shared = Arc::new(Shared { store, clock, locks, applied_by_default: AtomicBool::new(false) });
-
-        let mut registry = BTreeMap::new();
-        let mut scan = OmapScan { limit: limits::SCAN_ENTRIES_MAX, ..OmapScan::default() };
-        loop {
-            let page = shared.store.omap_scan(&catalogue, &scan).wait()?;
-            let Some((last, _)) = page.last() else { break };
-            scan.start = Some(just_above(last));
-            for (name, kind) in &page {
-                let unreadable = || esker_store::Error::Corrupt {
-                    offset: 0,
-                    what: format!("namespace catalogue: {} of kind {kind:?}", name.escape_ascii()),
-                };
-                let name = std::str::from_utf8(name).map_err(|_| unreadable())?;
-                let (kind, compression) = match &kind[..] {
-                    [kind] => (*kind, 0),
-                    [kind, compression] => (*kind, *compression),
-                    _ => return Err(unreadable().into()),
-                };
-                let kind = Kind::from_stored(kind).ok_or_else(unreadable)?;
-                let namespace = Namespace::new(&shared, &collection, name, kind);
-                namespace.set_compression(compression_from_stored(compression).ok_or_else(unreadable)?);
-                namespace.load()?;
-                registry.insert(name.to_owned(), namespace);
-            }
-        }
-        Ok(Self { shared, registry: Arc::new(Mutex::new(registry)), catalogue })
+        let clock: Arc<dyn Clock> = Arc::new(Forward::new(clock));
+        let shared = Shared { store, clock, locks: Locks::new(), applied_by_default: AtomicBool::new(false) };
+        let kv = Self { shared: Arc::new(shared), handles: Arc::default() };
+        // What cannot be read is told now, not by the first call.
+        kv.open_namespaces()?;
+        Ok(kv)
     }
 
     /// The store below.
@@ -90,7 +70,7 @@ impl Kv {
         &self.shared.store
     }
 
-    /// The clock that decides what has expired.
+    /// The clock that decides what has expired: the one that was given, but for steps back.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.shared.clock
     }
@@ -109,92 +89,137 @@ impl Kv {
     /// # Errors
     /// As [`Kv::namespace`].
     pub fn namespace_with(&self, name: &str, kind: Kind, compression: Compression) -> Result<Namespace> {
-        let mut registry = self.registry.lock();
-        if let Some(namespace) = registry.get(name) {
-            if namespace.kind() != kind {
-                return Err(Error::WrongKind { name: name.to_owned(), found: namespace.kind(), wanted: kind });
+        check_name(name)?;
+        let (store, mut retry) = (&*self.shared.store, Retry::default());
+        loop {
+            match catalogue::find(store, name).wait()? {
+                Some(record) if record.removing => self.finish_removing(name, record)?,
+                Some(record) if record.kind != kind => {
+                    return Err(Error::WrongKind { name: name.to_owned(), found: record.kind, wanted: kind });
+                }
+                Some(record) => return Ok(self.handle(name, record)),
+                None => {
+                    let record = Record { kind, compression, removing: false };
+                    let absent = Condition::OmapAbsent { key: name.as_bytes().to_vec().into() };
+                    // A face that removes keys may have to open their namespace first.
+                    let txn = Transaction::new().giving_back().guard(&catalogue::object(), absent);
+                    match store.submit(txn.change(&catalogue::object(), record.set(name))).wait() {
+                        Ok(_) => return Ok(self.handle(name, record)),
+                        Err(StoreError::GuardFailed { .. }) => retry.again(|| format!("namespace {name}"))?,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
             }
-            return Ok(namespace.clone());
         }
-        let invalid = |why: String| Error::InvalidName { name: name.to_owned(), why };
-        if name.is_empty() {
-            return Err(invalid("it is empty".into()));
-        }
-        if name.len() > NAMESPACE_NAME_BYTES_MAX {
-            let max = NAMESPACE_NAME_BYTES_MAX;
-            return Err(invalid(format!("{} bytes exceed NAMESPACE_NAME_BYTES_MAX = {max}", name.len())));
-        }
-        if name.contains('/') {
-            return Err(invalid("it holds a /".into()));
-        }
-        let set = catalogue_entry(name, kind, compression);
-        // A face that removes keys may have to open their namespace first.
-        let made = self.shared.store.submit(Transaction::new().giving_back().change(&self.catalogue, set));
-        let (seq, barrier) = made.into_parts();
-        seq?;
-        let namespace = Namespace::new(&self.shared, self.catalogue.collection(), name, kind);
-        namespace.set_compression(compression);
-        registry.insert(name.to_owned(), namespace.clone());
-        drop(registry);
-        if let Some(barrier) = barrier {
-            barrier.wait()?;
-        }
-        Ok(namespace)
+    }
+
+    /// A handle of a namespace that the catalogue has.
+    fn handle(&self, name: &str, record: Record) -> Namespace {
+        let mut handles = self.handles.lock();
+        let known = handles.get(name).filter(|known| known.kind() == record.kind && known.check().is_ok());
+        let namespace = known.cloned().unwrap_or_else(|| {
+            let made = Namespace::new(&self.shared, &Collection::from(COLLECTION), name, record.kind);
+            handles.insert(name.to_owned(), made.clone());
+            made
+        });
+        namespace.set_compression(record.compression);
+        namespace
     }
 
     /// Has values that are written to a namespace from now on compressed, or no longer; what is there stays as it is. It is
     /// a hint: a store that cannot compress ([`Capability::compresses`](esker_store::Capability::compresses)), or a value
     /// that does not get smaller, is stored as it is. A transaction over several namespaces takes the first hint of those
-    /// that it writes.
+    /// that it writes. Other processes take it up when they next open the namespace.
     ///
     /// # Errors
     /// [`Error::NoNamespace`]; the store's.
     pub fn set_compression(&self, name: &str, compression: Compression) -> Result<()> {
-        let registry = self.registry.lock();
-        let namespace = registry.get(name).ok_or_else(|| Error::NoNamespace { name: name.to_owned() })?;
-        if namespace.compression() == compression {
-            return Ok(());
+        let mut retry = Retry::default();
+        loop {
+            let record = self.live(name)?;
+            let next = Record { compression, ..record };
+            if next == record || self.replace(name, record, next)? {
+                self.handle(name, next);
+                return Ok(());
+            }
+            retry.again(|| format!("namespace {name}"))?;
         }
-        let set = catalogue_entry(name, namespace.kind(), compression);
-        let (seq, barrier) = self.shared.store.submit(Transaction::new().change(&self.catalogue, set)).into_parts();
-        seq?;
-        namespace.set_compression(compression);
-        drop(registry);
-        if let Some(barrier) = barrier {
-            barrier.wait()?;
+    }
+
+    fn live(&self, name: &str) -> Result<Record> {
+        let found = catalogue::find(&*self.shared.store, name).wait()?.filter(|record| !record.removing);
+        found.ok_or_else(|| Error::NoNamespace { name: name.to_owned() })
+    }
+
+    /// Replaces a record; false if it is another by now.
+    fn replace(&self, name: &str, from: Record, to: Record) -> Result<bool> {
+        let Guard { object, condition } = from.still(name);
+        // Removing, the only change that a full store needs, gives space back.
+        let txn = Transaction { gives_back: to.removing, ..Transaction::new() }.guard(&object, condition);
+        match self.shared.store.submit(txn.change(&object, to.set(name))).wait() {
+            Ok(_) => Ok(true),
+            Err(StoreError::GuardFailed { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
         }
-        Ok(())
     }
 
     /// The namespaces with their kinds, in name order.
     ///
     /// # Errors
-    /// None at present; the store's, should the catalogue ever leave memory.
+    /// The store's.
     pub fn namespaces(&self) -> Result<Vec<(String, Kind)>> {
-        Ok(self.registry.lock().iter().map(|(name, namespace)| (name.clone(), namespace.kind())).collect())
+        let live = catalogue::all(&*self.shared.store)?.into_iter().filter(|(_, record)| !record.removing);
+        Ok(live.map(|(name, record)| (name, record.kind)).collect())
     }
 
-    /// Removes a namespace with all its entries; handles of it answer with an error from then on. One transaction,
-    /// unless it has over 100,000 ranges of int keys: then its entries go in several, its name with the last.
+    /// Removes a namespace with all its entries; what is written to it later answers with an error, in other processes too. Its
+    /// name is free when this returns. In several transactions: stopped between two, it is gone already, and opening its name again,
+    /// or removing it again, does the rest.
     ///
     /// # Errors
     /// [`Error::NoNamespace`]; the store's.
     pub fn remove_namespace(&self, name: &str) -> Result<()> {
+        let mut retry = Retry::default();
         let held = self.shared.locks.all();
-        let namespace = self.registry.lock().get(name).cloned();
-        let namespace = namespace.ok_or_else(|| Error::NoNamespace { name: name.to_owned() })?;
-        let last =
-            Op::Object(self.catalogue.clone(), Change::OmapRemove { key: Bytes::copy_from_slice(name.as_bytes()) });
-        let completion = clear_in_parts(&namespace, Durability::Durable, Some(last));
-        let (done, barrier) = completion.into_parts();
-        done?;
-        namespace.mark_removed();
-        self.registry.lock().remove(name);
-        drop(held);
-        if let Some(barrier) = barrier {
-            barrier.wait()?;
+        loop {
+            let found = catalogue::find(&*self.shared.store, name).wait()?;
+            let record = found.ok_or_else(|| Error::NoNamespace { name: name.to_owned() })?;
+            let removing = Record { removing: true, ..record };
+            if record.removing || self.replace(name, record, removing)? {
+                if let Some(handle) = self.handles.lock().remove(name) {
+                    handle.mark_removed();
+                }
+                drop(held);
+                return self.finish_removing(name, removing);
+            }
+            retry.again(|| format!("namespace {name}"))?;
         }
-        Ok(())
+    }
+
+    /// Removes what is left of a namespace whose record says so, and the record. Others may do the same at once.
+    fn finish_removing(&self, name: &str, record: Record) -> Result<()> {
+        let store = &*self.shared.store;
+        let collection = Collection::from(COLLECTION);
+        let prefix = format!("{name}/").into_bytes();
+        loop {
+            let names = store.list(&collection, Some(&prefix), REMOVE_NAMES.min(CLEAR_OPS)).wait()?;
+            let mut txn = Transaction::new();
+            txn.guards.push(record.still(name));
+            for found in names.into_iter().take_while(|found| found.starts_with(&prefix)) {
+                txn.push(&ObjectId::new(collection.clone(), found), Change::Remove);
+            }
+            let last = txn.ops.is_empty();
+            if last {
+                catalogue::forget(&mut txn, name);
+            }
+            match store.submit(txn).wait() {
+                Ok(_) if last => return Ok(()),
+                Ok(_) => {}
+                // Another has done the rest.
+                Err(StoreError::GuardFailed { .. }) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// What calls without an explicit durability use: [`Durability::Durable`] after opening.
@@ -207,8 +232,8 @@ impl Kv {
         self.shared.applied_by_default.store(durability == Durability::Applied, Ordering::Relaxed);
     }
 
-    /// Begins a transaction that holds the stripes of `keys`: nobody else changes them before it ends. It may read
-    /// other keys too, and write those whose other writers hold one of the same keys.
+    /// Begins a transaction that holds the stripes of `keys`: no other writer of this process changes them before it ends, so that it
+    /// seldom has to be begun anew. It may read and write other keys too.
     ///
     /// On its own thread, call nothing that locks (writes of [`Namespace`], another `begin`) before it ends.
     pub fn begin(&self, keys: &[(&Namespace, Key<'_>)]) -> Txn<'_> {
@@ -227,16 +252,23 @@ impl Kv {
     }
 
     /// All namespaces at this moment.
-    pub(crate) fn open_namespaces(&self) -> Vec<Namespace> {
-        self.registry.lock().values().cloned().collect()
+    pub(crate) fn open_namespaces(&self) -> Result<Vec<Namespace>> {
+        let live = catalogue::all(&*self.shared.store)?.into_iter().filter(|(_, record)| !record.removing);
+        Ok(live.map(|(name, record)| self.handle(&name, record)).collect())
     }
 }
 
-fn catalogue_entry(name: &str, kind: Kind, compression: Compression) -> Change {
-    let value = match compression {
-        // As stores of before compression have it.
-        Compression::None => Bytes::copy_from_slice(&[kind as u8]),
-        _ => Bytes::copy_from_slice(&[kind as u8, stored_compression(compression)]),
-    };
-    Change::OmapSet { key: Bytes::copy_from_slice(name.as_bytes()), value }
+fn check_name(name: &str) -> Result<()> {
+    let invalid = |why: String| Err(Error::InvalidName { name: name.to_owned(), why });
+    if name.is_empty() {
+        return invalid("it is empty".into());
+    }
+    if name.len() > NAMESPACE_NAME_BYTES_MAX {
+        let max = NAMESPACE_NAME_BYTES_MAX;
+        return invalid(format!("{} bytes exceed NAMESPACE_NAME_BYTES_MAX = {max}", name.len()));
+    }
+    if name.contains('/') {
+        return invalid("it holds a /".into());
+    }
+    Ok(())
 }

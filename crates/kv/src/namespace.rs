@@ -6,7 +6,7 @@
 //! Invariants:
 //! 1. Every changing call is one store transaction (but see [`Namespace::clear`] for huge int namespaces).
 //! 2. Dependent writes read the applied half of their read and answer behind its barrier, so that a pipeline of
-//!    them needs one sync.
+//!    them needs one sync. They stand under a guard of what they read, and begin anew where another process was faster.
 //! 3. A stored entry with an expiry has its key in the expiry index; whoever rewrites it without reading leaves the
 //!    old index key to be dropped when its time comes.
 
@@ -15,14 +15,16 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use bytes::Bytes;
 use esker_store::{
-    Barrier, Collection, Completion, Compression, Durability, Error, ObjectStore, Op, Result, Transaction,
+    Barrier, Collection, Completion, Compression, Durability, Error, ObjectStore, Result, Retry, Transaction,
 };
 
+use crate::catalogue::{self, compression_from_stored, stored_compression};
 use crate::entry::{Entry, check_value, decode, decode_owned, encode};
 use crate::key::KEY_BYTES_MAX;
 use crate::locks::stripe_of;
 use crate::placement::{Placement, split};
 use crate::shared::Shared;
+use crate::submit::submit;
 use crate::{Key, Kind, OwnedKey};
 
 /// A set of keys in a [`Kv`](crate::Kv). Cloning costs one reference count.
@@ -41,20 +43,6 @@ struct Inner {
     /// As in the catalogue: see [`stored_compression`].
     compression: AtomicU8,
     placement: Placement,
-}
-
-/// The number that the catalogue knows a compression by. Never reused.
-pub(crate) fn stored_compression(compression: Compression) -> u8 {
-    match compression {
-        Compression::None => 0,
-        Compression::Lz4 => 1,
-        Compression::Zstd => 2,
-    }
-}
-
-/// The compression that the catalogue knows by this number.
-pub(crate) fn compression_from_stored(number: u8) -> Option<Compression> {
-    Compression::ALL.iter().map(|(one, _)| *one).find(|one| stored_compression(*one) == number)
 }
 
 impl std::fmt::Debug for Namespace {
@@ -87,15 +75,8 @@ impl Namespace {
     }
 
     /// An empty transaction with this namespace's hint.
-    fn transaction(&self, durability: Durability) -> Transaction {
+    pub(crate) fn transaction(&self, durability: Durability) -> Transaction {
         Transaction::with(durability).compress(self.compression())
-    }
-
-    pub(crate) fn load(&self) -> Result<()> {
-        match self.0.kind {
-            Kind::Int => self.0.placement.load(self.store()),
-            Kind::Bytes => Ok(()),
-        }
     }
 
     pub(crate) fn mark_removed(&self) {
@@ -124,9 +105,13 @@ impl Namespace {
 
     pub(crate) fn check(&self) -> Result<()> {
         if self.0.removed.load(Ordering::Acquire) {
-            return Err(Error::Invalid { what: "namespace", why: format!("{} was removed", self.0.name) });
+            return Err(self.gone());
         }
         Ok(())
+    }
+
+    pub(crate) fn gone(&self) -> Error {
+        Error::Invalid { what: "namespace", why: format!("{} was removed", self.0.name) }
     }
 
     pub(crate) fn check_key(&self, key: Key<'_>) -> Result<()> {
@@ -178,12 +163,6 @@ impl Namespace {
         let entry = decode_owned(stored)?;
         let expired = entry.expires_ms.is_some_and(|at| at <= self.0.shared.clock.now_ms());
         Ok(if expired { None } else { Some(entry) })
-    }
-
-    /// The stored entry, expired or not.
-    fn stored(&self, key: Key<'_>) -> (Result<Option<Entry>>, Option<Barrier>) {
-        let (stored, barrier) = self.0.placement.get(self.store(), key).into_parts();
-        (stored.and_then(|stored| stored.as_ref().map(decode).transpose()), barrier)
     }
 
     /// The value of a key.
@@ -238,56 +217,82 @@ impl Namespace {
 
     fn write(&self, key: Key<'_>, stored: Bytes, expires_ms: Option<u64>, durability: Durability) -> Completion<()> {
         let inner = &*self.0;
-        let mut txn = self.transaction(durability);
         let _held = inner.shared.locks.one(self.stripe(key));
-        inner.placement.set(&mut txn, key, stored);
-        if let Some(at) = expires_ms {
-            inner.placement.index_set(&mut txn, key, at);
-        }
-        inner.shared.store.submit(txn).map(|_| ())
+        let build = || {
+            let mut txn = self.transaction(durability);
+            inner.placement.set(&mut txn, key, stored.clone());
+            if let Some(at) = expires_ms {
+                inner.placement.index_set(&mut txn, key, at);
+            }
+            Ok(txn)
+        };
+        submit(&inner.shared, &[self], build).map(|_| ())
     }
 
-    /// Reads the entry under the stripe of `key`, lets `decide` say what becomes of it, and does that.
+    /// Reads the entry under the stripe of `key`, lets `decide` say what becomes of it, and does that; again if another process
+    /// changed the entry meanwhile.
     ///
     /// `decide` is given the live entry. `None` changes nothing and answers false.
     fn modify(
         &self,
         key: Key<'_>,
         durability: Durability,
-        decide: impl FnOnce(Option<Entry>) -> Option<Become>,
+        decide: impl Fn(Option<Entry>) -> Option<Become>,
     ) -> Completion<bool> {
         attempt!(self.check_key(key), None);
+        let _held = self.0.shared.locks.one(self.stripe(key));
+        let mut retry = Retry::default();
+        loop {
+            let done = self.modify_once(key, durability, &decide);
+            let (done, barrier) = done.into_parts();
+            match done {
+                Err(Error::GuardFailed { .. }) => {
+                    attempt!(retry.again(|| format!("a key of namespace {}", self.0.name)), barrier);
+                }
+                done => return Completion::after(done, barrier),
+            }
+        }
+    }
+
+    fn modify_once(
+        &self,
+        key: Key<'_>,
+        durability: Durability,
+        decide: impl Fn(Option<Entry>) -> Option<Become>,
+    ) -> Completion<bool> {
         let placement = &self.0.placement;
-        let held = self.0.shared.locks.one(self.stripe(key));
-        let (old, barrier) = self.stored(key);
-        let old = attempt!(old, barrier);
+        let (stored, barrier) = placement.get(self.store(), key).into_parts();
+        let stored = attempt!(stored, barrier);
+        let old = attempt!(stored.as_ref().map(decode).transpose(), barrier);
         let old_expiry = old.as_ref().and_then(|entry| entry.expires_ms);
         let expired = old_expiry.is_some_and(|at| at <= self.0.shared.clock.now_ms());
         let Some(new) = decide(old.filter(|_| !expired)) else {
             return Completion::after(Ok(false), barrier);
         };
-        let mut txn = self.transaction(durability);
-        let new_expiry = match new {
-            Become::Gone => {
-                placement.remove(&mut txn, key);
-                None
+        let build = || {
+            let mut txn = self.transaction(durability);
+            placement.guard(&mut txn, key, stored.clone());
+            let new_expiry = match &new {
+                Become::Gone => {
+                    placement.remove(&mut txn, key);
+                    None
+                }
+                Become::Entry(entry) => {
+                    placement.set(&mut txn, key, entry.encode()?);
+                    entry.expires_ms
+                }
+            };
+            if old_expiry != new_expiry {
+                if let Some(at) = old_expiry {
+                    placement.index_remove(&mut txn, key, at);
+                }
+                if let Some(at) = new_expiry {
+                    placement.index_set(&mut txn, key, at);
+                }
             }
-            Become::Entry(entry) => {
-                placement.set(&mut txn, key, attempt!(entry.encode(), barrier));
-                entry.expires_ms
-            }
+            Ok(txn)
         };
-        if old_expiry != new_expiry {
-            if let Some(at) = old_expiry {
-                placement.index_remove(&mut txn, key, at);
-            }
-            if let Some(at) = new_expiry {
-                placement.index_set(&mut txn, key, at);
-            }
-        }
-        let done = self.store().submit(txn);
-        drop(held);
-        done.map(|_| true).behind(barrier)
+        submit(&self.0.shared, &[self], build).map(|_| true).behind(barrier)
     }
 
     /// Removes a key, and says whether it was there.
@@ -310,7 +315,7 @@ impl Namespace {
         attempt!(check_value(&entry.value), None);
         self.modify(key.into(), durability, |old| match old {
             Some(_) => None,
-            None => Some(Become::Entry(entry)),
+            None => Some(Become::Entry(entry.clone())),
         })
     }
 
@@ -322,7 +327,7 @@ impl Namespace {
     /// [`Namespace::update`] with this durability.
     pub fn update_with<'k>(&self, key: impl Into<Key<'k>>, value: Bytes, durability: Durability) -> Completion<bool> {
         attempt!(check_value(&value), None);
-        self.modify(key.into(), durability, |old| old.map(|old| Become::Entry(Entry { value, ..old })))
+        self.modify(key.into(), durability, |old| old.map(|old| Become::Entry(Entry { value: value.clone(), ..old })))
     }
 
     /// Writes a value, if the present one is `expected` (`None`: if the key is absent), keeping expiry and tag, and
@@ -349,7 +354,7 @@ impl Namespace {
             if old.as_ref().map(|old| &old.value[..]) != expected {
                 return None;
             }
-            Some(Become::Entry(Entry { value, ..old.unwrap_or_default() }))
+            Some(Become::Entry(Entry { value: value.clone(), ..old.unwrap_or_default() }))
         })
     }
 
@@ -384,14 +389,15 @@ impl Namespace {
         if entries.is_empty() {
             return Completion::ready(Ok(()));
         }
-        let mut txn = self.transaction(durability);
-        let held = self.0.shared.locks.many(entries.iter().map(|(key, _)| self.stripe(*key)));
-        for ((key, _), stored) in entries.iter().zip(encoded) {
-            self.0.placement.set(&mut txn, *key, stored);
-        }
-        let done = self.store().submit(txn);
-        drop(held);
-        done.map(|_| ())
+        let _held = self.0.shared.locks.many(entries.iter().map(|(key, _)| self.stripe(*key)));
+        let build = || {
+            let mut txn = self.transaction(durability);
+            for ((key, _), stored) in entries.iter().zip(&encoded) {
+                self.0.placement.set(&mut txn, *key, stored.clone());
+            }
+            Ok(txn)
+        };
+        submit(&self.0.shared, &[self], build).map(|_| ())
     }
 
     /// Removes several keys, all or none, and says how many were there.
@@ -408,9 +414,22 @@ impl Namespace {
         keys.sort_unstable();
         keys.dedup();
         let keys: Vec<Key<'_>> = keys.iter().map(OwnedKey::as_key).collect();
+        let _held = self.0.shared.locks.many(keys.iter().map(|key| self.stripe(*key)));
+        let mut retry = Retry::default();
+        loop {
+            let (done, barrier) = self.remove_once(&keys, durability).into_parts();
+            match done {
+                Err(Error::GuardFailed { .. }) => {
+                    attempt!(retry.again(|| format!("keys of namespace {}", self.0.name)), barrier);
+                }
+                done => return Completion::after(done, barrier),
+            }
+        }
+    }
+
+    fn remove_once(&self, keys: &[Key<'_>], durability: Durability) -> Completion<u64> {
         let placement = &self.0.placement;
-        let held = self.0.shared.locks.many(keys.iter().map(|key| self.stripe(*key)));
-        let (stored, barrier) = placement.get_many(self.store(), self.0.kind, &keys);
+        let (stored, barrier) = placement.get_many(self.store(), self.0.kind, keys);
         let stored = attempt!(stored, barrier);
         let now_ms = self.0.shared.clock.now_ms();
         let mut txn = self.transaction(durability);
@@ -419,6 +438,7 @@ impl Namespace {
             let Some(stored) = stored else { continue };
             let entry = attempt!(decode(&stored), barrier);
             removed += u64::from(!entry.is_expired(now_ms));
+            placement.guard(&mut txn, *key, Some(stored));
             placement.remove(&mut txn, *key);
             if let Some(at) = entry.expires_ms {
                 placement.index_remove(&mut txn, *key, at);
@@ -427,9 +447,7 @@ impl Namespace {
         if txn.ops.is_empty() {
             return Completion::after(Ok(0), barrier);
         }
-        let done = self.store().submit(txn);
-        drop(held);
-        done.map(|_| removed).behind(barrier)
+        self.store().submit(txn).map(|_| removed).behind(barrier)
     }
 
     /// How many entries are stored: exact, with those that have expired and were not removed yet.
@@ -445,7 +463,7 @@ impl Namespace {
     }
 
     /// Removes all entries. One transaction, unless it is an int namespace of over 100,000 ranges: then several, which
-    /// other calls do not see between, but a power cut may.
+    /// other calls of this process do not see between, but other processes and a power cut may.
     pub fn clear(&self) -> Completion<()> {
         self.clear_with(self.default_durability())
     }
@@ -453,10 +471,40 @@ impl Namespace {
     /// [`Namespace::clear`] with this durability.
     pub fn clear_with(&self, durability: Durability) -> Completion<()> {
         attempt!(self.check(), None);
-        let held = self.0.shared.locks.all();
-        let done = clear_in_parts(self, durability, None);
-        drop(held);
-        done
+        let _held = self.0.shared.locks.all();
+        let mut retry = Retry::default();
+        loop {
+            let mut barrier = None;
+            let done = self.clear_once(durability, &mut barrier);
+            match done {
+                Err(Error::GuardFailed { .. }) => {
+                    attempt!(retry.again(|| format!("the ranges of namespace {}", self.0.name)), barrier);
+                }
+                done => return Completion::after(done, barrier),
+            }
+        }
+    }
+
+    fn clear_once(&self, durability: Durability, barrier: &mut Option<Barrier>) -> Result<()> {
+        let (placement, store) = (&self.0.placement, self.store());
+        // Counted before they are listed: an object that is made meanwhile may hold what was written before this call.
+        let made = match self.0.kind {
+            Kind::Int => Some(catalogue::ranges_made(store, &self.0.name).applied(barrier)?),
+            Kind::Bytes => None,
+        };
+        let objects = placement.objects(store, self.0.kind, barrier)?;
+        let mut whole = Transaction::with(durability);
+        placement.clear(&mut whole, &objects);
+        let mut ops = whole.ops.into_iter();
+        loop {
+            let mut part = Transaction::with(durability);
+            part.guards.extend(made.map(|made| catalogue::none_made(&self.0.name, made)));
+            part.ops.extend(ops.by_ref().take(CLEAR_OPS));
+            store.submit(part).applied(barrier)?;
+            if ops.len() == 0 {
+                return Ok(());
+            }
+        }
     }
 }
 
@@ -466,28 +514,5 @@ enum Become {
     Entry(Entry),
 }
 
-/// Operations per transaction where a namespace is removed in several.
-const CLEAR_OPS: usize = 100_000;
-
-/// Removes all entries, and does `last` with the last transaction. The caller keeps everybody out.
-pub(crate) fn clear_in_parts(
-    namespace: &Namespace,
-    durability: Durability,
-    last: Option<Op>,
-) -> esker_store::Completion<()> {
-    let mut whole = Transaction::with(durability);
-    namespace.placement().clear(&mut whole, namespace.kind());
-    whole.ops.extend(last);
-    let store = namespace.store();
-    let mut ops = whole.ops.into_iter();
-    let mut barrier = None;
-    loop {
-        let mut part = Transaction::with(durability);
-        part.ops.extend(ops.by_ref().take(CLEAR_OPS));
-        let (seq, behind) = store.submit(part).into_parts();
-        barrier = esker_store::Barrier::later(barrier, behind);
-        if seq.is_err() || ops.len() == 0 {
-            return esker_store::Completion::after(seq.map(|_| ()), barrier);
-        }
-    }
-}
+/// Operations per transaction where a namespace is cleared or removed in several.
+pub(crate) const CLEAR_OPS: usize = 100_000;

@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //! 1. Names of namespaces hold no `/`, so no two namespaces share an object.
-//! 2. Every range object that was ever written is known here: it becomes known before its first write is submitted.
-//!    It stays known after a clear, so that reads still ask the store and learn its barrier.
+//! 2. Which range objects there are only the store knows, since other processes make some too; ids are kept here to save making
+//!    them again, and say nothing about what there is.
 //! 3. Every stored entry with an expiry has its key in the expiry index; the index may hold more (see `expiry`).
 
 use std::collections::BTreeMap;
@@ -25,8 +25,12 @@ use crate::{Key, Kind};
 pub(crate) const RANGE_BITS: u32 = 20;
 /// Ranges whose ids are found without a lock: the first 134 million keys.
 const LOW_RANGES: usize = 128;
+/// Ranges above those whose ids are kept.
+const HIGH_RANGES_MAX: usize = 65_536;
 /// Names asked for per call when ranges are listed.
 const LIST_NAMES: usize = 4_096;
+/// Names asked for when the highest range is looked for: with fewer the last of them is it.
+const REVERSE_NAMES: usize = 256;
 
 /// The range that an int key is in, and its slot there.
 pub(crate) fn split(key: u64) -> (u64, u64) {
@@ -52,7 +56,7 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// The objects of namespace `name`; for one that exists already, [`Placement::load`] must follow.
+    /// The objects of namespace `name`.
     pub(crate) fn new(collection: &Collection, name: &str, kind: Kind) -> Self {
         let named = |suffix: &str| ObjectId::new(collection.clone(), format!("{name}/{suffix}").into_bytes());
         let (prefix, low_ranges) = match kind {
@@ -69,24 +73,6 @@ impl Placement {
         }
     }
 
-    /// Finds the range objects that exist.
-    pub(crate) fn load(&self, store: &dyn ObjectStore) -> Result<()> {
-        let mut after = self.prefix.clone();
-        loop {
-            let names = store.list(&self.collection, Some(&after), LIST_NAMES).wait()?;
-            let Some(last) = names.last() else { return Ok(()) };
-            after = last.clone();
-            for name in &names {
-                if !name.starts_with(&self.prefix) {
-                    return Ok(());
-                }
-                if let Some(range) = self.range_of(name) {
-                    self.range(range);
-                }
-            }
-        }
-    }
-
     pub(crate) fn collection(&self) -> &Collection {
         &self.collection
     }
@@ -100,55 +86,111 @@ impl Placement {
         Some(u64::from_be_bytes(name.strip_prefix(&self.prefix[..])?.try_into().ok()?))
     }
 
-    /// The object of a range, which becomes known if it was not.
+    fn range_name(&self, range: u64) -> Vec<u8> {
+        let mut name = Vec::with_capacity(self.prefix.len() + 8);
+        name.extend_from_slice(&self.prefix);
+        name.extend_from_slice(&range.to_be_bytes());
+        name
+    }
+
+    /// The object of a range.
     fn range(&self, range: u64) -> ObjectId {
-        let make = || {
-            let mut name = Vec::with_capacity(self.prefix.len() + 8);
-            name.extend_from_slice(&self.prefix);
-            name.extend_from_slice(&range.to_be_bytes());
-            ObjectId::new(self.collection.clone(), name)
-        };
+        self.with_range(range, ObjectId::clone)
+    }
+
+    /// Calls `f` with the object of a range.
+    fn with_range<T>(&self, range: u64, f: impl FnOnce(&ObjectId) -> T) -> T {
+        let make = || ObjectId::new(self.collection.clone(), self.range_name(range));
         if let Some(cell) = self.low.get(range as usize) {
-            return cell.get_or_init(make).clone();
+            return f(cell.get_or_init(make));
         }
         if let Some(id) = self.high.read().get(&range) {
-            return id.clone();
+            return f(id);
         }
-        self.high.write().entry(range).or_insert_with(make).clone()
+        let id = make();
+        let mut high = self.high.write();
+        // Those who ask may ask for any: only so many are kept.
+        if high.len() < HIGH_RANGES_MAX {
+            high.insert(range, id.clone());
+        }
+        drop(high);
+        f(&id)
     }
 
-    /// Calls `f` with the object of a range, if it is known.
-    fn with_range<T>(&self, range: u64, f: impl FnOnce(&ObjectId) -> T) -> Option<T> {
-        if let Some(cell) = self.low.get(range as usize) {
-            return cell.get().map(f);
-        }
-        let id = self.high.read().get(&range).cloned()?;
-        Some(f(&id))
+    /// Names of this namespace's ranges from `first` on, in order, at most `limit`; with what showing them waits for.
+    fn ranges_from(
+        &self,
+        store: &dyn ObjectStore,
+        first: u64,
+        limit: usize,
+        barrier: &mut Option<Barrier>,
+    ) -> Result<Vec<u64>> {
+        let after = first.checked_sub(1).map_or_else(|| self.prefix.to_vec(), |before| self.range_name(before));
+        let names = store.list(&self.collection, Some(&after), limit).applied(barrier)?;
+        let ours = names.iter().take_while(|name| name.starts_with(&self.prefix));
+        Ok(ours.filter_map(|name| self.range_of(name)).collect())
     }
 
-    /// The lowest known range of `first..=last`, or the highest.
-    pub(crate) fn next_range(&self, first: u64, last: u64, reverse: bool) -> Option<(u64, ObjectId)> {
-        let low_end = self.low.len() as u64;
-        let low = |range: u64| Some((range, self.low.get(range as usize)?.get()?.clone()));
-        let mut in_low = first..last.saturating_add(1).min(low_end);
-        let high = |high: &BTreeMap<u64, ObjectId>| {
-            let mut ranges = high.range(first.max(low_end)..=last);
-            let found = if reverse { ranges.next_back() } else { ranges.next() };
-            found.map(|(range, id)| (*range, id.clone()))
+    /// The lowest range of `first..=last` that has an object, or the highest.
+    pub(crate) fn next_range(
+        &self,
+        store: &dyn ObjectStore,
+        (first, last): (u64, u64),
+        reverse: bool,
+        barrier: &mut Option<Barrier>,
+    ) -> Result<Option<(u64, ObjectId)>> {
+        let found = if reverse {
+            self.highest_range(store, first, last, barrier)?
+        } else {
+            self.ranges_from(store, first, 1, barrier)?.first().copied().filter(|range| *range <= last)
         };
-        let in_high = || if last < low_end { None } else { high(&self.high.read()) };
-        if reverse { in_high().or_else(|| in_low.rev().find_map(low)) } else { in_low.find_map(low).or_else(in_high) }
+        Ok(found.map(|range| (range, self.range(range))))
     }
 
-    /// All objects that may hold entries.
-    pub(crate) fn objects(&self, kind: Kind) -> Vec<ObjectId> {
-        match kind {
-            Kind::Bytes => vec![self.bytes.clone()],
-            Kind::Int => {
-                let low = self.low.iter().filter_map(|cell| cell.get().cloned());
-                low.chain(self.high.read().values().cloned()).collect()
+    fn highest_range(
+        &self,
+        store: &dyn ObjectStore,
+        first: u64,
+        last: u64,
+        barrier: &mut Option<Barrier>,
+    ) -> Result<Option<u64>> {
+        let page = self.ranges_from(store, first, REVERSE_NAMES, barrier)?;
+        let Some(mut highest) = page.iter().copied().take_while(|range| *range <= last).last() else {
+            return Ok(None);
+        };
+        if page.len() < REVERSE_NAMES || page.last().is_some_and(|range| *range > last) {
+            return Ok(Some(highest));
+        }
+        // Names are listed upwards only, and there are many: look where none follows.
+        let mut end = last;
+        while highest < end {
+            let middle = highest + (end - highest).div_ceil(2);
+            match self.ranges_from(store, middle, 1, barrier)?.first() {
+                Some(range) if *range <= last => highest = *range,
+                _ => end = middle - 1,
             }
         }
+        Ok(Some(highest))
+    }
+
+    /// All objects that may hold entries, as listed now.
+    pub(crate) fn objects(
+        &self,
+        store: &dyn ObjectStore,
+        kind: Kind,
+        barrier: &mut Option<Barrier>,
+    ) -> Result<Vec<ObjectId>> {
+        if kind == Kind::Bytes {
+            return Ok(vec![self.bytes.clone()]);
+        }
+        let mut all = Vec::new();
+        let mut first = Some(0);
+        while let Some(from) = first {
+            let page = self.ranges_from(store, from, LIST_NAMES, barrier)?;
+            first = page.last().filter(|_| page.len() == LIST_NAMES).and_then(|last| last.checked_add(1));
+            all.extend(page.into_iter().map(|range| self.range(range)));
+        }
+        Ok(all)
     }
 
     /// The stored bytes of a key.
@@ -156,8 +198,7 @@ impl Placement {
         match key {
             Key::Int(key) => {
                 let (range, index) = split(key);
-                let answer = self.with_range(range, |object| store.slot_get(object, index));
-                answer.unwrap_or_else(|| Completion::ready(Ok(None)))
+                self.with_range(range, |object| store.slot_get(object, index))
             }
             Key::Bytes(key) => store.omap_get(&self.bytes, key),
         }
@@ -192,10 +233,8 @@ impl Placement {
         let mut found = vec![None; keys.len()];
         let mut barrier = None;
         for (range, (places, indexes)) in by_range {
-            let Some(answer) = self.with_range(range, |object| store.slot_get_many(object, &indexes)) else { continue };
-            let (values, behind) = answer.into_parts();
-            barrier = Barrier::later(barrier, behind);
-            match values {
+            let values = self.with_range(range, |object| store.slot_get_many(object, &indexes));
+            match values.applied(&mut barrier) {
                 Ok(values) => places.into_iter().zip(values).for_each(|(at, value)| found[at] = value),
                 Err(error) => return (Err(error), barrier),
             }
@@ -221,7 +260,6 @@ impl Placement {
         match key {
             Key::Int(key) => {
                 let (range, index) = split(key);
-                // A range that was never written holds nothing to remove.
                 self.with_range(range, |object| txn.push(object, Change::SlotRemove { index }));
             }
             Key::Bytes(key) => txn.push(&self.bytes, Change::OmapRemove { key: Bytes::copy_from_slice(key) }),
@@ -261,10 +299,15 @@ impl Placement {
         txn.push(&self.expiry, Change::OmapRemove { key: key.index_key(expires_ms) });
     }
 
-    /// Adds the removal of everything.
-    pub(crate) fn clear(&self, txn: &mut Transaction, kind: Kind) {
-        for object in self.objects(kind) {
-            txn.push(&object, Change::Remove);
+    /// Whether entries of this namespace stand in an object: not only their places in an index.
+    pub(crate) fn is_entries(&self, object: &ObjectId) -> bool {
+        object.name().starts_with(&self.prefix)
+    }
+
+    /// Adds the removal of everything that stands in these objects.
+    pub(crate) fn clear(&self, txn: &mut Transaction, objects: &[ObjectId]) {
+        for object in objects {
+            txn.push(object, Change::Remove);
         }
         txn.push(&self.expiry, Change::Remove);
     }
@@ -272,16 +315,17 @@ impl Placement {
     /// How many entries are stored.
     pub(crate) fn len(&self, store: &dyn ObjectStore, kind: Kind) -> (Result<u64>, Option<Barrier>) {
         let mut barrier = None;
+        let len = self.count(store, kind, &mut barrier);
+        (len, barrier)
+    }
+
+    fn count(&self, store: &dyn ObjectStore, kind: Kind, barrier: &mut Option<Barrier>) -> Result<u64> {
         let mut len = 0;
-        for object in self.objects(kind) {
-            let (stat, behind) = store.stat(&object).into_parts();
-            barrier = Barrier::later(barrier, behind);
-            match stat {
-                Ok(stat) => len += stat.map_or(0, |stat| stat.slots + stat.omap_keys),
-                Err(error) => return (Err(error), barrier),
-            }
+        for object in self.objects(store, kind, barrier)? {
+            let stat = store.stat(&object).applied(barrier)?;
+            len += stat.map_or(0, |stat| stat.slots + stat.omap_keys);
         }
-        (Ok(len), barrier)
+        Ok(len)
     }
 }
 
@@ -290,15 +334,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_ranges_are_found_in_order_across_the_low_table_and_beyond() {
+    fn ranges_are_found_in_order_both_ways_however_many_there_are() {
+        let store = esker_memory::MemoryStore::new();
         let placement = Placement::new(&"kv".into(), "n", Kind::Int);
-        for range in [0, 5, 127, 128, 9_000, u64::MAX >> RANGE_BITS] {
-            placement.range(range);
-        }
         let last = u64::MAX >> RANGE_BITS;
+        let mut all: Vec<u64> = vec![0, 5, 127, 128, 9_000, last];
+        all.extend((0..2 * REVERSE_NAMES as u64).map(|range| 20_000 + 3 * range));
+        all.sort_unstable();
+        let mut txn = Transaction::new().create_collection(&"kv".into());
+        for range in &all {
+            txn.push(&placement.range(*range), Change::Touch);
+        }
+        // Neighbours in the list of names.
+        for name in ["n/expiry", "n/int", "n/int0", "n2/int/12345678", "n/inu"] {
+            txn.push(&ObjectId::new("kv".into(), name), Change::Touch);
+        }
+        store.submit(txn).wait().unwrap();
+        let next = |span, reverse| placement.next_range(&store, span, reverse, &mut None).unwrap();
         let walk = |reverse: bool| {
             let (mut first, mut end, mut seen) = (0, last, vec![]);
-            while let Some((range, id)) = placement.next_range(first, end, reverse) {
+            while let Some((range, id)) = next((first, end), reverse) {
                 assert_eq!(placement.range_of(id.name()), Some(range));
                 seen.push(range);
                 if reverse {
@@ -313,11 +368,11 @@ mod tests {
             }
             seen
         };
-        let mut all = vec![0, 5, 127, 128, 9_000, last];
         assert_eq!(walk(false), all);
         all.reverse();
         assert_eq!(walk(true), all);
-        assert_eq!(placement.next_range(6, 126, false), None);
-        assert_eq!(placement.next_range(200, 300, true), None);
+        assert_eq!(next((6, 126), false), None);
+        assert_eq!(next((200, 300), true), None);
+        assert_eq!(placement.objects(&store, Kind::Int, &mut None).unwrap().len(), all.len());
     }
 }

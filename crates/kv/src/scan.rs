@@ -267,7 +267,7 @@ impl Walk {
             Bounds::Int { first, last } => {
                 let ((mut low, low_index), (mut high, high_index)) = (split(*first), split(*last));
                 let (first_range, last_range) = (low, high);
-                while let Some((range, object)) = placement.next_range(low, high, reverse) {
+                while let Some((range, object)) = placement.next_range(store, (low, high), reverse, barrier)? {
                     let start = if range == first_range { low_index } else { 0 };
                     let end = if range == last_range { high_index + 1 } else { 1 << RANGE_BITS };
                     let scan = SlotScan { range: start..end, reverse, limit, keys_only };

@@ -8,18 +8,22 @@
 //!    of a range or of all takes the entries of its keys with it, so that what is left was written after it.
 //! 3. The first write that cannot be (key too long, wrong kind) makes commit fail with nothing applied.
 //! 4. The answer waits for the barriers of all that was read.
+//! 5. What is written stands under a guard of every key that was read: another process that changed one makes it fail whole.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 use esker_store::{Barrier, Change, Completion, Compression, Durability, Error, Result as StoreResult, Transaction};
+use smallvec::SmallVec;
 
+use crate::catalogue;
 use crate::entry::{Entry, TAG_MAX, check_value, decode_owned};
 use crate::key::prefix_end;
 use crate::locks::Held;
 use crate::scan::{Bounds, Scan, Walk};
 use crate::shared::Shared;
+use crate::submit::submit;
 use crate::{Key, Kind, Namespace, OwnedKey, Result};
 
 /// Store entries fetched at once where a scan merges: enough to hide a call, few enough to waste little.
@@ -35,6 +39,8 @@ pub struct Txn<'a> {
     now_ms: Cell<Option<u64>>,
     writes: Vec<Writes>,
     barrier: RefCell<Option<Barrier>>,
+    /// What was found in the store, by key.
+    reads: Vec<Reads>,
     failed: Option<Error>,
     gives_back: bool,
     held: Held<'a>,
@@ -48,6 +54,12 @@ struct Writes {
     entries: BTreeMap<OwnedKey, Option<Entry>>,
     /// Expiries met while reading, whose index keys need not outlive their entries.
     seen: Vec<(OwnedKey, u64)>,
+}
+
+/// The keys of one namespace that were read, each with what the store held when it was first read.
+struct Reads {
+    namespace: Namespace,
+    found: BTreeMap<OwnedKey, Option<Bytes>>,
 }
 
 /// What the own writes say about a key.
@@ -76,14 +88,19 @@ impl Writes {
         self.cleared || self.ranges.iter().any(|range| range.contains(key))
     }
 
-    fn push(self, txn: &mut Transaction) -> StoreResult<()> {
+    fn push(&self, txn: &mut Transaction, barrier: &mut Option<Barrier>) -> StoreResult<()> {
         let placement = self.namespace.placement();
         if self.cleared {
-            placement.clear(txn, self.namespace.kind());
+            let (kind, store) = (self.namespace.kind(), self.namespace.store());
+            if kind == Kind::Int {
+                let made = catalogue::ranges_made(store, self.namespace.name()).applied(barrier)?;
+                txn.guards.push(catalogue::none_made(self.namespace.name(), made));
+            }
+            placement.clear(txn, &placement.objects(store, kind, barrier)?);
         }
-        for range in self.ranges {
+        for range in &self.ranges {
             if let Bounds::Bytes { start, end } = range {
-                txn.push(&placement.bytes, Change::OmapRemoveRange { start, end });
+                txn.push(&placement.bytes, Change::OmapRemoveRange { start: start.clone(), end: end.clone() });
             }
         }
         for (key, at) in &self.seen {
@@ -110,7 +127,8 @@ impl Writes {
 impl<'a> Txn<'a> {
     pub(crate) fn new(shared: &'a Shared, held: Held<'a>) -> Self {
         let (now_ms, barrier) = (Cell::new(None), RefCell::new(None));
-        Self { shared, now_ms, writes: Vec::new(), barrier, failed: None, gives_back: false, held }
+        let (writes, reads) = (Vec::new(), Vec::new());
+        Self { shared, now_ms, writes, barrier, reads, failed: None, gives_back: false, held }
     }
 
     /// The time of this transaction in unix milliseconds: one reading of the clock, at first need.
@@ -147,8 +165,13 @@ impl<'a> Txn<'a> {
         }
     }
 
-    /// The entry if it is live; remembers an expiry that it has.
+    /// The entry if it is live; remembers what was found, and an expiry that it has.
     fn live(&mut self, namespace: &Namespace, key: Key<'_>, stored: Option<Bytes>) -> Result<Option<Entry>> {
+        let at = self.reads.iter().position(|reads| reads.namespace.is(namespace)).unwrap_or_else(|| {
+            self.reads.push(Reads { namespace: namespace.clone(), found: BTreeMap::new() });
+            self.reads.len() - 1
+        });
+        self.reads[at].found.entry(key.to_owned_key()).or_insert_with(|| stored.clone());
         let Some(stored) = stored else { return Ok(None) };
         let entry = decode_owned(stored)?;
         let Some(at) = entry.expires_ms else { return Ok(Some(entry)) };
@@ -389,28 +412,42 @@ impl<'a> Txn<'a> {
     /// Ends the transaction: applies its writes as one store transaction, if there are any, and unlocks. What it
     /// answers waits for everything that was read, too.
     ///
+    /// A transaction that writes nothing shows what it read at several moments, if other processes write meanwhile. Guarded is each
+    /// key that was read by itself; of a scan, only what [`Txn::get`] read as well.
+    ///
     /// # Errors
-    /// The store's; `TooLarge` or `Invalid` if one of its writes could not be. Nothing was applied then.
+    /// `GuardFailed` if another process changed a key that was read: begin anew. The store's; `TooLarge` or `Invalid` if one of its
+    /// writes could not be. Nothing was applied then.
     pub fn commit(self, durability: Durability) -> Completion<()> {
         let barrier = self.barrier.take();
         if let Some(error) = self.failed {
             return Completion::after(Err(error), barrier);
         }
+        if self.is_read_only() {
+            return Completion::after(Ok(()), barrier);
+        }
         // One hint for all of it: of what is written in several namespaces, the first that asks for something.
         let hints = self.writes.iter().map(|writes| writes.namespace.compression());
         let hint = hints.into_iter().find(|hint| *hint != Compression::None).unwrap_or_default();
-        let mut txn = Transaction::with(durability).compress(hint);
-        txn.gives_back = self.gives_back;
-        for writes in self.writes {
-            if let Err(error) = writes.push(&mut txn) {
-                return Completion::after(Err(error), barrier);
+        // What it takes to know which objects a clear removes.
+        let listed = RefCell::new(None);
+        let build = || {
+            let mut txn = Transaction::with(durability).compress(hint);
+            txn.gives_back = self.gives_back;
+            for reads in &self.reads {
+                for (key, found) in &reads.found {
+                    reads.namespace.placement().guard(&mut txn, key.as_key(), found.clone());
+                }
             }
-        }
-        if txn.ops.is_empty() {
-            return Completion::after(Ok(()), barrier);
-        }
-        let done = self.shared.store.submit(txn);
+            let mut behind = listed.take();
+            let pushed = self.writes.iter().try_for_each(|writes| writes.push(&mut txn, &mut behind));
+            listed.replace(behind);
+            pushed.map(|()| txn)
+        };
+        let writing = self.writes.iter().filter(|writes| writes.entries.values().any(Option::is_some));
+        let namespaces: SmallVec<[&Namespace; 4]> = writing.map(|writes| &writes.namespace).collect();
+        let done = submit(self.shared, &namespaces, build);
         drop(self.held);
-        done.map(|_| ()).behind(barrier)
+        done.map(|_| ()).behind(barrier).behind(listed.take())
     }
 }

@@ -239,12 +239,12 @@ impl Log {
             let outcome = self.write_at(token, batch);
             let outcome = match outcome {
                 Ok(Outcome::Written(barrier)) => return done(barrier),
-                Err(Error::Store(cause @ StoreError::Io { .. })) if tries < RETRIES => {
+                Err(Error::Store(cause @ (StoreError::Io { .. } | StoreError::Unknown { .. }))) if tries < RETRIES => {
                     tries += 1;
                     unanswered = Some(cause);
                     continue;
                 }
-                Err(Error::Store(cause @ (StoreError::Io { .. } | StoreError::Stopped { .. }))) => {
+                Err(Error::Store(cause)) if cause.is_unknown() || matches!(cause, StoreError::Io { .. }) => {
                     return Err(Error::Uncertain { position, nonce: batch.nonce, cause });
                 }
                 other => other,

@@ -195,9 +195,7 @@ impl Waist {
                 }
                 Ok(None)
             }
-            (Err(error @ (StoreError::Stopped { .. } | StoreError::Io { .. })), _) => {
-                Err(Error::Unknown { cause: error.to_string() })
-            }
+            (Err(error), _) if error.is_unknown() => Err(Error::Unknown { cause: error.to_string() }),
             (Err(error), _) => Err(error.into()),
         }
     }

@@ -50,6 +50,16 @@ impl<T> Completion<T> {
         (self.result.unwrap_or(Err(Error::Closed)), self.barrier)
     }
 
+    /// The outcome as applied; what it waits for is added to `barrier`, for an answer that is made of several.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn applied(self, barrier: &mut Option<Barrier>) -> Result<T> {
+        let (result, behind) = self.into_parts();
+        *barrier = Barrier::later(barrier.take(), behind);
+        result
+    }
+
     /// Changes the value.
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Completion<U> {
         Completion { result: self.result.map(|result| result.map(f)), barrier: self.barrier }

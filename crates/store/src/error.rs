@@ -1,7 +1,6 @@
 //! What can go wrong at the waist: one variant per thing that a caller does differently.
 //!
-//! Invariant: an error of `submit` means that nothing of the transaction was applied, save for
-//! [`Error::Stopped`], after which its fate is known only on reopening.
+//! Invariant: an error of `submit` for which [`Error::is_unknown`] is false means that nothing of the transaction was applied.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -99,6 +98,25 @@ pub enum Error {
         /// The first cause.
         cause: Arc<str>,
     },
+    /// The answer was lost on the way: the store applied the transaction, or will, or never does. Look at what it would have
+    /// changed, or submit it again under a guard that holds once only, or pass the error on by this name.
+    #[error("it is not known whether the transaction was applied: {cause}")]
+    Unknown {
+        /// How the answer was lost.
+        cause: String,
+    },
+    /// The store was restarted after it had applied something that this writer has not synced since; that may be gone.
+    /// Write again what was written since the last sync that succeeded.
+    #[error("the store was restarted since it was last synced: what was written in between may be lost")]
+    Restarted,
+    /// Others changed what was read each time before it could be written. Nothing was applied; try again later.
+    #[error("gave up on {what} after {attempts} attempts: others changed it each time")]
+    Contended {
+        /// What was to be changed.
+        what: String,
+        /// How often it was tried.
+        attempts: u32,
+    },
     /// The store was closed. Stop using it.
     #[error("the store is closed")]
     Closed,
@@ -109,6 +127,13 @@ impl Error {
     pub fn panicked(who: &str, panic: &(dyn Any + Send)) -> Self {
         let said = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         Self::Stopped { cause: format!("{who} panicked: {}", said.unwrap_or("without a message")).into() }
+    }
+
+    /// Whether a transaction that was answered so may have been applied, now or later.
+    ///
+    /// [`Error::Stopped`] is among these: it is also the answer where the store failed between applying and syncing.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Unknown { .. } | Self::Stopped { .. })
     }
 
     /// An [`Error::Io`] that names what was tried.

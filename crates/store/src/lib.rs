@@ -18,11 +18,14 @@ mod completion;
 #[cfg(feature = "contract")]
 pub mod contract;
 mod error;
+mod forward;
 mod id;
+mod incarnation;
 pub mod limits;
 mod mark;
 #[cfg(feature = "contract")]
 pub mod model;
+mod retry;
 mod transaction;
 
 use std::ops::Range;
@@ -33,8 +36,11 @@ use bytes::Bytes;
 pub use capability::Capability;
 pub use completion::Completion;
 pub use error::{Error, Result};
+pub use forward::Forward;
 pub use id::{Collection, CommitSeq, IdHasher, ObjectId, ObjectMap};
+pub use incarnation::{Incarnation, Unsynced};
 pub use mark::{Barrier, DurableMark};
+pub use retry::{ATTEMPTS_MAX, Attempt, Retry, change_guarded};
 pub use transaction::{
     Change, CommitCursor, CommitEntry, Compare, Compression, Condition, Durability, Guard, OmapScan, Op, Order,
     SlotScan, Transaction,
@@ -82,10 +88,17 @@ pub trait ObjectStore: Send + Sync {
     /// waits for what [`Transaction::durability`] asks.
     ///
     /// # Errors
-    /// Every variant of [`Error`]; see there. After any but `Stopped` nothing was applied.
+    /// Every variant of [`Error`]; see there. After one of which [`Error::is_unknown`] is false nothing was applied.
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq>;
 
-    /// Completes when everything applied before the call is durable, whatever durability it asked for.
+    /// The life of the store that answered last. It changes when the store is restarted under its user, which only one on the
+    /// other side of a network can be; [`Unsynced`] tells by it whether a sync covers what was applied before.
+    fn incarnation(&self) -> Incarnation {
+        Incarnation::LOCAL
+    }
+
+    /// Completes when everything applied before the call is durable, whatever durability it asked for. Where
+    /// [`ObjectStore::incarnation`] changes, that is what the present life of the store has applied.
     fn sync(&self) -> Completion<CommitSeq>;
 
     /// What the object is, or `None` if it does not exist.

@@ -360,10 +360,13 @@ impl Transaction {
     /// [`Error::TooLarge`] names the limit; [`Error::Invalid`] an empty name or a range that ends before it starts.
     pub fn check(&self) -> Result<()> {
         at_most("number of operations", self.ops.len(), "TRANSACTION_OPS_MAX", TRANSACTION_OPS_MAX)?;
+        // What is compared is not written: it has the same bound of its own.
         let mut total = 0usize;
         for guard in &self.guards {
             total += check_object(&guard.object)? + guard.condition.check()?;
         }
+        at_most("guards of a transaction", total, "TRANSACTION_BYTES_MAX", TRANSACTION_BYTES_MAX)?;
+        total = 0;
         for op in &self.ops {
             total += match op {
                 Op::CreateCollection(collection) | Op::RemoveCollection(collection) => check_collection(collection)?,

@@ -29,7 +29,7 @@ pub(crate) fn call<C, M, A, F>(
     manner: Manner,
     message: M,
     call: impl Fn(C, Request<M>) -> F + Send + 'static,
-) -> Result<A, Status>
+) -> Result<Response<A>, Status>
 where
     C: Clone + Send + Sync + 'static,
     M: Clone + Send + 'static,
@@ -45,7 +45,7 @@ where
             request.set_timeout(timeout);
             let called = tokio::time::timeout(timeout, call(client.clone(), request)).await;
             match called {
-                Ok(Ok(answer)) => return Ok(answer.into_inner()),
+                Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(status)) => {
                     let lost = matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled);
                     if !again || !lost || told(&status) || tries >= TRIES {

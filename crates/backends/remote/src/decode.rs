@@ -1,6 +1,6 @@
 //! Answers and failures of the server as the store's types.
 //!
-//! Invariant: a failure without an error of the store in it is [`Error::Io`]: what became of the call is not known.
+//! Invariant: of a transaction whose answer was lost the error is [`Error::Unknown`]; a reader is told of the loss as [`Error::Io`].
 
 use std::collections::HashSet;
 use std::io;
@@ -28,6 +28,15 @@ pub(crate) fn error(what: &str, status: &Status) -> Error {
             _ => io::ErrorKind::ConnectionAborted,
         };
         Error::io(format!("{what} at the server"), io::Error::new(kind, text(status)))
+    })
+}
+
+/// What a failed submit means.
+pub(crate) fn submit_error(status: &Status) -> Error {
+    told(status).unwrap_or_else(|| match status.code() {
+        // Refused before anybody looked at what was asked.
+        Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented => error("submit", status),
+        _ => Error::Unknown { cause: format!("submit at the server: {}", text(status)) },
     })
 }
 
@@ -70,6 +79,9 @@ fn told(status: &Status) -> Option<Error> {
         Told::Io(text) => Error::io(text.what, io::Error::other(text.why)),
         Told::Stopped(cause) => Error::Stopped { cause: cause.into() },
         Told::Closed(_) => Error::Closed,
+        Told::Unknown(cause) => Error::Unknown { cause },
+        Told::Restarted(_) => Error::Restarted,
+        Told::Contended(by) => Error::Contended { what: by.what, attempts: by.attempts },
     })
 }
 
@@ -106,7 +118,11 @@ mod tests {
 
     #[test]
     fn a_lost_answer_is_an_error_of_unknown_fate() {
-        let lost = error("submit", &Status::unavailable("connection reset"));
-        assert!(matches!(&lost, Error::Io { source, .. } if source.to_string().contains("connection reset")));
+        let lost = submit_error(&Status::unavailable("connection reset"));
+        assert!(matches!(&lost, Error::Unknown { cause } if cause.contains("connection reset")), "{lost:?}");
+        let refused = submit_error(&Status::unauthenticated("no token"));
+        assert!(matches!(&refused, Error::Io { .. }), "{refused:?}");
+        let read = error("stat", &Status::unavailable("connection reset"));
+        assert!(matches!(&read, Error::Io { source, .. } if source.to_string().contains("connection reset")));
     }
 }

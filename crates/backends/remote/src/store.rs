@@ -2,17 +2,22 @@
 //!
 //! call → limits checked here → request → answer, which may be shown · reads: again after a loss
 //!
-//! Invariant: a transaction is sent once. What became of it after a lost answer is for its guards to find out.
+//! Invariants:
+//! 1. A transaction is sent once; after a lost answer its outcome is [`StoreError::Unknown`], for its guards to find out.
+//! 2. Each answer tells the life of the store that gave it ([`ObjectStore::incarnation`]).
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use esker_store::{
-    Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error as StoreError, ObjectId,
-    ObjectStore, OmapScan, SlotScan, Stat, Transaction, limits,
+    Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error as StoreError,
+    Incarnation, ObjectId, ObjectStore, OmapScan, SlotScan, Stat, Transaction, limits,
 };
+use parking_lot::Mutex;
 use tonic::{Code, Request, Response, Status};
 
 use crate::address::{Error, Options, Place, Result, Tokened, channel};
@@ -24,6 +29,11 @@ use crate::{decode, encode};
 /// Longest message either way, in bytes.
 const MESSAGE_BYTES_MAX: usize = 96 << 20;
 
+/// Name of the metadata with the life of the store, a decimal number.
+const INCARNATION: &str = "esker-incarnation";
+/// Most lives of which late answers are told from those of a new one.
+const LIVES_MAX: usize = 64;
+
 /// An open store of a server. Cloning gives the same one.
 #[derive(Clone)]
 pub struct RemoteStore {
@@ -31,6 +41,33 @@ pub struct RemoteStore {
     capability: Capability,
     place: Arc<Place>,
     timeout: Duration,
+    lives: Arc<Lives>,
+}
+
+/// The lives of the server's store, in the order in which they first answered.
+#[derive(Default)]
+struct Lives {
+    /// The present one is the last; of those before only some are kept.
+    met: Mutex<VecDeque<u64>>,
+    present: AtomicU64,
+}
+
+impl Lives {
+    /// An answer came from `life`. One of an earlier life that was long on its way changes nothing.
+    fn answered(&self, life: u64) {
+        if self.present.load(Ordering::Acquire) == life {
+            return;
+        }
+        let mut met = self.met.lock();
+        if met.contains(&life) {
+            return;
+        }
+        if met.len() == LIVES_MAX {
+            met.pop_front();
+        }
+        met.push_back(life);
+        self.present.store(life, Ordering::Release);
+    }
 }
 
 impl std::fmt::Debug for RemoteStore {
@@ -60,7 +97,8 @@ impl RemoteStore {
             compresses: false,
             transaction_bytes_max: 0,
         };
-        let mut store = Self { client, capability, place: Arc::new(place), timeout: options.timeout };
+        let mut store =
+            Self { client, capability, place: Arc::new(place), timeout: options.timeout, lives: Arc::default() };
         let asked = store.call(true, proto::CapabilityRequest {}, |mut client, request| async move {
             client.capability(request).await
         });
@@ -104,7 +142,11 @@ impl RemoteStore {
         F: Future<Output = std::result::Result<Response<A>, Status>> + Send + 'static,
     {
         let manner = Manner { timeout: self.timeout, again, told: decode::is_told };
-        crate::call::call(&self.client, manner, message, call)
+        let answer = crate::call::call(&self.client, manner, message, call)?;
+        let life = answer.metadata().get(INCARNATION).and_then(|life| life.to_str().ok()?.parse().ok());
+        // Servers of before this was told are taken for one life.
+        self.lives.answered(life.unwrap_or(1));
+        Ok(answer.into_inner())
     }
 
     /// A read, and what is made of its answer.
@@ -154,8 +196,12 @@ impl ObjectStore for RemoteStore {
         let answered = self.call(false, message, |mut client, request| async move { client.submit(request).await });
         Completion::ready(match answered {
             Ok(answer) => Ok(CommitSeq(answer.seq)),
-            Err(status) => Err(decode::error("submit", &status)),
+            Err(status) => Err(decode::submit_error(&status)),
         })
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        Incarnation(self.lives.present.load(Ordering::Acquire))
     }
 
     fn sync(&self) -> Completion<CommitSeq> {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use esker_log::{Found, Logs, Options, Session};
 use esker_memory::MemoryStore;
 use esker_remote::{Place, RemoteStore};
-use esker_store::{Change, Condition, Error, ObjectId, ObjectStore, Transaction};
+use esker_store::{Change, Condition, Durability, Error, ObjectId, ObjectStore, Transaction, Unsynced};
 use support::{Running, open};
 
 /// Lets bytes through both ways until it is told to lose the server's answers: then it closes the connection with the first byte of one.
@@ -87,12 +87,12 @@ fn a_lost_answer_is_an_error_of_unknown_fate_and_a_guard_tells_it() {
     wire.lose.store(true, Ordering::SeqCst);
     let lost = store.submit(write()).wait();
     assert!(wire.lost.load(Ordering::SeqCst), "no answer was lost: {lost:?}");
-    assert!(matches!(lost, Err(Error::Io { .. })), "{lost:?}");
+    assert!(matches!(lost, Err(Error::Unknown { .. })), "{lost:?}");
     // It connects again by itself, and what was guarded was done once.
     let again = loop {
         match store.submit(write()).wait() {
             // It may have been sent before the broken connection was found out: of unknown fate as well.
-            Err(Error::Io { .. }) => {}
+            Err(Error::Unknown { .. }) => {}
             other => break other,
         }
     };
@@ -134,7 +134,7 @@ fn a_server_that_was_away_is_found_again() {
     let port = server.address.port();
     server.stop();
     let away = store.submit(Transaction::new().change(&object(), Change::Touch)).wait();
-    assert!(matches!(away, Err(Error::Io { .. })), "{away:?}");
+    assert!(matches!(away, Err(Error::Unknown { .. })), "{away:?}");
     let _server = Running::start(port, Some(memory), None);
     let began = Instant::now();
     while store.submit(Transaction::new().change(&object(), Change::Touch)).wait().is_err() {
@@ -158,4 +158,41 @@ fn whoever_is_no_server_of_objects_is_named() {
     for bad in ["grpc://", "localhost", "grpc://host:port", "grpc://host:1/x", ":80"] {
         assert!(bad.parse::<Place>().is_err(), "{bad}");
     }
+}
+
+#[test]
+fn a_sync_after_a_restart_does_not_cover_what_was_written_before_it() {
+    let device = support::device();
+    let engine = support::engine(&device);
+    let mut server = Running::start(0, Some(Arc::clone(&engine) as _), None);
+    let (store, other) = (open(server.place()), Unsynced::default());
+    store.submit(Transaction::new().create_collection(&"home".into())).wait().unwrap();
+    let unsynced = Unsynced::default();
+    let write = |unsynced: &Unsynced, index| {
+        let written = unsynced.begin(&store);
+        let change = Change::SlotSet { index, value: "not synced".into() };
+        store.submit(Transaction::with(Durability::Applied).change(&object(), change)).wait().unwrap();
+        written.applied();
+    };
+    // Within one life a sync covers it.
+    write(&unsynced, 1);
+    unsynced.sync(&store).unwrap();
+    let synced = Arc::new(device.snapshot());
+    write(&unsynced, 2);
+    write(&other, 3);
+    let port = server.address.port();
+    server.stop();
+    drop(engine);
+    // As after a power cut: what was not synced is gone.
+    let engine = support::engine(&synced);
+    let _server = Running::start(port, Some(Arc::clone(&engine) as _), None);
+    while store.stat(&object()).wait().is_err() {}
+    assert_eq!(store.slot_get(&object(), 1).wait().unwrap().unwrap(), "not synced");
+    assert_eq!(store.slot_get(&object(), 2).wait().unwrap(), None);
+    assert!(matches!(unsynced.sync(&store), Err(Error::Restarted)));
+    // Each writer is told once, also the second, who asks after the first was told.
+    assert!(matches!(other.sync(&store), Err(Error::Restarted)));
+    write(&unsynced, 4);
+    unsynced.sync(&store).unwrap();
+    other.sync(&store).unwrap();
 }

@@ -55,7 +55,12 @@ impl ObjectStore for Slow {
     }
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
         let durable = txn.durability == Durability::Durable;
-        let done = self.inner.submit(txn);
+        let (done, _) = self.inner.submit(txn).into_parts();
+        let refused = done.is_err();
+        let done = Completion::ready(done);
+        if refused {
+            return self.behind(done);
+        }
         self.submits.fetch_add(1, Ordering::SeqCst);
         if !durable {
             return done;

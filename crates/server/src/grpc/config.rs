@@ -38,6 +38,8 @@ pub struct Config {
     pub waiting_threads_max: usize,
     /// A connection that does not answer a ping for twice so long is closed. From 1 second. Default: 20 s.
     pub ping: Duration,
+    /// Number of this life of the store, told with every answer of its objects: never the same after a restart. Default: drawn anew.
+    pub incarnation: u64,
 }
 
 impl Default for Config {
@@ -55,6 +57,8 @@ impl Default for Config {
             threads: 2,
             waiting_threads_max: 512,
             ping: Duration::from_secs(20),
+            // The keys of a new state are random.
+            incarnation: std::hash::RandomState::new().hash_one(std::process::id()),
         }
     }
 }

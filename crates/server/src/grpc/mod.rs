@@ -193,7 +193,8 @@ fn routes(config: &Config, faces: Faces, stopping: &watch::Receiver<bool>) -> Re
         names.push("esker.log.v1.Sequencer");
     }
     if let (Some(store), true) = (faces.objects, config.objects) {
-        let server = ObjectsServer::new(ObjectService::new(store)).max_decoding_message_size(OBJECT_MESSAGE_BYTES_MAX);
+        let server = ObjectsServer::new(ObjectService::new(store, config.incarnation))
+            .max_decoding_message_size(OBJECT_MESSAGE_BYTES_MAX);
         routes = routes.add_service(tonic::service::interceptor::InterceptedService::new(server, guard.clone()));
         names.push("esker.store.v1.Objects");
     }

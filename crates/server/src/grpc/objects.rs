@@ -23,19 +23,32 @@ use super::waiting::applies_at_once;
 
 /// Name of the metadata with an encoded [`proto::StoreError`].
 const ERROR: &str = "esker-error-bin";
+/// Name of the metadata with the life of the store, a decimal number.
+const INCARNATION: &str = "esker-incarnation";
 
 /// The service.
 pub(crate) struct ObjectService {
     store: Arc<dyn ObjectStore>,
     at_once: bool,
+    /// Of this process's opening of the store.
+    life: u64,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
 
 impl ObjectService {
-    pub(crate) fn new(store: Arc<dyn ObjectStore>) -> Self {
+    pub(crate) fn new(store: Arc<dyn ObjectStore>, life: u64) -> Self {
         let at_once = applies_at_once(&*store);
-        Self { store, at_once }
+        Self { store, at_once, life }
+    }
+
+    /// An answer, with the life of the store that it comes from.
+    fn answer<M>(&self, message: M) -> Response<M> {
+        let mut response = Response::new(message);
+        // One that is itself beyond a network may have been restarted while this server was not.
+        let life = self.life ^ self.store.incarnation().0;
+        response.metadata_mut().insert(INCARNATION, life.into());
+        response
     }
 
     /// A call on a thread that may wait, its barrier awaited.
@@ -50,7 +63,7 @@ impl ObjectService {
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Err(_) => return Err(Status::unavailable("the server is stopping")),
         };
-        settled(completion).await.map(|value| Response::new(told(value)))
+        settled(completion).await.map(|value| self.answer(told(value)))
     }
 }
 
@@ -67,7 +80,7 @@ async fn settled<T>(completion: Completion<T>) -> Result<T, Status> {
 
 /// An error with all that tells it apart.
 fn status(error: &Error) -> Status {
-    use proto::store_error::{Corrupt, Error as Told, Full, Text, TooLarge};
+    use proto::store_error::{Contended, Corrupt, Error as Told, Full, Text, TooLarge};
     let nothing = proto::Nothing {};
     let (code, told) = match error {
         Error::GuardFailed { index } => (Code::Aborted, Told::GuardFailed(*index as u64)),
@@ -92,6 +105,11 @@ fn status(error: &Error) -> Status {
         }
         Error::Stopped { cause } => (Code::Unavailable, Told::Stopped(cause.to_string())),
         Error::Closed => (Code::Unavailable, Told::Closed(nothing)),
+        Error::Unknown { cause } => (Code::Unknown, Told::Unknown(cause.clone())),
+        Error::Restarted => (Code::Aborted, Told::Restarted(nothing)),
+        Error::Contended { what, attempts } => {
+            (Code::Aborted, Told::Contended(Contended { what: what.clone(), attempts: *attempts }))
+        }
         other => (Code::Internal, Told::Io(Text { what: "the store".into(), why: other.to_string() })),
     };
     let mut metadata = MetadataMap::new();
@@ -231,7 +249,7 @@ fn submitted(seq: CommitSeq) -> proto::SubmitResponse {
 impl Objects for ObjectService {
     async fn capability(&self, _: Request<proto::CapabilityRequest>) -> Answer<proto::CapabilityResponse> {
         let able = self.store.capability();
-        Ok(Response::new(proto::CapabilityResponse {
+        Ok(self.answer(proto::CapabilityResponse {
             backend: able.backend.into(),
             atomic_across_objects: able.atomic_across_objects,
             atomic_across_collections: able.atomic_across_collections,
@@ -248,7 +266,7 @@ impl Objects for ObjectService {
     async fn submit(&self, request: Request<proto::SubmitRequest>) -> Answer<proto::SubmitResponse> {
         let txn = transaction(request.into_inner())?;
         if self.at_once {
-            return Ok(Response::new(submitted(settled(self.store.submit(txn)).await?)));
+            return settled(self.store.submit(txn)).await.map(|seq| self.answer(submitted(seq)));
         }
         self.call(move |store| store.submit(txn), submitted).await
     }

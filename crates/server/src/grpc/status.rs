@@ -133,6 +133,9 @@ impl From<StoreError> for Told {
             StoreError::Full { .. } => (Code::ResourceExhausted, "full"),
             StoreError::ReadOnly => (Code::FailedPrecondition, "read-only"),
             StoreError::Corrupt { .. } => (Code::DataLoss, "damaged"),
+            StoreError::Unknown { .. } => (Code::Unknown, "uncertain"),
+            StoreError::Restarted => (Code::Aborted, "restarted"),
+            StoreError::Contended { .. } => (Code::Aborted, "contended"),
             _ => (Code::Unavailable, "store"),
         };
         Self::new(code, name, error.to_string())

@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use esker_kv::{Compression, Durability, Entry, Key, Kind, Kv, Namespace, OwnedKey, Result, Scan, Txn};
+use esker_store::Retry;
 use parking_lot::RwLock;
 
 use crate::resp::config::{Config, DATABASES};
@@ -157,26 +158,7 @@ impl Keyspace {
     /// Opens the databases that exist, and database 0; counts this start.
     pub(crate) fn open(kv: Kv, config: &Config) -> Result<Self> {
         let server = kv.namespace("server", Kind::Bytes)?;
-        let stored = server.get("epoch").wait()?;
-        let epoch = match stored.as_deref().map(<[u8; 8]>::try_from) {
-            None => 1,
-            Some(Ok(epoch)) => u64::from_le_bytes(epoch) + 1,
-            Some(Err(_)) => {
-                return Err(
-                    esker_store::Error::Corrupt { offset: 0, what: "server epoch is not 8 bytes".into() }.into()
-                );
-            }
-        };
-        if epoch >= 1 << (64 - ID_COUNT_BITS) {
-            let why = format!("this store was started {epoch} times, more than ids of hashes allow");
-            return Err(esker_store::Error::Invalid { what: "server epoch", why }.into());
-        }
-        let epoch_entry = Entry::new(Bytes::copy_from_slice(&epoch.to_le_bytes()));
-        // A server starts on a full store.
-        let mut txn = kv.begin(&[(&server, Key::Bytes(b"epoch"))]);
-        txn.give_back();
-        txn.put(&server, "epoch", epoch_entry);
-        txn.commit(Durability::Durable).wait()?;
+        let epoch = count_start(&kv, &server)?;
         let mut int = [false; DATABASES];
         for index in &config.int_databases {
             int[usize::from(*index)] = true;
@@ -417,9 +399,41 @@ impl Keyspace {
         if txn.get(namespace, located)?.is_none() {
             txn.remove(namespace, located);
         }
-        txn.commit(Durability::Applied).into_parts().0?;
+        match txn.commit(Durability::Applied).into_parts().0 {
+            Ok(()) => {}
+            // Another process changed it a moment ago; the next round decides anew.
+            Err(esker_store::Error::GuardFailed { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
         self.swept.fetch_add(1, Ordering::Relaxed);
         Ok(())
+    }
+}
+
+/// Counts a start of a server, and returns how many there were with this one.
+fn count_start(kv: &Kv, server: &Namespace) -> Result<u64> {
+    let mut retry = Retry::default();
+    loop {
+        // A server starts on a full store.
+        let mut txn = kv.begin(&[(server, Key::Bytes(b"epoch"))]);
+        txn.give_back();
+        let epoch = match txn.get(server, "epoch")?.map(|entry| <[u8; 8]>::try_from(&entry.value[..])) {
+            None => 1,
+            Some(Ok(epoch)) => u64::from_le_bytes(epoch) + 1,
+            Some(Err(_)) => {
+                let what = "server epoch is not 8 bytes".into();
+                return Err(esker_store::Error::Corrupt { offset: 0, what }.into());
+            }
+        };
+        if epoch >= 1 << (64 - ID_COUNT_BITS) {
+            let why = format!("this store was started {epoch} times, more than ids of hashes allow");
+            return Err(esker_store::Error::Invalid { what: "server epoch", why }.into());
+        }
+        txn.put(server, "epoch", Entry::new(Bytes::copy_from_slice(&epoch.to_le_bytes())));
+        match txn.commit(Durability::Durable).wait() {
+            Err(esker_store::Error::GuardFailed { .. }) => retry.again(|| "the server's epoch".into())?,
+            done => return Ok(done.map(|()| epoch)?),
+        }
     }
 }
 

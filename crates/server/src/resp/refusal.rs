@@ -43,6 +43,7 @@ pub(crate) fn store_error_line(error: &esker_store::Error) -> String {
     match error {
         esker_store::Error::Stopped { .. } | esker_store::Error::ReadOnly => format!("MISCONF {error}"),
         esker_store::Error::Full { .. } => format!("OOM {error}"),
+        esker_store::Error::Unknown { .. } => format!("UNKNOWN {error}"),
         other => format!("ERR {other}"),
     }
 }

@@ -63,7 +63,7 @@ impl RemoteMap {
             };
             Error::Unreachable { place: place.clone(), why }
         })?;
-        let capability = decode::capability(&able);
+        let capability = decode::capability(able.get_ref());
         Ok(Self { client, capability, place: Arc::new(place), timeout: options.timeout })
     }
 
@@ -84,7 +84,7 @@ impl RemoteMap {
         F: Future<Output = std::result::Result<Response<A>, Status>> + Send + 'static,
     {
         let manner = Manner { timeout: self.timeout, again, told: decode::is_told };
-        call(&self.client, manner, message, ask)
+        call(&self.client, manner, message, ask).map(Response::into_inner)
     }
 
     /// What only reads: asked again after a loss.

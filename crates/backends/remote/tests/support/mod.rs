@@ -69,15 +69,22 @@ struct Store {
     remote: RemoteStore,
 }
 
-fn engine(device: &Arc<MemoryDevice>) -> Arc<Engine> {
+/// A device in memory, formatted.
+pub fn device() -> Arc<MemoryDevice> {
+    let device = Arc::new(MemoryDevice::new(4 << 30));
+    Engine::format(&*device, &FormatOptions { segment_bytes: 64 << 20, uuid: [3; 16] }).unwrap();
+    device
+}
+
+/// An engine on it.
+pub fn engine(device: &Arc<MemoryDevice>) -> Arc<Engine> {
     let options = Options { recent_bytes: 0, cache_bytes: 1 << 20, ..Options::default() };
     Arc::new(Engine::open(Arc::clone(device) as Arc<dyn Device>, options).unwrap())
 }
 
 impl Harness for Served {
     fn fresh(&self) -> Box<dyn Opened> {
-        let device = Arc::new(MemoryDevice::new(4 << 30));
-        Engine::format(&*device, &FormatOptions { segment_bytes: 64 << 20, uuid: [3; 16] }).unwrap();
+        let device = device();
         let engine = engine(&device);
         let server = Running::start(0, Some(Arc::clone(&engine) as _), None);
         let remote = open(server.place());

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use esker_kv::{Barrier, Entry, Txn};
+use esker_store::Retry;
 
 use crate::resp::keyspace::{Database, HASH};
 use crate::resp::number::parse_i64;
@@ -160,20 +161,33 @@ pub(crate) fn shown(arg: &[u8]) -> String {
     String::from_utf8_lossy(&arg[..arg.len().min(128)]).into_owned()
 }
 
-/// Runs a handler in its transaction and commits.
-pub(crate) fn finish(
+/// Runs a handler in a transaction and commits; again from the beginning where another process changed what it read.
+pub(crate) fn finish<'t>(
     call: &mut Call<'_>,
-    mut txn: Txn<'_>,
-    handler: impl FnOnce(&mut Call<'_>, &mut Txn<'_>) -> Outcome,
+    begin: impl Fn() -> Txn<'t>,
+    mut handler: impl FnMut(&mut Call<'_>, &mut Txn<'_>) -> Outcome,
 ) -> Outcome {
-    let outcome = handler(call, &mut txn);
-    if let Err(Refusal::Store(_)) = outcome {
-        return outcome;
+    let start = call.reply.position();
+    let mut retry = Retry::default();
+    loop {
+        let mut txn = begin();
+        let outcome = handler(call, &mut txn);
+        if let Err(Refusal::Store(_)) = outcome {
+            return outcome;
+        }
+        let (committed, barrier) = txn.commit(call.shared.durability()).into_parts();
+        call.behind(barrier);
+        match committed {
+            Err(esker_store::Error::GuardFailed { .. }) => {
+                retry.again(|| "the keys of a command".into())?;
+                call.reply.rewind(start);
+            }
+            committed => {
+                outcome?;
+                return committed.map_err(Refusal::Store);
+            }
+        }
     }
-    let (committed, barrier) = txn.commit(call.shared.durability()).into_parts();
-    call.behind(barrier);
-    outcome?;
-    committed.map_err(Refusal::Store)
 }
 
 /// Arguments that select a container's subcommand: its name, arity as in [`Command`], handler.

@@ -145,13 +145,13 @@ fn run(call: &mut Call<'_>, command: &'static Command) -> Outcome {
     }
     match command.run {
         Run::Plain(handler) => handler(call),
-        Run::Exclusive(handler) => finish(call, giving(shared.keyspace.kv.begin_exclusive(), command), handler),
+        Run::Exclusive(handler) => finish(call, || giving(shared.keyspace.kv.begin_exclusive(), command), handler),
         Run::Fast(fast, _) if fast(call)? => Ok(()),
         Run::Data(handler) | Run::Fast(_, handler) => {
             let database = call.database()?;
             let keys: SmallVec<[(&Namespace, Key<'_>); 4]> =
                 command.keys_of(call.args).map(|key| database.locate(key)).collect();
-            finish(call, giving(shared.keyspace.kv.begin(&keys), command), handler)
+            finish(call, || giving(shared.keyspace.kv.begin(&keys), command), handler)
         }
     }
 }

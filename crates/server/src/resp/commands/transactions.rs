@@ -77,12 +77,24 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         keyspace.expect_hashes();
     }
     let database = call.session.database;
-    let mut txn = keyspace.kv.begin_exclusive();
     let adds = |queued: &Queued| flags(queued) & WRITE != 0 && flags(queued) & GIVES == 0;
-    if !queue.commands.iter().any(adds) {
-        txn.give_back();
-    }
-    let outcome = finish(call, txn, |call, txn| {
+    let gives_back = !queue.commands.iter().any(adds);
+    let begin = || {
+        let mut txn = keyspace.kv.begin_exclusive();
+        if gives_back {
+            txn.give_back();
+        }
+        txn
+    };
+    let watching = !call.session.watched.is_empty();
+    let mut tried = false;
+    let outcome = finish(call, begin, |call, txn| {
+        call.session.database = database;
+        if std::mem::replace(&mut tried, true) && watching {
+            // Another process changed a key meanwhile: perhaps one that is watched.
+            call.reply.null_array();
+            return Ok(());
+        }
         let now_ms = txn.now_ms();
         let expired = call.session.watched.iter().any(|watched| watched.expires_ms.is_some_and(|at| at <= now_ms));
         let dirty = call.session.dirty.load(Ordering::SeqCst);

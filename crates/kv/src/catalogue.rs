@@ -1,0 +1,167 @@
+//! The catalogue: which namespaces there are, and of what kind.
+//!
+//! name → [`Record`], in the omap of object `namespaces` of collection `kv`: kind as one byte (1 int, 2 bytes); then, unless all of
+//! them are 0, compression as another (0 none, 1 lz4, 2 zstd); then 1 if the namespace is being removed. Its xattr `r/NAME` counts
+//! the objects of ranges that were made in an int namespace.
+//!
+//! Invariants:
+//! 1. A record is made only where there is none, so that the kind of a name changes only by removing it.
+//! 2. An object of a namespace is made under a guard of its record, which says that it is not being removed.
+
+use bytes::Bytes;
+use esker_store::{
+    Change, Collection, Compare, Completion, Compression, Condition, Error, Guard, ObjectId, ObjectStore, OmapScan, Result,
+    Transaction, limits,
+};
+
+use crate::Kind;
+use crate::key::just_above;
+
+pub(crate) const COLLECTION: &str = "kv";
+
+pub(crate) fn object() -> ObjectId {
+    ObjectId::new(Collection::from(COLLECTION), Bytes::from_static(b"namespaces"))
+}
+
+/// What the catalogue says about a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub kind: Kind,
+    pub compression: Compression,
+    /// Nothing is added to it any more.
+    pub removing: bool,
+}
+
+/// The number that the catalogue knows a compression by. Never reused.
+pub(crate) fn stored_compression(compression: Compression) -> u8 {
+    match compression {
+        Compression::None => 0,
+        Compression::Lz4 => 1,
+        Compression::Zstd => 2,
+    }
+}
+
+/// The compression that the catalogue knows by this number.
+pub(crate) fn compression_from_stored(number: u8) -> Option<Compression> {
+    Compression::ALL.iter().map(|(one, _)| *one).find(|one| stored_compression(*one) == number)
+}
+
+impl Record {
+    pub(crate) fn encode(self) -> Bytes {
+        let bytes = [self.kind as u8, stored_compression(self.compression), u8::from(self.removing)];
+        let len = bytes.iter().rposition(|byte| *byte != 0).map_or(1, |last| last + 1);
+        Bytes::copy_from_slice(&bytes[..len])
+    }
+
+    pub(crate) fn decode(name: &[u8], stored: &[u8]) -> Result<Self> {
+        let unreadable = || Error::Corrupt {
+            offset: 0,
+            what: format!("namespace catalogue: {} of kind {stored:?}", name.escape_ascii()),
+        };
+        let (kind, compression, removing) = match stored {
+            [kind] => (*kind, 0, 0),
+            [kind, compression] => (*kind, *compression, 0),
+            [kind, compression, removing @ 0..=1] => (*kind, *compression, *removing),
+            _ => return Err(unreadable()),
+        };
+        let kind = Kind::from_stored(kind).ok_or_else(unreadable)?;
+        let compression = compression_from_stored(compression).ok_or_else(unreadable)?;
+        Ok(Self { kind, compression, removing: removing == 1 })
+    }
+
+    /// The guard that the catalogue still says so.
+    pub(crate) fn still(self, name: &str) -> Guard {
+        let condition = Condition::OmapEquals { key: Bytes::copy_from_slice(name.as_bytes()), value: self.encode() };
+        Guard { object: object(), condition }
+    }
+
+    /// What writes it.
+    pub(crate) fn set(self, name: &str) -> Change {
+        Change::OmapSet { key: Bytes::copy_from_slice(name.as_bytes()), value: self.encode() }
+    }
+}
+
+/// The record of a name.
+pub(crate) fn find(store: &dyn ObjectStore, name: &str) -> Completion<Option<Record>> {
+    let stored = store.omap_get(&object(), name.as_bytes());
+    stored.then(|stored| stored?.map(|stored| Record::decode(name.as_bytes(), &stored)).transpose())
+}
+
+/// All records, in name order.
+pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<(String, Record)>> {
+    let mut scan = OmapScan { limit: limits::SCAN_ENTRIES_MAX, ..OmapScan::default() };
+    let mut all = Vec::new();
+    loop {
+        let page = store.omap_scan(&object(), &scan).wait()?;
+        let Some((last, _)) = page.last() else { return Ok(all) };
+        scan.start = Some(just_above(last));
+        for (name, stored) in &page {
+            let record = Record::decode(name, stored)?;
+            let text = std::str::from_utf8(name).map_err(|_| Error::Corrupt {
+                offset: 0,
+                what: format!("namespace catalogue: {} is no text", name.escape_ascii()),
+            })?;
+            all.push((text.to_owned(), record));
+        }
+    }
+}
+
+fn made_name(name: &str) -> Bytes {
+    format!("r/{name}").into()
+}
+
+/// How many objects of ranges were made in a namespace.
+pub(crate) fn ranges_made(store: &dyn ObjectStore, name: &str) -> Completion<u64> {
+    store.xattr(&object(), &made_name(name)).then(|stored| {
+        let number = stored?.map(|stored| stored[..].try_into().map(u64::from_le_bytes)).transpose();
+        number.map(Option::unwrap_or_default).map_err(|_| Error::Corrupt {
+            offset: 0,
+            what: format!("namespace catalogue: the number of ranges of {name} is not 8 bytes"),
+        })
+    })
+}
+
+/// The guard that no object of a range was made since there were so many.
+pub(crate) fn none_made(name: &str, made: u64) -> Guard {
+    let condition = Condition::XattrCompare {
+        name: made_name(name),
+        compare: Compare::Equal,
+        value: made,
+        absent_holds: made == 0,
+    };
+    Guard { object: object(), condition }
+}
+
+/// Adds what counts that objects of ranges are made.
+pub(crate) fn count_made(txn: &mut Transaction, name: &str, made: u64) {
+    let value = Bytes::copy_from_slice(&(made + 1).to_le_bytes());
+    txn.push(&object(), Change::XattrSet { name: made_name(name), value });
+}
+
+/// Adds what forgets a namespace.
+pub(crate) fn forget(txn: &mut Transaction, name: &str) {
+    txn.push(&object(), Change::OmapRemove { key: Bytes::copy_from_slice(name.as_bytes()) });
+    txn.push(&object(), Change::XattrRemove { name: made_name(name) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_have_these_bytes() {
+        let check = |kind, compression, removing, bytes: &[u8]| {
+            let record = Record { kind, compression, removing };
+            assert_eq!(&record.encode()[..], bytes);
+            assert_eq!(Record::decode(b"n", bytes).unwrap(), record);
+        };
+        // The first two as stores of before compression, and of before removing in steps, have them.
+        check(Kind::Int, Compression::None, false, &[1]);
+        check(Kind::Bytes, Compression::Zstd, false, &[2, 2]);
+        check(Kind::Int, Compression::None, true, &[1, 0, 1]);
+        check(Kind::Bytes, Compression::Lz4, true, &[2, 1, 1]);
+        for bad in [&[][..], &[3], &[1, 3], &[1, 0, 2], &[1, 0, 1, 0]] {
+            assert!(matches!(Record::decode(b"n", bad), Err(Error::Corrupt { .. })), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Submitting what adds entries: only to namespaces that are there, whichever process removes them.
+//!
+//! transaction → guard: each object that it writes to exists → submit; an object that is missing is made under a guard of the
+//! namespace's record instead
+//!
+//! Invariants:
+//! 1. A write that was acknowledged went to a namespace that was not removed yet.
+//! 2. The guards that the caller has set come first, and their failure is the caller's.
+
+use esker_store::{Barrier, CommitSeq, Completion, Condition, Error, Guard, ObjectId, Op, Result, Retry, Transaction};
+use smallvec::SmallVec;
+
+use crate::catalogue;
+use crate::shared::Shared;
+use crate::{Kind, Namespace};
+
+/// Submits what `build` makes: writes of entries in these namespaces. It is called again when objects have to be made.
+///
+/// A failed guard of its own is [`Error::GuardFailed`]; a namespace that is gone is `Invalid`.
+pub(crate) fn submit(
+    shared: &Shared,
+    namespaces: &[&Namespace],
+    build: impl Fn() -> Result<Transaction>,
+) -> Completion<CommitSeq> {
+    let mut txn = match build() {
+        Ok(txn) => txn,
+        Err(error) => return Completion::ready(Err(error)),
+    };
+    let own = txn.guards.len();
+    let objects = written(namespaces, &txn);
+    txn.guards.extend(objects.into_iter().map(|object| Guard { object, condition: Condition::Exists }));
+    let done = shared.store.submit(txn);
+    let (outcome, barrier) = done.into_parts();
+    match outcome {
+        Err(Error::GuardFailed { index }) if index >= own => make(shared, namespaces, own, build).behind(barrier),
+        outcome => Completion::after(outcome, barrier),
+    }
+}
+
+/// The objects that entries are written to, each once where that is cheap to know.
+fn written(namespaces: &[&Namespace], txn: &Transaction) -> SmallVec<[ObjectId; 2]> {
+    let mut objects: SmallVec<[ObjectId; 2]> = SmallVec::new();
+    for op in &txn.ops {
+        let Op::Object(object, change) = op else { continue };
+        let adds = change.creates() && namespaces.iter().any(|namespace| namespace.placement().is_entries(object));
+        if adds && objects.last() != Some(object) {
+            objects.push(object.clone());
+        }
+    }
+    if objects.len() > 2 {
+        objects.sort_unstable();
+        objects.dedup();
+    }
+    objects
+}
+
+/// Submits under guards of the namespaces' records, which let objects be made.
+fn make(
+    shared: &Shared,
+    namespaces: &[&Namespace],
+    own: usize,
+    build: impl Fn() -> Result<Transaction>,
+) -> Completion<CommitSeq> {
+    let (mut retry, mut barrier) = (Retry::default(), None);
+    loop {
+        let done = guarded(namespaces, &build, &mut barrier).and_then(|txn| shared.store.submit(txn).applied(&mut barrier));
+        let again = match done {
+            Err(Error::GuardFailed { index }) if index >= own => retry.again(|| "the catalogue of namespaces".into()),
+            done => return Completion::after(done, barrier),
+        };
+        if let Err(error) = again {
+            return Completion::after(Err(error), barrier);
+        }
+    }
+}
+
+/// The transaction, under the guards that each namespace is there, and counting that objects of ranges are made.
+fn guarded(
+    namespaces: &[&Namespace],
+    build: impl Fn() -> Result<Transaction>,
+    barrier: &mut Option<Barrier>,
+) -> Result<Transaction> {
+    let mut txn = build()?;
+    for namespace in namespaces {
+        let (name, store) = (namespace.name(), namespace.store());
+        let record = catalogue::find(store, name).applied(barrier)?.filter(|record| !record.removing);
+        let record = record.ok_or_else(|| namespace.gone())?;
+        if record.kind != namespace.kind() {
+            return Err(namespace.wrong_kind("namespace", record.kind));
+        }
+        txn.guards.push(record.still(name));
+        if namespace.kind() == Kind::Int {
+            let made = catalogue::ranges_made(store, name).applied(barrier)?;
+            txn.guards.push(catalogue::none_made(name, made));
+            catalogue::count_made(&mut txn, name, made);
+        }
+    }
+    Ok(txn)
+}
