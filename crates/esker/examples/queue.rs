@@ -4,6 +4,7 @@
 //!
 //! push: read tail → write job at tail, tail + 1        one transaction
 //! pop:  read head → remove job at head, head + 1       one transaction
+//! Both begin again where another process was faster, so that several may work on one queue.
 //!
 //! Invariant: jobs stand at head..tail of an `int` namespace, and head and tail are in the same transaction as the job,
 //! so no crash leaves a job half in.
@@ -31,26 +32,27 @@ impl Queue {
 
     /// Adds a job. When this returns, no power cut can take it back.
     fn push(&self, job: &str) -> Result<u64> {
-        let mut txn = self.kv.begin(&[(&self.jobs, Key::Int(TAIL))]);
-        let tail = self.end(&mut txn, TAIL)?;
-        txn.put(&self.jobs, Key::Int(tail), entry(Bytes::copy_from_slice(job.as_bytes())));
-        self.set_end(&mut txn, TAIL, tail + 1);
-        txn.commit(Durability::Durable).wait()?;
-        Ok(tail)
+        self.kv.transact(&[(&self.jobs, Key::Int(TAIL))], Durability::Durable, |txn| {
+            let tail = self.end(txn, TAIL)?;
+            txn.put(&self.jobs, Key::Int(tail), entry(Bytes::copy_from_slice(job.as_bytes())));
+            self.set_end(txn, TAIL, tail + 1);
+            Ok(tail)
+        })
     }
 
     /// Takes the oldest job. When this returns, no other will get it.
     fn pop(&self) -> Result<Option<Bytes>> {
-        let mut txn = self.kv.begin(&[(&self.jobs, Key::Int(HEAD)), (&self.jobs, Key::Int(TAIL))]);
-        let head = self.end(&mut txn, HEAD)?;
-        if head == self.end(&mut txn, TAIL)? {
-            return Ok(None);
-        }
-        let job = txn.get(&self.jobs, Key::Int(head))?.ok_or("the queue has a hole")?;
-        txn.remove(&self.jobs, Key::Int(head));
-        self.set_end(&mut txn, HEAD, head + 1);
-        txn.commit(Durability::Durable).wait()?;
-        Ok(Some(job.value))
+        let ends = [(&self.jobs, Key::Int(HEAD)), (&self.jobs, Key::Int(TAIL))];
+        self.kv.transact(&ends, Durability::Durable, |txn| {
+            let head = self.end(txn, HEAD)?;
+            if head == self.end(txn, TAIL)? {
+                return Ok(None);
+            }
+            let job = txn.get(&self.jobs, Key::Int(head))?.ok_or("the queue has a hole")?;
+            txn.remove(&self.jobs, Key::Int(head));
+            self.set_end(txn, HEAD, head + 1);
+            Ok(Some(job.value))
+        })
     }
 
     fn end(&self, txn: &mut Txn<'_>, which: u64) -> Result<u64> {

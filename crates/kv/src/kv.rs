@@ -241,6 +241,30 @@ impl Kv {
         Txn::new(&self.shared, held)
     }
 
+    /// Runs `change` in a transaction that holds the stripes of `keys`, commits it, and waits; from the beginning again, with what is
+    /// stored then, where another process changed a key that it had read.
+    ///
+    /// # Errors
+    /// Those of `change`, which end it with nothing applied; those of [`Txn::commit`]; [`StoreError::Contended`] after
+    /// [`ATTEMPTS_MAX`](esker_store::ATTEMPTS_MAX) attempts.
+    pub fn transact<T, E: From<StoreError>>(
+        &self,
+        keys: &[(&Namespace, Key<'_>)],
+        durability: Durability,
+        mut change: impl FnMut(&mut Txn<'_>) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let mut retry = Retry::default();
+        loop {
+            let mut txn = self.begin(keys);
+            let value = change(&mut txn)?;
+            match txn.commit(durability).wait() {
+                Ok(()) => return Ok(value),
+                Err(StoreError::GuardFailed { .. }) => retry.again(|| "a transaction of keys".into())?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     /// Begins a transaction that keeps every other writer of this face out until it ends. The rule of [`Kv::begin`]
     /// about its thread holds here too.
     pub fn begin_exclusive(&self) -> Txn<'_> {

@@ -1,9 +1,10 @@
 //! Expiry: exact to the millisecond, kept across restart, and cleaned up behind the scenes.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_kv::{Durability, Entry, Kind, Namespace, OwnedKey, Scan};
+use esker_kv::{Durability, Entry, Kind, Kv, ManualClock, Namespace, OwnedKey, Scan};
 use esker_store::{Collection, ObjectId};
 
 use crate::{Fresh, KINDS, NOON_MS, bytes, fresh, nth};
@@ -144,10 +145,11 @@ fn expire_due_removes_the_oldest_first_over_all_namespaces_up_to_its_limit() {
     fresh.clock.set(NOON_MS + 60);
     assert_eq!(fresh.kv.expire_due(0).unwrap(), 0);
     assert_eq!(fresh.kv.expire_due(25).unwrap(), 25);
-    fresh.clock.set(NOON_MS - 1);
+    // A face with a clock of before shows what is left.
+    let before = Kv::open(fresh.store.clone(), Arc::new(ManualClock::new(NOON_MS - 1))).unwrap();
     let left: BTreeSet<u64> = spaces
         .iter()
-        .flat_map(|ns| ns.scan(&Scan::all()).wait().unwrap())
+        .flat_map(|ns| before.namespace(ns.name(), ns.kind()).unwrap().scan(&Scan::all()).wait().unwrap())
         .map(|(_, entry)| entry.expires_ms.unwrap() - NOON_MS)
         .collect();
     assert_eq!(left, (26..=100).collect());

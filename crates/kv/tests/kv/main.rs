@@ -12,6 +12,7 @@ mod limits;
 mod model;
 mod races;
 mod scans;
+mod several;
 mod slow;
 mod transactions;
 

@@ -1,0 +1,402 @@
+//! Several faces on one store, as processes of their own have them: none takes for granted what it saw last.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use esker_kv::{Durability, Entry, Error, Kind, Kv, ManualClock, Namespace, Scan};
+use esker_memory::MemoryStore;
+use esker_store::{Collection, CommitSeq, Completion, Error as StoreError, Forward, ObjectStore, Transaction};
+
+use crate::{KINDS, NOON_MS, bytes, nth, number};
+
+fn face(store: &Arc<MemoryStore>) -> Kv {
+    Kv::open(Arc::clone(store) as Arc<dyn ObjectStore>, Arc::new(ManualClock::new(NOON_MS))).unwrap()
+}
+
+/// A store and two faces on it, each with a handle of the same namespace.
+fn two(kind: Kind) -> (Arc<MemoryStore>, [(Kv, Namespace); 2]) {
+    let store = Arc::new(MemoryStore::new());
+    let open = || {
+        let kv = face(&store);
+        let namespace = kv.namespace("n", kind).unwrap();
+        (kv, namespace)
+    };
+    let both = [open(), open()];
+    (store, both)
+}
+
+/// Names of what is stored of namespace `n`.
+fn objects(store: &MemoryStore) -> Vec<Bytes> {
+    let names = store.list(&Collection::from("kv"), None, 1_000).wait().unwrap();
+    names.into_iter().filter(|name| name.starts_with(b"n/")).collect()
+}
+
+/// What happens once, when so many calls were made.
+type Meanwhile = (u32, Box<dyn FnOnce() + Send>);
+
+/// In front of a store: does something once before a submit or after a list, or refuses submits.
+struct Between {
+    store: Arc<MemoryStore>,
+    before_submit: Mutex<Option<Meanwhile>>,
+    after_list: Mutex<Option<Meanwhile>>,
+    /// Submits that are let through; then each is refused.
+    submits: AtomicU64,
+}
+
+impl Between {
+    fn new(store: &Arc<MemoryStore>) -> Arc<Self> {
+        let (before_submit, after_list) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { store: Arc::clone(store), before_submit, after_list, submits: AtomicU64::new(u64::MAX) })
+    }
+
+    fn face(self: &Arc<Self>) -> Kv {
+        Kv::open(Arc::clone(self) as Arc<dyn ObjectStore>, Arc::new(ManualClock::new(NOON_MS))).unwrap()
+    }
+}
+
+fn once(what: &Mutex<Option<Meanwhile>>) {
+    let due = {
+        let mut what = what.lock().unwrap();
+        match &mut *what {
+            Some((calls, _)) if *calls > 0 => {
+                *calls -= 1;
+                None
+            }
+            due => due.take(),
+        }
+    };
+    if let Some((_, meanwhile)) = due {
+        meanwhile();
+    }
+}
+
+impl Forward for Between {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.store
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        once(&self.before_submit);
+        if self.submits.load(Ordering::SeqCst) == 0 {
+            return Completion::ready(Err(StoreError::Full { needed: 1, free: 0 }));
+        }
+        self.submits.fetch_sub(1, Ordering::SeqCst);
+        self.store.submit(txn)
+    }
+
+    fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
+        let names = self.store.list(collection, after, limit);
+        once(&self.after_list);
+        names
+    }
+}
+
+#[test]
+fn what_one_face_writes_every_call_of_another_shows() {
+    for kind in KINDS {
+        let (_store, [(_, writer), (kv, reader)]) = two(kind);
+        // Far apart: of an int namespace, in ranges that the reader has not met.
+        let keys: Vec<_> = (0..40).map(|n| nth(kind, n)).collect();
+        for (n, key) in keys.iter().enumerate() {
+            writer.put(key, n.to_string()).wait().unwrap();
+            assert_eq!(reader.get(key).wait().unwrap(), Some(bytes(n.to_string())));
+            assert_eq!(reader.len().wait().unwrap(), n as u64 + 1);
+        }
+        let up: Vec<_> = reader.iter(Scan::all()).map(|entry| entry.unwrap().0).collect();
+        let mut down: Vec<_> = reader.iter(Scan::all().reversed()).map(|entry| entry.unwrap().0).collect();
+        down.reverse();
+        assert_eq!((&up, &down), (&keys, &keys));
+        assert_eq!(reader.insertion_iter().count(), keys.len());
+        assert!(reader.get_many(&crate::keys(&keys)).wait().unwrap().iter().all(Option::is_some));
+        let mut txn = kv.begin(&[]);
+        assert_eq!(txn.scan(&reader, &Scan::all()).unwrap().len(), keys.len());
+        assert_eq!(txn.len(&reader).unwrap(), keys.len() as u64);
+        drop(txn);
+        reader.clear().wait().unwrap();
+        assert!(writer.is_empty().wait().unwrap());
+        writer.put(&keys[7], "again").wait().unwrap();
+        let mut txn = kv.begin_exclusive();
+        txn.clear(&reader);
+        txn.commit(Durability::Durable).wait().unwrap();
+        assert_eq!(writer.get(&keys[7]).wait().unwrap(), None);
+    }
+}
+
+#[test]
+fn no_change_that_depends_on_what_is_stored_is_lost_between_faces() {
+    const ROUNDS: u64 = 400;
+    for kind in KINDS {
+        let (_store, both) = two(kind);
+        let (sum, once) = (nth(kind, 1), nth(kind, 2));
+        let added = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for (kv, namespace) in &both {
+                let (sum, once, added) = (&sum, &once, &added);
+                scope.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let increment = |old: Option<&[u8]>| Bytes::from((number(old) + 1).to_string());
+                        if round % 2 == 0 {
+                            let change = |txn: &mut esker_kv::Txn<'_>| -> esker_kv::Result<()> {
+                                let old = txn.get(namespace, sum)?;
+                                let new = increment(old.as_ref().map(|old| &old.value[..]));
+                                txn.put(namespace, sum, Entry::new(new));
+                                Ok(())
+                            };
+                            kv.transact(&[(namespace, sum.as_key())], Durability::Durable, change).unwrap();
+                        } else {
+                            loop {
+                                let old = namespace.get(sum).wait().unwrap();
+                                let new = increment(old.as_deref());
+                                if namespace.compare_and_set(sum, old.as_deref(), new).wait().unwrap() {
+                                    break;
+                                }
+                            }
+                        }
+                        if namespace.add(once, bytes("mine")).wait().unwrap() {
+                            added.fetch_add(1, Ordering::SeqCst);
+                        }
+                        if namespace.remove(once).wait().unwrap() {
+                            added.fetch_sub(1, Ordering::SeqCst);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(number(both[0].1.get(&sum).wait().unwrap().as_deref()), 2 * ROUNDS);
+        assert_eq!(added.load(Ordering::SeqCst), u64::from(both[0].1.has(&once).wait().unwrap()));
+    }
+}
+
+#[test]
+fn a_change_is_decided_anew_when_another_face_was_faster() {
+    for kind in KINDS {
+        let (store, [(_, theirs), _]) = two(kind);
+        let key = nth(kind, 3);
+        let between = Between::new(&store);
+        let namespace = between.face().namespace("n", kind).unwrap();
+        let meanwhile = |value: &'static str| {
+            let (theirs, key) = (theirs.clone(), key.clone());
+            let put = move || theirs.put(&key, value).wait().unwrap();
+            *between.before_submit.lock().unwrap() = Some((0, Box::new(put)));
+        };
+        meanwhile("theirs");
+        assert!(!namespace.add(&key, bytes("ours")).wait().unwrap());
+        meanwhile("other");
+        assert!(!namespace.compare_and_set(&key, Some(b"theirs"), bytes("ours")).wait().unwrap());
+        meanwhile("new");
+        assert!(namespace.expire_at(&key, Some(NOON_MS + 5)).wait().unwrap());
+        let entry = theirs.entry(&key).wait().unwrap().unwrap();
+        assert_eq!((&entry.value[..], entry.expires_ms), (&b"new"[..], Some(NOON_MS + 5)));
+        let (removed, gone) = (theirs.clone(), key.clone());
+        let remove = move || assert!(removed.remove(&gone).wait().unwrap());
+        *between.before_submit.lock().unwrap() = Some((0, Box::new(remove)));
+        assert_eq!(namespace.remove_many(&[key.as_key()]).wait().unwrap(), 0);
+    }
+}
+
+#[test]
+fn a_transaction_fails_whole_when_another_face_changed_what_it_read() {
+    let (_store, [(kv, ours), (_, theirs)]) = two(Kind::Bytes);
+    ours.put("a", "1").wait().unwrap();
+    let mut txn = kv.begin(&[(&ours, "b".into())]);
+    assert_eq!(txn.get(&ours, "a").unwrap().unwrap().value, "1");
+    assert_eq!(txn.get_many(&ours, &["c".into()]).unwrap(), [None]);
+    txn.put(&ours, "b", Entry::new("2"));
+    theirs.put("c", "3").wait().unwrap();
+    assert!(matches!(txn.commit(Durability::Durable).wait(), Err(StoreError::GuardFailed { .. })));
+    assert_eq!(ours.get("b").wait().unwrap(), None);
+}
+
+#[test]
+fn the_kind_of_a_namespace_changes_only_by_removing_it() {
+    let store = Arc::new(MemoryStore::new());
+    let (a, b) = (face(&store), face(&store));
+    let ours = a.namespace("n", Kind::Int).unwrap();
+    assert!(matches!(b.namespace("n", Kind::Bytes), Err(Error::WrongKind { found: Kind::Int, .. })));
+    ours.put(1, "one").wait().unwrap();
+    b.remove_namespace("n").unwrap();
+    let theirs = b.namespace("n", Kind::Bytes).unwrap();
+    // The handle of before finds out, whatever it is asked to write.
+    let refused = ours.put(1, "one").wait().unwrap_err();
+    assert!(refused.to_string().contains("holds int keys, not bytes keys"), "{refused}");
+    assert!(ours.put_many(&[(1.into(), "one".into())]).wait().is_err());
+    assert!(ours.add(5 << 20, bytes("five")).wait().is_err());
+    assert!(matches!(a.namespace("n", Kind::Int), Err(Error::WrongKind { found: Kind::Bytes, .. })));
+    assert!(theirs.is_empty().wait().unwrap());
+    assert_eq!(a.namespaces().unwrap(), [("n".to_owned(), Kind::Bytes)]);
+}
+
+#[test]
+fn nothing_is_acknowledged_into_a_namespace_that_another_face_removed() {
+    for kind in KINDS {
+        let (store, [(ours, removed), (theirs, _)]) = two(kind);
+        let (old, new) = (nth(kind, 0), nth(kind, 9));
+        removed.put(&old, "v").wait().unwrap();
+        theirs.remove_namespace("n").unwrap();
+        assert!(ours.namespaces().unwrap().is_empty());
+        for key in [&old, &new] {
+            removed.put(key, "v").wait().unwrap_err();
+            removed.put_with(key, Entry::new("v").expiring(Some(NOON_MS + 5)), Durability::Applied).wait().unwrap_err();
+            removed.put_many(&[(key.as_key(), "v".into())]).wait().unwrap_err();
+            removed.add(key, bytes("v")).wait().unwrap_err();
+            removed.compare_and_set(key, None, bytes("v")).wait().unwrap_err();
+            let mut txn = ours.begin(&[(&removed, key.as_key())]);
+            txn.put(&removed, key, Entry::new("v"));
+            txn.commit(Durability::Durable).wait().unwrap_err();
+        }
+        assert_eq!(objects(&store), Vec::<Bytes>::new());
+        assert!(matches!(theirs.remove_namespace("n"), Err(Error::NoNamespace { .. })));
+    }
+}
+
+#[test]
+fn a_put_beside_a_removal_is_removed_or_refused_and_leaves_nothing() {
+    for kind in KINDS {
+        for round in 0..50 {
+            let (store, [(_, writer), (remover, _)]) = two(kind);
+            std::thread::scope(|scope| {
+                scope.spawn(|| while writer.put(&nth(kind, round % 7), "v").wait().is_ok() {});
+                scope.spawn(|| remover.remove_namespace("n").unwrap());
+            });
+            assert_eq!(objects(&store), Vec::<Bytes>::new(), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_namespace_that_is_made_again_meanwhile_holds_nothing_of_before() {
+    let (store, [(_, writer), (theirs, _)]) = two(Kind::Bytes);
+    writer.put("old", "v").wait().unwrap();
+    let between = Between::new(&store);
+    let slow = between.face();
+    let held = slow.namespace("n", Kind::Bytes).unwrap();
+    // Its put is about to go to the store when the namespace is removed and made again.
+    *between.before_submit.lock().unwrap() = Some((0, Box::new(move || {
+        theirs.remove_namespace("n").unwrap();
+        theirs.namespace("n", Kind::Bytes).unwrap();
+    })));
+    held.put("new", "v").wait().unwrap();
+    // It was acknowledged: it stands in the namespace of that name that is there.
+    let found: Vec<_> = face(&store).namespace("n", Kind::Bytes).unwrap().scan(&Scan::all().keys()).wait().unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].0, nth_bytes("new"));
+}
+
+#[test]
+fn no_object_is_made_for_a_namespace_that_is_removed_meanwhile() {
+    for kind in KINDS {
+        let (store, [(theirs, _), _]) = two(kind);
+        let between = Between::new(&store);
+        let namespace = between.face().namespace("n", kind).unwrap();
+        // The first attempt found no object to write to; the second makes it.
+        let remove = move || theirs.remove_namespace("n").unwrap();
+        *between.before_submit.lock().unwrap() = Some((1, Box::new(remove)));
+        namespace.put(&nth(kind, 1), "v").wait().unwrap_err();
+        assert!(between.before_submit.lock().unwrap().is_none());
+        assert_eq!(objects(&store), Vec::<Bytes>::new());
+    }
+}
+
+#[test]
+fn who_removes_slowly_removes_nothing_of_the_next_namespace_of_that_name() {
+    let (store, [(theirs, writer), _]) = two(Kind::Bytes);
+    writer.put("old", "v").wait().unwrap();
+    let between = Between::new(&store);
+    let kv = between.face();
+    let again = theirs.clone();
+    let meanwhile = move || again.namespace("n", Kind::Bytes).unwrap().put("new", "v").wait().unwrap();
+    *between.before_submit.lock().unwrap() = Some((1, Box::new(meanwhile)));
+    kv.remove_namespace("n").unwrap();
+    let namespace = theirs.namespace("n", Kind::Bytes).unwrap();
+    assert_eq!(namespace.len().wait().unwrap(), 1);
+    assert!(namespace.has("new").wait().unwrap());
+}
+
+fn nth_bytes(key: &str) -> esker_kv::OwnedKey {
+    esker_kv::OwnedKey::Bytes(bytes(key))
+}
+
+#[test]
+fn a_clear_takes_all_of_what_one_call_has_written_or_nothing() {
+    let (store, [(_, writer), _]) = two(Kind::Int);
+    writer.put(1, "before").wait().unwrap();
+    for txn in [false, true] {
+        let between = Between::new(&store);
+        let kv = between.face();
+        let namespace = kv.namespace("n", Kind::Int).unwrap();
+        // The ranges are listed; then another makes one, and writes to one of before as well.
+        let (other, far) = (writer.clone(), (9 + u64::from(txn)) << 20);
+        *between.after_list.lock().unwrap() = Some((0, Box::new(move || {
+            other.put_many(&[(1.into(), "with".into()), (far.into(), "with".into())]).wait().unwrap();
+        })));
+        if txn {
+            let clear = |txn: &mut esker_kv::Txn<'_>| -> esker_kv::Result<()> {
+                txn.clear(&namespace);
+                Ok(())
+            };
+            kv.transact(&[], Durability::Durable, clear).unwrap();
+        } else {
+            namespace.clear().wait().unwrap();
+        }
+        assert_eq!(writer.len().wait().unwrap(), 0, "in a transaction: {txn}");
+    }
+}
+
+#[test]
+fn a_removal_that_stopped_half_way_is_done_by_the_next_who_meets_it() {
+    for kind in KINDS {
+        for again in [false, true] {
+            let (store, [(_, writer), _]) = two(kind);
+            (0..30).for_each(|n| writer.put(&nth(kind, n), "v").wait().unwrap());
+            let between = Between::new(&store);
+            let kv = between.face();
+            // The record says so; the objects stay.
+            between.submits.store(1, Ordering::SeqCst);
+            assert!(matches!(kv.remove_namespace("n"), Err(Error::Store(StoreError::Full { .. }))));
+            let other = face(&store);
+            assert!(other.namespaces().unwrap().is_empty());
+            assert!(!objects(&store).is_empty());
+            writer.put(&nth(kind, 90), "v").wait().ok();
+            if again {
+                other.remove_namespace("n").unwrap();
+                assert_eq!(objects(&store), Vec::<Bytes>::new());
+            }
+            let made = other.namespace("n", Kind::Bytes).unwrap();
+            assert!(made.is_empty().wait().unwrap());
+            assert_eq!(objects(&store), Vec::<Bytes>::new());
+        }
+    }
+}
+
+#[test]
+fn compression_that_another_face_sets_is_kept() {
+    let (store, [(a, _), (b, _)]) = two(Kind::Int);
+    a.set_compression("n", esker_kv::Compression::Zstd).unwrap();
+    b.set_compression("n", esker_kv::Compression::Lz4).unwrap();
+    assert_eq!(face(&store).namespace("n", Kind::Int).unwrap().compression(), esker_kv::Compression::Lz4);
+    assert_eq!(a.namespace("n", Kind::Int).unwrap().compression(), esker_kv::Compression::Lz4);
+}
+
+#[test]
+fn a_clock_that_steps_back_shows_nothing_that_was_hidden() {
+    for kind in KINDS {
+        let fresh = crate::fresh();
+        let namespace = fresh.namespace(kind);
+        let (key, taken) = (nth(kind, 1), nth(kind, 2));
+        let entry = Entry::new("v").expiring(Some(NOON_MS + 10));
+        namespace.put_with(&key, entry.clone(), Durability::Durable).wait().unwrap();
+        fresh.clock.set(NOON_MS + 10);
+        assert_eq!(namespace.get(&key).wait().unwrap(), None);
+        fresh.clock.set(NOON_MS);
+        assert_eq!(namespace.get(&key).wait().unwrap(), None);
+        assert_eq!(namespace.scan(&Scan::all()).wait().unwrap(), []);
+        assert!(namespace.add(&key, bytes("new")).wait().unwrap());
+        assert_eq!(fresh.kv.clock().now_ms(), NOON_MS + 10);
+        // It goes on with the clock once that has caught up.
+        namespace.put_with(&taken, entry.expiring(Some(NOON_MS + 20)), Durability::Durable).wait().unwrap();
+        assert!(namespace.has(&taken).wait().unwrap());
+        fresh.clock.set(NOON_MS + 20);
+        assert!(!namespace.has(&taken).wait().unwrap());
+    }
+}
