@@ -210,6 +210,13 @@ struct Lists {
     spare: Vec<SegmentBuffer>,
 }
 
+impl Lists {
+    /// The device is taken to have no blocks for any of those of which nothing is known.
+    fn all_bare(&mut self) {
+        self.bare.append(&mut self.unbacked);
+    }
+}
+
 impl Segments {
     /// A table of the segments that can hold log and of those below, which belong to the superblocks. Buffers of at
     /// most `recent_bytes` (and at least of two segments) stay in memory, and of `pinned_bytes_max` beside them for
@@ -512,9 +519,7 @@ impl Segments {
                 }
             }
             if refused == REFUSED_MAX {
-                let mut lists = self.lists.lock();
-                let Lists { unbacked, bare, .. } = &mut *lists;
-                bare.append(unbacked);
+                self.lists.lock().all_bare();
             }
         }
     }
@@ -555,11 +560,13 @@ impl Segments {
         self.kept_backed.load(Ordering::Relaxed).min(BACKED_MIN + used / 2)
     }
 
-    /// Sees to it that as many free segments have blocks as are to be kept, as far as the device has them.
+    /// Sees to it that as many free segments have blocks as are to be kept, as far as the device has them. What it has
+    /// none for is not free any more.
     ///
     /// # Errors
     /// As for [`Segments::take_reserved`].
     pub fn back(&self, device: &dyn Device) -> esker_device::Result<()> {
+        let mut refused = 0;
         loop {
             let taken = {
                 let mut lists = self.lists.lock();
@@ -569,11 +576,15 @@ impl Segments {
             let Some(segment) = taken else { return Ok(()) };
             match self.reserve(device, segment) {
                 Ok(true) => self.lists.lock().backed.push_back(segment),
-                Ok(false) => return Ok(()),
+                Ok(false) => refused += 1,
                 Err(error) => {
                     self.lists.lock().unbacked.push_front(segment);
                     return Err(error);
                 }
+            }
+            if refused == REFUSED_MAX {
+                self.lists.lock().all_bare();
+                return Ok(());
             }
         }
     }

@@ -216,6 +216,23 @@ fn a_store_that_has_filled_its_file_system_can_be_emptied_and_filled_again() {
     assert!(filled.iter().all(|keys| *keys > half && *keys * 5 > filled[0] * 4), "{filled:?}");
 }
 
+/// Failure: a store that was opened on a full file system, and then emptied, kept every block for as long as nothing was
+/// written. Cause: it learned of one segment a second that it had no blocks, and took all others for free. Fix: what it
+/// wants to keep back it asks for until it has it.
+#[test]
+fn what_is_removed_after_an_opening_is_given_back_to_the_file_system() {
+    let device = Thin::new(100);
+    let engine = made(&device);
+    fill(&engine, 0, 1);
+    let device = device.crashed_full();
+    drop(engine);
+    assert!(device.taken() > 95);
+    let engine = open(&device);
+    engine.submit(Transaction::new().change(&object(), Change::Remove)).wait().unwrap();
+    wait_until("the file system gets nothing back", || device.taken() < 60);
+    fill(&engine, 0, 2);
+}
+
 #[test]
 fn what_others_take_of_the_file_system_is_missed_and_comes_back() {
     let device = Thin::new(400);

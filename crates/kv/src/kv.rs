@@ -55,7 +55,7 @@ impl Kv {
         }
         let collection = Collection::from(COLLECTION);
         if !store.collections().wait()?.contains(&collection) {
-            store.submit(Transaction::new().giving_back().create_collection(&collection)).wait()?;
+            store.submit(Transaction::new().giving_back().once().create_collection(&collection)).wait()?;
         }
         let clock: Arc<dyn Clock> = Arc::new(Forward::new(clock));
         let shared = Shared { store, clock, locks: Locks::new(), applied_by_default: AtomicBool::new(false) };
@@ -102,7 +102,7 @@ impl Kv {
                     let record = Record { kind, compression, removing: false };
                     let absent = Condition::OmapAbsent { key: name.as_bytes().to_vec().into() };
                     // A face that removes keys may have to open their namespace first.
-                    let txn = Transaction::new().giving_back().guard(&catalogue::object(), absent);
+                    let txn = Transaction::new().giving_back().once().guard(&catalogue::object(), absent);
                     match store.submit(txn.change(&catalogue::object(), record.set(name))).wait() {
                         Ok(_) => return Ok(self.handle(name, record)),
                         Err(StoreError::GuardFailed { .. }) => retry.again(|| format!("namespace {name}"))?,
@@ -155,7 +155,7 @@ impl Kv {
     fn replace(&self, name: &str, from: Record, to: Record) -> Result<bool> {
         let Guard { object, condition } = from.still(name);
         // Removing, the only change that a full store needs, gives space back.
-        let txn = Transaction { gives_back: to.removing, ..Transaction::new() }.guard(&object, condition);
+        let txn = Transaction { gives_back: to.removing, once: true, ..Transaction::new() }.guard(&object, condition);
         match self.shared.store.submit(txn.change(&object, to.set(name))).wait() {
             Ok(_) => Ok(true),
             Err(StoreError::GuardFailed { .. }) => Ok(false),
@@ -203,7 +203,7 @@ impl Kv {
         let prefix = format!("{name}/").into_bytes();
         loop {
             let names = store.list(&collection, Some(&prefix), REMOVE_NAMES.min(CLEAR_OPS)).wait()?;
-            let mut txn = Transaction::new();
+            let mut txn = Transaction::new().once();
             txn.guards.push(record.still(name));
             for found in names.into_iter().take_while(|found| found.starts_with(&prefix)) {
                 txn.push(&ObjectId::new(collection.clone(), found), Change::Remove);

@@ -76,7 +76,7 @@ impl Namespace {
 
     /// An empty transaction with this namespace's hint.
     pub(crate) fn transaction(&self, durability: Durability) -> Transaction {
-        Transaction::with(durability).compress(self.compression())
+        Transaction::with(durability).compress(self.compression()).once()
     }
 
     pub(crate) fn mark_removed(&self) {
@@ -497,7 +497,7 @@ impl Namespace {
         placement.clear(&mut whole, &objects);
         let mut ops = whole.ops.into_iter();
         loop {
-            let mut part = Transaction::with(durability);
+            let mut part = Transaction::with(durability).once();
             part.guards.extend(made.map(|made| catalogue::none_made(&self.0.name, made)));
             part.ops.extend(ops.by_ref().take(CLEAR_OPS));
             store.submit(part).applied(barrier)?;

@@ -432,7 +432,7 @@ impl<'a> Txn<'a> {
         // What it takes to know which objects a clear removes.
         let listed = RefCell::new(None);
         let build = || {
-            let mut txn = Transaction::with(durability).compress(hint);
+            let mut txn = Transaction::with(durability).compress(hint).once();
             txn.gives_back = self.gives_back;
             for reads in &self.reads {
                 for (key, found) in &reads.found {

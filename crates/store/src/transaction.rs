@@ -302,6 +302,9 @@ pub struct Transaction {
     /// transaction goes on, out of what is kept back for that, if its record takes at most
     /// [`GIVING_BACK_BYTES_MAX`](crate::limits::GIVING_BACK_BYTES_MAX). One that only takes away needs no word for it.
     pub gives_back: bool,
+    /// A store whose answers can be lost on the way sends it again until it is told what became of it, in a way that
+    /// applies it once: [`Error::Unknown`] is answered only after some seconds. Others need not look at it.
+    pub once: bool,
 }
 
 impl Transaction {
@@ -323,6 +326,11 @@ impl Transaction {
     /// With the word that space is given back by it: see [`Transaction::gives_back`].
     pub fn giving_back(self) -> Self {
         Self { gives_back: true, ..self }
+    }
+
+    /// With the wish to be applied once though answers are lost: see [`Transaction::once`].
+    pub fn once(self) -> Self {
+        Self { once: true, ..self }
     }
 
     /// Adds a guard.

@@ -7,8 +7,9 @@
 //!
 //! Invariants:
 //! 1. What is answered may be shown: the server has awaited its durability.
-//! 2. An answer that was lost is an [`Error::Io`](esker_store::Error::Io), of a mutation of the map [`Error::Unknown`](esker_map::Error::Unknown): whether a transaction was applied is then not known, and a guard
-//!    makes trying again safe. Reads are tried again here.
+//! 2. An answer that was lost is an [`Error::Unknown`](esker_store::Error::Unknown), of a mutation of the map
+//!    [`Error::Unknown`](esker_map::Error::Unknown): whether it was applied is then not known, and a guard makes trying again safe. Reads, and
+//!    transactions that ask for it ([`Transaction::once`](esker_store::Transaction::once)), are tried again here.
 //!
 //! Format: crates/server/proto/esker/store/v1/objects.proto, crates/server/proto/esker/map/v1/map.proto
 
@@ -19,6 +20,7 @@ mod call;
 mod decode;
 mod encode;
 mod map;
+mod once;
 mod sequencer;
 mod store;
 

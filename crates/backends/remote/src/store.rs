@@ -3,7 +3,8 @@
 //! call → limits checked here → request → answer, which may be shown · reads: again after a loss
 //!
 //! Invariants:
-//! 1. A transaction is sent once; after a lost answer its outcome is [`StoreError::Unknown`], for its guards to find out.
+//! 1. A transaction is sent once, but for one that asks for more ([`Transaction::once`], see `once.rs`); after a lost answer its outcome
+//!    is [`StoreError::Unknown`], for its guards to find out.
 //! 2. Each answer tells the life of the store that gave it ([`ObjectStore::incarnation`]).
 
 use std::collections::VecDeque;
@@ -24,6 +25,7 @@ use crate::address::{Error, Options, Place, Result, Tokened, channel};
 use crate::call::Manner;
 use crate::proto::store as proto;
 use crate::proto::store::objects_client::ObjectsClient;
+use crate::once::Operations;
 use crate::{decode, encode};
 
 /// Longest message either way, in bytes.
@@ -42,6 +44,7 @@ pub struct RemoteStore {
     place: Arc<Place>,
     timeout: Duration,
     lives: Arc<Lives>,
+    operations: Arc<Operations>,
 }
 
 /// The lives of the server's store, in the order in which they first answered.
@@ -97,8 +100,8 @@ impl RemoteStore {
             compresses: false,
             transaction_bytes_max: 0,
         };
-        let mut store =
-            Self { client, capability, place: Arc::new(place), timeout: options.timeout, lives: Arc::default() };
+        let (place, lives, operations) = (Arc::new(place), Arc::default(), Arc::default());
+        let mut store = Self { client, capability, place, timeout: options.timeout, lives, operations };
         let asked = store.call(true, proto::CapabilityRequest {}, |mut client, request| async move {
             client.capability(request).await
         });
@@ -149,6 +152,16 @@ impl RemoteStore {
         Ok(answer.into_inner())
     }
 
+    /// Sends a transaction, once.
+    pub(crate) fn send(&self, txn: Transaction) -> std::result::Result<CommitSeq, StoreError> {
+        let message = encode::transaction(txn);
+        let answered = self.call(false, message, |mut client, request| async move { client.submit(request).await });
+        match answered {
+            Ok(answer) => Ok(CommitSeq(answer.seq)),
+            Err(status) => Err(decode::submit_error(&status)),
+        }
+    }
+
     /// A read, and what is made of its answer.
     fn read_call<M, A, T, F>(
         &self,
@@ -192,12 +205,8 @@ impl ObjectStore for RemoteStore {
         if let Err(error) = txn.check() {
             return Completion::ready(Err(error));
         }
-        let message = encode::transaction(txn);
-        let answered = self.call(false, message, |mut client, request| async move { client.submit(request).await });
-        Completion::ready(match answered {
-            Ok(answer) => Ok(CommitSeq(answer.seq)),
-            Err(status) => Err(decode::submit_error(&status)),
-        })
+        let once = txn.once && self.capability.atomic_across_objects && self.capability.atomic_across_collections;
+        Completion::ready(if once { self.operations.submit(self, txn) } else { self.send(txn) })
     }
 
     fn incarnation(&self) -> Incarnation {

@@ -4,8 +4,7 @@
 
 mod support;
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,60 +13,7 @@ use esker_log::{Found, Logs, Options, Session};
 use esker_memory::MemoryStore;
 use esker_remote::{Place, RemoteStore};
 use esker_store::{Change, Condition, Durability, Error, ObjectId, ObjectStore, Transaction, Unsynced};
-use support::{Running, open};
-
-/// Lets bytes through both ways until it is told to lose the server's answers: then it closes the connection with the first byte of one.
-struct Wire {
-    address: String,
-    lose: Arc<AtomicBool>,
-    lost: Arc<AtomicBool>,
-}
-
-impl Wire {
-    fn to(server: &Running) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let (lose, lost) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let (target, losing, done) = (server.address, Arc::clone(&lose), Arc::clone(&lost));
-        std::thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                let Ok(server) = TcpStream::connect(target) else { continue };
-                let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                std::thread::spawn(move || drop(std::io::copy(&mut from_client, &mut to_server)));
-                let (mut from_server, mut to_client) = (server, client);
-                let (losing, done) = (Arc::clone(&losing), Arc::clone(&done));
-                std::thread::spawn(move || {
-                    let mut buffer = [0; 65_536];
-                    while let Ok(len @ 1..) = from_server.read(&mut buffer) {
-                        if losing.load(Ordering::SeqCst) && is_answer(&buffer[..len]) {
-                            losing.store(false, Ordering::SeqCst);
-                            done.store(true, Ordering::SeqCst);
-                            break;
-                        }
-                        if to_client.write_all(&buffer[..len]).is_err() {
-                            break;
-                        }
-                    }
-                    let _ = to_client.shutdown(std::net::Shutdown::Both);
-                    let _ = from_server.shutdown(std::net::Shutdown::Both);
-                });
-            }
-        });
-        Self { address, lose, lost }
-    }
-}
-
-/// Whether there is more in it than what keeps the connection: a frame of headers.
-fn is_answer(mut bytes: &[u8]) -> bool {
-    while let [a, b, c, kind, rest @ ..] = bytes {
-        if *kind == 1 {
-            return true;
-        }
-        let len = u32::from_be_bytes([0, *a, *b, *c]) as usize;
-        bytes = rest.get(5 + len..).unwrap_or_default();
-    }
-    false
-}
+use support::{Running, Wire, open};
 
 fn object() -> ObjectId {
     ObjectId::new("home".into(), "object")
@@ -84,7 +30,7 @@ fn a_lost_answer_is_an_error_of_unknown_fate_and_a_guard_tells_it() {
             .guard(&object(), Condition::SlotAbsent { index: 1 })
             .change(&object(), Change::SlotSet { index: 1, value: "once".into() })
     };
-    wire.lose.store(true, Ordering::SeqCst);
+    wire.lose.store(1, Ordering::SeqCst);
     let lost = store.submit(write()).wait();
     assert!(wire.lost.load(Ordering::SeqCst), "no answer was lost: {lost:?}");
     assert!(matches!(lost, Err(Error::Unknown { .. })), "{lost:?}");
@@ -100,7 +46,7 @@ fn a_lost_answer_is_an_error_of_unknown_fate_and_a_guard_tells_it() {
     assert_eq!(store.slot_get(&object(), 1).wait().unwrap().unwrap(), "once");
     // A read whose answer is lost is asked again.
     wire.lost.store(false, Ordering::SeqCst);
-    wire.lose.store(true, Ordering::SeqCst);
+    wire.lose.store(1, Ordering::SeqCst);
     assert_eq!(store.slot_get(&object(), 1).wait().unwrap().unwrap(), "once");
     assert!(wire.lost.load(Ordering::SeqCst), "no answer was lost");
 }
@@ -114,7 +60,7 @@ fn an_append_whose_answer_is_lost_is_in_the_log_once() {
     let log = logs.create("log", Options::default()).unwrap();
     log.append("first").unwrap().wait().unwrap();
     for number in 0..10 {
-        wire.lose.store(true, Ordering::SeqCst);
+        wire.lose.store(1, Ordering::SeqCst);
         wire.lost.store(false, Ordering::SeqCst);
         let position = log.append(format!("number {number}")).unwrap().wait().unwrap();
         assert!(wire.lost.load(Ordering::SeqCst), "no answer was lost");

@@ -1,5 +1,6 @@
 //! Configuration of the gRPC server, and what cannot be served.
 
+use std::hash::BuildHasher;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -2,8 +2,10 @@
 
 #![allow(dead_code, reason = "not every suite uses all of it")]
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use esker_device::{Device, MemoryDevice};
@@ -52,6 +54,62 @@ impl Drop for Running {
             self.stop();
         }
     }
+}
+
+/// Lets bytes through both ways until it is told to lose so many of the server's answers: then it closes the connection
+/// with the first byte of one.
+pub struct Wire {
+    pub address: String,
+    pub lose: Arc<AtomicU32>,
+    pub lost: Arc<AtomicBool>,
+}
+
+impl Wire {
+    pub fn to(server: &Running) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (lose, lost) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+        let (target, losing, done) = (server.address, Arc::clone(&lose), Arc::clone(&lost));
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let Ok(server) = TcpStream::connect(target) else { continue };
+                let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                std::thread::spawn(move || drop(std::io::copy(&mut from_client, &mut to_server)));
+                let (mut from_server, mut to_client) = (server, client);
+                let (losing, done) = (Arc::clone(&losing), Arc::clone(&done));
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 65_536];
+                    while let Ok(len @ 1..) = from_server.read(&mut buffer) {
+                        let one_less = |left: u32| left.checked_sub(1);
+                        if is_answer(&buffer[..len])
+                            && losing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok()
+                        {
+                            done.store(true, Ordering::SeqCst);
+                            break;
+                        }
+                        if to_client.write_all(&buffer[..len]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to_client.shutdown(std::net::Shutdown::Both);
+                    let _ = from_server.shutdown(std::net::Shutdown::Both);
+                });
+            }
+        });
+        Self { address, lose, lost }
+    }
+}
+
+/// Whether there is more in it than what keeps the connection: a frame of headers.
+fn is_answer(mut bytes: &[u8]) -> bool {
+    while let [a, b, c, kind, rest @ ..] = bytes {
+        if *kind == 1 {
+            return true;
+        }
+        let len = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+        bytes = rest.get(5 + len..).unwrap_or_default();
+    }
+    false
 }
 
 /// Opens the store of a server.

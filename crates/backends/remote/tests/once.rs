@@ -1,0 +1,195 @@
+//! Transactions that are applied once however many answers are lost, and what the key-value face makes of it.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use esker_kv::{Durability, Entry, Kind, Kv, ManualClock};
+use esker_memory::MemoryStore;
+use esker_remote::Place;
+use esker_store::{
+    Change, Collection, CommitSeq, Compare, Completion, Condition, Error, Forward, ObjectId, ObjectStore, Transaction,
+};
+use support::{Running, Wire, open};
+
+fn object() -> ObjectId {
+    ObjectId::new("home".into(), "object")
+}
+
+fn home(store: &dyn ObjectStore) {
+    store.submit(Transaction::new().create_collection(&"home".into()).change(&object(), Change::Touch)).wait().unwrap();
+}
+
+/// Adds one to a number that is `count` now: what is applied twice is refused the second time.
+fn count_on(count: u64) -> Transaction {
+    let name = Bytes::from("count");
+    let condition =
+        Condition::XattrCompare { name: name.clone(), compare: Compare::Equal, value: count, absent_holds: count == 0 };
+    let value = Bytes::copy_from_slice(&(count + 1).to_le_bytes());
+    Transaction::new().once().guard(&object(), condition).change(&object(), Change::XattrSet { name, value })
+}
+
+fn clients(store: &dyn ObjectStore) -> Vec<Bytes> {
+    store.list(&Collection::from("operations"), None, 10_000).wait().unwrap()
+}
+
+#[test]
+fn what_is_to_be_applied_once_is_however_many_answers_are_lost() {
+    let memory = Arc::new(MemoryStore::new());
+    let server = Running::start(0, Some(Arc::clone(&memory) as _), None);
+    let wire = Wire::to(&server);
+    let store = open(Place::Tcp(wire.address.clone()));
+    home(&*memory);
+    for count in 0..12 {
+        wire.lose.store(count as u32 % 4, Ordering::SeqCst);
+        store.submit(count_on(count)).wait().unwrap();
+        assert_eq!(wire.lose.load(Ordering::SeqCst), 0, "answers of {count} were not lost");
+    }
+    // A guard of its own is told as it was given.
+    let of_two = count_on(12).guard(&object(), Condition::Absent);
+    for lost in [0, 1] {
+        wire.lose.store(lost, Ordering::SeqCst);
+        assert!(matches!(store.submit(of_two.clone()).wait(), Err(Error::GuardFailed { index: 1 })));
+        wire.lose.store(lost, Ordering::SeqCst);
+        assert!(matches!(store.submit(count_on(3)).wait(), Err(Error::GuardFailed { index: 0 })));
+    }
+    assert_eq!(clients(&*memory).len(), 1);
+}
+
+#[test]
+fn many_threads_of_a_client_lose_nothing() {
+    let memory = Arc::new(MemoryStore::new());
+    let server = Running::start(0, Some(Arc::clone(&memory) as _), None);
+    let wire = Wire::to(&server);
+    let store = open(Place::Tcp(wire.address.clone()));
+    home(&*memory);
+    std::thread::scope(|scope| {
+        for thread in 0..24 {
+            let (store, wire) = (&store, &wire);
+            scope.spawn(move || {
+                for n in 0..10 {
+                    let index = thread * 10 + n;
+                    if n == 5 && thread % 6 == 0 {
+                        wire.lose.fetch_add(1, Ordering::SeqCst);
+                    }
+                    let absent = Condition::SlotAbsent { index };
+                    let set = Change::SlotSet { index, value: "v".into() };
+                    let txn = Transaction::new().once().guard(&object(), absent).change(&object(), set);
+                    store.submit(txn).wait().unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(memory.stat(&object()).wait().unwrap().unwrap().slots, 240);
+    assert_eq!(clients(&*memory).len(), 1);
+}
+
+#[test]
+fn a_client_whose_object_was_removed_takes_another() {
+    let memory = Arc::new(MemoryStore::new());
+    let server = Running::start(0, Some(Arc::clone(&memory) as _), None);
+    let store = open(server.place());
+    home(&*memory);
+    store.submit(count_on(0)).wait().unwrap();
+    let first = clients(&*memory);
+    memory.submit(Transaction::new().change(&client(&first[0]), Change::Remove)).wait().unwrap();
+    store.submit(count_on(1)).wait().unwrap();
+    store.submit(count_on(2)).wait().unwrap();
+    assert_eq!(clients(&*memory).len(), 1);
+}
+
+fn client(name: &Bytes) -> ObjectId {
+    ObjectId::new("operations".into(), name.clone())
+}
+
+#[test]
+fn objects_of_the_oldest_clients_are_removed() {
+    let memory = Arc::new(MemoryStore::new());
+    home(&*memory);
+    let mut txn = Transaction::new().create_collection(&"operations".into());
+    (1..=5_000u64).for_each(|n| txn.push(&client(&n.to_be_bytes().to_vec().into()), Change::Touch));
+    memory.submit(txn).wait().unwrap();
+    let server = Running::start(0, Some(Arc::clone(&memory) as _), None);
+    open(server.place()).submit(count_on(0)).wait().unwrap();
+    let left = clients(&*memory);
+    assert_eq!((left.len(), &left[4_095][..]), (4_096, &5_001u64.to_be_bytes()[..]));
+}
+
+/// Removes the objects of clients after each transaction that it is told to.
+struct Forgetful {
+    memory: Arc<MemoryStore>,
+    forget: AtomicBool,
+}
+
+impl Forward for Forgetful {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.memory
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        let done = self.memory.submit(txn);
+        if self.forget.load(Ordering::SeqCst) {
+            for name in clients(&*self.memory) {
+                self.memory.submit(Transaction::new().change(&client(&name), Change::Remove)).wait().unwrap();
+            }
+        }
+        done
+    }
+}
+
+#[test]
+fn where_nothing_tells_any_more_the_outcome_is_unknown() {
+    let store = Arc::new(Forgetful { memory: Arc::new(MemoryStore::new()), forget: AtomicBool::new(false) });
+    let server = Running::start(0, Some(Arc::clone(&store) as _), None);
+    let wire = Wire::to(&server);
+    let remote = open(Place::Tcp(wire.address.clone()));
+    home(&*store.memory);
+    remote.submit(count_on(0)).wait().unwrap();
+    store.forget.store(true, Ordering::SeqCst);
+    wire.lose.store(1, Ordering::SeqCst);
+    let unknown = remote.submit(count_on(1)).wait();
+    assert!(matches!(unknown, Err(Error::Unknown { .. })), "{unknown:?}");
+    store.forget.store(false, Ordering::SeqCst);
+    remote.submit(count_on(2)).wait().unwrap();
+}
+
+#[test]
+fn changes_of_keys_are_told_as_they_were_though_answers_are_lost() {
+    for kind in [Kind::Int, Kind::Bytes] {
+        let server = Running::start(0, Some(Arc::new(MemoryStore::new())), None);
+        let wire = Wire::to(&server);
+        let store = open(Place::Tcp(wire.address.clone()));
+        let kv = Kv::open(Arc::new(store), Arc::new(ManualClock::new(1_000))).unwrap();
+        let lossy = || wire.lose.store(1, Ordering::SeqCst);
+        lossy();
+        let namespace = kv.namespace("n", kind).unwrap();
+        let key = if kind == Kind::Int { esker_kv::Key::Int(7) } else { esker_kv::Key::Bytes(b"seven") };
+        for lose in 0..3 {
+            let lose = || wire.lose.store(lose, Ordering::SeqCst);
+            lose();
+            assert!(namespace.add(key, "a".into()).wait().unwrap());
+            lose();
+            assert!(namespace.compare_and_set(key, Some(b"a"), "b".into()).wait().unwrap());
+            lose();
+            assert!(!namespace.add(key, "c".into()).wait().unwrap());
+            let append = |txn: &mut esker_kv::Txn<'_>| -> esker_kv::Result<()> {
+                let old = txn.get(&namespace, key)?.unwrap();
+                txn.put(&namespace, key, Entry::new([&old.value[..], b"+"].concat()));
+                Ok(())
+            };
+            lose();
+            kv.transact(&[(&namespace, key)], Durability::Durable, append).unwrap();
+            assert_eq!(namespace.get(key).wait().unwrap().unwrap(), "b+");
+            lose();
+            assert!(namespace.remove(key).wait().unwrap());
+            assert!(!namespace.remove(key).wait().unwrap());
+        }
+        lossy();
+        kv.remove_namespace("n").unwrap();
+        assert!(kv.namespaces().unwrap().is_empty());
+    }
+}
