@@ -10,8 +10,8 @@
 
 use bytes::Bytes;
 use esker_store::{
-    Change, Collection, Compare, Completion, Compression, Condition, Error, Guard, ObjectId, ObjectStore, OmapScan, Result,
-    Transaction, limits,
+    Change, Collection, Compare, Completion, Compression, Condition, Error, Guard, ObjectId, ObjectStore, OmapScan,
+    Result, Transaction, limits,
 };
 
 use crate::Kind;
@@ -79,6 +79,16 @@ impl Record {
     pub(crate) fn set(self, name: &str) -> Change {
         Change::OmapSet { key: Bytes::copy_from_slice(name.as_bytes()), value: self.encode() }
     }
+}
+
+/// What a namespace answers once it was removed.
+pub(crate) fn gone(name: &str) -> Error {
+    Error::Invalid { what: "namespace", why: format!("{name} was removed") }
+}
+
+/// What a namespace of one kind answers about keys of the other.
+pub(crate) fn wrong_kind(name: &str, own: Kind, what: &'static str, kind: Kind) -> Error {
+    Error::Invalid { what, why: format!("namespace {name} holds {own} keys, not {kind} keys") }
 }
 
 /// The record of a name.

@@ -24,7 +24,7 @@ use crate::key::KEY_BYTES_MAX;
 use crate::locks::stripe_of;
 use crate::placement::{Placement, split};
 use crate::shared::Shared;
-use crate::submit::submit;
+use crate::submit::{Target, submit};
 use crate::{Key, Kind, OwnedKey};
 
 /// A set of keys in a [`Kv`](crate::Kv). Cloning costs one reference count.
@@ -105,13 +105,14 @@ impl Namespace {
 
     pub(crate) fn check(&self) -> Result<()> {
         if self.0.removed.load(Ordering::Acquire) {
-            return Err(self.gone());
+            return Err(catalogue::gone(&self.0.name));
         }
         Ok(())
     }
 
-    pub(crate) fn gone(&self) -> Error {
-        Error::Invalid { what: "namespace", why: format!("{} was removed", self.0.name) }
+    /// As what it is written to.
+    pub(crate) fn target(&self) -> Target<'_> {
+        Target { name: &self.0.name, kind: self.0.kind, placement: &self.0.placement }
     }
 
     pub(crate) fn check_key(&self, key: Key<'_>) -> Result<()> {
@@ -133,8 +134,7 @@ impl Namespace {
     }
 
     pub(crate) fn wrong_kind(&self, what: &'static str, kind: Kind) -> Error {
-        let (name, own) = (&self.0.name, self.0.kind);
-        Error::Invalid { what, why: format!("namespace {name} holds {own} keys, not {kind} keys") }
+        catalogue::wrong_kind(&self.0.name, self.0.kind, what, kind)
     }
 
     /// Its name.
@@ -226,7 +226,7 @@ impl Namespace {
             }
             Ok(txn)
         };
-        submit(&inner.shared, &[self], build).map(|_| ())
+        submit(&inner.shared, &[self.target()], build).map(|_| ())
     }
 
     /// Reads the entry under the stripe of `key`, lets `decide` say what becomes of it, and does that; again if another process
@@ -292,7 +292,7 @@ impl Namespace {
             }
             Ok(txn)
         };
-        submit(&self.0.shared, &[self], build).map(|_| true).behind(barrier)
+        submit(&self.0.shared, &[self.target()], build).map(|_| true).behind(barrier)
     }
 
     /// Removes a key, and says whether it was there.
@@ -397,7 +397,7 @@ impl Namespace {
             }
             Ok(txn)
         };
-        submit(&self.0.shared, &[self], build).map(|_| ())
+        submit(&self.0.shared, &[self.target()], build).map(|_| ())
     }
 
     /// Removes several keys, all or none, and says how many were there.

@@ -10,16 +10,25 @@
 use esker_store::{Barrier, CommitSeq, Completion, Condition, Error, Guard, ObjectId, Op, Result, Retry, Transaction};
 use smallvec::SmallVec;
 
+use crate::Kind;
 use crate::catalogue;
+use crate::placement::Placement;
 use crate::shared::Shared;
-use crate::{Kind, Namespace};
+
+/// A namespace that is written to.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub name: &'a str,
+    pub kind: Kind,
+    pub placement: &'a Placement,
+}
 
 /// Submits what `build` makes: writes of entries in these namespaces. It is called again when objects have to be made.
 ///
 /// A failed guard of its own is [`Error::GuardFailed`]; a namespace that is gone is `Invalid`.
 pub(crate) fn submit(
     shared: &Shared,
-    namespaces: &[&Namespace],
+    targets: &[Target<'_>],
     build: impl Fn() -> Result<Transaction>,
 ) -> Completion<CommitSeq> {
     let mut txn = match build() {
@@ -27,22 +36,22 @@ pub(crate) fn submit(
         Err(error) => return Completion::ready(Err(error)),
     };
     let own = txn.guards.len();
-    let objects = written(namespaces, &txn);
+    let objects = written(targets, &txn);
     txn.guards.extend(objects.into_iter().map(|object| Guard { object, condition: Condition::Exists }));
     let done = shared.store.submit(txn);
     let (outcome, barrier) = done.into_parts();
     match outcome {
-        Err(Error::GuardFailed { index }) if index >= own => make(shared, namespaces, own, build).behind(barrier),
+        Err(Error::GuardFailed { index }) if index >= own => make(shared, targets, own, build).behind(barrier),
         outcome => Completion::after(outcome, barrier),
     }
 }
 
 /// The objects that entries are written to, each once where that is cheap to know.
-fn written(namespaces: &[&Namespace], txn: &Transaction) -> SmallVec<[ObjectId; 2]> {
+fn written(targets: &[Target<'_>], txn: &Transaction) -> SmallVec<[ObjectId; 2]> {
     let mut objects: SmallVec<[ObjectId; 2]> = SmallVec::new();
     for op in &txn.ops {
         let Op::Object(object, change) = op else { continue };
-        let adds = change.creates() && namespaces.iter().any(|namespace| namespace.placement().is_entries(object));
+        let adds = change.creates() && targets.iter().any(|target| target.placement.is_entries(object));
         if adds && objects.last() != Some(object) {
             objects.push(object.clone());
         }
@@ -57,13 +66,14 @@ fn written(namespaces: &[&Namespace], txn: &Transaction) -> SmallVec<[ObjectId; 
 /// Submits under guards of the namespaces' records, which let objects be made.
 fn make(
     shared: &Shared,
-    namespaces: &[&Namespace],
+    targets: &[Target<'_>],
     own: usize,
     build: impl Fn() -> Result<Transaction>,
 ) -> Completion<CommitSeq> {
     let (mut retry, mut barrier) = (Retry::default(), None);
     loop {
-        let done = guarded(namespaces, &build, &mut barrier).and_then(|txn| shared.store.submit(txn).applied(&mut barrier));
+        let done = guarded(shared, targets, &build, &mut barrier)
+            .and_then(|txn| shared.store.submit(txn).applied(&mut barrier));
         let again = match done {
             Err(Error::GuardFailed { index }) if index >= own => retry.again(|| "the catalogue of namespaces".into()),
             done => return Completion::after(done, barrier),
@@ -76,20 +86,21 @@ fn make(
 
 /// The transaction, under the guards that each namespace is there, and counting that objects of ranges are made.
 fn guarded(
-    namespaces: &[&Namespace],
+    shared: &Shared,
+    targets: &[Target<'_>],
     build: impl Fn() -> Result<Transaction>,
     barrier: &mut Option<Barrier>,
 ) -> Result<Transaction> {
     let mut txn = build()?;
-    for namespace in namespaces {
-        let (name, store) = (namespace.name(), namespace.store());
+    let store = &*shared.store;
+    for Target { name, kind, .. } in targets {
         let record = catalogue::find(store, name).applied(barrier)?.filter(|record| !record.removing);
-        let record = record.ok_or_else(|| namespace.gone())?;
-        if record.kind != namespace.kind() {
-            return Err(namespace.wrong_kind("namespace", record.kind));
+        let record = record.ok_or_else(|| catalogue::gone(name))?;
+        if record.kind != *kind {
+            return Err(catalogue::wrong_kind(name, *kind, "namespace", record.kind));
         }
         txn.guards.push(record.still(name));
-        if namespace.kind() == Kind::Int {
+        if *kind == Kind::Int {
             let made = catalogue::ranges_made(store, name).applied(barrier)?;
             txn.guards.push(catalogue::none_made(name, made));
             catalogue::count_made(&mut txn, name, made);

@@ -23,7 +23,7 @@ use crate::key::prefix_end;
 use crate::locks::Held;
 use crate::scan::{Bounds, Scan, Walk};
 use crate::shared::Shared;
-use crate::submit::submit;
+use crate::submit::{Target, submit};
 use crate::{Key, Kind, Namespace, OwnedKey, Result};
 
 /// Store entries fetched at once where a scan merges: enough to hide a call, few enough to waste little.
@@ -445,8 +445,8 @@ impl<'a> Txn<'a> {
             pushed.map(|()| txn)
         };
         let writing = self.writes.iter().filter(|writes| writes.entries.values().any(Option::is_some));
-        let namespaces: SmallVec<[&Namespace; 4]> = writing.map(|writes| &writes.namespace).collect();
-        let done = submit(self.shared, &namespaces, build);
+        let targets: SmallVec<[Target<'_>; 4]> = writing.map(|writes| writes.namespace.target()).collect();
+        let done = submit(self.shared, &targets, build);
         drop(self.held);
         done.map(|_| ()).behind(barrier).behind(listed.take())
     }

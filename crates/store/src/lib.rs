@@ -27,6 +27,7 @@ mod mark;
 pub mod model;
 mod retry;
 mod transaction;
+mod unsynced;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,13 +39,14 @@ pub use completion::Completion;
 pub use error::{Error, Result};
 pub use forward::Forward;
 pub use id::{Collection, CommitSeq, IdHasher, ObjectId, ObjectMap};
-pub use incarnation::{Incarnation, Unsynced};
+pub use incarnation::Incarnation;
 pub use mark::{Barrier, DurableMark};
 pub use retry::{ATTEMPTS_MAX, Attempt, Retry, change_guarded};
 pub use transaction::{
     Change, CommitCursor, CommitEntry, Compare, Compression, Condition, Durability, Guard, OmapScan, Op, Order,
     SlotScan, Transaction,
 };
+pub use unsynced::{Unsynced, Written};
 
 /// What an object is, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

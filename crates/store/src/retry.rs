@@ -68,6 +68,7 @@ pub fn change_guarded<T, E: From<Error>>(
 
 /// What an attempt at a change came to.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one is made for each attempt, and taken apart at once")]
 pub enum Attempt<T> {
     /// It is as it should be.
     Nothing(T),

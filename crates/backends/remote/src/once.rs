@@ -17,8 +17,6 @@ use esker_store::{
 };
 use parking_lot::Mutex;
 
-use crate::RemoteStore;
-
 /// Clients whose objects are kept.
 const CLIENTS_MAX: usize = 4_096;
 /// Names asked for: more than there are.
@@ -57,19 +55,20 @@ struct Own {
 }
 
 impl Operations {
-    /// Submits `txn` until an answer tells what became of it.
+    /// Submits `txn` to `store`, which sends each transaction once, until an answer tells what became of it.
     ///
     /// # Errors
     /// Those of [`ObjectStore::submit`]; `Unknown` after [`TRIES`] lost answers, or where another removed this client's object.
-    pub(crate) fn submit(&self, store: &RemoteStore, txn: Transaction) -> Result<CommitSeq> {
+    pub(crate) fn submit(&self, store: &dyn ObjectStore, txn: Transaction) -> Result<CommitSeq> {
+        let txn = Transaction { once: false, ..txn };
         loop {
             let lane = self.take(store);
             // A store that cannot take a lane, or a transaction without room for one, is asked once.
-            let Ok(mut lane) = lane else { return store.send(txn) };
+            let Ok(mut lane) = lane else { return store.submit(txn).wait() };
             lane.number += 1;
             let Some(numbered) = lane.number(&txn) else {
                 self.own.lock().free.push(lane);
-                return store.send(txn);
+                return store.submit(txn).wait();
             };
             match lane.submit(store, numbered) {
                 Done::Told(outcome) => {
@@ -83,7 +82,7 @@ impl Operations {
         }
     }
 
-    fn take(&self, store: &RemoteStore) -> Result<Lane> {
+    fn take(&self, store: &dyn ObjectStore) -> Result<Lane> {
         let mut own = self.own.lock();
         if let Some(lane) = own.free.pop() {
             return Ok(lane);
@@ -137,11 +136,11 @@ impl Lane {
         numbered.check().is_ok().then_some(numbered)
     }
 
-    fn submit(&self, store: &RemoteStore, numbered: Transaction) -> Done {
+    fn submit(&self, store: &dyn ObjectStore, numbered: Transaction) -> Done {
         let mut lost: Option<Error> = None;
         let mut wait = AGAIN;
         for _ in 0..TRIES {
-            match store.send(numbered.clone()) {
+            match store.submit(numbered.clone()).wait() {
                 Err(error @ Error::Unknown { .. }) => lost = Some(error),
                 Err(Error::GuardFailed { index: 0 }) => match (self.held(store), lost.take()) {
                     // The read is answered once what it shows is durable. The number that the store gave is lost; this is not lower.
@@ -159,14 +158,14 @@ impl Lane {
         Done::Unknown(lost.unwrap_or(Error::Closed))
     }
 
-    fn held(&self, store: &RemoteStore) -> Result<Option<u64>> {
+    fn held(&self, store: &dyn ObjectStore) -> Result<Option<u64>> {
         let stored = store.xattr(&self.object, &self.name).wait()?;
         Ok(stored.and_then(|stored| Some(u64::from_le_bytes(stored[..].try_into().ok()?))))
     }
 }
 
 /// Makes the lanes from index `first` on.
-fn make_lanes(store: &RemoteStore, object: &ObjectId, first: u64) -> Result<()> {
+fn make_lanes(store: &dyn ObjectStore, object: &ObjectId, first: u64) -> Result<()> {
     // Once only: made again late, they would forget their numbers.
     let absent = Condition::XattrAbsent { name: lane_name(first) };
     let mut txn = Transaction::new().guard(object, Condition::Exists).guard(object, absent);
@@ -175,7 +174,7 @@ fn make_lanes(store: &RemoteStore, object: &ObjectId, first: u64) -> Result<()> 
     }
     let mut tries = 1;
     loop {
-        match store.send(txn.clone()) {
+        match store.submit(txn.clone()).wait() {
             Ok(_) | Err(Error::GuardFailed { index: 1 }) => return Ok(()),
             Err(Error::Unknown { .. }) if tries < TRIES => tries += 1,
             Err(error) => return Err(error),
@@ -185,7 +184,7 @@ fn make_lanes(store: &RemoteStore, object: &ObjectId, first: u64) -> Result<()> 
 }
 
 /// Makes the object of a new client, and removes those of the oldest.
-fn register(store: &RemoteStore) -> Result<ObjectId> {
+fn register(store: &dyn ObjectStore) -> Result<ObjectId> {
     let collection = collection();
     let mut tries = 1;
     loop {
@@ -201,7 +200,7 @@ fn register(store: &RemoteStore) -> Result<ObjectId> {
         for name in names {
             txn.push(&ObjectId::new(collection.clone(), name), Change::Remove);
         }
-        match store.send(txn) {
+        match store.submit(txn).wait() {
             Ok(_) => return Ok(object),
             Err(Error::GuardFailed { .. }) => {}
             // It may be there; the next number is as good.

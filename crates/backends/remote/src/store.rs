@@ -23,9 +23,9 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::address::{Error, Options, Place, Result, Tokened, channel};
 use crate::call::Manner;
+use crate::once::Operations;
 use crate::proto::store as proto;
 use crate::proto::store::objects_client::ObjectsClient;
-use crate::once::Operations;
 use crate::{decode, encode};
 
 /// Longest message either way, in bytes.

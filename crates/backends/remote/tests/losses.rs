@@ -6,7 +6,7 @@ mod support;
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use esker_log::{Found, Logs, Options, Session};

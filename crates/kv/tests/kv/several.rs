@@ -272,10 +272,13 @@ fn a_namespace_that_is_made_again_meanwhile_holds_nothing_of_before() {
     let slow = between.face();
     let held = slow.namespace("n", Kind::Bytes).unwrap();
     // Its put is about to go to the store when the namespace is removed and made again.
-    *between.before_submit.lock().unwrap() = Some((0, Box::new(move || {
-        theirs.remove_namespace("n").unwrap();
-        theirs.namespace("n", Kind::Bytes).unwrap();
-    })));
+    *between.before_submit.lock().unwrap() = Some((
+        0,
+        Box::new(move || {
+            theirs.remove_namespace("n").unwrap();
+            theirs.namespace("n", Kind::Bytes).unwrap();
+        }),
+    ));
     held.put("new", "v").wait().unwrap();
     // It was acknowledged: it stands in the namespace of that name that is there.
     let found: Vec<_> = face(&store).namespace("n", Kind::Bytes).unwrap().scan(&Scan::all().keys()).wait().unwrap();
@@ -327,9 +330,12 @@ fn a_clear_takes_all_of_what_one_call_has_written_or_nothing() {
         let namespace = kv.namespace("n", Kind::Int).unwrap();
         // The ranges are listed; then another makes one, and writes to one of before as well.
         let (other, far) = (writer.clone(), (9 + u64::from(txn)) << 20);
-        *between.after_list.lock().unwrap() = Some((0, Box::new(move || {
-            other.put_many(&[(1.into(), "with".into()), (far.into(), "with".into())]).wait().unwrap();
-        })));
+        *between.after_list.lock().unwrap() = Some((
+            0,
+            Box::new(move || {
+                other.put_many(&[(1.into(), "with".into()), (far.into(), "with".into())]).wait().unwrap();
+            }),
+        ));
         if txn {
             let clear = |txn: &mut esker_kv::Txn<'_>| -> esker_kv::Result<()> {
                 txn.clear(&namespace);
