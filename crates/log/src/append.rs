@@ -207,7 +207,14 @@ impl Log {
     pub(crate) fn append_new(&self, batch: &Batch<'_>, expected: Option<u64>) -> Result<Completion<u64>> {
         self.check_batch(batch)?;
         for _ in 0..head::ATTEMPTS_MAX {
-            let token = self.token(batch.records.len() as u32, expected)?;
+            let token = match self.token(batch.records.len() as u32, expected) {
+                // Told by a leader that may be deposed, of what may never be written.
+                Err(Error::NotTail { expected, .. }) => match self.not_tail(expected)? {
+                    Some(error) => return Err(error),
+                    None => continue,
+                },
+                token => token?,
+            };
             if let Some(fence) = batch.fence {
                 fence.check(self, token.epoch)?;
             }

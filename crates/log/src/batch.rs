@@ -9,6 +9,7 @@ use esker_store::Durability;
 use crate::format;
 use crate::log::{Log, Record};
 use crate::nonce::Nonce;
+use crate::session::Opening;
 use crate::{Error, Result};
 
 /// Entries on their way.
@@ -39,11 +40,18 @@ pub(crate) struct Fence {
     /// The head's version with it.
     pub version: u64,
     pub epoch: u64,
+    /// The last opening of the name by the same handle: under one epoch the head is not asked again.
+    pub latest: Opening,
     /// Up to this epoch it is known to be the last.
     pub verified: AtomicU64,
 }
 
 impl Fence {
+    /// What is answered once the writer was opened again.
+    pub(crate) fn fenced(&self, log: &Log, found: u64) -> Error {
+        Error::Fenced { log: log.name().to_owned(), held: self.epoch, found, owner: self.name.clone() }
+    }
+
     /// Refuses to write under `epoch` if the writer was opened again since.
     pub(crate) fn check(&self, log: &Log, epoch: u64) -> Result<()> {
         if epoch <= self.verified.load(Ordering::SeqCst) {
@@ -51,8 +59,7 @@ impl Fence {
         }
         let noted = log.store().omap_get(&format::head(log.id()), &self.key).wait()?;
         if noted.as_deref().and_then(format::number_from) != Some(self.version) {
-            let (log, owner) = (log.name().to_owned(), self.name.clone());
-            return Err(Error::Fenced { log, held: self.epoch, found: epoch, owner });
+            return Err(self.fenced(log, epoch));
         }
         self.verified.fetch_max(epoch, Ordering::SeqCst);
         Ok(())

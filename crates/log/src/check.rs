@@ -252,10 +252,11 @@ impl Walk<'_> {
                         _ => None,
                     };
                     let knows = stored.is_some_and(|stored| match prefix {
+                        _ if stored.kind == Kind::Trimmed => true,
                         b's' => stored.streams.iter().any(|stream| format::stream_key(stream, local) == key),
-                        _ => stored.kind == Kind::Trimmed || format::nonce_key(stored.nonce) == key,
+                        _ => format::nonce_key(stored.nonce) == key,
                     });
-                    // Trimmed since the keys were read: by itself, and its key is gone; with others, and its key stays.
+                    // Trimmed with others since the keys were read: its key stays. Programs of before removed it with an entry trimmed by itself.
                     if !knows
                         && self.trim_of(object)? <= local
                         && self.log.store().omap_get(object, &key).wait()?.is_some()

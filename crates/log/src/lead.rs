@@ -4,16 +4,22 @@
 //! token → leader here → sequencer that the head names → [`Log::lead_after`], under a new epoch
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use arc_swap::Guard;
+use event_listener::Listener;
 
+use crate::cells::Found;
 use crate::log::Log;
 use crate::seal::{Reach, TakenOver};
 use crate::sequencer::{Connect, Leader, Sequencer, Tail, Token};
 use crate::view::{Stripe, View};
 use crate::{Error, Result, cells};
 
+/// How long a position that was handed out may stay open before who needs to know the tail fills it, and how often is looked meanwhile.
+const PATIENCE: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(2);
 /// Leases that a log whose sequencer is silent waits for another one: who stands by takes over after one.
 const LEASES_WAITED: u64 = 4;
 
@@ -168,12 +174,22 @@ impl Log {
         self.inner.shared.applied.notify(usize::MAX);
     }
 
-    /// The tail: the position that is handed out next. Asks whoever hands them out; where nobody does, looks for the
-    /// last entry. Everything whose append returned before the call stands below.
+    /// The tail: one above the last position at which something stands. Everything whose append returned before the call stands below; positions
+    /// that were handed out and at which nothing stands yet do not count.
+    ///
+    /// A tail that was told is a promise: what stands right below it is durable, so that no crash and no other leader takes it back (but for what
+    /// was only to be applied, [`Log::append_with`]). Where that is not durable yet the call waits for it.
     ///
     /// # Errors
     /// [`Error::NoLog`] if the log was deleted; the store's.
     pub fn tail(&self) -> Result<Tail> {
+        let handed = self.handed_tail()?;
+        self.written_below(&self.view(), handed)
+    }
+
+    /// The position that is handed out next. Asks whoever hands them out; where nobody does, looks for the last entry. What is below may never be
+    /// written, and another leader may hand it out again: what relies on it guards its epoch.
+    pub(crate) fn handed_tail(&self) -> Result<Tail> {
         // A leader that was deposed does not know it: the head does.
         let view = self.current_view()?;
         if let Some(leader) = self.leader(&view) {
@@ -191,6 +207,50 @@ impl Log {
             }
         }
         self.written_tail(&view)
+    }
+
+    /// The tail as it is written, of which is known that it is not above `handed`.
+    fn written_below(&self, view: &View, handed: Tail) -> Result<Tail> {
+        let written = &self.inner.shared.written;
+        if view.sealed.is_some() || handed.position <= written.load(Ordering::SeqCst).max(view.trimmed) {
+            return Ok(handed);
+        }
+        // Mostly the last position that was handed out is written.
+        let (found, barrier) = self.read_stored(handed.position - 1..handed.position)?;
+        let tail = match found.first() {
+            Some(Found::Hole | Found::BeyondTail) | None => self.written_tail(view)?.position.min(handed.position),
+            Some(_) => {
+                barrier.map_or(Ok(()), |barrier| barrier.wait())?;
+                handed.position
+            }
+        };
+        written.fetch_max(tail, Ordering::SeqCst);
+        Ok(Tail { epoch: handed.epoch, position: tail })
+    }
+
+    /// What a conditional append is told that found other positions handed out than it expected: an error that names the tail, once that is
+    /// written; or nothing, if it is as expected by now. A position that its writer leaves open for [`PATIENCE`] is filled.
+    pub(crate) fn not_tail(&self, expected: u64) -> Result<Option<Error>> {
+        let began = Instant::now();
+        loop {
+            let listener = self.listen();
+            let handed = self.led_tail()?;
+            if handed.position == expected {
+                return Ok(None);
+            }
+            let tail = self.written_below(&self.view(), handed)?.position;
+            if tail == handed.position || self.view().sealed.is_some() {
+                return Ok(Some(Error::NotTail { expected, tail }));
+            }
+            if began.elapsed() < PATIENCE {
+                listener.wait_timeout(LOOK);
+                continue;
+            }
+            match self.fill_under(handed, handed.position - 1) {
+                Ok(()) | Err(Error::Taken { .. } | Error::Trimmed { .. } | Error::Deposed { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// The tail as known to whoever hands out positions; if nobody does, this handle begins to. What is at or above it

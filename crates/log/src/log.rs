@@ -75,6 +75,7 @@ impl Log {
             remote: Mutex::new(None),
             writer,
             number: AtomicU64::new(0),
+            openings: Mutex::default(),
             ends: Mutex::default(),
             growing: Mutex::new(()),
         };
@@ -141,6 +142,9 @@ impl Log {
 
     /// Keeps `view` if it is newer than what is kept.
     pub(crate) fn met(&self, view: View) -> Arc<View> {
+        if view.trimmed > self.peek().trimmed {
+            self.inner.shared.recent.trim(view.trimmed);
+        }
         let view = Arc::new(view);
         self.inner.view.rcu(|kept| if kept.version >= view.version { Arc::clone(kept) } else { Arc::clone(&view) });
         self.view()

@@ -4,7 +4,8 @@
 //! checkpoint: state → object → (all checkpoints of the log) → trim what none of them needs
 //!
 //! Invariants:
-//! 1. Entries are applied in order, each once; a lost entry stops the replica with its position.
+//! 1. Entries are applied in order, each once; a lost entry stops the replica with its position. What was trimmed before it was applied is in a
+//!    checkpoint, which is loaded, or stops the replica too.
 //! 2. A checkpoint counts only when it is whole: what says so is written last. The one before it stays until then.
 //! 3. Of two replicas that write one checkpoint at once, one is refused: a whole one is replaced only by who saw it to be the older.
 //! Source: Schneider, state machine approach (1990); Tango (2013).
@@ -71,28 +72,34 @@ impl<M: Machine> Replica<M> {
     /// [`Error::Invalid`] for a bad name; [`Error::Damaged`] if the log was trimmed past the checkpoint, or the state does not load; the store's.
     pub fn open(log: &Log, name: &str, stream: Option<&str>, mut machine: M) -> Result<Self> {
         format::check_name("name of a state", name, MACHINE_NAME_BYTES_MAX)?;
-        let newest = checkpoints(log, Some(name))?.into_iter().max_by_key(|(_, whole)| whole.position);
-        let mut applied = 0;
-        if let Some((object, whole)) = newest {
-            let saved = read_checkpoint(log, &object, whole)?;
-            machine.load(&saved).map_err(|why| Error::damaged(format!("checkpoint {object}"), why))?;
-            applied = whole.position;
-        }
-        let trimmed = log.refresh()?.trimmed;
-        if applied < trimmed {
-            let why = format!("the log is trimmed to {trimmed}, the newest checkpoint is at {applied}");
-            return Err(Error::damaged(format!("state {name}"), why));
-        }
+        let applied = load_newest(log, name, &mut machine, 0)?;
         let stream = stream.map(|stream| Bytes::copy_from_slice(stream.as_bytes()));
-        let source = match &stream {
-            Some(stream) => Source::Stream(log.follow_stream(stream.clone(), applied, Follow::default())),
-            None => Source::Log(log.follow(Start::Position(applied), Follow::default())?),
-        };
+        let source = source(log, stream.as_ref(), applied)?;
         Ok(Self { log: log.clone(), name: name.to_owned(), stream, machine, source, applied })
     }
 
-    /// Applies everything up to `end`, and gives what the entry at `end - 1` gave if it is the state's.
+    /// Goes on from a checkpoint that holds what was trimmed below `end` before it was applied here.
+    fn reload(&mut self, end: u64) -> Result<()> {
+        self.applied = load_newest(&self.log, &self.name, &mut self.machine, self.applied)?;
+        self.source = source(&self.log, self.stream.as_ref(), self.applied)?;
+        if self.applied < end {
+            let why =
+                format!("positions up to {end} were trimmed before they were applied, and no checkpoint holds them");
+            return Err(Error::damaged(format!("state {}", self.name), why));
+        }
+        Ok(())
+    }
+
+    /// Applies everything up to `end`, and gives what the entry at `end - 1` gave if it is the state's. After an error what it met is met again.
     fn apply_to(&mut self, end: u64) -> Result<Option<M::Output>> {
+        let done = self.apply_next_to(end);
+        if done.is_err() {
+            self.source = source(&self.log, self.stream.as_ref(), self.applied)?;
+        }
+        done
+    }
+
+    fn apply_next_to(&mut self, end: u64) -> Result<Option<M::Output>> {
         let mut last = None;
         while self.applied < end {
             let delivery = match &mut self.source {
@@ -120,13 +127,7 @@ impl<M: Machine> Replica<M> {
                     }
                 }
                 Some(Delivery::Gap { positions, kind: GapKind::Filled }) => self.applied = positions.end,
-                Some(Delivery::Gap { positions, kind: GapKind::Trimmed }) => {
-                    let why = format!(
-                        "positions {} to {} were trimmed before they were applied",
-                        positions.start, positions.end
-                    );
-                    return Err(Error::damaged(format!("state {}", self.name), why));
-                }
+                Some(Delivery::Gap { positions, kind: GapKind::Trimmed }) => self.reload(positions.end)?,
                 Some(Delivery::Gap { positions, kind: GapKind::Lost(why) }) => {
                     return Err(Error::damaged(format!("position {}", positions.start), why));
                 }
@@ -239,6 +240,41 @@ impl<M: Machine> Replica<M> {
             self.log.trim_to(to)?;
         }
         Ok(to)
+    }
+}
+
+fn source(log: &Log, stream: Option<&Bytes>, applied: u64) -> Result<Source> {
+    Ok(match stream {
+        Some(stream) => Source::Stream(log.follow_stream(stream.clone(), applied, Follow::default())),
+        None => Source::Log(log.follow(Start::Position(applied), Follow::default())?),
+    })
+}
+
+/// Loads the newest checkpoint of a state, if it is above `applied`. Everything below what it returns is applied, and nothing above is trimmed.
+fn load_newest<M: Machine>(log: &Log, name: &str, machine: &mut M, applied: u64) -> Result<u64> {
+    let mut applied = applied;
+    loop {
+        let all = checkpoints(log, Some(name))?.into_iter();
+        let newest = all.filter(|(_, whole)| whole.position > applied).max_by_key(|(_, whole)| whole.position);
+        if let Some((object, whole)) = &newest {
+            match read_checkpoint(log, object, *whole) {
+                Ok(saved) => {
+                    machine.load(&saved).map_err(|why| Error::damaged(format!("checkpoint {object}"), why))?;
+                    applied = whole.position;
+                }
+                // Another replica writes the next in its place, after one that is newer was whole.
+                Err(_) if log.store().xattr(object, WHOLE).wait()?.as_deref() != Some(&whole.encode()[..]) => continue,
+                Err(error) => return Err(error),
+            }
+        }
+        let trimmed = log.refresh()?.trimmed;
+        if applied >= trimmed {
+            return Ok(applied);
+        }
+        if newest.is_none() {
+            let why = format!("the log is trimmed to {trimmed}, the newest checkpoint is at {applied}");
+            return Err(Error::damaged(format!("state {name}"), why));
+        }
     }
 }
 

@@ -64,7 +64,7 @@ impl Log {
                     Found::Hole => {
                         let tail = match tail {
                             Some(tail) => tail,
-                            None => *tail.insert(self.tail()?.position),
+                            None => *tail.insert(self.handed_tail()?.position),
                         };
                         if at < tail {
                             let (settled, barrier) = self.settle(at, None)?;
@@ -104,7 +104,7 @@ impl Log {
     }
 
     /// As far as the first stripe of the range goes.
-    fn read_stored(&self, range: Range<u64>) -> Result<(Vec<Found>, Option<Barrier>)> {
+    pub(crate) fn read_stored(&self, range: Range<u64>) -> Result<(Vec<Found>, Option<Barrier>)> {
         let mut view = self.view();
         if range.start < view.trimmed {
             let end = range.end.min(view.trimmed);
@@ -160,7 +160,7 @@ impl Log {
 
     /// A position where nothing was found: trimmed meanwhile, a hole, or past the tail.
     fn settle(&self, position: u64, barrier: Option<Barrier>) -> Result<(Found, Option<Barrier>)> {
-        let tail = self.tail()?;
+        let tail = self.handed_tail()?;
         if position >= tail.position {
             return Ok((Found::BeyondTail, barrier));
         }

@@ -2,7 +2,9 @@
 //!
 //! append → [`Recents::keep`] → lowest positions go, once it is full · follower → [`Recents::get`]
 //!
-//! Invariant: what is kept stays within its bound in bytes. What leaves first is what stands lowest: followers go upwards, and who has fallen behind reads
+//! Invariants:
+//! 1. Nothing is kept that is trimmed, as far as this process knows: [`Recents::trim`] comes before a trim is answered.
+//! 2. What is kept stays within its bound in bytes. What leaves first is what stands lowest: followers go upwards, and who has fallen behind reads
 //! from the store. (A cache that keeps what was asked for before is of no use here: a follower asks for each position once, and newest entries left it
 //! before their follower came.)
 
@@ -37,6 +39,8 @@ impl Recent {
 struct Kept {
     by_position: BTreeMap<u64, Recent>,
     bytes: u64,
+    /// All below is trimmed: it is not kept any more.
+    trimmed: u64,
 }
 
 /// The newest positions of a log.
@@ -53,6 +57,9 @@ impl Recents {
 
     pub(crate) fn keep(&self, position: u64, recent: Recent) {
         let mut kept = self.kept.lock();
+        if position < kept.trimmed {
+            return;
+        }
         kept.bytes += recent.bytes();
         if let Some(before) = kept.by_position.insert(position, recent) {
             kept.bytes -= before.bytes();
@@ -66,6 +73,19 @@ impl Recents {
 
     pub(crate) fn get(&self, position: u64) -> Option<Recent> {
         self.kept.lock().by_position.get(&position).cloned()
+    }
+
+    /// All below `position` is trimmed.
+    pub(crate) fn trim(&self, position: u64) {
+        let mut kept = self.kept.lock();
+        let kept = &mut *kept;
+        if position <= kept.trimmed {
+            return;
+        }
+        kept.trimmed = position;
+        while let Some(lowest) = kept.by_position.first_entry().filter(|lowest| *lowest.key() < position) {
+            kept.bytes -= lowest.remove().bytes();
+        }
     }
 
     pub(crate) fn forget(&self, position: u64) {

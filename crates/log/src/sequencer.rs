@@ -29,7 +29,7 @@ pub struct Token {
 pub struct Tail {
     /// The epoch under which it is known.
     pub epoch: u64,
-    /// Every entry stands below.
+    /// Every entry stands below. What a sequencer tells has been handed out, and may never be written; [`Log::tail`](crate::Log::tail) is written.
     pub position: u64,
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use esker_store::{Capability, ObjectId, ObjectStore};
 use event_listener::Event;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::recent::Recents;
 use crate::sequencer::{Connect, Leader, Sequencer};
@@ -47,6 +47,8 @@ pub(crate) struct Shared {
     pub applied: Event,
     /// One above the highest position written or met here.
     pub seen: AtomicU64,
+    /// One above the highest position that is known to be written, and durable.
+    pub written: AtomicU64,
     /// Followers there are: recent entries are kept only for them.
     pub followers: AtomicUsize,
     pub recent: Recents,
@@ -57,11 +59,15 @@ impl Shared {
         Self {
             applied: Event::new(),
             seen: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             followers: AtomicUsize::new(0),
             recent: Recents::new(cache_bytes),
         }
     }
 }
+
+/// The head's version with the last opening of a named writer; held while one of its entries is under way.
+pub(crate) type Opening = Arc<RwLock<u64>>;
 
 /// Where the bytes of an object end, once known; held while something is appended to them.
 pub(crate) type End = Arc<Mutex<Option<u64>>>;
@@ -82,6 +88,8 @@ pub(crate) struct Inner {
     pub number: AtomicU64,
     /// The epoch at which this handle became the only writer; 0 if it did not.
     pub held: u64,
+    /// The last openings of named writers by this handle, by their number.
+    pub openings: Mutex<HashMap<u64, Opening>>,
     /// Where the bytes of data objects end (layout stream).
     pub ends: Mutex<HashMap<(u64, u32), End>>,
     pub growing: Mutex<()>,

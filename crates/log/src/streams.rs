@@ -26,7 +26,8 @@ use crate::{Error, Result};
 const ROUND: u64 = 1 << 20;
 
 impl Log {
-    /// The positions of a stream inside `range`, in order, as far as they are written. Reads no entries.
+    /// The positions of a stream inside `range`, in order, as far as they are written; also those of entries that were trimmed by themselves since.
+    /// Reads no entries.
     ///
     /// # Errors
     /// The store's.
@@ -86,7 +87,8 @@ impl StreamFollower {
         self.known.front().copied().unwrap_or(self.next)
     }
 
-    /// The stream's next entry, if it is there; gaps only for what was lost. `None`: nothing up to the tail.
+    /// The stream's next entry, if it is there; a gap for what was lost, or trimmed before it was delivered: of the log, where all below a
+    /// position is trimmed, whichever streams its entries had. `None`: nothing up to the tail.
     ///
     /// # Errors
     /// The store's.
@@ -101,13 +103,25 @@ impl StreamFollower {
                         let positions = position..position + 1;
                         return Ok(Some(Delivery::Gap { positions, kind: GapKind::Lost(why) }));
                     }
-                    // Trimmed since.
-                    _ => {}
+                    Found::Trimmed => {
+                        // Of what is known to be the stream's, or with all that stood below.
+                        let end = self.log.view().trimmed.clamp(position + 1, self.next.max(position + 1));
+                        while self.known.front().is_some_and(|known| *known < end) {
+                            self.known.pop_front();
+                        }
+                        return Ok(Some(Delivery::Gap { positions: position..end, kind: GapKind::Trimmed }));
+                    }
+                    // Nothing of the stream stands there any more.
+                    Found::Filled | Found::Hole | Found::BeyondTail => {}
                 }
             }
             let tail = self.log.tail()?.position;
-            let view = self.log.view();
-            self.next = self.next.max(view.trimmed);
+            let trimmed = self.log.view().trimmed.min(tail);
+            if self.next < trimmed {
+                let positions = self.next..trimmed;
+                self.next = trimmed;
+                return Ok(Some(Delivery::Gap { positions, kind: GapKind::Trimmed }));
+            }
             let end = tail.min(self.next + ROUND);
             if self.next >= end {
                 return Ok(None);
@@ -119,8 +133,12 @@ impl StreamFollower {
                 }
                 continue;
             }
-            self.known = self.log.stream_positions(&self.stream, self.next..decided)?.into();
-            self.next = decided;
+            let known = self.log.stream_positions(&self.stream, self.next..decided)?;
+            // What was trimmed before its keys were looked for is told first: nothing in it was met.
+            if self.log.refresh()?.trimmed > self.next {
+                continue;
+            }
+            (self.known, self.next) = (known.into(), decided);
         }
     }
 

@@ -17,6 +17,8 @@ use crate::sequencer::Tail;
 use crate::view::{Stripe, View};
 use crate::{Error, Result, head};
 
+/// Positions that one call of [`Log::retain`] gives up for their age, at most.
+pub const RETAIN_POSITIONS: u64 = 1 << 20;
 /// Samples per stripe where the bytes of a log are estimated.
 const SAMPLES: u64 = 16;
 
@@ -27,7 +29,7 @@ impl Log {
     /// [`Error::Taken`] if something stands there (filled already: no error); [`Error::Trimmed`]; [`Error::PastTail`]; the store's.
     pub fn fill(&self, position: u64) -> Result<()> {
         for _ in 0..head::ATTEMPTS_MAX {
-            let tail = self.tail()?;
+            let tail = self.handed_tail()?;
             if position >= tail.position {
                 return Err(Error::PastTail { position, tail: tail.position });
             }
@@ -97,7 +99,7 @@ impl Log {
     /// [`Error::PastTail`]; the store's.
     pub fn trim(&self, position: u64) -> Result<()> {
         for _ in 0..head::ATTEMPTS_MAX {
-            let tail = self.tail()?;
+            let tail = self.handed_tail()?;
             if position >= tail.position {
                 return Err(Error::PastTail { position, tail: tail.position });
             }
@@ -131,9 +133,7 @@ impl Log {
                             let (offset, len) = (placed.offset, u64::from(placed.len));
                             guards.txn.push(&object, Change::Zero { offset, len });
                         }
-                        for stream in &stored.streams {
-                            guards.txn.push(&object, Change::OmapRemove { key: format::stream_key(stream, local) });
-                        }
+                        // The keys of its streams stay, so that who follows one is told of the gap.
                     }
                     // What it was cannot be known: only the mark is left of it.
                     Err(_) => {}
@@ -157,6 +157,9 @@ impl Log {
 
     /// Gives up all positions below `position` with their space, while the log is in use. Returns the number of objects that went.
     ///
+    /// When it returns no read in this process gives an entry below. In another process a read of the store gives none; one that is answered from
+    /// what is kept there for its followers may, until these look at the head: within a second.
+    ///
     /// # Errors
     /// [`Error::PastTail`] above the tail; the store's. After an error positions are trimmed, but space may not be back: call it again.
     pub fn trim_to(&self, position: u64) -> Result<u64> {
@@ -177,7 +180,7 @@ impl Log {
     /// one the tail may be lower, and entries would come to stand below what is trimmed.
     fn trim_view(&self, position: u64) -> Result<View> {
         for _ in 0..head::ATTEMPTS_MAX {
-            let tail = self.tail()?;
+            let tail = self.handed_tail()?;
             if position > tail.position {
                 return Err(Error::PastTail { position, tail: tail.position });
             }
@@ -277,7 +280,8 @@ impl Log {
         })
     }
 
-    /// Trims what the log's options no longer keep. Returns the position that it is trimmed to.
+    /// Trims what the log's options no longer keep: by time at most [`RETAIN_POSITIONS`] positions in one call, and none from the first on whose entry
+    /// is younger. Returns the position that it is trimmed to.
     ///
     /// # Errors
     /// The store's.
@@ -290,7 +294,7 @@ impl Log {
             to = to.max(tail.saturating_sub(options.retain_positions));
         }
         if options.retain_ms > 0 {
-            to = to.max(self.position_at(self.now_ms().saturating_sub(options.retain_ms))?);
+            to = self.first_young(to, tail, self.now_ms().saturating_sub(options.retain_ms))?;
         }
         if options.retain_bytes > 0 {
             to = to.max(self.position_of_bytes(&view, tail, options.retain_bytes)?);
@@ -300,6 +304,24 @@ impl Log {
             self.trim_to(to)?;
         }
         Ok(to)
+    }
+
+    /// The first position from `from` on, below `tail`, whose entry is of `time_ms` or later, or that is undecided; it looks at so many as one call
+    /// trims. Writers' clocks differ: one that is old may stand above one that is young, so all are looked at.
+    fn first_young(&self, from: u64, tail: u64, time_ms: u64) -> Result<u64> {
+        let end = tail.min(from.saturating_add(RETAIN_POSITIONS));
+        let mut at = from;
+        while at < end {
+            for found in self.read_range(at..end, 1 << 20)?.wait()? {
+                match found {
+                    Found::Entry(entry) if entry.time_ms < time_ms => {}
+                    Found::Filled | Found::Trimmed | Found::Lost(_) => {}
+                    Found::Entry(_) | Found::Hole | Found::BeyondTail => return Ok(at),
+                }
+                at += 1;
+            }
+        }
+        Ok(at)
     }
 
     /// From where on about `bytes` of data stand below the tail, by samples of each stripe.

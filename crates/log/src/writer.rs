@@ -11,6 +11,7 @@
 //! 3. An append whose fate is not known is decided before its number is used again.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
@@ -51,6 +52,9 @@ impl Log {
         format::check_name("writer", name, LABEL_BYTES_MAX)?;
         let id = writer_id(name);
         let key = format::opened_key(id);
+        let latest = Arc::clone(self.inner.openings.lock().entry(id).or_default());
+        let opening = Arc::clone(&latest);
+        let mut held = None;
         let (version, epoch) = if self.inner.held == 0 {
             let TakenOver { view, tail, version } =
                 self.take_over(Reach::All, Some(&key), |view| self.check_writer(view))?;
@@ -62,15 +66,23 @@ impl Log {
             }
             (version, epoch)
         } else {
-            // All objects were sealed as this handle became the only writer.
+            // All objects were sealed as this handle became the only writer. What it has under way itself is waited for instead.
+            let mut opening = opening.write();
             let view = head::change_with(self.store(), self.inner.id, &self.inner.name, Some(&key), |view| {
                 self.check_writer(view)?;
                 Ok(true)
             })?;
+            *opening = view.version;
+            held = Some(opening);
             (view.version, view.epoch)
         };
         let last = self.last_number(id)?;
-        let fence = Fence { key, name: name.to_owned(), version, epoch, verified: AtomicU64::new(0) };
+        if held.take().is_none() {
+            let mut opening = opening.write();
+            *opening = version.max(*opening);
+        }
+        let verified = AtomicU64::new(0);
+        let fence = Fence { key, name: name.to_owned(), version, epoch, latest, verified };
         let numbers = Numbers { next: last.map_or(0, |last| last + 1), doubt: None };
         Ok(Writer { log: self.clone(), id, fence, numbers: Mutex::new(numbers) })
     }
@@ -197,6 +209,10 @@ impl Writer {
     /// As [`Log::append`]; [`Error::Fenced`] if the writer was opened again since; [`Error::Invalid`] for a number that leaves others out;
     /// [`Error::Trimmed`] for one whose entry was trimmed away, with its objects. After [`Error::Uncertain`] the same number finds out.
     pub fn append(&self, number: u64, record: impl Into<Record>) -> Result<Completion<(u64, bool)>> {
+        let latest = self.fence.latest.read();
+        if *latest != self.fence.version {
+            return Err(self.fence.fenced(&self.log, self.log.view().epoch));
+        }
         let mut numbers = self.numbers.lock();
         let nonce = Nonce { writer: self.id, number };
         if number == numbers.next

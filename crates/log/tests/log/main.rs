@@ -6,6 +6,7 @@ mod appending;
 mod checking;
 mod following;
 mod machines;
+mod promises;
 mod racing;
 mod space;
 mod support;
