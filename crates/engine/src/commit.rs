@@ -83,6 +83,10 @@ pub struct Log {
     reserve: [AtomicU64; 2],
     /// Free segments that what leads to giving back leaves alone.
     giving_back_leaves: AtomicU64,
+    /// Bytes of it that were let in since the store was opened.
+    given: AtomicU64,
+    /// How often it was refused.
+    giving_refused: AtomicU64,
     /// While the cleaner can hardly keep up: bytes that writers may still take. `i64::MAX` otherwise.
     credit: AtomicI64,
     /// Writers that wait for credit.
@@ -128,6 +132,8 @@ impl Log {
             gate: AtomicU8::new(Gate::Open as u8),
             reserve: [AtomicU64::new(0), AtomicU64::new(0)],
             giving_back_leaves: AtomicU64::new(0),
+            given: AtomicU64::new(0),
+            giving_refused: AtomicU64::new(0),
             credit: AtomicI64::new(i64::MAX),
             queued: AtomicU64::new(0),
             asked: AtomicU64::new(0),

@@ -19,7 +19,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use esker_store::{
-    Barrier, Change, CommitSeq, Completion, Compression, Durability, Error, ObjectId, Op, Result, Transaction, limits,
+    Barrier, Change, CommitSeq, Completion, Compression, Condition, Durability, Error, ObjectId, Op, Result,
+    Transaction, limits,
 };
 use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
@@ -41,6 +42,10 @@ use crate::segments::Lsn;
 use crate::spaces::walk_ns;
 use crate::stages::sampled;
 
+/// How often the cleaner looks again before what leads to giving back is refused: the first look may only find that the
+/// device is full.
+const GIVING_LOOKS: u32 = 3;
+
 impl Engine {
     pub(crate) fn submit_transaction(&self, txn: &Transaction) -> Completion<CommitSeq> {
         let log = match self.writable(txn) {
@@ -58,7 +63,8 @@ impl Engine {
             self.times.prepare.add(now - began);
             now
         });
-        if let ([], [Op::Object(id, change)], [ready]) = (&txn.guards[..], &txn.ops[..], &ready[..])
+        if let ([Op::Object(id, change)], [ready]) = (&txn.ops[..], &ready[..])
+            && txn.guards.iter().all(|guard| guard.condition == Condition::Exists && guard.object == *id)
             && let Some(completion) = self.attempt_one(log, id, change, ready, txn.durability)
         {
             self.index_has_grown();
@@ -68,13 +74,13 @@ impl Engine {
         let mut fetched = Fetched::new();
         // Places that guards look at stay what they are for as long as this is held.
         let mut pinned = Some(self.segments.pin());
-        let mut looked_again = false;
+        let mut looks = if txn.gives_back { GIVING_LOOKS } else { 1 };
         let (mut gathering, mut brought) = (None, 0);
         loop {
             match self.attempt(log, txn, &ready, &fetched) {
-                Attempt::Full if !looked_again => {
+                Attempt::Full if looks > 0 => {
                     // Perhaps something was removed since the cleaner looked last.
-                    looked_again = true;
+                    looks -= 1;
                     fetched.clear();
                     pinned = None;
                     log.look_again();
@@ -148,7 +154,8 @@ impl Engine {
         Ok(log)
     }
 
-    /// The commonest transaction by a shorter way: one value set in an object that is there, without guards.
+    /// The commonest transaction by a shorter way: one value set in an object that is there, with no other guard than
+    /// that it is.
     /// `None`: it is another one, or the log is busy.
     fn attempt_one(
         &self,

@@ -189,3 +189,47 @@ fn what_goes_counts_in_a_store_that_was_opened_full_with_clones_in_it() {
     }
     all_can_be_removed(&engine, all);
 }
+
+/// Sets slots from `key` on until the store is full, with smaller and smaller values; how many there are then.
+fn refill(engine: &Engine, mut key: u64, most: usize) -> u64 {
+    for bytes in [most, 1_000, 10] {
+        let mut refused = 0;
+        while refused < 3 {
+            match engine.submit(applied().change(&object("keys"), set(key, bytes))).wait() {
+                Ok(_) => key += 1,
+                Err(Error::Full { .. }) => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    key
+}
+
+#[test]
+fn what_leads_to_giving_back_goes_on_after_every_crash_of_a_full_store() {
+    for (segments, segment_bytes, most) in [
+        (64, 64 << 10, 1_000),
+        (64, 64 << 10, 20_000),
+        (64, 256 << 10, 20_000),
+        (256, 64 << 10, 5_000),
+        (64, 256 << 10, 5_000),
+    ] {
+        let mut device = Arc::new(MemoryDevice::new(segments * segment_bytes));
+        Engine::format(&*device, &FormatOptions { segment_bytes, uuid: [6; 16] }).unwrap();
+        let mut keys = 0;
+        for life in 0..40u64 {
+            let options = Options { recent_bytes: 0, cache_bytes: 0, ..Options::default() };
+            let engine = Engine::open(Arc::clone(&device) as Arc<dyn Device>, options).unwrap();
+            engine.submit(Transaction::new().giving_back().create_collection(&"c".into())).wait().unwrap();
+            let epoch = Change::OmapSet { key: "epoch".into(), value: life.to_le_bytes().to_vec().into() };
+            let done = engine.submit(Transaction::new().giving_back().change(&object("server"), epoch)).wait();
+            done.unwrap_or_else(|error| panic!("life {life}, {segments} segments of {segment_bytes}: {error}"));
+            keys = refill(&engine, keys, most);
+            let index = life * 3;
+            engine.submit(Transaction::new().change(&object("keys"), Change::SlotRemove { index })).wait().unwrap();
+            let left = device.snapshot();
+            drop(engine);
+            device = Arc::new(left);
+        }
+    }
+}

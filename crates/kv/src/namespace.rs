@@ -201,26 +201,28 @@ impl Namespace {
 
     /// Writes a value, without expiry and with tag 0, whatever was there.
     pub fn put<'k>(&self, key: impl Into<Key<'k>>, value: impl AsRef<[u8]>) -> Completion<()> {
-        let key = key.into();
-        attempt!(self.check_key(key), None);
-        let stored = attempt!(encode(value.as_ref(), None, 0), None);
-        self.write(key, stored, None, self.default_durability())
+        let value = value.as_ref();
+        self.write(key.into(), || encode(value, None, 0), None, self.default_durability())
     }
 
     /// Writes an entry, whatever was there.
     pub fn put_with<'k>(&self, key: impl Into<Key<'k>>, entry: Entry, durability: Durability) -> Completion<()> {
-        let key = key.into();
-        attempt!(self.check_key(key), None);
-        let stored = attempt!(entry.encode(), None);
-        self.write(key, stored, entry.expires_ms, durability)
+        self.write(key.into(), || entry.encode(), entry.expires_ms, durability)
     }
 
-    fn write(&self, key: Key<'_>, stored: Bytes, expires_ms: Option<u64>, durability: Durability) -> Completion<()> {
+    fn write(
+        &self,
+        key: Key<'_>,
+        stored: impl Fn() -> Result<Bytes>,
+        expires_ms: Option<u64>,
+        durability: Durability,
+    ) -> Completion<()> {
+        attempt!(self.check_key(key), None);
         let inner = &*self.0;
         let _held = inner.shared.locks.one(self.stripe(key));
         let build = || {
             let mut txn = self.transaction(durability);
-            inner.placement.set(&mut txn, key, stored.clone());
+            inner.placement.set(&mut txn, key, stored()?);
             if let Some(at) = expires_ms {
                 inner.placement.index_set(&mut txn, key, at);
             }

@@ -36,8 +36,15 @@ pub(crate) fn submit(
         Err(error) => return Completion::ready(Err(error)),
     };
     let own = txn.guards.len();
-    let objects = written(targets, &txn);
-    txn.guards.extend(objects.into_iter().map(|object| Guard { object, condition: Condition::Exists }));
+    if let ([Op::Object(object, change)], [target]) = (&txn.ops[..], targets) {
+        // The commonest write: one entry.
+        if change.creates() && target.placement.is_entries(object) {
+            txn.guards.push(Guard { object: object.clone(), condition: Condition::Exists });
+        }
+    } else {
+        let objects = written(targets, &txn);
+        txn.guards.extend(objects.into_iter().map(|object| Guard { object, condition: Condition::Exists }));
+    }
     let done = shared.store.submit(txn);
     let (outcome, barrier) = done.into_parts();
     match outcome {

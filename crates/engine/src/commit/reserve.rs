@@ -107,7 +107,8 @@ impl Log {
         if class == Class::GiveBack && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
             // What only takes away has a segment to itself.
             let left = self.segments.free_segments() + state.next.len() as u64;
-            if left < self.giving_back_leaves.load(Ordering::Relaxed) {
+            if left < self.giving_leaves(len) {
+                self.giving_refused.fetch_add(1, Ordering::Relaxed);
                 return Err(Refused::Error(Error::Full { needed: len, free: 0 }));
             }
         }
@@ -120,12 +121,13 @@ impl Log {
             let refused = match class {
                 Class::Write => left <= self.reserve[0].load(Ordering::Relaxed),
                 // One of what is between is left to what only takes away.
-                Class::GiveBack => left <= self.giving_back_leaves.load(Ordering::Relaxed),
+                Class::GiveBack => left <= self.giving_leaves(len),
                 Class::TakeAway => left <= self.reserve[1].load(Ordering::Relaxed),
                 Class::Keep => false,
             };
             if refused && self.keeper.get().is_some() {
                 drop(state);
+                self.giving_refused.fetch_add(u64::from(class == Class::GiveBack), Ordering::Relaxed);
                 self.wake_keeper();
                 let shut = self.gate.fetch_max(Gate::Wait as u8, Ordering::Relaxed) == Gate::Full as u8;
                 return Err(if shut { Refused::Error(Error::Full { needed: len, free: 0 }) } else { Refused::Busy });
@@ -155,6 +157,7 @@ impl Log {
             Class::Keep => state.relocation_bytes += len,
             Class::Write | Class::GiveBack | Class::TakeAway => state.payload_bytes += payload_bytes,
         }
+        self.given.fetch_add(if class == Class::GiveBack { len } else { 0 }, Ordering::Relaxed);
         if state.oldest_unsynced.is_none() {
             state.oldest_unsynced = Some(Instant::now());
         }

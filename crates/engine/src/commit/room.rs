@@ -17,6 +17,9 @@ use super::{Gate, Log};
 /// How long a write that does not fit waits for the cleaner to say so once more.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
+/// Bytes of what leads to giving back that are let in after an opening where it is refused later.
+const GIVEN_AT_OPENING: u64 = 4096;
+
 thread_local! {
     /// Whether this thread has just waited for credit: then its next write goes before those that come now.
     static WAITED: Cell<bool> = const { Cell::new(false) };
@@ -112,6 +115,24 @@ impl Log {
         {
             keeper();
         }
+    }
+
+    /// Free segments that what leads to giving back leaves alone.
+    pub fn giving_back_leaves(&self) -> u64 {
+        self.giving_back_leaves.load(Ordering::Relaxed)
+    }
+
+    /// How many there are to be for so many bytes of it. The first after an opening may enter a segment of those that
+    /// are left to deletes, which a delete would enter in its place: a server starts by it, and without a server there
+    /// are no deletes.
+    pub(super) fn giving_leaves(&self, len: u64) -> u64 {
+        let first = self.given.load(Ordering::Relaxed) + len <= GIVEN_AT_OPENING;
+        if first { self.reserve[1].load(Ordering::Relaxed) } else { self.giving_back_leaves() }
+    }
+
+    /// How often it was refused since the store was opened.
+    pub fn giving_refused(&self) -> u64 {
+        self.giving_refused.load(Ordering::Relaxed)
     }
 
     /// Segments that are free or readied for the log.

@@ -245,14 +245,10 @@ impl Keeper {
         written * u128::from(size - best_lives) < u128::from(gone) * u128::from(best_lives)
     }
 
-    /// Segments that could be cleaned and how much that is worth.
-    pub(super) fn candidates<'a>(&'a self, work: &'a Work, share: f64) -> impl Iterator<Item = (Usage, f64)> + 'a {
-        let now = self.parts.log.last_seq();
-        let size = self.parts.segments.segment_bytes as f64;
-        let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.once).sum();
-        let hard = self.is_tight() || work.effort >= live / HARD_PARTS;
+    /// Segments that could be cleaned.
+    fn closed<'a>(&'a self, work: &'a Work) -> impl Iterator<Item = Usage> + 'a {
         let (open, flying, held) = (work.cold.open_segment(), self.moving.flying(), self.holds.now());
-        let sealed = move |usage: &Usage| {
+        let closed = move |usage: &Usage| {
             let closed = if usage.cold { Some(usage.segment) != open } else { usage.generation < work.floor };
             closed
                 && usage.damage == DamageLevel::None
@@ -261,7 +257,16 @@ impl Keeper {
                 && !work.spent.contains_key(&usage.generation)
                 && !work.stuck.contains(&usage.generation)
         };
-        self.parts.segments.in_use().into_iter().filter(sealed).filter_map(move |usage| {
+        self.parts.segments.in_use().into_iter().filter(closed)
+    }
+
+    /// Segments that are worth being cleaned, and how much that is.
+    pub(super) fn candidates<'a>(&'a self, work: &'a Work, share: f64) -> impl Iterator<Item = (Usage, f64)> + 'a {
+        let now = self.parts.log.last_seq();
+        let size = self.parts.segments.segment_bytes as f64;
+        let live: u64 = self.parts.segments.in_use().iter().map(|usage| usage.once).sum();
+        let hard = self.is_tight() || work.effort >= live / HARD_PARTS;
+        self.closed(work).filter_map(move |usage| {
             let lives = (usage.once + usage.index) as f64;
             let age = (now.saturating_sub(usage.age) + 1) as f64;
             let whole = if usage.cold { usage.filled as f64 } else { size };
@@ -269,6 +274,13 @@ impl Keeper {
             let age = if hard { 1.0 } else { age };
             (lives < share * whole).then(|| (usage, (1.0 - used) * age / (1.0 + used)))
         })
+    }
+
+    /// The segment in which least lives, less than `share` of its size, though nothing may be dead in it.
+    pub(super) fn emptiest(&self, work: &Work, share: f64) -> Option<Usage> {
+        let most = (share * self.parts.segments.segment_bytes as f64) as u64;
+        let some = self.closed(work).filter(|usage| usage.once + usage.index < most);
+        some.min_by_key(|usage| usage.once + usage.index)
     }
 
     pub(super) fn best(&self, work: &Work, share: f64) -> Option<Usage> {

@@ -9,10 +9,12 @@ use esker_store::Result;
 use super::choose::is_tight;
 use super::work::{Asking, Full, Work};
 use super::{FULL_SHARE, IDLE, Keeper, RESCUE_SEGMENTS};
-use crate::commit::stopped;
+use crate::commit::{Gate, stopped};
 
 /// Free segments that writes leave alone beside those of a checkpoint.
 const WRITES_LEAVE: u64 = 12;
+/// Segments that are cleaned at most, before what leads to giving back is refused.
+const GIVING_ROUNDS: u32 = 8;
 /// How long the device is not asked for blocks that it had not, if no write was refused since.
 const QUIET: Duration = Duration::from_secs(30);
 
@@ -26,7 +28,10 @@ impl Keeper {
     pub fn set_reserve(&self) {
         let reserve = self.reserve();
         self.parts.segments.keep_backed(self.checkpoint_segments() + WRITES_LEAVE);
-        self.parts.log.set_gate(self.parts.log.gate(), reserve[0], reserve);
+        let log = &self.parts.log;
+        // Until the first look nobody knows what could be cleaned: what each opening let in would be too much some day.
+        let short = log.gate() == Gate::Open && log.segments_left() <= reserve[0];
+        log.set_gate(if short { Gate::Wait } else { log.gate() }, reserve[0], reserve);
     }
 
     /// Free segments that writes leave alone, and that what takes away leaves alone.
@@ -77,6 +82,40 @@ impl Keeper {
             let (left, seq) = (self.parts.log.segments_left(), self.parts.log.last_seq());
             work.full_at = Some(Full { left, seq, ..full });
         }
+        if let Some(full) = work.full_at
+            && fits
+        {
+            self.keep_giving_going(work, full)?;
+        }
+        Ok(())
+    }
+
+    /// What leads to giving back was refused: openings after crashes leave segments that were never filled, of the log
+    /// and cold ones, and have come down to what it leaves to deletes. Such segments are put together until it goes on,
+    /// or nothing is worth it and no more has been written.
+    fn keep_giving_going(&self, work: &mut Work, full: Full) -> Result<()> {
+        let log = &self.parts.log;
+        let refused = std::mem::replace(&mut work.giving.refused, log.giving_refused());
+        if refused == work.giving.refused || work.giving.hopeless == Some(log.last_seq()) {
+            return Ok(());
+        }
+        for round in 0..GIVING_ROUNDS {
+            // With the first, what was cleaned before is free, and the open segment of the opening can be chosen.
+            let emptiest = (round > 0 && !self.is_tight()).then(|| self.emptiest(work, FULL_SHARE)).flatten();
+            let cleaned = round == 0 || emptiest.map_or(Ok(false), |emptiest| self.clean_segment(work, emptiest))?;
+            if !cleaned {
+                break;
+            }
+            self.settle(work)?;
+            self.checkpoint_now(work, true, &mut || ())?;
+            self.free_dead(work, true)?;
+            if log.segments_left() > log.giving_back_leaves() {
+                break;
+            }
+        }
+        let (left, seq) = (log.segments_left(), log.last_seq());
+        work.giving.hopeless = (left <= log.giving_back_leaves()).then_some(seq);
+        work.full_at = Some(Full { left, seq, ..full });
         Ok(())
     }
 

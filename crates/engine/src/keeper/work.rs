@@ -45,6 +45,8 @@ pub(super) struct Work {
     pub effort_from: u64,
     /// What was seen when the device was found to be full.
     pub full_at: Option<Full>,
+    /// See [`Giving`].
+    pub giving: Giving,
     pub asking: Asking,
     /// Checkpoints that are due because of damage, as long as room is not tight: see [`crate::clean::RENEWALS`].
     pub renew: u8,
@@ -91,6 +93,7 @@ impl Work {
             effort: 0,
             effort_from: 0,
             full_at: None,
+            giving: Giving::default(),
             asking: Asking::default(),
             renew: 0,
             whole: true,
@@ -114,6 +117,15 @@ impl Asking {
     pub fn may_have_more(&self) -> bool {
         self.more > 0
     }
+}
+
+/// What was refused on a full device although it leads to giving back.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Giving {
+    /// How often up to the last look.
+    pub refused: u64,
+    /// The log's last sequence number when nothing more was found for it.
+    pub hopeless: Option<u64>,
 }
 
 /// A device that was found to be full.

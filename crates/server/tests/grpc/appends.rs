@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use esker_log::{Logs, Session};
 use esker_server::grpc::Config;
 use esker_server::grpc::proto::log as proto;
 use esker_server::grpc::proto::log::append_stream_response::Outcome;
@@ -121,9 +122,16 @@ async fn no_more_of_a_stream_is_applied_than_may_be_in_flight() {
     let requests = tokio_stream::iter((0..50u64).map(|tag| proto::AppendRequest { tag, ..entry("log", "x") }));
     let mut answers = client.append_stream(requests).await.unwrap().into_inner();
     tokio::time::sleep(SOON).await;
-    let tail = client.tail(proto::TailRequest { log: "log".into() }).await.unwrap().into_inner().position;
-    assert_eq!(tail, 5, "one that is durable, and four in flight");
+    let applied = Logs::open(store.below(), Session::new(Arc::new(|| 0), 8)).unwrap().log("log").unwrap();
+    assert_eq!(applied.tail().unwrap().position, 5, "one that is durable, and four in flight");
+    let asked = tokio::spawn({
+        let mut client = client.clone();
+        async move { client.tail(proto::TailRequest { log: "log".into() }).await.unwrap().into_inner().position }
+    });
+    tokio::time::sleep(SOON).await;
+    assert!(!asked.is_finished(), "a tail is told when what stands below is durable");
     store.release();
+    assert!(tokio::time::timeout(LATE, asked).await.unwrap().unwrap() >= 1);
     let mut tags = BTreeSet::new();
     while let Some(answer) = tokio::time::timeout(LATE, answers.message()).await.unwrap().unwrap() {
         assert!(matches!(answer.outcome, Some(Outcome::Appended(_))));

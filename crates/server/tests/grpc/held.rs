@@ -13,7 +13,7 @@ use esker_store::{
 
 /// The store. While it is held, transactions are applied and do not become durable.
 pub struct Held {
-    store: MemoryStore,
+    store: Arc<MemoryStore>,
     mark: Arc<DurableMark>,
     submitted: AtomicU64,
     held: AtomicBool,
@@ -24,12 +24,17 @@ impl Held {
     pub fn new() -> Arc<Self> {
         let mark = DurableMark::new(0, Box::new(|| {}));
         let (submitted, held) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Self { store: MemoryStore::new(), mark, submitted, held, before_xattr: Mutex::default() })
+        Arc::new(Self { store: Arc::new(MemoryStore::new()), mark, submitted, held, before_xattr: Mutex::default() })
     }
 
     /// Does something once, before the next read of an xattr.
     pub fn before_xattr(&self, hook: impl FnOnce() + Send + 'static) {
         *self.before_xattr.lock().unwrap() = Some(Box::new(hook));
+    }
+
+    /// What was applied, durable or not.
+    pub fn below(&self) -> Arc<MemoryStore> {
+        Arc::clone(&self.store)
     }
 
     /// From now on nothing becomes durable.
