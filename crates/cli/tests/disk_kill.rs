@@ -273,7 +273,7 @@ fn the_lock_of_a_killed_server_is_in_nobodys_way_and_that_of_a_person_is() {
     let (_, shown, _) = volume(&["lock", "ls", "disk"]);
     assert!(shown.contains(" nbd/"), "the lock is left: {shown}");
     let (code, _, said) = volume(&["resize", "disk", "16m"]);
-    assert!(code == Some(0) && said.contains("broke the lock that a killed server left (nbd/"), "{said}");
+    assert!(code == Some(0) && said.contains("broke the lock that a killed process left (nbd/"), "{said}");
     assert_eq!(volume(&["lock", "ls", "disk"]).1, "not locked\n");
     kill_attached();
     let mut server = Running::start(folder, &[]);
@@ -287,11 +287,16 @@ fn the_lock_of_a_killed_server_is_in_nobodys_way_and_that_of_a_person_is() {
     let (code, _, said) = volume(&["lock", "add", "disk", "nbd/me"]);
     assert!(code == Some(2) && said.contains("those of servers"), "{said}");
     assert_eq!(volume(&["lock", "add", "disk", "ada"]).0, Some(0));
-    let (code, _, said) = volume(&["resize", "disk", "32m"]);
+    let (code, _, said) = volume(&["resize", "disk", "12m"]);
     assert!(code == Some(1) && said.contains("locked by ada"), "{said}");
+    let listed = volume(&["ls"]).1;
+    assert!(listed.contains("locked by ada") && listed.contains("used"), "{listed}");
+    // It can be read, and nobody but ada writes it.
     let server = Running::start(folder, &[]);
-    let refused = Client::connect(&server.disk("disk").parse().unwrap(), None).err().unwrap().to_string();
-    assert!(refused.contains("locked by ada"), "{refused}");
+    let mut client = Client::connect(&server.disk("disk").parse().unwrap(), None).unwrap();
+    assert!(client.read_only());
+    assert_eq!(client.read(0, 4).unwrap(), b"more");
+    client.write(0, b"mine", true).unwrap_err();
 }
 
 #[test]

@@ -117,8 +117,13 @@ fn snapshots_of_a_disk_in_use_are_taken_through_the_server_and_its_lock_stays() 
     let taken = volume(&["snap", "create", "disk@now"]);
     assert!(taken.0, "{}", taken.1);
     client.write(0, b"after!", true).unwrap();
-    let refused = volume(&["resize", "disk", "16m"]);
+    let refused = volume(&["resize", "disk", "4m"]);
     assert!(!refused.0 && refused.1.contains("locked by nbd/"), "{}", refused.1);
+    let grown = volume(&["resize", "disk", "16m"]);
+    assert!(grown.0, "{}", grown.1);
+    let more = Client::connect(&place("disk"), Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(more.size(), 16 * MIB, "a client that attaches now sees it");
+    drop(more);
     assert!(volume(&["lock", "ls", "disk"]).1.contains("nbd/"), "the lock of the server is still there");
     assert!(volume(&["snap", "protect", "disk@now"]).0);
     client.write(0, b"again!", true).unwrap();

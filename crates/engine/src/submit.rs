@@ -25,10 +25,10 @@ use esker_store::{
 use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
 
-use self::guards::{Fetched, Verdict, sought_by};
+use self::guards::{Fetched, Verdict, Wanted, sought_by};
 use self::missing::{missing_of, missing_pages};
 use self::plan::{Body, Planned, Ready, plan_change, takes_away, target_ids};
-use crate::commit::{Class, Log, Refused, Reservation, record_header};
+use crate::commit::{Class, Log, Refused, Reservation, record_header, waited_enough};
 use crate::engine::Engine;
 use crate::format::{
     Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OpHeader, RECORD_HEADER_BYTES, checksum_payload, encode_operation,
@@ -74,16 +74,16 @@ impl Engine {
         let mut fetched = Fetched::new();
         // Places that guards look at stay what they are for as long as this is held.
         let mut pinned = Some(self.segments.pin());
-        let mut looks = if txn.gives_back { GIVING_LOOKS } else { 1 };
+        let (mut looks, mut full_since) = (if txn.gives_back { GIVING_LOOKS } else { 1 }, None);
         let (mut gathering, mut brought) = (None, 0);
         loop {
             match self.attempt(log, txn, &ready, &fetched) {
-                Attempt::Full if looks > 0 => {
+                Attempt::Full if looks > 0 && !full_since.is_some_and(waited_enough) => {
                     // Perhaps something was removed since the cleaner looked last.
                     looks -= 1;
                     fetched.clear();
                     pinned = None;
-                    log.look_again();
+                    log.look_again(*full_since.get_or_insert_with(Instant::now));
                     pinned = pinned.or_else(|| Some(self.segments.pin()));
                 }
                 Attempt::Full => {
@@ -117,11 +117,13 @@ impl Engine {
                     }
                     pinned = Some(self.segments.pin());
                 }
-                Attempt::Fetch(loc, guard, object) => {
-                    let asked = Asked { object, what: sought_by(&txn.guards[guard].condition) };
-                    match self.reader.fetch(loc, &asked, self.mark.durable()) {
-                        Ok(found) => fetched.push((loc, found.value)),
-                        Err(error) => return Completion::ready(Err(error)),
+                Attempt::Fetch(wanted) => {
+                    for Wanted { loc, guard, object } in wanted {
+                        let asked = Asked { object, what: sought_by(&txn.guards[guard].condition) };
+                        match self.reader.fetch(loc, &asked, self.mark.durable()) {
+                            Ok(found) => drop(fetched.insert(loc, found.value)),
+                            Err(error) => return Completion::ready(Err(error)),
+                        }
                     }
                 }
             }
@@ -297,10 +299,11 @@ impl Engine {
     ) -> Attempt {
         match self.guards_hold(&txn.guards, ids, states, fetched) {
             Verdict::Holds => {}
-            Verdict::Fetch(loc, guard, object) => return Attempt::Fetch(loc, guard, object),
+            Verdict::Fetch(wanted) => return Attempt::Fetch(wanted),
             Verdict::Wrong(error) => return Attempt::Done(Completion::ready(Err(error))),
-            Verdict::Bring(target, missing) => {
-                return Attempt::Bring(vec![(Arc::clone(&targets[target]), vec![missing])]);
+            Verdict::Bring(pages) => {
+                let of_object = |(target, missing): (usize, _)| (Arc::clone(&targets[target]), missing);
+                return Attempt::Bring(pages.into_iter().map(of_object).collect());
             }
             Verdict::Fails(index, lsn) => {
                 let barrier = self.barrier(lsn);
@@ -396,7 +399,7 @@ enum Attempt {
     Retry,
     Busy,
     Full,
-    Fetch(Loc, usize, Option<u64>),
+    Fetch(Vec<Wanted>),
     /// Index pages that are not in memory.
     Bring(Vec<(Arc<Object>, Vec<Missing>)>),
 }

@@ -1,8 +1,8 @@
 //! The catalogue: which namespaces there are, and of what kind.
 //!
 //! name → [`Record`], in the omap of object `namespaces` of collection `kv`: kind as one byte (1 int, 2 bytes); then, unless all of
-//! them are 0, compression as another (0 none, 1 lz4, 2 zstd); then 1 if the namespace is being removed. Its xattr `r/NAME` counts
-//! the objects of ranges that were made in an int namespace.
+//! them are 0, compression as another (0 none, 1 lz4, 2 zstd); then 1 if the namespace is being removed. Its xattr `made` counts
+//! the transactions that made objects of ranges, in any int namespace: it never goes back, whichever are removed and made again.
 //!
 //! Invariants:
 //! 1. A record is made only where there is none, so that the kind of a name changes only by removing it.
@@ -116,42 +116,36 @@ pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<(String, Record)>> {
     }
 }
 
-fn made_name(name: &str) -> Bytes {
-    format!("r/{name}").into()
-}
+const MADE: &[u8] = b"made";
 
-/// How many objects of ranges were made in a namespace.
-pub(crate) fn ranges_made(store: &dyn ObjectStore, name: &str) -> Completion<u64> {
-    store.xattr(&object(), &made_name(name)).then(|stored| {
+/// How often objects of ranges were made.
+pub(crate) fn ranges_made(store: &dyn ObjectStore) -> Completion<u64> {
+    store.xattr(&object(), MADE).then(|stored| {
         let number = stored?.map(|stored| stored[..].try_into().map(u64::from_le_bytes)).transpose();
         number.map(Option::unwrap_or_default).map_err(|_| Error::Corrupt {
             offset: 0,
-            what: format!("namespace catalogue: the number of ranges of {name} is not 8 bytes"),
+            what: "namespace catalogue: the number of ranges made is not 8 bytes".into(),
         })
     })
 }
 
-/// The guard that no object of a range was made since there were so many.
-pub(crate) fn none_made(name: &str, made: u64) -> Guard {
-    let condition = Condition::XattrCompare {
-        name: made_name(name),
-        compare: Compare::Equal,
-        value: made,
-        absent_holds: made == 0,
-    };
+/// The guard that no object of a range was made since that was so often.
+pub(crate) fn none_made(made: u64) -> Guard {
+    let name = Bytes::from_static(MADE);
+    let condition =
+        Condition::XattrCompare { name, compare: Compare::Equal, value: made, absent_holds: made == 0 };
     Guard { object: object(), condition }
 }
 
 /// Adds what counts that objects of ranges are made.
-pub(crate) fn count_made(txn: &mut Transaction, name: &str, made: u64) {
+pub(crate) fn count_made(txn: &mut Transaction, made: u64) {
     let value = Bytes::copy_from_slice(&(made + 1).to_le_bytes());
-    txn.push(&object(), Change::XattrSet { name: made_name(name), value });
+    txn.push(&object(), Change::XattrSet { name: Bytes::from_static(MADE), value });
 }
 
 /// Adds what forgets a namespace.
 pub(crate) fn forget(txn: &mut Transaction, name: &str) {
     txn.push(&object(), Change::OmapRemove { key: Bytes::copy_from_slice(name.as_bytes()) });
-    txn.push(&object(), Change::XattrRemove { name: made_name(name) });
 }
 
 #[cfg(test)]

@@ -27,25 +27,51 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that never goes back: where the one behind does, it stands until that has caught up.
-pub(crate) struct Forward {
+/// A clock that never goes back: where the one behind does, it goes on at half speed until that has caught up. (If it stood
+/// still, nothing would expire for as long as the step was wide.)
+pub(crate) struct Steady {
     behind: Arc<dyn Clock>,
+    /// The highest time shown.
     highest: AtomicU64,
+    /// After a step back: the time of the one behind up to which `highest` was raised. 0 without a step.
+    stepped: AtomicU64,
 }
 
-impl Forward {
+impl Steady {
     pub(crate) fn new(behind: Arc<dyn Clock>) -> Self {
-        Self { behind, highest: AtomicU64::new(0) }
+        Self { behind, highest: AtomicU64::new(0), stepped: AtomicU64::new(0) }
+    }
+
+    /// The time while the clock behind says `now_ms`, which is before the highest shown.
+    fn slowed(&self, now_ms: u64) -> u64 {
+        let (seen, relaxed) = (self.stepped.load(Ordering::Relaxed), Ordering::Relaxed);
+        if seen == 0 || now_ms < seen {
+            // It has stepped back just now.
+            let _ = self.stepped.compare_exchange(seen, now_ms.max(1), relaxed, relaxed);
+            return self.highest.load(relaxed);
+        }
+        let passed = (now_ms - seen) / 2;
+        // Only one caller accounts for what has passed.
+        if passed > 0 && self.stepped.compare_exchange(seen, seen + 2 * passed, relaxed, relaxed).is_ok() {
+            return self.highest.fetch_add(passed, relaxed) + passed;
+        }
+        self.highest.load(relaxed)
     }
 }
 
-impl Clock for Forward {
+impl Clock for Steady {
     fn now_ms(&self) -> u64 {
         let now_ms = self.behind.now_ms();
         // Mostly it is the same millisecond still: then nothing is written that other processors have to fetch.
         match self.highest.load(Ordering::Relaxed) {
-            highest if now_ms > highest => self.highest.fetch_max(now_ms, Ordering::Relaxed).max(now_ms),
-            highest => highest,
+            highest if now_ms > highest => {
+                if self.stepped.load(Ordering::Relaxed) != 0 {
+                    self.stepped.store(0, Ordering::Relaxed);
+                }
+                self.highest.fetch_max(now_ms, Ordering::Relaxed).max(now_ms)
+            }
+            highest if now_ms == highest => highest,
+            _ => self.slowed(now_ms),
         }
     }
 }

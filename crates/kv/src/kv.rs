@@ -19,14 +19,17 @@ use esker_store::{
 use parking_lot::Mutex;
 
 use crate::catalogue::{self, COLLECTION, Record};
-use crate::clock::Forward;
+use crate::clock::Steady;
 use crate::locks::Locks;
 use crate::namespace::CLEAR_OPS;
+use crate::placement::Placement;
 use crate::shared::Shared;
 use crate::{Clock, Error, Key, Kind, Namespace, Result, Txn};
 
 /// Objects listed at once where a namespace is removed.
-const REMOVE_NAMES: usize = 16_384;
+const REMOVE_OBJECTS: usize = 16_384;
+/// Names asked for at once.
+const LIST_NAMES: usize = 16_384;
 
 /// Longest name of a namespace, in bytes. Shortest: 1. `/` is not allowed in it.
 pub const NAMESPACE_NAME_BYTES_MAX: usize = 128;
@@ -57,11 +60,18 @@ impl Kv {
         if !store.collections().wait()?.contains(&collection) {
             store.submit(Transaction::new().giving_back().once().create_collection(&collection)).wait()?;
         }
-        let clock: Arc<dyn Clock> = Arc::new(Forward::new(clock));
+        let clock: Arc<dyn Clock> = Arc::new(Steady::new(clock));
         let shared = Shared { store, clock, locks: Locks::new(), applied_by_default: AtomicBool::new(false) };
         let kv = Self { shared: Arc::new(shared), handles: Arc::default() };
         // What cannot be read is told now, not by the first call.
-        kv.open_namespaces()?;
+        for (name, record) in catalogue::all(&*kv.shared.store)? {
+            if record.removing {
+                // Its removal was interrupted. Where it cannot be done now, as in a view, nothing shows what is left.
+                let _ = kv.finish_removing(&name, record);
+            } else {
+                kv.handle(&name, record);
+            }
+        }
         Ok(kv)
     }
 
@@ -104,7 +114,13 @@ impl Kv {
                     // A face that removes keys may have to open their namespace first.
                     let txn = Transaction::new().giving_back().once().guard(&catalogue::object(), absent);
                     match store.submit(txn.change(&catalogue::object(), record.set(name))).wait() {
-                        Ok(_) => return Ok(self.handle(name, record)),
+                        Ok(_) => {
+                            // Those of before are of a namespace that was removed.
+                            if let Some(old) = self.handles.lock().remove(name) {
+                                old.mark_removed();
+                            }
+                            return Ok(self.handle(name, record));
+                        }
                         Err(StoreError::GuardFailed { .. }) => retry.again(|| format!("namespace {name}"))?,
                         Err(error) => return Err(error.into()),
                     }
@@ -173,50 +189,104 @@ impl Kv {
     }
 
     /// Removes a namespace with all its entries; what is written to it later answers with an error, in other processes too. Its
-    /// name is free when this returns. In several transactions: stopped between two, it is gone already, and opening its name again,
-    /// or removing it again, does the rest.
+    /// name is free when this returns. One transaction, unless it is an int namespace of over 100,000 ranges: then several, and a
+    /// write to a range that is not removed yet may still be acknowledged, and goes with it. Stopped between two of them, the
+    /// namespace is gone already; opening the face, or the name, or removing it again, does the rest.
     ///
     /// # Errors
     /// [`Error::NoNamespace`]; the store's.
     pub fn remove_namespace(&self, name: &str) -> Result<()> {
-        let mut retry = Retry::default();
-        let held = self.shared.locks.all();
+        let (store, mut retry) = (&*self.shared.store, Retry::default());
         loop {
-            let found = catalogue::find(&*self.shared.store, name).wait()?;
+            let known = self.handles.lock().get(name).cloned();
+            let found = catalogue::find(store, name).wait()?;
             let record = found.ok_or_else(|| Error::NoNamespace { name: name.to_owned() })?;
             let removing = Record { removing: true, ..record };
-            if record.removing || self.replace(name, record, removing)? {
-                if let Some(handle) = self.handles.lock().remove(name) {
-                    handle.mark_removed();
+            let whole = if record.removing { None } else { self.removal(name, record)? };
+            let begun = match whole {
+                Some(txn) => match store.submit(txn).wait() {
+                    Ok(_) => true,
+                    Err(StoreError::GuardFailed { .. }) => false,
+                    Err(error) => return Err(error.into()),
+                },
+                None => record.removing || self.replace(name, record, removing)?,
+            };
+            if begun {
+                if let Some(known) = known {
+                    // One that was made since is of the next namespace of that name.
+                    self.handles.lock().retain(|_, handle| !handle.is(&known));
+                    known.mark_removed();
                 }
-                drop(held);
                 return self.finish_removing(name, removing);
             }
             retry.again(|| format!("namespace {name}"))?;
         }
     }
 
-    /// Removes what is left of a namespace whose record says so, and the record. Others may do the same at once.
-    fn finish_removing(&self, name: &str, record: Record) -> Result<()> {
-        let store = &*self.shared.store;
+    /// Up to `limit` objects of a namespace, by name.
+    fn objects(&self, name: &str, limit: usize) -> Result<Vec<ObjectId>> {
         let collection = Collection::from(COLLECTION);
         let prefix = format!("{name}/").into_bytes();
+        let (mut objects, mut after) = (Vec::new(), prefix.clone());
+        while objects.len() < limit {
+            let page = self.shared.store.list(&collection, Some(&after), LIST_NAMES.min(limit - objects.len())).wait()?;
+            let Some(last) = page.last() else { break };
+            after = last.to_vec();
+            let ours = page.into_iter().take_while(|found| found.starts_with(&prefix));
+            objects.extend(ours.map(|found| ObjectId::new(collection.clone(), found)));
+            if !after.starts_with(&prefix) {
+                break;
+            }
+        }
+        Ok(objects)
+    }
+
+    /// What removes a namespace at once; `None` if it is too large for that.
+    fn removal(&self, name: &str, record: Record) -> Result<Option<Transaction>> {
+        // Counted before they are listed.
+        let made = catalogue::ranges_made(&*self.shared.store).wait()?;
+        let mut objects = self.objects(name, CLEAR_OPS)?;
+        if objects.len() == CLEAR_OPS {
+            return Ok(None);
+        }
+        // These are not counted, and may be made meanwhile.
+        let placement = Placement::new(&Collection::from(COLLECTION), name, record.kind);
+        for object in [placement.bytes, placement.expiry] {
+            if !objects.contains(&object) {
+                objects.push(object);
+            }
+        }
+        let mut txn = Transaction::new().once();
+        txn.guards.extend([record.still(name), catalogue::none_made(made)]);
+        objects.iter().for_each(|object| txn.push(object, Change::Remove));
+        catalogue::forget(&mut txn, name);
+        Ok(Some(txn))
+    }
+
+    /// Removes what is left of a namespace whose record says that it is being removed, and the record. Others may do the same at
+    /// once.
+    fn finish_removing(&self, name: &str, record: Record) -> Result<()> {
+        let (store, mut retry) = (&*self.shared.store, Retry::default());
         loop {
-            let names = store.list(&collection, Some(&prefix), REMOVE_NAMES.min(CLEAR_OPS)).wait()?;
+            if catalogue::find(store, name).wait()? != Some(record) {
+                // Another has done the rest.
+                return Ok(());
+            }
+            let made = catalogue::ranges_made(store).wait()?;
+            let objects = self.objects(name, REMOVE_OBJECTS)?;
             let mut txn = Transaction::new().once();
             txn.guards.push(record.still(name));
-            for found in names.into_iter().take_while(|found| found.starts_with(&prefix)) {
-                txn.push(&ObjectId::new(collection.clone(), found), Change::Remove);
-            }
-            let last = txn.ops.is_empty();
+            objects.iter().for_each(|object| txn.push(object, Change::Remove));
+            let last = objects.is_empty();
             if last {
+                // The same record may be of a later namespace of that name, which has objects.
+                txn.guards.push(catalogue::none_made(made));
                 catalogue::forget(&mut txn, name);
             }
             match store.submit(txn).wait() {
                 Ok(_) if last => return Ok(()),
                 Ok(_) => {}
-                // Another has done the rest.
-                Err(StoreError::GuardFailed { .. }) => return Ok(()),
+                Err(StoreError::GuardFailed { .. }) => retry.again(|| format!("namespace {name}"))?,
                 Err(error) => return Err(error.into()),
             }
         }

@@ -439,8 +439,14 @@ impl Namespace {
         for (key, stored) in keys.iter().zip(stored) {
             let Some(stored) = stored else { continue };
             let entry = attempt!(decode(&stored), barrier);
-            removed += u64::from(!entry.is_expired(now_ms));
-            placement.guard(&mut txn, *key, Some(stored));
+            let expired = entry.is_expired(now_ms);
+            removed += u64::from(!expired);
+            if expired {
+                placement.guard(&mut txn, *key, Some(stored.clone()));
+            } else {
+                // Whatever its value is by then, it is there, and goes.
+                placement.guard_present(&mut txn, *key);
+            }
             placement.remove(&mut txn, *key);
             if let Some(at) = entry.expires_ms {
                 placement.index_remove(&mut txn, *key, at);
@@ -491,7 +497,7 @@ impl Namespace {
         let (placement, store) = (&self.0.placement, self.store());
         // Counted before they are listed: an object that is made meanwhile may hold what was written before this call.
         let made = match self.0.kind {
-            Kind::Int => Some(catalogue::ranges_made(store, &self.0.name).applied(barrier)?),
+            Kind::Int => Some(catalogue::ranges_made(store).applied(barrier)?),
             Kind::Bytes => None,
         };
         let objects = placement.objects(store, self.0.kind, barrier)?;
@@ -500,7 +506,7 @@ impl Namespace {
         let mut ops = whole.ops.into_iter();
         loop {
             let mut part = Transaction::with(durability).once();
-            part.guards.extend(made.map(|made| catalogue::none_made(&self.0.name, made)));
+            part.guards.extend(made.map(catalogue::none_made));
             part.ops.extend(ops.by_ref().take(CLEAR_OPS));
             store.submit(part).applied(barrier)?;
             if ops.len() == 0 {

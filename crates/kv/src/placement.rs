@@ -289,6 +289,18 @@ impl Placement {
         txn.guards.push(Guard { object, condition });
     }
 
+    /// Adds the guard that the store holds something under a key.
+    pub(crate) fn guard_present(&self, txn: &mut Transaction, key: Key<'_>) {
+        let (object, condition) = match key {
+            Key::Int(key) => {
+                let (range, index) = split(key);
+                (self.range(range), Condition::SlotPresent { index })
+            }
+            Key::Bytes(key) => (self.bytes.clone(), Condition::OmapPresent { key: Bytes::copy_from_slice(key) }),
+        };
+        txn.guards.push(Guard { object, condition });
+    }
+
     /// Adds an entry's place in the expiry index.
     pub(crate) fn index_set(&self, txn: &mut Transaction, key: Key<'_>, expires_ms: u64) {
         txn.push(&self.expiry, Change::OmapSet { key: key.index_key(expires_ms), value: Bytes::new() });

@@ -4,7 +4,8 @@
 //! namespace's record instead
 //!
 //! Invariants:
-//! 1. A write that was acknowledged went to a namespace that was not removed yet.
+//! 1. A write that was acknowledged went to a namespace that was not removed yet; where a removal in several steps has begun, to
+//!    one whose object was not removed yet, and goes with it.
 //! 2. The guards that the caller has set come first, and their failure is the caller's.
 
 use esker_store::{Barrier, CommitSeq, Completion, Condition, Error, Guard, ObjectId, Op, Result, Retry, Transaction};
@@ -99,7 +100,7 @@ fn guarded(
     barrier: &mut Option<Barrier>,
 ) -> Result<Transaction> {
     let mut txn = build()?;
-    let store = &*shared.store;
+    let (store, mut int) = (&*shared.store, false);
     for Target { name, kind, .. } in targets {
         let record = catalogue::find(store, name).applied(barrier)?.filter(|record| !record.removing);
         let record = record.ok_or_else(|| catalogue::gone(name))?;
@@ -108,10 +109,13 @@ fn guarded(
         }
         txn.guards.push(record.still(name));
         if *kind == Kind::Int {
-            let made = catalogue::ranges_made(store, name).applied(barrier)?;
-            txn.guards.push(catalogue::none_made(name, made));
-            catalogue::count_made(&mut txn, name, made);
+            int = true;
         }
+    }
+    if int {
+        let made = catalogue::ranges_made(store).applied(barrier)?;
+        txn.guards.push(catalogue::none_made(made));
+        catalogue::count_made(&mut txn, made);
     }
     Ok(txn)
 }

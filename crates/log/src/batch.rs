@@ -1,6 +1,7 @@
 //! Entries on their way, and the opening of the named writer that they are written under.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
@@ -41,7 +42,7 @@ pub(crate) struct Fence {
     pub version: u64,
     pub epoch: u64,
     /// The last opening of the name by the same handle: under one epoch the head is not asked again.
-    pub latest: Opening,
+    pub latest: Arc<Opening>,
     /// Up to this epoch it is known to be the last.
     pub verified: AtomicU64,
 }

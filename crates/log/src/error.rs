@@ -93,6 +93,15 @@ pub enum Error {
         /// What the store said.
         cause: esker_store::Error,
     },
+    /// The command of a replicated state is in the log, and is applied by every replica that comes to it; what it gave is not known
+    /// here. Do not propose it again: read the state.
+    #[error("the command stands at position {position}, and what it gave is not known: {cause}")]
+    Proposed {
+        /// Where it stands.
+        position: u64,
+        /// Why this replica did not apply it.
+        cause: Box<Error>,
+    },
     /// The sequencer does not answer, or is not the log's. Ask again: who appends takes over where none stands by.
     #[error("no sequencer for log {log}: {why}")]
     NoSequencer {

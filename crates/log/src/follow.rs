@@ -167,7 +167,11 @@ impl Follower {
         if self.ended {
             return Ok(None);
         }
-        let tail = self.log.tail()?.position;
+        // One that catches up does not wait for the sync of the newest entry.
+        let tail = match self.log.inner.shared.written.load(Ordering::SeqCst) {
+            known if known > self.next => known,
+            _ => self.log.tail()?.position,
+        };
         if self.next >= tail {
             self.hole = None;
             let sealed = self.log.view().sealed;
@@ -188,6 +192,7 @@ impl Follower {
     /// The store's, if it stopped before the next entry was durable.
     pub fn poll_recent(&mut self, limit: usize, bytes_max: usize) -> Result<(Vec<Delivery>, Next)> {
         let (mut handed, mut bytes) = (Vec::new(), 0);
+        self.log.look_out()?;
         while handed.len() < limit && bytes < bytes_max {
             if let Some(delivery) = self.ahead.pop_front() {
                 bytes += delivery.data_len();

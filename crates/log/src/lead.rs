@@ -17,8 +17,10 @@ use crate::sequencer::{Connect, Leader, Sequencer, Tail, Token};
 use crate::view::{Stripe, View};
 use crate::{Error, Result, cells};
 
-/// How long a position that was handed out may stay open before who needs to know the tail fills it, and how often is looked meanwhile.
+/// How long a refused conditional append waits for positions that were handed out before it and are still open, until it fills them; how long in
+/// all, before it tells a tail that is written and below others that were handed out; and how often it looks meanwhile.
 const PATIENCE: Duration = Duration::from_millis(200);
+const NOT_TAIL: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(2);
 /// Leases that a log whose sequencer is silent waits for another one: who stands by takes over after one.
 const LEASES_WAITED: u64 = 4;
@@ -228,25 +230,27 @@ impl Log {
         Ok(Tail { epoch: handed.epoch, position: tail })
     }
 
-    /// What a conditional append is told that found other positions handed out than it expected: an error that names the tail, once that is
-    /// written; or nothing, if it is as expected by now. A position that its writer leaves open for [`PATIENCE`] is filled.
+    /// What a conditional append is told that found other positions handed out than it expected: an error that names the tail, once all that
+    /// had been handed out by then is written; or nothing, if it is as expected by now. What their writers leave open for [`PATIENCE`] is filled.
     pub(crate) fn not_tail(&self, expected: u64) -> Result<Option<Error>> {
-        let began = Instant::now();
+        let (began, mut until) = (Instant::now(), u64::MAX);
         loop {
             let listener = self.listen();
             let handed = self.led_tail()?;
             if handed.position == expected {
                 return Ok(None);
             }
+            // Others go on; under a new epoch less may have been handed out.
+            until = until.min(handed.position);
             let tail = self.written_below(&self.view(), handed)?.position;
-            if tail == handed.position || self.view().sealed.is_some() {
+            if tail >= until || self.view().sealed.is_some() || began.elapsed() > NOT_TAIL {
                 return Ok(Some(Error::NotTail { expected, tail }));
             }
             if began.elapsed() < PATIENCE {
                 listener.wait_timeout(LOOK);
                 continue;
             }
-            match self.fill_under(handed, handed.position - 1) {
+            match self.fill_under(handed, until - 1) {
                 Ok(()) | Err(Error::Taken { .. } | Error::Trimmed { .. } | Error::Deposed { .. }) => {}
                 Err(error) => return Err(error),
             }

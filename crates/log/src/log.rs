@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use bytes::Bytes;
@@ -21,6 +22,9 @@ use crate::sequencer::Leader;
 use crate::session::{End, Inner, Names, Opened};
 use crate::view::{Stripe, View};
 use crate::{Error, Options, Result, head};
+
+/// What is kept for followers is answered without a look at the head for so long.
+const LOOK_OUT: Duration = Duration::from_millis(500);
 
 /// What is appended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -137,7 +141,18 @@ impl Log {
     /// [`Error::NoLog`] if the log was deleted; the store's.
     pub fn refresh(&self) -> Result<Arc<View>> {
         let view = head::load(self.store(), self.inner.id, &self.inner.name)?;
+        self.has_looked();
         Ok(self.met(view))
+    }
+
+    fn has_looked(&self) {
+        *self.inner.shared.looked.lock() = Instant::now();
+    }
+
+    /// Looks at the head, if that was not done for [`LOOK_OUT`]: another process may have trimmed what is kept here.
+    pub(crate) fn look_out(&self) -> Result<()> {
+        let due = self.inner.shared.looked.lock().elapsed() >= LOOK_OUT;
+        if due { self.current_view().map(drop) } else { Ok(()) }
     }
 
     /// Keeps `view` if it is newer than what is kept.
@@ -174,6 +189,7 @@ impl Log {
         let version = self.store().xattr(&format::head(self.inner.id), format::VERSION).wait()?;
         let view = self.view();
         if version.as_deref().and_then(format::number_from) == Some(view.version) {
+            self.has_looked();
             return Ok(view);
         }
         self.refresh()

@@ -144,15 +144,18 @@ impl<M: Machine> Replica<M> {
     /// Appends a command, durably, and applies everything up to it; what it gave.
     ///
     /// # Errors
-    /// As [`Log::append`]; [`Error::Damaged`] if an entry before it is lost.
+    /// As [`Log::append`]; [`Error::Proposed`] if the command is in the log and this replica could not apply it: all others do, so it is
+    /// not to be proposed again.
     pub fn propose(&mut self, command: impl Into<Bytes>) -> Result<M::Output> {
         let mut record = Record::from(command.into());
         record.streams.extend(self.stream.clone());
         let position = self.log.append(record)?.wait()?;
-        let output = self.apply_to(position + 1)?;
-        output.ok_or_else(|| {
-            Error::damaged(format!("state {}", self.name), format!("position {position} was passed over"))
-        })
+        let output = self.apply_to(position + 1).and_then(|output| {
+            // A checkpoint that was loaded has it applied already.
+            let why = || format!("position {position} was passed over");
+            output.ok_or_else(|| Error::damaged(format!("state {}", self.name), why()))
+        });
+        output.map_err(|cause| Error::Proposed { position, cause: Box::new(cause) })
     }
 
     /// Applies everything that is in the log now, and shows the state: a linearizable read.

@@ -91,6 +91,7 @@ impl Log {
     pub(crate) fn read_kept(&self, range: Range<u64>) -> Result<(Vec<Found>, Option<Barrier>)> {
         let (mut all, mut latest) = (Vec::new(), None);
         if self.inner.shared.followers.load(Ordering::Relaxed) > 0 {
+            self.look_out()?;
             for position in range.clone() {
                 let Some(recent) = self.recent(position) else { break };
                 latest = Barrier::later(latest, recent.barrier);

@@ -3,18 +3,21 @@
 //! append → [`Recents::keep`] → lowest positions go, once it is full · follower → [`Recents::get`]
 //!
 //! Invariants:
-//! 1. Nothing is kept that is trimmed, as far as this process knows: [`Recents::trim`] comes before a trim is answered.
+//! 1. Nothing is kept that is trimmed, as far as this process knows: [`Recents::trim`] or [`Recents::forget`] comes before a trim is
+//!    answered, and what its writer brings late is not kept then.
 //! 2. What is kept stays within its bound in bytes. What leaves first is what stands lowest: followers go upwards, and who has fallen behind reads
 //! from the store. (A cache that keeps what was asked for before is of no use here: a follower asks for each position once, and newest entries left it
 //! before their follower came.)
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use esker_store::Barrier;
 use parking_lot::Mutex;
 
 use crate::cells::Found;
 
+/// Trimmed positions that are known, so that a writer that was faster than its own note does not bring them back.
+const FORGOTTEN_MAX: usize = 64;
 /// Bytes that an entry takes beside its data, about.
 const ENTRY_BYTES: u64 = 128;
 
@@ -41,6 +44,8 @@ struct Kept {
     bytes: u64,
     /// All below is trimmed: it is not kept any more.
     trimmed: u64,
+    /// Positions that were trimmed by themselves, the last of them.
+    forgotten: VecDeque<u64>,
 }
 
 /// The newest positions of a log.
@@ -57,7 +62,7 @@ impl Recents {
 
     pub(crate) fn keep(&self, position: u64, recent: Recent) {
         let mut kept = self.kept.lock();
-        if position < kept.trimmed {
+        if position < kept.trimmed || kept.forgotten.contains(&position) {
             return;
         }
         kept.bytes += recent.bytes();
@@ -88,8 +93,13 @@ impl Recents {
         }
     }
 
+    /// The position is trimmed.
     pub(crate) fn forget(&self, position: u64) {
         let mut kept = self.kept.lock();
+        if kept.forgotten.len() == FORGOTTEN_MAX {
+            kept.forgotten.pop_front();
+        }
+        kept.forgotten.push_back(position);
         if let Some(before) = kept.by_position.remove(&position) {
             kept.bytes -= before.bytes();
         }
@@ -127,6 +137,7 @@ mod tests {
         recents.keep(3, entry(3, 10));
         assert!(recents.get(90).is_some() && recents.get(3).is_none());
         recents.forget(95);
+        recents.keep(95, entry(95, 1_000));
         recents.keep(100, entry(100, 1_000));
         assert!(recents.get(90).is_some() && recents.get(95).is_none());
         recents.keep(101, entry(101, 20_000));

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::time::Instant;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use esker_store::{Capability, ObjectId, ObjectStore};
@@ -51,6 +52,8 @@ pub(crate) struct Shared {
     pub written: AtomicU64,
     /// Followers there are: recent entries are kept only for them.
     pub followers: AtomicUsize,
+    /// When the head was looked at last.
+    pub looked: Mutex<Instant>,
     pub recent: Recents,
 }
 
@@ -61,13 +64,21 @@ impl Shared {
             seen: AtomicU64::new(0),
             written: AtomicU64::new(0),
             followers: AtomicUsize::new(0),
+            looked: Mutex::new(Instant::now()),
             recent: Recents::new(cache_bytes),
         }
     }
 }
 
-/// The head's version with the last opening of a named writer; held while one of its entries is under way.
-pub(crate) type Opening = Arc<RwLock<u64>>;
+/// What the openings of a named writer by one handle share.
+#[derive(Default)]
+pub(crate) struct Opening {
+    /// The head's version with the last of them; held while one of the writer's entries is under way.
+    pub version: RwLock<u64>,
+    /// The number of an entry of which is not known whether it was written, and where it would stand: to be decided before that number
+    /// is used again, by a later opening too.
+    pub doubt: Mutex<Option<(u64, u64)>>,
+}
 
 /// Where the bytes of an object end, once known; held while something is appended to them.
 pub(crate) type End = Arc<Mutex<Option<u64>>>;
@@ -89,7 +100,7 @@ pub(crate) struct Inner {
     /// The epoch at which this handle became the only writer; 0 if it did not.
     pub held: u64,
     /// The last openings of named writers by this handle, by their number.
-    pub openings: Mutex<HashMap<u64, Opening>>,
+    pub openings: Mutex<HashMap<u64, Arc<Opening>>>,
     /// Where the bytes of data objects end (layout stream).
     pub ends: Mutex<HashMap<(u64, u32), End>>,
     pub growing: Mutex<()>,

@@ -19,6 +19,8 @@ use crate::{Error, Result, head};
 
 /// Positions that one call of [`Log::retain`] gives up for their age, at most.
 pub const RETAIN_POSITIONS: u64 = 1 << 20;
+/// Positions in a row that one call of [`Log::retain`] passes over, to be filled if an old entry follows.
+const HOLES_MAX: usize = 4_096;
 /// Samples per stripe where the bytes of a log are estimated.
 const SAMPLES: u64 = 16;
 
@@ -158,7 +160,7 @@ impl Log {
     /// Gives up all positions below `position` with their space, while the log is in use. Returns the number of objects that went.
     ///
     /// When it returns no read in this process gives an entry below. In another process a read of the store gives none; one that is answered from
-    /// what is kept there for its followers may, until these look at the head: within a second.
+    /// what is kept there for its followers may for half a second more: so often the head is looked at.
     ///
     /// # Errors
     /// [`Error::PastTail`] above the tail; the store's. After an error positions are trimmed, but space may not be back: call it again.
@@ -307,21 +309,34 @@ impl Log {
     }
 
     /// The first position from `from` on, below `tail`, whose entry is of `time_ms` or later, or that is undecided; it looks at so many as one call
-    /// trims. Writers' clocks differ: one that is old may stand above one that is young, so all are looked at.
+    /// trims. Writers' clocks differ: one that is old may stand above one that is young, so all are looked at. A position below an entry that is
+    /// older was handed out before that was written: if nothing stands there yet it is filled.
     fn first_young(&self, from: u64, tail: u64, time_ms: u64) -> Result<u64> {
         let end = tail.min(from.saturating_add(RETAIN_POSITIONS));
-        let mut at = from;
+        let (mut at, mut holes) = (from, Vec::new());
         while at < end {
             for found in self.read_range(at..end, 1 << 20)?.wait()? {
                 match found {
-                    Found::Entry(entry) if entry.time_ms < time_ms => {}
+                    Found::Entry(entry) if entry.time_ms < time_ms => {
+                        for hole in holes.drain(..) {
+                            match self.fill(hole) {
+                                Ok(()) | Err(Error::Trimmed { .. }) => {}
+                                // Written meanwhile: the next call looks at how old it is.
+                                Err(Error::Taken { .. }) => return Ok(hole),
+                                Err(error) => return Err(error),
+                            }
+                        }
+                    }
                     Found::Filled | Found::Trimmed | Found::Lost(_) => {}
-                    Found::Entry(_) | Found::Hole | Found::BeyondTail => return Ok(at),
+                    Found::Hole if holes.len() < HOLES_MAX => holes.push(at),
+                    Found::Entry(_) | Found::Hole | Found::BeyondTail => {
+                        return Ok(holes.first().copied().unwrap_or(at));
+                    }
                 }
                 at += 1;
             }
         }
-        Ok(at)
+        Ok(holes.first().copied().unwrap_or(at))
     }
 
     /// From where on about `bytes` of data stand below the tail, by samples of each stripe.

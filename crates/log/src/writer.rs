@@ -38,8 +38,6 @@ pub struct Writer {
 
 struct Numbers {
     next: u64,
-    /// Where the next number's entry may stand already.
-    doubt: Option<u64>,
 }
 
 impl Log {
@@ -53,7 +51,7 @@ impl Log {
         let id = writer_id(name);
         let key = format::opened_key(id);
         let latest = Arc::clone(self.inner.openings.lock().entry(id).or_default());
-        let opening = Arc::clone(&latest);
+        let opening = &latest.version;
         let mut held = None;
         let (version, epoch) = if self.inner.held == 0 {
             let TakenOver { view, tail, version } =
@@ -74,16 +72,26 @@ impl Log {
             })?;
             *opening = view.version;
             held = Some(opening);
+            // What is still on its way may be written under the same epoch: only deciding its position keeps it out.
+            let mut doubt = latest.doubt.lock();
+            if let Some((number, position)) = *doubt {
+                match self.resolve(position, Nonce { writer: id, number }) {
+                    Ok(_) | Err(Error::Trimmed { .. }) => *doubt = None,
+                    Err(error) => return Err(error),
+                }
+            }
             (view.version, view.epoch)
         };
         let last = self.last_number(id)?;
         if held.take().is_none() {
             let mut opening = opening.write();
             *opening = version.max(*opening);
+            // All objects are sealed: what was on its way is not written any more.
+            *latest.doubt.lock() = None;
         }
         let verified = AtomicU64::new(0);
-        let fence = Fence { key, name: name.to_owned(), version, epoch, latest, verified };
-        let numbers = Numbers { next: last.map_or(0, |last| last + 1), doubt: None };
+        let fence = Fence { key, name: name.to_owned(), version, epoch, latest: Arc::clone(&latest), verified };
+        let numbers = Numbers { next: last.map_or(0, |last| last + 1) };
         Ok(Writer { log: self.clone(), id, fence, numbers: Mutex::new(numbers) })
     }
 
@@ -209,21 +217,22 @@ impl Writer {
     /// As [`Log::append`]; [`Error::Fenced`] if the writer was opened again since; [`Error::Invalid`] for a number that leaves others out;
     /// [`Error::Trimmed`] for one whose entry was trimmed away, with its objects. After [`Error::Uncertain`] the same number finds out.
     pub fn append(&self, number: u64, record: impl Into<Record>) -> Result<Completion<(u64, bool)>> {
-        let latest = self.fence.latest.read();
+        let latest = self.fence.latest.version.read();
         if *latest != self.fence.version {
             return Err(self.fence.fenced(&self.log, self.log.view().epoch));
         }
         let mut numbers = self.numbers.lock();
         let nonce = Nonce { writer: self.id, number };
+        let doubt = self.fence.latest.doubt.lock().filter(|(of, _)| *of == number);
         if number == numbers.next
-            && let Some(position) = numbers.doubt
+            && let Some((_, position)) = doubt
         {
             let there = match self.log.resolve(position, nonce) {
                 // It cannot be told from what is left of the position, but from what the writer left beside it.
                 Err(Error::Trimmed { .. }) => self.log.last_number(self.id)?.is_some_and(|last| last >= number),
                 other => other?,
             };
-            numbers.doubt = None;
+            *self.fence.latest.doubt.lock() = None;
             numbers.next += u64::from(there);
         }
         if number < numbers.next {
@@ -240,7 +249,7 @@ impl Writer {
         let batch = Batch { fence, ..self.log.batch(&records, nonce, Durability::Durable) };
         let done = match self.log.append_new(&batch, None) {
             Err(error @ Error::Uncertain { position, .. }) => {
-                numbers.doubt = Some(position);
+                *self.fence.latest.doubt.lock() = Some((number, position));
                 return Err(error);
             }
             other => other?,

@@ -46,9 +46,10 @@ impl Waist {
         }
     }
 
-    pub(crate) fn check_namespace(&self, namespace: &str) -> Result<()> {
+    /// What stands in the catalogue for a namespace: the number of the table that was made in it last.
+    pub(crate) fn last_made(&self, namespace: &str) -> Result<Bytes> {
         let found = self.store.omap_get(&names::catalogue(), &names::namespace_key(namespace)).wait()?;
-        found.map(drop).ok_or_else(|| Error::missing("namespace", namespace))
+        found.ok_or_else(|| Error::missing("namespace", namespace))
     }
 
     pub(crate) fn make_namespace(&self, namespace: &str) -> Result<()> {
@@ -65,17 +66,23 @@ impl Waist {
     }
 
     pub(crate) fn remove_namespace(&self, namespace: &str) -> Result<()> {
-        self.check_namespace(namespace)?;
-        let tables = self.names_of(namespace)?;
-        if let Some(table) = tables.first() {
-            return Err(Error::invalid(
-                "namespace",
-                format!("{namespace} has tables, {table} among them: drop them first"),
-            ));
+        let catalogue = names::catalogue();
+        for _ in 0..ATTEMPTS_MAX {
+            let made = self.last_made(namespace)?;
+            let tables = self.names_of(namespace)?;
+            if let Some(table) = tables.first() {
+                return Err(Error::invalid(
+                    "namespace",
+                    format!("{namespace} has tables, {table} among them: drop them first"),
+                ));
+            }
+            let key = names::namespace_key(namespace);
+            let txn = Transaction::new().guard(&catalogue, Condition::OmapEquals { key: key.clone(), value: made });
+            if self.submit(txn.change(&catalogue, Change::OmapRemove { key }))? {
+                return Ok(());
+            }
         }
-        let key = names::namespace_key(namespace);
-        self.submit(Transaction::new().change(&names::catalogue(), Change::OmapRemove { key }))?;
-        Ok(())
+        Err(Error::Contended { what: format!("namespace {namespace}"), attempts: ATTEMPTS_MAX })
     }
 
     fn keys(&self, prefix: Bytes) -> Result<Vec<Bytes>> {
@@ -151,18 +158,28 @@ impl Waist {
 
     pub(crate) fn make_table(&self, name: &TableName, schema: &Schema) -> Result<()> {
         check_name("table name", &name.table)?;
-        self.check_namespace(&name.namespace)?;
+        self.last_made(&name.namespace)?;
         let table = schema.build(self.new_id()?)?;
         let catalogue = names::catalogue();
-        let mut txn = Transaction::new()
-            .guard(&catalogue, Condition::OmapPresent { key: names::namespace_key(&name.namespace) })
-            .guard(&catalogue, Condition::OmapAbsent { key: names::table_key(&name.namespace, &name.table) });
-        set_schema(&mut txn, name, &table)?;
-        if self.submit(txn)? {
-            return Ok(());
+        let key = names::namespace_key(&name.namespace);
+        for _ in 0..ATTEMPTS_MAX {
+            let made = self.last_made(&name.namespace)?;
+            let mut txn = Transaction::new()
+                .guard(&catalogue, Condition::OmapAbsent { key: names::table_key(&name.namespace, &name.table) })
+                .guard(&catalogue, Condition::OmapEquals { key: key.clone(), value: made })
+                // A client that removes the namespace, and saw no table in it, learns of this one: numbers are never given twice.
+                .change(&catalogue, Change::OmapSet { key: key.clone(), value: number(table.id) });
+            set_schema(&mut txn, name, &table)?;
+            match self.store.submit(txn).wait() {
+                Ok(_) => return Ok(()),
+                Err(StoreError::GuardFailed { index: 0 }) => {
+                    return Err(Error::Exists { what: "table", name: name.to_string() });
+                }
+                Err(StoreError::GuardFailed { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
-        self.check_namespace(&name.namespace)?;
-        Err(Error::Exists { what: "table", name: name.to_string() })
+        Err(Error::Contended { what: format!("namespace {}", name.namespace), attempts: ATTEMPTS_MAX })
     }
 
     /// Changes a schema, with what belongs to it in the same transaction.

@@ -38,6 +38,7 @@
 
 #![forbid(unsafe_code)]
 
+mod building;
 mod catalogue;
 #[cfg(feature = "contract")]
 pub mod contract;

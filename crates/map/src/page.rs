@@ -58,12 +58,16 @@ impl<'a> Gathered<'a> {
 
     /// How many rows to read next: at most `most`.
     pub fn step(&self, most: usize) -> usize {
-        let all = self.scan.filter == crate::Filter::always();
         match self.scan.limit {
             0 => most,
-            limit if all => (limit - self.records.len()).clamp(1, most),
+            limit if self.returns_all() => (limit - self.records.len()).clamp(1, most),
             _ => most,
         }
+    }
+
+    /// Whether every row that is looked at is returned, unless it has expired.
+    pub fn returns_all(&self) -> bool {
+        self.scan.filter == crate::Filter::always()
     }
 
     /// Looks at a row that takes `bytes` where it is kept; whether the page ends with it.
@@ -101,7 +105,7 @@ impl<'a> Gathered<'a> {
 /// All rows of a scan with an order of its own, sorted: `next` reads the pages of one without. With a limit only as many rows are kept as are returned.
 ///
 /// # Errors
-/// [`Error::Invalid`] beyond [`SORT_ROWS_MAX`] or [`SORT_BYTES_MAX`]; those of `next`.
+/// [`Error::Invalid`] if more rows than [`SORT_ROWS_MAX`] would be returned, or beyond [`SORT_BYTES_MAX`]; those of `next`.
 pub fn sorted(table: &Table, scan: &Scan, mut next: impl FnMut(&Scan) -> Result<Page>) -> Result<Page> {
     let all = Scan { order_by: Vec::new(), limit: 0, columns: Vec::new(), page: None, ..scan.clone() };
     let keep = if scan.limit == 0 { SORT_ROWS_MAX } else { scan.limit.min(SORT_ROWS_MAX) };
@@ -117,8 +121,8 @@ pub fn sorted(table: &Table, scan: &Scan, mut next: impl FnMut(&Scan) -> Result<
             bytes += bytes_of(&record);
             heap.push(Sorted { by, number, record });
             if heap.len() > keep {
-                if scan.limit == 0 {
-                    let why = format!("more than {SORT_ROWS_MAX} rows to sort (SORT_ROWS_MAX): give a limit");
+                if scan.limit == 0 || scan.limit > SORT_ROWS_MAX {
+                    let why = format!("more than {SORT_ROWS_MAX} rows to sort (SORT_ROWS_MAX): give a lower limit");
                     return Err(Error::invalid("order", why));
                 }
                 bytes -= heap.pop().map_or(0, |last| bytes_of(&last.record));

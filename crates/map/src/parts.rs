@@ -245,13 +245,18 @@ pub fn check_scan(table: &Table, scan: &Scan) -> Result<()> {
     Ok(())
 }
 
-/// The column of an index scan, if it has an index and the value is of its type.
+/// The column of an index scan, if it has an index that is not being built any more and the value is of its type.
 ///
 /// # Errors
 /// [`Error::Missing`], [`Error::Invalid`].
 pub fn indexed<'a>(table: &'a Table, name: &str, value: &Value) -> Result<(&'a crate::Column, &'a crate::Index)> {
     let column = table.column(name)?;
     let index = table.index_of(column.id).ok_or_else(|| Error::missing("index", name))?;
+    if index.building {
+        let why =
+            format!("that of column {name} is being built, or building it was interrupted: adding it again goes on");
+        return Err(Error::invalid("index", why));
+    }
     table.check_value(column, value)?;
     Ok((column, index))
 }

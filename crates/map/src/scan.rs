@@ -2,7 +2,10 @@
 //!
 //! scan → range of clustering keys (or entries of an index, or all partitions) → rows → [`Gathered`] → page, with a token if there may be more
 //!
-//! Invariant: a scan reads rows of one table in the order of their keys, and an index's entries only to find them.
+//! Invariants:
+//! 1. A scan reads rows of one table in the order of their keys, and an index's entries only to find them.
+//! 2. The rows that one page of a scan has of a partition are of one moment; pages, partitions, and rows that an index
+//!    leads to, are of different moments.
 
 use std::sync::Arc;
 
@@ -19,6 +22,11 @@ use crate::{Error, Result, Table};
 
 /// Rows read at once.
 const STEP: usize = 512;
+/// Rows of a partition that one page looks at, at most; with a filter, or where the page may be small, fewer: what is read and not returned
+/// is read again for the next page.
+const PARTITION_STEP: usize = 1_024;
+/// A read that gave so many bytes may have been cut short by the store.
+const WHOLE_BYTES: usize = 1 << 20;
 
 /// The key range of a partition scan.
 type KeyRange = (Option<Bytes>, Option<Bytes>);
@@ -63,7 +71,15 @@ impl Waist {
                 let partition = names::partition(table.id, &partition_key);
                 self.scan_partition(table, &partition, &partition_key, range, scan.reverse, after, &mut gathered)?
             }
-            Over::Index(name, value) => self.scan_index(table, name, value, after, &mut gathered)?,
+            Over::Index(name, value) => {
+                let end = self.scan_index(table, name, value, after, &mut gathered)?;
+                // Entries of an index that was dropped meanwhile were removed while they were read.
+                if !self.is_current(table)? {
+                    let table = self.load(&scan.table)?;
+                    return self.scan_table(&table, scan);
+                }
+                end
+            }
             Over::All => self.scan_all(table, after, &mut gathered)?,
         };
         let next = end.map(|last| parts::token(&self.secret, table, scan, &last));
@@ -87,30 +103,37 @@ impl Waist {
             Some(after) => start = Some([&after[..], &[0]].concat().into()),
             None => {}
         }
-        loop {
-            if let (Some(start), Some(end)) = (&start, &end)
-                && start >= end
-            {
-                return Ok(None);
-            }
-            let limit = gathered.step(STEP);
-            let scan = OmapScan { start: start.clone(), end: end.clone(), reverse, limit, keys_only: false };
-            let found = self.store.omap_scan(partition, &scan).wait()?;
-            let Some((last, _)) = found.last().cloned() else { return Ok(None) };
-            for (clustering, bytes) in found {
-                let key = RowKey { partition: partition_key.clone(), clustering };
-                let place = Place { partition: partition.clone(), key };
-                let row = decode(table, &place, &bytes)?;
-                if gathered.take(&place.key, &row, bytes.len()) {
-                    return Ok(Some(place.key.clustering));
-                }
-            }
-            if reverse {
-                end = Some(last);
-            } else {
-                start = Some([&last[..], &[0]].concat().into());
+        if let (Some(start), Some(end)) = (&start, &end)
+            && start >= end
+        {
+            return Ok(None);
+        }
+        // One read, so that what one page has of a partition is of one moment.
+        let limit = gathered.step(if gathered.returns_all() { PARTITION_STEP } else { STEP });
+        let scan = OmapScan { start: start.clone(), end: end.clone(), reverse, limit, keys_only: false };
+        let found = self.store.omap_scan(partition, &scan).wait()?;
+        let Some((last, _)) = found.last().cloned() else { return Ok(None) };
+        let bytes: usize = found.iter().map(|(key, row)| key.len() + row.len()).sum();
+        let cut = found.len() >= limit || bytes >= WHOLE_BYTES;
+        for (clustering, bytes) in found {
+            let key = RowKey { partition: partition_key.clone(), clustering };
+            let place = Place { partition: partition.clone(), key };
+            let row = decode(table, &place, &bytes)?;
+            if gathered.take(&place.key, &row, bytes.len()) {
+                return Ok(Some(place.key.clustering));
             }
         }
+        if cut {
+            return Ok(Some(last));
+        }
+        // A store may give fewer than there are: it has given all if nothing follows.
+        let (start, end) = match reverse {
+            true => (start, Some(last.clone())),
+            false => (Some([&last[..], &[0]].concat().into()), end),
+        };
+        let rest = OmapScan { start, end, reverse, limit: 1, keys_only: true };
+        let more = self.store.omap_scan(partition, &rest).wait()?;
+        Ok((!more.is_empty()).then_some(last))
     }
 
     fn scan_index(

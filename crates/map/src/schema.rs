@@ -36,6 +36,9 @@ pub struct Index {
     pub id: u16,
     /// The column's number.
     pub column: u16,
+    /// Its entries are still being written: every mutation keeps it, no scan may use it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub building: bool,
 }
 
 /// A table.
@@ -275,7 +278,7 @@ impl Table {
         }
     }
 
-    /// Adds an index, and returns its number.
+    /// Adds an index of a table without rows, and returns its number.
     ///
     /// # Errors
     /// [`Error::Missing`], [`Error::Exists`].
@@ -285,7 +288,21 @@ impl Table {
             return Err(Error::Exists { what: "index", name: name.into() });
         }
         let id = self.number()?;
-        self.indexes.push(Index { id, column });
+        self.indexes.push(Index { id, column, building: false });
+        Ok(id)
+    }
+
+    /// Adds an index of which entries are to be written before it is used, or finds the one that somebody began; returns its number.
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Exists`].
+    pub fn begin_index(&mut self, name: &str) -> Result<u16> {
+        let column = self.column(name)?.id;
+        if let Some(index) = self.indexes.iter().find(|index| index.column == column && index.building) {
+            return Ok(index.id);
+        }
+        let id = self.add_index(name)?;
+        self.indexes.iter_mut().filter(|index| index.id == id).for_each(|index| index.building = true);
         Ok(id)
     }
 

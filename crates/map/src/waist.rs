@@ -112,9 +112,23 @@ impl Waist {
         if self.is_current(&table)? { Ok(table) } else { self.load(name) }
     }
 
-    fn is_current(&self, table: &Table) -> Result<bool> {
+    pub(crate) fn is_current(&self, table: &Table) -> Result<bool> {
         let now = self.store.xattr(&names::head(table.id), names::GENERATION).wait()?;
         Ok(now.as_deref() == Some(&table.generation.to_le_bytes()[..]))
+    }
+
+    /// Whether any schema by which these rows were read is not its table's any more.
+    fn have_changed(&self, places: &[(Place, Arc<Table>)]) -> Result<bool> {
+        let mut looked: Vec<u64> = Vec::new();
+        for (_, table) in places {
+            if !looked.contains(&table.id) {
+                looked.push(table.id);
+                if !self.is_current(table)? {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// Lists of several partitions, schemas of another object, indexes: all of it needs transactions over several objects.
@@ -131,8 +145,18 @@ impl Waist {
 
     fn try_mutate(&self, mutations: &[Mutation], durability: Durability) -> Result<Option<Completion<()>>> {
         let mut places = Vec::with_capacity(mutations.len());
+        // One schema for each table: another thread may load a later one meanwhile.
+        let mut tables: Vec<(&TableName, Arc<Table>)> = Vec::new();
         for mutation in mutations {
-            let table = self.seen(&mutation.table)?;
+            let known = tables.iter().find(|(name, _)| **name == mutation.table).map(|(_, table)| Arc::clone(table));
+            let table = match known {
+                Some(table) => table,
+                None => {
+                    let table = self.seen(&mutation.table)?;
+                    tables.push((&mutation.table, Arc::clone(&table)));
+                    table
+                }
+            };
             parts::check_mutation(&table, mutation)?;
             places.push((place(&table, &mutation.key)?, table));
         }
@@ -151,8 +175,15 @@ impl Waist {
             }
             let Some(touched) = rows.get_mut(place) else { continue };
             if !parts::holds(table, &place.key, &mutation.condition, touched.now.as_ref()) {
-                drop(locks);
                 let current = touched.now.as_ref().map(|row| Box::new(parts::record(table, &place.key, row, &[])));
+                // The rows before it were read at other moments: that it is the first that fails is said of one.
+                let one_moment = rows.len() == 1 || !self.whole() || self.are_now(&rows)?;
+                drop(locks);
+                // By an old schema it may be another condition, of another row.
+                if !one_moment || self.have_changed(&places)? {
+                    mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;
+                    return Ok(None);
+                }
                 // What is shown must not be taken back by a power cut.
                 if let Some(barrier) = seen {
                     barrier.wait()?;
@@ -177,11 +208,9 @@ impl Waist {
             // Everything is as it should be; only the schemas have to be what was gone by. They only ever change to others, so that is
             // looked at without the locks.
             drop(locks);
-            for (_, table) in &places {
-                if !self.is_current(table)? {
-                    mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;
-                    return Ok(None);
-                }
+            if self.have_changed(&places)? {
+                mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;
+                return Ok(None);
             }
             return Ok(Some(Completion::after(Ok(()), seen)));
         }
@@ -200,15 +229,23 @@ impl Waist {
         }
     }
 
+    /// Whether all these rows are what was read of them, at one moment.
+    fn are_now(&self, rows: &BTreeMap<Place, Touched>) -> Result<bool> {
+        let mut txn = Transaction::with(Durability::Applied);
+        txn.guards.extend(rows.iter().map(|(place, touched)| is_still(place, touched.before.as_ref())));
+        let (done, _) = self.store.submit(txn).into_parts();
+        match done {
+            Ok(_) => Ok(true),
+            Err(StoreError::GuardFailed { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Adds what turns a row into what it is to be, with one guard of it, and the entries of its indexes and of its expiry.
     pub(crate) fn write(&self, txn: &mut Transaction, place: &Place, touched: Touched) -> Result<()> {
         let Touched { table, before, found, now } = touched;
         let key = place.key.clustering.clone();
-        let condition = match &before {
-            Some(value) => Guarded::OmapEquals { key: key.clone(), value: value.clone() },
-            None => Guarded::OmapAbsent { key: key.clone() },
-        };
-        txn.guards.push(Guard { object: place.partition.clone(), condition });
+        txn.guards.push(is_still(place, before.as_ref()));
         let after = now.as_ref().map(Row::encode);
         match after {
             Some(value) if before.as_ref() != Some(&value) => {
@@ -234,7 +271,8 @@ impl Waist {
                 let Some(value) = index_value(&table, &place.key, row, index.column) else { return Ok(None) };
                 Ok(Some(names::index(table.id, index.id, &parts::encode_indexed(&value)?)))
             };
-            let old = found.as_ref().map(entry).transpose()?.flatten();
+            // What is too long for an index was written before there was one, and has no entry to be removed.
+            let old = found.as_ref().and_then(|row| entry(row).ok().flatten());
             let new = now.as_ref().map(entry).transpose()?.flatten();
             if old == new {
                 continue;
@@ -249,43 +287,16 @@ impl Waist {
         }
         Ok(())
     }
+}
 
-    /// Writes the entries of a new index for the rows that are there. Mutations since the schema changed write their own.
-    fn fill_index(&self, table: &Arc<Table>) -> Result<()> {
-        self.for_each_row(table, |place, bytes| {
-            let row = decode(table, place, bytes)?;
-            let _lock = self.lock(std::iter::once(place.partition.hash64()));
-            for attempt in 0.. {
-                // Nothing of it is shown, so nobody waits under the lock until it is durable.
-                let (now, _) = self.store.omap_get(&place.partition, &place.key.clustering).into_parts();
-                let Some(now) = now? else { break };
-                let mut txn = Transaction::with(Durability::Applied);
-                guarded(&mut txn, table);
-                let row = if now == *bytes { row.clone() } else { decode(table, place, &now)? };
-                let touched = Touched { table: Arc::clone(table), before: Some(now), found: None, now: Some(row) };
-                self.write(&mut txn, place, touched)?;
-                if txn.ops.is_empty() {
-                    break;
-                }
-                match self.store.submit(txn).wait() {
-                    Ok(_) => break,
-                    Err(StoreError::GuardFailed { .. }) if attempt < ATTEMPTS_MAX => {
-                        // The schema changed again: whoever did that does not drop this index, or it does not matter any more.
-                        if !self.is_current(table)? {
-                            return Err(Error::invalid(
-                                "index",
-                                "the table was changed while the index was filled: make it again",
-                            ));
-                        }
-                    }
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            Ok(())
-        })?;
-        self.store.sync().wait()?;
-        Ok(())
-    }
+/// The guard that a row is what was read of it.
+fn is_still(place: &Place, before: Option<&Bytes>) -> Guard {
+    let key = place.key.clustering.clone();
+    let condition = match before {
+        Some(value) => Guarded::OmapEquals { key, value: value.clone() },
+        None => Guarded::OmapAbsent { key },
+    };
+    Guard { object: place.partition.clone(), condition }
 }
 
 /// Where the expiry index says that a row goes.
@@ -354,7 +365,7 @@ impl MapStorage for Waist {
     }
 
     fn tables(&self, namespace: &str) -> Result<Vec<String>> {
-        self.check_namespace(namespace)?;
+        self.last_made(namespace)?;
         self.names_of(namespace)
     }
 
@@ -375,8 +386,7 @@ impl MapStorage for Waist {
     }
 
     fn create_index(&self, name: &TableName, column: &str) -> Result<()> {
-        let table = self.change_table(name, |table, _| table.add_index(column).map(drop))?;
-        self.fill_index(&Arc::new(table))
+        self.build_index(name, column)
     }
 
     fn drop_index(&self, name: &TableName, column: &str) -> Result<()> {

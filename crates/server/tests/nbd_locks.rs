@@ -50,12 +50,14 @@ impl Running {
         Client::connect(&self.place, WITHIN).unwrap()
     }
 
+    /// Why a client that attaches now may only read.
     fn refusal(&self) -> String {
-        match Client::connect(&self.place, WITHIN) {
-            Err(ClientError::Refused { why, .. }) => why,
-            Err(error) => panic!("{error}"),
-            Ok(_) => panic!("nobody was refused"),
-        }
+        let mut client = self.attach();
+        assert!(client.read_only(), "a client may write");
+        client.read(0, 512).unwrap();
+        assert_eq!(code_of(client.write(0, b"no", false)), code::PERM);
+        drop(client);
+        self.exports.attach("disk").unwrap().description()
     }
 }
 

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::limits::{
-    COLLECTION_BYTES_MAX, OBJECT_BYTES_MAX, OBJECT_NAME_BYTES_MAX, OMAP_KEY_BYTES_MAX, TRANSACTION_BYTES_MAX,
+    COLLECTION_BYTES_MAX, GUARDS_BYTES_MAX, OBJECT_BYTES_MAX, OBJECT_NAME_BYTES_MAX, OMAP_KEY_BYTES_MAX, TRANSACTION_BYTES_MAX,
     TRANSACTION_OPS_MAX, VALUE_BYTES_MAX, XATTR_NAME_BYTES_MAX, XATTR_VALUE_BYTES_MAX,
 };
 use crate::{Collection, Error, ObjectId, Result};
@@ -368,12 +368,12 @@ impl Transaction {
     /// [`Error::TooLarge`] names the limit; [`Error::Invalid`] an empty name or a range that ends before it starts.
     pub fn check(&self) -> Result<()> {
         at_most("number of operations", self.ops.len(), "TRANSACTION_OPS_MAX", TRANSACTION_OPS_MAX)?;
-        // What is compared is not written: it has the same bound of its own.
+        // What is compared is not written: it has a bound of its own.
         let mut total = 0usize;
         for guard in &self.guards {
             total += check_object(&guard.object)? + guard.condition.check()?;
         }
-        at_most("guards of a transaction", total, "TRANSACTION_BYTES_MAX", TRANSACTION_BYTES_MAX)?;
+        at_most("guards of a transaction", total, "GUARDS_BYTES_MAX", GUARDS_BYTES_MAX)?;
         total = 0;
         for op in &self.ops {
             total += match op {

@@ -7,38 +7,32 @@
 //!
 //! Invariants:
 //! 1. A sync that succeeds covers every write of the same [`Unsynced`] that was noted as applied before it began.
-//! 2. A loss is told once per [`Unsynced`]: each writer keeps its own.
+//! 2. A loss is told to every sync of the same [`Unsynced`] that began before the first that tells it has ended, and to no later one:
+//!    each writer keeps its own.
 
 use parking_lot::Mutex;
 
 use crate::incarnation::Incarnation;
-use crate::{Error, ObjectStore, Result};
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Noted {
-    /// Everything is synced.
-    #[default]
-    Nothing,
-    /// All of it was begun when this life had answered last.
-    In(Incarnation),
-    /// Of more than one life: no sync covers all.
-    Mixed,
-}
-
-impl Noted {
-    fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Nothing, one) | (one, Self::Nothing) => one,
-            (Self::In(a), Self::In(b)) if a == b => self,
-            _ => Self::Mixed,
-        }
-    }
-}
+use crate::{CommitSeq, Completion, Error, ObjectStore, Result};
 
 /// What one writer has had applied since its last sync.
 #[derive(Debug, Default)]
 pub struct Unsynced {
     noted: Mutex<Noted>,
+}
+
+/// The writes that are still to be synced: by the life in which they were begun, the number of the last.
+#[derive(Clone, Debug, Default)]
+struct Noted {
+    lives: Vec<(Incarnation, u64)>,
+    writes: u64,
+}
+
+impl Noted {
+    /// Forgets what `synced`, an earlier state of this, had. A life with later writes stays.
+    fn forget(&mut self, synced: &Self) {
+        self.lives.retain(|life| !synced.lives.contains(life));
+    }
 }
 
 /// A write that was begun.
@@ -61,25 +55,41 @@ impl Unsynced {
     /// [`Error::Restarted`] if the store was restarted since the first of it; those of [`ObjectStore::sync`], after which it still is to
     /// be synced.
     pub fn sync(&self, store: &dyn ObjectStore) -> Result<()> {
-        let noted = std::mem::take(&mut *self.noted.lock());
-        if let Err(error) = store.sync().wait() {
-            let mut now = self.noted.lock();
-            *now = noted.and(*now);
-            return Err(error);
-        }
-        match noted {
-            Noted::Nothing => Ok(()),
-            // It was looked at before the first write; the store's answer to the sync came after the last.
-            Noted::In(life) if life == store.incarnation() => Ok(()),
-            Noted::In(_) | Noted::Mixed => Err(Error::Restarted),
-        }
+        self.flush(store).wait().map(drop)
+    }
+
+    /// As [`Unsynced::sync`], without waiting for the device where the store does not.
+    ///
+    /// # Errors
+    /// As there. If the completion fails later the store has stopped, for all its writers.
+    pub fn flush(&self, store: &dyn ObjectStore) -> Completion<CommitSeq> {
+        // It stays noted until it is synced: another flush that begins meanwhile has to cover it too.
+        let noted = self.noted.lock().clone();
+        let (synced, barrier) = store.sync().into_parts();
+        let told = synced.and_then(|seq| {
+            // A life was looked at before its first write; the store's answer to the sync came after the last.
+            let present = store.incarnation();
+            let lost = noted.lives.iter().any(|(life, _)| *life != present);
+            self.noted.lock().forget(&noted);
+            if lost { Err(Error::Restarted) } else { Ok(seq) }
+        });
+        Completion::after(told, barrier)
     }
 }
 
 impl Written<'_> {
     /// The transaction was applied, or may have been.
     pub fn applied(self) {
+        if self.life == Incarnation::LOCAL {
+            // It ends with its user.
+            return;
+        }
         let mut noted = self.unsynced.noted.lock();
-        *noted = noted.and(Noted::In(self.life));
+        noted.writes += 1;
+        let number = noted.writes;
+        match noted.lives.iter_mut().find(|(life, _)| *life == self.life) {
+            Some((_, last)) => *last = number,
+            None => noted.lives.push((self.life, number)),
+        }
     }
 }

@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use esker_map::{Atomicity, Durability, Error as MapError, MUTATIONS_MAX, Mutation};
 
+use crate::coordinator::{Decision, Wish};
 use crate::layout::{Layout, Place, State};
 use crate::row::{self, Image, Write, identity};
 use crate::shared::Isolation;
@@ -76,11 +77,7 @@ impl Transaction {
     /// # Errors
     /// [`Error::Conflict`] and [`Error::Expired`]: begin anew. [`Error::Unknown`]: find out. [`Error::Map`]: see there; nothing was committed.
     pub fn commit(mut self) -> Result<()> {
-        let age_ms = self.shared.now_ms().saturating_sub(self.began_ms).max(0) as u64;
-        let limit_ms = self.shared.options.lifetime_ms;
-        if age_ms > limit_ms {
-            return Err(Error::Expired { age_ms, limit_ms });
-        }
+        self.check_age()?;
         let targets = self.targets()?;
         let apart: Vec<Place> = self
             .reads
@@ -110,10 +107,9 @@ impl Transaction {
             return self.commit_at_once(&targets, if serializable { &apart } else { &[] });
         }
         self.prepare(&targets, &groups)?;
-        if !covered
-            && serializable
-            && let Err(error) = self.validate(&apart, true)
-        {
+        let valid = if !covered && serializable { self.validate(&apart, true) } else { Ok(()) };
+        // What it has read was compared with traces of deleted rows, which do not stay for longer.
+        if let Err(error) = valid.and_then(|()| self.check_age()) {
             self.abort(&targets, &groups);
             return Err(match error {
                 Error::Map(error) => refused(error),
@@ -121,6 +117,12 @@ impl Transaction {
             });
         }
         self.decide(&targets, &groups)
+    }
+
+    fn check_age(&self) -> Result<()> {
+        let age_ms = self.shared.now_ms().saturating_sub(self.began_ms).max(0) as u64;
+        let limit_ms = self.shared.options.lifetime_ms;
+        if age_ms > limit_ms { Err(Error::Expired { age_ms, limit_ms }) } else { Ok(()) }
     }
 
     /// What will be written, by key, with what was found under each: rows that were not read are looked at now. Deletes of nothing become reads of it.
@@ -274,9 +276,11 @@ impl Transaction {
     /// Decides that it is not committed, and takes rows back. If that fails, others will find no record and do the same: nobody but [`Transaction::decide`]
     /// ever puts a committed one.
     fn abort(&self, targets: &[Target], groups: &[std::ops::Range<usize>]) {
-        let aborted = self.shared.coordinator.decide(&self.id, false, self.shared.now_ms());
-        if aborted.is_ok_and(|decision| !decision.committed) {
+        if let Ok(decision) = self.shared.coordinator.decide(&self.id, Wish::Abort, self.shared.now_ms())
+            && !decision.committed
+        {
             self.back(targets, groups);
+            self.has_seen(decision);
         }
     }
 
@@ -295,18 +299,25 @@ impl Transaction {
         }
     }
 
+    /// It is not committed, and nobody will try that again.
+    fn has_seen(&self, decision: Decision) {
+        if decision.by_others {
+            self.shared.coordinator.seen(&self.id, decision);
+        }
+    }
+
     /// Puts the record, and does to the rows what it says.
     fn decide(&self, targets: &[Target], groups: &[std::ops::Range<usize>]) -> Result<()> {
-        let coordinator = &self.shared.coordinator;
-        let now_ms = self.shared.now_ms();
-        let (decision, cause) = match coordinator.decide(&self.id, true, now_ms) {
+        // The record is swept by its time, of which the id tells the lowest.
+        let now_ms = self.shared.now_ms().max(self.began_ms);
+        let (decision, cause) = match self.shared.coordinator.decide(&self.id, Wish::Commit, now_ms) {
             Ok(decision) => {
                 let cause =
                     || Error::conflict("it was prepared for long, and another took it out of the way (expire_ms)");
                 (decision, cause())
             }
             // It may have been put nevertheless: this finds out, or settles that it was not.
-            Err(error) => match coordinator.decide(&self.id, false, now_ms) {
+            Err(error) => match self.shared.outcome(&self.id, Wish::Abort) {
                 Ok(decision) => {
                     let cause = match error {
                         Error::Map(error) => refused(error),
@@ -314,6 +325,7 @@ impl Transaction {
                     };
                     (decision, cause)
                 }
+                Err(Error::Unknown { cause, .. }) => return Err(self.unknown(false, &cause)),
                 Err(_) => return Err(self.unknown(true, &error)),
             },
         };
@@ -322,6 +334,7 @@ impl Transaction {
             Ok(())
         } else {
             self.back(targets, groups);
+            self.has_seen(decision);
             Err(cause)
         }
     }

@@ -47,10 +47,12 @@ pub(crate) enum State {
     Deleted = 2,
     /// Row or transaction.
     Committed = 3,
-    /// Transaction.
+    /// Transaction: its own client knows that it is not committed.
     Aborted = 4,
     /// Row: deleted. It stays for a while, so that whoever found nothing here before can tell that somebody came and went.
     Gone = 5,
+    /// Transaction: others took its client for dead. The record stays until that client has seen it.
+    TakenForDead = 6,
 }
 
 impl State {

@@ -16,8 +16,8 @@ use esker_map::{
 };
 use parking_lot::Mutex;
 
-use crate::Result;
-use crate::coordinator::Coordinator;
+use crate::{Error, Result};
+use crate::coordinator::{Coordinator, Decision, Wish};
 use crate::layout::{self, Layout};
 use crate::row::{self, Image, Row};
 
@@ -84,6 +84,20 @@ impl Settled {
     }
 }
 
+/// Bits of a transaction's id that are random; those above them say when it began.
+const RANDOM_BITS: u32 = 80;
+
+/// The id of a transaction that begins now: 32 hexadecimal digits, 12 of them unix milliseconds.
+pub(crate) fn id(began_ms: i64, random: u128) -> String {
+    let time = u128::from(began_ms.max(0) as u64) << RANDOM_BITS;
+    format!("{:032x}", time | random & ((1 << RANDOM_BITS) - 1))
+}
+
+/// When a transaction began, by its id. One with an id of before ids told that, random bits, has most likely not begun yet.
+fn began_ms(id: &str) -> i64 {
+    u128::from_str_radix(id, 16).map_or(i64::MAX, |bits| (bits >> RANDOM_BITS) as i64)
+}
+
 impl Shared {
     pub(crate) fn now_ms(&self) -> i64 {
         (self.clock)().try_into().unwrap_or(i64::MAX)
@@ -132,7 +146,7 @@ impl Shared {
                 if age_ms < self.options.expire_ms.try_into().unwrap_or(i64::MAX) {
                     return Ok(Settled::Under(row.before));
                 }
-                self.coordinator.decide(id, false, now_ms)?
+                self.coordinator.decide(id, Wish::Bury, now_ms)?
             }
         };
         let (mutation, image) = if decision.committed {
@@ -150,6 +164,20 @@ impl Shared {
             }
         }
         Ok(Settled::Now(image))
+    }
+
+    /// What was decided about a transaction, or is decided by this because nothing was.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if its record may have been swept: that it is not there says nothing then.
+    pub(crate) fn outcome(&self, id: &str, wish: Wish) -> Result<Decision> {
+        let decision = self.coordinator.decide(id, wish, self.now_ms())?;
+        // Looked at afterwards: a record that was removed before this one was put was removed after that was raised.
+        if !decision.committed && began_ms(id) < self.coordinator.forgotten_ms()? {
+            let cause = "it began so long ago that its record may have been swept".into();
+            return Err(Error::Unknown { transaction: id.into(), asked_of_coordinator: false, cause });
+        }
+        Ok(decision)
     }
 
     /// Mutations of one group at once, or else one by one: each that can be made is. What remains is for those who read

@@ -14,7 +14,7 @@ use esker_map::{Change, Condition, Error as MapError, Get, Key, Mutation, Over, 
 
 use crate::layout::{Layout, Place};
 use crate::row::{Identity, Image, Write, identity};
-use crate::shared::{Isolation, Shared};
+use crate::shared::{self, Isolation, Shared};
 use crate::{Error, Result};
 
 /// Most rows that a transaction reads and writes.
@@ -52,8 +52,9 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    pub(crate) fn new(shared: Arc<Shared>, id: String, isolation: Isolation) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, isolation: Isolation) -> Self {
         let began_ms = shared.now_ms();
+        let id = shared::id(began_ms, (shared.random)());
         Self {
             shared,
             id,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use esker_map::{Alter, Clock, Durability, Error as MapError, MapStorage, Over, Schema, TableName};
 use parking_lot::Mutex;
 
-use crate::coordinator::Coordinator;
+use crate::coordinator::{Coordinator, Wish};
 use crate::layout::{self, State};
 use crate::row;
 use crate::shared::{Isolation, Options, Random, Settled, Shared};
@@ -44,8 +44,7 @@ impl Transactions {
 
     /// Begins one with an isolation.
     pub fn begin_with(&self, isolation: Isolation) -> Transaction {
-        let id = format!("{:032x}", (self.shared.random)());
-        Transaction::new(Arc::clone(&self.shared), id, isolation)
+        Transaction::new(Arc::clone(&self.shared), isolation)
     }
 
     /// Runs a transaction: begins it, calls `work`, commits it; all of that again while it fails with what [may be retried](Error::is_retryable), `attempts_max` times at most.
@@ -137,18 +136,20 @@ impl Transactions {
         Ok(())
     }
 
-    /// Whether a transaction was committed, of which [`Error::Unknown`] said that the coordinator can be asked. If nothing was decided yet, this decides that it
-    /// was not.
+    /// Whether a transaction was committed, of which [`Error::Unknown`] said that the coordinator can be asked. If nothing
+    /// was decided yet, this decides that it was not.
     ///
     /// # Errors
-    /// The storage's; ask again.
+    /// [`Error::Unknown`] if it began so long ago that a sweep may have removed its record: read what it would have
+    /// written. The storage's; ask again.
     pub fn outcome(&self, transaction: &str) -> Result<bool> {
-        Ok(self.shared.coordinator.decide(transaction, false, self.shared.now_ms())?.committed)
+        Ok(self.shared.outcome(transaction, Wish::Bury)?.committed)
     }
 
     /// Tidies up in all tables of transactions: settles what dead transactions have left, removes the traces of rows that were deleted longer ago than twice
-    /// [`Options::lifetime_ms`], and the coordinator's records of that age. To be called now and then, by one at a time, and not while
-    /// tables are renamed. Returns how many rows and records were removed.
+    /// [`Options::lifetime_ms`], and the coordinator's records of that age. To be called now and then, by one at a time, and
+    /// not while tables are renamed. Returns how many rows and records were removed. The record of a transaction whose
+    /// client was taken for dead stays until that client has seen it, which a dead one never does.
     ///
     /// # Errors
     /// The storage's; no record was removed then.

@@ -82,7 +82,8 @@ impl Volumes {
 }
 
 impl Image {
-    /// Copies what the image still has from its parent, so that it stands alone. Others may write meanwhile. Interrupted (also by `progress`, with
+    /// Copies what the image still has from its parent, so that it stands alone. Others may write meanwhile, one that has it
+    /// locked too. Interrupted (also by `progress`, with
     /// false), it goes on when called again. Returns whether it is finished. The parent stays needed by snapshots that were made before.
     ///
     /// # Errors
@@ -90,7 +91,7 @@ impl Image {
     pub fn flatten(&self, progress: Progress<'_>) -> Result<bool> {
         self.refresh()?;
         let live = self.live();
-        self.check_lock(&live.state)?;
+        self.check_fence(&live.state)?;
         self.check_rollback(&live.state)?;
         let Some(parent) = &live.point.parent else { return Ok(true) };
         let mut numbers = BTreeSet::new();
@@ -112,7 +113,7 @@ impl Image {
         }
         self.flush().wait()?;
         self.change(|state, txn| {
-            self.check_lock(state)?;
+            self.check_fence(state)?;
             self.check_rollback(state)?;
             // Copied was for this parent, and what is smaller now needs no more than was copied.
             let mut before = None;

@@ -19,6 +19,14 @@ pub enum Error {
         /// The missing image.
         name: String,
     },
+    /// The image is being imported, or its import was interrupted. Wait for the import, or remove the image and import it
+    /// again.
+    #[error("image {name} is not all there: it is being imported, or its import was interrupted; if so, remove it and \
+             import it again")]
+    Unfinished {
+        /// The image.
+        name: String,
+    },
     /// The image has no such snapshot (any more). Fix the name.
     #[error("image {image} has no snapshot {name}")]
     NoSnapshot {

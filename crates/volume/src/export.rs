@@ -5,7 +5,8 @@
 //! Invariants:
 //! 1. No chunk is written before its checksum was checked; a missing, repeated or moved chunk fails it.
 //! 2. What comes from a stream never panics and allocates no more than [`CHUNK_BYTES_MAX`] at once.
-//! 3. An increment is applied only to an image that is what its first snapshot is.
+//! 3. An increment is applied only to an image that is what its first snapshot is, and nobody else writes it meanwhile.
+//! 4. What was imported in part is read by nobody.
 //! Format: docs/format.md#exported-volumes
 
 use std::io::{ErrorKind, Read, Write};
@@ -15,11 +16,17 @@ use bytes::Bytes;
 use crate::diff::Diff;
 use crate::image::{Extent, joined};
 use crate::layout::IMAGE_BYTES_MAX;
+use crate::format;
+use crate::header::{push_guard, same_record};
 use crate::progress::Progress;
+use crate::write::Writer;
 use crate::{Durability, Error, Image, Layout, NAME_BYTES_MAX, Result, Volumes, image};
 
 /// Most data in one chunk of an export, in bytes (1 MiB).
 pub const CHUNK_BYTES_MAX: u64 = 1 << 20;
+/// Owner of the lock of an image into which an increment is imported. One that is left by a process that was killed can be
+/// broken.
+pub const IMPORT_OWNER: &str = "esker import";
 /// Version of the format that is written, and the highest that is read.
 pub const EXPORT_VERSION: u32 = 1;
 
@@ -337,13 +344,28 @@ fn runs(bytes: &[u8]) -> Vec<(usize, usize, bool)> {
     runs
 }
 
+/// Fails unless the stream ends here.
+fn check_end(source: &mut dyn Read) -> Result<()> {
+    loop {
+        match source.read(&mut [0]) {
+            Ok(0) => return Ok(()),
+            Ok(_) => return Err(damaged("bytes follow its end: it is not one export")),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::stream("reading behind the end of the export", error)),
+        }
+    }
+}
+
 impl Volumes {
-    /// Imports an export as a new image (a full one) or into an image (an increment), and makes the snapshot that it shows, if it names one. An
-    /// image whose import failed is removed; one that took part of an increment is rolled back to the snapshot before. `progress` is told bytes of the image. Ends durable.
+    /// Imports an export as a new image (a full one) or into an image (an increment), and makes the snapshot that it shows, if it names one. All of
+    /// it or nothing: until it is done the image is [unfinished](Error::Unfinished), or, of an increment, locked by [`IMPORT_OWNER`], and neither is
+    /// read. An image whose import failed is removed; one that took part of an increment is rolled back to the snapshot before, which a process that
+    /// was killed leaves to [`Image::rollback`]. `progress` is told bytes of the image. Ends durable.
     ///
     /// # Errors
-    /// [`Error::Damaged`] and [`Error::Newer`] for what is wrong with the stream, [`Error::Stream`] when it fails; [`Error::Exists`] and [`Error::NoImage`];
-    /// [`Error::NoSnapshot`] and [`Error::Refused`] for an increment of something else; those of writing.
+    /// [`Error::Damaged`] and [`Error::Newer`] for what is wrong with the stream, [`Error::Stream`] when it fails; [`Error::Exists`],
+    /// [`Error::Unfinished`] and [`Error::NoImage`]; [`Error::NoSnapshot`] and [`Error::Refused`] for an increment of something else;
+    /// [`Error::Locked`]; those of writing.
     pub fn import(
         &self,
         name: &str,
@@ -354,30 +376,45 @@ impl Volumes {
         let (head, crc) = ExportHead::read(source)?;
         if let Some(from) = &head.from {
             let image = self.image(name)?;
-            image.check_is(from)?;
-            let imported = image.resize(head.size, true);
-            let imported = imported.and_then(|()| image.import_chunks(source, &head, crc, progress));
-            let done = imported.inspect_err(|_| {
-                // The import's own error is the one to tell; the rollback may be done again by hand.
-                let _ = image.rollback(from, &mut |_, _| true);
-            })?;
-            if let Some(to) = &head.to {
-                image.snapshot_create(to, now_ms)?;
-            }
-            return Ok((image, done));
+            // Nobody else writes between the look at what the image is and the end.
+            image.lock(IMPORT_OWNER)?;
+            let done = image.import_increment(from, &head, source, crc, now_ms, progress);
+            let unlocked = image.unlock();
+            return done.and_then(|done| unlocked.map(|()| (image, done)));
         }
-        let image = self.create(name, head.size, head.layout, now_ms)?;
-        let imported = image.import_chunks(source, &head, crc, progress).and_then(|done| {
-            if let Some(to) = &head.to {
-                image.snapshot_create(to, now_ms)?;
-            }
-            Ok(done)
-        });
-        match imported {
+        let image = self.begin(name, head.size, head.layout, now_ms)?;
+        let imported = image.import_chunks(source, &head, crc, None, progress);
+        let finished = imported.and_then(|done| image.finish(head.to.as_deref(), now_ms).map(|()| done));
+        self.or_removed(image, finished)
+    }
+
+    /// Makes an image of `size` bytes of what `source` has, from the start of the image on; zeros take no space. All of it or
+    /// nothing, as [`Volumes::import`]. `progress` is told bytes. Ends durable.
+    ///
+    /// # Errors
+    /// Those of [`Volumes::create`] and [`Image::import_raw`]; [`Error::Unfinished`].
+    pub fn import_raw(
+        &self,
+        name: &str,
+        size: u64,
+        layout: Layout,
+        source: &mut dyn Read,
+        now_ms: u64,
+        progress: Progress<'_>,
+    ) -> Result<(Image, Transferred)> {
+        let image = self.begin(name, size, layout, now_ms)?;
+        let imported = image.import_raw(source, progress);
+        let finished = imported.and_then(|done| image.finish(None, now_ms).map(|()| done));
+        self.or_removed(image, finished)
+    }
+
+    /// An image with what was imported into it; where that failed, it is removed.
+    fn or_removed(&self, image: Image, done: Result<Transferred>) -> Result<(Image, Transferred)> {
+        match done {
             Ok(done) => Ok((image, done)),
             Err(error) => {
                 // The import's own error is the one to tell.
-                let _ = self.remove(name);
+                let _ = self.remove_by_id(image.name(), image.id());
                 Err(error)
             }
         }
@@ -385,6 +422,78 @@ impl Volumes {
 }
 
 impl Image {
+    /// Ends the making of an image, with a snapshot if it is to have one.
+    fn finish(&self, snapshot: Option<&str>, now_ms: u64) -> Result<()> {
+        if let Some(name) = snapshot {
+            self.require_snapshots()?;
+            format::check_name("snapshot name", name)?;
+        }
+        self.change(|state, txn| {
+            state.making = false;
+            snapshot.map_or(Ok(()), |name| self.push_snapshot(state, txn, name, now_ms))
+        })
+    }
+
+    /// Writes an increment of snapshot `from` into the image, which this handle has locked.
+    fn import_increment(
+        &self,
+        from: &str,
+        export: &ExportHead,
+        source: &mut dyn Read,
+        crc: u32,
+        now_ms: u64,
+        progress: Progress<'_>,
+    ) -> Result<Transferred> {
+        self.finish_shrinking(&mut |_, _| true)?;
+        self.check_is(from)?;
+        if let Some(to) = &export.to {
+            format::check_name("snapshot name", to)?;
+            self.check_no_snapshot(to)?;
+        }
+        let mut id = 0;
+        self.change(|state, txn| {
+            self.check_lock(state)?;
+            self.check_rollback(state)?;
+            let (found, record) = self.find_snapshot(from)?;
+            push_guard(txn, &format::header(self.inner.id), same_record(found, &record));
+            id = found;
+            // From here on it is what a rollback that was not finished is: read by nobody, and made what it was by doing that.
+            state.rollback = id;
+            state.size = state.size.max(export.size);
+            Ok(())
+        })?;
+        let imported = self.import_chunks(source, export, crc, Some(id), progress);
+        let done = imported.and_then(|done| {
+            self.change(|state, txn| {
+                self.check_lock(state)?;
+                if state.rollback != id {
+                    return Err(Error::refused(format!("the import into image {} was taken back", self.inner.name)));
+                }
+                state.rollback = 0;
+                if export.size < state.size {
+                    state.dirty_end = state.size;
+                    state.size = export.size;
+                    if let Some(parent) = &mut state.parent {
+                        parent.overlap = parent.overlap.min(export.size);
+                    }
+                }
+                export.to.as_deref().map_or(Ok(()), |to| self.push_snapshot(state, txn, to, now_ms))
+            })?;
+            Ok(done)
+        });
+        match done {
+            Ok(done) => {
+                self.finish_shrinking(&mut |_, _| true)?;
+                Ok(done)
+            }
+            Err(error) => {
+                // The import's own error is the one to tell; the rollback may be done again by hand.
+                let _ = self.rollback(from, &mut |_, _| true);
+                Err(error)
+            }
+        }
+    }
+
     /// Fails unless the image is what its snapshot is.
     fn check_is(&self, snapshot: &str) -> Result<()> {
         let size = self.snapshot(snapshot)?.size();
@@ -407,6 +516,7 @@ impl Image {
         source: &mut dyn Read,
         export: &ExportHead,
         mut crc: u32,
+        from: Option<u64>,
         progress: Progress<'_>,
     ) -> Result<Transferred> {
         let mut done = Transferred::default();
@@ -432,14 +542,16 @@ impl Image {
                 if (offset, len) != (done.chunks, done.data_bytes) {
                     return Err(damaged(format!("{}: {} chunks were there", place(), done.chunks)));
                 }
+                check_end(source)?;
                 self.flush().wait()?;
                 return Ok(done);
             }
             image::check_range(offset, len, export.size).map_err(|error| damaged(format!("{}: {error}", place())))?;
+            let writer = |at, len| from.map_or(Writer::User(at, len), Writer::Import);
             if kind == DATA {
-                self.write(offset, data.into(), Durability::Applied)?.wait()?;
+                self.write_by(writer(offset, len), offset, data.into(), Durability::Applied)?.wait()?;
             } else {
-                self.discard(offset, len, Durability::Applied)?.wait()?;
+                self.zero_runs(offset, offset + len, Durability::Applied, writer)?.map_or(Ok(()), |at| at.wait())?;
             }
             done.add(kind, len);
             if !progress(offset + len, export.size) {

@@ -13,9 +13,14 @@ use esker_store::{Collection, ObjectId};
 use crate::layout::IMAGE_BYTES_MAX;
 use crate::{Error, Layout, Result};
 
-/// Version of the state of an image that this code writes, and the highest that it reads.
+/// Version of the records of snapshots and of the state of an image that is finished.
 pub(crate) const VERSION: u32 = 1;
-/// Longest name of an image or a snapshot, in bytes. Shortest: 1. `/` and `@` are not allowed in it.
+/// Version of the state of an image that is being imported: programs that do not know of such refuse it by this number.
+const VERSION_MAKING: u32 = 2;
+/// The highest version that this code reads.
+const VERSION_MAX: u32 = 2;
+/// Longest name of an image or a snapshot, in bytes. Shortest: 1. `/` and `@` are not allowed in it, nor are the names `.` and
+/// `..`, which no tool that makes files of images could use.
 pub const NAME_BYTES_MAX: usize = 128;
 /// Longest name of the owner of a lock, in bytes.
 pub const OWNER_BYTES_MAX: usize = 255;
@@ -143,6 +148,8 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
         format!("{} bytes exceed NAME_BYTES_MAX = {NAME_BYTES_MAX}", name.len())
     } else if let Some(bad) = name.chars().find(|c| matches!(c, '/' | '@') || c.is_control()) {
         format!("{name:?} holds {bad:?}")
+    } else if matches!(name, "." | "..") {
+        format!("{name:?} is the name of a folder")
     } else {
         return Ok(());
     };
@@ -178,6 +185,8 @@ pub(crate) struct State {
     /// Empty: not locked.
     pub(crate) lock_owner: String,
     pub(crate) removing: bool,
+    /// It is being imported, or its import was interrupted.
+    pub(crate) making: bool,
 }
 
 /// Fields of the state of an image: name, offset, bytes.
@@ -201,6 +210,7 @@ pub(crate) const STATE_LAYOUT: &[(&str, usize, usize)] = &[
 ];
 const STATE_FIXED: usize = 120;
 const FLAG_REMOVING: u32 = 1;
+const FLAG_MAKING: u32 = 2;
 
 /// Fields of the record of a snapshot: name, offset, bytes.
 pub(crate) const SNAP_LAYOUT: &[(&str, usize, usize)] = &[
@@ -245,8 +255,10 @@ impl State {
     pub(crate) fn encode(&self) -> Bytes {
         let link = self.parent.unwrap_or_default();
         let mut out = Vec::with_capacity(STATE_FIXED + self.lock_owner.len());
-        out.extend_from_slice(&VERSION.to_le_bytes());
-        out.extend_from_slice(&if self.removing { FLAG_REMOVING } else { 0 }.to_le_bytes());
+        let version = if self.making { VERSION_MAKING } else { VERSION };
+        let flags = if self.removing { FLAG_REMOVING } else { 0 } | if self.making { FLAG_MAKING } else { 0 };
+        out.extend_from_slice(&version.to_le_bytes());
+        out.extend_from_slice(&flags.to_le_bytes());
         let Layout { object_bytes, stripe_unit, stripe_count } = self.layout;
         for value in [
             self.generation,
@@ -294,6 +306,7 @@ impl State {
             lock_owner: String::from_utf8(bytes[STATE_FIXED..].to_vec())
                 .map_err(|_| damaged("the owner of its lock is no text".into()))?,
             removing: fields.u32(4) & FLAG_REMOVING != 0,
+            making: fields.u32(4) & FLAG_MAKING != 0,
         };
         if size > IMAGE_BYTES_MAX || state.dirty_end > IMAGE_BYTES_MAX || state.newest > state.snap_seq {
             return Err(damaged(format!("{state:?}")));
@@ -354,7 +367,7 @@ impl SnapRecord {
 }
 
 fn version(what: &'static str, found: u32) -> Result<()> {
-    if found > VERSION { Err(Error::Newer { what, found, max: VERSION }) } else { Ok(()) }
+    if found > VERSION_MAX { Err(Error::Newer { what, found, max: VERSION_MAX }) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -374,6 +387,7 @@ mod tests {
             lock_epoch: 11,
             lock_owner: "ada".into(),
             removing: true,
+            making: true,
             ..State::default()
         }
     }
@@ -413,7 +427,9 @@ mod tests {
         }
         let mut newer = good.to_vec();
         newer[0] = 9;
-        assert!(matches!(State::decode(1, &newer), Err(Error::Newer { found: 9, max: 1, .. })));
+        assert!(matches!(State::decode(1, &newer), Err(Error::Newer { found: 9, max: 2, .. })));
+        // A finished image is read by programs that know nothing of imports.
+        assert_eq!((State { making: false, ..state() }.encode()[0], good[0]), (1, 2));
     }
 
     #[test]

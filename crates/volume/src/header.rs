@@ -90,7 +90,8 @@ pub(crate) fn change(
         let state = load(store, image)?.filter(|state| !state.removing);
         let state = state.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
         let mut next = state.clone();
-        let mut txn = guarded(Transaction::new(), image, state.generation);
+        // Of a change whose answer is lost nobody could tell by the header whether it was this one that was applied.
+        let mut txn = guarded(Transaction::new().once(), image, state.generation);
         change(&mut next, &mut txn)?;
         next.generation += 1;
         put(&mut txn, image, &next);

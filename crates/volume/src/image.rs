@@ -13,7 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use esker_store::{Barrier, Capability, CommitSeq, Completion, Error as StoreError, ObjectId, ObjectStore};
+use esker_store::{
+    Barrier, Capability, CommitSeq, Completion, Durability, Error as StoreError, ObjectId, ObjectStore,
+    Result as StoreResult, Transaction, Unsynced,
+};
 use parking_lot::RwLock;
 
 use crate::format::{self, GENERATION, State};
@@ -106,6 +109,8 @@ pub(crate) struct Inner {
     live: RwLock<Arc<Live>>,
     /// Epoch of the lock that this handle holds, 0 without.
     pub(crate) held: AtomicU64,
+    /// What was written through this handle and is still to be flushed.
+    pub(crate) unsynced: Unsynced,
 }
 
 /// An open image. Cloning costs a reference count; clones are one handle, with one lock.
@@ -131,12 +136,25 @@ impl Image {
             header: format::header(id),
             live: RwLock::new(Arc::new(live)),
             held: AtomicU64::new(0),
+            unsynced: Unsynced::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
 
     pub(crate) fn store(&self) -> &dyn ObjectStore {
         &*self.inner.store
+    }
+
+    /// Submits a transaction, and notes if it is still to be flushed.
+    pub(crate) fn submit(&self, txn: Transaction) -> (StoreResult<CommitSeq>, Option<Barrier>) {
+        let written = (txn.durability == Durability::Applied).then(|| self.inner.unsynced.begin(self.store()));
+        let (submitted, barrier) = self.store().submit(txn).into_parts();
+        if let Some(written) = written
+            && submitted.as_ref().map_or_else(StoreError::is_unknown, |_| true)
+        {
+            written.applied();
+        }
+        (submitted, barrier)
     }
 
     /// The state as last seen.
@@ -157,7 +175,7 @@ impl Image {
     /// Changes the state in the store, and sees it.
     pub(crate) fn change(
         &self,
-        change: impl FnMut(&mut State, &mut esker_store::Transaction) -> Result<()>,
+        change: impl FnMut(&mut State, &mut Transaction) -> Result<()>,
     ) -> Result<()> {
         header::change(self.store(), self.inner.id, &self.inner.name, change)?;
         self.refresh()
@@ -253,8 +271,12 @@ impl Image {
     }
 
     /// Completes when every write that was applied before the call is durable.
+    ///
+    /// # Errors
+    /// The store's; [`Restarted`](StoreError::Restarted) where the store's server was restarted since something was
+    /// written through this handle that was not flushed: it may be gone.
     pub fn flush(&self) -> Completion<CommitSeq> {
-        self.inner.store.sync()
+        self.inner.unsynced.flush(&*self.inner.store)
     }
 }
 

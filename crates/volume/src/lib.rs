@@ -50,7 +50,7 @@ mod write;
 pub use diff::DIFF_BLOCK_BYTES;
 pub use error::{Error, Result};
 pub use esker_store::{Barrier, Completion, Durability};
-pub use export::{CHUNK_BYTES_MAX, EXPORT_VERSION, ExportHead, Transferred};
+pub use export::{CHUNK_BYTES_MAX, EXPORT_VERSION, ExportHead, IMPORT_OWNER, Transferred};
 pub use format::{NAME_BYTES_MAX, OWNER_BYTES_MAX};
 pub use image::{Chunk, Extent, Image, Info, LockInfo, REQUEST_BYTES_MAX};
 pub use layout::{

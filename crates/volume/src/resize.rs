@@ -15,7 +15,8 @@ use crate::write::Writer;
 use crate::{Error, Image, Result};
 
 impl Image {
-    /// Makes the image `size` bytes large, at most [`IMAGE_BYTES_MAX`](crate::IMAGE_BYTES_MAX). Data past a smaller size is lost: that is refused
+    /// Makes the image `size` bytes large, at most [`IMAGE_BYTES_MAX`](crate::IMAGE_BYTES_MAX). An image that another handle
+    /// has locked grows too; it is made smaller only by the handle with the lock, or without one. Data past a smaller size is lost: that is refused
     /// unless `allow_loss`. Snapshots keep their size and data. Others should not write there meanwhile: what they write past the new end is
     /// lost too, and not always looked at before.
     ///
@@ -34,7 +35,8 @@ impl Image {
             return Err(Error::refused(why));
         }
         self.change(|state, txn| {
-            self.check_lock(state)?;
+            // Who has the lock is not disturbed by more room: its next write sees it.
+            if size < state.size { self.check_lock(state)? } else { self.check_fence(state)? }
             txn.gives_back = size < old;
             if state.rollback != 0 || state.dirty_end > state.size || state.size != old {
                 return Err(Error::refused(format!("image {} was changed meanwhile; try again", self.inner.name)));

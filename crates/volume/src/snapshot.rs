@@ -122,7 +122,7 @@ impl Snapshot {
 }
 
 impl Image {
-    fn require_snapshots(&self) -> Result<()> {
+    pub(crate) fn require_snapshots(&self) -> Result<()> {
         let capability = self.inner.capability;
         self.require(capability.atomic_across_objects && capability.clone, NEEDS)
     }
@@ -136,37 +136,59 @@ impl Image {
     pub fn snapshot_create(&self, name: &str, now_ms: u64) -> Result<Snapshot> {
         self.require_snapshots()?;
         format::check_name("snapshot name", name)?;
-        let header = format::header(self.inner.id);
         self.change(|state, txn| {
             self.check_fence(state)?;
             self.check_rollback(state)?;
-            let key = format::snap_name_key(name);
-            if self.store().omap_get(&header, &key).wait()?.is_some() {
-                return Err(Error::Exists { what: "snapshot", name: name.to_owned() });
-            }
-            state.snap_seq += 1;
-            state.newest = state.snap_seq;
-            let record = SnapRecord {
-                name: name.to_owned(),
-                size: state.size,
-                created_ms: now_ms,
-                parent: state.parent,
-                children: 0,
-                protected: false,
-            };
-            txn.push(&header, Change::OmapSet { key, value: format::number(state.snap_seq) });
-            let key = format::snap_key(state.snap_seq);
-            txn.push(&header, Change::OmapSet { key, value: record.encode() });
-            Ok(())
+            self.push_snapshot(state, txn, name, now_ms)
         })?;
         self.snapshot(name)
+    }
+
+    /// Adds a snapshot to a change of the header.
+    pub(crate) fn push_snapshot(
+        &self,
+        state: &mut State,
+        txn: &mut Transaction,
+        name: &str,
+        now_ms: u64,
+    ) -> Result<()> {
+        let header = format::header(self.inner.id);
+        self.check_no_snapshot(name)?;
+        state.snap_seq += 1;
+        state.newest = state.snap_seq;
+        let record = SnapRecord {
+            name: name.to_owned(),
+            size: state.size,
+            created_ms: now_ms,
+            parent: state.parent,
+            children: 0,
+            protected: false,
+        };
+        let value = format::number(state.snap_seq);
+        txn.push(&header, Change::OmapSet { key: format::snap_name_key(name), value });
+        let key = format::snap_key(state.snap_seq);
+        txn.push(&header, Change::OmapSet { key, value: record.encode() });
+        Ok(())
+    }
+
+    pub(crate) fn check_no_snapshot(&self, name: &str) -> Result<()> {
+        let key = format::snap_name_key(name);
+        match self.store().omap_get(&format::header(self.inner.id), &key).wait()? {
+            Some(_) => Err(Error::Exists { what: "snapshot", name: name.to_owned() }),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn check_rollback(&self, state: &State) -> Result<()> {
         if state.rollback == 0 {
             return Ok(());
         }
-        Err(Error::refused(format!("a rollback of image {} is not finished; do it again", self.inner.name)))
+        let why = format!(
+            "a rollback of image {} is not finished, or an increment is being imported into it or was interrupted; if \
+             nobody does either, roll it back",
+            self.inner.name
+        );
+        Err(Error::refused(why))
     }
 
     pub(crate) fn no_snapshot(&self, name: &str) -> Error {
@@ -337,13 +359,15 @@ impl Image {
                 }
             }
             if !txn.ops.is_empty() {
-                self.store().submit(txn).wait()?;
+                self.submit(txn).0?;
             }
             done += page.len() as u64;
             if !progress(done, done) {
                 return Ok(false);
             }
         }
+        // Without the marks nobody would look for those clones again.
+        self.flush().wait()?;
         let mut txn = Transaction::new();
         for (key, _) in removed {
             txn.push(&header, Change::OmapRemove { key });
@@ -461,7 +485,7 @@ impl Image {
                 None => txn.push(&head, Change::Truncate { size: 0 }),
             }
             txn.push(&head, Change::XattrSet { name: Bytes::from_static(SEQ), value: format::number(newest) });
-            match self.store().submit(txn).wait() {
+            match self.submit(txn).0 {
                 Ok(_) => return Ok(true),
                 Err(StoreError::GuardFailed { index: 0 }) => return Ok(false),
                 Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }) => {}

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_store::{
     Capability, Change, Collection, Compare, Condition, Durability, Error as StoreError, ObjectId, ObjectStore,
-    Transaction,
+    Transaction, Unsynced,
 };
 
 use crate::format::{self, COLLECTION, NEXT_ID, State};
@@ -88,6 +88,18 @@ impl Volumes {
         self.make(name, &state, |_, _| Ok(()))
     }
 
+    /// Makes an image that nobody else can open, and that is [finished](Image::finish) when all is in it. One that never is can
+    /// be removed by its name.
+    ///
+    /// # Errors
+    /// Those of [`Volumes::create`].
+    pub(crate) fn begin(&self, name: &str, size: u64, layout: Layout, now_ms: u64) -> Result<Image> {
+        layout.check()?;
+        check_size(size)?;
+        let state = State { size, layout, created_ms: now_ms, making: true, ..State::default() };
+        self.make(name, &state, |_, _| Ok(()))
+    }
+
     /// Makes an image with this state, and what else belongs to it.
     pub(crate) fn make(
         &self,
@@ -99,8 +111,10 @@ impl Volumes {
         let directory = format::directory();
         let atomic = self.store.capability().atomic_across_objects;
         for _ in 0..ATTEMPTS_MAX {
-            if self.find(name)?.is_some() {
-                return Err(Error::Exists { what: "image", name: name.to_owned() });
+            if let Some(id) = self.find(name)? {
+                let name = name.to_owned();
+                let unfinished = header::load(&*self.store, id)?.is_some_and(|state| state.making && !state.removing);
+                return Err(if unfinished { Error::Unfinished { name } } else { Error::Exists { what: "image", name } });
             }
             let last = self.store.xattr(&directory, NEXT_ID).wait()?;
             let last = last.as_deref().and_then(format::number_from).unwrap_or(0);
@@ -113,7 +127,7 @@ impl Volumes {
                 value: last,
                 absent_holds: last == 0,
             };
-            let mut txn = Transaction::new();
+            let mut txn = Transaction::new().once();
             push_guard(&mut txn, &directory, same);
             txn.push(&directory, Change::XattrSet { name: next, value: format::number(id) });
             if !atomic {
@@ -162,10 +176,14 @@ impl Volumes {
     /// Opens an image, for reading and writing.
     ///
     /// # Errors
-    /// [`Error::NoImage`]; [`Error::Damaged`] and [`Error::Newer`] for a header that cannot be read; the store's.
+    /// [`Error::NoImage`]; [`Error::Unfinished`] while it is imported; [`Error::Damaged`] and [`Error::Newer`] for a header that cannot be read; the store's.
     pub fn image(&self, name: &str) -> Result<Image> {
         let id = self.find(name)?.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
-        Image::open(&self.store, id, name)
+        let image = Image::open(&self.store, id, name)?;
+        if image.live().state.making {
+            return Err(Error::Unfinished { name: name.to_owned() });
+        }
+        Ok(image)
     }
 
     /// The names of all images, in order.
@@ -205,6 +223,11 @@ impl Volumes {
     /// [`Error::NoImage`]; [`Error::Refused`] while it has snapshots; [`Error::Locked`] while it is locked; the store's.
     pub fn remove(&self, name: &str) -> Result<()> {
         let id = self.find(name)?.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
+        self.remove_by_id(name, id)
+    }
+
+    /// As [`Volumes::remove`], if the name still is that image's.
+    pub(crate) fn remove_by_id(&self, name: &str, id: u64) -> Result<()> {
         let take = |txn: &mut Transaction| {
             let directory = format::directory();
             let same = Condition::OmapEquals { key: format::name_key(name), value: format::number(id) };
@@ -259,7 +282,7 @@ impl Volumes {
         }
         for name in self.list()? {
             let image = match self.image(&name) {
-                Err(Error::NoImage { .. }) => continue,
+                Err(Error::NoImage { .. } | Error::Unfinished { .. }) => continue,
                 other => other?,
             };
             if !image.trim_snapshots(progress)? {
@@ -278,7 +301,7 @@ impl Volumes {
 
     /// Removes what is left of an image; its header and its place in the directory last.
     fn remove_objects(&self, id: u64, progress: Progress<'_>) -> Result<bool> {
-        let mut removed = 0;
+        let (mut removed, unsynced) = (0, Unsynced::default());
         for prefix in [format!("s/{id:016x}/"), format::data_prefix(id)] {
             loop {
                 let names = names_from(&*self.store, &prefix, None)?;
@@ -287,31 +310,38 @@ impl Volumes {
                 }
                 removed += names.len() as u64;
                 let objects = names.into_iter().map(|name| ObjectId::new(Collection::from(COLLECTION), name));
-                self.submit_each(objects.map(|object| (object, Change::Remove)))?;
+                self.submit_each(objects.map(|object| (object, Change::Remove)), &unsynced)?;
                 if !progress(removed, removed) {
                     return Ok(false);
                 }
             }
         }
+        // The directory forgets it when it is gone for good.
+        unsynced.sync(&*self.store)?;
         let last = [format::clones(id), format::header(id)].map(|object| (object, Change::Remove));
         let done = (format::directory(), Change::OmapRemove { key: format::removing_key(id) });
-        self.submit_each(last.into_iter().chain([done]))?;
+        self.submit_each(last.into_iter().chain([done]), &unsynced)?;
+        unsynced.sync(&*self.store)?;
         Ok(true)
     }
 
-    /// Submits changes: together where the backend can, else one by one.
-    fn submit_each(&self, changes: impl Iterator<Item = (ObjectId, Change)>) -> Result<()> {
+    /// Submits changes, to be synced later: together where the backend can, else one by one.
+    fn submit_each(&self, changes: impl Iterator<Item = (ObjectId, Change)>, unsynced: &Unsynced) -> Result<()> {
         let atomic = self.store.capability().atomic_across_objects;
+        let submit = |txn| {
+            let written = unsynced.begin(&*self.store);
+            self.store.submit(txn).wait()?;
+            written.applied();
+            Ok(())
+        };
         let mut txn = Transaction::with(Durability::Applied);
         for (object, change) in changes {
             txn.push(&object, change);
             if !atomic {
-                self.store.submit(std::mem::replace(&mut txn, Transaction::with(Durability::Applied))).wait()?;
+                submit(std::mem::replace(&mut txn, Transaction::with(Durability::Applied)))?;
             }
         }
-        txn.durability = Durability::Durable;
-        self.store.submit(txn).wait()?;
-        Ok(())
+        if txn.ops.is_empty() { Ok(()) } else { submit(txn) }
     }
 }
 

@@ -49,8 +49,10 @@ pub(crate) enum Writer {
     User(u64, u64),
     /// Finishes shrinking to this size: writes past the end, as long as that is the end.
     Trim(u64),
-    /// Work that leaves what the image shows as it is.
+    /// Work that leaves what the image shows as it is. Done beside the lock of others: their next write sees it.
     Work,
+    /// Imports an increment of the snapshot of this number.
+    Import(u64),
 }
 
 /// How a data object is found.
@@ -71,6 +73,17 @@ impl Image {
     /// [`Error::PastEnd`]; [`Error::Locked`] and [`Error::Fenced`]; [`Error::Refused`] during a rollback; the store's. Of a write larger than
     /// [`ATOMIC_BYTES_MAX`] (or over several objects, where the backend is not atomic across them) a first part may be there.
     pub fn write(&self, offset: u64, data: Bytes, durability: Durability) -> Result<Completion<()>> {
+        let writer = Writer::User(offset, data.len() as u64);
+        self.write_by(writer, offset, data, durability)
+    }
+
+    pub(crate) fn write_by(
+        &self,
+        writer: Writer,
+        offset: u64,
+        data: Bytes,
+        durability: Durability,
+    ) -> Result<Completion<()>> {
         let len = data.len() as u64;
         check_request(len)?;
         check_range(offset, len, self.refreshed_size(offset, len)?)?;
@@ -88,7 +101,7 @@ impl Image {
                     _ => unreachable!("only writes are put in"),
                 }
             }
-            barrier = Barrier::later(barrier, self.apply(&acts, durability, Writer::User(offset, len))?);
+            barrier = Barrier::later(barrier, self.apply(&acts, durability, writer)?);
             done += part;
             if done >= len {
                 return Ok(source::behind((), barrier));
@@ -225,12 +238,12 @@ impl Image {
             }
             if txn.ops.is_empty() {
                 // What makes it unnecessary may be in the log's memory only.
-                let wanted = (durability == Durability::Durable).then(|| self.store().sync().into_parts());
+                let wanted = (durability == Durability::Durable).then(|| self.flush().into_parts());
                 let Some((seq, barrier)) = wanted else { return Ok(None) };
                 seq?;
                 return Ok(barrier);
             }
-            match self.store().submit(txn).into_parts() {
+            match self.submit(txn) {
                 (Ok(_), barrier) => return Ok(barrier),
                 (Err(StoreError::GuardFailed { index: 0 }), _) if fenced => {
                     refreshed = true;
@@ -250,8 +263,13 @@ impl Image {
         if held != 0 && (state.lock_epoch != held || state.lock_owner.is_empty()) {
             return Err(Error::Fenced { image: image(), held, found: state.lock_epoch });
         }
-        if held == 0 && !state.lock_owner.is_empty() {
+        if held == 0 && !state.lock_owner.is_empty() && writer != Writer::Work {
             return Err(Error::Locked { image: image(), owner: state.lock_owner.clone(), epoch: state.lock_epoch });
+        }
+        if let Writer::Import(from) = writer {
+            let begun = state.rollback == from;
+            let why = || Error::refused(format!("the import into image {} was taken back meanwhile", image()));
+            return if begun { Ok(()) } else { Err(why()) };
         }
         self.check_rollback(state)?;
         match writer {
@@ -259,7 +277,7 @@ impl Image {
             Writer::Trim(size) if state.size != size => {
                 Err(Error::refused(format!("image {} was resized meanwhile", self.inner.name)))
             }
-            Writer::Trim(_) | Writer::Work => Ok(()),
+            Writer::Trim(_) | Writer::Work | Writer::Import(_) => Ok(()),
         }
     }
 

@@ -1,19 +1,24 @@
 //! Transactions that are applied once although their answers are lost ([`Transaction::once`]).
 //!
 //! transaction → a free lane, its next number → guard "the lane's number is lower" + the number → submit · answer lost → again, the same ·
-//! refused by that guard → does the lane hold this number? then it was applied
+//! refused by that guard → does the lane hold this number? then it was applied · refused otherwise after a lost answer → the number
+//! is put by itself: then what was lost is never applied, and the refusal is the answer
 //!
 //! Each client has an object of its own in collection `operations`, named by a number as 8 bytes (big-endian); its xattr `l/INDEX` holds
 //! the number of the last operation of that lane (u64, little-endian).
 //!
 //! Invariants:
 //! 1. A lane has one operation at a time, and its numbers rise: one that is late on its way is refused once the next was applied.
+//!    So a lane is used again even if nobody knows what became of its last operation.
 //! 2. Lanes are made before they are used: where one is missing, its object was removed, and nothing of this client is applied by it.
 //! 3. Names of clients' objects rise and are never used again; only the newest [`CLIENTS_MAX`] are kept.
 
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 use esker_store::{
-    Change, Collection, CommitSeq, Compare, Condition, Error, Guard, ObjectId, ObjectStore, Op, Result, Transaction,
+    Change, Collection, CommitSeq, Compare, Condition, Error, Guard, ObjectId, ObjectStore, Op, Result, Retry,
+    Transaction,
 };
 use parking_lot::Mutex;
 
@@ -23,10 +28,13 @@ const CLIENTS_MAX: usize = 4_096;
 const NAMES: usize = 2 * CLIENTS_MAX;
 /// Lanes that are made at once.
 const LANES: u64 = 8;
-/// How often a transaction is sent, how long is waited before the second time, and the longest wait. In all about 4 s.
+/// How often a transaction is sent, how long is waited before the second time, and the longest wait. In all about 4 s, where the
+/// server refuses connections.
 const TRIES: u32 = 8;
-const AGAIN: std::time::Duration = std::time::Duration::from_millis(50);
-const AGAIN_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(50);
+const AGAIN_MAX: Duration = Duration::from_secs(1);
+/// Nothing is sent again when so much time has passed: a server that does not answer costs a time-out more at most.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 fn collection() -> Collection {
     Collection::from("operations")
@@ -44,7 +52,10 @@ struct Lane {
 /// The lanes of a client.
 #[derive(Debug, Default)]
 pub(crate) struct Operations {
+    /// Never held over a call.
     own: Mutex<Own>,
+    /// Held by the caller that makes lanes, while it asks the server.
+    making: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -75,31 +86,47 @@ impl Operations {
                     self.own.lock().free.push(lane);
                     return outcome;
                 }
-                Done::Unknown(error) => return Err(error),
-                // Its object was removed before anything of this transaction was applied.
-                Done::NoLane => self.own.lock().forget(&lane.object),
+                // Its object was removed before anything of this transaction was applied; or nobody can tell.
+                Done::NoLane(lost) => {
+                    self.own.lock().forget(&lane.object);
+                    if let Some(error) = lost {
+                        return Err(error);
+                    }
+                }
             }
         }
     }
 
+    fn free(&self) -> Option<Lane> {
+        self.own.lock().free.pop()
+    }
+
     fn take(&self, store: &dyn ObjectStore) -> Result<Lane> {
-        let mut own = self.own.lock();
-        if let Some(lane) = own.free.pop() {
+        if let Some(lane) = self.free() {
             return Ok(lane);
         }
-        let object = match &own.object {
-            Some(object) => object.clone(),
-            None => register(store)?,
+        let _making = self.making.lock();
+        // Another has made some, or given one back, meanwhile.
+        if let Some(lane) = self.free() {
+            return Ok(lane);
+        }
+        let (object, first) = {
+            let own = self.own.lock();
+            (own.object.clone(), own.made)
         };
-        let first = own.made;
+        let object = object.map_or_else(|| register(store), Ok)?;
         if let Err(error) = make_lanes(store, &object, first) {
-            own.forget(&object);
+            self.own.lock().forget(&object);
             return Err(error);
         }
         let end = first + LANES;
-        own.free.extend((first..end).map(|index| Lane { object: object.clone(), name: lane_name(index), number: 0 }));
-        (own.object, own.made) = (Some(object), end);
-        own.free.pop().ok_or(Error::Closed)
+        let lane = |index| Lane { object: object.clone(), name: lane_name(index), number: 0 };
+        let mut own = self.own.lock();
+        own.free.extend((first + 1..end).map(lane));
+        own.made = end;
+        let lane = lane(first);
+        own.object = Some(object);
+        Ok(lane)
     }
 }
 
@@ -115,9 +142,10 @@ impl Own {
 
 /// What became of a numbered transaction.
 enum Done {
+    /// The lane may be used again.
     Told(Result<CommitSeq>),
-    Unknown(Error),
-    NoLane,
+    /// The lane is gone; with an error if something may have been applied before it went.
+    NoLane(Option<Error>),
 }
 
 impl Lane {
@@ -131,36 +159,134 @@ impl Lane {
             absent_holds: false,
         };
         numbered.guards.insert(0, Guard { object: self.object.clone(), condition });
-        let change = Change::XattrSet { name: self.name.clone(), value: encode(self.number) };
-        numbered.ops.push(Op::Object(self.object.clone(), change));
+        // What only takes away does so with the number too.
+        numbered.gives_back |= !txn.ops.is_empty() && !txn.ops.iter().any(adds);
+        numbered.ops.push(Op::Object(self.object.clone(), self.put_number()));
         numbered.check().is_ok().then_some(numbered)
+    }
+
+    fn put_number(&self) -> Change {
+        Change::XattrSet { name: self.name.clone(), value: encode(self.number) }
     }
 
     fn submit(&self, store: &dyn ObjectStore, numbered: Transaction) -> Done {
         let mut lost: Option<Error> = None;
-        let mut wait = AGAIN;
-        for _ in 0..TRIES {
-            match store.submit(numbered.clone()).wait() {
-                Err(error @ Error::Unknown { .. }) => lost = Some(error),
-                Err(Error::GuardFailed { index: 0 }) => match (self.held(store), lost.take()) {
-                    // The read is answered once what it shows is durable. The number that the store gave is lost; this is not lower.
-                    (Ok(Some(number)), _) if number == self.number => return Done::Told(store.sync().wait()),
-                    (Ok(_), None) => return Done::NoLane,
-                    (Ok(_), Some(error)) => return Done::Unknown(error),
-                    (Err(error), _) => lost = Some(Error::Unknown { cause: error.to_string() }),
+        let mut pause = Pause::new();
+        loop {
+            let refused = match store.submit(numbered.clone()).wait() {
+                Ok(seq) => return Done::Told(Ok(seq)),
+                Err(error @ Error::Unknown { .. }) => {
+                    lost = Some(error);
+                    None
+                }
+                Err(Error::GuardFailed { index: 0 }) => match self.look(store) {
+                    Ok(Looked::Applied(seq)) => return Done::Told(Ok(seq)),
+                    Ok(Looked::Gone) => return Done::NoLane(lost),
+                    Err(error) => {
+                        lost = Some(Error::Unknown { cause: error.to_string() });
+                        None
+                    }
                 },
-                Err(Error::GuardFailed { index }) => return Done::Told(Err(Error::GuardFailed { index: index - 1 })),
-                told => return Done::Told(told),
+                Err(Error::GuardFailed { index }) => Some(Error::GuardFailed { index: index - 1 }),
+                Err(error) => Some(error),
+            };
+            match refused {
+                // Nothing that was sent before can still be applied.
+                Some(error) if lost.is_none() => return Done::Told(Err(error)),
+                Some(error) => match self.fence(store) {
+                    Ok(Looked::Applied(seq)) => return Done::Told(Ok(seq)),
+                    Ok(Looked::Gone) => return Done::NoLane(lost),
+                    Err(Fence::Put) => return Done::Told(Err(error)),
+                    Err(Fence::Unclear) => {}
+                },
+                None => {}
             }
-            std::thread::sleep(wait);
-            wait = (wait * 2).min(AGAIN_MAX);
+            if !pause.again() {
+                return Done::Told(Err(lost.unwrap_or(Error::Closed)));
+            }
         }
-        Done::Unknown(lost.unwrap_or(Error::Closed))
+    }
+
+    /// After the guard of the lane has failed: whether its number is that of this operation.
+    fn look(&self, store: &dyn ObjectStore) -> Result<Looked> {
+        // It is answered once what it shows is durable.
+        match self.held(store)? {
+            // The sequence number that the store gave is lost; this one is not lower.
+            Some(number) if number == self.number => Ok(Looked::Applied(store.sync().wait()?)),
+            _ => Ok(Looked::Gone),
+        }
+    }
+
+    /// Puts the number by itself, so that what is on its way with it is never applied.
+    fn fence(&self, store: &dyn ObjectStore) -> std::result::Result<Looked, Fence> {
+        let condition = Condition::XattrCompare {
+            name: self.name.clone(),
+            compare: Compare::Less,
+            value: self.number,
+            absent_holds: false,
+        };
+        let txn = Transaction::new().giving_back().guard(&self.object, condition);
+        match store.submit(txn.change(&self.object, self.put_number())).wait() {
+            Ok(_) => Err(Fence::Put),
+            Err(Error::GuardFailed { .. }) => self.look(store).map_err(|_| Fence::Unclear),
+            Err(_) => Err(Fence::Unclear),
+        }
     }
 
     fn held(&self, store: &dyn ObjectStore) -> Result<Option<u64>> {
         let stored = store.xattr(&self.object, &self.name).wait()?;
         Ok(stored.and_then(|stored| Some(u64::from_le_bytes(stored[..].try_into().ok()?))))
+    }
+}
+
+/// What the lane of an operation says of it.
+enum Looked {
+    Applied(CommitSeq),
+    /// There is no such lane any more, or it is another's.
+    Gone,
+}
+
+/// Why an operation's fate is not told by its lane.
+enum Fence {
+    /// It was not applied, and never will be.
+    Put,
+    /// Nobody knows.
+    Unclear,
+}
+
+/// Waits between attempts.
+struct Pause {
+    began: Instant,
+    tries: u32,
+    wait: Duration,
+}
+
+impl Pause {
+    fn new() -> Self {
+        Self { began: Instant::now(), tries: 1, wait: AGAIN }
+    }
+
+    /// Waits before the next attempt, if there is to be one.
+    fn again(&mut self) -> bool {
+        if self.tries == TRIES || self.began.elapsed() > PATIENCE {
+            return false;
+        }
+        self.tries += 1;
+        std::thread::sleep(self.wait);
+        self.wait = (self.wait * 2).min(AGAIN_MAX);
+        true
+    }
+}
+
+/// Whether an operation needs room.
+fn adds(op: &Op) -> bool {
+    match op {
+        Op::CreateCollection(_) => true,
+        Op::RemoveCollection(_) => false,
+        Op::Object(_, change) => {
+            change.creates()
+                || matches!(change, Change::CloneTo { .. } | Change::CloneRange { .. } | Change::Rename { .. })
+        }
     }
 }
 
@@ -172,21 +298,21 @@ fn make_lanes(store: &dyn ObjectStore, object: &ObjectId, first: u64) -> Result<
     for index in first..first + LANES {
         txn.push(object, Change::XattrSet { name: lane_name(index), value: encode(0) });
     }
-    let mut tries = 1;
+    txn.gives_back = true;
+    let mut pause = Pause::new();
     loop {
         match store.submit(txn.clone()).wait() {
             Ok(_) | Err(Error::GuardFailed { index: 1 }) => return Ok(()),
-            Err(Error::Unknown { .. }) if tries < TRIES => tries += 1,
+            Err(Error::Unknown { .. }) if pause.again() => {}
             Err(error) => return Err(error),
         }
-        std::thread::sleep(AGAIN);
     }
 }
 
 /// Makes the object of a new client, and removes those of the oldest.
 fn register(store: &dyn ObjectStore) -> Result<ObjectId> {
     let collection = collection();
-    let mut tries = 1;
+    let (mut pause, mut retry) = (Pause::new(), Retry::default());
     loop {
         let mut names = match store.list(&collection, None, NAMES).wait() {
             Err(Error::NoCollection { .. }) => Vec::new(),
@@ -194,7 +320,9 @@ fn register(store: &dyn ObjectStore) -> Result<ObjectId> {
         };
         let last = names.last().and_then(|name| Some(u64::from_be_bytes(name[..].try_into().ok()?)));
         let object = ObjectId::new(collection.clone(), (last.unwrap_or(0) + 1).to_be_bytes().to_vec());
-        let mut txn = Transaction::new().create_collection(&collection).guard(&object, Condition::Absent);
+        // A client that comes to empty a full store needs it.
+        let mut txn = Transaction::new().giving_back().create_collection(&collection);
+        txn = txn.guard(&object, Condition::Absent);
         txn.push(&object, Change::Touch);
         names.truncate((names.len() + 1).saturating_sub(CLIENTS_MAX));
         for name in names {
@@ -202,12 +330,11 @@ fn register(store: &dyn ObjectStore) -> Result<ObjectId> {
         }
         match store.submit(txn).wait() {
             Ok(_) => return Ok(object),
-            Err(Error::GuardFailed { .. }) => {}
+            Err(Error::GuardFailed { .. }) => retry.again(|| "the list of clients".into())?,
             // It may be there; the next number is as good.
-            Err(Error::Unknown { .. }) if tries < TRIES => tries += 1,
+            Err(Error::Unknown { .. }) if pause.again() => {}
             Err(error) => return Err(error),
         }
-        std::thread::sleep(AGAIN);
     }
 }
 

@@ -19,6 +19,7 @@ use esker_store::{
     Incarnation, ObjectId, ObjectStore, OmapScan, SlotScan, Stat, Transaction, limits,
 };
 use parking_lot::Mutex;
+use prost::Message as _;
 use tonic::{Code, Request, Response, Status};
 
 use crate::address::{Error, Options, Place, Result, Tokened, channel};
@@ -155,6 +156,11 @@ impl RemoteStore {
     /// Sends a transaction, once.
     pub(crate) fn send(&self, txn: Transaction) -> std::result::Result<CommitSeq, StoreError> {
         let message = encode::transaction(txn);
+        let len = message.encoded_len();
+        if len > MESSAGE_BYTES_MAX {
+            let (what, limit, max) = ("transaction with what its guards compare", "MESSAGE_BYTES_MAX", MESSAGE_BYTES_MAX);
+            return Err(StoreError::TooLarge { what, len: len as u64, limit, max: max as u64 });
+        }
         let answered = self.call(false, message, |mut client, request| async move { client.submit(request).await });
         match answered {
             Ok(answer) => Ok(CommitSeq(answer.seq)),

@@ -193,3 +193,120 @@ fn changes_of_keys_are_told_as_they_were_though_answers_are_lost() {
         assert!(kv.namespaces().unwrap().is_empty());
     }
 }
+
+/// Refuses, or stops answering, once so many transactions came.
+struct Refusing {
+    store: Arc<dyn ObjectStore>,
+    /// Transactions that are let through before one is refused with `Full`.
+    before: std::sync::atomic::AtomicI64,
+}
+
+impl Forward for Refusing {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.store
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        if self.before.fetch_sub(1, Ordering::SeqCst) == 0 {
+            return Completion::ready(Err(Error::Full { needed: 1, free: 0 }));
+        }
+        self.store.submit(txn)
+    }
+}
+
+/// Failure: a transaction was applied, its answer was lost, and the second attempt was refused for another reason: its caller was told
+/// that nothing had been applied. Fix: after a lost answer a refusal is told only once the lane says that the first attempt never
+/// will be.
+#[test]
+fn a_refusal_after_a_lost_answer_is_not_taken_for_the_first_answer() {
+    let memory = Arc::new(MemoryStore::new());
+    home(&*memory);
+    let refusing = Arc::new(Refusing { store: Arc::clone(&memory) as _, before: i64::MAX.into() });
+    let server = Running::start(0, Some(Arc::clone(&refusing) as _), None);
+    let wire = Wire::to(&server);
+    let store = open(Place::Tcp(wire.address.clone()));
+    store.submit(count_on(0)).wait().unwrap();
+    for count in 1..4 {
+        wire.lose.store(1, Ordering::SeqCst);
+        refusing.before.store(1, Ordering::SeqCst);
+        store.submit(count_on(count)).wait().unwrap();
+        assert!(refusing.before.load(Ordering::SeqCst) < 0, "the second attempt was refused");
+    }
+    // One whose first attempt was refused, unheard, and whose second is refused too: nothing was applied, and that is told.
+    wire.lose.store(1, Ordering::SeqCst);
+    refusing.before.store(1, Ordering::SeqCst);
+    let of_two = count_on(4).guard(&object(), Condition::Absent);
+    let refused = store.submit(of_two).wait().unwrap_err();
+    assert!(!refused.is_unknown(), "{refused}");
+    let name = b"count";
+    let count = memory.xattr(&object(), name).wait().unwrap().unwrap();
+    assert_eq!(count[..], 4u64.to_le_bytes());
+    store.submit(count_on(4)).wait().unwrap();
+}
+
+/// Failure: the number of an operation made a transaction that only takes away one that adds, so that a full store could not be emptied
+/// over a network.
+#[test]
+fn a_full_store_is_emptied_by_operations_that_are_applied_once() {
+    let device = Arc::new(esker_device::MemoryDevice::new(32 << 20));
+    let layout = esker_engine::FormatOptions { segment_bytes: 256 << 10, uuid: [9; 16] };
+    esker_engine::Engine::format(&*device, &layout).unwrap();
+    let engine = Arc::new(esker_engine::Engine::open(device, esker_engine::Options::default()).unwrap());
+    let server = Running::start(0, Some(Arc::clone(&engine) as _), None);
+    let store: Arc<dyn ObjectStore> = Arc::new(open(server.place()));
+    let kv = Kv::open(Arc::clone(&store), Arc::new(ManualClock::new(1_000))).unwrap();
+    for kind in [Kind::Bytes, Kind::Int] {
+        let namespace = kv.namespace("n", kind).unwrap();
+        let key = |n: u64| match kind {
+            Kind::Int => esker_kv::OwnedKey::Int(n),
+            Kind::Bytes => esker_kv::OwnedKey::Bytes(n.to_string().into()),
+        };
+        let (mut keys, mut refused) = (0, 0);
+        while refused < 3 {
+            let bytes = [40_000, 1_000, 20][refused];
+            match namespace.put_with(&key(keys), Entry::new(vec![7; bytes]), Durability::Applied).wait() {
+                Ok(()) => keys += 1,
+                Err(Error::Full { .. }) => refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(keys > 200, "{keys}");
+        for n in keys - 20..keys {
+            assert!(namespace.remove(&key(n)).wait().unwrap(), "{kind} {n} of {keys}");
+        }
+        let many: Vec<_> = (0..20).map(key).collect();
+        let many: Vec<_> = many.iter().map(|key| key.as_key()).collect();
+        assert_eq!(namespace.remove_many(&many).wait().unwrap(), 20);
+        if kind == Kind::Bytes {
+            namespace.clear().wait().unwrap();
+        }
+        kv.remove_namespace("n").unwrap();
+        assert!(kv.namespaces().unwrap().is_empty());
+    }
+}
+
+/// Failure: the answer of `lock` was lost, the second attempt met the first one's lock, and its owner was told that another has it.
+#[test]
+fn locks_and_snapshots_of_volumes_are_made_once_though_answers_are_lost() {
+    let memory = Arc::new(MemoryStore::new());
+    let server = Running::start(0, Some(Arc::clone(&memory) as _), None);
+    let wire = Wire::to(&server);
+    let store = open(Place::Tcp(wire.address.clone()));
+    let volumes = esker_volume::Volumes::open(Arc::new(store)).unwrap();
+    volumes.create("first", 1, esker_volume::Layout::default(), 0).unwrap();
+    for round in 0..4u64 {
+        let lost = || wire.lose.store(round as u32 % 3, Ordering::SeqCst);
+        let name = format!("disk {round}");
+        lost();
+        let image = volumes.create(&name, 1 << 20, esker_volume::Layout::default(), 0).unwrap();
+        assert_eq!(image.id(), round + 2, "an id is given once");
+        lost();
+        assert_eq!(image.lock("me").unwrap(), 1);
+        lost();
+        image.snapshot_create("s", 0).unwrap();
+        assert_eq!(image.snapshots().unwrap().len(), 1);
+        lost();
+        image.unlock().unwrap();
+    }
+    assert_eq!(volumes.list().unwrap().len(), 5);
+}

@@ -14,8 +14,13 @@ use esker_store::{Error, Result};
 
 use super::{Gate, Log};
 
-/// How long a write that does not fit waits for the cleaner to say so once more.
+/// How long a write that does not fit waits in all for the cleaner to say so once more, or several times.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Whether a write that did not fit for the first time then is to wait no longer.
+pub fn waited_enough(full_since: Instant) -> bool {
+    full_since.elapsed() >= LOOK_AGAIN
+}
 
 /// Bytes of what leads to giving back that are let in after an opening where it is refused later.
 const GIVEN_AT_OPENING: u64 = 4096;
@@ -149,12 +154,11 @@ impl Log {
     }
 
     /// A write was refused because the device is full: has the cleaner look once more, and waits until it has.
-    pub fn look_again(&self) {
+    pub fn look_again(&self, full_since: Instant) {
         let Some(keeper) = self.keeper.get() else { return };
         let asked = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
         keeper();
-        let began = std::time::Instant::now();
-        while self.shape.threaded && self.looked.load(Ordering::Acquire) < asked && began.elapsed() < LOOK_AGAIN {
+        while self.shape.threaded && self.looked.load(Ordering::Acquire) < asked && !waited_enough(full_since) {
             let mut state = self.state.lock();
             if state.stopping {
                 return;

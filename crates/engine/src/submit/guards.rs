@@ -1,13 +1,15 @@
 //! Guards: whether what a transaction relies on holds, as far as memory tells.
 //!
-//! Invariant: a guard that needs something from the device names it, and is looked at again when it was read.
+//! Invariants:
+//! 1. A guard that needs something from the device names it, and is looked at again when it was read.
+//! 2. What all guards up to the first that fails need is named at once, so that many of them cost one more look.
 
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use esker_store::{Condition, Error, Guard, ObjectId};
 use parking_lot::RwLockWriteGuard;
-use smallvec::SmallVec;
 
 use super::plan::target_of;
 use crate::engine::Engine;
@@ -20,12 +22,21 @@ use crate::segments::Lsn;
 pub(super) enum Verdict {
     Holds,
     Fails(usize, Lsn),
-    /// The value that this guard looks at is not in memory: read it without locks, then try again.
-    Fetch(Loc, usize, Option<u64>),
-    /// An index page of this target is not in memory.
-    Bring(usize, Missing),
+    /// Values that guards look at are not in memory: read them without locks, then try again.
+    Fetch(Vec<Wanted>),
+    /// Index pages are not in memory, of these targets.
+    Bring(Vec<(usize, Vec<Missing>)>),
     /// What a guard looks at is damaged.
     Wrong(Error),
+}
+
+/// A value that a guard looks at.
+pub(super) struct Wanted {
+    pub loc: Loc,
+    /// Index of the guard.
+    pub guard: usize,
+    /// Owner of the object that the value is of.
+    pub object: Option<u64>,
 }
 
 /// Why a value could not be compared yet.
@@ -41,7 +52,7 @@ impl From<Missing> for Unknown {
     }
 }
 
-pub(super) type Fetched = SmallVec<[(Loc, Bytes); 1]>;
+pub(super) type Fetched = HashMap<Loc, Bytes>;
 
 impl Engine {
     pub(super) fn guards_hold(
@@ -51,6 +62,7 @@ impl Engine {
         states: &[RwLockWriteGuard<'_, ObjectState>],
         fetched: &Fetched,
     ) -> Verdict {
+        let (mut values, mut pages) = (Vec::new(), Vec::<(usize, Vec<Missing>)>::new());
         for (index, guard) in guards.iter().enumerate() {
             let target = target_of(ids, &guard.object);
             let state = &states[target];
@@ -80,15 +92,32 @@ impl Engine {
             };
             let holds = match compared {
                 Ok(holds) => holds,
-                Err(Unknown::Value(loc)) => return Verdict::Fetch(loc, index, state.owner(state.number)),
+                Err(Unknown::Value(loc)) => {
+                    values.push(Wanted { loc, guard: index, object: state.owner(state.number) });
+                    continue;
+                }
                 Err(Unknown::Wrong(error)) => return Verdict::Wrong(error),
-                Err(Unknown::Page(missing)) => return Verdict::Bring(target, missing),
+                Err(Unknown::Page(missing)) => {
+                    match pages.iter_mut().find(|(of, _)| *of == target) {
+                        Some((_, all)) => all.push(missing),
+                        None => pages.push((target, vec![missing])),
+                    }
+                    continue;
+                }
             };
-            if !holds {
+            if !holds && values.is_empty() && pages.is_empty() {
                 return Verdict::Fails(index, self.shown_lsn(state));
             }
+            if !holds {
+                // One before it may fail too, and is the one to be named then.
+                break;
+            }
         }
-        Verdict::Holds
+        match (pages.is_empty(), values.is_empty()) {
+            (true, true) => Verdict::Holds,
+            (true, false) => Verdict::Fetch(values),
+            (false, _) => Verdict::Bring(pages),
+        }
     }
 
     /// Position that has to be durable before anything about the object is told. That an object is missing is the
@@ -111,8 +140,8 @@ impl Engine {
         if let Some(found) = self.reader.peek(loc, &asked, Lsn::MAX).map_err(Unknown::Wrong)? {
             return Ok(found.value == *value);
         }
-        match fetched.iter().find(|(at, _)| *at == loc) {
-            Some((_, found)) => Ok(found == value),
+        match fetched.get(&loc) {
+            Some(found) => Ok(found == value),
             None => Err(Unknown::Value(loc)),
         }
     }

@@ -83,19 +83,34 @@ fn extents(
     Ok(Done::now(found))
 }
 
-struct Disk(Arc<Attached>);
+struct Disk {
+    attached: Arc<Attached>,
+    /// Why it can only be read, if so: another server, or a person, has it locked.
+    reading: Option<String>,
+}
 
 impl Disk {
-    /// What a change of the image came to.
-    fn done(&self, result: esker_volume::Result<Completion<()>>) -> Outcome {
-        let completion = result.inspect_err(|error| self.0.note(error))?;
-        outcome(completion, |()| ())
+    fn written(attached: Arc<Attached>) -> Arc<dyn Export> {
+        Arc::new(Self { attached, reading: None })
+    }
+
+    /// Changes the image, and tells what that came to.
+    fn change(
+        &self,
+        change: impl FnOnce(&Image) -> esker_volume::Result<Completion<()>>,
+        told: impl FnOnce(Error) -> Fault,
+    ) -> Outcome {
+        if let Some(why) = &self.reading {
+            return Err(Fault::NotPermitted(why.clone()));
+        }
+        let done = change(&self.attached.image).inspect_err(|error| self.attached.note(error));
+        outcome(done.map_err(told)?, |()| ())
     }
 }
 
 impl Export for Disk {
     fn size(&self) -> u64 {
-        self.0.image.size()
+        self.attached.image.size()
     }
 
     fn block_sizes(&self) -> BlockSizes {
@@ -103,39 +118,39 @@ impl Export for Disk {
     }
 
     fn read_only(&self) -> bool {
-        false
+        self.reading.is_some()
     }
 
     fn description(&self) -> String {
-        format!("image of {} bytes", self.size())
+        let why = self.reading.as_ref().map_or(String::new(), |why| format!(", read-only: {why}"));
+        format!("image of {} bytes{why}", self.size())
     }
 
     fn read(&self, offset: u64, len: u32) -> Outcome<Vec<Piece>> {
-        outcome(self.0.image.read(offset, len.into()).map_err(not_growing)?, pieces)
+        outcome(self.attached.image.read(offset, len.into()).map_err(not_growing)?, pieces)
     }
 
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> Outcome {
-        self.done(self.0.image.write(offset, data, durability(fua)))
+        self.change(|image| image.write(offset, data, durability(fua)), Fault::from)
     }
 
     fn zero(&self, offset: u64, len: u64, no_hole: bool, fast: bool, fua: bool) -> Outcome {
         if no_hole && fast {
             return Err(Fault::Unsupported("zeros that take space are no faster than writes".into()));
         }
-        self.done(self.0.image.zero(offset, len, no_hole, durability(fua)))
+        self.change(|image| image.zero(offset, len, no_hole, durability(fua)), Fault::from)
     }
 
     fn discard(&self, offset: u64, len: u64, fua: bool) -> Outcome {
-        let discarded = self.0.image.discard(offset, len, durability(fua)).inspect_err(|error| self.0.note(error));
-        outcome(discarded.map_err(not_growing)?, |()| ())
+        self.change(|image| image.discard(offset, len, durability(fua)), not_growing)
     }
 
     fn flush(&self) -> Outcome {
-        outcome(self.0.image.flush(), |_| ())
+        outcome(self.attached.image.flush(), |_| ())
     }
 
     fn extents(&self, offset: u64, len: u64, limit: usize) -> Outcome<Vec<Extent>> {
-        extents(offset, len, limit, |offset, len| self.0.image.extents(offset, len))
+        extents(offset, len, limit, |offset, len| self.attached.image.extents(offset, len))
     }
 }
 
@@ -221,14 +236,17 @@ fn split(name: &str) -> (&str, Option<&str>) {
     name.split_once(AT).map_or((name, None), |(image, snapshot)| (image, Some(snapshot)))
 }
 
+/// What would let a client write an image that is locked.
+fn locked(name: &str, error: &Error) -> String {
+    let epoch = if let Error::Locked { epoch, .. } = error { *epoch } else { 0 };
+    format!("{error}: its owner must detach first; if there is none, break it: esker volume lock break {name} {epoch}")
+}
+
 fn refused(name: &str, error: Error) -> OpenError {
     match error {
         Error::NoImage { .. } | Error::NoSnapshot { .. } | Error::Invalid { .. } => {
             OpenError::Unknown(name.to_string())
         }
-        Error::Locked { epoch, .. } => OpenError::Refused(format!(
-            "{error}: whoever has it must detach first; if nobody is there, break it: esker volume lock break {name} {epoch}"
-        )),
         error => OpenError::Refused(error.to_string()),
     }
 }
@@ -273,10 +291,7 @@ impl Exports for VolumeExports {
     fn open(&self, name: &str) -> Result<Arc<dyn Export>, OpenError> {
         let opened = match split(name) {
             (image, Some(snapshot)) => self.snapshot(image, snapshot),
-            (image, None) => self.volumes.image(image).map(|image| {
-                let disk: Arc<dyn Export> = Arc::new(Disk(Arc::new(Attached::unlocked(image))));
-                disk
-            }),
+            (image, None) => self.volumes.image(image).map(|image| Disk::written(Arc::new(Attached::unlocked(image)))),
         };
         opened.map_err(|error| refused(name, error))
     }
@@ -285,7 +300,16 @@ impl Exports for VolumeExports {
         if split(name).1.is_some() {
             return self.open(name);
         }
-        let attached = self.attachments.attach(&self.volumes, name).map_err(|error| refused(name, error))?;
-        Ok(Arc::new(Disk(attached)))
+        match self.attachments.attach(&self.volumes, name) {
+            Ok(attached) => Ok(Disk::written(attached)),
+            // It can be read beside its owner.
+            Err(error @ Error::Locked { .. }) => {
+                let image = self.volumes.image(name).map_err(|error| refused(name, error))?;
+                let reading = Some(locked(name, &error));
+                tracing::info!(image = name, %error, "served read-only");
+                Ok(Arc::new(Disk { attached: Arc::new(Attached::unlocked(image)), reading }))
+            }
+            Err(error) => Err(refused(name, error)),
+        }
     }
 }

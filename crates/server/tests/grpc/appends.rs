@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use esker_log::{Logs, Session};
 use esker_server::grpc::Config;
@@ -60,7 +60,7 @@ async fn an_append_is_answered_only_when_it_is_durable() {
     let server = Running::start(Arc::clone(&store) as _, near());
     let mut client = server.with_log("log").await;
     client.append(entry("log", "first")).await.unwrap();
-    store.hold();
+    let _holding = store.hold();
     let mut again = client.clone();
     let append = tokio::spawn(async move { again.append(entry("log", "second")).await });
     let batch = proto::AppendBatchRequest {
@@ -118,11 +118,15 @@ async fn no_more_of_a_stream_is_applied_than_may_be_in_flight() {
     let server = Running::start(Arc::clone(&store) as _, Config { in_flight_max: 4, ..near() });
     let mut client = server.with_log("log").await;
     client.append(entry("log", "first")).await.unwrap();
-    store.hold();
+    let _holding = store.hold();
     let requests = tokio_stream::iter((0..50u64).map(|tag| proto::AppendRequest { tag, ..entry("log", "x") }));
     let mut answers = client.append_stream(requests).await.unwrap().into_inner();
-    tokio::time::sleep(SOON).await;
     let applied = Logs::open(store.below(), Session::new(Arc::new(|| 0), 8)).unwrap().log("log").unwrap();
+    let until = Instant::now() + LATE;
+    while applied.tail().unwrap().position < 5 && Instant::now() < until {
+        tokio::time::sleep(SOON / 10).await;
+    }
+    tokio::time::sleep(SOON).await;
     assert_eq!(applied.tail().unwrap().position, 5, "one that is durable, and four in flight");
     let asked = tokio::spawn({
         let mut client = client.clone();

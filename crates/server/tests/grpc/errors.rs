@@ -74,7 +74,7 @@ async fn a_deadline_is_kept_by_the_server() {
     let server = Running::start(std::sync::Arc::clone(&store) as _, near());
     let mut client = server.with_log("log").await;
     client.append(entry("log", "first")).await.unwrap();
-    store.hold();
+    let _holding = store.hold();
     let mut request = Request::new(entry("log", "second"));
     // As a header: the client's own timer stays out of it.
     request.metadata_mut().insert("grpc-timeout", "100m".parse().unwrap());

@@ -106,7 +106,7 @@ async fn a_follower_gets_each_entry_when_it_is_durable_and_not_with_a_later_one(
     client.append(entry("log", "a")).await.unwrap();
     let mut following = client.follow(from_first("log")).await.unwrap().into_inner();
     assert_eq!(next(&mut following).await, ["0=a"]);
-    store.hold();
+    let _holding = store.hold();
     let (requests, incoming) = tokio::sync::mpsc::channel(8);
     let stream = tokio_stream::wrappers::ReceiverStream::new(incoming);
     let mut answers = client.append_stream(stream).await.unwrap().into_inner();

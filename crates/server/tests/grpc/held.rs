@@ -37,9 +37,12 @@ impl Held {
         Arc::clone(&self.store)
     }
 
-    /// From now on nothing becomes durable.
-    pub fn hold(&self) {
+    /// From now on nothing becomes durable, until it is released or the test ends: a server stops only when its appends
+    /// are answered, so a test that fails would wait for it for ever.
+    #[must_use]
+    pub fn hold(self: &Arc<Self>) -> Holding {
         self.held.store(true, Ordering::SeqCst);
+        Holding(Arc::clone(self))
     }
 
     /// One more of what was submitted is durable.
@@ -51,6 +54,15 @@ impl Held {
     pub fn release(&self) {
         self.held.store(false, Ordering::SeqCst);
         self.mark.advance(self.submitted.load(Ordering::SeqCst));
+    }
+}
+
+/// Releases what is held, at the end of a test that failed too.
+pub struct Holding(Arc<Held>);
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.0.release();
     }
 }
 

@@ -247,7 +247,7 @@ async fn a_mutation_is_answered_only_when_it_is_durable() {
     let store = Held::new();
     let server = Running::start(Arc::clone(&store) as _, near());
     let mut client = with_table(&server).await;
-    store.hold();
+    let _holding = store.hold();
     let mut again = client.clone();
     let durable = tokio::spawn(async move { again.mutate(mutations(vec![put("p", 1, Vec::new())])).await });
     tokio::time::sleep(SOON).await;
@@ -257,7 +257,7 @@ async fn a_mutation_is_answered_only_when_it_is_durable() {
     store.release();
     tokio::time::timeout(LATE, durable).await.unwrap().unwrap().unwrap();
     // A deadline is kept, whatever becomes of the mutation.
-    store.hold();
+    let _holding = store.hold();
     let mut late = Request::new(mutations(vec![put("p", 3, Vec::new())]));
     late.metadata_mut().insert("grpc-timeout", "100m".parse().unwrap());
     let late = client.mutate(late).await.unwrap_err();

@@ -37,7 +37,7 @@ fn set(value: &'static str, applied_only: bool) -> proto::SubmitRequest {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_shown_before_it_is_durable() {
     let (store, _server, client) = started().await;
-    store.hold();
+    let _holding = store.hold();
     let mut other = client.clone();
     let submitted = tokio::spawn(async move { other.submit(set("new", false)).await });
     tokio::time::sleep(SOON).await;

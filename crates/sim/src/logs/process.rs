@@ -484,9 +484,15 @@ impl<'a> Process<'a> {
             let Some(delivery) = self.allow("following a stream", delivery)? else { return Ok(()) };
             let to = match &delivery {
                 Some(Delivery::Entry(entry)) => entry.position,
-                Some(_) => return Err(format!("a stream was handed {delivery:?}")),
+                Some(Delivery::Gap { positions, kind: GapKind::Trimmed }) if positions.start >= from => positions.start,
+                Some(_) => return Err(format!("a stream at {from} was handed {delivery:?}")),
                 None => at,
             };
+            if let Some(Delivery::Gap { positions, .. }) = &delivery {
+                for position in positions.clone() {
+                    self.noted(begin, Act::Read { position, seen: Seen::Trimmed, keeps: true });
+                }
+            }
             if let Some(Delivery::Entry(entry)) = delivery {
                 let position = entry.position;
                 if position < from {

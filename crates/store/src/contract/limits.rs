@@ -192,7 +192,8 @@ pub fn guards_are_limited_too(harness: &dyn Harness) {
     over(store, "VALUE_BYTES_MAX", guarded(&object("o"), [Condition::SlotEquals { index: 0, value }]));
     let half = bytes(vec![7; VALUE_BYTES_MAX]);
     let condition = Condition::SlotEquals { index: 0, value: half };
-    over(store, "TRANSACTION_BYTES_MAX", guarded(&object("o"), [condition.clone(), condition.clone(), condition]));
+    let many = GUARDS_BYTES_MAX / VALUE_BYTES_MAX + 1;
+    over(store, "GUARDS_BYTES_MAX", guarded(&object("o"), std::iter::repeat_n(condition, many)));
     let named = ObjectId::new(HOME.into(), vec![b'n'; OBJECT_NAME_BYTES_MAX + 1]);
     over(store, "OBJECT_NAME_BYTES_MAX", guarded(&named, [Condition::Absent]));
 }

@@ -190,3 +190,40 @@ fn a_snapshot_reads_the_same_while_it_is_written_over() {
         writer.join().unwrap();
     }
 }
+
+/// Failure: an image that a server had attached could neither grow nor be flattened: its holder did not know how, and all others were
+/// refused.
+#[test]
+fn a_locked_image_grows_and_is_flattened_beside_its_writer() {
+    for volumes in both() {
+        let parent = volumes.create("parent", 300_000, SMALL, 0).unwrap();
+        write(&parent, 0, vec![1; 300_000]);
+        parent.snapshot_create("s", 0).unwrap();
+        parent.snapshot_protect("s").unwrap();
+        let held = volumes.clone_image("parent", "s", "disk", 0).unwrap();
+        held.lock("server").unwrap();
+        write(&held, 10, "mine");
+        let beside = volumes.image("disk").unwrap();
+        let mut told = 0;
+        let between = |done: u64, _: u64| {
+            // Its writer goes on meanwhile.
+            write(&held, 70_000 + done, "beside");
+            told = done;
+            true
+        };
+        assert!(beside.flatten(&mut { between }).unwrap());
+        assert!(told > 3, "{told}");
+        assert!(held.info().unwrap().parent.is_none());
+        beside.resize(500_000, false).unwrap();
+        assert!(matches!(beside.resize(100_000, true), Err(Error::Locked { .. })));
+        write(&held, 400_000, "behind the old end");
+        let mut expected = vec![1; 300_000];
+        expected.resize(500_000, 0);
+        expected[10..14].copy_from_slice(b"mine");
+        (1..=told as usize).for_each(|done| expected[70_000 + done..70_006 + done].copy_from_slice(b"beside"));
+        expected[400_000..400_018].copy_from_slice(b"behind the old end");
+        assert!(held.read_bytes(0, 500_000).unwrap() == expected);
+        held.unlock().unwrap();
+        parent.snapshot_unprotect("s").unwrap();
+    }
+}

@@ -11,7 +11,7 @@ use crate::support::{SMALL, both, engine, memory, write};
 #[test]
 fn bad_input_is_refused_with_what_is_wrong() {
     let volumes = memory();
-    for name in ["", "a/b", "a@b", "a\n", &"x".repeat(129)] {
+    for name in ["", ".", "..", "a/b", "a@b", "a\n", &"x".repeat(129)] {
         let refused = volumes.create(name, 1, SMALL, 0).unwrap_err();
         assert!(matches!(refused, Error::Invalid { what: "image name", .. }), "{refused}");
     }

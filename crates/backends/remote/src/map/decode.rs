@@ -125,7 +125,7 @@ pub(super) fn table(answer: proto::DescribeTableResponse) -> Option<Table> {
     let partition_key = schema.partition_key.iter().map(numbered).collect::<Option<Vec<_>>>()?;
     let clustering_key = schema.clustering_key.iter().map(clustering).collect::<Option<Vec<_>>>()?;
     let first = columns.len() as u16;
-    let index = |(id, name)| Some(Index { id, column: numbered(name)? });
+    let index = |(id, name)| Some(Index { id, column: numbered(name)?, building: false });
     let indexes = (first..).zip(&schema.indexes).map(index).collect::<Option<Vec<_>>>()?;
     let next = first.checked_add(indexes.len() as u16)?;
     Some(Table { id: answer.id, generation: answer.generation, columns, partition_key, clustering_key, indexes, next })

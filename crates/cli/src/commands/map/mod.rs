@@ -284,7 +284,7 @@ fn describe(context: &Context, name: &Name) -> Result<(), Failure> {
         if let Some(number) = table.clustering_key.iter().position(|(one, _)| *one == id) {
             return format!("clustering key {} {}", number + 1, order(table.clustering_key[number].1));
         }
-        if table.index_of(id).is_some() { "indexed".into() } else { String::new() }
+        table.index_of(id).map_or("", |index| if index.building { "index being built" } else { "indexed" }).to_owned()
     };
     let text: String = table
         .columns
@@ -295,6 +295,10 @@ fn describe(context: &Context, name: &Name) -> Result<(), Failure> {
         .collect();
     let columns = table.columns.iter().map(|column| json!({"name": column.name, "type": column.data_type.name()}));
     let clustering = table.clustering_key.iter().map(|(id, rises)| json!({"name": named(*id), "order": order(*rises)}));
+    let indexes = |building| {
+        let some = table.indexes.iter().filter(|index| index.building == building);
+        some.map(|index| named(index.column)).collect::<Vec<_>>()
+    };
     let value = json!({
         "namespace": name.0.namespace,
         "table": name.0.table,
@@ -303,7 +307,8 @@ fn describe(context: &Context, name: &Name) -> Result<(), Failure> {
         "columns": columns.collect::<Vec<_>>(),
         "partition_key": table.partition_key.iter().map(|id| named(*id)).collect::<Vec<_>>(),
         "clustering_key": clustering.collect::<Vec<_>>(),
-        "indexes": table.indexes.iter().map(|index| named(index.column)).collect::<Vec<_>>(),
+        "indexes": indexes(false),
+        "indexes_being_built": indexes(true),
     });
     context.tell(&value, &text)
 }

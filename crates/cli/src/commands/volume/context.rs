@@ -1,7 +1,7 @@
 //! What the actions of `esker volume` share: the volumes, how results are told, how images and snapshots are named.
 
 use esker::kv::{Clock, SystemClock};
-use esker::volume::{Image, Volumes};
+use esker::volume::{IMPORT_OWNER, Image, Volumes};
 use esker_server::nbd::SERVER_OWNER;
 use serde_json::Value;
 
@@ -22,17 +22,18 @@ impl Context {
         tell(self.json, &value, text)
     }
 
-    /// Breaks the lock that a killed server left on an image that is to be changed, where this process has the store
-    /// for itself.
+    /// Breaks the lock that a killed server or import left on an image that is to be changed, where this process has the
+    /// store for itself.
     pub(super) fn release_left(&self, name: &str) -> Result<(), Failure> {
         if self.store.is_shared() {
             return Ok(());
         }
         // Without the image the action itself says what is wrong.
         let Ok(image) = self.volumes.image(name) else { return Ok(()) };
-        if let Some(lock) = image.lock_info().filter(|lock| lock.owner.starts_with(SERVER_OWNER)) {
+        let of_process = |owner: &str| owner.starts_with(SERVER_OWNER) || owner == IMPORT_OWNER;
+        if let Some(lock) = image.lock_info().filter(|lock| of_process(&lock.owner)) {
             image.break_lock(lock.epoch)?;
-            eprintln!("image {name}: broke the lock that a killed server left ({})", lock.owner);
+            eprintln!("image {name}: broke the lock that a killed process left ({})", lock.owner);
         }
         Ok(())
     }

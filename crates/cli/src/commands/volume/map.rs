@@ -78,6 +78,13 @@ impl Map {
             opened.snapshot(snapshot)?;
         } else if !self.read_only {
             context.release_left(&image)?;
+            if let Some(lock) = context.image(&image)?.lock_info() {
+                let why = format!(
+                    "image {image} is locked by {} (epoch {}): map it with --read-only, or break the lock",
+                    lock.owner, lock.epoch
+                );
+                return Err(Failure::new(Code::Failure, why));
+            }
         }
         let name = snapshot.map_or(image.clone(), |snapshot| format!("{image}@{snapshot}"));
         let read_only = if self.read_only { vec![image] } else { Vec::new() };
@@ -114,7 +121,17 @@ impl Map {
         let export = self.export(uri.clone());
         let reads = self.read_only || snapshot.is_some();
         let mut signals = Signals::new([SIGINT, SIGTERM])?;
+        // It stays until the tool is attached, so that both are served alike.
+        let first = match &place {
+            // Where that fails the tool says so too.
+            Some(place) if !reads => Client::connect(place, Some(FLUSH)).ok(),
+            _ => None,
+        };
+        if first.as_ref().is_some_and(Client::read_only) {
+            eprintln!("{} is served read-only: another process has it locked, or its server says so", self.image);
+        }
         let mut attached = tool.attach(&export, folder.path(), &mut || signals.pending().next().is_some())?;
+        drop(first);
         stay(&mut attached, &mut signals, &export.uri, &self.image, json)?;
         if let Some(place) = place.filter(|_| !reads) {
             let mut client = Client::connect(&place, Some(FLUSH)).map_err(client_failure)?;

@@ -17,7 +17,7 @@ mod transfer;
 
 use clap::{Args, Subcommand};
 use esker::ByteSize;
-use esker::volume::{Image, Info, Layout};
+use esker::volume::{Error, Image, Info, Layout};
 use esker_server::nbd::SERVER_OWNER;
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ enum Action {
         #[arg(long, default_value_t = 1)]
         stripe_count: u64,
     },
-    /// List the images
+    /// List the images: size, space that they take themselves, snapshots, parent, lock
     Ls,
     /// Show what an image is
     Info {
@@ -106,7 +106,7 @@ enum Action {
     Diff(transfer::Diff),
     /// Write an image or a snapshot to a file or stdout
     Export(transfer::Export),
-    /// Make an image from a file or stdin, or apply an increment to one
+    /// Make an image from a file or stdin, or apply an increment to one: whole or not at all
     Import(transfer::Import),
     /// The exclusive lock of an image
     #[command(subcommand)]
@@ -287,12 +287,34 @@ fn list(context: &Context) -> Result<(), Failure> {
     let mut values = Vec::new();
     let mut text = String::new();
     for name in context.volumes.list()? {
-        let info = context.image(&name)?.info()?;
+        let image = match context.volumes.image(&name) {
+            Err(Error::Unfinished { .. }) => {
+                values.push(json!({"name": name, "unfinished": true}));
+                text += &format!("{name}\tunfinished: being imported, or left by an import that was interrupted\n");
+                continue;
+            }
+            // Removed a moment ago.
+            Err(Error::NoImage { .. }) => continue,
+            image => image?,
+        };
+        let (info, used, snapshots) = (image.info()?, image.stored_bytes()?, image.snapshots()?.len());
         let parent = info.parent.as_ref().map(|(image, snapshot, _)| format!("{image}@{snapshot}"));
-        values.push(json!({"name": name, "size": info.size, "parent": parent}));
-        text += &format!("{name}\t{}\t{}\n", ByteSize(info.size), parent.unwrap_or_default());
+        values.push(json!({
+            "name": name, "size": info.size, "used": used, "snapshots": snapshots, "parent": parent, "lock": lock(&info),
+        }));
+        let owner = info.lock.map_or(String::new(), |lock| format!("locked by {}", lock.owner));
+        text += &format!(
+            "{name}\t{}\t{} used\t{snapshots} snapshots\t{}\t{owner}\n",
+            ByteSize(info.size),
+            ByteSize(used),
+            parent.unwrap_or_default()
+        );
     }
     context.tell(Value::Array(values), &text)
+}
+
+fn lock(info: &Info) -> Option<Value> {
+    info.lock.as_ref().map(|lock| json!({"owner": lock.owner, "epoch": lock.epoch}))
 }
 
 fn shown(info: &Info, image: &Image) -> Result<Value, Failure> {
@@ -308,7 +330,7 @@ fn shown(info: &Info, image: &Image) -> Result<Value, Failure> {
         "snapshots": image.snapshots()?.len(),
         "parent": info.parent.as_ref().map(|(image, snapshot, overlap)| json!({"image": image, "snapshot": snapshot, "overlap": overlap})),
         "depth": info.depth,
-        "lock": info.lock.as_ref().map(|lock| json!({"owner": lock.owner, "epoch": lock.epoch})),
+        "lock": lock(info),
         "rollback": info.rollback,
     }))
 }

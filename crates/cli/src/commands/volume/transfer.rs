@@ -201,18 +201,13 @@ impl Import {
                 return Err(Failure::usage("a raw image from stdin needs --size"));
             }
             let layout = Layout { object_bytes: self.object_size.0, stripe_unit: self.object_size.0, stripe_count: 1 };
-            let image = context.volumes.create(&self.image, size, layout, context.now_ms())?;
-            image.import_raw(&mut *source, &mut shown).inspect_err(|_| {
-                // The import's own error is the one to tell.
-                let _ = context.volumes.remove(&self.image);
-            })
+            context.volumes.import_raw(&self.image, size, layout, &mut *source, context.now_ms(), &mut shown)
         } else {
-            let imported = context.volumes.import(&self.image, &mut *source, context.now_ms(), &mut shown);
-            imported.map(|(_, done)| done)
+            context.volumes.import(&self.image, &mut *source, context.now_ms(), &mut shown)
         };
         bar.finish_and_clear();
         let done = match done {
-            Ok(done) => done,
+            Ok((_, done)) => done,
             Err(error) => {
                 context.clean()?;
                 return Err(error.into());

@@ -173,7 +173,8 @@ pub(super) fn told_table(table: &Table) -> proto::DescribeTableResponse {
             .iter()
             .filter_map(|(id, order)| Some(proto::ClusteringColumn { name: named(*id)?, order: told_order(*order) }))
             .collect(),
-        indexes: table.indexes.iter().filter_map(|index| named(index.column)).collect(),
+        // One that is being built is there for nobody who reads.
+        indexes: table.indexes.iter().filter(|index| !index.building).filter_map(|index| named(index.column)).collect(),
     };
     proto::DescribeTableResponse { schema: Some(schema), id: table.id, generation: table.generation }
 }

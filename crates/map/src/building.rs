@@ -1,0 +1,142 @@
+//! Building an index over rows that are there: building → entries of all rows → live.
+//!
+//! Invariants:
+//! 1. While an index is built every mutation keeps it, and no scan uses it; it is live only when each row has its entry.
+//! 2. One that cannot be built is dropped. One whose building was interrupted stays as building, and is gone on with by adding it again.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use esker_store::{Change, Durability, Error as StoreError, Transaction, Unsynced};
+
+use crate::guards::{ATTEMPTS_MAX, guarded};
+use crate::names;
+use crate::ops::TableName;
+use crate::waist::{Place, Touched, Waist, decode};
+use crate::{Error, Result, Table};
+
+/// How often an entry is written again whose answer was lost.
+const UNKNOWN_MAX: u32 = 5;
+
+impl Waist {
+    /// Adds an index, and returns when it is live. Several that build one at once each write all entries, and all return then.
+    pub(crate) fn build_index(&self, name: &TableName, column: &str) -> Result<()> {
+        let mut begun = None;
+        for _ in 0..ATTEMPTS_MAX {
+            let table = self.load(name)?;
+            let wanted = table.column(column)?.id;
+            let there = match begun {
+                None => table.index_of(wanted).cloned(),
+                Some(id) => table.indexes.iter().find(|index| index.id == id).cloned(),
+            };
+            // A schema that is as it should be is not changed: other builders would have to begin anew.
+            let (id, table) = match there {
+                Some(index) if index.building => (index.id, table),
+                Some(_) if begun.is_some() => return Ok(()),
+                Some(_) => return Err(Error::Exists { what: "index", name: column.into() }),
+                None if begun.is_some() => return Err(Error::missing("index", column)),
+                None => {
+                    let mut id = 0;
+                    let begin = |table: &mut Table, _: &mut Transaction| {
+                        id = table.begin_index(column)?;
+                        Ok(())
+                    };
+                    let table = self.change_table(name, begin)?;
+                    (id, Arc::new(table))
+                }
+            };
+            begun = Some(id);
+            match self.fill_index(&table) {
+                // The schema changed: perhaps the rows have another number. Or what was written may be lost.
+                Ok(false) => continue,
+                Err(error) => return Err(self.give_up(name, column, id, error)),
+                Ok(true) => {}
+            }
+            self.change_table(name, |table, _| {
+                let index = table.indexes.iter_mut().find(|index| index.id == id);
+                let index = index.ok_or_else(|| Error::missing("index", column))?;
+                index.building = false;
+                Ok(())
+            })?;
+            return Ok(());
+        }
+        Err(Error::Contended { what: format!("the schema of table {name}"), attempts: ATTEMPTS_MAX })
+    }
+
+    /// Drops what could not be built, and says why it could not.
+    fn give_up(&self, name: &TableName, column: &str, id: u16, error: Error) -> Error {
+        let gone = self.change_table(name, |table, txn| {
+            if !table.indexes.iter().any(|index| index.id == id && index.building) {
+                return Err(Error::missing("index", column));
+            }
+            table.drop_index(column)?;
+            txn.gives_back = true;
+            let key = names::garbage_key(table.id, Some(id));
+            txn.push(&names::catalogue(), Change::OmapSet { key, value: Bytes::new() });
+            Ok(())
+        });
+        // What it leaves is removed now, or when something is dropped next.
+        if gone.is_ok() {
+            self.work().map_or_else(drop, drop);
+        }
+        error
+    }
+
+    /// Writes the entries of indexes for the rows that are there. False if it has to be done again: the schema changed, or the store was
+    /// restarted, and what was written before that may be gone. Mutations by this schema write their own entries.
+    fn fill_index(&self, table: &Arc<Table>) -> Result<bool> {
+        let (mut same, unsynced) = (true, Unsynced::default());
+        let done = self.for_each_row(table, |place, bytes| {
+            let row = decode(table, place, bytes)?;
+            let _lock = self.lock(std::iter::once(place.partition.hash64()));
+            for attempt in 0.. {
+                // Nothing of it is shown, so nobody waits under the lock until it is durable.
+                let (now, _) = self.store.omap_get(&place.partition, &place.key.clustering).into_parts();
+                let Some(now) = now? else { break };
+                let mut txn = Transaction::with(Durability::Applied);
+                guarded(&mut txn, table);
+                let row = if now == *bytes { row.clone() } else { decode(table, place, &now)? };
+                let touched = Touched { table: Arc::clone(table), before: Some(now), found: None, now: Some(row) };
+                self.write(&mut txn, place, touched).map_err(|error| of_row(table, place, error))?;
+                if txn.ops.is_empty() {
+                    break;
+                }
+                let written = unsynced.begin(&*self.store);
+                match self.store.submit(txn).wait() {
+                    Ok(_) => {
+                        written.applied();
+                        break;
+                    }
+                    // Written again, it does no harm.
+                    Err(error) if error.is_unknown() && attempt < UNKNOWN_MAX => written.applied(),
+                    Err(StoreError::GuardFailed { .. }) if attempt < ATTEMPTS_MAX => {
+                        if !self.is_current(table)? {
+                            same = false;
+                            // It ends the looking at rows; what it says is not told.
+                            return Err(Error::invalid("index", "the schema has changed"));
+                        }
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Ok(())
+        });
+        if !same {
+            return Ok(false);
+        }
+        done?;
+        match unsynced.sync(&*self.store) {
+            Ok(()) => Ok(true),
+            Err(StoreError::Restarted) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Which row it was.
+fn of_row(table: &Table, place: &Place, error: Error) -> Error {
+    let Error::Invalid { what, why } = error else { return error };
+    let key = crate::parts::record(table, &place.key, &crate::parts::Row::default(), &[]);
+    let key: Vec<String> = key.columns.iter().map(|(name, value)| format!("{name} = {value:?}")).collect();
+    Error::Invalid { what, why: format!("{why} (row {})", key.join(", ")) }
+}

@@ -1,0 +1,334 @@
+//! What the map promises where others change schemas, rows and namespaces at the same moment, and where building an index fails or ends half way.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use esker_map::{
+    Alter, Compare, Condition, DataType, Durability, Error, Filter, Get, Key, MapStorage, Mutation, Order, Over, Page,
+    Record, SORT_ROWS_MAX, Scan, Schema, TableName, Value, Waist, parts,
+};
+use esker_memory::MemoryStore;
+use esker_store::{CommitSeq, Completion, Error as StoreError, Forward, ObjectId, ObjectStore, OmapScan, Transaction};
+use parking_lot::Mutex;
+
+type Hook = Box<dyn FnOnce() + Send>;
+type Found = Completion<Vec<(Bytes, Bytes)>>;
+
+/// A store that takes so many transactions and then no more, and that does something else before one of them or behind a scan.
+struct Between {
+    store: Arc<MemoryStore>,
+    takes: AtomicU64,
+    before: Mutex<Option<(u64, Hook)>>,
+    behind_scan: Mutex<Option<(&'static [u8], Hook)>>,
+}
+
+impl Between {
+    fn new(store: &Arc<MemoryStore>) -> Arc<Self> {
+        let takes = AtomicU64::new(u64::MAX);
+        Arc::new(Self { store: Arc::clone(store), takes, before: Mutex::default(), behind_scan: Mutex::default() })
+    }
+
+    /// Does something before the transaction that so many others came before.
+    fn before(&self, others: u64, hook: impl FnOnce() + Send + 'static) {
+        *self.before.lock() = Some((others, Box::new(hook)));
+    }
+
+    /// Does something behind the next scan of an object whose name begins so.
+    fn behind_scan(&self, name: &'static [u8], hook: impl FnOnce() + Send + 'static) {
+        *self.behind_scan.lock() = Some((name, Box::new(hook)));
+    }
+}
+
+impl Forward for Between {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.store
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        let due = {
+            let mut before = self.before.lock();
+            match before.as_mut() {
+                Some((0, _)) => before.take(),
+                Some((others, _)) => {
+                    *others -= 1;
+                    None
+                }
+                None => None,
+            }
+        };
+        if let Some((_, hook)) = due {
+            hook();
+        }
+        let takes = self.takes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |takes| takes.checked_sub(1));
+        match takes {
+            Ok(_) => self.store.submit(txn),
+            Err(_) => Completion::ready(Err(StoreError::Stopped { cause: "no more".into() })),
+        }
+    }
+
+    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Found {
+        let found = self.store.omap_scan(object, scan);
+        let mut behind = self.behind_scan.lock();
+        let due = behind.as_ref().is_some_and(|(name, _)| object.name().starts_with(name));
+        let hook = if due { behind.take() } else { None };
+        drop(behind);
+        if let Some((_, hook)) = hook {
+            hook();
+        }
+        found
+    }
+}
+
+fn waist(store: Arc<dyn ObjectStore>) -> Waist {
+    Waist::open(store, Arc::new(|| 1_000), [3; 32]).unwrap()
+}
+
+fn table() -> TableName {
+    TableName::new("n", "t")
+}
+
+fn key(row: i32) -> Key {
+    Key::of("p", row % 7).and("c", row)
+}
+
+fn put(row: i32, x: &str) -> Mutation {
+    Mutation::put(&table(), key(row), vec![("x".into(), x.into())])
+}
+
+fn done(map: &Waist, mutations: &[Mutation]) {
+    map.mutate(mutations, Durability::Durable).unwrap().wait().unwrap();
+}
+
+/// A table with so many rows, x = "even" or "odd".
+fn with_rows(rows: i32) -> (Arc<MemoryStore>, Waist) {
+    let store = Arc::new(MemoryStore::new());
+    let map = waist(Arc::clone(&store) as _);
+    map.create_namespace("n").unwrap();
+    let schema = Schema::new()
+        .column("p", DataType::Int)
+        .column("c", DataType::Int)
+        .column("x", DataType::Text)
+        .partition("p")
+        .clustering("c", Order::Asc);
+    map.create_table(&table(), &schema).unwrap();
+    for row in 0..rows {
+        done(&map, &[put(row, if row % 2 == 0 { "even" } else { "odd" })]);
+    }
+    (store, map)
+}
+
+fn by_index(map: &Waist, x: &str) -> Result<usize, Error> {
+    let (mut scan, mut rows) = (Scan::new(&table(), Over::Index("x".into(), x.into())), 0);
+    loop {
+        let page = map.scan(&scan)?;
+        rows += page.records.len();
+        if page.next.is_none() {
+            return Ok(rows);
+        }
+        scan.page = page.next;
+    }
+}
+
+#[test]
+fn an_index_is_used_when_all_rows_are_in_it_and_not_before() {
+    let (store, map) = with_rows(100);
+    let between = Between::new(&store);
+    let builder = waist(Arc::clone(&between) as _);
+    let reader = map.clone();
+    between.before(50, move || {
+        let refused = by_index(&reader, "even").unwrap_err().to_string();
+        assert!(refused.contains("is being built"), "{refused}");
+        // What is written meanwhile is in it too, and what is removed is not.
+        done(&reader, &[put(1_000, "even"), put(1, "even")]);
+        done(&reader, &[Mutation::delete(&table(), key(98))]);
+    });
+    builder.create_index(&table(), "x").unwrap();
+    assert!(between.before.lock().is_none(), "rows were changed while it was built");
+    assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (51, 49));
+    assert!(matches!(map.create_index(&table(), "x"), Err(Error::Exists { .. })));
+}
+
+#[test]
+fn an_index_whose_building_was_interrupted_is_gone_on_with() {
+    for takes in [1, 2, 30, 99] {
+        let (store, map) = with_rows(100);
+        let between = Between::new(&store);
+        let builder = waist(Arc::clone(&between) as _);
+        between.takes.store(takes, Ordering::SeqCst);
+        builder.create_index(&table(), "x").unwrap_err();
+        let refused = by_index(&map, "even").unwrap_err().to_string();
+        assert!(refused.contains("is being built"), "after {takes}: {refused}");
+        done(&map, &[put(0, "odd"), put(1_001, "odd")]);
+        map.create_index(&table(), "x").unwrap();
+        assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (49, 52), "after {takes}");
+    }
+}
+
+#[test]
+fn a_change_of_the_schema_does_not_end_the_building_of_an_index_and_dropping_it_does() {
+    let (store, map) = with_rows(60);
+    let between = Between::new(&store);
+    let builder = waist(Arc::clone(&between) as _);
+    let other = map.clone();
+    between.before(20, move || {
+        other.alter_table(&table(), &Alter::AddColumn("y".into(), DataType::Int)).unwrap();
+        other.alter_table(&table(), &Alter::RenameColumn("y".into(), "z".into())).unwrap();
+    });
+    builder.create_index(&table(), "x").unwrap();
+    assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (30, 30));
+    map.drop_index(&table(), "x").unwrap();
+    let other = map.clone();
+    between.before(20, move || other.drop_index(&table(), "x").unwrap());
+    assert!(matches!(builder.create_index(&table(), "x"), Err(Error::Missing { .. })));
+    assert!(matches!(by_index(&map, "even"), Err(Error::Missing { .. })));
+    let between = Between::new(&store);
+    let builder = waist(Arc::clone(&between) as _);
+    let other = map.clone();
+    between.before(20, move || {
+        other.truncate_table(&table()).unwrap();
+        done(&other, &[put(5, "odd")]);
+    });
+    builder.create_index(&table(), "x").unwrap();
+    assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (0, 1));
+}
+
+#[test]
+fn what_is_too_long_for_an_index_is_refused_when_it_is_written_and_can_be_removed() {
+    let (_, map) = with_rows(20);
+    let long = "l".repeat(2_000);
+    done(&map, &[put(7, &long)]);
+    let refused = map.create_index(&table(), "x").unwrap_err().to_string();
+    assert!(refused.contains("exceeds KEY_BYTES_MAX") && refused.contains("c = Some(Int(7))"), "{refused}");
+    // There is no index, and nothing is left of it.
+    assert!(matches!(by_index(&map, "even"), Err(Error::Missing { .. })));
+    let objects = map.store().list(&"map".into(), Some(b"x/"), 100).wait().unwrap();
+    assert!(objects.iter().all(|name| !name.starts_with(b"x/") || name.ends_with(b"expiry")), "{objects:?}");
+    done(&map, &[Mutation::delete(&table(), key(7))]);
+    map.create_index(&table(), "x").unwrap();
+    let refused = map.mutate(&[put(8, &long)], Durability::Durable).err().unwrap();
+    assert!(refused.to_string().contains("exceeds KEY_BYTES_MAX"), "{refused}");
+    assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (10, 9));
+}
+
+#[test]
+fn a_row_that_is_too_long_for_an_index_is_removed_while_the_index_is_built() {
+    let (store, map) = with_rows(20);
+    done(&map, &[put(19, &"l".repeat(2_000))]);
+    let between = Between::new(&store);
+    let builder = waist(Arc::clone(&between) as _);
+    let other = map.clone();
+    between.before(2, move || done(&other, &[Mutation::delete(&table(), key(19))]));
+    builder.create_index(&table(), "x").unwrap();
+    assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (10, 9));
+}
+
+#[test]
+fn a_condition_fails_by_the_schema_as_it_is() {
+    let (store, map) = with_rows(1);
+    let late = waist(store as _);
+    // It has seen the schema.
+    done(&late, &[put(0, "even")]);
+    map.alter_table(&table(), &Alter::RenameColumn("x".into(), "was".into())).unwrap();
+    map.alter_table(&table(), &Alter::AddColumn("x".into(), DataType::Text)).unwrap();
+    done(&map, &[put(0, "now")]);
+    let now = Condition::If(Filter::Compare("x".into(), Compare::Equal, "now".into()));
+    done(&late, &[put(0, "later").when(now)]);
+    let record = late.get(&Get::new(&table(), key(0))).unwrap().unwrap();
+    assert_eq!((record.value("x"), record.value("was")), (Some(&"later".into()), Some(&"even".into())));
+    // What is shown has the names that are true now.
+    map.alter_table(&table(), &Alter::RenameColumn("x".into(), "y".into())).unwrap();
+    let refused = late.mutate(&[Mutation::delete(&table(), key(0)).when(Condition::NotExists)], Durability::Durable);
+    let Err(Error::ConditionFailed { current: Some(shown), .. }) = refused.map(drop) else { panic!() };
+    assert_eq!((shown.value("y"), shown.value("x")), (Some(&"later".into()), None));
+}
+
+#[test]
+fn what_one_page_has_of_a_partition_is_of_one_moment() {
+    for reverse in [false, true] {
+        let (store, map) = with_rows(0);
+        let moved = if reverse { (9, 1) } else { (1, 9) };
+        let put = |c| Mutation::put(&table(), Key::of("p", 1).and("c", c), vec![("x".into(), "x".into())]);
+        done(&map, &[put(moved.0)]);
+        let between = Between::new(&store);
+        let reader = waist(Arc::clone(&between) as _);
+        let other = map.clone();
+        // There is one row at each moment.
+        let change = [Mutation::delete(&table(), Key::of("p", 1).and("c", moved.0)), put(moved.1)];
+        between.behind_scan(b"p/", move || done(&other, &change));
+        let mut scan = Scan::partition(&table(), Key::of("p", 1));
+        scan.reverse = reverse;
+        let page = reader.scan(&scan).unwrap();
+        let found: Vec<&Value> = page.records.iter().filter_map(|record| record.value("c")).collect();
+        assert_eq!(found, [&Value::Int(moved.0)]);
+        assert!(page.next.is_some(), "there is more, of another moment");
+    }
+}
+
+#[test]
+fn pages_of_a_partition_have_all_rows_once() {
+    let (_, map) = with_rows(0);
+    let row = |c: i32| Mutation::put(&table(), Key::of("p", 1).and("c", c), vec![("x".into(), "x".into())]);
+    let all: Vec<Mutation> = (0..9_000).map(row).collect();
+    all.chunks(1_000).for_each(|some| done(&map, some));
+    for (reverse, everything) in [(false, false), (true, false), (false, true)] {
+        let mut scan =
+            if everything { Scan::new(&table(), Over::All) } else { Scan::partition(&table(), Key::of("p", 1)) };
+        scan.reverse = reverse;
+        let mut found = Vec::new();
+        loop {
+            let Page { records, next } = map.scan(&scan).unwrap();
+            found.extend(records.iter().filter_map(|record| match record.value("c") {
+                Some(Value::Int(c)) => Some(*c),
+                _ => None,
+            }));
+            match next {
+                Some(next) => scan.page = Some(next),
+                None => break,
+            }
+        }
+        let expected: Vec<i32> = if reverse { (0..9_000).rev().collect() } else { (0..9_000).collect() };
+        assert!(found == expected, "{} rows", found.len());
+    }
+}
+
+#[test]
+fn a_namespace_in_which_a_table_is_being_made_is_not_dropped() {
+    let (store, map) = with_rows(0);
+    map.drop_table(&table()).unwrap();
+    let between = Between::new(&store);
+    let dropper = waist(Arc::clone(&between) as _);
+    let other = map.clone();
+    let schema = Schema::new().column("p", DataType::Int).partition("p");
+    between.behind_scan(b"catalogue", move || other.create_table(&table(), &schema).unwrap());
+    let refused = dropper.drop_namespace("n").unwrap_err().to_string();
+    assert!(refused.contains("has tables, t among them"), "{refused}");
+    map.drop_table(&table()).unwrap();
+    dropper.drop_namespace("n").unwrap();
+    assert_eq!(map.namespaces().unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn more_rows_than_can_be_sorted_are_refused_whatever_the_limit() {
+    let (_, map) = with_rows(0);
+    let table = MapStorage::table(&map, &self::table()).unwrap();
+    let mut scan = Scan::new(&self::table(), Over::All);
+    scan.order_by = vec![("c".into(), Order::Asc)];
+    for (limit, rows, fits) in [
+        (SORT_ROWS_MAX + 1, SORT_ROWS_MAX, true),
+        (SORT_ROWS_MAX + 1, SORT_ROWS_MAX + 1, false),
+        (0, SORT_ROWS_MAX + 1, false),
+        (SORT_ROWS_MAX, SORT_ROWS_MAX + 1, true),
+    ] {
+        scan.limit = limit;
+        let empty = || Record { columns: Vec::new(), expires_ms: None };
+        let sorted =
+            parts::sorted(&table, &scan, |_| Ok(Page { records: (0..rows).map(|_| empty()).collect(), next: None }));
+        match sorted {
+            Ok(page) => assert!(fits && page.records.len() == SORT_ROWS_MAX, "{limit} of {rows}"),
+            Err(error) => assert!(!fits && error.to_string().contains("SORT_ROWS_MAX"), "{limit} of {rows}: {error}"),
+        }
+    }
+}
