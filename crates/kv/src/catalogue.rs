@@ -132,8 +132,7 @@ pub(crate) fn ranges_made(store: &dyn ObjectStore) -> Completion<u64> {
 /// The guard that no object of a range was made since that was so often.
 pub(crate) fn none_made(made: u64) -> Guard {
     let name = Bytes::from_static(MADE);
-    let condition =
-        Condition::XattrCompare { name, compare: Compare::Equal, value: made, absent_holds: made == 0 };
+    let condition = Condition::XattrCompare { name, compare: Compare::Equal, value: made, absent_holds: made == 0 };
     Guard { object: object(), condition }
 }
 

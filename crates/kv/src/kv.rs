@@ -229,7 +229,8 @@ impl Kv {
         let prefix = format!("{name}/").into_bytes();
         let (mut objects, mut after) = (Vec::new(), prefix.clone());
         while objects.len() < limit {
-            let page = self.shared.store.list(&collection, Some(&after), LIST_NAMES.min(limit - objects.len())).wait()?;
+            let page =
+                self.shared.store.list(&collection, Some(&after), LIST_NAMES.min(limit - objects.len())).wait()?;
             let Some(last) = page.last() else { break };
             after = last.to_vec();
             let ours = page.into_iter().take_while(|found| found.starts_with(&prefix));

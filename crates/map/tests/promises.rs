@@ -11,7 +11,10 @@ use esker_map::{
     Record, SORT_ROWS_MAX, Scan, Schema, TableName, Value, Waist, parts,
 };
 use esker_memory::MemoryStore;
-use esker_store::{CommitSeq, Completion, Error as StoreError, Forward, ObjectId, ObjectStore, OmapScan, Transaction};
+use esker_store::{
+    Change, CommitSeq, Completion, Error as StoreError, Forward, Incarnation, ObjectId, ObjectStore, OmapScan,
+    Transaction,
+};
 use parking_lot::Mutex;
 
 type Hook = Box<dyn FnOnce() + Send>;
@@ -23,17 +26,26 @@ struct Between {
     takes: AtomicU64,
     before: Mutex<Option<(u64, Hook)>>,
     behind_scan: Mutex<Option<(&'static [u8], Hook)>>,
+    behind_get: Mutex<Option<Hook>>,
+    life: Arc<AtomicU64>,
 }
 
 impl Between {
     fn new(store: &Arc<MemoryStore>) -> Arc<Self> {
         let takes = AtomicU64::new(u64::MAX);
-        Arc::new(Self { store: Arc::clone(store), takes, before: Mutex::default(), behind_scan: Mutex::default() })
+        let (before, behind_scan, behind_get) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let life = Arc::new(AtomicU64::new(1));
+        Arc::new(Self { store: Arc::clone(store), takes, before, behind_scan, behind_get, life })
     }
 
     /// Does something before the transaction that so many others came before.
     fn before(&self, others: u64, hook: impl FnOnce() + Send + 'static) {
         *self.before.lock() = Some((others, Box::new(hook)));
+    }
+
+    /// Does something behind the next read of a key.
+    fn behind_get(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.behind_get.lock() = Some(Box::new(hook));
     }
 
     /// Does something behind the next scan of an object whose name begins so.
@@ -67,6 +79,20 @@ impl Forward for Between {
             Ok(_) => self.store.submit(txn),
             Err(_) => Completion::ready(Err(StoreError::Stopped { cause: "no more".into() })),
         }
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        Incarnation(self.life.load(Ordering::SeqCst))
+    }
+
+    fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
+        let found = self.store.omap_get(object, key);
+        if object.name().starts_with(b"p/")
+            && let Some(hook) = self.behind_get.lock().take()
+        {
+            hook();
+        }
+        found
     }
 
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Found {
@@ -331,4 +357,123 @@ fn more_rows_than_can_be_sorted_are_refused_whatever_the_limit() {
             Err(error) => assert!(!fits && error.to_string().contains("SORT_ROWS_MAX"), "{limit} of {rows}: {error}"),
         }
     }
+}
+
+/// Failure: entries of an index were written without being synced one by one; the server was restarted in between, the sync at the end
+/// covered its second life only, and the index was used without the entries of the first.
+#[test]
+fn an_index_is_built_again_when_the_store_was_restarted_meanwhile() {
+    let (store, map) = with_rows(100);
+    let between = Between::new(&store);
+    let builder = waist(Arc::clone(&between) as _);
+    let (below, life) = (Arc::clone(&store), Arc::clone(&between.life));
+    between.before(50, move || {
+        // What was applied is gone: the entries that were written so far.
+        let names = below.list(&"map".into(), Some(b"x/"), 1_000).wait().unwrap();
+        for name in names.into_iter().filter(|name| name.starts_with(b"x/") && !name.ends_with(b"expiry")) {
+            below.submit(Transaction::new().change(&ObjectId::new("map".into(), name), Change::Remove)).wait().unwrap();
+        }
+        life.fetch_add(1, Ordering::SeqCst);
+    });
+    builder.create_index(&table(), "x").unwrap();
+    assert!(between.before.lock().is_none());
+    assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (50, 50));
+}
+
+/// Failure: two that built one index raised the schema's generation each time they began, and had each other begin anew for ever; or the
+/// slower one was told that the index exists.
+#[test]
+fn several_that_build_one_index_all_finish() {
+    let (store, map) = with_rows(100);
+    let between = Between::new(&store);
+    let builder = waist(Arc::clone(&between) as _);
+    let other = map.clone();
+    between.before(20, move || other.create_index(&table(), "x").unwrap());
+    builder.create_index(&table(), "x").unwrap();
+    assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (50, 50));
+    map.drop_index(&table(), "x").unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| match waist(Arc::clone(&store) as _).create_index(&table(), "x") {
+                Ok(()) | Err(Error::Exists { .. }) => {}
+                Err(error) => panic!("{error}"),
+            });
+        }
+    });
+    assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (50, 50));
+}
+
+/// Failure: while a list of mutations was looked at another thread loaded the next schema; part of the list went by the old one, and only
+/// the first was compared.
+#[test]
+fn a_list_of_mutations_goes_by_one_schema() {
+    let (_store, map) = with_rows(0);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..30 {
+                let list: Vec<_> =
+                    (0..1_500).map(|row| put(row, if (row + round) % 2 == 0 { "a" } else { "b" })).collect();
+                done(&map, &list);
+            }
+            stop.store(true, Ordering::SeqCst);
+        });
+        while !stop.load(Ordering::SeqCst) {
+            map.create_index(&table(), "x").unwrap();
+            map.drop_index(&table(), "x").unwrap();
+        }
+    });
+    map.create_index(&table(), "x").unwrap();
+    assert_eq!((by_index(&map, "a").unwrap(), by_index(&map, "b").unwrap()), (750, 750));
+}
+
+#[test]
+fn a_scan_by_an_index_that_is_dropped_meanwhile_does_not_end_as_if_it_were_whole() {
+    let (store, map) = with_rows(0);
+    let list: Vec<_> = (0..1_200).map(|row| put(row, "same")).collect();
+    done(&map, &list);
+    map.create_index(&table(), "x").unwrap();
+    let between = Between::new(&store);
+    let reader = waist(Arc::clone(&between) as _);
+    let other = map.clone();
+    between.behind_scan(b"x/", move || other.drop_index(&table(), "x").unwrap());
+    assert!(matches!(by_index(&reader, "same"), Err(Error::Missing { .. })));
+    assert!(between.behind_scan.lock().is_none());
+}
+
+/// Failure: a namespace was dropped under a guard of how many tables had been made in it. Others dropped it, made it again and a table in
+/// it: the same number, and the table stayed without its namespace.
+#[test]
+fn a_namespace_that_was_made_again_meanwhile_is_not_dropped_with_a_table_in_it() {
+    let (store, map) = with_rows(0);
+    map.drop_table(&table()).unwrap();
+    let between = Between::new(&store);
+    let dropper = waist(Arc::clone(&between) as _);
+    let other = map.clone();
+    let schema = Schema::new().column("p", DataType::Int).partition("p");
+    between.behind_scan(b"catalogue", move || {
+        other.drop_namespace("n").unwrap();
+        other.create_namespace("n").unwrap();
+        other.create_table(&table(), &schema).unwrap();
+    });
+    let refused = dropper.drop_namespace("n").unwrap_err().to_string();
+    assert!(refused.contains("has tables, t among them"), "{refused}");
+    assert_eq!(map.namespaces().unwrap(), ["n"]);
+}
+
+/// Failure: the condition that a refusal named first was the first over several moments: rows of a list are read one after another.
+#[test]
+fn the_condition_that_is_named_first_is_the_first_at_one_moment() {
+    let (store, map) = with_rows(0);
+    done(&map, &[put(1, "yes"), put(2, "yes")]);
+    let between = Between::new(&store);
+    let late = waist(Arc::clone(&between) as _);
+    let other = map.clone();
+    // Both hold at one moment, and neither at the next.
+    between.behind_get(move || done(&other, &[put(1, "no"), put(2, "no")]));
+    let yes = || Condition::If(Filter::Compare("x".into(), Compare::Equal, "yes".into()));
+    let list = [put(1, "mine").when(yes()), put(2, "mine").when(yes())];
+    let refused = late.mutate(&list, Durability::Durable).map(drop);
+    assert!(matches!(refused, Err(Error::ConditionFailed { mutation: 0, .. })), "{refused:?}");
+    assert!(between.behind_get.lock().is_none());
 }

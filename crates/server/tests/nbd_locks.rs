@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use esker_memory::MemoryStore;
 use esker_server::nbd::{
-    Address, Client, ClientError, Config, Handle, Locking, Place, Server, VolumeExports, wire::code,
+    Address, Client, ClientError, Config, Exports, Handle, Locking, Place, Server, VolumeExports, wire::code,
 };
 use esker_volume::{Durability, Error, Layout, Volumes};
 

@@ -16,10 +16,10 @@ use esker_map::{
 };
 use parking_lot::Mutex;
 
-use crate::{Error, Result};
 use crate::coordinator::{Coordinator, Decision, Wish};
 use crate::layout::{self, Layout};
 use crate::row::{self, Image, Row};
+use crate::{Error, Result};
 
 /// Numbers that never come twice, in any process that uses the storage: 128 random bits.
 pub type Random = Arc<dyn Fn() -> u128 + Send + Sync>;

@@ -350,7 +350,9 @@ fn the_outcome_of_a_commit_that_was_forgotten_is_unknown() {
         for _ in 0..2 {
             match (forgotten, whole.outcome(&id)) {
                 (false, Ok(true)) => {}
-                (true, Err(Error::Unknown { transaction, asked_of_coordinator: false, .. })) => assert_eq!(transaction, id),
+                (true, Err(Error::Unknown { transaction, asked_of_coordinator: false, .. })) => {
+                    assert_eq!(transaction, id)
+                }
                 (_, other) => panic!("{forgotten}: {other:?}"),
             }
         }

@@ -21,8 +21,10 @@ pub enum Error {
     },
     /// The image is being imported, or its import was interrupted. Wait for the import, or remove the image and import it
     /// again.
-    #[error("image {name} is not all there: it is being imported, or its import was interrupted; if so, remove it and \
-             import it again")]
+    #[error(
+        "image {name} is not all there: it is being imported, or its import was interrupted; if so, remove it and \
+             import it again"
+    )]
     Unfinished {
         /// The image.
         name: String,

@@ -14,10 +14,10 @@ use std::io::{ErrorKind, Read, Write};
 use bytes::Bytes;
 
 use crate::diff::Diff;
-use crate::image::{Extent, joined};
-use crate::layout::IMAGE_BYTES_MAX;
 use crate::format;
 use crate::header::{push_guard, same_record};
+use crate::image::{Extent, joined};
+use crate::layout::IMAGE_BYTES_MAX;
 use crate::progress::Progress;
 use crate::write::Writer;
 use crate::{Durability, Error, Image, Layout, NAME_BYTES_MAX, Result, Volumes, image};

@@ -173,10 +173,7 @@ impl Image {
     }
 
     /// Changes the state in the store, and sees it.
-    pub(crate) fn change(
-        &self,
-        change: impl FnMut(&mut State, &mut Transaction) -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn change(&self, change: impl FnMut(&mut State, &mut Transaction) -> Result<()>) -> Result<()> {
         header::change(self.store(), self.inner.id, &self.inner.name, change)?;
         self.refresh()
     }

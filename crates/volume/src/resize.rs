@@ -36,7 +36,11 @@ impl Image {
         }
         self.change(|state, txn| {
             // Who has the lock is not disturbed by more room: its next write sees it.
-            if size < state.size { self.check_lock(state)? } else { self.check_fence(state)? }
+            if size < state.size {
+                self.check_lock(state)?
+            } else {
+                self.check_fence(state)?
+            }
             txn.gives_back = size < old;
             if state.rollback != 0 || state.dirty_end > state.size || state.size != old {
                 return Err(Error::refused(format!("image {} was changed meanwhile; try again", self.inner.name)));

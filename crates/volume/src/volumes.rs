@@ -114,7 +114,11 @@ impl Volumes {
             if let Some(id) = self.find(name)? {
                 let name = name.to_owned();
                 let unfinished = header::load(&*self.store, id)?.is_some_and(|state| state.making && !state.removing);
-                return Err(if unfinished { Error::Unfinished { name } } else { Error::Exists { what: "image", name } });
+                return Err(if unfinished {
+                    Error::Unfinished { name }
+                } else {
+                    Error::Exists { what: "image", name }
+                });
             }
             let last = self.store.xattr(&directory, NEXT_ID).wait()?;
             let last = last.as_deref().and_then(format::number_from).unwrap_or(0);

@@ -158,7 +158,8 @@ impl RemoteStore {
         let message = encode::transaction(txn);
         let len = message.encoded_len();
         if len > MESSAGE_BYTES_MAX {
-            let (what, limit, max) = ("transaction with what its guards compare", "MESSAGE_BYTES_MAX", MESSAGE_BYTES_MAX);
+            let (what, limit, max) =
+                ("transaction with what its guards compare", "MESSAGE_BYTES_MAX", MESSAGE_BYTES_MAX);
             return Err(StoreError::TooLarge { what, len: len as u64, limit, max: max as u64 });
         }
         let answered = self.call(false, message, |mut client, request| async move { client.submit(request).await });

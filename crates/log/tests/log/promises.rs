@@ -1,13 +1,14 @@
 //! What was told stays true: tails, trims, ages, fences, whichever process, handle or crash comes next.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use esker_device::MemoryDevice;
 use esker_engine::{CommitPolicy, Engine, FormatOptions, Options as EngineOptions};
 use esker_log::{Delivery, Error, Follow, Found, GapKind, Layout, Log, Machine, Options, Record, Replica, Start};
-use esker_store::{Durability, ObjectStore};
+use esker_store::{CommitSeq, Completion, Durability, Error as StoreError, Forward, ObjectStore, Transaction};
 
 use crate::support::{Time, append, everywhere, log, options, session, sound};
 
@@ -226,12 +227,125 @@ fn retention_by_time_keeps_what_is_young_whatever_stands_above_it() {
         (3..7).for_each(|position| assert!(matches!(found(&right, position), Found::Entry(_)), "{position}"));
         time.pass(5_000);
         assert_eq!(right.retain().unwrap(), 47);
-        // A position that is handed out may still be written.
-        let open = right.lead("").unwrap().next(1, None).unwrap().position;
-        append(&right, "above");
-        time.pass(5_000);
+        // A position that is handed out may still be written, unless what stands above it is old: then it is given up.
+        let open = right.lead("").unwrap().next(3, None).unwrap().position;
+        let above = append(&right, "above");
+        assert_eq!((open, above), (47, 50));
+        let last = right.lead("").unwrap().next(1, None).unwrap().position;
         assert_eq!(right.retain().unwrap(), open);
+        time.pass(5_000);
+        assert_eq!(right.retain().unwrap(), last);
+        let next = append(&right, "young");
+        assert_eq!((right.retain().unwrap(), next), (last, last + 1));
+        sound(&right);
     });
+}
+
+// Failure: what another process had trimmed was read here for as long as this process followed the log and did not happen to look at the head.
+// Fix: it does so twice a second, if anything is answered from what it keeps.
+#[test]
+fn what_another_process_trims_is_not_read_here_for_long() {
+    everywhere(|store, layout| {
+        let here = log(&store, layout).1;
+        let mut polled = here.follow(Start::First, Follow::default()).unwrap();
+        let _never_polled = here.follow(Start::First, Follow::default()).unwrap();
+        (0..10).for_each(|number| assert_eq!(append(&here, vec![number; 20]), u64::from(number)));
+        let there = session(&store, 2, &Time::default()).log("test").unwrap();
+        there.trim_to(7).unwrap();
+        std::thread::sleep(Duration::from_millis(600));
+        (0..7).for_each(|position| assert_eq!(found(&here, position), Found::Trimmed, "{position}"));
+        let gap = Delivery::Gap { positions: 0..7, kind: GapKind::Trimmed };
+        assert_eq!(polled.poll().unwrap(), Some(gap));
+        // A position that is trimmed before its writer has noted it here.
+        there.trim(8).unwrap();
+        std::thread::sleep(Duration::from_millis(600));
+        assert!(matches!(polled.poll().unwrap(), Some(Delivery::Entry(entry)) if entry.position == 7));
+    });
+}
+
+/// Keeps a transaction back, answers for it and all that come that nobody knows, and lets it through when it is told to.
+struct Late {
+    store: Arc<dyn ObjectStore>,
+    holds: AtomicBool,
+    kept: Mutex<Option<Transaction>>,
+}
+
+impl Forward for Late {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.store
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        if !self.holds.load(Ordering::SeqCst) {
+            return self.store.submit(txn);
+        }
+        self.kept.lock().unwrap().get_or_insert(txn);
+        Completion::ready(Err(StoreError::Unknown { cause: "kept back".into() }))
+    }
+}
+
+// Failure: an append of a named writer ended as uncertain and was still on its way when the log's owner opened the writer again; the number was
+// written anew, and then the late one came. Fix: the doubt is of all openings by the owner, and decided by the next.
+#[test]
+fn a_number_that_is_in_doubt_is_decided_before_the_writer_is_opened_again() {
+    everywhere(|store, layout| {
+        let late = Arc::new(Late { store: Arc::clone(&store), holds: AtomicBool::new(false), kept: Mutex::default() });
+        let held: Arc<dyn ObjectStore> = Arc::clone(&late) as _;
+        let owner = log(&held, layout).1.own("me").unwrap();
+        let first = owner.writer("w").unwrap();
+        assert!(first.append(0, "0").unwrap().wait().unwrap().1);
+        late.holds.store(true, Ordering::SeqCst);
+        assert!(matches!(first.append(1, "1"), Err(Error::Uncertain { .. })));
+        late.holds.store(false, Ordering::SeqCst);
+        let second = owner.writer("w").unwrap();
+        assert_eq!(second.next_number(), 1);
+        let (position, new) = second.append(1, "1 again").unwrap().wait().unwrap();
+        assert!(new);
+        let kept = late.kept.lock().unwrap().take().unwrap();
+        assert!(matches!(store.submit(kept).wait(), Err(StoreError::GuardFailed { .. })), "the late one came");
+        let of_number =
+            |position: &u64| matches!(found(&owner, *position), Found::Entry(entry) if entry.data.starts_with(b"1"));
+        assert_eq!((0..owner.tail().unwrap().position).filter(of_number).collect::<Vec<_>>(), [position]);
+    });
+}
+
+/// A store whose transactions take a while.
+struct Slow(Arc<dyn ObjectStore>);
+
+impl Forward for Slow {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.0
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        std::thread::sleep(Duration::from_millis(3));
+        self.0.submit(txn)
+    }
+}
+
+// Failure: a conditional append was not refused for as long as others had positions open, and filled theirs. Fix: it waits for what had been handed
+// out when it was looked at.
+#[test]
+fn a_refused_conditional_append_ends_though_others_append_all_the_time() {
+    let store: Arc<dyn ObjectStore> = Arc::new(Slow(Arc::new(esker_memory::MemoryStore::new())));
+    let log = log(&store, Layout::Slots).1;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    append(&log, "x");
+                }
+            });
+        }
+        for _ in 0..5 {
+            let refused = log.append_at(1 << 40, &[Record::from("z")]).err().unwrap();
+            assert!(matches!(refused, Error::NotTail { .. }), "{refused}");
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    let filled = (0..log.tail().unwrap().position).filter(|position| found(&log, *position) == Found::Filled).count();
+    assert!(filled < 5, "{filled} positions of living writers were filled");
 }
 
 // Failure: two writers of one name wrote the same number. Cause: under one epoch, that of a log's only writer, an opening was noted and not looked

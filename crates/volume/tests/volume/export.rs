@@ -178,7 +178,9 @@ fn an_image_whose_import_was_interrupted_is_read_by_nobody_and_can_be_removed() 
             let dying = Volumes::open(Arc::clone(&hooked) as Arc<dyn ObjectStore>).unwrap();
             hooked.dies_after(submits);
             let bring = |volumes: &Volumes| match from_raw {
-                true => volumes.import_raw("disk", 600_000, SMALL, &mut Cursor::new(&raw), 0, &mut |_, _| true).map(drop),
+                true => {
+                    volumes.import_raw("disk", 600_000, SMALL, &mut Cursor::new(&raw), 0, &mut |_, _| true).map(drop)
+                }
                 false => import(volumes, "disk", &full).map(drop),
             };
             let done = bring(&dying);
