@@ -69,6 +69,8 @@ impl Attachments {
         // Held while the lock is taken: others that come for the same image wait for the same.
         let mut seat = seat.lock();
         if let Some(attached) = seat.upgrade().filter(|attached| !attached.lost.load(Ordering::Acquire)) {
+            // Another process may have made it larger.
+            attached.image.refresh()?;
             return Ok(attached);
         }
         let epoch = match self.take(&image) {
