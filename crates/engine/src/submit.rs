@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use bytes::Bytes;
 use esker_store::{
     Barrier, Change, CommitSeq, Completion, Compression, Condition, Durability, Error, ObjectId, Op, Result,
     Transaction, limits,
@@ -118,16 +119,37 @@ impl Engine {
                     pinned = Some(self.segments.pin());
                 }
                 Attempt::Fetch(wanted) => {
-                    for Wanted { loc, guard, object } in wanted {
-                        let asked = Asked { object, what: sought_by(&txn.guards[guard].condition) };
-                        match self.reader.fetch(loc, &asked, self.mark.durable()) {
-                            Ok(found) => drop(fetched.insert(loc, found.value)),
-                            Err(error) => return Completion::ready(Err(error)),
-                        }
+                    if let Err(error) = self.compare(txn, wanted, &mut fetched) {
+                        return Completion::ready(Err(error));
                     }
                 }
             }
         }
+    }
+
+    /// Reads values that guards look at, up to the first that is another, and notes what each guard says of it.
+    fn compare(&self, txn: &Transaction, wanted: Vec<Wanted>, fetched: &mut Fetched) -> Result<()> {
+        // The same value may be compared again and again.
+        let mut last: Option<(Loc, Bytes)> = None;
+        for Wanted { loc, guard, object } in wanted {
+            let condition = &txn.guards[guard].condition;
+            let value = match &last {
+                Some((at, value)) if *at == loc => value.clone(),
+                _ => {
+                    let asked = Asked { object, what: sought_by(condition) };
+                    self.reader.fetch(loc, &asked, self.mark.durable())?.value
+                }
+            };
+            let equal = matches!(condition,
+                Condition::SlotEquals { value: compared, .. } | Condition::OmapEquals { value: compared, .. }
+                    if *compared == value);
+            fetched.insert(guard, (loc, equal));
+            if !equal {
+                break;
+            }
+            last = Some((loc, value));
+        }
+        Ok(())
     }
 
     /// Compresses and checksums the payload of an operation.

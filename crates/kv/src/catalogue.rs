@@ -1,8 +1,9 @@
 //! The catalogue: which namespaces there are, and of what kind.
 //!
 //! name → [`Record`], in the omap of object `namespaces` of collection `kv`: kind as one byte (1 int, 2 bytes); then, unless all of
-//! them are 0, compression as another (0 none, 1 lz4, 2 zstd); then 1 if the namespace is being removed. Its xattr `made` counts
-//! the transactions that made objects of ranges, in any int namespace: it never goes back, whichever are removed and made again.
+//! them are 0, compression as another (0 none, 1 lz4, 2 zstd); then 1 if the namespace is being removed. Its xattr `r/NAME` grows
+//! with each transaction that makes objects of ranges of an int namespace; it begins with a number that no namespace had before
+//! (xattr `firsts`), shifted by 32 bits, so that it is never one of an earlier namespace of that name.
 //!
 //! Invariants:
 //! 1. A record is made only where there is none, so that the kind of a name changes only by removing it.
@@ -10,14 +11,16 @@
 
 use bytes::Bytes;
 use esker_store::{
-    Change, Collection, Compare, Completion, Compression, Condition, Error, Guard, ObjectId, ObjectStore, OmapScan,
-    Result, Transaction, limits,
+    Barrier, Change, Collection, Compare, Completion, Compression, Condition, Error, Guard, ObjectId, ObjectStore,
+    OmapScan, Op, Result, Transaction, limits,
 };
 
 use crate::Kind;
 use crate::key::just_above;
 
 pub(crate) const COLLECTION: &str = "kv";
+/// Bits of what counts a namespace's ranges that are of that namespace alone.
+const RANGES_BITS: u32 = 32;
 
 pub(crate) fn object() -> ObjectId {
     ObjectId::new(Collection::from(COLLECTION), Bytes::from_static(b"namespaces"))
@@ -116,35 +119,81 @@ pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<(String, Record)>> {
     }
 }
 
-const MADE: &[u8] = b"made";
+/// Counts the namespaces in which a first range was made.
+const FIRSTS: &[u8] = b"firsts";
 
-/// How often objects of ranges were made.
-pub(crate) fn ranges_made(store: &dyn ObjectStore) -> Completion<u64> {
-    store.xattr(&object(), MADE).then(|stored| {
+fn made_name(name: &str) -> Bytes {
+    format!("r/{name}").into()
+}
+
+fn number(object: &ObjectId, store: &dyn ObjectStore, name: &[u8]) -> Completion<Option<u64>> {
+    let shown = name.escape_ascii().to_string();
+    store.xattr(object, name).then(|stored| {
         let number = stored?.map(|stored| stored[..].try_into().map(u64::from_le_bytes)).transpose();
-        number.map(Option::unwrap_or_default).map_err(|_| Error::Corrupt {
-            offset: 0,
-            what: "namespace catalogue: the number of ranges made is not 8 bytes".into(),
-        })
+        number.map_err(|_| Error::Corrupt { offset: 0, what: format!("namespace catalogue: {shown} is not 8 bytes") })
     })
 }
 
-/// The guard that no object of a range was made since that was so often.
-pub(crate) fn none_made(made: u64) -> Guard {
-    let name = Bytes::from_static(MADE);
-    let condition = Condition::XattrCompare { name, compare: Compare::Equal, value: made, absent_holds: made == 0 };
+/// What grows when an object of a range is made in a namespace; `None` before the first. Of a namespace that was removed and made
+/// again it is another.
+pub(crate) fn ranges_made(store: &dyn ObjectStore, name: &str) -> Completion<Option<u64>> {
+    number(&object(), store, &made_name(name))
+}
+
+fn is_still(name: Bytes, number: Option<u64>) -> Guard {
+    let condition = match number {
+        None => Condition::XattrAbsent { name },
+        Some(value) => Condition::XattrCompare { name, compare: Compare::Equal, value, absent_holds: false },
+    };
     Guard { object: object(), condition }
 }
 
-/// Adds what counts that objects of ranges are made.
-pub(crate) fn count_made(txn: &mut Transaction, made: u64) {
-    let value = Bytes::copy_from_slice(&(made + 1).to_le_bytes());
-    txn.push(&object(), Change::XattrSet { name: Bytes::from_static(MADE), value });
+/// The guard that no object of a range was made since [`ranges_made`] said so.
+pub(crate) fn none_made(name: &str, made: Option<u64>) -> Guard {
+    is_still(made_name(name), made)
+}
+
+/// Adds what counts that objects of ranges are made, with its guards. The number of the first is taken from those of all namespaces, so that it
+/// is never one of an earlier namespace of that name.
+pub(crate) fn count_made(
+    txn: &mut Transaction,
+    store: &dyn ObjectStore,
+    name: &str,
+    barrier: &mut Option<Barrier>,
+) -> Result<()> {
+    let made = ranges_made(store, name).applied(barrier)?;
+    txn.guards.push(none_made(name, made));
+    let next = match made {
+        Some(made) => made + 1,
+        None => {
+            let firsts = Bytes::from_static(FIRSTS);
+            // One for each namespace that the transaction makes the first range in.
+            let own = txn.ops.iter().rev().find_map(|op| match op {
+                Op::Object(_, Change::XattrSet { name, value }) if *name == firsts => value[..].try_into().ok(),
+                _ => None,
+            });
+            let first = match own.map(u64::from_le_bytes) {
+                Some(own) => own + 1,
+                None => {
+                    let stored = number(&object(), store, FIRSTS).applied(barrier)?;
+                    txn.guards.push(is_still(firsts.clone(), stored));
+                    stored.unwrap_or(0) + 1
+                }
+            };
+            let value = Bytes::copy_from_slice(&first.to_le_bytes());
+            txn.push(&object(), Change::XattrSet { name: firsts, value });
+            first << RANGES_BITS
+        }
+    };
+    let value = Bytes::copy_from_slice(&next.to_le_bytes());
+    txn.push(&object(), Change::XattrSet { name: made_name(name), value });
+    Ok(())
 }
 
 /// Adds what forgets a namespace.
 pub(crate) fn forget(txn: &mut Transaction, name: &str) {
     txn.push(&object(), Change::OmapRemove { key: Bytes::copy_from_slice(name.as_bytes()) });
+    txn.push(&object(), Change::XattrRemove { name: made_name(name) });
 }
 
 #[cfg(test)]

@@ -27,6 +27,9 @@ impl Clock for SystemClock {
     }
 }
 
+/// What passes of the clock behind between two calls, after it has stepped back, is a step itself if it is longer.
+const PASSED_MAX_MS: u64 = 60_000;
+
 /// A clock that never goes back: where the one behind does, it goes on at half speed until that has caught up. (If it stood
 /// still, nothing would expire for as long as the step was wide.)
 pub(crate) struct Steady {
@@ -45,8 +48,8 @@ impl Steady {
     /// The time while the clock behind says `now_ms`, which is before the highest shown.
     fn slowed(&self, now_ms: u64) -> u64 {
         let (seen, relaxed) = (self.stepped.load(Ordering::Relaxed), Ordering::Relaxed);
-        if seen == 0 || now_ms < seen {
-            // It has stepped back just now.
+        if seen == 0 || now_ms < seen || now_ms - seen > PASSED_MAX_MS {
+            // It has stepped just now. Steps are not time that passes, nor is what passes while nobody asks.
             let _ = self.stepped.compare_exchange(seen, now_ms.max(1), relaxed, relaxed);
             return self.highest.load(relaxed);
         }

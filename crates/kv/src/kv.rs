@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use crate::catalogue::{self, COLLECTION, Record};
 use crate::clock::Steady;
 use crate::locks::Locks;
-use crate::namespace::CLEAR_OPS;
+use crate::namespace::objects_max;
 use crate::placement::Placement;
 use crate::shared::Shared;
 use crate::{Clock, Error, Key, Kind, Namespace, Result, Txn};
@@ -189,8 +189,8 @@ impl Kv {
     }
 
     /// Removes a namespace with all its entries; what is written to it later answers with an error, in other processes too. Its
-    /// name is free when this returns. One transaction, unless it is an int namespace of over 100,000 ranges: then several, and a
-    /// write to a range that is not removed yet may still be acknowledged, and goes with it. Stopped between two of them, the
+    /// name is free when this returns. One transaction, unless it is an int namespace of over 100,000 ranges (fewer on a small store):
+    /// then several, and a write to a range that is not removed yet may still be acknowledged, and goes with it. Stopped between two of them, the
     /// namespace is gone already; opening the face, or the name, or removing it again, does the rest.
     ///
     /// # Errors
@@ -245,9 +245,13 @@ impl Kv {
     /// What removes a namespace at once; `None` if it is too large for that.
     fn removal(&self, name: &str, record: Record) -> Result<Option<Transaction>> {
         // Counted before they are listed.
-        let made = catalogue::ranges_made(&*self.shared.store).wait()?;
-        let mut objects = self.objects(name, CLEAR_OPS)?;
-        if objects.len() == CLEAR_OPS {
+        let made = match record.kind {
+            Kind::Int => Some(catalogue::ranges_made(&*self.shared.store, name).wait()?),
+            Kind::Bytes => None,
+        };
+        let most = objects_max(&*self.shared.store, name);
+        let mut objects = self.objects(name, most)?;
+        if objects.len() == most {
             return Ok(None);
         }
         // These are not counted, and may be made meanwhile.
@@ -258,7 +262,8 @@ impl Kv {
             }
         }
         let mut txn = Transaction::new().once();
-        txn.guards.extend([record.still(name), catalogue::none_made(made)]);
+        txn.guards.push(record.still(name));
+        txn.guards.extend(made.map(|made| catalogue::none_made(name, made)));
         objects.iter().for_each(|object| txn.push(object, Change::Remove));
         catalogue::forget(&mut txn, name);
         Ok(Some(txn))
@@ -273,15 +278,15 @@ impl Kv {
                 // Another has done the rest.
                 return Ok(());
             }
-            let made = catalogue::ranges_made(store).wait()?;
-            let objects = self.objects(name, REMOVE_OBJECTS)?;
+            let made = catalogue::ranges_made(store, name).wait()?;
+            let objects = self.objects(name, objects_max(store, name).min(REMOVE_OBJECTS))?;
             let mut txn = Transaction::new().once();
             txn.guards.push(record.still(name));
             objects.iter().for_each(|object| txn.push(object, Change::Remove));
             let last = objects.is_empty();
             if last {
                 // The same record may be of a later namespace of that name, which has objects.
-                txn.guards.push(catalogue::none_made(made));
+                txn.guards.push(catalogue::none_made(name, made));
                 catalogue::forget(&mut txn, name);
             }
             match store.submit(txn).wait() {

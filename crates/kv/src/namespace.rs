@@ -470,8 +470,8 @@ impl Namespace {
         self.len().map(|len| len == 0)
     }
 
-    /// Removes all entries. One transaction, unless it is an int namespace of over 100,000 ranges: then several, which
-    /// other calls of this process do not see between, but other processes and a power cut may.
+    /// Removes all entries. One transaction, unless it is an int namespace of over 100,000 ranges (fewer on a small store): then
+    /// several, which other calls of this process do not see between, but other processes and a power cut may.
     pub fn clear(&self) -> Completion<()> {
         self.clear_with(self.default_durability())
     }
@@ -497,17 +497,18 @@ impl Namespace {
         let (placement, store) = (&self.0.placement, self.store());
         // Counted before they are listed: an object that is made meanwhile may hold what was written before this call.
         let made = match self.0.kind {
-            Kind::Int => Some(catalogue::ranges_made(store).applied(barrier)?),
+            Kind::Int => Some(catalogue::ranges_made(store, &self.0.name).applied(barrier)?),
             Kind::Bytes => None,
         };
+        let most = objects_max(store, &self.0.name);
         let objects = placement.objects(store, self.0.kind, barrier)?;
         let mut whole = Transaction::with(durability);
         placement.clear(&mut whole, &objects);
         let mut ops = whole.ops.into_iter();
         loop {
             let mut part = Transaction::with(durability).once();
-            part.guards.extend(made.map(catalogue::none_made));
-            part.ops.extend(ops.by_ref().take(CLEAR_OPS));
+            part.guards.extend(made.map(|made| catalogue::none_made(&self.0.name, made)));
+            part.ops.extend(ops.by_ref().take(most));
             store.submit(part).applied(barrier)?;
             if ops.len() == 0 {
                 return Ok(());
@@ -522,5 +523,13 @@ enum Become {
     Entry(Entry),
 }
 
-/// Operations per transaction where a namespace is cleared or removed in several.
-pub(crate) const CLEAR_OPS: usize = 100_000;
+/// Objects that one transaction clears or removes, at most.
+const OBJECTS_MAX: usize = 100_000;
+/// Bytes that an operation takes beside the object's name, more or less.
+const OPERATION_BYTES: u64 = 128;
+
+/// How many objects of a namespace this store clears or removes in one transaction.
+pub(crate) fn objects_max(store: &dyn ObjectStore, name: &str) -> usize {
+    let bytes = store.capability().transaction_bytes_max / (OPERATION_BYTES + name.len() as u64);
+    (bytes as usize).clamp(16, OBJECTS_MAX)
+}

@@ -100,7 +100,7 @@ fn guarded(
     barrier: &mut Option<Barrier>,
 ) -> Result<Transaction> {
     let mut txn = build()?;
-    let (store, mut int) = (&*shared.store, false);
+    let store = &*shared.store;
     for Target { name, kind, .. } in targets {
         let record = catalogue::find(store, name).applied(barrier)?.filter(|record| !record.removing);
         let record = record.ok_or_else(|| catalogue::gone(name))?;
@@ -109,13 +109,8 @@ fn guarded(
         }
         txn.guards.push(record.still(name));
         if *kind == Kind::Int {
-            int = true;
+            catalogue::count_made(&mut txn, store, name, barrier)?;
         }
-    }
-    if int {
-        let made = catalogue::ranges_made(store).applied(barrier)?;
-        txn.guards.push(catalogue::none_made(made));
-        catalogue::count_made(&mut txn, made);
     }
     Ok(txn)
 }

@@ -28,9 +28,6 @@ use crate::{Key, Kind, Namespace, OwnedKey, Result};
 
 /// Store entries fetched at once where a scan merges: enough to hide a call, few enough to waste little.
 const MERGE_ENTRIES: usize = 256;
-/// Of a key that is removed, a longer value is not compared: that there is one is enough. What a user of transactions keeps
-/// in an entry to know what else goes with it is shorter.
-const COMPARED_BYTES_MAX: usize = 4 << 10;
 /// Keys fetched at once where they are only counted.
 const COUNT_ENTRIES: usize = 4_096;
 
@@ -96,8 +93,9 @@ impl Writes {
         if self.cleared {
             let (kind, store) = (self.namespace.kind(), self.namespace.store());
             if kind == Kind::Int {
-                let made = catalogue::ranges_made(store).applied(barrier)?;
-                txn.guards.push(catalogue::none_made(made));
+                let name = self.namespace.name();
+                let made = catalogue::ranges_made(store, name).applied(barrier)?;
+                txn.guards.push(catalogue::none_made(name, made));
             }
             placement.clear(txn, &placement.objects(store, kind, barrier)?);
         }
@@ -438,17 +436,8 @@ impl<'a> Txn<'a> {
             let mut txn = Transaction::with(durability).compress(hint).once();
             txn.gives_back = self.gives_back;
             for reads in &self.reads {
-                let placement = reads.namespace.placement();
-                let writes = self.writes.iter().find(|writes| writes.namespace.is(&reads.namespace));
                 for (key, found) in &reads.found {
-                    let removed = writes.is_some_and(|writes| matches!(writes.entries.get(key), Some(None)));
-                    match found {
-                        // Whatever its value is, it goes.
-                        Some(found) if removed && found.len() > COMPARED_BYTES_MAX => {
-                            placement.guard_present(&mut txn, key.as_key());
-                        }
-                        found => placement.guard(&mut txn, key.as_key(), found.clone()),
-                    }
+                    reads.namespace.placement().guard(&mut txn, key.as_key(), found.clone());
                 }
             }
             let mut behind = listed.take();

@@ -155,6 +155,7 @@ impl Follower {
     /// # Errors
     /// The store's. After one the follower goes on where it was.
     pub fn poll(&mut self) -> Result<Option<Delivery>> {
+        self.log.look_out()?;
         loop {
             let (mut handed, next) = self.poll_recent(1, 1)?;
             match (handed.pop(), next) {
@@ -186,14 +187,15 @@ impl Follower {
     }
 
     /// What was written in this process a moment ago and is durable, up to `limit` deliveries and about `bytes_max` of data, and what to do where that
-    /// ends. Asks neither the store nor whoever hands out positions, so that it never waits.
+    /// ends. Asks neither the store nor whoever hands out positions, so that it never waits: twice a second it leaves looking to [`Follower::poll`].
     ///
     /// # Errors
     /// The store's, if it stopped before the next entry was durable.
     pub fn poll_recent(&mut self, limit: usize, bytes_max: usize) -> Result<(Vec<Delivery>, Next)> {
         let (mut handed, mut bytes) = (Vec::new(), 0);
-        self.log.look_out()?;
-        while handed.len() < limit && bytes < bytes_max {
+        // It may wait for the store: that is for a caller that may.
+        let due = self.log.is_to_look_out();
+        while !due && handed.len() < limit && bytes < bytes_max {
             if let Some(delivery) = self.ahead.pop_front() {
                 bytes += delivery.data_len();
                 handed.push(delivery);

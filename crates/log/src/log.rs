@@ -151,8 +151,20 @@ impl Log {
 
     /// Looks at the head, if that was not done for [`LOOK_OUT`]: another process may have trimmed what is kept here.
     pub(crate) fn look_out(&self) -> Result<()> {
-        let due = self.inner.shared.looked.lock().elapsed() >= LOOK_OUT;
-        if due { self.current_view().map(drop) } else { Ok(()) }
+        {
+            let mut looked = self.inner.shared.looked.lock();
+            if looked.elapsed() < LOOK_OUT {
+                return Ok(());
+            }
+            // Of several that find it due one looks.
+            *looked = Instant::now();
+        }
+        self.current_view().map(drop)
+    }
+
+    /// Whether [`Log::look_out`] would look.
+    pub(crate) fn is_to_look_out(&self) -> bool {
+        self.inner.shared.looked.lock().elapsed() >= LOOK_OUT
     }
 
     /// Keeps `view` if it is newer than what is kept.

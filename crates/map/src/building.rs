@@ -86,6 +86,8 @@ impl Waist {
     /// restarted, and what was written before that may be gone. Mutations by this schema write their own entries.
     fn fill_index(&self, table: &Arc<Table>) -> Result<bool> {
         let (mut same, unsynced) = (true, Unsynced::default());
+        // Rows that are gone need no entry, as long as they stay gone.
+        unsynced.begin(&*self.store).applied();
         let done = self.for_each_row(table, |place, bytes| {
             let row = decode(table, place, bytes)?;
             let _lock = self.lock(std::iter::once(place.partition.hash64()));

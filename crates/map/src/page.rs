@@ -21,7 +21,7 @@ use crate::row::Row;
 use crate::value::Value;
 use crate::{Error, Result, Table};
 
-/// Most rows that one page looks at.
+/// Most rows that one page looks at; one of a partition, whose rows are of one moment, ends earlier.
 pub const LOOK_MAX: usize = 65_536;
 /// A page ends at about so many bytes.
 pub const PAGE_BYTES: usize = 4 << 20;

@@ -7,11 +7,13 @@
 //! 2. The rows that one page of a scan has of a partition are of one moment; pages, partitions, and rows that an index
 //!    leads to, are of different moments.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use esker_store::{ObjectId, OmapScan};
 
+use crate::guards::ATTEMPTS_MAX;
 use crate::key::{self, Order, after_prefix};
 use crate::names;
 use crate::ops::{Bound, Over, Page, Scan};
@@ -57,9 +59,27 @@ impl Waist {
     }
 
     pub(crate) fn scan_table(&self, table: &Arc<Table>, scan: &Scan) -> Result<Page> {
+        let mut table = Arc::clone(table);
+        for _ in 0..ATTEMPTS_MAX {
+            let changed = Cell::new(false);
+            let page = self.scan_once(&table, scan, &changed);
+            if !changed.get() {
+                return page;
+            }
+            table = self.load(&scan.table)?;
+        }
+        Err(Error::Contended { what: format!("the schema of table {}", scan.table), attempts: ATTEMPTS_MAX })
+    }
+
+    /// A page by this schema. If it is found that that has `changed`, what is returned does not count.
+    fn scan_once(&self, table: &Arc<Table>, scan: &Scan, changed: &Cell<bool>) -> Result<Page> {
         parts::check_scan(table, scan)?;
         if !scan.order_by.is_empty() {
-            return parts::sorted(table, scan, |scan| self.scan_table(table, scan));
+            return parts::sorted(table, scan, |scan| {
+                let page = self.scan_once(table, scan, changed)?;
+                // It ends here, and begins anew.
+                Ok(if changed.get() { Page { next: None, ..page } } else { page })
+            });
         }
         let read = |token| parts::read_token(&self.secret, table, scan, token);
         let after = scan.page.as_ref().map(read).transpose()?;
@@ -74,10 +94,7 @@ impl Waist {
             Over::Index(name, value) => {
                 let end = self.scan_index(table, name, value, after, &mut gathered)?;
                 // Entries of an index that was dropped meanwhile were removed while they were read.
-                if !self.is_current(table)? {
-                    let table = self.load(&scan.table)?;
-                    return self.scan_table(&table, scan);
-                }
+                changed.set(!self.is_current(table)?);
                 end
             }
             Over::All => self.scan_all(table, after, &mut gathered)?,

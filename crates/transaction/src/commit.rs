@@ -92,7 +92,8 @@ impl Transaction {
             if self.scans.is_empty() && apart.len() <= 1 {
                 return Ok(());
             }
-            return self.validate(&apart, serializable);
+            // As below: what was validated by traces counts only as long as they stay.
+            return self.validate(&apart, serializable).and_then(|()| self.check_age());
         }
         if !covered && !serializable {
             self.validate(&apart, false)?;

@@ -94,6 +94,7 @@ impl Image {
         self.check_fence(&live.state)?;
         self.check_rollback(&live.state)?;
         let Some(parent) = &live.point.parent else { return Ok(true) };
+        self.relies_on_what_is_there();
         let mut numbers = BTreeSet::new();
         self.each_candidate(&parent.point, true, &mut |number| {
             if live.point.overlap(number) > 0 {

@@ -15,7 +15,7 @@ use bytes::Bytes;
 
 use crate::diff::Diff;
 use crate::format;
-use crate::header::{push_guard, same_record};
+use crate::header::{self, push_guard, same_record};
 use crate::image::{Extent, joined};
 use crate::layout::IMAGE_BYTES_MAX;
 use crate::progress::Progress;
@@ -428,9 +428,14 @@ impl Image {
             self.require_snapshots()?;
             format::check_name("snapshot name", name)?;
         }
-        self.change(|state, txn| {
+        let finished = self.change(|state, txn| {
             state.making = false;
             snapshot.map_or(Ok(()), |name| self.push_snapshot(state, txn, name, now_ms))
+        });
+        finished.or_else(|error| match header::load(self.store(), self.inner.id) {
+            // It was done, though the answer was lost or looking at it failed. Others may use the image already.
+            Ok(Some(state)) if !state.making && !state.removing => Ok(()),
+            _ => Err(error),
         })
     }
 
@@ -451,7 +456,7 @@ impl Image {
             self.check_no_snapshot(to)?;
         }
         let mut id = 0;
-        self.change(|state, txn| {
+        let begun = self.change(|state, txn| {
             self.check_lock(state)?;
             self.check_rollback(state)?;
             let (found, record) = self.find_snapshot(from)?;
@@ -461,9 +466,11 @@ impl Image {
             state.rollback = id;
             state.size = state.size.max(export.size);
             Ok(())
-        })?;
-        let imported = self.import_chunks(source, export, crc, Some(id), progress);
+        });
+        let imported = begun.and_then(|()| self.import_chunks(source, export, crc, Some(id), progress));
+        let (mut is_whole, mut bytes) = (false, Transferred::default());
         let done = imported.and_then(|done| {
+            (is_whole, bytes) = (true, done);
             self.change(|state, txn| {
                 self.check_lock(state)?;
                 if state.rollback != id {
@@ -478,19 +485,25 @@ impl Image {
                     }
                 }
                 export.to.as_deref().map_or(Ok(()), |to| self.push_snapshot(state, txn, to, now_ms))
-            })?;
-            Ok(done)
+            })
         });
-        match done {
-            Ok(done) => {
-                self.finish_shrinking(&mut |_, _| true)?;
-                Ok(done)
+        let error = match done {
+            Ok(()) => {
+                // What is cut off goes in the background, if not now.
+                let _ = self.finish_shrinking(&mut |_, _| true);
+                return Ok(bytes);
             }
-            Err(error) => {
+            Err(error) => error,
+        };
+        // An answer may have been lost, or looking at what was done have failed: the mark tells. While this handle has the lock nobody else takes it away.
+        match header::load(self.store(), self.inner.id) {
+            Ok(Some(state)) if state.rollback == id && id != 0 => {
                 // The import's own error is the one to tell; the rollback may be done again by hand.
                 let _ = self.rollback(from, &mut |_, _| true);
                 Err(error)
             }
+            Ok(Some(state)) if is_whole && state.lock_epoch == self.held() => Ok(bytes),
+            _ => Err(error),
         }
     }
 

@@ -145,6 +145,12 @@ impl Image {
         &*self.inner.store
     }
 
+    /// Called before work that leaves out what it finds done: another handle may have done it, and not flushed it. So the next flush covers the life
+    /// of the store from here on.
+    pub(crate) fn relies_on_what_is_there(&self) {
+        self.inner.unsynced.begin(self.store()).applied();
+    }
+
     /// Submits a transaction, and notes if it is still to be flushed.
     pub(crate) fn submit(&self, txn: Transaction) -> (StoreResult<CommitSeq>, Option<Barrier>) {
         let written = (txn.durability == Durability::Applied).then(|| self.inner.unsynced.begin(self.store()));

@@ -85,6 +85,7 @@ impl Image {
             if end <= size {
                 return Ok(true);
             }
+            self.relies_on_what_is_there();
             let mut done = 0;
             let finished = self.each_own(&mut |number| {
                 let prefix = live.point.layout.prefix(number, size);

@@ -342,6 +342,7 @@ impl Image {
         };
         let live = header::entries(self.store(), &header, b's', true)?;
         let live: BTreeSet<u64> = live.iter().filter_map(|(key, _)| format::key_number(key)).collect();
+        self.relies_on_what_is_there();
         let clones = format::clones(self.inner.id);
         let (mut done, mut from) = (0, Bytes::new());
         loop {
@@ -434,6 +435,7 @@ impl Image {
     /// Rolls every object back under the generation in `live`. `None`: the header was changed meanwhile; some were not.
     fn roll_back_all(&self, live: &Live, id: u64, progress: Progress<'_>) -> Result<Option<bool>> {
         self.check_lock(&live.state)?;
+        self.relies_on_what_is_there();
         let then = Point::snapshot(self.store(), self.inner.id, id, live.state.layout)?;
         let then = then.ok_or_else(|| self.no_snapshot(&format!("number {id}")))?;
         let numbers = source::candidates(self.store(), &then, true)?;

@@ -1,8 +1,8 @@
 //! Transactions that are applied once although their answers are lost ([`Transaction::once`]).
 //!
 //! transaction → a free lane, its next number → guard "the lane's number is lower" + the number → submit · answer lost → again, the same ·
-//! refused by that guard → does the lane hold this number? then it was applied · refused otherwise after a lost answer → the number
-//! is put by itself: then what was lost is never applied, and the refusal is the answer
+//! refused by that guard → does the lane hold this number? then it was applied · refused otherwise after a lost answer → the next number
+//! is put by itself, a fence: then what was lost is never applied, and the refusal is the answer
 //!
 //! Each client has an object of its own in collection `operations`, named by a number as 8 bytes (big-endian); its xattr `l/INDEX` holds
 //! the number of the last operation of that lane (u64, little-endian).
@@ -77,13 +77,17 @@ impl Operations {
             // A store that cannot take a lane, or a transaction without room for one, is asked once.
             let Ok(mut lane) = lane else { return store.submit(txn).wait() };
             lane.number += 1;
-            let Some(numbered) = lane.number(&txn) else {
+            let Some(numbered) = lane.numbered(&txn) else {
                 self.own.lock().free.push(lane);
                 return store.submit(txn).wait();
             };
             match lane.submit(store, numbered) {
                 Done::Told(outcome) => {
                     self.own.lock().free.push(lane);
+                    if matches!(outcome, Err(Error::Full { .. })) && only_takes_away(&txn) {
+                        // Without a number it goes by the room that is left for what takes away.
+                        return store.submit(txn).wait();
+                    }
                     return outcome;
                 }
                 // Its object was removed before anything of this transaction was applied; or nobody can tell.
@@ -150,7 +154,7 @@ enum Done {
 
 impl Lane {
     /// The transaction with this operation's number; `None` if it has no room for it.
-    fn number(&self, txn: &Transaction) -> Option<Transaction> {
+    fn numbered(&self, txn: &Transaction) -> Option<Transaction> {
         let mut numbered = txn.clone();
         let condition = Condition::XattrCompare {
             name: self.name.clone(),
@@ -160,7 +164,7 @@ impl Lane {
         };
         numbered.guards.insert(0, Guard { object: self.object.clone(), condition });
         // What only takes away does so with the number too.
-        numbered.gives_back |= !txn.ops.is_empty() && !txn.ops.iter().any(adds);
+        numbered.gives_back |= only_takes_away(txn);
         numbered.ops.push(Op::Object(self.object.clone(), self.put_number()));
         numbered.check().is_ok().then_some(numbered)
     }
@@ -169,37 +173,40 @@ impl Lane {
         Change::XattrSet { name: self.name.clone(), value: encode(self.number) }
     }
 
-    fn submit(&self, store: &dyn ObjectStore, numbered: Transaction) -> Done {
-        let mut lost: Option<Error> = None;
+    fn submit(&mut self, store: &dyn ObjectStore, numbered: Transaction) -> Done {
+        let number = self.number;
+        // How an answer was lost, and what a later attempt was refused with.
+        let (mut lost, mut refused): (Option<Error>, Option<Error>) = (None, None);
         let mut pause = Pause::new();
         loop {
-            let refused = match store.submit(numbered.clone()).wait() {
+            match store.submit(numbered.clone()).wait() {
                 Ok(seq) => return Done::Told(Ok(seq)),
-                Err(error @ Error::Unknown { .. }) => {
-                    lost = Some(error);
-                    None
-                }
-                Err(Error::GuardFailed { index: 0 }) => match self.look(store) {
+                Err(error @ Error::Unknown { .. }) => lost = Some(error),
+                Err(Error::GuardFailed { index: 0 }) => match self.look(store, number) {
                     Ok(Looked::Applied(seq)) => return Done::Told(Ok(seq)),
+                    // The fence was put, though its answer was lost: none is put before there is a refusal.
+                    Ok(Looked::Fenced) => return Done::Told(Err(refused.unwrap_or(Error::Closed))),
                     Ok(Looked::Gone) => return Done::NoLane(lost),
-                    Err(error) => {
-                        lost = Some(Error::Unknown { cause: error.to_string() });
-                        None
+                    Err(error) => lost = Some(Error::Unknown { cause: error.to_string() }),
+                },
+                Err(error) => {
+                    let error = match error {
+                        Error::GuardFailed { index } => Error::GuardFailed { index: index - 1 },
+                        other => other,
+                    };
+                    if lost.is_none() {
+                        // Nothing that was sent before can still be applied.
+                        return Done::Told(Err(error));
                     }
-                },
-                Err(Error::GuardFailed { index }) => Some(Error::GuardFailed { index: index - 1 }),
-                Err(error) => Some(error),
-            };
-            match refused {
-                // Nothing that was sent before can still be applied.
-                Some(error) if lost.is_none() => return Done::Told(Err(error)),
-                Some(error) => match self.fence(store) {
-                    Ok(Looked::Applied(seq)) => return Done::Told(Ok(seq)),
-                    Ok(Looked::Gone) => return Done::NoLane(lost),
-                    Err(Fence::Put) => return Done::Told(Err(error)),
-                    Err(Fence::Unclear) => {}
-                },
-                None => {}
+                    refused = Some(error);
+                    match self.fence(store, number) {
+                        Ok(Looked::Applied(seq)) => return Done::Told(Ok(seq)),
+                        Ok(Looked::Fenced) => return Done::Told(Err(refused.unwrap_or(Error::Closed))),
+                        Ok(Looked::Gone) => return Done::NoLane(lost),
+                        // The next attempt finds out.
+                        Err(_) => {}
+                    }
+                }
             }
             if !pause.again() {
                 return Done::Told(Err(lost.unwrap_or(Error::Closed)));
@@ -207,29 +214,31 @@ impl Lane {
         }
     }
 
-    /// After the guard of the lane has failed: whether its number is that of this operation.
-    fn look(&self, store: &dyn ObjectStore) -> Result<Looked> {
+    /// After the guard of the lane has failed: what its number says of operation `number`.
+    fn look(&self, store: &dyn ObjectStore, number: u64) -> Result<Looked> {
         // It is answered once what it shows is durable.
         match self.held(store)? {
             // The sequence number that the store gave is lost; this one is not lower.
-            Some(number) if number == self.number => Ok(Looked::Applied(store.sync().wait()?)),
+            Some(held) if held == number => Ok(Looked::Applied(store.sync().wait()?)),
+            Some(held) if held == number + 1 => Ok(Looked::Fenced),
             _ => Ok(Looked::Gone),
         }
     }
 
-    /// Puts the number by itself, so that what is on its way with it is never applied.
-    fn fence(&self, store: &dyn ObjectStore) -> std::result::Result<Looked, Fence> {
+    /// Puts the number after `number`, which no operation has, so that what is on its way with `number` is never applied.
+    fn fence(&mut self, store: &dyn ObjectStore, number: u64) -> Result<Looked> {
+        self.number = number + 1;
         let condition = Condition::XattrCompare {
             name: self.name.clone(),
             compare: Compare::Less,
-            value: self.number,
+            value: number,
             absent_holds: false,
         };
         let txn = Transaction::new().giving_back().guard(&self.object, condition);
         match store.submit(txn.change(&self.object, self.put_number())).wait() {
-            Ok(_) => Err(Fence::Put),
-            Err(Error::GuardFailed { .. }) => self.look(store).map_err(|_| Fence::Unclear),
-            Err(_) => Err(Fence::Unclear),
+            Ok(_) => Ok(Looked::Fenced),
+            Err(Error::GuardFailed { .. }) => self.look(store, number),
+            Err(error) => Err(error),
         }
     }
 
@@ -242,16 +251,10 @@ impl Lane {
 /// What the lane of an operation says of it.
 enum Looked {
     Applied(CommitSeq),
+    /// It was not applied, and never will be.
+    Fenced,
     /// There is no such lane any more, or it is another's.
     Gone,
-}
-
-/// Why an operation's fate is not told by its lane.
-enum Fence {
-    /// It was not applied, and never will be.
-    Put,
-    /// Nobody knows.
-    Unclear,
 }
 
 /// Waits between attempts.
@@ -276,6 +279,10 @@ impl Pause {
         self.wait = (self.wait * 2).min(AGAIN_MAX);
         true
     }
+}
+
+fn only_takes_away(txn: &Transaction) -> bool {
+    !txn.ops.is_empty() && !txn.ops.iter().any(adds)
 }
 
 /// Whether an operation needs room.

@@ -310,3 +310,64 @@ fn locks_and_snapshots_of_volumes_are_made_once_though_answers_are_lost() {
     }
     assert_eq!(volumes.list().unwrap().len(), 5);
 }
+
+/// Answers as its script says: whether a transaction is applied, and whether that is told.
+struct Scripted {
+    store: Arc<MemoryStore>,
+    script: std::sync::Mutex<Vec<(bool, Option<Error>)>>,
+}
+
+impl Forward for Scripted {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.store
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        let mut script = self.script.lock().unwrap();
+        if script.is_empty() {
+            return self.store.submit(txn);
+        }
+        let (applied, answer) = script.remove(0);
+        let done = if applied { Some(self.store.submit(txn)) } else { None };
+        match (answer, done) {
+            (Some(error), _) => Completion::ready(Err(error)),
+            (None, Some(done)) => done,
+            (None, None) => panic!("nothing is told of nothing"),
+        }
+    }
+}
+
+/// Failure: what was put to keep a late attempt out was the operation's own number. Its answer was lost too, and the next look at the lane
+/// took it for the operation: acknowledged, and never applied.
+#[test]
+fn a_fence_whose_answer_is_lost_is_not_taken_for_what_it_fences() {
+    let unknown = || Some(Error::Unknown { cause: "lost".into() });
+    let full = || Some(Error::Full { needed: 1, free: 0 });
+    for (script, expected) in [
+        // Never arrived, refused, fence applied and unheard.
+        (vec![(false, unknown()), (false, full()), (true, unknown())], false),
+        // The same, and the fence is lost on its way at first.
+        (vec![(false, unknown()), (false, full()), (false, unknown()), (false, full()), (true, unknown())], false),
+        // Applied and unheard, refused: the fence finds that.
+        (vec![(true, unknown()), (false, full())], true),
+        (vec![(true, unknown()), (false, full()), (false, unknown()), (false, full())], true),
+    ] {
+        let memory = Arc::new(MemoryStore::new());
+        home(&*memory);
+        let scripted = Arc::new(Scripted { store: Arc::clone(&memory), script: std::sync::Mutex::default() });
+        let server = Running::start(0, Some(Arc::clone(&scripted) as _), None);
+        let store = open(server.place());
+        store.submit(count_on(0)).wait().unwrap();
+        let count =
+            || u64::from_le_bytes(memory.xattr(&object(), b"count").wait().unwrap().unwrap()[..].try_into().unwrap());
+        let shown = format!("{script:?}");
+        *scripted.script.lock().unwrap() = script;
+        match store.submit(count_on(1)).wait() {
+            Ok(_) => assert!(expected && count() == 2, "{shown}: acknowledged, {}", count()),
+            Err(error) => assert!(!expected && !error.is_unknown() && count() == 1, "{shown}: {error}"),
+        }
+        assert!(scripted.script.lock().unwrap().is_empty(), "{shown}");
+        // The lane goes on.
+        store.submit(count_on(count())).wait().unwrap();
+    }
+}

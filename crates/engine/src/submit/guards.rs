@@ -3,6 +3,7 @@
 //! Invariants:
 //! 1. A guard that needs something from the device names it, and is looked at again when it was read.
 //! 2. What all guards up to the first that fails need is named at once, so that many of them cost one more look.
+//! 3. Of what was read only the outcome is kept: memory does not grow with what is stored.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -52,7 +53,8 @@ impl From<Missing> for Unknown {
     }
 }
 
-pub(super) type Fetched = HashMap<Loc, Bytes>;
+/// Of guards whose value was read: where it stood, and whether it is the one compared with.
+pub(super) type Fetched = HashMap<usize, (Loc, bool)>;
 
 impl Engine {
     pub(super) fn guards_hold(
@@ -85,9 +87,11 @@ impl Engine {
                 Condition::SlotPresent { index } => {
                     state.slots.get(*index).map(|loc| loc.is_some()).map_err(Unknown::Page)
                 }
-                Condition::OmapEquals { key, value } => self.equals(state, state.omap.get(key), guard, value, fetched),
-                Condition::SlotEquals { index, value } => {
-                    self.equals(state, state.slots.get(*index), guard, value, fetched)
+                Condition::OmapEquals { key, value } => {
+                    self.equals(state, state.omap.get(key), guard, value, fetched.get(&index))
+                }
+                Condition::SlotEquals { index: slot, value } => {
+                    self.equals(state, state.slots.get(*slot), guard, value, fetched.get(&index))
                 }
             };
             let holds = match compared {
@@ -133,16 +137,16 @@ impl Engine {
         loc: std::result::Result<Option<Loc>, Missing>,
         guard: &Guard,
         value: &Bytes,
-        fetched: &Fetched,
+        fetched: Option<&(Loc, bool)>,
     ) -> std::result::Result<bool, Unknown> {
         let Some(loc) = loc? else { return Ok(false) };
         let asked = Asked { object: state.owner(state.number), what: sought_by(&guard.condition) };
         if let Some(found) = self.reader.peek(loc, &asked, Lsn::MAX).map_err(Unknown::Wrong)? {
             return Ok(found.value == *value);
         }
-        match fetched.get(&loc) {
-            Some(found) => Ok(found == value),
-            None => Err(Unknown::Value(loc)),
+        match fetched {
+            Some((at, equal)) if *at == loc => Ok(*equal),
+            _ => Err(Unknown::Value(loc)),
         }
     }
 }

@@ -210,6 +210,21 @@ fn a_transaction_fails_whole_when_another_face_changed_what_it_read() {
     assert_eq!(ours.get("b").wait().unwrap(), None);
 }
 
+/// Failure: of a long value that a transaction removed only its being there was compared: what it had read, and written elsewhere, was
+/// not what it removed.
+#[test]
+fn a_value_that_is_moved_is_the_one_that_goes_however_long_it_is() {
+    let (_store, [(kv, ours), (_, theirs)]) = two(Kind::Bytes);
+    ours.put("from", vec![1; 10_000]).wait().unwrap();
+    let mut txn = kv.begin_exclusive();
+    let moved = txn.get(&ours, "from").unwrap().unwrap();
+    txn.put(&ours, "to", moved);
+    txn.remove(&ours, "from");
+    theirs.put("from", vec![2; 10_000]).wait().unwrap();
+    assert!(matches!(txn.commit(Durability::Durable).wait(), Err(StoreError::GuardFailed { .. })));
+    assert_eq!(theirs.get("from").wait().unwrap(), Some(Bytes::from(vec![2; 10_000])));
+}
+
 #[test]
 fn the_kind_of_a_namespace_changes_only_by_removing_it() {
     let store = Arc::new(MemoryStore::new());
@@ -463,6 +478,11 @@ fn a_clock_that_steps_back_shows_nothing_that_was_hidden() {
         fresh.clock.set(NOON_MS + 3);
         assert_eq!(fresh.kv.clock().now_ms(), NOON_MS + 12);
         fresh.clock.set(NOON_MS + 9);
+        assert_eq!(fresh.kv.clock().now_ms(), NOON_MS + 15);
+        // A step forward is no time that passed.
+        fresh.clock.set(NOON_MS - 3_600_000);
+        assert_eq!(fresh.kv.clock().now_ms(), NOON_MS + 15);
+        fresh.clock.set(NOON_MS + 14);
         assert_eq!(fresh.kv.clock().now_ms(), NOON_MS + 15);
         // It goes on with the clock once that has caught up.
         namespace.put_with(&taken, entry.expiring(Some(NOON_MS + 20)), Durability::Durable).wait().unwrap();

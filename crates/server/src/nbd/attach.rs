@@ -2,9 +2,9 @@
 //!
 //! first client → lock → [`Attached`], one handle for all connections → last client leaves → unlock
 //!
-//! A lock that is there already is somebody's: attaching is refused then. It is broken by itself only where nobody can be behind it:
-//! it is this server's own, being given back just now; or it is that of a server, and no other process can have the store open
-//! ([`Locking::alone`]), so that server was killed. A lock that a person took (`esker volume lock add`) is never broken here.
+//! A lock that is there already is somebody's: clients may only read then. It is broken by itself only where nobody can be behind it:
+//! it is this server's own, being given back just now; or it is that of a server or an import, and no other process can have the store
+//! open ([`Locking::alone`]), so that process was killed. A lock that a person took (`esker volume lock add`) is never broken here.
 //!
 //! Invariants:
 //! 1. All connections of one server that write an image are one owner, so a flush and a fence mean the same to all of them.
@@ -15,8 +15,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use esker_store::Error as StoreError;
-use esker_volume::{Error, Image, Result, Volumes};
+use esker_store::{CommitSeq, Completion, Error as StoreError};
+use esker_volume::{Error, IMPORT_OWNER, Image, Result, Volumes};
 use parking_lot::Mutex;
 
 /// How the names begin that servers lock images under. People are asked to leave it to them.
@@ -40,6 +40,9 @@ pub(crate) struct Attached {
     pub(crate) image: Image,
     locked: bool,
     lost: AtomicBool,
+    /// The store's server was restarted since something was written and not flushed: no flush by this handle succeeds any more, whichever client
+    /// asks for it.
+    restarted: AtomicBool,
 }
 
 /// Where the handle of an image is found by the clients that come later.
@@ -49,11 +52,13 @@ type Seat = Arc<Mutex<Weak<Attached>>>;
 pub(crate) struct Attachments {
     locking: Locking,
     seats: Mutex<HashMap<u64, Seat>>,
+    /// Of clients that write without a lock.
+    unlocked: Mutex<HashMap<u64, Weak<Attached>>>,
 }
 
 impl Attachments {
     pub(crate) fn new(locking: Locking) -> Self {
-        Self { locking, seats: Mutex::default() }
+        Self { locking, seats: Mutex::default(), unlocked: Mutex::default() }
     }
 
     /// An image for one more client: by the handle that the others have, or by a new one that took the lock.
@@ -63,12 +68,12 @@ impl Attachments {
     pub(crate) fn attach(&self, volumes: &Volumes, name: &str) -> Result<Arc<Attached>> {
         let image = volumes.image(name)?;
         if !volumes.abilities().atomic_writes {
-            return Ok(Arc::new(Attached::unlocked(image)));
+            return Ok(self.unlocked(image));
         }
         let seat = self.seat(image.id());
         // Held while the lock is taken: others that come for the same image wait for the same.
         let mut seat = seat.lock();
-        if let Some(attached) = seat.upgrade().filter(|attached| !attached.lost.load(Ordering::Acquire)) {
+        if let Some(attached) = seat.upgrade().filter(|attached| attached.is_good()) {
             // Another process may have made it larger.
             attached.image.refresh()?;
             return Ok(attached);
@@ -79,16 +84,36 @@ impl Attachments {
             other => other?,
         };
         tracing::info!(image = name, owner = self.locking.owner, epoch, "locked");
-        let attached = Arc::new(Attached { image, locked: true, lost: AtomicBool::new(false) });
+        let mut attached = Attached::unlocked(image);
+        attached.locked = true;
+        let attached = Arc::new(attached);
         *seat = Arc::downgrade(&attached);
         Ok(attached)
+    }
+
+    /// The handle that all clients share who write `image` without its lock: a flush by one covers what the others wrote.
+    pub(crate) fn unlocked(&self, image: Image) -> Arc<Attached> {
+        let mut unlocked = self.unlocked.lock();
+        if let Some(attached) = unlocked.get(&image.id()).and_then(Weak::upgrade).filter(|attached| attached.is_good())
+            // A look at a header: another process may have made it larger.
+            && attached.image.refresh().is_ok()
+        {
+            return attached;
+        }
+        if unlocked.len() > SEATS_KEPT {
+            unlocked.retain(|_, attached| attached.strong_count() > 0);
+        }
+        let id = image.id();
+        let attached = Arc::new(Attached::unlocked(image));
+        unlocked.insert(id, Arc::downgrade(&attached));
+        attached
     }
 
     /// The handle that clients write `image` through, if any do.
     pub(crate) fn of(&self, image: &Image) -> Option<Arc<Attached>> {
         let seat = Arc::clone(self.seats.lock().get(&image.id())?);
         let attached = seat.lock().upgrade();
-        attached.filter(|attached| !attached.lost.load(Ordering::Acquire))
+        attached.filter(|attached| attached.is_good())
     }
 
     fn seat(&self, id: u64) -> Seat {
@@ -110,14 +135,15 @@ impl Attachments {
             attempts += 1;
             let Error::Locked { owner, epoch, .. } = &error else { return Err(error) };
             let own = *owner == self.locking.owner;
-            let left = own || (self.locking.alone && owner.starts_with(SERVER_OWNER));
+            let of_process = owner.starts_with(SERVER_OWNER) || owner == IMPORT_OWNER;
+            let left = own || (self.locking.alone && of_process);
             if !left || attempts == ATTEMPTS_MAX {
                 return Err(error);
             }
             match image.break_lock(*epoch) {
                 Ok(()) if own => {}
                 Ok(()) => {
-                    tracing::warn!(image = image.name(), owner, epoch, "broke the lock that a killed server left");
+                    tracing::warn!(image = image.name(), owner, epoch, "broke the lock that a killed process left");
                 }
                 // It was given back meanwhile.
                 Err(Error::Refused { .. }) => {}
@@ -130,11 +156,34 @@ impl Attachments {
 impl Attached {
     /// A handle that writes as long as nobody locks the image.
     pub(crate) fn unlocked(image: Image) -> Self {
-        Self { image, locked: false, lost: AtomicBool::new(false) }
+        Self { image, locked: false, lost: AtomicBool::new(false), restarted: AtomicBool::new(false) }
     }
 
-    /// Notes what a call says about the lock.
+    /// Whether clients that come later may have it.
+    fn is_good(&self) -> bool {
+        !self.lost.load(Ordering::Acquire) && !self.restarted.load(Ordering::Acquire)
+    }
+
+    /// Has everything that was written made durable.
+    pub(crate) fn flush(&self) -> Completion<CommitSeq> {
+        let (flushed, barrier) = self.image.flush().into_parts();
+        let flushed = flushed.inspect_err(|error| self.note_store(error));
+        let restarted = self.restarted.load(Ordering::Acquire);
+        Completion::after(flushed.and_then(|seq| if restarted { Err(StoreError::Restarted) } else { Ok(seq) }), barrier)
+    }
+
+    fn note_store(&self, error: &StoreError) {
+        if matches!(error, StoreError::Restarted) && !self.restarted.swap(true, Ordering::AcqRel) {
+            let image = self.image.name();
+            tracing::error!(image, "the store was restarted: what clients had written and not flushed may be lost");
+        }
+    }
+
+    /// Notes what a call says about the lock, and about the store.
     pub(crate) fn note(&self, error: &Error) {
+        if let Error::Store(error) = error {
+            self.note_store(error);
+        }
         if let Error::Fenced { image, held, found } = error
             && !self.lost.swap(true, Ordering::AcqRel)
         {

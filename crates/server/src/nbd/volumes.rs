@@ -146,7 +146,7 @@ impl Export for Disk {
     }
 
     fn flush(&self) -> Outcome {
-        outcome(self.attached.image.flush(), |_| ())
+        outcome(self.attached.flush(), |_| ())
     }
 
     fn extents(&self, offset: u64, len: u64, limit: usize) -> Outcome<Vec<Extent>> {
@@ -291,7 +291,7 @@ impl Exports for VolumeExports {
     fn open(&self, name: &str) -> Result<Arc<dyn Export>, OpenError> {
         let opened = match split(name) {
             (image, Some(snapshot)) => self.snapshot(image, snapshot),
-            (image, None) => self.volumes.image(image).map(|image| Disk::written(Arc::new(Attached::unlocked(image)))),
+            (image, None) => self.volumes.image(image).map(|image| Disk::written(self.attachments.unlocked(image))),
         };
         opened.map_err(|error| refused(name, error))
     }

@@ -3,6 +3,7 @@ package io.github.eskerstorage.scalardb;
 import com.scalar.db.exception.storage.ExecutionException;
 import com.scalar.db.exception.storage.RetriableExecutionException;
 import esker.map.v1.MapGrpc;
+import io.grpc.ConnectivityState;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
@@ -15,6 +16,7 @@ import io.grpc.stub.MetadataUtils;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.Function;
 
 /**
@@ -35,6 +37,8 @@ final class Connection implements AutoCloseable {
   private final EskerConfig config;
   private final ManagedChannel channel;
   private final MapGrpc.MapBlockingStub stub;
+  /** When a lost connection was last tried anew, by {@link System#nanoTime()}. */
+  private final AtomicLong tried = new AtomicLong(System.nanoTime());
 
   Connection(EskerConfig config) {
     this.config = config;
@@ -76,15 +80,40 @@ final class Connection implements AutoCloseable {
   /** Makes a call with the deadline of the configuration. */
   <T> T call(String what, Function<MapGrpc.MapBlockingStub, T> call) throws ExecutionException {
     try {
-      return call.apply(stub.withDeadlineAfter(config.timeoutMs, TimeUnit.MILLISECONDS));
+      return call.apply(stub());
     } catch (StatusRuntimeException e) {
       throw convert(what, e);
     }
   }
 
-  /** A stub for streams, which have no deadline: they last as long as their reader wants. */
-  MapGrpc.MapBlockingStub streams() {
-    return stub;
+  /**
+   * A stub with the deadline of the configuration. A connection that is lost is tried anew for it, however long the channel
+   * would wait by itself (up to two minutes after a long outage), but not more often than the configuration says.
+   */
+  MapGrpc.MapBlockingStub stub() {
+    if (channel.getState(false) == ConnectivityState.TRANSIENT_FAILURE) {
+      long now = System.nanoTime();
+      long last = tried.get();
+      if (now - last >= TimeUnit.MILLISECONDS.toNanos(config.reconnectMs) && tried.compareAndSet(last, now)) {
+        channel.resetConnectBackoff();
+      }
+    }
+    return stub.withDeadlineAfter(config.timeoutMs, TimeUnit.MILLISECONDS);
+  }
+
+  /** Whether a stream that ended so may be gone on with: the connection was lost, or its time was over. */
+  static boolean isInterruption(StatusRuntimeException error) {
+    Status.Code code = error.getStatus().getCode();
+    return nameOf(error).isEmpty() && (code == Status.Code.UNAVAILABLE || code == Status.Code.DEADLINE_EXCEEDED);
+  }
+
+  /** How long a stream that was interrupted is tried for, in milliseconds, and how long is waited in between. */
+  long patienceMs() {
+    return config.timeoutMs;
+  }
+
+  long reconnectMs() {
+    return config.reconnectMs;
   }
 
   /** The name of the server's error, or nothing. */

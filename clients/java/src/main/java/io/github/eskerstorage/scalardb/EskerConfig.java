@@ -25,7 +25,10 @@ import java.util.Properties;
  *   <tr><td>scalar.db.esker.tls.ca_file</td><td>authorities to trust, in PEM; those of the JVM</td></tr>
  *   <tr><td>scalar.db.esker.tls.cert_file, .key_file</td><td>the client's certificate and key, in PEM; none</td></tr>
  *   <tr><td>scalar.db.esker.tls.server_name</td><td>the name in the server's certificate; the host</td></tr>
- *   <tr><td>scalar.db.esker.timeout_ms</td><td>deadline of every call but scans, from 1; {@value #DEFAULT_TIMEOUT_MS}</td></tr>
+ *   <tr><td>scalar.db.esker.timeout_ms</td><td>deadline of every call, from 1; a scan that gets on is given as much again;
+ *       {@value #DEFAULT_TIMEOUT_MS}</td></tr>
+ *   <tr><td>scalar.db.esker.reconnect_ms</td><td>a lost connection is tried anew by the first call after so long, from 10;
+ *       {@value #DEFAULT_RECONNECT_MS}</td></tr>
  *   <tr><td>scalar.db.system_namespace_name</td><td>what ScalarDB calls its own namespace; scalardb</td></tr>
  * </table>
  */
@@ -40,9 +43,11 @@ final class EskerConfig {
   static final String TLS_KEY_FILE = PREFIX + "tls.key_file";
   static final String TLS_SERVER_NAME = PREFIX + "tls.server_name";
   static final String TIMEOUT_MS = PREFIX + "timeout_ms";
+  static final String RECONNECT_MS = PREFIX + "reconnect_ms";
   static final String SYSTEM_NAMESPACE = DatabaseConfig.PREFIX + "system_namespace_name";
   static final int DEFAULT_PORT = 7400;
   static final long DEFAULT_TIMEOUT_MS = 60_000;
+  static final long DEFAULT_RECONNECT_MS = 250;
 
   final String host;
   final int port;
@@ -53,6 +58,7 @@ final class EskerConfig {
   final Optional<File> keyFile;
   final Optional<String> serverName;
   final long timeoutMs;
+  final long reconnectMs;
   final String systemNamespace;
 
   EskerConfig(DatabaseConfig config) {
@@ -105,6 +111,10 @@ final class EskerConfig {
     timeoutMs = getLong(properties, TIMEOUT_MS, DEFAULT_TIMEOUT_MS);
     if (timeoutMs < 1) {
       throw invalid(TIMEOUT_MS, timeoutMs, "expected at least 1");
+    }
+    reconnectMs = getLong(properties, RECONNECT_MS, DEFAULT_RECONNECT_MS);
+    if (reconnectMs < 10) {
+      throw invalid(RECONNECT_MS, reconnectMs, "expected at least 10");
     }
     systemNamespace = getString(properties, SYSTEM_NAMESPACE, DatabaseConfig.DEFAULT_SYSTEM_NAMESPACE_NAME);
   }

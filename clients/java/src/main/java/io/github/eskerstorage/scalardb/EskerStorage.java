@@ -31,8 +31,9 @@ import java.util.Optional;
  *
  * <p>Invariants: a list of mutations is one request and so one commit, whichever tables it is over; it is durable when the
  * call returns. One whose condition does not hold is a {@link NoMutationException}, one that others were faster than time
- * and again a {@link com.scalar.db.exception.storage.RetriableExecutionException}; neither changed anything. After any other
- * {@link ExecutionException} it may have been applied.
+ * and again a {@link com.scalar.db.exception.storage.RetriableExecutionException}; neither changed anything, and nor did one
+ * whose cause is an {@link IllegalArgumentException}: a value or a list that is larger than the server takes. After any
+ * other {@link ExecutionException} it may have been applied.
  */
 public final class EskerStorage extends AbstractDistributedStorage {
   private final Connection connection;
@@ -130,14 +131,20 @@ public final class EskerStorage extends AbstractDistributedStorage {
   }
 
   private void send(List<? extends Mutation> mutations) throws ExecutionException {
-    MapOuterClass.MutateRequest request = Requests.mutate(mutations);
-    if (request.getSerializedSize() > Connection.MESSAGE_BYTES_MAX) {
-      throw new IllegalArgumentException(
-          String.format(
-              "%d mutations of %d bytes together: at most %d bytes go at once",
-              mutations.size(), request.getSerializedSize(), Connection.MESSAGE_BYTES_MAX));
+    MapOuterClass.MutateResponse response;
+    try {
+      MapOuterClass.MutateRequest request = Requests.mutate(mutations);
+      if (request.getSerializedSize() > Connection.MESSAGE_BYTES_MAX) {
+        throw new IllegalArgumentException(
+            String.format(
+                "%d mutations of %d bytes together: at most %d bytes go at once",
+                mutations.size(), request.getSerializedSize(), Connection.MESSAGE_BYTES_MAX));
+      }
+      response = connection.call("mutate", stub -> stub.mutate(request));
+    } catch (IllegalArgumentException e) {
+      // Nothing was applied. A transaction that has rows prepared elsewhere takes them back after this kind only.
+      throw new ExecutionException(e.getMessage(), e, false, false, false, null);
     }
-    MapOuterClass.MutateResponse response = connection.call("mutate", stub -> stub.mutate(request));
     if (response.hasConditionFailed()) {
       throw new NoMutationException(CoreError.NO_MUTATION_APPLIED.buildMessage(), mutations);
     }

@@ -90,7 +90,7 @@ final class Values {
       case DOUBLE:
         return value.setDouble(column.getDoubleValue()).build();
       case TEXT:
-        return value.setText(column.getTextValue()).build();
+        return value.setText(checked(column)).build();
       case BLOB:
         return value.setBlob(ByteString.copyFrom(column.getBlobValueAsByteBuffer())).build();
       case DATE:
@@ -105,6 +105,25 @@ final class Values {
         throw new IllegalArgumentException(
             "column " + column.getName() + " is " + column.getDataType() + ", which this adapter does not know");
     }
+  }
+
+  /** A text as it is, if it can be sent: what is half of a character has no encoding, and would come back as something else. */
+  private static String checked(Column<?> column) {
+    String text = column.getTextValue();
+    for (int at = 0; at < text.length(); at++) {
+      char one = text.charAt(at);
+      if (!Character.isSurrogate(one)) {
+        continue;
+      }
+      boolean paired =
+          Character.isHighSurrogate(one) && at + 1 < text.length() && Character.isLowSurrogate(text.charAt(at + 1));
+      if (!paired) {
+        throw new IllegalArgumentException(
+            String.format("column %s: a lone surrogate, U+%04X, at index %d", column.getName(), (int) one, at));
+      }
+      at++;
+    }
+    return text;
   }
 
   static MapOuterClass.Column column(Column<?> column) {

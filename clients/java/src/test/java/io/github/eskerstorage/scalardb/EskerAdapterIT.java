@@ -177,12 +177,15 @@ class EskerAdapterIT {
   @Test
   void whatIsTooLongIsTheCallersMistakeAndTheLimitIsNamed() {
     Put wide = put("one", 1, 1).blobValue("b", new byte[21 << 20]).build();
+    // As a failed execution, after which a transaction takes back what it has prepared elsewhere.
     assertThatThrownBy(() -> storage.put(wide))
-        .isInstanceOf(IllegalArgumentException.class)
+        .isInstanceOf(ExecutionException.class)
+        .hasCauseInstanceOf(IllegalArgumentException.class)
         .hasMessageContaining(String.valueOf(Connection.MESSAGE_BYTES_MAX));
     Put wideForARow = put("one", 1, 1).blobValue("b", new byte[17 << 20]).build();
     assertThatThrownBy(() -> storage.put(wideForARow))
-        .isInstanceOf(IllegalArgumentException.class)
+        .isInstanceOf(ExecutionException.class)
+        .hasCauseInstanceOf(IllegalArgumentException.class)
         .hasMessageContaining(String.valueOf(16 << 20));
     assertThatThrownBy(() -> admin.createNamespace("n".repeat(129)))
         .isInstanceOf(IllegalArgumentException.class)
@@ -204,6 +207,66 @@ class EskerAdapterIT {
     }
     try (DistributedStorageAdmin away = StorageFactory.create(properties).getStorageAdmin()) {
       assertThatThrownBy(away::getNamespaceNames).rootCause().hasMessageContaining("refused");
+    }
+  }
+
+  @Test
+  void halfACharacterIsRefusedAndNotStoredAsSomethingElse() throws ExecutionException {
+    for (String text : List.of("\ud800", "a\udc00", "\udc00\ud800", "x\ud83d")) {
+      assertThatThrownBy(() -> storage.put(put("one", 1, 1).textValue("t", text).build()))
+          .isInstanceOf(ExecutionException.class)
+          .hasMessageContaining("column t: a lone surrogate");
+    }
+    storage.put(put("one", 1, 1).textValue("t", "\ud83d\ude00").build());
+    assertThat(storage.get(get("one", 1, 1)).map(row -> row.getText("t"))).hasValue("\ud83d\ude00");
+  }
+
+  @Test
+  void aScanGoesOnAndCallsAreAnsweredSoonAfterTheServerWasKilledAndStartedAgain() throws Exception {
+    try (EskerServer mortal = new EskerServer()) {
+      StorageFactory factory = StorageFactory.create(mortal.properties());
+      try (DistributedStorageAdmin admin = factory.getStorageAdmin();
+          DistributedStorage storage = factory.getStorage()) {
+        admin.createNamespace("one");
+        admin.createTable("one", "rows", TABLE);
+        int rows = 400;
+        for (int c = 0; c < rows; c++) {
+          storage.put(put("one", 1, c).blobValue("b", new byte[20_000]).build());
+        }
+        Scan scan = Scan.newBuilder().namespace("one").table("rows").partitionKey(Key.ofInt("p", 1)).build();
+        for (int limit : new int[] {0, 300}) {
+          try (Scanner scanner = storage.scan(Scan.newBuilder(scan).limit(limit).build())) {
+            int expected = limit == 0 ? rows : limit;
+            for (int c = 0; c < expected; c++) {
+              if (c == 20) {
+                mortal.killAndStart();
+              }
+              assertThat(scanner.one().orElseThrow().getInt("c")).isEqualTo(c);
+            }
+            assertThat(scanner.one()).isEmpty();
+          }
+        }
+        // Away for so long that the channel by itself would wait for seconds before it tries again.
+        long began = System.nanoTime();
+        mortal.kill();
+        while (System.nanoTime() - began < 6_000_000_000L) {
+          assertThatThrownBy(() -> storage.get(get("one", 1, 1))).isInstanceOf(ExecutionException.class);
+          Thread.sleep(100);
+        }
+        mortal.killAndStart();
+        long back = System.nanoTime();
+        boolean answered = false;
+        for (int tries = 0; !answered && tries < 200; tries++) {
+          try {
+            answered = storage.get(get("one", 1, 1)).isPresent();
+          } catch (ExecutionException e) {
+            Thread.sleep(20);
+          }
+        }
+        assertThat(answered).isTrue();
+        // One second is what is promised; the channel by itself waits for several after such an outage.
+        assertThat((System.nanoTime() - back) / 1_000_000).isLessThan(2_000);
+      }
     }
   }
 

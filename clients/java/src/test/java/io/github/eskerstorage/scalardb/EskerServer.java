@@ -34,18 +34,39 @@ final class EskerServer implements AutoCloseable {
   private static EskerServer running;
 
   private final Path folder;
-  private final Process process;
+  private final List<String> arguments;
   private final String address;
+  private volatile Process process;
 
   EskerServer(String... arguments) {
+    this.arguments = List.of(arguments);
     try {
       folder = Files.createTempDirectory("esker-scalardb");
+    } catch (IOException e) {
+      throw new UncheckedIOException(e);
+    }
+    Runtime.getRuntime().addShutdownHook(new Thread(this::close));
+    address = start("127.0.0.1:0");
+  }
+
+  /** Ends the server as a power cut would, and starts it again under the same address. */
+  void killAndStart() throws InterruptedException {
+    process.destroyForcibly().waitFor();
+    start(address);
+  }
+
+  void kill() throws InterruptedException {
+    process.destroyForcibly().waitFor();
+  }
+
+  private String start(String at) {
+    try {
       List<String> command = new ArrayList<>();
       command.add(binary());
       // Space is taken only as it is written.
       command.addAll(List.of("serve", "--listen", "127.0.0.1:0", "--store", folder.resolve("data") + "?size=16g"));
-      command.addAll(List.of("--grpc", "127.0.0.1:0"));
-      command.addAll(List.of(arguments));
+      command.addAll(List.of("--grpc", at));
+      command.addAll(arguments);
       ProcessBuilder builder = new ProcessBuilder(command);
       builder.environment().remove("ESKER_CONFIG");
       builder.environment().put("RUST_LOG", "warn");
@@ -54,13 +75,13 @@ final class EskerServer implements AutoCloseable {
     } catch (IOException e) {
       throw new UncheckedIOException(e);
     }
-    Runtime.getRuntime().addShutdownHook(new Thread(this::close));
     CompletableFuture<String> line = new CompletableFuture<>();
-    Thread reader = new Thread(() -> read(line), "output of esker");
+    Process started = process;
+    Thread reader = new Thread(() -> read(started, line), "output of esker");
     reader.setDaemon(true);
     reader.start();
     try {
-      address = line.get(START_SECONDS_MAX, TimeUnit.SECONDS);
+      return line.get(START_SECONDS_MAX, TimeUnit.SECONDS);
     } catch (InterruptedException | ExecutionException | TimeoutException e) {
       close();
       throw new IllegalStateException("esker serve did not say where its gRPC is; see " + log(), e);
@@ -81,7 +102,7 @@ final class EskerServer implements AutoCloseable {
   }
 
   /** To the end of the output, lest the server waits for its reader. */
-  private void read(CompletableFuture<String> found) {
+  private static void read(Process process, CompletableFuture<String> found) {
     try (BufferedReader output =
         new BufferedReader(new InputStreamReader(process.getInputStream(), StandardCharsets.UTF_8))) {
       for (String line = output.readLine(); line != null; line = output.readLine()) {
@@ -126,6 +147,10 @@ final class EskerServer implements AutoCloseable {
 
   @Override
   public void close() {
+    Process process = this.process;
+    if (process == null) {
+      return;
+    }
     process.destroy();
     try {
       if (!process.waitFor(20, TimeUnit.SECONDS)) {
