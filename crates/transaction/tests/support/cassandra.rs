@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use esker_cassandra::{Cassandra, Options, Place, Random};
-use esker_map::{Durability, Key, MapStorage, Mutation, Over, Scan};
+use esker_map::{Durability, Key, MapStorage, Mutation, Over, Scan, TableName};
 use parking_lot::Mutex;
 
 use super::table;
@@ -55,13 +55,27 @@ pub fn fresh() -> Arc<dyn MapStorage> {
                 storage
             }))
         });
-        if storage.table(&table()).is_ok() {
-            for record in storage.scan(&Scan::new(&table(), Over::All)).unwrap().records {
-                let key = |name: &str| record.value(name).unwrap().clone();
-                let delete = Mutation::delete(&table(), Key::of("p", key("p")).and("c", key("c")));
-                storage.mutate(&[delete], Durability::Durable).unwrap().wait().unwrap();
-            }
-        }
+        empty(&**storage, &table(), &["p", "c"]);
+        // Each test begins at the same time, and what an earlier one has forgotten is no concern of it.
+        empty(&**storage, &TableName::new("coordinator", "state"), &["tx_id"]);
         Arc::clone(storage)
     })
+}
+
+fn empty(storage: &dyn MapStorage, table: &TableName, keys: &[&str]) {
+    if storage.table(table).is_err() {
+        return;
+    }
+    let mut scan = Scan::new(table, Over::All);
+    loop {
+        let page = storage.scan(&scan).unwrap();
+        for record in page.records {
+            let key = keys.iter().map(|name| ((*name).to_owned(), record.value(name).unwrap().clone())).collect();
+            storage.mutate(&[Mutation::delete(table, Key(key))], Durability::Durable).unwrap().wait().unwrap();
+        }
+        match page.next {
+            Some(next) => scan.page = Some(next),
+            None => return,
+        }
+    }
 }
