@@ -73,6 +73,7 @@ pub use read::RANGE_MAX;
 pub use sequencer::{Connect, Leader, Sequencer, Tail, Token};
 pub use session::{Clock, Session};
 pub use streams::StreamFollower;
+pub use trim::RETAIN_POSITIONS;
 pub use view::{Run, View};
 pub use writer::Writer;
 
