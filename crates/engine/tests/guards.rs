@@ -53,7 +53,8 @@ fn equals(index: u64) -> Condition {
     Condition::SlotEquals { index, value: value(index) }
 }
 
-/// Failure: each value that was not in memory, as compressed ones never are, cost a whole new look at all guards before it, under the
+/// Failure: each value that was not in memory, as compressed ones never are, cost a whole new look at all guards before
+/// it, under the
 /// object's lock: removing 10,000 keys by one call took 10^8 comparisons. Fix: one look names all that it needs.
 #[test]
 fn many_guards_of_cold_values_are_read_once_and_the_first_that_fails_is_named() {

@@ -1,8 +1,10 @@
 //! The catalogue: which namespaces there are, and of what kind.
 //!
 //! name → [`Record`], in the omap of object `namespaces` of collection `kv`: kind as one byte (1 int, 2 bytes); then, unless all of
-//! them are 0, compression as another (0 none, 1 lz4, 2 zstd); then 1 if the namespace is being removed. Its xattr `r/NAME` grows
-//! with each transaction that makes objects of ranges of an int namespace; it begins with a number that no namespace had before
+//! them are 0, compression as another (0 none, 1 lz4, 2 zstd); then 1 if the namespace is being removed. Its xattr
+//! `r/NAME` grows
+//! with each transaction that makes objects of ranges of an int namespace; it begins with a number that no namespace
+//! had before
 //! (xattr `firsts`), shifted by 32 bits, so that it is never one of an earlier namespace of that name.
 //!
 //! Invariants:
@@ -134,7 +136,8 @@ fn number(object: &ObjectId, store: &dyn ObjectStore, name: &[u8]) -> Completion
     })
 }
 
-/// What grows when an object of a range is made in a namespace; `None` before the first. Of a namespace that was removed and made
+/// What grows when an object of a range is made in a namespace; `None` before the first. Of a namespace that was
+/// removed and made
 /// again it is another.
 pub(crate) fn ranges_made(store: &dyn ObjectStore, name: &str) -> Completion<Option<u64>> {
     number(&object(), store, &made_name(name))
@@ -153,7 +156,8 @@ pub(crate) fn none_made(name: &str, made: Option<u64>) -> Guard {
     is_still(made_name(name), made)
 }
 
-/// Adds what counts that objects of ranges are made, with its guards. The number of the first is taken from those of all namespaces, so that it
+/// Adds what counts that objects of ranges are made, with its guards. The number of the first is taken from those of
+/// all namespaces, so that it
 /// is never one of an earlier namespace of that name.
 pub(crate) fn count_made(
     txn: &mut Transaction,

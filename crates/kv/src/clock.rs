@@ -30,7 +30,8 @@ impl Clock for SystemClock {
 /// What passes of the clock behind between two calls, after it has stepped back, is a step itself if it is longer.
 const PASSED_MAX_MS: u64 = 60_000;
 
-/// A clock that never goes back: where the one behind does, it goes on at half speed until that has caught up. (If it stood
+/// A clock that never goes back: where the one behind does, it goes on at half speed until that has caught up. (If it
+/// stood
 /// still, nothing would expire for as long as the step was wide.)
 pub(crate) struct Steady {
     behind: Arc<dyn Clock>,

@@ -189,8 +189,10 @@ impl Kv {
     }
 
     /// Removes a namespace with all its entries; what is written to it later answers with an error, in other processes too. Its
-    /// name is free when this returns. One transaction, unless it is an int namespace of over 100,000 ranges (fewer on a small store):
-    /// then several, and a write to a range that is not removed yet may still be acknowledged, and goes with it. Stopped between two of them, the
+    /// name is free when this returns. One transaction, unless it is an int namespace of over 100,000 ranges (fewer on
+    /// a small store):
+    /// then several, and a write to a range that is not removed yet may still be acknowledged, and goes with it.
+    /// Stopped between two of them, the
     /// namespace is gone already; opening the face, or the name, or removing it again, does the rest.
     ///
     /// # Errors
@@ -269,7 +271,8 @@ impl Kv {
         Ok(Some(txn))
     }
 
-    /// Removes what is left of a namespace whose record says that it is being removed, and the record. Others may do the same at
+    /// Removes what is left of a namespace whose record says that it is being removed, and the record. Others may do
+    /// the same at
     /// once.
     fn finish_removing(&self, name: &str, record: Record) -> Result<()> {
         let (store, mut retry) = (&*self.shared.store, Retry::default());

@@ -470,7 +470,8 @@ impl Namespace {
         self.len().map(|len| len == 0)
     }
 
-    /// Removes all entries. One transaction, unless it is an int namespace of over 100,000 ranges (fewer on a small store): then
+    /// Removes all entries. One transaction, unless it is an int namespace of over 100,000 ranges (fewer on a small
+    /// store): then
     /// several, which other calls of this process do not see between, but other processes and a power cut may.
     pub fn clear(&self) -> Completion<()> {
         self.clear_with(self.default_durability())

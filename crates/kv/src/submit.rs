@@ -4,7 +4,8 @@
 //! namespace's record instead
 //!
 //! Invariants:
-//! 1. A write that was acknowledged went to a namespace that was not removed yet; where a removal in several steps has begun, to
+//! 1. A write that was acknowledged went to a namespace that was not removed yet; where a removal in several steps has
+//!    begun, to
 //!    one whose object was not removed yet, and goes with it.
 //! 2. The guards that the caller has set come first, and their failure is the caller's.
 

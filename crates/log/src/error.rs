@@ -93,7 +93,8 @@ pub enum Error {
         /// What the store said.
         cause: esker_store::Error,
     },
-    /// The command of a replicated state is in the log, and is applied by every replica that comes to it; what it gave is not known
+    /// The command of a replicated state is in the log, and is applied by every replica that comes to it; what it gave
+    /// is not known
     /// here. Do not propose it again: read the state.
     #[error("the command stands at position {position}, and what it gave is not known: {cause}")]
     Proposed {

@@ -187,7 +187,8 @@ impl Follower {
     }
 
     /// What was written in this process a moment ago and is durable, up to `limit` deliveries and about `bytes_max` of data, and what to do where that
-    /// ends. Asks neither the store nor whoever hands out positions, so that it never waits: twice a second it leaves looking to [`Follower::poll`].
+    /// ends. Asks neither the store nor the sequencer, so that it never waits: twice a second it leaves
+    /// looking to [`Follower::poll`].
     ///
     /// # Errors
     /// The store's, if it stopped before the next entry was durable.

@@ -17,7 +17,8 @@ use crate::sequencer::{Connect, Leader, Sequencer, Tail, Token};
 use crate::view::{Stripe, View};
 use crate::{Error, Result, cells};
 
-/// How long a refused conditional append waits for positions that were handed out before it and are still open, until it fills them; how long in
+/// How long a refused conditional append waits for positions that were handed out before it and are still open, until
+/// it fills them; how long in
 /// all, before it tells a tail that is written and below others that were handed out; and how often it looks meanwhile.
 const PATIENCE: Duration = Duration::from_millis(200);
 const NOT_TAIL: Duration = Duration::from_secs(2);
@@ -230,8 +231,10 @@ impl Log {
         Ok(Tail { epoch: handed.epoch, position: tail })
     }
 
-    /// What a conditional append is told that found other positions handed out than it expected: an error that names the tail, once all that
-    /// had been handed out by then is written; or nothing, if it is as expected by now. What their writers leave open for [`PATIENCE`] is filled.
+    /// What a conditional append is told that found other positions handed out than it expected: an error that names
+    /// the tail, once all that
+    /// had been handed out by then is written; or nothing, if it is as expected by now. What their writers leave open
+    /// for [`PATIENCE`] is filled.
     pub(crate) fn not_tail(&self, expected: u64) -> Result<Option<Error>> {
         let (began, mut until) = (Instant::now(), u64::MAX);
         loop {

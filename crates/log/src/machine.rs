@@ -144,7 +144,8 @@ impl<M: Machine> Replica<M> {
     /// Appends a command, durably, and applies everything up to it; what it gave.
     ///
     /// # Errors
-    /// As [`Log::append`]; [`Error::Proposed`] if the command is in the log and this replica could not apply it: all others do, so it is
+    /// As [`Log::append`]; [`Error::Proposed`] if the command is in the log and this replica could not apply it: all
+    /// others do, so it is
     /// not to be proposed again.
     pub fn propose(&mut self, command: impl Into<Bytes>) -> Result<M::Output> {
         let mut record = Record::from(command.into());

@@ -75,7 +75,8 @@ impl Shared {
 pub(crate) struct Opening {
     /// The head's version with the last of them; held while one of the writer's entries is under way.
     pub version: RwLock<u64>,
-    /// The number of an entry of which is not known whether it was written, and where it would stand: to be decided before that number
+    /// The number of an entry of which is not known whether it was written, and where it would stand: to be decided
+    /// before that number
     /// is used again, by a later opening too.
     pub doubt: Mutex<Option<(u64, u64)>>,
 }

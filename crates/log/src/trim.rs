@@ -309,7 +309,8 @@ impl Log {
     }
 
     /// The first position from `from` on, below `tail`, whose entry is of `time_ms` or later, or that is undecided; it looks at so many as one call
-    /// trims. Writers' clocks differ: one that is old may stand above one that is young, so all are looked at. A position below an entry that is
+    /// trims. Writers' clocks differ: one that is old may stand above one that is young, so all are looked at. A
+    /// position below an entry that is
     /// older was handed out before that was written: if nothing stands there yet it is filled.
     fn first_young(&self, from: u64, tail: u64, time_ms: u64) -> Result<u64> {
         let end = tail.min(from.saturating_add(RETAIN_POSITIONS));

@@ -1,8 +1,10 @@
 //! Building an index over rows that are there: building → entries of all rows → live.
 //!
 //! Invariants:
-//! 1. While an index is built every mutation keeps it, and no scan uses it; it is live only when each row has its entry.
-//! 2. One that cannot be built is dropped. One whose building was interrupted stays as building, and is gone on with by adding it again.
+//! 1. While an index is built every mutation keeps it, and no scan uses it; it is live only when each row has its
+//!    entry.
+//! 2. One that cannot be built is dropped. One whose building was interrupted stays as building, and is gone on with by
+//!    adding it again.
 
 use std::sync::Arc;
 
@@ -19,7 +21,8 @@ use crate::{Error, Result, Table};
 const UNKNOWN_MAX: u32 = 5;
 
 impl Waist {
-    /// Adds an index, and returns when it is live. Several that build one at once each write all entries, and all return then.
+    /// Adds an index, and returns when it is live. Several that build one at once each write all entries, and all
+    /// return then.
     pub(crate) fn build_index(&self, name: &TableName, column: &str) -> Result<()> {
         let mut begun = None;
         for _ in 0..ATTEMPTS_MAX {
@@ -82,7 +85,8 @@ impl Waist {
         error
     }
 
-    /// Writes the entries of indexes for the rows that are there. False if it has to be done again: the schema changed, or the store was
+    /// Writes the entries of indexes for the rows that are there. False if it has to be done again: the schema changed,
+    /// or the store was
     /// restarted, and what was written before that may be gone. Mutations by this schema write their own entries.
     fn fill_index(&self, table: &Arc<Table>) -> Result<bool> {
         let (mut same, unsynced) = (true, Unsynced::default());

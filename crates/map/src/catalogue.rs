@@ -167,7 +167,8 @@ impl Waist {
             let mut txn = Transaction::new()
                 .guard(&catalogue, Condition::OmapAbsent { key: names::table_key(&name.namespace, &name.table) })
                 .guard(&catalogue, Condition::OmapEquals { key: key.clone(), value: made })
-                // A client that removes the namespace, and saw no table in it, learns of this one: numbers are never given twice.
+                // A client that removes the namespace, and saw no table in it, learns of this one: numbers are never
+                // given twice.
                 .change(&catalogue, Change::OmapSet { key: key.clone(), value: number(table.id) });
             set_schema(&mut txn, name, &table)?;
             match self.store.submit(txn).wait() {

@@ -105,7 +105,8 @@ impl<'a> Gathered<'a> {
 /// All rows of a scan with an order of its own, sorted: `next` reads the pages of one without. With a limit only as many rows are kept as are returned.
 ///
 /// # Errors
-/// [`Error::Invalid`] if more rows than [`SORT_ROWS_MAX`] would be returned, or beyond [`SORT_BYTES_MAX`]; those of `next`.
+/// [`Error::Invalid`] if more rows than [`SORT_ROWS_MAX`] would be returned, or beyond [`SORT_BYTES_MAX`]; those of
+/// `next`.
 pub fn sorted(table: &Table, scan: &Scan, mut next: impl FnMut(&Scan) -> Result<Page>) -> Result<Page> {
     let all = Scan { order_by: Vec::new(), limit: 0, columns: Vec::new(), page: None, ..scan.clone() };
     let keep = if scan.limit == 0 { SORT_ROWS_MAX } else { scan.limit.min(SORT_ROWS_MAX) };

@@ -24,7 +24,8 @@ use crate::{Error, Result, Table};
 
 /// Rows read at once.
 const STEP: usize = 512;
-/// Rows of a partition that one page looks at, at most; with a filter, or where the page may be small, fewer: what is read and not returned
+/// Rows of a partition that one page looks at, at most; with a filter, or where the page may be small, fewer: what is
+/// read and not returned
 /// is read again for the next page.
 const PARTITION_STEP: usize = 1_024;
 /// A read that gave so many bytes may have been cut short by the store.

@@ -292,7 +292,8 @@ impl Table {
         Ok(id)
     }
 
-    /// Adds an index of which entries are to be written before it is used, or finds the one that somebody began; returns its number.
+    /// Adds an index of which entries are to be written before it is used, or finds the one that somebody began;
+    /// returns its number.
     ///
     /// # Errors
     /// [`Error::Missing`], [`Error::Exists`].

@@ -1,4 +1,5 @@
-//! What the map promises where others change schemas, rows and namespaces at the same moment, and where building an index fails or ends half way.
+//! What the map promises where others change schemas, rows and namespaces at the same moment, and where building an
+//! index fails or ends half way.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
@@ -20,7 +21,8 @@ use parking_lot::Mutex;
 type Hook = Box<dyn FnOnce() + Send>;
 type Found = Completion<Vec<(Bytes, Bytes)>>;
 
-/// A store that takes so many transactions and then no more, and that does something else before one of them or behind a scan.
+/// A store that takes so many transactions and then no more, and that does something else before one of them or behind
+/// a scan.
 struct Between {
     store: Arc<MemoryStore>,
     takes: AtomicU64,
@@ -359,7 +361,8 @@ fn more_rows_than_can_be_sorted_are_refused_whatever_the_limit() {
     }
 }
 
-/// Failure: entries of an index were written without being synced one by one; the server was restarted in between, the sync at the end
+/// Failure: entries of an index were written without being synced one by one; the server was restarted in between, the
+/// sync at the end
 /// covered its second life only, and the index was used without the entries of the first.
 #[test]
 fn an_index_is_built_again_when_the_store_was_restarted_meanwhile() {
@@ -380,7 +383,8 @@ fn an_index_is_built_again_when_the_store_was_restarted_meanwhile() {
     assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (50, 50));
 }
 
-/// Failure: two that built one index raised the schema's generation each time they began, and had each other begin anew for ever; or the
+/// Failure: two that built one index raised the schema's generation each time they began, and had each other begin anew
+/// for ever; or the
 /// slower one was told that the index exists.
 #[test]
 fn several_that_build_one_index_all_finish() {
@@ -403,7 +407,8 @@ fn several_that_build_one_index_all_finish() {
     assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (50, 50));
 }
 
-/// Failure: while a list of mutations was looked at another thread loaded the next schema; part of the list went by the old one, and only
+/// Failure: while a list of mutations was looked at another thread loaded the next schema; part of the list went by the
+/// old one, and only
 /// the first was compared.
 #[test]
 fn a_list_of_mutations_goes_by_one_schema() {
@@ -445,7 +450,8 @@ fn a_scan_by_an_index_that_is_dropped_meanwhile_does_not_end_as_if_it_were_whole
     assert!(between.behind_scan.lock().is_none());
 }
 
-/// Failure: a namespace was dropped under a guard of how many tables had been made in it. Others dropped it, made it again and a table in
+/// Failure: a namespace was dropped under a guard of how many tables had been made in it. Others dropped it, made it
+/// again and a table in
 /// it: the same number, and the table stayed without its namespace.
 #[test]
 fn a_namespace_that_was_made_again_meanwhile_is_not_dropped_with_a_table_in_it() {
@@ -465,7 +471,8 @@ fn a_namespace_that_was_made_again_meanwhile_is_not_dropped_with_a_table_in_it()
     assert_eq!(map.namespaces().unwrap(), ["n"]);
 }
 
-/// Failure: the condition that a refusal named first was the first over several moments: rows of a list are read one after another.
+/// Failure: the condition that a refusal named first was the first over several moments: rows of a list are read one
+/// after another.
 #[test]
 fn the_condition_that_is_named_first_is_the_first_at_one_moment() {
     let (store, map) = with_rows(0);

@@ -15,7 +15,8 @@ pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
 pub const VALUE_BYTES_MAX: usize = 16 << 20;
 /// Largest transaction, in bytes of names, keys and payload together (32 MiB).
 pub const TRANSACTION_BYTES_MAX: usize = 32 << 20;
-/// Most bytes that the guards of one transaction compare, names and keys included. What is compared is not written, but is held
+/// Most bytes that the guards of one transaction compare, names and keys included. What is compared is not written, but
+/// is held
 /// in memory (256 MiB). A store beyond a network takes less: what fits a message with the transaction.
 pub const GUARDS_BYTES_MAX: usize = 256 << 20;
 /// Largest record of a transaction that goes on where the store is full because its writer says that it

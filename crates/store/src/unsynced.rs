@@ -7,7 +7,8 @@
 //!
 //! Invariants:
 //! 1. A sync that succeeds covers every write of the same [`Unsynced`] that was noted as applied before it began.
-//! 2. A loss is told to every sync of the same [`Unsynced`] that began before the first that tells it has ended, and to no later one:
+//! 2. A loss is told to every sync of the same [`Unsynced`] that began before the first that tells it has ended, and to
+//!    no later one:
 //!    each writer keeps its own.
 
 use parking_lot::Mutex;

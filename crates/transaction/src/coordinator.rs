@@ -142,7 +142,8 @@ impl Coordinator {
         let _ = self.storage.mutate(&[put], Durability::Applied);
     }
 
-    /// Up to when records were removed, in unix milliseconds: what a transaction that began earlier came to may have been
+    /// Up to when records were removed, in unix milliseconds: what a transaction that began earlier came to may have
+    /// been
     /// forgotten.
     pub(crate) fn forgotten_ms(&self) -> Result<i64> {
         match self.storage.get(&Get::new(&self.table, Key::of(ID, FORGOTTEN)))? {

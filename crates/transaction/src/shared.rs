@@ -93,7 +93,8 @@ pub(crate) fn id(began_ms: i64, random: u128) -> String {
     format!("{:032x}", time | random & ((1 << RANDOM_BITS) - 1))
 }
 
-/// When a transaction began, by its id. One with an id of before ids told that, random bits, has most likely not begun yet.
+/// When a transaction began, by its id. One with an id of before ids told that, random bits, has most likely not begun
+/// yet.
 fn began_ms(id: &str) -> i64 {
     u128::from_str_radix(id, 16).map_or(i64::MAX, |bits| (bits >> RANDOM_BITS) as i64)
 }

@@ -136,7 +136,8 @@ impl Transactions {
         Ok(())
     }
 
-    /// Whether a transaction was committed, of which [`Error::Unknown`] said that the coordinator can be asked. If nothing
+    /// Whether a transaction was committed, of which [`Error::Unknown`] said that the coordinator can be asked. If
+    /// nothing
     /// was decided yet, this decides that it was not.
     ///
     /// # Errors
@@ -147,7 +148,8 @@ impl Transactions {
     }
 
     /// Tidies up in all tables of transactions: settles what dead transactions have left, removes the traces of rows that were deleted longer ago than twice
-    /// [`Options::lifetime_ms`], and the coordinator's records of that age. To be called now and then, by one at a time, and
+    /// [`Options::lifetime_ms`], and the coordinator's records of that age. To be called now and then, by one at a
+    /// time, and
     /// not while tables are renamed. Returns how many rows and records were removed. The record of a transaction whose
     /// client was taken for dead stays until that client has seen it, which a dead one never does.
     ///

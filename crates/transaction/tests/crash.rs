@@ -255,7 +255,8 @@ fn records(transactions: &Transactions) -> Vec<(String, i32)> {
 }
 
 /// Failure: a client stopped between preparing and deciding. Others took its rows back and a sweep forgot that; then it
-/// put a committed record, and was told that it had committed what was gone. Fix: such a record is kept until its client
+/// put a committed record, and was told that it had committed what was gone. Fix: such a record is kept until its
+/// client
 /// has seen it.
 #[test]
 fn a_client_that_was_held_up_beyond_a_sweep_cannot_commit() {
@@ -330,7 +331,8 @@ fn a_transaction_that_became_too_old_while_it_was_prepared_is_refused() {
     assert_eq!(records(&whole).iter().map(|(_, state)| *state).collect::<Vec<_>>(), [4]);
 }
 
-/// Failure: asked for the outcome of a transaction whose committed record had been swept, the coordinator put an aborted
+/// Failure: asked for the outcome of a transaction whose committed record had been swept, the coordinator put an
+/// aborted
 /// one and said "not committed".
 #[test]
 fn the_outcome_of_a_commit_that_was_forgotten_is_unknown() {

@@ -82,7 +82,8 @@ impl Volumes {
 }
 
 impl Image {
-    /// Copies what the image still has from its parent, so that it stands alone. Others may write meanwhile, one that has it
+    /// Copies what the image still has from its parent, so that it stands alone. Others may write meanwhile, one that
+    /// has it
     /// locked too. Interrupted (also by `progress`, with
     /// false), it goes on when called again. Returns whether it is finished. The parent stays needed by snapshots that were made before.
     ///

@@ -19,7 +19,8 @@ pub enum Error {
         /// The missing image.
         name: String,
     },
-    /// The image is being imported, or its import was interrupted. Wait for the import, or remove the image and import it
+    /// The image is being imported, or its import was interrupted. Wait for the import, or remove the image and import
+    /// it
     /// again.
     #[error(
         "image {name} is not all there: it is being imported, or its import was interrupted; if so, remove it and \

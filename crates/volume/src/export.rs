@@ -24,7 +24,8 @@ use crate::{Durability, Error, Image, Layout, NAME_BYTES_MAX, Result, Volumes, i
 
 /// Most data in one chunk of an export, in bytes (1 MiB).
 pub const CHUNK_BYTES_MAX: u64 = 1 << 20;
-/// Owner of the lock of an image into which an increment is imported. One that is left by a process that was killed can be
+/// Owner of the lock of an image into which an increment is imported. One that is left by a process that was killed can
+/// be
 /// broken.
 pub const IMPORT_OWNER: &str = "esker import";
 /// Version of the format that is written, and the highest that is read.
@@ -357,14 +358,19 @@ fn check_end(source: &mut dyn Read) -> Result<()> {
 }
 
 impl Volumes {
-    /// Imports an export as a new image (a full one) or into an image (an increment), and makes the snapshot that it shows, if it names one. All of
-    /// it or nothing: until it is done the image is [unfinished](Error::Unfinished), or, of an increment, locked by [`IMPORT_OWNER`], and neither is
-    /// read. An image whose import failed is removed; one that took part of an increment is rolled back to the snapshot before, which a process that
+    /// Imports an export as a new image (a full one) or into an image (an increment), and makes the snapshot that it
+    /// shows, if it names one. All of
+    /// it or nothing: until it is done the image is [unfinished](Error::Unfinished), or, of an increment, locked by
+    /// [`IMPORT_OWNER`], and neither is
+    /// read. An image whose import failed is removed; one that took part of an increment is rolled back to the snapshot
+    /// before, which a process that
     /// was killed leaves to [`Image::rollback`]. `progress` is told bytes of the image. Ends durable.
     ///
     /// # Errors
-    /// [`Error::Damaged`] and [`Error::Newer`] for what is wrong with the stream, [`Error::Stream`] when it fails; [`Error::Exists`],
-    /// [`Error::Unfinished`] and [`Error::NoImage`]; [`Error::NoSnapshot`] and [`Error::Refused`] for an increment of something else;
+    /// [`Error::Damaged`] and [`Error::Newer`] for what is wrong with the stream, [`Error::Stream`] when it fails;
+    /// [`Error::Exists`],
+    /// [`Error::Unfinished`] and [`Error::NoImage`]; [`Error::NoSnapshot`] and [`Error::Refused`] for an increment of
+    /// something else;
     /// [`Error::Locked`]; those of writing.
     pub fn import(
         &self,
@@ -388,7 +394,8 @@ impl Volumes {
         self.or_removed(image, finished)
     }
 
-    /// Makes an image of `size` bytes of what `source` has, from the start of the image on; zeros take no space. All of it or
+    /// Makes an image of `size` bytes of what `source` has, from the start of the image on; zeros take no space. All of
+    /// it or
     /// nothing, as [`Volumes::import`]. `progress` is told bytes. Ends durable.
     ///
     /// # Errors
@@ -462,7 +469,8 @@ impl Image {
             let (found, record) = self.find_snapshot(from)?;
             push_guard(txn, &format::header(self.inner.id), same_record(found, &record));
             id = found;
-            // From here on it is what a rollback that was not finished is: read by nobody, and made what it was by doing that.
+            // From here on it is what a rollback that was not finished is: read by nobody, and made what it was by
+            // doing that.
             state.rollback = id;
             state.size = state.size.max(export.size);
             Ok(())
@@ -495,7 +503,8 @@ impl Image {
             }
             Err(error) => error,
         };
-        // An answer may have been lost, or looking at what was done have failed: the mark tells. While this handle has the lock nobody else takes it away.
+        // An answer may have been lost, or looking at what was done have failed: the mark tells. While this handle has
+        // the lock nobody else takes it away.
         match header::load(self.store(), self.inner.id) {
             Ok(Some(state)) if state.rollback == id && id != 0 => {
                 // The import's own error is the one to tell; the rollback may be done again by hand.

@@ -19,7 +19,8 @@ pub(crate) const VERSION: u32 = 1;
 const VERSION_MAKING: u32 = 2;
 /// The highest version that this code reads.
 const VERSION_MAX: u32 = 2;
-/// Longest name of an image or a snapshot, in bytes. Shortest: 1. `/` and `@` are not allowed in it, nor are the names `.` and
+/// Longest name of an image or a snapshot, in bytes. Shortest: 1. `/` and `@` are not allowed in it, nor are the names
+/// `.` and
 /// `..`, which no tool that makes files of images could use.
 pub const NAME_BYTES_MAX: usize = 128;
 /// Longest name of the owner of a lock, in bytes.

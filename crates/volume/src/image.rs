@@ -145,7 +145,8 @@ impl Image {
         &*self.inner.store
     }
 
-    /// Called before work that leaves out what it finds done: another handle may have done it, and not flushed it. So the next flush covers the life
+    /// Called before work that leaves out what it finds done: another handle may have done it, and not flushed it. So
+    /// the next flush covers the life
     /// of the store from here on.
     pub(crate) fn relies_on_what_is_there(&self) {
         self.inner.unsynced.begin(self.store()).applied();

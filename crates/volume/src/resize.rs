@@ -15,8 +15,10 @@ use crate::write::Writer;
 use crate::{Error, Image, Result};
 
 impl Image {
-    /// Makes the image `size` bytes large, at most [`IMAGE_BYTES_MAX`](crate::IMAGE_BYTES_MAX). An image that another handle
-    /// has locked grows too; it is made smaller only by the handle with the lock, or without one. Data past a smaller size is lost: that is refused
+    /// Makes the image `size` bytes large, at most [`IMAGE_BYTES_MAX`](crate::IMAGE_BYTES_MAX). An image that another
+    /// handle
+    /// has locked grows too; it is made smaller only by the handle with the lock, or without one. Data past a smaller
+    /// size is lost: that is refused
     /// unless `allow_loss`. Snapshots keep their size and data. Others should not write there meanwhile: what they write past the new end is
     /// lost too, and not always looked at before.
     ///

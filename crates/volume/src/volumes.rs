@@ -88,7 +88,8 @@ impl Volumes {
         self.make(name, &state, |_, _| Ok(()))
     }
 
-    /// Makes an image that nobody else can open, and that is [finished](Image::finish) when all is in it. One that never is can
+    /// Makes an image that nobody else can open, and that is [finished](Image::finish) when all is in it. One that
+    /// never is can
     /// be removed by its name.
     ///
     /// # Errors
@@ -180,7 +181,8 @@ impl Volumes {
     /// Opens an image, for reading and writing.
     ///
     /// # Errors
-    /// [`Error::NoImage`]; [`Error::Unfinished`] while it is imported; [`Error::Damaged`] and [`Error::Newer`] for a header that cannot be read; the store's.
+    /// [`Error::NoImage`]; [`Error::Unfinished`] while it is imported; [`Error::Damaged`] and [`Error::Newer`] for a
+    /// header that cannot be read; the store's.
     pub fn image(&self, name: &str) -> Result<Image> {
         let id = self.find(name)?.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
         let image = Image::open(&self.store, id, name)?;

@@ -1,7 +1,8 @@
 //! Transactions that are applied once although their answers are lost ([`Transaction::once`]).
 //!
 //! transaction → a free lane, its next number → guard "the lane's number is lower" + the number → submit · answer lost → again, the same ·
-//! refused by that guard → does the lane hold this number? then it was applied · refused otherwise after a lost answer → the next number
+//! refused by that guard → does the lane hold this number? then it was applied · refused otherwise after a lost answer
+//! → the next number
 //! is put by itself, a fence: then what was lost is never applied, and the refusal is the answer
 //!
 //! Each client has an object of its own in collection `operations`, named by a number as 8 bytes (big-endian); its xattr `l/INDEX` holds
@@ -28,7 +29,8 @@ const CLIENTS_MAX: usize = 4_096;
 const NAMES: usize = 2 * CLIENTS_MAX;
 /// Lanes that are made at once.
 const LANES: u64 = 8;
-/// How often a transaction is sent, how long is waited before the second time, and the longest wait. In all about 4 s, where the
+/// How often a transaction is sent, how long is waited before the second time, and the longest wait. In all about 4 s,
+/// where the
 /// server refuses connections.
 const TRIES: u32 = 8;
 const AGAIN: Duration = Duration::from_millis(50);
@@ -225,7 +227,8 @@ impl Lane {
         }
     }
 
-    /// Puts the number after `number`, which no operation has, so that what is on its way with `number` is never applied.
+    /// Puts the number after `number`, which no operation has, so that what is on its way with `number` is never
+    /// applied.
     fn fence(&mut self, store: &dyn ObjectStore, number: u64) -> Result<Looked> {
         self.number = number + 1;
         let condition = Condition::XattrCompare {

@@ -214,8 +214,10 @@ impl Forward for Refusing {
     }
 }
 
-/// Failure: a transaction was applied, its answer was lost, and the second attempt was refused for another reason: its caller was told
-/// that nothing had been applied. Fix: after a lost answer a refusal is told only once the lane says that the first attempt never
+/// Failure: a transaction was applied, its answer was lost, and the second attempt was refused for another reason: its
+/// caller was told
+/// that nothing had been applied. Fix: after a lost answer a refusal is told only once the lane says that the first
+/// attempt never
 /// will be.
 #[test]
 fn a_refusal_after_a_lost_answer_is_not_taken_for_the_first_answer() {
@@ -232,7 +234,8 @@ fn a_refusal_after_a_lost_answer_is_not_taken_for_the_first_answer() {
         store.submit(count_on(count)).wait().unwrap();
         assert!(refusing.before.load(Ordering::SeqCst) < 0, "the second attempt was refused");
     }
-    // One whose first attempt was refused, unheard, and whose second is refused too: nothing was applied, and that is told.
+    // One whose first attempt was refused, unheard, and whose second is refused too: nothing was applied, and that is
+    // told.
     wire.lose.store(1, Ordering::SeqCst);
     refusing.before.store(1, Ordering::SeqCst);
     let of_two = count_on(4).guard(&object(), Condition::Absent);
@@ -244,7 +247,8 @@ fn a_refusal_after_a_lost_answer_is_not_taken_for_the_first_answer() {
     store.submit(count_on(4)).wait().unwrap();
 }
 
-/// Failure: the number of an operation made a transaction that only takes away one that adds, so that a full store could not be emptied
+/// Failure: the number of an operation made a transaction that only takes away one that adds, so that a full store
+/// could not be emptied
 /// over a network.
 #[test]
 fn a_full_store_is_emptied_by_operations_that_are_applied_once() {
@@ -285,7 +289,8 @@ fn a_full_store_is_emptied_by_operations_that_are_applied_once() {
     }
 }
 
-/// Failure: the answer of `lock` was lost, the second attempt met the first one's lock, and its owner was told that another has it.
+/// Failure: the answer of `lock` was lost, the second attempt met the first one's lock, and its owner was told that
+/// another has it.
 #[test]
 fn locks_and_snapshots_of_volumes_are_made_once_though_answers_are_lost() {
     let memory = Arc::new(MemoryStore::new());
@@ -337,7 +342,8 @@ impl Forward for Scripted {
     }
 }
 
-/// Failure: what was put to keep a late attempt out was the operation's own number. Its answer was lost too, and the next look at the lane
+/// Failure: what was put to keep a late attempt out was the operation's own number. Its answer was lost too, and the
+/// next look at the lane
 /// took it for the operation: acknowledged, and never applied.
 #[test]
 fn a_fence_whose_answer_is_lost_is_not_taken_for_what_it_fences() {

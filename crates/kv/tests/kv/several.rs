@@ -210,7 +210,8 @@ fn a_transaction_fails_whole_when_another_face_changed_what_it_read() {
     assert_eq!(ours.get("b").wait().unwrap(), None);
 }
 
-/// Failure: of a long value that a transaction removed only its being there was compared: what it had read, and written elsewhere, was
+/// Failure: of a long value that a transaction removed only its being there was compared: what it had read, and written
+/// elsewhere, was
 /// not what it removed.
 #[test]
 fn a_value_that_is_moved_is_the_one_that_goes_however_long_it_is() {
@@ -318,7 +319,8 @@ fn no_object_is_made_for_a_namespace_that_is_removed_meanwhile() {
     }
 }
 
-/// Failure: a slow remover had seen nothing left and was about to forget the record; meanwhile others had done so, made the name again,
+/// Failure: a slow remover had seen nothing left and was about to forget the record; meanwhile others had done so, made
+/// the name again,
 /// written, and begun to remove that: the same record. Its keys stayed without one, and came back with the name.
 #[test]
 fn a_slow_removal_forgets_nothing_of_a_later_namespace_of_that_name() {
@@ -402,7 +404,8 @@ fn a_removal_that_stopped_half_way_is_done_by_the_next_face_that_meets_it() {
     }
 }
 
-/// Failure: the first step of a removal marked the record, the next removed the objects; a process that died between the two left a
+/// Failure: the first step of a removal marked the record, the next removed the objects; a process that died between
+/// the two left a
 /// namespace that no listing showed, and into which every open handle went on writing. Fix: it is one step.
 #[test]
 fn a_removal_is_done_or_not_begun_whenever_it_fails() {
@@ -422,7 +425,8 @@ fn a_removal_is_done_or_not_begun_whenever_it_fails() {
     }
 }
 
-/// Failure: keys with values of more than 32 MiB together could not be removed by one call any more, since each was compared.
+/// Failure: keys with values of more than 32 MiB together could not be removed by one call any more, since each was
+/// compared.
 #[test]
 fn large_values_are_removed_and_replaced_together() {
     let (_store, [(kv, namespace), _]) = two(Kind::Bytes);

@@ -241,7 +241,8 @@ fn retention_by_time_keeps_what_is_young_whatever_stands_above_it() {
     });
 }
 
-// Failure: what another process had trimmed was read here for as long as this process followed the log and did not happen to look at the head.
+// Failure: what another process had trimmed was read here for as long as this process followed the log and did not
+// happen to look at the head.
 // Fix: it does so twice a second, if anything is answered from what it keeps.
 #[test]
 fn what_another_process_trims_is_not_read_here_for_long() {
@@ -263,7 +264,8 @@ fn what_another_process_trims_is_not_read_here_for_long() {
     });
 }
 
-/// Keeps a transaction back, answers for it and all that come that nobody knows, and lets it through when it is told to.
+/// Keeps a transaction back, answers for it and all that come that nobody knows, and lets it through when it is told
+/// to.
 struct Late {
     store: Arc<dyn ObjectStore>,
     holds: AtomicBool,
@@ -284,7 +286,8 @@ impl Forward for Late {
     }
 }
 
-// Failure: an append of a named writer ended as uncertain and was still on its way when the log's owner opened the writer again; the number was
+// Failure: an append of a named writer ended as uncertain and was still on its way when the log's owner opened the
+// writer again; the number was
 // written anew, and then the late one came. Fix: the doubt is of all openings by the owner, and decided by the next.
 #[test]
 fn a_number_that_is_in_doubt_is_decided_before_the_writer_is_opened_again() {
@@ -323,7 +326,8 @@ impl Forward for Slow {
     }
 }
 
-// Failure: a conditional append was not refused for as long as others had positions open, and filled theirs. Fix: it waits for what had been handed
+// Failure: a conditional append was not refused for as long as others had positions open, and filled theirs. Fix: it
+// waits for what had been handed
 // out when it was looked at.
 #[test]
 fn a_refused_conditional_append_ends_though_others_append_all_the_time() {

@@ -2,9 +2,12 @@
 //!
 //! first client → lock → [`Attached`], one handle for all connections → last client leaves → unlock
 //!
-//! A lock that is there already is somebody's: clients may only read then. It is broken by itself only where nobody can be behind it:
-//! it is this server's own, being given back just now; or it is that of a server or an import, and no other process can have the store
-//! open ([`Locking::alone`]), so that process was killed. A lock that a person took (`esker volume lock add`) is never broken here.
+//! A lock that is there already is somebody's: clients may only read then. It is broken by itself only where nobody can
+//! be behind it:
+//! it is this server's own, being given back just now; or it is that of a server or an import, and no other process can
+//! have the store
+//! open ([`Locking::alone`]), so that process was killed. A lock that a person took (`esker volume lock add`) is never
+//! broken here.
 //!
 //! Invariants:
 //! 1. All connections of one server that write an image are one owner, so a flush and a fence mean the same to all of them.
@@ -40,7 +43,8 @@ pub(crate) struct Attached {
     pub(crate) image: Image,
     locked: bool,
     lost: AtomicBool,
-    /// The store's server was restarted since something was written and not flushed: no flush by this handle succeeds any more, whichever client
+    /// The store's server was restarted since something was written and not flushed: no flush by this handle succeeds
+    /// any more, whichever client
     /// asks for it.
     restarted: AtomicBool,
 }
@@ -91,7 +95,8 @@ impl Attachments {
         Ok(attached)
     }
 
-    /// The handle that all clients share who write `image` without its lock: a flush by one covers what the others wrote.
+    /// The handle that all clients share who write `image` without its lock: a flush by one covers what the others
+    /// wrote.
     pub(crate) fn unlocked(&self, image: Image) -> Arc<Attached> {
         let mut unlocked = self.unlocked.lock();
         if let Some(attached) = unlocked.get(&image.id()).and_then(Weak::upgrade).filter(|attached| attached.is_good())

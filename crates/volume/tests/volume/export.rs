@@ -139,7 +139,8 @@ fn raw_images_go_in_and_out_and_stay_thin() {
     }
 }
 
-/// Failure: what followed the end of an export was not looked at, so that a file with two of them, or with a copy's remains,
+/// Failure: what followed the end of an export was not looked at, so that a file with two of them, or with a copy's
+/// remains,
 /// passed for one.
 #[test]
 fn what_follows_the_end_of_an_export_is_refused_and_nothing_is_imported() {
@@ -163,7 +164,8 @@ fn what_follows_the_end_of_an_export_is_refused_and_nothing_is_imported() {
     assert!(other.image("copy").unwrap().lock_info().is_none());
 }
 
-/// Failure: an import that was killed left an image that nothing told from a whole one. It is unfinished until it is whole.
+/// Failure: an import that was killed left an image that nothing told from a whole one. It is unfinished until it is
+/// whole.
 #[test]
 fn an_image_whose_import_was_interrupted_is_read_by_nobody_and_can_be_removed() {
     let source = memory().create("disk", 600_000, SMALL, 0).unwrap();

@@ -191,7 +191,8 @@ fn a_snapshot_reads_the_same_while_it_is_written_over() {
     }
 }
 
-/// Failure: an image that a server had attached could neither grow nor be flattened: its holder did not know how, and all others were
+/// Failure: an image that a server had attached could neither grow nor be flattened: its holder did not know how, and
+/// all others were
 /// refused.
 #[test]
 fn a_locked_image_grows_and_is_flattened_beside_its_writer() {

@@ -22,7 +22,8 @@ impl Context {
         tell(self.json, &value, text)
     }
 
-    /// Breaks the lock that a killed server or import left on an image that is to be changed, where this process has the
+    /// Breaks the lock that a killed server or import left on an image that is to be changed, where this process has
+    /// the
     /// store for itself.
     pub(super) fn release_left(&self, name: &str) -> Result<(), Failure> {
         if self.store.is_shared() {
