@@ -1,7 +1,7 @@
 //! Regular files and raw block devices.
 //!
 //! write → direct I/O from the engine's aligned buffers, past the page cache → sync → fdatasync
-//! read → the page cache, or past it where the medium itself is to be looked at
+//! read → the page cache, or past it where the medium itself is to be looked at; `read_now` takes what the page cache has
 //!
 //! The kernel tells of a failed write-back once to each open description of the file, and not again. So every sync that
 //! is under way has a description of its own, and the first failure stays.
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags, SeekFrom};
-use rustix::io::retry_on_intr;
+use rustix::io::{ReadWriteFlags, retry_on_intr};
 
 use crate::{Device, Error, Geometry, Result, Whereabouts};
 
@@ -260,6 +260,16 @@ impl Device for FileDevice {
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         self.check(offset, buffer.len() as u64, false)?;
         self.file.read_exact_at(buffer, offset).map_err(|error| self.failed("read", offset, error))
+    }
+
+    fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        if self.check(offset, buffer.len() as u64, false).is_err() {
+            return false;
+        }
+        let len = buffer.len();
+        let mut buffers = [io::IoSliceMut::new(buffer)];
+        // Where the kernel or the file system does not know the flag it fails, and the read is one that may wait.
+        rustix::io::preadv2(&self.file, &mut buffers, offset, ReadWriteFlags::NOWAIT).is_ok_and(|read| read == len)
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {

@@ -66,6 +66,13 @@ pub trait Device: Send + Sync {
         self.read(offset, buffer)
     }
 
+    /// As [`Device::read`], if that needs no wait for the medium, as for what the operating system has in its cache. False, and
+    /// `buffer` holds anything, where it does, or fails, or the device cannot tell: [`Device::read`] says.
+    fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        let _ = (offset, buffer);
+        false
+    }
+
     /// Whether the device's name still leads to it.
     fn whereabouts(&self) -> Whereabouts {
         Whereabouts::InPlace
@@ -140,6 +147,9 @@ impl<D: Device + ?Sized> Device for std::sync::Arc<D> {
     }
     fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         (**self).read_medium(offset, buffer)
+    }
+    fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        (**self).read_now(offset, buffer)
     }
     fn whereabouts(&self) -> Whereabouts {
         (**self).whereabouts()

@@ -148,6 +148,10 @@ impl Device for MemoryDevice {
         Ok(())
     }
 
+    fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        self.read(offset, buffer).is_ok()
+    }
+
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         check_range(self, self.len(), offset, data.len() as u64)?;
         check_alignment(self, offset, data.len() as u64)?;

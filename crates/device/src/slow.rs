@@ -85,6 +85,14 @@ impl<D: Device> Device for SlowDevice<D> {
         self.device.read_medium(offset, buffer)
     }
 
+    fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        self.device.read_now(offset, buffer)
+    }
+
+    fn will_read(&self, offset: u64, len: u64) {
+        self.device.will_read(offset, len);
+    }
+
     fn whereabouts(&self) -> Whereabouts {
         self.device.whereabouts()
     }

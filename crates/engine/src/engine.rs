@@ -17,6 +17,7 @@ use crate::compress::Compress;
 use crate::keeper::{GrowReport, Held, Keeper};
 use crate::objects::Objects;
 use crate::policy::CommitPolicy;
+use crate::pool::Pool;
 use crate::reader::Reader;
 use crate::readers::Pinned;
 use crate::recover::RecoveryReport;
@@ -39,6 +40,8 @@ pub struct Engine {
     pub(crate) log: Option<Arc<Log>>,
     pub(crate) keeper: Option<Arc<Keeper>>,
     pub(crate) mark: Arc<DurableMark>,
+    /// Reads what is not in memory. None without threads: then callers do.
+    pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) compress: Compress,
     pub(crate) times: CallTimes,
     pub(crate) seed: u32,

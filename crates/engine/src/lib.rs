@@ -3,7 +3,7 @@
 //! submit → guards → reserve in the open group → encode once → index → commit thread: append, sync, mark
 //!
 //! Modules in import order; each imports only those before it:
-//! `format` → `compress` → `policy` → `gather` → `stages` → `watch` → `superblocks` → `readers` → `sharing` →
+//! `format` → `compress` → `policy` → `pool` → `gather` → `stages` → `watch` → `superblocks` → `readers` → `sharing` →
 //! `buffer` → `segments` → `index` → `reader` → `spaces` → `objects` → `pages` → `commit` →
 //! `cold` → `checkpoint` → `clean` → `evict` → `keeper` → `load` → `recover` → `replay` →
 //! this file with `engine`, `open`, `submit`, `read`, `object_store`, `walk`, `view`, `check`, `scrub`, `backup`,
@@ -35,6 +35,7 @@ mod objects;
 mod open;
 mod pages;
 mod policy;
+mod pool;
 mod read;
 mod reader;
 mod readers;

@@ -1,7 +1,6 @@
 //! The waist: [`ObjectStore`] on the engine, which is looks at the index, then values ([`crate::read`]).
 //!
-//! Invariant: from the look at the index until the value is there the thread is pinned: no segment is used again
-//! meanwhile.
+//! Invariant: from the look at the index until the value is there the call is pinned: no segment is used again meanwhile.
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;
@@ -51,7 +50,7 @@ impl ObjectStore for Engine {
     }
 
     fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
-        let _pinned = self.pin_with_room();
+        let pinned = self.pin_with_room();
         if range.start > range.end {
             let why = format!("{}..{} ends before it starts", range.start, range.end);
             return Completion::ready(Err(Error::Invalid { what: "byte range", why }));
@@ -74,15 +73,10 @@ impl ObjectStore for Engine {
             Ok(looked) => looked,
             Err(error) => return Completion::ready(Err(error)),
         };
-        match self.read_range(size, &parts, &range) {
-            // Holes and the end may come from a change that is not durable; data carries its own place.
-            Ok((bytes, wait_to)) => {
-                let data: u64 = parts.iter().map(|(_, extent, _)| u64::from(extent.len)).sum();
-                let whole = data == range.end - range.start;
-                self.completion(Ok(bytes), if whole { wait_to.max(copied) } else { wait_to.max(changed) })
-            }
-            Err(error) => Completion::ready(Err(error)),
-        }
+        // Holes and the end may come from a change that is not durable; data carries its own place.
+        let data: u64 = parts.iter().map(|(_, extent, _)| u64::from(extent.len)).sum();
+        let floor = if data == range.end - range.start { copied } else { changed };
+        self.read_range(pinned, size, parts, &range, floor)
     }
 
     fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
@@ -122,13 +116,13 @@ impl ObjectStore for Engine {
     }
 
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
-        let _pinned = self.pin_with_room();
+        let pinned = self.pin_with_room();
         let look = |state: &ObjectState| Ok((state.omap.get(key)?, Shown::of(state)));
-        self.value(self.look(object, |lsn| (None, Shown::none(lsn)), look), Sought::Omap(key))
+        self.value(pinned, self.look(object, |lsn| (None, Shown::none(lsn)), look), Sought::Omap(key))
     }
 
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
-        let _pinned = self.pin_with_room();
+        let pinned = self.pin_with_room();
         let looked = self.look(
             object,
             |lsn| (vec![None; keys.len()], Shown::none(lsn)),
@@ -137,11 +131,11 @@ impl ObjectStore for Engine {
                 Ok((places, Shown::of(state)))
             },
         );
-        self.values(looked, |number| Sought::Omap(&keys[number]))
+        self.values(pinned, looked, |number| Sought::Omap(&keys[number]))
     }
 
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
-        let _pinned = self.pin_with_room();
+        let pinned = self.pin_with_room();
         let start = scan.start.as_deref().map_or(Bound::Unbounded, Bound::Included);
         let end = scan.end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
         let empty = matches!((&scan.start, &scan.end), (Some(start), Some(end)) if start >= end);
@@ -157,17 +151,17 @@ impl ObjectStore for Engine {
                 Ok((found.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
             },
         );
-        self.entries(looked, |key| Sought::Omap(key), scan.keys_only)
+        self.entries(pinned, looked, |key| Sought::Omap(key), scan.keys_only)
     }
 
     fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
-        let _pinned = self.pin_with_room();
+        let pinned = self.pin_with_room();
         let look = |state: &ObjectState| Ok((state.slots.get(index)?, Shown::of(state)));
-        self.value(self.look(object, |lsn| (None, Shown::none(lsn)), look), Sought::Slot(index))
+        self.value(pinned, self.look(object, |lsn| (None, Shown::none(lsn)), look), Sought::Slot(index))
     }
 
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
-        let _pinned = self.pin_with_room();
+        let pinned = self.pin_with_room();
         let looked = self.look(
             object,
             |lsn| (vec![None; indexes.len()], Shown::none(lsn)),
@@ -176,11 +170,11 @@ impl ObjectStore for Engine {
                 Ok((places.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
             },
         );
-        self.values(looked, |number| Sought::Slot(indexes[number]))
+        self.values(pinned, looked, |number| Sought::Slot(indexes[number]))
     }
 
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
-        let _pinned = self.pin_with_room();
+        let pinned = self.pin_with_room();
         let looked = self.look(
             object,
             |lsn| (Vec::new(), Shown::none(lsn)),
@@ -189,7 +183,7 @@ impl ObjectStore for Engine {
                 Ok((found.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
             },
         );
-        self.entries(looked, |slot| Sought::Slot(*slot), scan.keys_only)
+        self.entries(pinned, looked, |slot| Sought::Slot(*slot), scan.keys_only)
     }
 
     fn commit_scan(

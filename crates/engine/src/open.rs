@@ -34,6 +34,7 @@ use crate::compress::Compress;
 use crate::engine::Engine;
 use crate::format::{DEVICE_BYTES_MAX, ReplayFrom, store_seed};
 use crate::keeper::{Keeper, RecoveryTime};
+use crate::pool::{self, Pool};
 use crate::scrub::{Scrub, Scrubber};
 use crate::segments::{DamageLevel, Lsn, Usage};
 use crate::stages::CallTimes;
@@ -114,6 +115,7 @@ impl Engine {
             keeper: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
             compress,
+            pool: options.commit_thread.then(|| Pool::new(pool::THREADS_MAX)),
             times: CallTimes::default(),
             seed: store_seed(&superblock.uuid),
             next_number: Arc::new(AtomicU64::new(next_number)),
@@ -225,6 +227,7 @@ impl Engine {
             log: self.log.clone(),
             keeper: self.keeper.clone(),
             mark: Arc::clone(&self.mark),
+            pool: None,
             compress: Compress::new(self.compress.options())?,
             times: CallTimes::default(),
             seed: self.seed,
@@ -301,6 +304,10 @@ impl Engine {
     fn close_once(&self) -> Result<()> {
         self.scrub.stop();
         self.device.stop_watching();
+        if let Some(pool) = self.pool.as_ref().filter(|_| self._held.is_none()) {
+            // That of a snapshot is its store's.
+            pool.close();
+        }
         let Some(log) = &self.log else { return Ok(()) };
         // Without a checkpoint the next opening replays the log: slower, but nothing is lost.
         let put_off = |error: Error| tracing::warn!(%error, "no checkpoint was written at the end");

@@ -1,11 +1,15 @@
 //! Reading: the index under the object's lock, then values without it.
 //!
-//! lock → places → unlock → values from memory, cache or device → completion with the barrier to wait for
+//! ```text
+//! lock → places → unlock → values from memory, or what the device gives at once → completion with the barrier to wait for
+//!                        → the others: all begun → reading pool, or whoever waits → the same, later
+//! ```
 //!
 //! Invariants:
 //! 1. The places of one call are taken under one lock, so that they show one moment.
 //! 2. What is missing because of a removal that is not durable waits for that removal.
-//! 3. From the look at the index until the value is there the thread is pinned: no segment is used again meanwhile.
+//! 3. From the look at the index until the value is there the call is pinned: no segment is used again meanwhile.
+//! 4. A caller waits for the device only for index pages that are not in memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,15 +17,16 @@ use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
-use esker_store::{Completion, Error, ObjectId, Result};
+use esker_store::{Applied, Barrier, Completion, DurableMark, Error, ObjectId, Result, deferred};
 
 use crate::engine::Engine;
 use crate::format::Loc;
 use crate::index::{Extent, Missing};
 use crate::objects::ObjectState;
 use crate::pages::bring;
-use crate::reader::{Asked, Sought};
-use crate::segments::Lsn;
+use crate::reader::{Asked, Found, Reader, Sought};
+use crate::readers::{Kept, Pinned};
+use crate::segments::{Lsn, Segments};
 use crate::stages::sampled;
 
 /// After so many pages were read for a call none may leave memory until it is done.
@@ -99,21 +104,66 @@ impl Engine {
         }
     }
 
-    pub(crate) fn value(&self, looked: Result<(Option<Loc>, Shown)>, what: Sought<'_>) -> Completion<Option<Bytes>> {
+    /// Does the rest of a call, which has to wait for the device, on a thread of the reading pool.
+    fn defer<T: Send + 'static>(&self, work: impl FnOnce() -> Applied<T> + Send + 'static) -> Completion<T> {
+        let Some(pool) = &self.pool else {
+            let (value, barrier) = work();
+            return Completion::after(value, barrier);
+        };
+        let (task, completion) = deferred("reading", work);
+        pool.give(task);
+        completion
+    }
+
+    /// What a call takes with it that goes on later.
+    fn carry(&self, pinned: Pinned<'_>) -> Carried {
+        Carried {
+            reader: Arc::clone(&self.reader),
+            mark: Arc::clone(&self.mark),
+            _kept: self.segments.keep_pinned(pinned),
+        }
+    }
+
+    /// A value that is in memory, or anywhere if nobody else can read it later.
+    fn fetch_now(&self, loc: Loc, asked: &Asked<'_>, durable: Lsn) -> Result<Option<Found>> {
+        if self.pool.is_some() {
+            self.reader.fetch_now(loc, asked, durable)
+        } else {
+            self.reader.fetch(loc, asked, durable).map(Some)
+        }
+    }
+
+    pub(crate) fn value(
+        &self,
+        pinned: Pinned<'_>,
+        looked: Result<(Option<Loc>, Shown)>,
+        what: Sought<'_>,
+    ) -> Completion<Option<Bytes>> {
         let (loc, shown) = match looked {
             Ok(looked) => looked,
             Err(error) => return Completion::ready(Err(error)),
         };
         let Some(loc) = loc else { return self.completion(Ok(None), shown.absent) };
-        match self.reader.fetch(loc, &Asked { object: shown.owner, what }, self.mark.durable()) {
-            Ok(found) => self.completion(Ok(Some(found.value)), found.wait_to.max(shown.present)),
+        let durable = self.mark.durable();
+        match self.fetch_now(loc, &Asked { object: shown.owner, what }, durable) {
+            Ok(Some(found)) => self.completion(Ok(Some(found.value)), found.wait_to.max(shown.present)),
+            Ok(None) => {
+                let (carried, what) = (self.carry(pinned), what.keep());
+                self.defer(move || {
+                    let asked = Asked { object: shown.owner, what: what.sought() };
+                    let found = carried.reader.fetch(loc, &asked, durable);
+                    carried.applied(found.map(|found| (Some(found.value), found.wait_to.max(shown.present))))
+                })
+            }
             Err(error) => Completion::ready(Err(error)),
         }
     }
 
-    /// Values of which each is `what` says by its number.
+    /// Values of which each is `what` says by its number. Those that are not in memory are all begun before one is waited
+    /// for.
     pub(crate) fn values<'k>(
         &self,
+        pinned: Pinned<'_>,
         looked: Result<(Vec<Option<Loc>>, Shown)>,
         what: impl Fn(usize) -> Sought<'k>,
     ) -> Completion<Vec<Option<Bytes>>> {
@@ -124,28 +174,48 @@ impl Engine {
         let durable = self.mark.durable();
         let mut wait_to = shown.present;
         let mut values = Vec::with_capacity(places.len());
+        let mut cold = Vec::new();
         for (number, place) in places.into_iter().enumerate() {
             let Some(loc) = place else {
                 wait_to = wait_to.max(shown.absent);
                 values.push(None);
                 continue;
             };
-            match self.reader.fetch(loc, &Asked { object: shown.owner, what: what(number) }, durable) {
-                Ok(found) => {
+            match self.fetch_now(loc, &Asked { object: shown.owner, what: what(number) }, durable) {
+                Ok(Some(found)) => {
                     wait_to = wait_to.max(found.wait_to);
                     values.push(Some(found.value));
+                }
+                Ok(None) => {
+                    self.reader.begin(loc);
+                    cold.push((number, loc, what(number).keep()));
+                    values.push(None);
                 }
                 Err(error) => return Completion::ready(Err(error)),
             }
         }
-        self.completion(Ok(values), wait_to)
+        if cold.is_empty() {
+            return self.completion(Ok(values), wait_to);
+        }
+        let carried = self.carry(pinned);
+        self.defer(move || {
+            let all = cold.iter().try_for_each(|(number, loc, what)| {
+                let asked = Asked { object: shown.owner, what: what.sought() };
+                let found = carried.reader.fetch(*loc, &asked, durable)?;
+                wait_to = wait_to.max(found.wait_to);
+                values[*number] = Some(found.value);
+                Ok(())
+            });
+            carried.applied(all.map(|()| (values, wait_to)))
+        })
     }
 
     /// Values of scanned entries, cut where the answer has grown to `SCAN_BYTES_MAX`.
-    pub(crate) fn entries<K>(
+    pub(crate) fn entries<K: Send + 'static>(
         &self,
+        pinned: Pinned<'_>,
         looked: Result<(Vec<(K, Loc)>, Shown)>,
-        what: impl for<'k> Fn(&'k K) -> Sought<'k>,
+        what: for<'k> fn(&'k K) -> Sought<'k>,
         keys_only: bool,
     ) -> Completion<Vec<(K, Bytes)>> {
         let (places, shown) = match looked {
@@ -153,65 +223,170 @@ impl Engine {
             Err(error) => return Completion::ready(Err(error)),
         };
         let durable = self.mark.durable();
-        let mut wait_to = shown.absent.max(shown.present);
-        let mut bytes = 0;
-        let mut entries = Vec::with_capacity(places.len());
-        for (key, loc) in places {
-            let value = if keys_only {
-                wait_to = wait_to.max(self.segments.lsn_of(loc.offset()) + 1);
-                Bytes::new()
+        let entries = Vec::with_capacity(places.len());
+        let mut page = Page { what, bytes: 0, wait_to: shown.absent.max(shown.present), entries };
+        let mut places = places.into_iter();
+        while let Some((key, loc)) = places.next() {
+            let found = if keys_only {
+                Some(Found { value: Bytes::new(), wait_to: self.segments.lsn_of(loc.offset()) + 1 })
             } else {
-                match self.reader.fetch(loc, &Asked { object: shown.owner, what: what(&key) }, durable) {
-                    Ok(found) => {
-                        wait_to = wait_to.max(found.wait_to);
-                        found.value
-                    }
+                match self.fetch_now(loc, &Asked { object: shown.owner, what: what(&key) }, durable) {
+                    Ok(found) => found,
                     Err(error) => return Completion::ready(Err(error)),
                 }
             };
-            bytes += value.len()
-                + match what(&key) {
-                    Sought::Omap(key) => key.len(),
-                    _ => size_of::<u64>(),
-                };
-            entries.push((key, value));
-            if bytes >= SCAN_BYTES_MAX {
+            let Some(found) = found else {
+                let mut begun = page.bytes;
+                for loc in std::iter::once(loc).chain(places.as_slice().iter().map(|(_, loc)| *loc)) {
+                    self.reader.begin(loc);
+                    begun += loc.span_bytes() as usize;
+                    if begun >= SCAN_BYTES_MAX {
+                        break;
+                    }
+                }
+                let carried = self.carry(pinned);
+                return self.defer(move || {
+                    let whole = std::iter::once((key, loc)).chain(places).try_for_each(|(key, loc)| {
+                        if page.is_full() {
+                            return Ok(());
+                        }
+                        let asked = Asked { object: shown.owner, what: what(&key) };
+                        let found = carried.reader.fetch(loc, &asked, durable)?;
+                        page.push(key, found);
+                        Ok(())
+                    });
+                    carried.applied(whole.map(|()| (page.entries, page.wait_to)))
+                });
+            };
+            page.push(key, found);
+            if page.is_full() {
                 break;
             }
         }
-        self.completion(Ok(entries), wait_to)
+        self.completion(Ok(page.entries), page.wait_to)
     }
 
-    /// Bytes of an object of `size`, from these extents, each with what is asked for at its place.
+    /// Bytes of an object of `size`, from these extents, each with what is asked for at its place; shown once `floor` and what
+    /// they need is durable.
     pub(crate) fn read_range(
         &self,
+        pinned: Pinned<'_>,
         size: u64,
-        parts: &[(u64, Extent, Asked<'static>)],
+        parts: Vec<(u64, Extent, Asked<'static>)>,
         range: &Range<u64>,
-    ) -> Result<(Bytes, Lsn)> {
+        floor: Lsn,
+    ) -> Completion<Bytes> {
         let end = range.end.min(size);
         let len = end.saturating_sub(range.start);
         if len > TRANSACTION_BYTES_MAX as u64 {
             let max = TRANSACTION_BYTES_MAX as u64;
-            return Err(Error::TooLarge { what: "read", len, limit: "TRANSACTION_BYTES_MAX", max });
+            let error = Error::TooLarge { what: "read", len, limit: "TRANSACTION_BYTES_MAX", max };
+            return Completion::ready(Err(error));
         }
         let durable = self.mark.durable();
-        if let [(offset, extent, asked)] = parts
+        let now = |extent: &Extent, asked: &Asked<'_>| {
+            let Extent { loc, skip, len } = *extent;
+            if self.pool.is_some() {
+                self.reader.fetch_part_now(loc, asked, skip, len, durable)
+            } else {
+                self.reader.fetch_part(loc, asked, skip, len, durable).map(Some)
+            }
+        };
+        if let [(offset, extent, asked)] = &parts[..]
             && *offset == range.start
             && u64::from(extent.len) == len
         {
-            let found = self.reader.fetch_part(extent.loc, asked, extent.skip, extent.len, durable)?;
-            return Ok((found.value, found.wait_to));
+            let (extent, asked) = (*extent, *asked);
+            return match now(&extent, &asked) {
+                Ok(Some(found)) => self.completion(Ok(found.value), found.wait_to.max(floor)),
+                Ok(None) => {
+                    let carried = self.carry(pinned);
+                    self.defer(move || {
+                        let found = carried.reader.fetch_part(extent.loc, &asked, extent.skip, extent.len, durable);
+                        carried.applied(found.map(|found| (found.value, found.wait_to.max(floor))))
+                    })
+                }
+                Err(error) => Completion::ready(Err(error)),
+            };
         }
         let mut bytes = BytesMut::zeroed(len as usize);
-        let mut wait_to = 0;
+        let (mut wait_to, start) = (floor, range.start);
+        let place = move |bytes: &mut BytesMut, offset: u64, value: &Bytes| {
+            let at = (offset - start) as usize;
+            bytes[at..at + value.len()].copy_from_slice(value);
+        };
+        let mut cold = Vec::new();
         for (offset, extent, asked) in parts {
-            let found = self.reader.fetch_part(extent.loc, asked, extent.skip, extent.len, durable)?;
-            wait_to = wait_to.max(found.wait_to);
-            let at = (offset - range.start) as usize;
-            bytes[at..at + extent.len as usize].copy_from_slice(&found.value);
+            match now(&extent, &asked) {
+                Ok(Some(found)) => {
+                    wait_to = wait_to.max(found.wait_to);
+                    place(&mut bytes, offset, &found.value);
+                }
+                Ok(None) => {
+                    self.reader.begin_part(extent.loc, extent.skip, extent.len);
+                    cold.push((offset, extent, asked));
+                }
+                Err(error) => return Completion::ready(Err(error)),
+            }
         }
-        Ok((bytes.freeze(), wait_to))
+        if cold.is_empty() {
+            return self.completion(Ok(bytes.freeze()), wait_to);
+        }
+        let carried = self.carry(pinned);
+        self.defer(move || {
+            let all = cold.iter().try_for_each(|(offset, extent, asked)| {
+                let found = carried.reader.fetch_part(extent.loc, asked, extent.skip, extent.len, durable)?;
+                wait_to = wait_to.max(found.wait_to);
+                place(&mut bytes, *offset, &found.value);
+                Ok(())
+            });
+            carried.applied(all.map(|()| (bytes.freeze(), wait_to)))
+        })
+    }
+}
+
+/// What a call takes with it that goes on when it has returned.
+struct Carried {
+    reader: Arc<Reader>,
+    mark: Arc<DurableMark>,
+    /// No segment that it reads is used again before.
+    _kept: Kept<Arc<Segments>>,
+}
+
+impl Carried {
+    /// A value, and the position that has to be durable before it is shown.
+    fn applied<T>(self, value: Result<(T, Lsn)>) -> Applied<T> {
+        match value {
+            Ok((value, wait_to)) => {
+                let barrier = (wait_to > self.mark.durable()).then(|| Barrier::new(&self.mark, wait_to));
+                (Ok(value), barrier)
+            }
+            Err(error) => (Err(error), None),
+        }
+    }
+}
+
+/// The answer of a scan, as far as it has come.
+struct Page<K> {
+    what: for<'k> fn(&'k K) -> Sought<'k>,
+    bytes: usize,
+    wait_to: Lsn,
+    entries: Vec<(K, Bytes)>,
+}
+
+impl<K> Page<K> {
+    fn is_full(&self) -> bool {
+        self.bytes >= SCAN_BYTES_MAX
+    }
+
+    fn push(&mut self, key: K, found: Found) {
+        self.wait_to = self.wait_to.max(found.wait_to);
+        let key_bytes = match (self.what)(&key) {
+            Sought::Omap(key) => key.len(),
+            _ => size_of::<u64>(),
+        };
+        self.bytes += found.value.len() + key_bytes;
+        self.entries.push((key, found.value));
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! place → buffer in memory (no system call) → cache → one device read, verified, decompressed, then cached
 //! part of a compressed write → its head and table, cached → the units that it touches
+//! `…_now` → the same, unless the device would have to be waited for
 //!
 //! Whatever is found is compared with what was [`Asked`] for, wherever it was found.
 //!
@@ -82,6 +83,47 @@ pub struct Found {
     /// Position that has to be durable before the value is shown; 0 if it is already, or its writer did not ask.
     pub wait_to: Lsn,
 }
+
+/// Whether a read may wait for the device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Wait,
+    Now,
+}
+
+/// Why there is no value.
+enum Miss {
+    /// The device would have to be waited for, by whoever asked for it [now](How::Now).
+    Cold,
+    Failed(Error),
+}
+
+impl From<Error> for Miss {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Miss {
+    /// Of a read that waits.
+    fn error(self) -> Error {
+        match self {
+            Self::Failed(error) => error,
+            Self::Cold => unreachable!("only reads that do not wait find something cold"),
+        }
+    }
+
+    /// Of a read that does not.
+    fn now(found: std::result::Result<Found, Self>) -> Result<Option<Found>> {
+        match found {
+            Ok(found) => Ok(Some(found)),
+            Err(Self::Cold) => Ok(None),
+            Err(Self::Failed(error)) => Err(error),
+        }
+    }
+}
+
+type Looked<T> = std::result::Result<T, Miss>;
 
 /// Counters of reads that left the buffers.
 #[derive(Default)]
@@ -172,6 +214,36 @@ impl Reader {
     /// # Errors
     /// [`Error::Corrupt`] with the place, [`Error::Io`].
     pub fn fetch(&self, loc: Loc, asked: &Asked<'_>, durable: Lsn) -> Result<Found> {
+        self.whole(loc, asked, durable, How::Wait).map_err(Miss::error)
+    }
+
+    /// As [`Reader::fetch`], if that needs no wait for the device.
+    ///
+    /// # Errors
+    /// As [`Reader::fetch`].
+    pub fn fetch_now(&self, loc: Loc, asked: &Asked<'_>, durable: Lsn) -> Result<Option<Found>> {
+        Miss::now(self.whole(loc, asked, durable, How::Now))
+    }
+
+    /// The device begins to read what stands at `loc`, as far as it can.
+    pub fn begin(&self, loc: Loc) {
+        self.device.will_read(loc.offset(), self.clamp_span(loc));
+    }
+
+    /// The device begins to read the blocks of a payload that [`Reader::fetch_part`] will ask for, as far as it can.
+    pub fn begin_part(&self, loc: Loc, skip: u32, len: u32) {
+        let span = self.clamp_span(loc);
+        if span as usize <= WHOLE_PAYLOAD_BYTES_MAX || loc.is_compressed() {
+            return self.begin(loc);
+        }
+        // Headers and checksums stand before the payload: about where the part is, with a block on either side.
+        let block = CRC_BLOCK_BYTES as u64;
+        let start = (u64::from(skip) / block * block).min(span);
+        let end = (u64::from(skip) + u64::from(len) + (1 << 16) + 2 * block).min(span);
+        self.device.will_read(loc.offset() + start, end - start);
+    }
+
+    fn whole(&self, loc: Loc, asked: &Asked<'_>, durable: Lsn, how: How) -> Looked<Found> {
         if let Some(found) = self.peek(loc, asked, durable)? {
             return Ok(found);
         }
@@ -179,12 +251,12 @@ impl Reader {
             let value = self.unpacked(loc, &header, stored)?;
             return Ok(Found { value, wait_to: self.wait_to(loc, &header, durable) });
         }
-        let operation = self.read_device(loc.offset(), self.clamp_span(loc))?;
+        let operation = self.read_device(loc.offset(), self.clamp_span(loc), how)?;
         let began = sampled();
         let header = self.decode(&operation, loc)?;
         asked.compare(loc, &header, &operation)?;
         if !verify_payload(&header, &operation) {
-            return Err(corrupt(loc, &header, "payload"));
+            return Err(corrupt(loc, &header, "payload").into());
         }
         self.counters.verify.add_since(began);
         let wait_to = self.wait_to(loc, &header, durable);
@@ -257,7 +329,7 @@ impl Reader {
                 end = end.max(end_of(loc));
                 together += 1;
             }
-            let bytes = self.read_device(start, end - start)?;
+            let bytes = self.read_device(start, end - start, How::Wait).map_err(Miss::error)?;
             for loc in &rest[..together] {
                 let at = (loc.offset() - start) as usize;
                 let operation = &bytes[at..at + self.clamp_span(*loc) as usize];
@@ -276,9 +348,28 @@ impl Reader {
     /// # Errors
     /// As [`Reader::fetch`].
     pub fn fetch_part(&self, loc: Loc, asked: &Asked<'_>, skip: u32, len: u32, durable: Lsn) -> Result<Found> {
+        self.part(loc, asked, (skip, len), durable, How::Wait).map_err(Miss::error)
+    }
+
+    /// As [`Reader::fetch_part`], if that needs no wait for the device.
+    ///
+    /// # Errors
+    /// As [`Reader::fetch`].
+    pub fn fetch_part_now(
+        &self,
+        loc: Loc,
+        asked: &Asked<'_>,
+        skip: u32,
+        len: u32,
+        durable: Lsn,
+    ) -> Result<Option<Found>> {
+        Miss::now(self.part(loc, asked, (skip, len), durable, How::Now))
+    }
+
+    fn part(&self, loc: Loc, asked: &Asked<'_>, (skip, len): (u32, u32), durable: Lsn, how: How) -> Looked<Found> {
         let range = skip as usize..skip as usize + len as usize;
         if loc.is_compressed() {
-            return self.fetch_units(loc, asked, skip..skip + len, durable);
+            return self.fetch_units(loc, asked, skip..skip + len, durable, how);
         }
         let in_buffer = self.segments.with_buffer(loc.offset(), |buffer, start| {
             let header = buffered(buffer, start, loc, asked)?;
@@ -290,36 +381,36 @@ impl Reader {
             Ok(Found { value, wait_to: self.wait_to(loc, &header, durable) })
         });
         if let Some(found) = in_buffer {
-            return found;
+            return Ok(found?);
         }
         if (self.clamp_span(loc) as usize) <= WHOLE_PAYLOAD_BYTES_MAX {
-            let found = self.fetch(loc, asked, durable)?;
+            let found = self.whole(loc, asked, durable, how)?;
             if range.end > found.value.len() {
-                return Err(short_payload(loc));
+                return Err(short_payload(loc).into());
             }
             return Ok(Found { value: found.value.slice(range), ..found });
         }
-        self.fetch_blocks(loc, asked, range, durable)
+        self.fetch_blocks(loc, asked, range, durable, how)
     }
 
     /// Reads only the blocks of a large payload that `range` touches.
-    fn fetch_blocks(&self, loc: Loc, asked: &Asked<'_>, range: Range<usize>, durable: Lsn) -> Result<Found> {
+    fn fetch_blocks(&self, loc: Loc, asked: &Asked<'_>, range: Range<usize>, durable: Lsn, how: How) -> Looked<Found> {
         let head = match self.cached(&Key::Head(loc.raw(), self.generation(loc)), loc, asked)? {
             Some(head) => head,
             // Key and checksums of 16 MiB fit in this: header 32, key up to 64 KiB, 4 bytes for each 4 KiB.
-            None => self.read_head(loc, asked, OP_HEADER_BYTES + (1 << 16) + 8)?.0,
+            None => self.read_head(loc, asked, OP_HEADER_BYTES + (1 << 16) + 8, how)?.0,
         };
         let header = head.header;
         if range.end > header.payload_len as usize || header.flags & OP_FLAG_COMPRESSED != 0 {
-            return Err(short_payload(loc));
+            return Err(short_payload(loc).into());
         }
         let wait_to = self.wait_to(loc, &header, durable);
-        Ok(Found { value: self.stored_part(loc, &head, range, &[])?, wait_to })
+        Ok(Found { value: self.stored_part(loc, &head, range, &[], how)?, wait_to })
     }
 
     /// Bytes of a stored payload: the blocks that they stand in are read, as far as they are not among `known`, the operation's
     /// first bytes, and verified.
-    fn stored_part(&self, loc: Loc, head: &Cached, range: Range<usize>, known: &[u8]) -> Result<Bytes> {
+    fn stored_part(&self, loc: Loc, head: &Cached, range: Range<usize>, known: &[u8], how: How) -> Looked<Bytes> {
         let header = &head.header;
         let first_block = range.start / CRC_BLOCK_BYTES;
         let blocks_start = first_block * CRC_BLOCK_BYTES;
@@ -327,7 +418,7 @@ impl Reader {
         let place = header.payload_start() + blocks_start..header.payload_start() + blocks_end;
         let blocks = match known.get(place.clone()) {
             Some(known) => known.to_vec(),
-            None => self.read_device(loc.offset() + place.start as u64, place.len() as u64)?,
+            None => self.read_device(loc.offset() + place.start as u64, place.len() as u64, how)?,
         };
         let began = sampled();
         let holds = if header.crcs_bytes() == 0 {
@@ -336,7 +427,7 @@ impl Reader {
             verify_payload_part(&head.bytes, first_block, &blocks)
         };
         if !holds {
-            return Err(corrupt(loc, header, "payload"));
+            return Err(corrupt(loc, header, "payload").into());
         }
         self.counters.verify.add_since(began);
         Ok(Bytes::from(blocks).slice(range.start - blocks_start..range.end - blocks_start))
@@ -344,7 +435,7 @@ impl Reader {
 
     /// Part of a compressed write: reads and decompresses only the units that `range` touches. Those that it does not cover
     /// are kept in the cache, since their rest is probably read next.
-    fn fetch_units(&self, loc: Loc, asked: &Asked<'_>, range: Range<u32>, durable: Lsn) -> Result<Found> {
+    fn fetch_units(&self, loc: Loc, asked: &Asked<'_>, range: Range<u32>, durable: Lsn, how: How) -> Looked<Found> {
         let buffered = self.in_buffer(loc, asked)?;
         let mut known = Vec::new();
         let head = match &buffered {
@@ -355,7 +446,7 @@ impl Reader {
                     // A write has no key but the few bytes that moving adds. Of a small one everything is read at once.
                     let more =
                         if self.clamp_span(loc) <= HEAD_READ_MAX { HEAD_READ_MAX as usize } else { WRITE_HEAD_BYTES };
-                    let (head, bytes) = self.read_head(loc, asked, more)?;
+                    let (head, bytes) = self.read_head(loc, asked, more, how)?;
                     known = bytes;
                     head
                 }
@@ -372,7 +463,7 @@ impl Reader {
         let is_packed = header.kind == Kind::Write && header.flags & OP_FLAG_COMPRESSED != 0;
         let table = table.filter(|_| is_packed).ok_or_else(nonsense)?;
         if range.end > table.raw_len {
-            return Err(short_payload(loc));
+            return Err(short_payload(loc).into());
         }
         let wait_to = self.wait_to(loc, &header, durable);
         let key = |unit| Key::Unit(loc.raw(), self.generation(loc), unit);
@@ -388,7 +479,7 @@ impl Reader {
             let place = place.start as usize..place.end as usize;
             let stored = match &buffered {
                 Some((_, stored)) => stored.slice(place),
-                None => self.stored_part(loc, &head, place, &known)?,
+                None => self.stored_part(loc, &head, place, &known, how)?,
             };
             let began = sampled();
             let raw = Bytes::from(table.unpack(read.clone(), &stored).ok_or_else(nonsense)?);
@@ -429,24 +520,24 @@ impl Reader {
 
     /// Reads and verifies a large operation's header, key and block checksums, and of a compressed payload its table; returns
     /// the operation's first bytes as well. `more` is what to read beyond the checksums.
-    fn read_head(&self, loc: Loc, asked: &Asked<'_>, more: usize) -> Result<(Cached, Vec<u8>)> {
+    fn read_head(&self, loc: Loc, asked: &Asked<'_>, more: usize, how: How) -> Looked<(Cached, Vec<u8>)> {
         let span = self.clamp_span(loc);
-        let bytes = self.read_device(loc.offset(), span.min(more as u64 + span / 1024))?;
+        let bytes = self.read_device(loc.offset(), span.min(more as u64 + span / 1024), how)?;
         let header = self.decode(&bytes, loc)?;
         asked.compare(loc, &header, &bytes)?;
         let crcs_start = OP_HEADER_BYTES + usize::from(header.key_len);
         let crcs = bytes.get(crcs_start..header.payload_start()).ok_or_else(|| corrupt(loc, &header, "length"))?;
         if header.crcs_bytes() > 0 && crc32c::crc32c(crcs) != header.payload_crc {
-            return Err(corrupt(loc, &header, "block checksums"));
+            return Err(corrupt(loc, &header, "block checksums").into());
         }
         let key = Bytes::copy_from_slice(&bytes[OP_HEADER_BYTES..crcs_start]);
         let mut head = Cached { header, key, bytes: Bytes::copy_from_slice(crcs) };
         if header.flags & OP_FLAG_COMPRESSED != 0 {
             let nonsense = || not_compressed(loc, &header);
             let payload_len = header.payload_len as usize;
-            let start = self.stored_part(loc, &head, 0..COMPRESSED_HEADER_BYTES.min(payload_len), &bytes)?;
+            let start = self.stored_part(loc, &head, 0..COMPRESSED_HEADER_BYTES.min(payload_len), &bytes, how)?;
             let table_bytes = Compressed::head_bytes(&start).filter(|len| *len <= payload_len).ok_or_else(nonsense)?;
-            let table = self.stored_part(loc, &head, 0..table_bytes, &bytes)?;
+            let table = self.stored_part(loc, &head, 0..table_bytes, &bytes, how)?;
             head.bytes = [crcs, &table].concat().into();
         }
         self.cache.insert(Key::Head(loc.raw(), self.generation(loc)), head.clone());
@@ -468,10 +559,16 @@ impl Reader {
         loc.span_bytes().min(left)
     }
 
-    fn read_device(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+    fn read_device(&self, offset: u64, len: u64, how: How) -> Looked<Vec<u8>> {
+        let mut bytes = vec![0; len as usize];
+        if how == How::Now && !self.device.read_now(offset, &mut bytes) {
+            return Err(Miss::Cold);
+        }
         self.counters.device_reads.fetch_add(1, Ordering::Relaxed);
         self.counters.device_read_bytes.fetch_add(len, Ordering::Relaxed);
-        let mut bytes = vec![0; len as usize];
+        if how == How::Now {
+            return Ok(bytes);
+        }
         let read = self.device.read(offset, &mut bytes);
         read.map_err(|error| device_error(&format!("reading {len} bytes at device offset {offset}"), error))?;
         Ok(bytes)

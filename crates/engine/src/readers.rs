@@ -25,11 +25,38 @@ pub struct Readers {
 }
 
 /// While this lives no segment that was in use when it was made is used again.
-pub struct Pinned<'a>(&'a AtomicUsize);
+pub struct Pinned<'a> {
+    readers: &'a Readers,
+    shard: usize,
+    count: usize,
+}
+
+impl Pinned<'_> {
+    /// Goes on without the borrow: `of` has the readers that this was pinned by.
+    pub fn keep<R: AsRef<Readers>>(self, of: R) -> Kept<R> {
+        debug_assert!(std::ptr::eq(of.as_ref(), self.readers), "pinned by other readers");
+        let kept = Kept { of, shard: self.shard, count: self.count };
+        std::mem::forget(self);
+        kept
+    }
+}
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
+        self.readers.leave(self.shard, self.count);
+    }
+}
+
+/// As [`Pinned`], for work that goes on when the call has returned.
+pub struct Kept<R: AsRef<Readers>> {
+    of: R,
+    shard: usize,
+    count: usize,
+}
+
+impl<R: AsRef<Readers>> Drop for Kept<R> {
+    fn drop(&mut self) {
+        self.of.as_ref().leave(self.shard, self.count);
     }
 }
 
@@ -44,17 +71,22 @@ fn shard_of_thread() -> usize {
 impl Readers {
     /// Counts the caller as a reader.
     pub fn pin(&self) -> Pinned<'_> {
-        let shard = &self.shards[shard_of_thread()].0;
+        let number = shard_of_thread();
+        let shard = &self.shards[number].0;
         loop {
             let current = self.current.load(Ordering::Relaxed);
             shard[current].fetch_add(1, Ordering::SeqCst);
             // A wait that began meanwhile may not have seen this.
             fence(Ordering::SeqCst);
             if self.current.load(Ordering::SeqCst) == current {
-                return Pinned(&shard[current]);
+                return Pinned { readers: self, shard: number, count: current };
             }
             shard[current].fetch_sub(1, Ordering::Release);
         }
+    }
+
+    fn leave(&self, shard: usize, count: usize) {
+        self.shards[shard % SHARDS].0[count & 1].fetch_sub(1, Ordering::Release);
     }
 
     /// Waits until everybody has finished who may have looked at the index before now.

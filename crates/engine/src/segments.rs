@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use crate::buffer::{HandedOut, SegmentBuffer};
 use crate::format::{Loc, WEIGHT_WHOLE};
-use crate::readers::{Pinned, Readers};
+use crate::readers::{Kept, Pinned, Readers};
 use crate::sharing::Sharing;
 
 /// A log position: bytes laid down since the store was opened, pads included.
@@ -217,6 +217,12 @@ impl Lists {
     }
 }
 
+impl AsRef<Readers> for Arc<Segments> {
+    fn as_ref(&self) -> &Readers {
+        &self.readers
+    }
+}
+
 impl Segments {
     /// A table of the segments that can hold log and of those below, which belong to the superblocks. Buffers of at
     /// most `recent_bytes` (and at least of two segments) stay in memory, and of `pinned_bytes_max` beside them for
@@ -250,6 +256,11 @@ impl Segments {
     /// Taken before places are looked up in the index, kept until what stands there was read.
     pub fn pin(&self) -> Pinned<'_> {
         self.readers.pin()
+    }
+
+    /// The same, for work that goes on when the call has returned.
+    pub fn keep_pinned(self: &Arc<Self>, pinned: Pinned<'_>) -> Kept<Arc<Self>> {
+        pinned.keep(Arc::clone(self))
     }
 
     /// Waits until nobody reads what was in the index before now.

@@ -69,6 +69,7 @@ impl Engine {
             log: None,
             keeper: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
+            pool: self.pool.clone(),
             seed: self.seed,
             compress: Compress::new(self.compress.options())?,
             times: CallTimes::default(),

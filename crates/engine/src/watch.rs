@@ -235,6 +235,15 @@ impl Device for Watched {
         self.timed("read", Some(&self.reads), offset, len, || self.device.read(offset, buffer))
     }
 
+    fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        let began = Instant::now();
+        let read = self.device.read_now(offset, buffer);
+        if read {
+            self.reads.add(began.elapsed());
+        }
+        read
+    }
+
     fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         let len = buffer.len() as u64;
         // Not among the times of what readers wait for.

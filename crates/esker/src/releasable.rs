@@ -5,7 +5,7 @@
 //! Invariant: after the release every call is an error; nothing reaches the file any more, so that the next owner of
 //! the store has it alone even if a face of the last one is still alive.
 
-use esker_device::{Device, Error, FileDevice, Geometry, Result};
+use esker_device::{Device, Error, FileDevice, Geometry, Result, Whereabouts};
 use parking_lot::RwLock;
 
 /// A file or block device with an end.
@@ -43,6 +43,16 @@ impl Device for Releasable {
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         self.with("read", offset, |device| device.read(offset, buffer))
     }
+    fn read_medium(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        self.with("read", offset, |device| device.read_medium(offset, buffer))
+    }
+    fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        self.device.read().as_ref().is_some_and(|device| device.read_now(offset, buffer))
+    }
+    fn whereabouts(&self) -> Whereabouts {
+        // Whoever has let it go is not told where it went.
+        self.device.read().as_ref().map_or_else(Whereabouts::default, Device::whereabouts)
+    }
     fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.with("write", offset, |device| device.write(offset, data))
     }
@@ -72,5 +82,34 @@ impl Device for Releasable {
     }
     fn name(&self) -> String {
         self.name.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use esker_device::OpenMode;
+
+    use super::*;
+
+    /// What had not been handed on: the scrubber read the page cache instead of the medium, and nobody was told of a file
+    /// that was removed under its server.
+    #[test]
+    fn everything_is_handed_on_until_it_is_let_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("device");
+        let device = Releasable::new(FileDevice::open(&path, OpenMode::Create { len: 1 << 20 }).unwrap());
+        device.write(4096, &[7; 4096]).unwrap();
+        let mut read = [0; 100];
+        device.read(5000, &mut read).unwrap();
+        assert_eq!(read, [7; 100]);
+        // It was just read: the page cache has it, where the file system can say so.
+        let mut now = [0; 100];
+        assert!(!device.read_now(5000, &mut now) || now == [7; 100]);
+        assert_eq!(device.whereabouts(), Whereabouts::InPlace);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(device.whereabouts(), Whereabouts::Removed);
+        device.release();
+        assert!(device.read(0, &mut read).is_err() && !device.read_now(0, &mut read));
+        assert_eq!(device.whereabouts(), Whereabouts::InPlace);
     }
 }

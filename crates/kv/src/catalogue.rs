@@ -98,8 +98,9 @@ pub(crate) fn wrong_kind(name: &str, own: Kind, what: &'static str, kind: Kind) 
 
 /// The record of a name.
 pub(crate) fn find(store: &dyn ObjectStore, name: &str) -> Completion<Option<Record>> {
-    let stored = store.omap_get(&object(), name.as_bytes());
-    stored.then(|stored| stored?.map(|stored| Record::decode(name.as_bytes(), &stored)).transpose())
+    let (stored, barrier) = store.omap_get(&object(), name.as_bytes()).into_parts();
+    let record = |stored: Option<Bytes>| stored.map(|stored| Record::decode(name.as_bytes(), &stored)).transpose();
+    Completion::after(stored.and_then(record), barrier)
 }
 
 /// All records, in name order.
@@ -130,7 +131,7 @@ fn made_name(name: &str) -> Bytes {
 
 fn number(object: &ObjectId, store: &dyn ObjectStore, name: &[u8]) -> Completion<Option<u64>> {
     let shown = name.escape_ascii().to_string();
-    store.xattr(object, name).then(|stored| {
+    store.xattr(object, name).then(move |stored| {
         let number = stored?.map(|stored| stored[..].try_into().map(u64::from_le_bytes)).transpose();
         number.map_err(|_| Error::Corrupt { offset: 0, what: format!("namespace catalogue: {shown} is not 8 bytes") })
     })

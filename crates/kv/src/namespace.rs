@@ -174,7 +174,13 @@ impl Namespace {
     pub fn entry<'k>(&self, key: impl Into<Key<'k>>) -> Completion<Option<Entry>> {
         let key = key.into();
         attempt!(self.check_key(key), None);
-        self.0.placement.get(self.store(), key).then(|stored| self.live(stored?))
+        let found = self.0.placement.get(self.store(), key);
+        if found.is_here() {
+            let (stored, barrier) = found.into_parts();
+            return Completion::after(stored.and_then(|stored| self.live(stored)), barrier);
+        }
+        let own = self.clone();
+        found.then(move |stored| own.live(stored?))
     }
 
     /// Whether the key is there.
@@ -182,8 +188,13 @@ impl Namespace {
         self.entry(key).map(|entry| entry.is_some())
     }
 
-    /// The values of several keys, at one moment.
+    /// The values of several keys, at one moment. Those that are not in memory are read at the same time.
     pub fn get_many(&self, keys: &[Key<'_>]) -> Completion<Vec<Option<Bytes>>> {
+        self.entries(keys).map(|entries| entries.into_iter().map(|entry| entry.map(|entry| entry.value)).collect())
+    }
+
+    /// As [`Namespace::get_many`], with expiries and tags.
+    pub fn entries(&self, keys: &[Key<'_>]) -> Completion<Vec<Option<Entry>>> {
         for key in keys {
             attempt!(self.check_key(*key), None);
         }
@@ -191,12 +202,18 @@ impl Namespace {
         let range = |key: &Key<'_>| if let Key::Int(key) = key { split(*key).0 } else { 0 };
         let several = keys.windows(2).any(|pair| range(&pair[0]) != range(&pair[1]));
         let held = several.then(|| self.0.shared.locks.many(keys.iter().map(|key| self.stripe(*key))));
-        let (stored, barrier) = self.0.placement.get_many(self.store(), self.0.kind, keys);
-        drop(held);
-        let values = stored.and_then(|stored| {
-            stored.into_iter().map(|stored| Ok(self.live(stored)?.map(|entry| entry.value))).collect()
-        });
-        Completion::after(values, barrier)
+        let found = self.0.placement.get_many(self.store(), self.0.kind, keys);
+        if held.is_some() || found.is_here() {
+            let (stored, barrier) = found.into_parts();
+            drop(held);
+            return Completion::after(stored.and_then(|stored| self.all_live(stored)), barrier);
+        }
+        let own = self.clone();
+        found.then(move |stored| own.all_live(stored?))
+    }
+
+    fn all_live(&self, stored: Vec<Option<Bytes>>) -> Result<Vec<Option<Entry>>> {
+        stored.into_iter().map(|stored| self.live(stored)).collect()
     }
 
     /// Writes a value, without expiry and with tag 0, whatever was there.
@@ -431,7 +448,7 @@ impl Namespace {
 
     fn remove_once(&self, keys: &[Key<'_>], durability: Durability) -> Completion<u64> {
         let placement = &self.0.placement;
-        let (stored, barrier) = placement.get_many(self.store(), self.0.kind, keys);
+        let (stored, barrier) = placement.get_many(self.store(), self.0.kind, keys).into_parts();
         let stored = attempt!(stored, barrier);
         let now_ms = self.0.shared.clock.now_ms();
         let mut txn = self.transaction(durability);
@@ -455,7 +472,7 @@ impl Namespace {
         if txn.ops.is_empty() {
             return Completion::after(Ok(0), barrier);
         }
-        self.store().submit(txn).map(|_| removed).behind(barrier)
+        self.store().submit(txn).map(move |_| removed).behind(barrier)
     }
 
     /// How many entries are stored: exact, with those that have expired and were not removed yet.

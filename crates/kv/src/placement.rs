@@ -204,13 +204,14 @@ impl Placement {
         }
     }
 
-    /// The stored bytes of several keys of one kind: all at one moment, if they are of one object.
+    /// The stored bytes of several keys of one kind: all at one moment, if they are of one object. All reads are begun when this
+    /// returns.
     pub(crate) fn get_many(
         &self,
         store: &dyn ObjectStore,
         kind: Kind,
         keys: &[Key<'_>],
-    ) -> (Result<Vec<Option<Bytes>>>, Option<Barrier>) {
+    ) -> Completion<Vec<Option<Bytes>>> {
         if kind == Kind::Bytes {
             let keys: Vec<Bytes> = keys
                 .iter()
@@ -219,7 +220,7 @@ impl Placement {
                     Key::Int(_) => None,
                 })
                 .collect();
-            return store.omap_get_many(&self.bytes, &keys).into_parts();
+            return store.omap_get_many(&self.bytes, &keys);
         }
         let mut by_range: BTreeMap<u64, (Vec<usize>, Vec<u64>)> = BTreeMap::new();
         for (at, key) in keys.iter().enumerate() {
@@ -230,16 +231,19 @@ impl Placement {
                 indexes.push(index);
             }
         }
-        let mut found = vec![None; keys.len()];
-        let mut barrier = None;
+        let (mut begun, mut all_places) = (Vec::with_capacity(by_range.len()), Vec::with_capacity(by_range.len()));
         for (range, (places, indexes)) in by_range {
-            let values = self.with_range(range, |object| store.slot_get_many(object, &indexes));
-            match values.applied(&mut barrier) {
-                Ok(values) => places.into_iter().zip(values).for_each(|(at, value)| found[at] = value),
-                Err(error) => return (Err(error), barrier),
-            }
+            begun.push(self.with_range(range, |object| store.slot_get_many(object, &indexes)));
+            all_places.push(places);
         }
-        (Ok(found), barrier)
+        let len = keys.len();
+        Completion::all(begun).map(move |by_range| {
+            let mut found = vec![None; len];
+            for (places, values) in all_places.into_iter().zip(by_range) {
+                places.into_iter().zip(values).for_each(|(at, value)| found[at] = value);
+            }
+            found
+        })
     }
 
     /// Adds the writing of an entry.

@@ -221,7 +221,8 @@ impl<'a> Txn<'a> {
             }
         }
         if !wanted.is_empty() {
-            let (stored, barrier) = namespace.placement().get_many(namespace.store(), namespace.kind(), &wanted);
+            let read = namespace.placement().get_many(namespace.store(), namespace.kind(), &wanted);
+            let (stored, barrier) = read.into_parts();
             self.behind(barrier);
             for ((at, key), stored) in places.into_iter().zip(wanted).zip(stored?) {
                 found[at] = self.live(namespace, key, stored)?;

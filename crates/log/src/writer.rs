@@ -256,7 +256,7 @@ impl Writer {
         };
         numbers.next += 1;
         let new = !batch.found.get();
-        Ok(done.map(|position| (position, new)))
+        Ok(done.map(move |position| (position, new)))
     }
 }
 

@@ -17,6 +17,7 @@ mod capability;
 mod completion;
 #[cfg(feature = "contract")]
 pub mod contract;
+mod deferred;
 mod error;
 mod forward;
 mod id;
@@ -35,7 +36,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 pub use capability::Capability;
-pub use completion::Completion;
+pub use completion::{Applied, Completion, Later};
+pub use deferred::{Promise, Task, deferred, promised};
 pub use error::{Error, Result};
 pub use forward::Forward;
 pub use id::{Collection, CommitSeq, IdHasher, ObjectId, ObjectMap};
@@ -80,8 +82,9 @@ pub struct Snapshot {
 
 /// A transactional store of objects.
 ///
-/// Every call returns a [`Completion`]; blocking work, where a backend needs it, is done on the caller's
-/// thread before the call returns. Errors arrive in the completion.
+/// Every call returns a [`Completion`], whose value is there at once or comes later: reads of what a store does not have in
+/// memory, and answers from afar, are begun and not waited for. A backend that has no threads for that, and every store that
+/// changes something, does its work on the caller's thread before the call returns. Errors arrive in the completion.
 pub trait ObjectStore: Send + Sync {
     /// What this store is called and what it can do.
     fn capability(&self) -> Capability;

@@ -367,7 +367,8 @@ impl ObjectStore for FileStore {
         let found = self.look(object, |table, head| {
             keys.iter().map(|name| table.row(&key(b'O', head.number, name))).collect::<Result<Vec<_>>>()
         });
-        found.map(|found| if found.is_empty() { vec![None; keys.len()] } else { found })
+        let len = keys.len();
+        found.map(move |found| if found.is_empty() { vec![None; len] } else { found })
     }
 
     fn omap_scan(&self, object: &ObjectId, wanted: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
@@ -392,7 +393,8 @@ impl ObjectStore for FileStore {
             let slot = |index: &u64| table.row(&key(b'S', head.number, &index.to_be_bytes()));
             indexes.iter().map(slot).collect::<Result<Vec<_>>>()
         });
-        found.map(|found| if found.is_empty() { vec![None; indexes.len()] } else { found })
+        let len = indexes.len();
+        found.map(move |found| if found.is_empty() { vec![None; len] } else { found })
     }
 
     fn slot_scan(&self, object: &ObjectId, wanted: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {

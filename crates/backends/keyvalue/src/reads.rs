@@ -111,10 +111,11 @@ impl Open {
     }
 
     pub fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
+        let len = keys.len();
         self.look(object, true, |draft, head| {
             keys.iter().map(|key| draft.get(&keys::entry(Tag::Omap, head.omap, key))).collect()
         })
-        .map(|found: Vec<_>| if found.is_empty() { vec![None; keys.len()] } else { found })
+        .map(move |found: Vec<_>| if found.is_empty() { vec![None; len] } else { found })
     }
 
     pub fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
@@ -141,10 +142,11 @@ impl Open {
     }
 
     pub fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
+        let len = indexes.len();
         self.look(object, true, |draft, head| {
             indexes.iter().map(|index| draft.get(&keys::numbered(Tag::Slots, head.slots, *index))).collect()
         })
-        .map(|found: Vec<_>| if found.is_empty() { vec![None; indexes.len()] } else { found })
+        .map(move |found: Vec<_>| if found.is_empty() { vec![None; len] } else { found })
     }
 
     pub fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {

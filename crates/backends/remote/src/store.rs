@@ -1,6 +1,6 @@
 //! The store of a server: each call of [`ObjectStore`] as one call over the network.
 //!
-//! call → limits checked here → request → answer, which may be shown · reads: again after a loss
+//! call → limits checked here → request → answer, which may be shown · reads: begun and not waited for, and again after a loss
 //!
 //! Invariants:
 //! 1. A transaction is sent once, but for one that asks for more ([`Transaction::once`], see `once.rs`); after a lost answer its outcome
@@ -71,6 +71,14 @@ impl Lives {
         }
         met.push_back(life);
         self.present.store(life, Ordering::Release);
+    }
+
+    /// An answer, whose life is noted.
+    fn of<A>(&self, answer: Response<A>) -> A {
+        let life = answer.metadata().get(INCARNATION).and_then(|life| life.to_str().ok()?.parse().ok());
+        // Servers of before this was told are taken for one life.
+        self.answered(life.unwrap_or(1));
+        answer.into_inner()
     }
 }
 
@@ -145,12 +153,12 @@ impl RemoteStore {
         A: Send + 'static,
         F: Future<Output = std::result::Result<Response<A>, Status>> + Send + 'static,
     {
-        let manner = Manner { timeout: self.timeout, again, told: decode::is_told };
-        let answer = crate::call::call(&self.client, manner, message, call)?;
-        let life = answer.metadata().get(INCARNATION).and_then(|life| life.to_str().ok()?.parse().ok());
-        // Servers of before this was told are taken for one life.
-        self.lives.answered(life.unwrap_or(1));
-        Ok(answer.into_inner())
+        let answer = crate::call::call(&self.client, self.manner(again), message, call)?;
+        Ok(self.lives.of(answer))
+    }
+
+    fn manner(&self, again: bool) -> Manner {
+        Manner { timeout: self.timeout, again, told: decode::is_told }
     }
 
     /// Sends a transaction, once.
@@ -169,21 +177,25 @@ impl RemoteStore {
         }
     }
 
-    /// A read, and what is made of its answer.
+    /// A read, and what is made of its answer. It is begun, and not waited for.
     fn read_call<M, A, T, F>(
         &self,
         what: &'static str,
         message: M,
         call: impl Fn(ObjectsClient<Tokened>, Request<M>) -> F + Send + 'static,
-        understand: impl FnOnce(A) -> Option<T>,
+        understand: impl FnOnce(A) -> Option<T> + Send + 'static,
     ) -> Completion<T>
     where
         M: Clone + Send + 'static,
         A: Send + 'static,
+        T: Send + 'static,
         F: Future<Output = std::result::Result<Response<A>, Status>> + Send + 'static,
     {
-        let answered = self.call(true, message, call).map_err(|status| decode::error(what, &status));
-        Completion::ready(answered.and_then(|answer| understand(answer).ok_or_else(|| nonsense(what))))
+        let lives = Arc::clone(&self.lives);
+        crate::call::begin(&self.client, self.manner(true), message, call, move |answered| {
+            let answer = answered.map_err(|status| decode::error(what, &status))?;
+            understand(lives.of(answer)).ok_or_else(|| nonsense(what))
+        })
     }
 }
 
@@ -238,7 +250,9 @@ impl ObjectStore for RemoteStore {
         let message = proto::RangeRequest { object: Some(encode::object(object)), start: range.start, end: range.end };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.read(request).await };
         let longest = range.end.saturating_sub(range.start);
-        self.read_call("read", message, call, |answer| (answer.data.len() as u64 <= longest).then_some(answer.data))
+        self.read_call("read", message, call, move |answer| {
+            (answer.data.len() as u64 <= longest).then_some(answer.data)
+        })
     }
 
     fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
@@ -331,7 +345,8 @@ impl ObjectStore for RemoteStore {
             limit: limit as u64,
         };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.commit_scan(request).await };
-        self.read_call("commit scan", message, call, |answer| {
+        let collection = collection.clone();
+        self.read_call("commit scan", message, call, move |answer| {
             use proto::commit_entry::Entry;
             let entry = |entry: proto::CommitEntry| {
                 let object = ObjectId::new(collection.clone(), entry.name);

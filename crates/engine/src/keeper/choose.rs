@@ -3,6 +3,7 @@
 //! ```text
 //! found full, and next to nothing has gone since → only what takes away goes on
 //! much log, too large an index, damage           → checkpoint
+//! others need the space of what is dead          → checkpoint
 //! few segments left                              → clean the best, or a checkpoint where that gains more
 //! enough left                                    → clean what is damaged, or nothing
 //! ```
@@ -20,6 +21,9 @@ const CHECKPOINT_LOG_FACTOR: u64 = 8;
 /// written: what changes a page of 4 KiB takes about a hundred bytes of log, and of relocations a few, which count for
 /// more (see [`Outlook::tail_changes`]).
 const CROWDED_LOG_SHARE: u64 = 64;
+/// Where others need space, a checkpoint is due for so many dead segments, and for this part of all.
+const WANTED_MIN: u64 = 2;
+const WANTED_PARTS: u64 = 8;
 /// So many segments less writes leave alone while they get what cleaning gains.
 const FLOW_SEGMENTS: u64 = 4;
 
@@ -55,6 +59,9 @@ pub(super) struct Outlook {
     pub walked: bool,
     /// Segments were cleaned that only a checkpoint makes free.
     pub spent: bool,
+    /// Segments of log in which nothing lives and that only checkpoints make free, on a device that had no blocks when it
+    /// was asked: others there may need them.
+    pub wanted: u64,
     pub victim: Victim,
 }
 
@@ -147,6 +154,11 @@ impl Outlook {
         crowded || self.replay_is_long || long || self.renew && !self.is_tight()
     }
 
+    /// Others get back what is dead, though this store has room enough.
+    fn gives_back(&self) -> bool {
+        !self.is_short() && !self.is_tight() && self.wanted >= WANTED_MIN.max(self.total / WANTED_PARTS)
+    }
+
     /// Which segments are worth a look.
     fn search(&self) -> Option<Search> {
         let nothing_to_cover = self.tail == 0 && !self.spent;
@@ -172,7 +184,7 @@ pub(super) fn choose(outlook: &Outlook) -> Choice {
         // What deletes change stays in memory as well.
         return Choice::StayFull { checkpoint: outlook.fits() && outlook.index == IndexSize::FarOver };
     }
-    if outlook.is_checkpoint_due() {
+    if outlook.is_checkpoint_due() || outlook.gives_back() {
         return Choice::Checkpoint { hurry };
     }
     let (best, tail_is_better) = match (outlook.victim, outlook.search()) {
@@ -294,6 +306,7 @@ mod tests {
         renew: false,
         walked: false,
         spent: false,
+        wanted: 0,
         victim: Victim::None,
     };
     /// The same with 20 left, and with 6, which a checkpoint and what must be left beside it take.
@@ -351,6 +364,10 @@ mod tests {
                 Outlook { index: IndexSize::FarOver, tail_bytes: 0, ..CALM },
                 Choice::Nothing,
             ),
+            ("others need what is dead", Outlook { wanted: 12, ..CALM }, at_ease),
+            ("not for a little of it", Outlook { wanted: 11, ..CALM }, Choice::Nothing),
+            ("nor for one of a few", Outlook { wanted: 1, total: 8, left: 8, low: 4, ..CALM }, Choice::Nothing),
+            ("two of a few", Outlook { wanted: 2, total: 8, left: 8, low: 4, checkpoint: 1, ..CALM }, at_ease),
             ("damage", Outlook { renew: true, ..CALM }, at_ease),
             ("damage where it is tight", Outlook { renew: true, victim: FOUND, ..TIGHT }, Choice::Clean(BEST)),
             // Few segments are left.

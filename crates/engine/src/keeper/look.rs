@@ -168,8 +168,22 @@ impl Keeper {
             renew: work.renew > 0 || segments.in_use().iter().any(lost),
             walked: self.threaded && self.since.elapsed().as_micros() as u64 <= walked_until,
             spent: !work.spent.is_empty(),
+            wanted: self.wanted_segments(work),
             victim: Victim::Unsought,
         }
+    }
+
+    /// Dead segments of log that wait for checkpoints, two of them at most, where the device is short of blocks.
+    fn wanted_segments(&self, work: &Work) -> u64 {
+        if self.parts.segments.bare_segments() == 0 {
+            return 0;
+        }
+        let (open, held) = (self.parts.log.open_generation(), self.holds.now());
+        let waits = |usage: &&Usage| {
+            let dead = usage.live == 0 && usage.index == 0 && !usage.cold;
+            dead && (work.floor_before..open).contains(&usage.generation) && !held.contains_key(&usage.generation)
+        };
+        self.parts.segments.in_use().iter().filter(waits).count() as u64
     }
 
     /// The segment that is looked for.

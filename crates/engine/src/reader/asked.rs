@@ -37,6 +37,37 @@ pub enum Sought<'a> {
     Piece(Role),
 }
 
+impl Sought<'_> {
+    /// The same, to be kept.
+    pub fn keep(self) -> SoughtLater {
+        match self {
+            Sought::Slot(slot) => SoughtLater::Other(Sought::Slot(slot)),
+            Sought::Data(at) => SoughtLater::Other(Sought::Data(at)),
+            Sought::Piece(role) => SoughtLater::Other(Sought::Piece(role)),
+            Sought::Omap(key) => SoughtLater::Omap(key.into()),
+        }
+    }
+}
+
+/// A [`Sought`] that is looked for when its call has returned.
+#[derive(Debug)]
+pub enum SoughtLater {
+    /// A key of the omap.
+    Omap(Box<[u8]>),
+    /// What holds no bytes.
+    Other(Sought<'static>),
+}
+
+impl SoughtLater {
+    /// What is sought.
+    pub fn sought(&self) -> Sought<'_> {
+        match self {
+            Self::Omap(key) => Sought::Omap(key),
+            Self::Other(sought) => *sought,
+        }
+    }
+}
+
 impl<'a> Asked<'a> {
     /// A piece of a checkpoint, of an object, or of none with number 0.
     pub fn piece(object: u64, role: Role) -> Self {

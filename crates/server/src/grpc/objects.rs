@@ -68,7 +68,7 @@ impl ObjectService {
 }
 
 async fn settled<T>(completion: Completion<T>) -> Result<T, Status> {
-    let (value, barrier) = completion.into_parts();
+    let (value, barrier) = completion.arrived().await;
     if let Some(barrier) = barrier {
         if barrier.state().is_none() {
             barrier.want_for(1);

@@ -39,7 +39,7 @@ pub(crate) async fn reached(barrier: Option<Barrier>) -> Result<(), Told> {
 
 /// Awaits a completion.
 pub(crate) async fn completed<T>(completion: Completion<T>) -> Result<T, Told> {
-    let (value, barrier) = completion.into_parts();
+    let (value, barrier) = completion.arrived().await;
     reached(barrier).await?;
     Ok(value?)
 }

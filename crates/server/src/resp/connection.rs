@@ -8,6 +8,7 @@
 //! 3. A connection that ends is closed only once its replies are sent, if it still takes them.
 
 use std::io;
+use std::task::Context;
 use std::time::Instant;
 
 use crate::resp::commands::Executor;
@@ -54,6 +55,8 @@ pub(crate) struct Connection {
     pub(crate) active: Instant,
     /// In the event loop's list of those that wait for a barrier.
     pub(crate) waiting: bool,
+    /// In its list of those that wait for values.
+    pub(crate) suspended: bool,
 }
 
 impl Connection {
@@ -70,6 +73,7 @@ impl Connection {
             ended: false,
             active: now,
             waiting: false,
+            suspended: false,
         }
     }
 
@@ -109,7 +113,7 @@ impl Connection {
             tracing::warn!(client = %self.session.client.address, "disconnecting a client that does not read its replies");
             return Ok(Fate::Close);
         }
-        let over = self.session.closing || self.ended && !self.stalled;
+        let over = self.session.awaited.is_none() && (self.session.closing || self.ended && !self.stalled);
         if over && self.output.is_empty() && self.transport.flush()? {
             return Ok(Fate::Close);
         }
@@ -118,19 +122,26 @@ impl Connection {
 
     /// Whether output has drained so far that commands which waited for it can run.
     fn may_go_on(&self, shared: &Shared) -> bool {
-        (self.stalled || self.readable) && !self.session.closing && self.output.len() <= shared.config.output_bytes_soft
+        (self.stalled || self.readable)
+            && !self.session.closing
+            && self.session.awaited.is_none()
+            && self.output.len() <= shared.config.output_bytes_soft
     }
 
     /// Reads and runs commands; whether there may be more at once.
     fn pump(&mut self, executor: &mut Executor<'_>, space: &mut [u8], now: Instant) -> io::Result<bool> {
         let soft = executor.shared.config.output_bytes_soft;
+        if !self.reply_if_here(executor) {
+            return Ok(false);
+        }
         if self.stalled && !self.session.closing {
             let input = std::mem::take(&mut self.input);
             let used = self.run(&input, executor);
             self.keep(input, used);
         }
         for _ in 0..READS_PER_TURN {
-            if self.stalled || self.session.closing || !self.readable || self.output.len() > soft {
+            let held = self.session.awaited.is_some() || self.session.closing;
+            if self.stalled || held || !self.readable || self.output.len() > soft {
                 return Ok(false);
             }
             match self.transport.read(space)? {
@@ -152,6 +163,22 @@ impl Connection {
             }
         }
         Ok(self.readable)
+    }
+
+    /// Writes the reply that was waited for; whether none is any more.
+    fn reply_if_here(&mut self, executor: &mut Executor<'_>) -> bool {
+        let Some(mut awaited) = self.session.awaited.take() else { return true };
+        if awaited.poll(&mut Context::from_waker(&executor.task)).is_pending() {
+            self.session.awaited = Some(awaited);
+            return false;
+        }
+        let from = self.output.bytes.len();
+        let mut reply = ReplyWriter::new(&mut self.output.bytes, self.session.resp3);
+        let barrier = awaited.reply(&mut reply, &mut executor.tally, executor.shared.config.output_bytes_max);
+        let mut batch = Batch::default();
+        batch.add(from, barrier);
+        self.output.end_batch(batch);
+        true
     }
 
     fn take(&mut self, bytes: &[u8], executor: &mut Executor<'_>) {
@@ -203,9 +230,13 @@ impl Connection {
                     let from = self.output.bytes.len();
                     let args = self.parser.args(rest);
                     let barrier = executor.execute(&mut self.session, args, &mut self.output.bytes);
-                    batch.add(from, barrier);
                     used += len;
                     limits.unauthenticated = !self.session.authenticated;
+                    if self.session.awaited.is_some() {
+                        self.stalled = used < bytes.len();
+                        break;
+                    }
+                    batch.add(from, barrier);
                 }
                 Err(error) => {
                     let from = self.output.bytes.len();

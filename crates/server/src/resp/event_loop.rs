@@ -66,6 +66,8 @@ pub(crate) struct EventLoop {
     free: Vec<usize>,
     /// Connections with more to do at once.
     again: Vec<usize>,
+    /// Connections that wait for values which are on their way.
+    suspended: Vec<usize>,
     /// Connections that wait for a barrier.
     waiting: Vec<usize>,
     /// The barrier that wakes this loop.
@@ -104,6 +106,7 @@ impl EventLoop {
             connections: Vec::new(),
             free: Vec::new(),
             again: Vec::new(),
+            suspended: Vec::new(),
             waiting: Vec::new(),
             registered: None,
             unasked: None,
@@ -125,7 +128,8 @@ impl EventLoop {
     pub(crate) fn run(mut self) -> Result<()> {
         let mut events = Events::with_capacity(EVENTS);
         let shared = Arc::clone(&self.shared);
-        let mut executor = Executor { shared: &shared, table: Table::get(), tally: Tally::default() };
+        let task = self.task.clone();
+        let mut executor = Executor { shared: &shared, table: Table::get(), tally: Tally::default(), task };
         let mut tick = Instant::now() + TICK;
         while !shared.is_stopping() {
             let wait = if self.again.is_empty() { TICK } else { Duration::ZERO };
@@ -171,6 +175,12 @@ impl EventLoop {
         }
         if woken {
             self.take_inbox(executor, now);
+            // Whose values have come is not told: whoever waits for some looks.
+            for at in std::mem::take(&mut self.suspended) {
+                let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { continue };
+                connection.suspended = false;
+                self.turn(at, executor, now);
+            }
         }
         for at in std::mem::take(&mut self.again) {
             self.turn(at, executor, now);
@@ -194,6 +204,10 @@ impl EventLoop {
             Fate::Close => return self.close(at),
             Fate::Again => self.again.push(at),
             Fate::Wait => {}
+        }
+        if connection.session.awaited.is_some() && !connection.suspended {
+            connection.suspended = true;
+            self.suspended.push(at);
         }
         if let Some(last) = connection.output.last_barrier() {
             if self.unasked.as_ref().is_none_or(|unasked| unasked.position() < last.position()) {
@@ -318,7 +332,9 @@ impl EventLoop {
         let idle_seconds = self.shared.settings.idle_seconds.load(Ordering::Relaxed);
         if idle_seconds > 0 {
             let idle = Duration::from_secs(idle_seconds);
-            self.close_where(|connection| !connection.waiting && now.duration_since(connection.active) >= idle);
+            self.close_where(|connection| {
+                !connection.waiting && !connection.suspended && now.duration_since(connection.active) >= idle
+            });
         }
     }
 

@@ -10,6 +10,7 @@
 //! 1. One commit of the store answers everything that was submitted before it, however many clients and commands.
 //! 2. Without a password nothing but loopback addresses and a unix socket is listened on.
 
+mod awaited;
 pub(crate) mod clients;
 pub(crate) mod commands;
 mod config;

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::resp::awaited::Awaited;
 use crate::resp::clients::ClientEntry;
 use crate::resp::keyspace::Keyspace;
 use crate::resp::parse::{Args, Span};
@@ -58,6 +59,8 @@ pub(crate) struct Session {
     pub(crate) queue: Option<Queue>,
     pub(crate) watched: Vec<Watched>,
     pub(crate) dirty: Arc<AtomicBool>,
+    /// A reply whose values are on their way: no command is run before it is written.
+    pub(crate) awaited: Option<Awaited>,
     /// Close the connection once the replies so far are sent.
     pub(crate) closing: bool,
 }
@@ -72,6 +75,7 @@ impl Session {
             queue: None,
             watched: Vec::new(),
             dirty: Arc::default(),
+            awaited: None,
             closing: false,
         }
     }

@@ -44,10 +44,13 @@ pub(crate) struct Executor<'e> {
     pub(crate) shared: &'e Shared,
     pub(crate) table: &'static Table,
     pub(crate) tally: Tally,
+    /// Wakes the loop.
+    pub(crate) task: std::task::Waker,
 }
 
 impl Executor<'_> {
-    /// Runs one command and writes its reply; returns what the reply has to wait for.
+    /// Runs one command and writes its reply, unless the session then waits for values; returns what the reply has to wait
+    /// for.
     pub(crate) fn execute(&mut self, session: &mut Session, args: Args<'_>, out: &mut Vec<u8>) -> Option<Barrier> {
         self.tally.commands += 1;
         let start = out.len();

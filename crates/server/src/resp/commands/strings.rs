@@ -1,10 +1,12 @@
 //! Strings: GET and its kin, parts of strings, several at once. SET has its own file, numbers too.
 
 use bytes::Bytes;
-use esker_kv::{Txn, VALUE_BYTES_MAX};
+use esker_kv::{Key, Namespace, Txn, VALUE_BYTES_MAX};
+use smallvec::SmallVec;
 
+use crate::resp::awaited::{Awaited, reply_one, reply_several};
 use crate::resp::commands::expiry::{ExpiryOption, expiry_option};
-use crate::resp::commands::{Call, NOT_AN_INTEGER, Outcome, Refusal, SYNTAX, WRONG_TYPE, is};
+use crate::resp::commands::{Call, NOT_AN_INTEGER, Outcome, Refusal, SYNTAX, is};
 use crate::resp::keyspace::HASH;
 use crate::resp::number::parse_i64;
 
@@ -13,19 +15,14 @@ const TOO_LONG: &str = "ERR string exceeds maximum allowed size (proto-max-bulk-
 /// GET without a transaction: one read.
 pub(crate) fn get_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
     let (namespace, key) = call.database()?.locate(call.arg(1));
-    let (entry, barrier) = namespace.entry(key).into_parts();
-    call.behind(barrier);
-    match entry? {
-        Some(entry) if entry.tag == HASH => return Err(WRONG_TYPE.into()),
-        Some(entry) => {
-            call.count_hit(true);
-            call.reply.bulk(&entry.value);
-        }
-        None => {
-            call.count_hit(false);
-            call.reply.null();
-        }
+    let entry = namespace.entry(key);
+    if !entry.is_here() {
+        call.session.awaited = Some(Awaited::One(entry));
+        return Ok(true);
     }
+    let (entry, barrier) = entry.into_parts();
+    call.behind(barrier);
+    reply_one(entry?, &mut call.reply, call.tally)?;
     Ok(true)
 }
 
@@ -133,6 +130,31 @@ pub(crate) fn setrange(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     let entry = esker_kv::Entry { value: value.into(), ..old };
     call.shared.keyspace.rewrite(txn, call.database()?, key, entry);
     Ok(())
+}
+
+/// MGET without a transaction: one read of all keys, where they are of one namespace.
+pub(crate) fn mget_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
+    let database = call.database()?;
+    let mut keys = SmallVec::<[Key<'_>; 16]>::new();
+    let mut of: Option<&Namespace> = None;
+    for key in call.args.from(1) {
+        let (namespace, key) = database.locate(key);
+        if of.is_some_and(|of| !std::ptr::eq(of, namespace)) {
+            return Ok(false);
+        }
+        of = Some(namespace);
+        keys.push(key);
+    }
+    let Some(namespace) = of else { return Ok(false) };
+    let entries = namespace.entries(&keys);
+    if !entries.is_here() {
+        call.session.awaited = Some(Awaited::Several(entries));
+        return Ok(true);
+    }
+    let (entries, barrier) = entries.into_parts();
+    call.behind(barrier);
+    reply_several(entries?, &mut call.reply, call.tally, call.shared.config.output_bytes_max)?;
+    Ok(true)
 }
 
 pub(crate) fn mget(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {

@@ -98,7 +98,7 @@ static COMMANDS: &[Command] = &[
     command("getrange", 4, READ, (1, 1, 1), "string", Data(strings::getrange)),
     command("substr", 4, READ, (1, 1, 1), "string", Data(strings::getrange)),
     command("setrange", 4, WRITE, (1, 1, 1), "string", Data(strings::setrange)),
-    command("mget", -2, READ | FAST, (1, -1, 1), "string", Data(strings::mget)),
+    command("mget", -2, READ | FAST, (1, -1, 1), "string", Fast(strings::mget_fast, strings::mget)),
     command("mset", -3, WRITE, (1, -1, 2), "string", Data(strings::mset)),
     command("msetnx", -3, WRITE, (1, -1, 2), "string", Data(strings::msetnx)),
     command("incr", 2, WRITE | FAST, (1, 1, 1), "string", Data(numbers::incr)),

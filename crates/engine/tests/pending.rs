@@ -1,0 +1,289 @@
+//! Reads that have to wait for the device: begun when they are asked for, and waited for by nobody but their readers.
+//!
+//! A device that holds up reads shows who waits, and what was begun before the first of them is let go.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use esker_device::{Device, Geometry, MemoryDevice, Result};
+use esker_engine::{Engine, FormatOptions, Options};
+use esker_store::{Change, Collection, Completion, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction};
+use parking_lot::{Condvar, Mutex};
+
+const SEGMENT_BYTES: u64 = 1 << 20;
+const LATE: Duration = Duration::from_secs(30);
+
+/// A device on which reads that may wait do wait while it is held.
+struct Held {
+    device: MemoryDevice,
+    held: Mutex<bool>,
+    released: Condvar,
+    /// Whether reads are answered at once where that can be done.
+    cached: AtomicBool,
+    reading: AtomicU64,
+    begun: AtomicU64,
+}
+
+impl Held {
+    fn new(device: MemoryDevice) -> Arc<Self> {
+        let (held, released, cached) = (Mutex::new(false), Condvar::new(), AtomicBool::new(false));
+        Arc::new(Self { device, held, released, cached, reading: AtomicU64::new(0), begun: AtomicU64::new(0) })
+    }
+
+    fn hold(&self, hold: bool) {
+        *self.held.lock() = hold;
+        self.released.notify_all();
+    }
+}
+
+impl Device for Held {
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+
+    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let mut held = self.held.lock();
+        self.reading.fetch_add(1, Ordering::SeqCst);
+        while *held {
+            self.released.wait(&mut held);
+        }
+        drop(held);
+        self.reading.fetch_sub(1, Ordering::SeqCst);
+        self.device.read(offset, buffer)
+    }
+
+    fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        self.cached.load(Ordering::SeqCst) && self.device.read(offset, buffer).is_ok()
+    }
+
+    fn will_read(&self, _: u64, _: u64) {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.device.write(offset, data)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.device.sync()
+    }
+
+    fn reserve(&self, offset: u64, len: u64) -> Result<()> {
+        self.device.reserve(offset, len)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.device.discard(offset, len)
+    }
+
+    fn name(&self) -> String {
+        "held".into()
+    }
+}
+
+#[derive(Default)]
+struct Woken(AtomicU64);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < LATE, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn object() -> ObjectId {
+    ObjectId::new(Collection::from("c"), "o")
+}
+
+fn value(number: u64) -> Bytes {
+    Bytes::from(vec![number as u8 + 1; 5_000])
+}
+
+fn key(number: u64) -> Bytes {
+    format!("key{number:04}").into()
+}
+
+const KEYS: u64 = 100;
+
+/// A store with keys, slots and data that are on the device only.
+fn filled() -> (Arc<Held>, Engine) {
+    let memory = MemoryDevice::new(64 * SEGMENT_BYTES);
+    Engine::format(&memory, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [5; 16] }).unwrap();
+    let device = Held::new(memory);
+    let engine = reopened(&device);
+    engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
+    for number in 0..KEYS {
+        let mut txn = Transaction::new();
+        txn.push(&object(), Change::OmapSet { key: key(number), value: value(number) });
+        txn.push(&object(), Change::SlotSet { index: number, value: value(number) });
+        txn.push(&object(), Change::Write { offset: number * 10_000, data: value(number) });
+        engine.submit(txn).wait().unwrap();
+    }
+    drop(engine);
+    let engine = reopened(&device);
+    (device, engine)
+}
+
+fn reopened(device: &Arc<Held>) -> Engine {
+    let options = Options { recent_bytes: 0, cache_bytes: 16 << 20, scrub_bytes_per_s: 0, ..Options::default() };
+    Engine::open(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
+}
+
+/// Asks while the device is held, shows that the call comes back and its value does not, and gives the value when the
+/// device is let go.
+fn late<T: std::fmt::Debug>(device: &Held, ask: impl FnOnce() -> Completion<T>) -> T {
+    device.hold(true);
+    let mut completion = std::pin::pin!(ask());
+    assert!(!completion.is_here(), "nobody had to wait for the device");
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut cx = Context::from_waker(&waker);
+    assert!(completion.as_mut().poll(&mut cx).is_pending());
+    assert_eq!(woken.0.load(Ordering::SeqCst), 0);
+    device.hold(false);
+    until("nobody is woken", || woken.0.load(Ordering::SeqCst) > 0);
+    match completion.as_mut().poll(&mut cx) {
+        Poll::Ready(value) => value.unwrap(),
+        Poll::Pending => panic!("woken for nothing"),
+    }
+}
+
+#[test]
+fn a_read_that_waits_for_the_device_holds_up_nobody() {
+    let (device, engine) = filled();
+    let id = object();
+    // Something that is in memory.
+    assert_eq!(engine.omap_get(&id, &key(7)).wait().unwrap(), Some(value(7)));
+    assert_eq!(late(&device, || engine.omap_get(&id, &key(1))), Some(value(1)));
+    assert_eq!(late(&device, || engine.slot_get(&id, 1)), Some(value(1)));
+    assert_eq!(late(&device, || engine.read(&id, 10_000..15_000)), value(1));
+    // Several parts with holes between them.
+    let part = late(&device, || engine.read(&id, 20_100..40_000));
+    assert_eq!((&part[..4_900], &part[4_900..9_900]), (&value(2)[100..], &[0; 5_000][..]));
+    assert_eq!((&part[9_900..14_900], &part[14_900..]), (&value(3)[..], &[0; 5_000][..]));
+    let keys = [key(5), "none".into(), key(7), key(6)];
+    let wanted = vec![Some(value(5)), None, Some(value(7)), Some(value(6))];
+    assert_eq!(late(&device, || engine.omap_get_many(&id, &keys)), wanted);
+    assert_eq!(late(&device, || engine.slot_get_many(&id, &[8, KEYS, 9])), [Some(value(8)), None, Some(value(9))]);
+    let scan = OmapScan { start: Some(key(20)), limit: 3, ..OmapScan::default() };
+    let wanted: Vec<_> = (20..23).map(|number| (key(number), value(number))).collect();
+    assert_eq!(late(&device, || engine.omap_scan(&id, &scan)), wanted);
+    let scan = SlotScan { range: 30..40, limit: 2, reverse: true, keys_only: false };
+    assert_eq!(late(&device, || engine.slot_scan(&id, &scan)), [(39, value(39)), (38, value(38))]);
+    // While one waits for the device, others are answered, and write.
+    device.hold(true);
+    let waits = engine.omap_get(&id, &key(50));
+    assert!(!waits.is_here());
+    let again = engine.omap_get(&id, &key(7));
+    assert!(again.is_here());
+    assert_eq!(again.wait().unwrap(), Some(value(7)));
+    let txn = Transaction::new().change(&id, Change::OmapSet { key: key(7), value: value(77) });
+    engine.submit(txn).wait().unwrap();
+    device.hold(false);
+    assert_eq!(waits.wait().unwrap(), Some(value(50)));
+}
+
+#[test]
+fn all_reads_of_one_call_are_begun_before_one_is_waited_for() {
+    let (device, engine) = filled();
+    device.hold(true);
+    let keys: Vec<_> = (0..KEYS).map(key).collect();
+    let all = engine.omap_get_many(&object(), &keys);
+    assert_eq!(device.begun.load(Ordering::SeqCst), KEYS);
+    let scanned = engine
+        .slot_scan(&object(), &SlotScan { range: 0..KEYS, limit: KEYS as usize, reverse: false, keys_only: false });
+    assert_eq!(device.begun.load(Ordering::SeqCst), 2 * KEYS);
+    device.hold(false);
+    let wanted: Vec<_> = (0..KEYS).map(|number| Some(value(number))).collect();
+    assert_eq!(all.wait().unwrap(), wanted);
+    assert_eq!(scanned.wait().unwrap().len() as u64, KEYS);
+}
+
+#[test]
+fn what_the_device_has_at_once_is_here_when_the_call_returns() {
+    let (device, engine) = filled();
+    device.cached.store(true, Ordering::SeqCst);
+    device.hold(true);
+    let keys: Vec<_> = (0..KEYS).map(key).collect();
+    let all = engine.omap_get_many(&object(), &keys);
+    assert!(all.is_here() && engine.slot_get(&object(), 3).is_here() && engine.read(&object(), 0..900_000).is_here());
+    assert_eq!(all.wait().unwrap().len() as u64, KEYS);
+    device.hold(false);
+}
+
+#[test]
+fn reads_that_nobody_wants_any_more_are_not_made_and_a_store_ends_with_those_that_are_wanted() {
+    let (device, engine) = filled();
+    device.hold(true);
+    let wanted: Vec<_> = (0..KEYS).map(|number| engine.slot_get(&object(), number)).collect();
+    until("no thread reads", || device.reading.load(Ordering::SeqCst) > 0);
+    let busy = device.reading.load(Ordering::SeqCst);
+    let dropped: Vec<_> = (0..KEYS).map(|number| engine.omap_get(&object(), &key(number))).collect();
+    drop(dropped);
+    let closing = std::thread::spawn({
+        let device = Arc::clone(&device);
+        move || {
+            std::thread::sleep(Duration::from_millis(20));
+            device.hold(false);
+        }
+    });
+    // Closing runs what was given.
+    drop(engine);
+    closing.join().unwrap();
+    assert!(busy <= 16, "{busy} threads read");
+    for (number, completion) in wanted.into_iter().enumerate() {
+        assert_eq!(completion.wait().unwrap(), Some(value(number as u64)));
+    }
+    // Nothing holds the device any more: no read is left behind.
+    let engine = reopened(&device);
+    assert_eq!(engine.slot_get(&object(), 1).wait().unwrap(), Some(value(1)));
+}
+
+/// A read that is on its way has found its place in the index: its segment is not used again before it was read, though the
+/// value was removed and the cleaner wants the segment.
+#[test]
+fn no_segment_is_used_again_under_a_read_that_is_on_its_way() {
+    let (device, engine) = filled();
+    let engine = Arc::new(engine);
+    device.hold(true);
+    let waits: Vec<_> = (0..10).map(|number| engine.omap_get(&object(), &key(number))).collect();
+    assert!(waits.iter().all(|read| !read.is_here()));
+    let done = Arc::new(AtomicBool::new(false));
+    let writer = std::thread::spawn({
+        let (engine, done) = (Arc::clone(&engine), Arc::clone(&done));
+        move || {
+            engine.submit(Transaction::new().change(&object(), Change::Remove)).wait().unwrap();
+            let _ = engine.checkpoint();
+            // Goes round the device more than once, if it is let.
+            for number in 0..(160 * SEGMENT_BYTES / 500_000) {
+                let data = Bytes::from(vec![0xee; 500_000]);
+                let txn = Transaction::new().change(&object(), Change::Write { offset: 0, data });
+                engine.submit(txn).wait().unwrap();
+                if number % 20 == 0 {
+                    let _ = engine.checkpoint();
+                }
+            }
+            done.store(true, Ordering::SeqCst);
+        }
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    device.hold(false);
+    for (number, read) in waits.into_iter().enumerate() {
+        assert_eq!(read.wait().unwrap(), Some(value(number as u64)), "key {number}");
+    }
+    until("the writer stands still", || done.load(Ordering::SeqCst));
+    writer.join().unwrap();
+}

@@ -1,0 +1,101 @@
+//! A reply whose values are on their way: the connection waits for it, and its loop goes on with the others.
+//!
+//! handler → values that are not in memory → [`Awaited`] in the session → no more commands of it → the loop is woken → reply
+//!
+//! Invariant: commands of one connection are answered in order, so that one that waits keeps those behind it.
+
+use std::task::{Context, Poll};
+
+use esker_kv::{Barrier, Entry};
+use esker_store::Completion;
+
+use crate::resp::commands::WRONG_TYPE;
+use crate::resp::keyspace::HASH;
+use crate::resp::refusal::Refusal;
+use crate::resp::reply::ReplyWriter;
+use crate::resp::shared::Tally;
+
+/// What is waited for, and what is made of it.
+pub(crate) enum Awaited {
+    /// GET.
+    One(Completion<Option<Entry>>),
+    /// MGET.
+    Several(Completion<Vec<Option<Entry>>>),
+}
+
+fn count(tally: &mut Tally, hit: bool) {
+    if hit { tally.hits += 1 } else { tally.misses += 1 }
+}
+
+/// The reply of GET.
+pub(crate) fn reply_one(entry: Option<Entry>, reply: &mut ReplyWriter<'_>, tally: &mut Tally) -> Result<(), Refusal> {
+    match entry {
+        Some(entry) if entry.tag == HASH => return Err(WRONG_TYPE.into()),
+        Some(entry) => {
+            count(tally, true);
+            reply.bulk(&entry.value);
+        }
+        None => {
+            count(tally, false);
+            reply.null();
+        }
+    }
+    Ok(())
+}
+
+/// The reply of MGET, unless it has more than `output_bytes_max`.
+pub(crate) fn reply_several(
+    entries: Vec<Option<Entry>>,
+    reply: &mut ReplyWriter<'_>,
+    tally: &mut Tally,
+    output_bytes_max: usize,
+) -> Result<(), Refusal> {
+    reply.array(entries.len());
+    for entry in entries {
+        let entry = entry.filter(|entry| entry.tag != HASH);
+        count(tally, entry.is_some());
+        reply.maybe(entry.as_ref().map(|entry| &entry.value[..]));
+        let (len, max) = (reply.position() as u64, output_bytes_max as u64);
+        if len > max {
+            return Err(esker_store::Error::TooLarge { what: "output", len, limit: "output_bytes_max", max }.into());
+        }
+    }
+    Ok(())
+}
+
+impl Awaited {
+    /// Ready once the values are here; the task of `cx` is woken then.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::One(entry) => entry.poll_arrived(cx),
+            Self::Several(entries) => entries.poll_arrived(cx),
+        }
+    }
+
+    /// Writes the reply, once the values are here. Returns what it has to wait for.
+    pub(crate) fn reply(
+        self,
+        reply: &mut ReplyWriter<'_>,
+        tally: &mut Tally,
+        output_bytes_max: usize,
+    ) -> Option<Barrier> {
+        let start = reply.position();
+        let (replied, barrier) = match self {
+            Self::One(entry) => {
+                let (entry, barrier) = entry.into_parts();
+                (entry.map_err(Refusal::from).and_then(|entry| reply_one(entry, reply, tally)), barrier)
+            }
+            Self::Several(entries) => {
+                let (entries, barrier) = entries.into_parts();
+                let write = |entries| reply_several(entries, reply, tally, output_bytes_max);
+                (entries.map_err(Refusal::from).and_then(write), barrier)
+            }
+        };
+        if let Err(refusal) = replied {
+            tally.errors += 1;
+            reply.rewind(start);
+            reply.error(refusal.line().as_bytes());
+        }
+        barrier
+    }
+}

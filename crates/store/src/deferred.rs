@@ -1,0 +1,248 @@
+//! Outcomes that come later: work that its waiter or a thread of the store does, whoever comes first, and promises.
+//!
+//! ```text
+//! deferred(work) → Task → queue of a thread: run()  ─┐
+//!               └→ Completion → wait(): run() here  ─┴→ outcome → waiting thread or waker
+//! promised()     → Promise → fulfil()               ───→ outcome → waiting thread or waker
+//! ```
+//!
+//! Invariants:
+//! 1. The work is done once at most, and not at all if nobody wants its outcome before it is begun.
+//! 2. Whoever waits is answered: by a panic of the work, and by a promise that is dropped, with an error.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::{Applied, Completion, Error, Later};
+
+/// What gives the outcome.
+type Work<T> = Box<dyn FnOnce() -> Applied<T> + Send>;
+
+enum State<T> {
+    /// Not begun. A promise is begun from the first.
+    Todo(Work<T>, Option<Waker>),
+    Underway(Option<Waker>),
+    Done(Applied<T>),
+    /// Taken, or nobody wants it.
+    Over,
+}
+
+struct Cell<T> {
+    /// Whose work it is, for the message after a panic.
+    who: &'static str,
+    state: Mutex<State<T>>,
+    done: Condvar,
+}
+
+/// Work to be done by any thread.
+pub trait Task: Send + Sync {
+    /// Does the work, unless it is done, under way, or not wanted any more.
+    fn run(&self);
+}
+
+/// Work whose outcome is waited for as a completion: to be given to threads that run such tasks. `who` names it if it
+/// panics.
+pub fn deferred<T: Send + 'static>(
+    who: &'static str,
+    work: impl FnOnce() -> Applied<T> + Send + 'static,
+) -> (Arc<dyn Task>, Completion<T>) {
+    let state = Mutex::new(State::Todo(Box::new(work), None));
+    let cell = Arc::new(Cell { who, state, done: Condvar::new() });
+    (Arc::clone(&cell) as Arc<dyn Task>, Completion::later(Box::new(Waiting(cell))))
+}
+
+/// A promise, and the completion that waits for it.
+pub fn promised<T: Send + 'static>(who: &'static str) -> (Promise<T>, Completion<T>) {
+    let cell = Arc::new(Cell { who, state: Mutex::new(State::Underway(None)), done: Condvar::new() });
+    (Promise(Arc::clone(&cell)), Completion::later(Box::new(Waiting(cell))))
+}
+
+/// An outcome that somebody has promised. Dropping it unfulfilled answers with [`Error::Stopped`].
+pub struct Promise<T>(Arc<Cell<T>>);
+
+impl<T> Promise<T> {
+    /// Gives the outcome.
+    pub fn fulfil(self, outcome: Applied<T>) {
+        self.0.finish(outcome);
+    }
+
+    /// Whether anybody still waits, or will.
+    pub fn is_wanted(&self) -> bool {
+        !matches!(*self.0.state.lock(), State::Over)
+    }
+}
+
+impl<T> Drop for Promise<T> {
+    fn drop(&mut self) {
+        if matches!(*self.0.state.lock(), State::Underway(_)) {
+            let cause = format!("{} ended without an outcome", self.0.who).into();
+            self.0.finish((Err(Error::Stopped { cause }), None));
+        }
+    }
+}
+
+impl<T> Cell<T> {
+    fn finish(&self, outcome: Applied<T>) {
+        let mut state = self.state.lock();
+        let waker = match &mut *state {
+            State::Underway(waker) => waker.take(),
+            // Nobody wants it; what it holds is dropped without the lock.
+            _ => return,
+        };
+        *state = State::Done(outcome);
+        drop(state);
+        self.done.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn do_it(&self) {
+        let mut state = self.state.lock();
+        if !matches!(*state, State::Todo(..)) {
+            return;
+        }
+        let State::Todo(work, waker) = std::mem::replace(&mut *state, State::Over) else { return };
+        *state = State::Underway(waker);
+        drop(state);
+        let outcome = catch_unwind(AssertUnwindSafe(work));
+        self.finish(outcome.unwrap_or_else(|panic| (Err(Error::panicked(self.who, &*panic)), None)));
+    }
+}
+
+impl<T: Send> Task for Cell<T> {
+    fn run(&self) {
+        self.do_it();
+    }
+}
+
+struct Waiting<T>(Arc<Cell<T>>);
+
+impl<T: Send> Later<T> for Waiting<T> {
+    fn wait(self: Box<Self>) -> Applied<T> {
+        self.0.do_it();
+        let mut state = self.0.state.lock();
+        while matches!(*state, State::Underway(_)) {
+            self.0.done.wait(&mut state);
+        }
+        match std::mem::replace(&mut *state, State::Over) {
+            State::Done(outcome) => outcome,
+            _ => (Err(Error::Closed), None),
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Applied<T>> {
+        let mut state = self.0.state.lock();
+        match &mut *state {
+            State::Todo(_, waker) | State::Underway(waker) => {
+                if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                    *waker = Some(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+            _ => Poll::Ready(match std::mem::replace(&mut *state, State::Over) {
+                State::Done(outcome) => outcome,
+                _ => (Err(Error::Closed), None),
+            }),
+        }
+    }
+}
+
+impl<T> Drop for Waiting<T> {
+    fn drop(&mut self) {
+        // What is dropped may be large, or the last of a store: without the lock.
+        let dropped = std::mem::replace(&mut *self.0.state.lock(), State::Over);
+        drop(dropped);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+    use crate::{Barrier, DurableMark};
+
+    #[derive(Default)]
+    struct Count(AtomicU32);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn work_is_done_once_by_its_waiter_or_by_a_thread() {
+        let count = Arc::new(AtomicU32::new(0));
+        let work = |count: &Arc<AtomicU32>| {
+            let count = Arc::clone(count);
+            move || (Ok(count.fetch_add(1, Ordering::SeqCst)), None)
+        };
+        let (task, completion) = deferred("work", work(&count));
+        assert!(!completion.is_here());
+        // The waiter does it himself.
+        assert_eq!(completion.map(|value| value + 10).wait().unwrap(), 10);
+        task.run();
+        assert_eq!(count.load(Ordering::SeqCst), 1);
+        let (task, completion) = deferred("work", work(&count));
+        task.run();
+        task.run();
+        assert_eq!(completion.wait().unwrap(), 1);
+        // Nobody wants it.
+        let (task, completion) = deferred("work", work(&count));
+        drop(completion);
+        task.run();
+        assert_eq!(count.load(Ordering::SeqCst), 2);
+        assert_eq!(Arc::strong_count(&count), 1, "the work of nobody is kept");
+    }
+
+    #[test]
+    fn a_task_is_woken_when_the_outcome_is_here_and_then_waits_for_its_barrier() {
+        let mark = DurableMark::new(0, Box::new(|| {}));
+        let woken = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut cx = Context::from_waker(&waker);
+        let (promise, completion) = promised::<u32>("a promise");
+        let mut completion = std::pin::pin!(completion.map(|value| value * 2));
+        assert!(completion.as_mut().poll(&mut cx).is_pending());
+        promise.fulfil((Ok(4), Some(Barrier::new(&mark, 7))));
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        assert!(completion.as_mut().poll(&mut cx).is_pending(), "its barrier is not reached");
+        mark.advance(7);
+        assert!(matches!(completion.as_mut().poll(&mut cx), Poll::Ready(Ok(8))));
+    }
+
+    #[test]
+    fn whoever_waits_is_answered_though_the_work_panics_or_the_promise_is_dropped() {
+        let (_, completion) = deferred::<u32>("reading", || panic!("on purpose"));
+        let Err(Error::Stopped { cause }) = completion.wait() else { panic!("no error") };
+        assert_eq!(&*cause, "reading panicked: on purpose");
+        let (promise, completion) = promised::<u32>("a call");
+        let waiter = std::thread::spawn(move || completion.wait());
+        assert!(promise.is_wanted());
+        drop(promise);
+        assert!(matches!(waiter.join().unwrap(), Err(Error::Stopped { .. })));
+        let (promise, completion) = promised::<u32>("a call");
+        drop(completion);
+        assert!(!promise.is_wanted());
+        promise.fulfil((Ok(1), None));
+    }
+
+    #[test]
+    fn several_are_all_there_or_none() {
+        let (promise, late) = promised::<u32>("a call");
+        let all = Completion::all(vec![Completion::ready(Ok(1)), late, Completion::ready(Ok(3))]);
+        assert!(!all.is_here());
+        let waiter = std::thread::spawn(move || all.wait());
+        promise.fulfil((Ok(2), None));
+        assert_eq!(waiter.join().unwrap().unwrap(), [1, 2, 3]);
+        let all = Completion::all(vec![Completion::ready(Ok(1)), Completion::ready(Err(Error::Closed))]);
+        assert!(all.is_here());
+        assert!(matches!(all.wait(), Err(Error::Closed)));
+    }
+}
