@@ -168,20 +168,25 @@ impl Keeper {
             renew: work.renew > 0 || segments.in_use().iter().any(lost),
             walked: self.threaded && self.since.elapsed().as_micros() as u64 <= walked_until,
             spent: !work.spent.is_empty(),
-            wanted: self.wanted_segments(work),
+            wanted: self.wanted_segments(work, tail_bytes),
             victim: Victim::Unsought,
         }
     }
 
-    /// Dead segments of log that wait for checkpoints, two of them at most, where the device is short of blocks.
-    fn wanted_segments(&self, work: &Work) -> u64 {
+    /// Segments in which no value lives and that wait for checkpoints, two of them at most, where the device is short of
+    /// blocks: dead log, and what has pieces of a checkpoint that the next one does without.
+    fn wanted_segments(&self, work: &Work, tail_bytes: u64) -> u64 {
         if self.parts.segments.bare_segments() == 0 {
             return 0;
         }
         let (open, held) = (self.parts.log.open_generation(), self.holds.now());
+        // Most of the index that was written is gone, unless it is not in memory.
+        let written = self.parts.segments.index_bytes();
+        let gone = written <= self.index_bytes && self.parts.objects.page_bytes() < written / 2;
         let waits = |usage: &&Usage| {
-            let dead = usage.live == 0 && usage.index == 0 && !usage.cold;
-            dead && (work.floor_before..open).contains(&usage.generation) && !held.contains_key(&usage.generation)
+            let dead = usage.index == 0 && !usage.cold && (work.floor_before..open).contains(&usage.generation);
+            let outdated = usage.index > 0 && tail_bytes > 0 && gone && usage.generation != open;
+            usage.live == 0 && (dead || outdated) && !held.contains_key(&usage.generation)
         };
         self.parts.segments.in_use().iter().filter(waits).count() as u64
     }

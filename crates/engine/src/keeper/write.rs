@@ -187,7 +187,9 @@ impl Keeper {
     }
 
     fn room_is_short(&self) -> bool {
-        self.parts.log.segments_left() * 5 < self.parts.segments.usable_segments() * 2
+        // Where the device had no blocks when it was asked, others may need what is kept.
+        let segments = &self.parts.segments;
+        self.parts.log.segments_left() * 5 < segments.usable_segments() * 2 || segments.bare_segments() > 0
     }
 
     /// Writes a checkpoint. Where room is short enough that a few of them, each leaving little pieces of the last in
