@@ -17,7 +17,9 @@ mod capability;
 mod completion;
 #[cfg(feature = "contract")]
 pub mod contract;
+pub mod due;
 mod error;
+mod fence;
 mod forward;
 mod id;
 mod incarnation;
@@ -25,7 +27,12 @@ pub mod limits;
 mod mark;
 #[cfg(feature = "contract")]
 pub mod model;
+pub mod names;
+pub mod number;
+pub mod prefix;
+pub mod registry;
 mod retry;
+mod stripes;
 mod transaction;
 mod unsynced;
 
@@ -37,11 +44,14 @@ use bytes::Bytes;
 pub use capability::Capability;
 pub use completion::Completion;
 pub use error::{Error, Result};
+pub use fence::{Fence, Verdict};
 pub use forward::Forward;
 pub use id::{Collection, CommitSeq, IdHasher, ObjectId, ObjectMap};
 pub use incarnation::Incarnation;
 pub use mark::{Barrier, DurableMark};
-pub use retry::{ATTEMPTS_MAX, Attempt, Retry, change_guarded};
+pub use registry::{Directory, Registry};
+pub use retry::{ATTEMPTS_MAX, Attempt, Retry, change_guarded, retried, submit_guarded};
+pub use stripes::{Held, Stripes};
 pub use transaction::{
     Change, CommitCursor, CommitEntry, Compare, Compression, Condition, Durability, Guard, OmapScan, Op, Order,
     SlotScan, Transaction,
