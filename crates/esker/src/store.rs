@@ -10,8 +10,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use esker_engine::{BackupReport, Engine};
@@ -27,11 +25,8 @@ use parking_lot::Mutex;
 
 use crate::backend::Opened;
 use crate::releasable::Releasable;
-use crate::sweep::{Sweep, SweepFigures};
+use crate::sweep::{Repeated, Sweep, SweepFigures, expire};
 use crate::{Error, Result};
-
-/// Expired keys that are removed in one go; while there are more, the next go follows at once.
-const EXPIRE_KEYS: usize = 1_000;
 
 /// What a store is kept by.
 pub(crate) enum Backing {
@@ -61,7 +56,7 @@ struct Inner {
     kv: Mutex<Option<Kv>>,
     logs: Mutex<Option<Logs>>,
     map: Mutex<Option<Waist>>,
-    expiry: Mutex<Option<Expiry>>,
+    expiry: Mutex<Option<Repeated>>,
     sweep: Mutex<Option<Sweep>>,
 }
 
@@ -101,7 +96,7 @@ impl Store {
         }
         let kv = Kv::open(self.objects(), Arc::clone(&self.inner.background.clock))?;
         if !self.inner.background.expire_interval.is_zero() {
-            *self.inner.expiry.lock() = Expiry::start(kv.clone(), self.inner.background.expire_interval);
+            *self.inner.expiry.lock() = expire(kv.clone(), self.inner.background.expire_interval);
         }
         *slot = Some(kv.clone());
         Ok(kv)
@@ -403,47 +398,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if let Err(error) = self.close() {
             tracing::error!(%error, "closing the store failed");
-        }
-    }
-}
-
-/// The thread that removes expired keys.
-struct Expiry {
-    stop: Sender<()>,
-    thread: JoinHandle<()>,
-}
-
-impl Expiry {
-    /// Starts it; a system without another thread to give goes on without one, since nothing depends on it.
-    fn start(kv: Kv, interval: Duration) -> Option<Self> {
-        let (stop, stopped) = channel::<()>();
-        let run = move || {
-            let mut pause = interval;
-            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
-                pause = match kv.expire_due(EXPIRE_KEYS) {
-                    Ok(removed) if removed >= EXPIRE_KEYS => Duration::ZERO,
-                    Ok(_) => interval,
-                    Err(error) => {
-                        tracing::warn!(%error, "removing expired keys failed; trying again later");
-                        interval.max(Duration::from_secs(10))
-                    }
-                };
-            }
-        };
-        let spawned = std::thread::Builder::new().name("esker-expire".into()).spawn(run);
-        match spawned {
-            Ok(thread) => Some(Self { stop, thread }),
-            Err(error) => {
-                tracing::warn!(%error, "no thread for removing expired keys");
-                None
-            }
-        }
-    }
-
-    fn stop(self) {
-        drop(self.stop);
-        if self.thread.join().is_err() {
-            tracing::error!("the thread that removes expired keys panicked");
         }
     }
 }

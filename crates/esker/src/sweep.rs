@@ -1,10 +1,10 @@
-//! Removing expired rows of the map in the background, no faster than asked for.
+//! Removing what has expired in the background: keys as often as asked for, rows of the map no faster than asked for.
 //!
-//! [`Store::map`](crate::Store::map) → a thread → [`Sweeper`], a step at a time → a pause as long as the step's rows may take → the next step
+//! [`Store::kv`](crate::Store::kv), [`Store::map`](crate::Store::map) → a thread ([`Repeated`]) → a step → the pause that it asks for → the next step
 //!
 //! Invariants:
 //! 1. On average no more rows are looked at per second than the rate; nothing due, a look a second.
-//! 2. The thread ends before the store closes.
+//! 2. The threads end before the store closes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,11 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use esker_kv::Kv;
 use esker_map::{Sweeper, Waist};
 
+/// Expired keys that are removed in one go; while there are more, the next go follows at once.
+const EXPIRE_KEYS: usize = 1_000;
 /// Most rows of a step.
 const STEP_ROWS: u64 = 256;
 /// How long it rests when nothing is due.
@@ -44,34 +47,71 @@ struct Counters {
     failures: AtomicU64,
 }
 
-/// The thread.
-pub(crate) struct Sweep {
-    rate: u64,
-    counters: Arc<Counters>,
+/// A thread that does something again and again. Nothing depends on it: a system without another thread to give goes on without one.
+pub(crate) struct Repeated {
+    what: &'static str,
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
-impl Sweep {
-    /// Starts it; a system without another thread to give goes on without one, since nothing depends on it. `rate` is above 0.
-    pub fn start(map: Waist, rate: u64) -> Option<Self> {
+impl Repeated {
+    /// Starts it with a pause; `step` says how long the next is.
+    fn start(
+        name: &str,
+        what: &'static str,
+        mut pause: Duration,
+        mut step: impl FnMut() -> Duration + Send + 'static,
+    ) -> Option<Self> {
         let (stop, stopped) = channel::<()>();
-        let counters = Arc::new(Counters::default());
-        let counted = Arc::clone(&counters);
         let run = move || {
-            let mut sweeper = Sweeper::new(map);
-            let mut pause = Duration::ZERO;
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
-                pause = step(&mut sweeper, rate, &counted);
+                pause = step();
             }
         };
-        match std::thread::Builder::new().name("esker-sweep".into()).spawn(run) {
-            Ok(thread) => Some(Self { rate, counters, stop, thread }),
+        match std::thread::Builder::new().name(name.into()).spawn(run) {
+            Ok(thread) => Some(Self { what, stop, thread }),
             Err(error) => {
-                tracing::warn!(%error, "no thread for removing expired rows");
+                tracing::warn!(%error, "no thread for removing {what}");
                 None
             }
         }
+    }
+
+    pub fn stop(self) {
+        drop(self.stop);
+        if self.thread.join().is_err() {
+            tracing::error!("the thread that removes {} panicked", self.what);
+        }
+    }
+}
+
+/// Removes expired keys every `interval`.
+pub(crate) fn expire(kv: Kv, interval: Duration) -> Option<Repeated> {
+    Repeated::start("esker-expire", "expired keys", interval, move || match kv.expire_due(EXPIRE_KEYS) {
+        Ok(removed) if removed >= EXPIRE_KEYS => Duration::ZERO,
+        Ok(_) => interval,
+        Err(error) => {
+            tracing::warn!(%error, "removing expired keys failed; trying again later");
+            interval.max(AFTER_ERROR)
+        }
+    })
+}
+
+/// The removal of expired rows.
+pub(crate) struct Sweep {
+    rate: u64,
+    counters: Arc<Counters>,
+    thread: Repeated,
+}
+
+impl Sweep {
+    /// Starts it. `rate` is above 0.
+    pub fn start(map: Waist, rate: u64) -> Option<Self> {
+        let counters = Arc::new(Counters::default());
+        let (counted, mut sweeper) = (Arc::clone(&counters), Sweeper::new(map));
+        let step = move || step(&mut sweeper, rate, &counted);
+        let thread = Repeated::start("esker-sweep", "expired rows", Duration::ZERO, step)?;
+        Some(Self { rate, counters, thread })
     }
 
     pub fn figures(&self) -> SweepFigures {
@@ -82,10 +122,7 @@ impl Sweep {
     }
 
     pub fn stop(self) {
-        drop(self.stop);
-        if self.thread.join().is_err() {
-            tracing::error!("the thread that removes expired rows panicked");
-        }
+        self.thread.stop();
     }
 }
 

@@ -12,13 +12,13 @@
 //! 2. An object of a namespace is made under a guard of its record, which says that it is not being removed.
 
 use bytes::Bytes;
+use esker_store::number::{number, number_from};
 use esker_store::{
-    Barrier, Change, Collection, Compare, Completion, Compression, Condition, Error, Guard, ObjectId, ObjectStore,
-    OmapScan, Op, Result, Transaction, limits,
+    Barrier, Change, Collection, Compare, Completion, Compression, Condition, Directory, Error, Guard, ObjectId,
+    ObjectStore, Op, Result, Transaction,
 };
 
 use crate::Kind;
-use crate::key::just_above;
 
 pub(crate) const COLLECTION: &str = "kv";
 /// Bits of what counts a namespace's ranges that are of that namespace alone.
@@ -26,6 +26,11 @@ const RANGES_BITS: u32 = 32;
 
 pub(crate) fn object() -> ObjectId {
     ObjectId::new(Collection::from(COLLECTION), Bytes::from_static(b"namespaces"))
+}
+
+/// The names. They lead to records, not to ids: what is removed is found by the name, and *removing* is said by the record.
+pub(crate) fn directory() -> Directory {
+    Directory { object: object(), what: "namespace catalogue", names: b"", ids: None }
 }
 
 /// What the catalogue says about a namespace.
@@ -76,13 +81,7 @@ impl Record {
 
     /// The guard that the catalogue still says so.
     pub(crate) fn still(self, name: &str) -> Guard {
-        let condition = Condition::OmapEquals { key: Bytes::copy_from_slice(name.as_bytes()), value: self.encode() };
-        Guard { object: object(), condition }
-    }
-
-    /// What writes it.
-    pub(crate) fn set(self, name: &str) -> Change {
-        Change::OmapSet { key: Bytes::copy_from_slice(name.as_bytes()), value: self.encode() }
+        directory().leads_to(name, self.encode())
     }
 }
 
@@ -98,28 +97,23 @@ pub(crate) fn wrong_kind(name: &str, own: Kind, what: &'static str, kind: Kind) 
 
 /// The record of a name.
 pub(crate) fn find(store: &dyn ObjectStore, name: &str) -> Completion<Option<Record>> {
-    let (stored, barrier) = store.omap_get(&object(), name.as_bytes()).into_parts();
+    let (stored, barrier) = directory().find(store, name).into_parts();
     let record = |stored: Option<Bytes>| stored.map(|stored| Record::decode(name.as_bytes(), &stored)).transpose();
     Completion::after(stored.and_then(record), barrier)
 }
 
 /// All records, in name order.
 pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<(String, Record)>> {
-    let mut scan = OmapScan { limit: limits::SCAN_ENTRIES_MAX, ..OmapScan::default() };
-    let mut all = Vec::new();
-    loop {
-        let page = store.omap_scan(&object(), &scan).wait()?;
-        let Some((last, _)) = page.last() else { return Ok(all) };
-        scan.start = Some(just_above(last));
-        for (name, stored) in &page {
-            let record = Record::decode(name, stored)?;
-            let text = std::str::from_utf8(name).map_err(|_| Error::Corrupt {
-                offset: 0,
-                what: format!("namespace catalogue: {} is no text", name.escape_ascii()),
-            })?;
-            all.push((text.to_owned(), record));
-        }
-    }
+    let record = |entry: Result<(Bytes, Bytes)>| {
+        let (name, stored) = entry?;
+        let record = Record::decode(&name, &stored)?;
+        let text = std::str::from_utf8(&name).map_err(|_| Error::Corrupt {
+            offset: 0,
+            what: format!("namespace catalogue: {} is no text", name.escape_ascii()),
+        })?;
+        Ok((text.to_owned(), record))
+    };
+    directory().all(store, "").map(record).collect()
 }
 
 /// Counts the namespaces in which a first range was made.
@@ -129,19 +123,19 @@ fn made_name(name: &str) -> Bytes {
     format!("r/{name}").into()
 }
 
-fn number(object: &ObjectId, store: &dyn ObjectStore, name: &[u8]) -> Completion<Option<u64>> {
+fn counted(store: &dyn ObjectStore, name: &[u8]) -> Completion<Option<u64>> {
     let shown = name.escape_ascii().to_string();
-    store.xattr(object, name).then(move |stored| {
-        let number = stored?.map(|stored| stored[..].try_into().map(u64::from_le_bytes)).transpose();
-        number.map_err(|_| Error::Corrupt { offset: 0, what: format!("namespace catalogue: {shown} is not 8 bytes") })
-    })
+    let damaged = move || Error::Corrupt { offset: 0, what: format!("namespace catalogue: {shown} is not 8 bytes") };
+    store
+        .xattr(&object(), name)
+        .then(move |stored| stored?.map(|stored| number_from(&stored).ok_or_else(damaged)).transpose())
 }
 
 /// What grows when an object of a range is made in a namespace; `None` before the first. Of a namespace that was
 /// removed and made
 /// again it is another.
 pub(crate) fn ranges_made(store: &dyn ObjectStore, name: &str) -> Completion<Option<u64>> {
-    number(&object(), store, &made_name(name))
+    counted(store, &made_name(name))
 }
 
 fn is_still(name: Bytes, number: Option<u64>) -> Guard {
@@ -174,30 +168,28 @@ pub(crate) fn count_made(
             let firsts = Bytes::from_static(FIRSTS);
             // One for each namespace that the transaction makes the first range in.
             let own = txn.ops.iter().rev().find_map(|op| match op {
-                Op::Object(_, Change::XattrSet { name, value }) if *name == firsts => value[..].try_into().ok(),
+                Op::Object(_, Change::XattrSet { name, value }) if *name == firsts => number_from(value),
                 _ => None,
             });
-            let first = match own.map(u64::from_le_bytes) {
+            let first = match own {
                 Some(own) => own + 1,
                 None => {
-                    let stored = number(&object(), store, FIRSTS).applied(barrier)?;
+                    let stored = counted(store, FIRSTS).applied(barrier)?;
                     txn.guards.push(is_still(firsts.clone(), stored));
                     stored.unwrap_or(0) + 1
                 }
             };
-            let value = Bytes::copy_from_slice(&first.to_le_bytes());
-            txn.push(&object(), Change::XattrSet { name: firsts, value });
+            txn.push(&object(), Change::number(FIRSTS, first));
             first << RANGES_BITS
         }
     };
-    let value = Bytes::copy_from_slice(&next.to_le_bytes());
-    txn.push(&object(), Change::XattrSet { name: made_name(name), value });
+    txn.push(&object(), Change::XattrSet { name: made_name(name), value: number(next) });
     Ok(())
 }
 
 /// Adds what forgets a namespace.
 pub(crate) fn forget(txn: &mut Transaction, name: &str) {
-    txn.push(&object(), Change::OmapRemove { key: Bytes::copy_from_slice(name.as_bytes()) });
+    directory().unset(txn, name);
     txn.push(&object(), Change::XattrRemove { name: made_name(name) });
 }
 

@@ -9,10 +9,10 @@
 //! 3. Removals are `Applied`: a power cut may bring an expired entry back into the store, but never into an answer.
 
 use bytes::Bytes;
-use esker_store::{Change, Durability, Error, OmapScan, Transaction};
+use esker_store::{Change, Durability, Error, Transaction, due};
 
 use crate::entry::decode;
-use crate::{Kind, Kv, Namespace, OwnedKey, Result};
+use crate::{Key, Kind, Kv, Namespace, Result};
 
 /// Index keys looked at per round and namespace.
 const ROUND_KEYS: usize = 1_024;
@@ -20,7 +20,12 @@ const ROUND_KEYS: usize = 1_024;
 struct Due {
     at_ms: u64,
     namespace: Namespace,
-    index_key: Bytes,
+    key: Bytes,
+    entry: Bytes,
+}
+
+fn damaged(namespace: &Namespace, key: &str, len: usize) -> Error {
+    Error::Corrupt { offset: 0, what: format!("expiry index of namespace {}: {key} of {len} bytes", namespace.name()) }
 }
 
 impl Kv {
@@ -47,19 +52,14 @@ impl Kv {
     }
 
     fn due(&self, now_ms: u64, limit: usize) -> Result<Vec<Due>> {
-        let end = now_ms.checked_add(1).map(|end| Bytes::copy_from_slice(&end.to_be_bytes()));
-        let scan = OmapScan { end, limit, keys_only: true, ..OmapScan::default() };
         let mut due = Vec::new();
         for namespace in self.open_namespaces()? {
-            let (page, _) = self.store().omap_scan(&namespace.placement().expiry, &scan).into_parts();
-            for (index_key, _) in page? {
-                let at_ms = index_key.first_chunk().map(|at| u64::from_be_bytes(*at));
-                let Some(at_ms) = at_ms else {
-                    let what =
-                        format!("expiry index of namespace {}: a key of {} bytes", namespace.name(), index_key.len());
-                    return Err(Error::Corrupt { offset: 0, what }.into());
-                };
-                due.push(Due { at_ms, namespace: namespace.clone(), index_key });
+            let index = &namespace.placement().expiry;
+            let (page, _) = due::due(&**self.store(), index, now_ms, None, limit).into_parts();
+            for entry in page? {
+                let split = due::split(&entry);
+                let (at_ms, key) = split.ok_or_else(|| damaged(&namespace, "a key", entry.len()))?;
+                due.push(Due { at_ms, namespace: namespace.clone(), key, entry });
             }
         }
         due.sort_by_key(|due| due.at_ms);
@@ -69,27 +69,26 @@ impl Kv {
     /// Whether an entry was removed, and not just a key of the index.
     fn expire(&self, due: &Due) -> Result<bool> {
         let placement = due.namespace.placement();
-        let rest = due.index_key.slice(8..);
         let key = match due.namespace.kind() {
-            Kind::Bytes => OwnedKey::Bytes(rest),
-            Kind::Int => OwnedKey::Int(u64::from_be_bytes(rest[..].try_into().map_err(|_| Error::Corrupt {
-                offset: 0,
-                what: format!("expiry index of namespace {}: an int key of {} bytes", due.namespace.name(), rest.len()),
-            })?)),
+            Kind::Bytes => Key::Bytes(&due.key),
+            Kind::Int => {
+                let int = due.key[..].try_into().map(u64::from_be_bytes);
+                Key::Int(int.map_err(|_| damaged(&due.namespace, "an int key", due.key.len()))?)
+            }
         };
-        let _held = self.shared().locks.one(due.namespace.stripe(key.as_key()));
-        let (stored, _) = placement.get(&**self.store(), key.as_key()).into_parts();
+        let _held = self.shared().locks.one(due.namespace.stripe(key));
+        let (stored, _) = placement.get(&**self.store(), key).into_parts();
         let stored = stored?;
         let matches = match &stored {
             Some(stored) => decode(stored)?.expires_ms == Some(due.at_ms),
             None => false,
         };
         let mut txn = Transaction::with(Durability::Applied);
-        placement.guard(&mut txn, key.as_key(), stored);
+        placement.guard(&mut txn, key, stored);
         if matches {
-            placement.remove(&mut txn, key.as_key());
+            placement.remove(&mut txn, key);
         }
-        txn.push(&placement.expiry, Change::OmapRemove { key: due.index_key.clone() });
+        txn.push(&placement.expiry, Change::OmapRemove { key: due.entry.clone() });
         match self.store().submit(txn).into_parts().0 {
             Ok(_) => Ok(matches),
             // The key was written a moment ago; the next round decides anew.

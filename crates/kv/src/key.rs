@@ -5,6 +5,7 @@
 use std::fmt;
 
 use bytes::Bytes;
+use esker_store::due;
 use esker_store::limits::OMAP_KEY_BYTES_MAX;
 
 /// Longest byte key, in bytes: an omap key less room for the expiry index and for what faces put before keys.
@@ -68,13 +69,10 @@ impl Key<'_> {
 
     /// The key after the time in the expiry index.
     pub(crate) fn index_key(self, expires_ms: u64) -> Bytes {
-        let mut key = Vec::with_capacity(16);
-        key.extend_from_slice(&expires_ms.to_be_bytes());
         match self {
-            Self::Int(int) => key.extend_from_slice(&int.to_be_bytes()),
-            Self::Bytes(bytes) => key.extend_from_slice(bytes),
+            Self::Int(int) => due::entry(expires_ms, &int.to_be_bytes()),
+            Self::Bytes(bytes) => due::entry(expires_ms, bytes),
         }
-        key.into()
     }
 }
 
@@ -183,20 +181,4 @@ impl From<Key<'_>> for OwnedKey {
     fn from(key: Key<'_>) -> Self {
         key.to_owned_key()
     }
-}
-
-/// The lowest byte key above `key`.
-pub(crate) fn just_above(key: &[u8]) -> Bytes {
-    let mut above = Vec::with_capacity(key.len() + 1);
-    above.extend_from_slice(key);
-    above.push(0);
-    above.into()
-}
-
-/// The lowest byte key above all that start with `prefix`, if there is one.
-pub(crate) fn prefix_end(prefix: &[u8]) -> Option<Bytes> {
-    let last = prefix.iter().rposition(|byte| *byte != u8::MAX)?;
-    let mut end = prefix[..=last].to_vec();
-    end[last] += 1;
-    Some(end.into())
 }

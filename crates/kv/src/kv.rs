@@ -12,9 +12,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use esker_store::registry::open_collection;
 use esker_store::{
-    Change, Collection, Compression, Condition, Durability, Error as StoreError, Guard, ObjectId, ObjectStore, Retry,
-    Transaction,
+    Change, Collection, Compression, Durability, Error as StoreError, ObjectId, ObjectStore, Result as StoreResult,
+    Retry, Transaction, prefix, submit_guarded,
 };
 use parking_lot::Mutex;
 
@@ -28,11 +29,9 @@ use crate::{Clock, Error, Key, Kind, Namespace, Result, Txn};
 
 /// Objects listed at once where a namespace is removed.
 const REMOVE_OBJECTS: usize = 16_384;
-/// Names asked for at once.
-const LIST_NAMES: usize = 16_384;
 
 /// Longest name of a namespace, in bytes. Shortest: 1. `/` is not allowed in it.
-pub const NAMESPACE_NAME_BYTES_MAX: usize = 128;
+pub const NAMESPACE_NAME_BYTES_MAX: usize = esker_store::names::NAME_BYTES_MAX;
 
 /// Namespaces of keys on a store. Cloning costs reference counts; clones are the same face.
 #[derive(Clone)]
@@ -56,10 +55,7 @@ impl Kv {
             }
             .into());
         }
-        let collection = Collection::from(COLLECTION);
-        if !store.collections().wait()?.contains(&collection) {
-            store.submit(Transaction::new().giving_back().once().create_collection(&collection)).wait()?;
-        }
+        open_collection(&*store, &COLLECTION.into(), Transaction::new().once())?;
         let clock: Arc<dyn Clock> = Arc::new(Steady::new(clock));
         let shared = Shared { store, clock, locks: Locks::new(), applied_by_default: AtomicBool::new(false) };
         let kv = Self { shared: Arc::new(shared), handles: Arc::default() };
@@ -110,20 +106,18 @@ impl Kv {
                 Some(record) => return Ok(self.handle(name, record)),
                 None => {
                     let record = Record { kind, compression, removing: false };
-                    let absent = Condition::OmapAbsent { key: name.as_bytes().to_vec().into() };
                     // A face that removes keys may have to open their namespace first.
-                    let txn = Transaction::new().giving_back().once().guard(&catalogue::object(), absent);
-                    match store.submit(txn.change(&catalogue::object(), record.set(name))).wait() {
-                        Ok(_) => {
-                            // Those of before are of a namespace that was removed.
-                            if let Some(old) = self.handles.lock().remove(name) {
-                                old.mark_removed();
-                            }
-                            return Ok(self.handle(name, record));
+                    let mut txn = Transaction::new().giving_back().once();
+                    txn.guards.push(catalogue::directory().is_free(name));
+                    catalogue::directory().set(&mut txn, name, record.encode());
+                    if submit_guarded(store, txn)?.is_none() {
+                        // Those of before are of a namespace that was removed.
+                        if let Some(old) = self.handles.lock().remove(name) {
+                            old.mark_removed();
                         }
-                        Err(StoreError::GuardFailed { .. }) => retry.again(|| format!("namespace {name}"))?,
-                        Err(error) => return Err(error.into()),
+                        return Ok(self.handle(name, record));
                     }
+                    retry.again(|| format!("namespace {name}"))?;
                 }
             }
         }
@@ -169,14 +163,11 @@ impl Kv {
 
     /// Replaces a record; false if it is another by now.
     fn replace(&self, name: &str, from: Record, to: Record) -> Result<bool> {
-        let Guard { object, condition } = from.still(name);
         // Removing, the only change that a full store needs, gives space back.
-        let txn = Transaction { gives_back: to.removing, once: true, ..Transaction::new() }.guard(&object, condition);
-        match self.shared.store.submit(txn.change(&object, to.set(name))).wait() {
-            Ok(_) => Ok(true),
-            Err(StoreError::GuardFailed { .. }) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        let mut txn = Transaction { gives_back: to.removing, once: true, ..Transaction::new() };
+        txn.guards.push(from.still(name));
+        catalogue::directory().set(&mut txn, name, to.encode());
+        Ok(submit_guarded(&*self.shared.store, txn)?.is_none())
     }
 
     /// The namespaces with their kinds, in name order.
@@ -206,11 +197,7 @@ impl Kv {
             let removing = Record { removing: true, ..record };
             let whole = if record.removing { None } else { self.removal(name, record)? };
             let begun = match whole {
-                Some(txn) => match store.submit(txn).wait() {
-                    Ok(_) => true,
-                    Err(StoreError::GuardFailed { .. }) => false,
-                    Err(error) => return Err(error.into()),
-                },
+                Some(txn) => submit_guarded(store, txn)?.is_none(),
                 None => record.removing || self.replace(name, record, removing)?,
             };
             if begun {
@@ -227,21 +214,9 @@ impl Kv {
 
     /// Up to `limit` objects of a namespace, by name.
     fn objects(&self, name: &str, limit: usize) -> Result<Vec<ObjectId>> {
-        let collection = Collection::from(COLLECTION);
-        let prefix = format!("{name}/").into_bytes();
-        let (mut objects, mut after) = (Vec::new(), prefix.clone());
-        while objects.len() < limit {
-            let page =
-                self.shared.store.list(&collection, Some(&after), LIST_NAMES.min(limit - objects.len())).wait()?;
-            let Some(last) = page.last() else { break };
-            after = last.to_vec();
-            let ours = page.into_iter().take_while(|found| found.starts_with(&prefix));
-            objects.extend(ours.map(|found| ObjectId::new(collection.clone(), found)));
-            if !after.starts_with(&prefix) {
-                break;
-            }
-        }
-        Ok(objects)
+        let (collection, prefix) = (Collection::from(COLLECTION), format!("{name}/"));
+        let ours = prefix::objects(&*self.shared.store, &collection, prefix.as_bytes(), None);
+        Ok(ours.take(limit).collect::<StoreResult<_>>()?)
     }
 
     /// What removes a namespace at once; `None` if it is too large for that.
@@ -292,11 +267,10 @@ impl Kv {
                 txn.guards.push(catalogue::none_made(name, made));
                 catalogue::forget(&mut txn, name);
             }
-            match store.submit(txn).wait() {
-                Ok(_) if last => return Ok(()),
-                Ok(_) => {}
-                Err(StoreError::GuardFailed { .. }) => retry.again(|| format!("namespace {name}"))?,
-                Err(error) => return Err(error.into()),
+            match submit_guarded(store, txn)? {
+                None if last => return Ok(()),
+                None => {}
+                Some(_) => retry.again(|| format!("namespace {name}"))?,
             }
         }
     }
@@ -362,16 +336,7 @@ impl Kv {
 }
 
 fn check_name(name: &str) -> Result<()> {
-    let invalid = |why: String| Err(Error::InvalidName { name: name.to_owned(), why });
-    if name.is_empty() {
-        return invalid("it is empty".into());
-    }
-    if name.len() > NAMESPACE_NAME_BYTES_MAX {
-        let max = NAMESPACE_NAME_BYTES_MAX;
-        return invalid(format!("{} bytes exceed NAMESPACE_NAME_BYTES_MAX = {max}", name.len()));
-    }
-    if name.contains('/') {
-        return invalid("it holds a /".into());
-    }
-    Ok(())
+    let limit = ("NAMESPACE_NAME_BYTES_MAX", NAMESPACE_NAME_BYTES_MAX);
+    let checked = esker_store::names::check_name(name, limit, |c| c == '/');
+    checked.map_err(|why| Error::InvalidName { name: name.to_owned(), why })
 }

@@ -8,7 +8,8 @@
 //!    do not fight over one cache line; excluding takes all, in rising order.
 //! 3. No lock is held while somebody waits for durability.
 
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use esker_store::{Held as HeldStripes, Stripes};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use smallvec::SmallVec;
 
 use crate::Key;
@@ -23,42 +24,37 @@ struct Line<T>(T);
 
 /// The locks of one [`Kv`](crate::Kv).
 pub(crate) struct Locks {
-    stripes: Box<[Line<Mutex<()>>]>,
+    stripes: Stripes,
     gates: Box<[Line<RwLock<()>>]>,
 }
 
 /// One stripe and the gate, shared.
 pub(crate) struct HeldOne<'a> {
-    _stripe: MutexGuard<'a, ()>,
+    _stripe: HeldStripes<'a>,
     _gate: RwLockReadGuard<'a, ()>,
 }
 
 /// What a transaction over several keys, or over everything, holds. Never read: dropping it unlocks.
 #[expect(dead_code, reason = "guards are held for their drop")]
 pub(crate) enum Held<'a> {
-    Keys(SmallVec<[MutexGuard<'a, ()>; 4]>, RwLockReadGuard<'a, ()>),
+    Keys(HeldStripes<'a>, RwLockReadGuard<'a, ()>),
     All(SmallVec<[RwLockWriteGuard<'a, ()>; GATES]>),
 }
 
 impl Locks {
     pub(crate) fn new() -> Self {
-        Self {
-            stripes: (0..STRIPES).map(|_| Line::default()).collect(),
-            gates: (0..GATES).map(|_| Line::default()).collect(),
-        }
+        Self { stripes: Stripes::new(STRIPES), gates: (0..GATES).map(|_| Line::default()).collect() }
     }
 
     pub(crate) fn one(&self, stripe: usize) -> HeldOne<'_> {
         let gate = self.gates[stripe % GATES].0.read();
-        HeldOne { _stripe: self.stripes[stripe].0.lock(), _gate: gate }
+        HeldOne { _stripe: self.stripes.one(stripe), _gate: gate }
     }
 
     pub(crate) fn many(&self, stripes: impl Iterator<Item = usize>) -> Held<'_> {
-        let mut stripes: SmallVec<[usize; 8]> = stripes.collect();
-        stripes.sort_unstable();
-        stripes.dedup();
-        let gate = self.gates[stripes.first().map_or(0, |stripe| stripe % GATES)].0.read();
-        Held::Keys(stripes.into_iter().map(|stripe| self.stripes[stripe].0.lock()).collect(), gate)
+        let stripes: SmallVec<[usize; 8]> = stripes.collect();
+        let gate = self.gates[stripes.iter().min().map_or(0, |stripe| stripe % GATES)].0.read();
+        Held::Keys(self.stripes.many(stripes), gate)
     }
 
     pub(crate) fn all(&self) -> Held<'_> {

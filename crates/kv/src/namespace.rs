@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use bytes::Bytes;
 use esker_store::{
-    Barrier, Collection, Completion, Compression, Durability, Error, ObjectStore, Result, Retry, Transaction,
+    Barrier, Collection, Completion, Compression, Durability, Error, ObjectStore, Result, Transaction, due, retried,
 };
 
 use crate::catalogue::{self, compression_from_stored, stored_compression};
@@ -260,17 +260,7 @@ impl Namespace {
     ) -> Completion<bool> {
         attempt!(self.check_key(key), None);
         let _held = self.0.shared.locks.one(self.stripe(key));
-        let mut retry = Retry::default();
-        loop {
-            let done = self.modify_once(key, durability, &decide);
-            let (done, barrier) = done.into_parts();
-            match done {
-                Err(Error::GuardFailed { .. }) => {
-                    attempt!(retry.again(|| format!("a key of namespace {}", self.0.name)), barrier);
-                }
-                done => return Completion::after(done, barrier),
-            }
-        }
+        retried(|| format!("a key of namespace {}", self.0.name), || self.modify_once(key, durability, &decide))
     }
 
     fn modify_once(
@@ -301,14 +291,8 @@ impl Namespace {
                     entry.expires_ms
                 }
             };
-            if old_expiry != new_expiry {
-                if let Some(at) = old_expiry {
-                    placement.index_remove(&mut txn, key, at);
-                }
-                if let Some(at) = new_expiry {
-                    placement.index_set(&mut txn, key, at);
-                }
-            }
+            let [old, new] = [old_expiry, new_expiry].map(|at| at.map(|at| key.index_key(at)));
+            due::replace(&mut txn, &placement.expiry, old, new);
             Ok(txn)
         };
         submit(&self.0.shared, &[self.target()], build).map(|_| true).behind(barrier)
@@ -434,16 +418,7 @@ impl Namespace {
         keys.dedup();
         let keys: Vec<Key<'_>> = keys.iter().map(OwnedKey::as_key).collect();
         let _held = self.0.shared.locks.many(keys.iter().map(|key| self.stripe(*key)));
-        let mut retry = Retry::default();
-        loop {
-            let (done, barrier) = self.remove_once(&keys, durability).into_parts();
-            match done {
-                Err(Error::GuardFailed { .. }) => {
-                    attempt!(retry.again(|| format!("keys of namespace {}", self.0.name)), barrier);
-                }
-                done => return Completion::after(done, barrier),
-            }
-        }
+        retried(|| format!("keys of namespace {}", self.0.name), || self.remove_once(&keys, durability))
     }
 
     fn remove_once(&self, keys: &[Key<'_>], durability: Durability) -> Completion<u64> {
@@ -498,17 +473,14 @@ impl Namespace {
     pub fn clear_with(&self, durability: Durability) -> Completion<()> {
         attempt!(self.check(), None);
         let _held = self.0.shared.locks.all();
-        let mut retry = Retry::default();
-        loop {
-            let mut barrier = None;
-            let done = self.clear_once(durability, &mut barrier);
-            match done {
-                Err(Error::GuardFailed { .. }) => {
-                    attempt!(retry.again(|| format!("the ranges of namespace {}", self.0.name)), barrier);
-                }
-                done => return Completion::after(done, barrier),
-            }
-        }
+        retried(
+            || format!("the ranges of namespace {}", self.0.name),
+            || {
+                let mut barrier = None;
+                let done = self.clear_once(durability, &mut barrier);
+                Completion::after(done, barrier)
+            },
+        )
     }
 
     fn clear_once(&self, durability: Durability, barrier: &mut Option<Barrier>) -> Result<()> {

@@ -275,20 +275,9 @@ impl Placement {
         let (object, condition) = match key {
             Key::Int(key) => {
                 let (range, index) = split(key);
-                let condition = match stored {
-                    Some(value) => Condition::SlotEquals { index, value },
-                    None => Condition::SlotAbsent { index },
-                };
-                (self.range(range), condition)
+                (self.range(range), Condition::slot_is(index, stored))
             }
-            Key::Bytes(key) => {
-                let key = Bytes::copy_from_slice(key);
-                let condition = match stored {
-                    Some(value) => Condition::OmapEquals { key, value },
-                    None => Condition::OmapAbsent { key },
-                };
-                (self.bytes.clone(), condition)
-            }
+            Key::Bytes(key) => (self.bytes.clone(), Condition::omap_is(Bytes::copy_from_slice(key), stored)),
         };
         txn.guards.push(Guard { object, condition });
     }

@@ -10,12 +10,12 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+use esker_store::prefix::{just_above, prefix_end};
 use esker_store::{
     Barrier, CommitCursor, CommitEntry, Completion, Error, OmapScan, Result as StoreResult, SlotScan, limits,
 };
 
 use crate::entry::{Entry, decode};
-use crate::key::{just_above, prefix_end};
 use crate::placement::{RANGE_BITS, join, split};
 use crate::{Kind, Namespace, OwnedKey, Result};
 
@@ -423,19 +423,5 @@ impl Iterator for InsertionIter {
                 }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn prefixes_end_at_the_next_key_that_lacks_them() {
-        let check = |prefix: &[u8], end: Option<&[u8]>| assert_eq!(prefix_end(prefix).as_deref(), end);
-        check(b"ab", Some(b"ac"));
-        check(b"a\xff\xff", Some(b"b"));
-        check(b"\xff", None);
-        check(b"", None);
     }
 }

@@ -14,12 +14,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
+use esker_store::prefix::prefix_end;
 use esker_store::{Barrier, Change, Completion, Compression, Durability, Error, Result as StoreResult, Transaction};
 use smallvec::SmallVec;
 
 use crate::catalogue;
 use crate::entry::{Entry, TAG_MAX, check_value, decode_owned};
-use crate::key::prefix_end;
 use crate::locks::Held;
 use crate::scan::{Bounds, Scan, Walk};
 use crate::shared::Shared;

@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
-use esker_store::{Barrier, Change, Completion, Durability, Error as StoreError, Transaction};
+use esker_store::{Barrier, Change, Completion, Durability, Error as StoreError, Retry, Transaction};
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
@@ -27,7 +27,7 @@ use crate::nonce::Nonce;
 use crate::options::Layout;
 use crate::sequencer::{Tail, Token};
 use crate::view::{Stripe, View};
-use crate::{Error, Result, head};
+use crate::{Error, Result};
 
 /// Most entries in a batch.
 pub const BATCH_MAX: usize = 4_096;
@@ -206,7 +206,9 @@ impl Log {
 
     pub(crate) fn append_new(&self, batch: &Batch<'_>, expected: Option<u64>) -> Result<Completion<u64>> {
         self.check_batch(batch)?;
-        for _ in 0..head::ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| format!("appending to log {}", self.inner.name))?;
             let token = match self.token(batch.records.len() as u32, expected) {
                 // Told by a leader that may be deposed, of what may never be written.
                 Err(Error::NotTail { expected, .. }) => match self.not_tail(expected)? {
@@ -229,7 +231,6 @@ impl Log {
                 ControlFlow::Continue(()) => {}
             }
         }
-        Err(Error::Contended { what: format!("appending to log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
     }
 
     /// Writes at the token's position until it is known what became of it; goes on where another position is needed.
@@ -296,7 +297,9 @@ impl Log {
     pub(crate) fn write_at(&self, token: Token, batch: &Batch<'_>) -> Result<Outcome> {
         let count = batch.records.len() as u64;
         let end = token.position + count;
-        for _ in 0..head::ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| format!("position {}", token.position))?;
             let mut view = self.view();
             if view.epoch < token.epoch {
                 view = self.refresh()?;
@@ -318,7 +321,6 @@ impl Log {
                 return Ok(outcome);
             }
         }
-        Err(Error::Contended { what: format!("position {}", token.position), attempts: head::ATTEMPTS_MAX })
     }
 
     /// One transaction. `None`: what it stood on has changed, try again.

@@ -13,12 +13,11 @@ use std::ops::Range;
 use bytes::Bytes;
 use esker_store::{
     Barrier, Change, Compare, Condition, Error as StoreError, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction,
-    limits,
 };
 use smallvec::SmallVec;
 
 use crate::Result;
-use crate::format::{self, EPOCH, Kind, Placed, Stored, Streams, TRIM, entry_key, number};
+use crate::format::{self, EPOCH, Kind, Placed, Stored, Streams, TRIM, entry_key};
 use crate::nonce::Nonce;
 use crate::options::Layout;
 
@@ -46,23 +45,19 @@ pub(crate) struct Guards {
 
 impl Guards {
     pub(crate) fn add(&mut self, object: &ObjectId, meaning: Guarded, condition: Condition) {
-        self.txn.guards.push(esker_store::Guard { object: object.clone(), condition });
+        self.txn.push_guard(object, condition);
         self.meaning.push(meaning);
     }
 
     /// No newer epoch has sealed the object, and it exists.
     pub(crate) fn epoch(&mut self, object: &ObjectId, epoch: u64) {
-        let name = Bytes::from_static(EPOCH);
-        let condition =
-            Condition::XattrCompare { name, compare: Compare::LessOrEqual, value: epoch, absent_holds: false };
+        let condition = Condition::compare(EPOCH, Compare::LessOrEqual, epoch, false);
         self.add(object, Guarded::Epoch, condition);
     }
 
     /// The local position is not trimmed.
     pub(crate) fn untrimmed(&mut self, object: &ObjectId, local: u64) {
-        let name = Bytes::from_static(TRIM);
-        let condition =
-            Condition::XattrCompare { name, compare: Compare::LessOrEqual, value: local, absent_holds: true };
+        let condition = Condition::compare(TRIM, Compare::LessOrEqual, local, true);
         self.add(object, Guarded::Trim, condition);
     }
 
@@ -128,20 +123,10 @@ pub(crate) fn last(store: &dyn ObjectStore, layout: Layout, object: &ObjectId) -
             store.slot_scan(object, &scan).wait()?.first().map(|(index, _)| *index)
         }
         Layout::Omap | Layout::Stream => {
-            let scan = OmapScan { reverse: true, limit: 1, keys_only: true, ..range_of(b'e') };
+            let scan = OmapScan { reverse: true, limit: 1, keys_only: true, ..OmapScan::of(b"e") };
             store.omap_scan(object, &scan).wait()?.first().and_then(|(key, _)| format::key_number(key))
         }
     })
-}
-
-/// All keys that begin with `prefix`.
-pub(crate) fn range_of(prefix: u8) -> OmapScan {
-    OmapScan {
-        start: Some(Bytes::copy_from_slice(&[prefix])),
-        end: Some(Bytes::copy_from_slice(&[prefix + 1])),
-        limit: limits::SCAN_ENTRIES_MAX,
-        ..OmapScan::default()
-    }
 }
 
 /// Local positions of `range` that hold something, at most `limit` of them, in order, with what they hold unless only they are asked for.
@@ -275,5 +260,5 @@ pub(crate) fn epoch_of(store: &dyn ObjectStore, object: &ObjectId) -> Result<Opt
 
 /// Raises an object's epoch, or makes the object with it.
 pub(crate) fn seal_change(epoch: u64) -> Change {
-    Change::XattrSet { name: Bytes::from_static(EPOCH), value: number(epoch) }
+    Change::number(EPOCH, epoch)
 }

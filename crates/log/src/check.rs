@@ -10,7 +10,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use bytes::Bytes;
-use esker_store::{Collection, ObjectId, OmapScan};
+use esker_store::{ObjectId, OmapScan, prefix};
 
 use crate::Result;
 use crate::cells::{self, Found};
@@ -224,45 +224,38 @@ impl Walk<'_> {
     fn keys(&mut self, object: &ObjectId, stripe: &Stripe, column: u32, trim: u64) -> Result<()> {
         let layout = self.view.options.layout;
         for prefix in [b's', b'w'] {
-            let mut scan = OmapScan { limit: PAGE, ..cells::range_of(prefix) };
-            loop {
-                let page = self.log.store().omap_scan(object, &scan).wait()?;
-                let Some((last, _)) = page.last() else { break };
-                scan.start = Some([last, &[0][..]].concat().into());
-                for (key, value) in page {
-                    let local = match prefix {
-                        b's' => format::key_number(&key),
-                        _ => format::number_from(&value)
-                            .filter(|position| (stripe.start..stripe.end).contains(position))
-                            .map(|position| stripe.locate(position))
-                            .filter(|(at, _)| *at == column)
-                            .map(|(_, local)| local),
-                    };
-                    let Some(local) = local else {
-                        self.problem(format!("{object}: key {} leads out of it", key.escape_ascii()));
-                        continue;
-                    };
-                    if local < trim {
-                        continue;
-                    }
-                    let (mut stands, _) = cells::get_each(self.log.store(), layout, object, &[local])?;
-                    let position = stripe.position(column, local).unwrap_or(0);
-                    let stored = match stands.pop() {
-                        Some(Ok(Some(bytes))) => Stored::decode(position, &bytes).ok(),
-                        _ => None,
-                    };
-                    let knows = stored.is_some_and(|stored| match prefix {
-                        _ if stored.kind == Kind::Trimmed => true,
-                        b's' => stored.streams.iter().any(|stream| format::stream_key(stream, local) == key),
-                        _ => format::nonce_key(stored.nonce) == key,
-                    });
-                    // Trimmed with others since the keys were read: its key stays. Programs of before removed it with an entry trimmed by itself.
-                    if !knows
-                        && self.trim_of(object)? <= local
-                        && self.log.store().omap_get(object, &key).wait()?.is_some()
-                    {
-                        self.problem(format!("{object}: key {} leads to nothing that knows it", key.escape_ascii()));
-                    }
+            for entry in prefix::omap(self.log.store(), object, OmapScan::of([prefix]).at_once(PAGE)) {
+                let (key, value) = entry?;
+                let local = match prefix {
+                    b's' => format::key_number(&key),
+                    _ => format::number_from(&value)
+                        .filter(|position| (stripe.start..stripe.end).contains(position))
+                        .map(|position| stripe.locate(position))
+                        .filter(|(at, _)| *at == column)
+                        .map(|(_, local)| local),
+                };
+                let Some(local) = local else {
+                    self.problem(format!("{object}: key {} leads out of it", key.escape_ascii()));
+                    continue;
+                };
+                if local < trim {
+                    continue;
+                }
+                let (mut stands, _) = cells::get_each(self.log.store(), layout, object, &[local])?;
+                let position = stripe.position(column, local).unwrap_or(0);
+                let stored = match stands.pop() {
+                    Some(Ok(Some(bytes))) => Stored::decode(position, &bytes).ok(),
+                    _ => None,
+                };
+                let knows = stored.is_some_and(|stored| match prefix {
+                    _ if stored.kind == Kind::Trimmed => true,
+                    b's' => stored.streams.iter().any(|stream| format::stream_key(stream, local) == key),
+                    _ => format::nonce_key(stored.nonce) == key,
+                });
+                // Trimmed with others since the keys were read: its key stays. Programs of before removed it with an entry trimmed by itself.
+                if !knows && self.trim_of(object)? <= local && self.log.store().omap_get(object, &key).wait()?.is_some()
+                {
+                    self.problem(format!("{object}: key {} leads to nothing that knows it", key.escape_ascii()));
                 }
             }
         }
@@ -271,19 +264,12 @@ impl Walk<'_> {
 
     fn left_over(&mut self) -> Result<()> {
         let ids: Vec<(u64, u64)> = self.view.runs.iter().map(|run| (run.stripe, run.stripe + run.stripes())).collect();
-        let collection = Collection::from(format::COLLECTION);
-        let prefix = format::data_prefix(self.log.id());
-        let mut after = Bytes::copy_from_slice(&prefix.as_bytes()[..prefix.len() - 1]);
-        loop {
-            let names = self.log.store().list(&collection, Some(&after), PAGE).wait()?;
-            let Some(last) = names.last() else { return Ok(()) };
-            after = last.clone();
-            for name in names {
-                let Some((stripe, _)) = format::data_place(self.log.id(), &name) else { return Ok(()) };
-                if !ids.iter().any(|(start, end)| (*start..*end).contains(&stripe)) {
-                    self.found.left_over += 1;
-                }
+        for object in self.log.objects_below(u64::MAX) {
+            let Some((stripe, _)) = format::data_place(self.log.id(), object?.name()) else { break };
+            if !ids.iter().any(|(start, end)| (*start..*end).contains(&stripe)) {
+                self.found.left_over += 1;
             }
         }
+        Ok(())
     }
 }

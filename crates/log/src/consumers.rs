@@ -3,9 +3,9 @@
 //! Invariant: a consumer's position only changes by its own calls; the log does not look at it (trimming does not wait for consumers).
 
 use bytes::Bytes;
-use esker_store::{Change, Condition, Error as StoreError, Transaction};
+use esker_store::{Change, Condition, OmapScan, Transaction, prefix, submit_guarded};
 
-use crate::format::{self, LABEL_BYTES_MAX, number, number_from};
+use crate::format::{self, LABEL, number, number_from};
 use crate::log::Log;
 use crate::{Error, Result};
 
@@ -15,7 +15,7 @@ impl Log {
     /// # Errors
     /// [`Error::Invalid`] for a bad name; [`Error::NoLog`] if the log was deleted; the store's.
     pub fn set_consumer(&self, consumer: &str, position: u64) -> Result<()> {
-        format::check_name("consumer", consumer, LABEL_BYTES_MAX)?;
+        format::check_name("consumer", consumer, LABEL)?;
         let change = Change::OmapSet { key: format::consumer_key(consumer), value: number(position) };
         self.change_head(change)
     }
@@ -32,10 +32,9 @@ impl Log {
         let head = format::head(self.inner.id);
         // What all consumers have seen may be trimmed.
         let txn = Transaction::new().giving_back().guard(&head, Condition::Exists).change(&head, change);
-        match self.inner.store.submit(txn).wait() {
-            Ok(_) => Ok(()),
-            Err(StoreError::GuardFailed { .. }) => Err(Error::NoLog { name: self.inner.name.clone() }),
-            Err(error) => Err(error.into()),
+        match submit_guarded(self.store(), txn)? {
+            None => Ok(()),
+            Some(_) => Err(Error::NoLog { name: self.inner.name.clone() }),
         }
     }
 
@@ -53,10 +52,10 @@ impl Log {
     /// # Errors
     /// The store's.
     pub fn consumers(&self) -> Result<Vec<(String, u64)>> {
-        let found = self.store().omap_scan(&format::head(self.inner.id), &crate::cells::range_of(b'c')).wait()?;
         let read = |(key, value): (Bytes, Bytes)| {
             Some((String::from_utf8_lossy(&key[1..]).into_owned(), number_from(&value)?))
         };
-        Ok(found.into_iter().filter_map(read).collect())
+        let found = prefix::omap(self.store(), &format::head(self.inner.id), OmapScan::of(b"c"));
+        found.filter_map(|entry| entry.map(read).transpose()).map(|read| Ok(read?)).collect()
     }
 }

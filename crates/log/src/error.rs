@@ -127,14 +127,6 @@ pub enum Error {
         /// What is missing.
         what: &'static str,
     },
-    /// Others were faster, time and again. Retry.
-    #[error("gave up on {what} after {attempts} attempts: others changed it each time")]
-    Contended {
-        /// What was tried.
-        what: String,
-        /// How often.
-        attempts: u32,
-    },
     /// What stands in the store does not make sense. Run a check; restore from a copy.
     #[error("damaged {what}: {why}")]
     Damaged {

@@ -8,20 +8,19 @@
 //! Format: docs/format.md#what-the-log-face-keeps-in-the-store
 
 use bytes::{BufMut, Bytes, BytesMut};
-use esker_store::{Collection, Compare, Condition, ObjectId};
+pub use esker_store::names::{LABEL_BYTES_MAX, NAME_BYTES_MAX};
+pub(crate) use esker_store::number::{last_number as key_number, number, number_from, prefixed};
+use esker_store::number::{numbered, u32_at, u64_at};
+use esker_store::{Collection, Compare, Condition, Directory, ObjectId, ObjectStore, Registry, prefix};
 use smallvec::SmallVec;
 
 use crate::nonce::Nonce;
 use crate::{Error, Result};
 
-/// Longest name of a log, in bytes. Shortest: 1. `/` and control characters are not allowed in it.
-pub const NAME_BYTES_MAX: usize = 128;
 /// Longest name of a stream, in bytes. Shortest: 1.
 pub const STREAM_BYTES_MAX: usize = 64;
 /// Most streams that an entry belongs to.
 pub const STREAMS_MAX: usize = 16;
-/// Longest name of an owner, a consumer or a sequencer's address, in bytes.
-pub const LABEL_BYTES_MAX: usize = 255;
 /// Bytes of an entry's header, before the names of its streams.
 pub const ENTRY_HEADER_BYTES: usize = 40;
 
@@ -42,8 +41,21 @@ fn object(name: String) -> ObjectId {
     ObjectId::new(Collection::from(COLLECTION), name)
 }
 
-pub(crate) fn directory() -> ObjectId {
-    object("directory".into())
+/// The objects whose names begin with `prefix`, in order.
+pub(crate) fn objects<'a>(
+    store: &'a dyn ObjectStore,
+    prefix: &str,
+) -> impl Iterator<Item = esker_store::Result<ObjectId>> + use<'a> {
+    prefix::objects(store, &Collection::from(COLLECTION), prefix.as_bytes(), None)
+}
+
+/// The directory of logs. What is noted beside an id that is made or removed is the time, 8 bytes: see docs/format.md.
+pub(crate) fn registry() -> Registry {
+    Registry {
+        directory: Directory { object: object("directory".into()), what: "directory of logs", names: b"n", ids: None },
+        last_id: LAST_ID,
+        left: b'u',
+    }
 }
 
 pub(crate) fn head(log: u64) -> ObjectId {
@@ -76,7 +88,7 @@ pub(crate) fn data_place(log: u64, name: &[u8]) -> Option<(u64, u32)> {
 
 /// Key of an entry, where entries stand in the omap.
 pub(crate) fn entry_key(local: u64) -> Bytes {
-    prefixed(b'e', &local.to_be_bytes())
+    numbered(b'e', local)
 }
 
 /// Key that says that an entry belongs to a stream; the value is empty.
@@ -94,16 +106,6 @@ pub(crate) fn nonce_key(nonce: Nonce) -> Bytes {
     prefixed(b'w', &[nonce.writer.to_be_bytes(), nonce.number.to_be_bytes()].concat())
 }
 
-/// Key of the id of a log by its name, in the directory.
-pub(crate) fn name_key(name: &str) -> Bytes {
-    prefixed(b'n', name.as_bytes())
-}
-
-/// Key of a log that is being made or removed, in the directory; the value is the time in unix milliseconds, 8 bytes.
-pub(crate) fn unfinished_key(log: u64) -> Bytes {
-    prefixed(b'u', &log.to_be_bytes())
-}
-
 /// Key of a consumer's position, in a head.
 pub(crate) fn consumer_key(name: &str) -> Bytes {
     prefixed(b'c', name.as_bytes())
@@ -111,40 +113,22 @@ pub(crate) fn consumer_key(name: &str) -> Bytes {
 
 /// Key of the last number of a writer whose entries were trimmed away, in a head; the value has 8 bytes.
 pub(crate) fn writer_key(writer: u64) -> Bytes {
-    prefixed(b'w', &writer.to_be_bytes())
+    numbered(b'w', writer)
 }
 
 /// Key of the opening of a named writer, in a head; the value is the head's version with it, 8 bytes.
 pub(crate) fn opened_key(writer: u64) -> Bytes {
-    prefixed(b'f', &writer.to_be_bytes())
+    numbered(b'f', writer)
 }
 
-pub(crate) fn prefixed(prefix: u8, rest: &[u8]) -> Bytes {
-    [&[prefix], rest].concat().into()
+/// `/` and control characters are not allowed in a name.
+pub(crate) fn check_name(what: &'static str, name: &str, limit: (&str, usize)) -> Result<()> {
+    let checked = esker_store::names::check_name(name, limit, |c| c == '/' || c.is_control());
+    checked.map_err(|why| Error::invalid(what, why))
 }
 
-pub(crate) fn number(value: u64) -> Bytes {
-    Bytes::copy_from_slice(&value.to_le_bytes())
-}
-
-pub(crate) fn number_from(bytes: &[u8]) -> Option<u64> {
-    bytes.try_into().ok().map(u64::from_le_bytes)
-}
-
-/// The big-endian number at the end of a key.
-pub(crate) fn key_number(key: &[u8]) -> Option<u64> {
-    key.last_chunk().map(|last| u64::from_be_bytes(*last))
-}
-
-pub(crate) fn check_name(what: &'static str, name: &str, max: usize) -> Result<()> {
-    if name.is_empty() || name.len() > max {
-        return Err(Error::invalid(what, format!("{} bytes, expected 1 to {max}", name.len())));
-    }
-    if let Some(bad) = name.chars().find(|c| *c == '/' || c.is_control()) {
-        return Err(Error::invalid(what, format!("{name:?} contains {bad:?}")));
-    }
-    Ok(())
-}
+/// The limit of names of owners, writers and consumers.
+pub(crate) const LABEL: (&str, usize) = ("LABEL_BYTES_MAX", LABEL_BYTES_MAX);
 
 /// Names of the streams of an entry.
 pub type Streams = SmallVec<[Bytes; 1]>;
@@ -224,8 +208,8 @@ impl Stored {
             return Err("it was lost in a repair of the store".into());
         }
         let (header, _) = bytes.split_first_chunk::<ENTRY_HEADER_BYTES>().ok_or_else(short)?;
-        let word = |at: usize| header[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
-        let found = header[4..8].try_into().map_or(0, u32::from_le_bytes);
+        let word = |at: usize| u64_at(header, at);
+        let found = u32_at(header, 4);
         let crc = crc32c::crc32c_append(crc32c::crc32c(&header[..4]), &[0; 4]);
         let crc = crc32c::crc32c_append(crc, &bytes[8..]);
         if crc != found {
@@ -287,9 +271,7 @@ impl Placed {
 
     pub(crate) fn decode(body: &[u8]) -> Option<Self> {
         let body: &[u8; 16] = body.try_into().ok()?;
-        let offset = u64::from_le_bytes(body[..8].try_into().ok()?);
-        let len = u32::from_le_bytes(body[8..12].try_into().ok()?);
-        let crc = u32::from_le_bytes(body[12..].try_into().ok()?);
+        let (offset, len, crc) = (u64_at(body, 0), u32_at(body, 8), u32_at(body, 12));
         // An object ends below 2^60, so that offset and length never overflow.
         (offset <= esker_store::limits::OBJECT_BYTES_MAX).then_some(Self { offset, len, crc })
     }
@@ -297,12 +279,7 @@ impl Placed {
 
 /// No newer epoch has been at the object; it may be missing.
 pub(crate) fn newer_absent(epoch: u64) -> Condition {
-    Condition::XattrCompare {
-        name: Bytes::from_static(EPOCH),
-        compare: Compare::LessOrEqual,
-        value: epoch,
-        absent_holds: true,
-    }
+    Condition::compare(EPOCH, Compare::LessOrEqual, epoch, true)
 }
 
 #[cfg(test)]

@@ -150,12 +150,7 @@ impl Log {
             return Ok(leader);
         }
         if self.inner.held != 0 {
-            return Err(Error::Fenced {
-                log: self.inner.name.clone(),
-                held: self.inner.held,
-                found: view.epoch,
-                owner: view.owner.clone(),
-            });
+            return Err(self.fenced(&view));
         }
         let held = view.epoch;
         let TakenOver { view, tail, .. } = self.take_over(Reach::Tail, None, |view| {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption, Guard};
 use bytes::Bytes;
-use esker_store::{Barrier, ObjectId, ObjectStore, Transaction};
+use esker_store::{Barrier, ObjectId, ObjectStore, Retry, Transaction, Verdict};
 use event_listener::EventListener;
 use parking_lot::Mutex;
 
@@ -187,13 +187,15 @@ impl Log {
         if let Some(tail) = view.sealed {
             return Err(Error::Sealed { log: self.inner.name.clone(), tail });
         }
-        let held = self.inner.held;
-        let mine = if held == 0 { view.owner.is_empty() } else { view.epoch == held };
-        if !mine {
-            let (log, owner) = (self.inner.name.clone(), view.owner.clone());
-            return Err(Error::Fenced { log, held, found: view.epoch, owner });
+        match view.fence().verdict(self.inner.held) {
+            Verdict::Open => Ok(()),
+            Verdict::Owned | Verdict::Lost => Err(self.fenced(view)),
         }
-        Ok(())
+    }
+
+    pub(crate) fn fenced(&self, view: &View) -> Error {
+        let (log, owner) = (self.inner.name.clone(), view.owner.clone());
+        Error::Fenced { log, held: self.inner.held, found: view.epoch, owner }
     }
 
     /// The view as it is now: what was seen last, if its version is still the head's.
@@ -212,7 +214,9 @@ impl Log {
     /// id taken in the head → objects made under it → stripe published, if the epoch is still the same and nobody was faster
     pub(crate) fn grow(&self, end: u64) -> Result<()> {
         let _one = self.inner.growing.lock();
-        for _ in 0..head::ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| format!("growing log {}", self.inner.name))?;
             let view = if self.view().end() > end { self.view() } else { self.refresh()? };
             if view.end() > end {
                 return Ok(());
@@ -241,7 +245,6 @@ impl Log {
             })?;
             self.met(after);
         }
-        Err(Error::Contended { what: format!("growing log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
     }
 
     fn change(&self, change: impl FnMut(&mut View) -> Result<bool>) -> Result<View> {

@@ -11,18 +11,19 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use bytes::Bytes;
-use esker_store::{Change, Collection, ObjectStore, OmapScan, Transaction, limits};
+use esker_store::registry::{Renamed, open_collection, remove_objects};
+use esker_store::{Change, ObjectStore, Transaction, limits, submit_guarded};
 use parking_lot::Mutex;
 
-use crate::format::{self, COLLECTION, NAME_BYTES_MAX};
+use crate::format::{self, COLLECTION, NAME_BYTES_MAX, number, number_from};
 use crate::log::{Log, make_stripe};
 use crate::seal::mix;
 use crate::session::{Inner, Opened, Session, Shared};
-use crate::trim::remove_named;
 use crate::view::View;
 use crate::{Error, Options, Result, head};
 
+/// The limit of names of logs.
+const NAME: (&str, usize) = ("NAME_BYTES_MAX", NAME_BYTES_MAX);
 /// What is noted as unfinished for so long is taken for left behind, in milliseconds.
 const LEFT_BEHIND_MS: u64 = 60 * 60 * 1_000;
 
@@ -46,10 +47,7 @@ impl Logs {
     /// # Errors
     /// The store's.
     pub fn open(store: Arc<dyn ObjectStore>, session: Session) -> Result<Self> {
-        let collection = Collection::from(COLLECTION);
-        if !store.collections().wait()?.contains(&collection) {
-            store.submit(Transaction::new().giving_back().create_collection(&collection)).wait()?;
-        }
+        open_collection(&*store, &COLLECTION.into(), Transaction::new())?;
         let inner = State { store, session, open: Mutex::default(), handles: AtomicU64::new(0) };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -68,25 +66,23 @@ impl Logs {
     /// # Errors
     /// [`Error::Exists`]; [`Error::Invalid`] for a bad name or options out of range; the store's.
     pub fn create(&self, name: &str, options: Options) -> Result<Log> {
-        format::check_name("log name", name, NAME_BYTES_MAX)?;
+        format::check_name("log name", name, NAME)?;
         options.check()?;
-        let store = &*self.inner.store;
-        if head::find(store, name)?.is_some() {
+        let (store, registry) = (&*self.inner.store, format::registry());
+        if registry.id(store, name)?.is_some() {
             return Err(Error::Exists { name: name.to_owned() });
         }
         let now = self.now_ms();
-        let id = head::new_id(store, now)?;
+        let id = registry.new_id(store, &Transaction::new(), |txn, id| registry.note(txn, id, &[], number(now)))?;
         let view = View::new(options, now);
         for stripe in view.stripes() {
             make_stripe(store, id, &view, &stripe)?;
         }
         head::create(store, id, &view)?;
-        if let Err(error) = head::link(store, id, name) {
-            // After any other error the name may lead to it: the answer was lost.
-            if let Error::Exists { .. } = error {
-                self.remove(id)?;
-            }
-            return Err(error);
+        // After an error the name may lead to it: the answer was lost.
+        if !registry.link(store, name, id)? {
+            self.remove(id)?;
+            return Err(Error::Exists { name: name.to_owned() });
         }
         self.handle(id, name, view)
     }
@@ -97,7 +93,7 @@ impl Logs {
     /// [`Error::NoLog`]; [`Error::Damaged`]; the store's.
     pub fn log(&self, name: &str) -> Result<Log> {
         let missing = || Error::NoLog { name: name.to_owned() };
-        let id = head::find(&*self.inner.store, name)?.ok_or_else(missing)?;
+        let id = format::registry().id(&*self.inner.store, name)?.ok_or_else(missing)?;
         let view = head::load(&*self.inner.store, id, name)?;
         self.handle(id, name, view)
     }
@@ -138,19 +134,9 @@ impl Logs {
     /// # Errors
     /// The store's.
     pub fn list(&self, after: Option<&str>, limit: usize) -> Result<Vec<String>> {
-        let start = match after {
-            Some(name) => [&format::name_key(name), &[0][..]].concat().into(),
-            None => Bytes::from_static(b"n"),
-        };
-        let scan = OmapScan {
-            start: Some(start),
-            end: Some(Bytes::from_static(b"o")),
-            limit: limit.min(limits::SCAN_ENTRIES_MAX),
-            keys_only: true,
-            ..OmapScan::default()
-        };
-        let found = self.inner.store.omap_scan(&format::directory(), &scan).wait()?;
-        Ok(found.iter().map(|(key, _)| String::from_utf8_lossy(&key[1..]).into_owned()).collect())
+        let limit = limit.min(limits::SCAN_ENTRIES_MAX);
+        let names = format::registry().names(&*self.inner.store, "", after, limit);
+        Ok(names.collect::<esker_store::Result<_>>()?)
     }
 
     /// Gives a log another name. Whoever has it open goes on.
@@ -158,8 +144,12 @@ impl Logs {
     /// # Errors
     /// [`Error::NoLog`]; [`Error::Exists`]; [`Error::Invalid`]; the store's.
     pub fn rename(&self, from: &str, to: &str) -> Result<()> {
-        format::check_name("log name", to, NAME_BYTES_MAX)?;
-        head::rename(&*self.inner.store, from, to)
+        format::check_name("log name", to, NAME)?;
+        match format::registry().rename(&*self.inner.store, from, to)? {
+            Renamed::Done => Ok(()),
+            Renamed::Missing => Err(Error::NoLog { name: from.to_owned() }),
+            Renamed::Taken => Err(Error::Exists { name: to.to_owned() }),
+        }
     }
 
     /// Deletes a log with everything in it. Its name is free at once.
@@ -167,22 +157,25 @@ impl Logs {
     /// # Errors
     /// [`Error::NoLog`]; the store's. After one the rest is removed by [`Logs::work`].
     pub fn delete(&self, name: &str) -> Result<()> {
-        let store = &*self.inner.store;
-        let id = head::find(store, name)?.ok_or_else(|| Error::NoLog { name: name.to_owned() })?;
-        head::unlink(store, id, name, 0)?;
-        self.remove(id)
+        let (store, registry, missing) = (self.store(), format::registry(), || Error::NoLog { name: name.to_owned() });
+        let id = registry.id(&**store, name)?.ok_or_else(missing)?;
+        let mut txn = Transaction::new();
+        registry.unlink(&mut txn, name, id, number(0));
+        match submit_guarded(&**store, txn)? {
+            None => self.remove(id),
+            Some(_) => Err(missing()),
+        }
     }
 
     /// Removes all objects of a log that no name leads to.
     fn remove(&self, id: u64) -> Result<()> {
         let store = &*self.inner.store;
         store.submit(Transaction::new().change(&format::head(id), Change::Remove)).wait()?;
-        for prefix in [format::data_prefix(id), format::checkpoint_prefix(id)] {
-            remove_named(store, &prefix, |_| true)?;
-        }
-        let directory = format::directory();
-        let key = format::unfinished_key(id);
-        store.submit(Transaction::new().change(&directory, Change::OmapRemove { key })).wait()?;
+        let below = [format::data_prefix(id), format::checkpoint_prefix(id)];
+        remove_objects(store, below.iter().flat_map(|prefix| format::objects(store, prefix)), &mut |_| true)?;
+        let mut txn = Transaction::new();
+        format::registry().forget(&mut txn, id, &[]);
+        store.submit(txn).wait()?;
         Ok(())
     }
 
@@ -191,14 +184,11 @@ impl Logs {
     /// # Errors
     /// The store's.
     pub fn work(&self) -> Result<u64> {
-        let scan = OmapScan { keys_only: false, ..crate::cells::range_of(b'u') };
-        let found = self.inner.store.omap_scan(&format::directory(), &scan).wait()?;
-        let now = self.now_ms();
-        let mut done = 0;
-        for (key, began) in found {
-            let (Some(id), Some(began)) = (format::key_number(&key), format::number_from(&began)) else { continue };
-            if now.saturating_sub(began) >= LEFT_BEHIND_MS {
-                self.remove(id)?;
+        let (now, mut done) = (self.now_ms(), 0);
+        for left in format::registry().leftovers(&*self.inner.store) {
+            let left = left?;
+            if number_from(&left.value).is_some_and(|began| now.saturating_sub(began) >= LEFT_BEHIND_MS) {
+                self.remove(left.id)?;
                 done += 1;
             }
         }

@@ -13,7 +13,8 @@
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use esker_store::{Change, Collection, Condition, Error as StoreError, ObjectId, Transaction};
+use esker_store::number::{u32_at, u64_at};
+use esker_store::{Change, Condition, Error as StoreError, ObjectId, Transaction, submit_guarded};
 
 use crate::follow::{Delivery, Follow, Follower, GapKind, Start};
 use crate::format;
@@ -71,7 +72,7 @@ impl<M: Machine> Replica<M> {
     /// # Errors
     /// [`Error::Invalid`] for a bad name; [`Error::Damaged`] if the log was trimmed past the checkpoint, or the state does not load; the store's.
     pub fn open(log: &Log, name: &str, stream: Option<&str>, mut machine: M) -> Result<Self> {
-        format::check_name("name of a state", name, MACHINE_NAME_BYTES_MAX)?;
+        format::check_name("name of a state", name, ("MACHINE_NAME_BYTES_MAX", MACHINE_NAME_BYTES_MAX))?;
         let applied = load_newest(log, name, &mut machine, 0)?;
         let stream = stream.map(|stream| Bytes::copy_from_slice(stream.as_bytes()));
         let source = source(log, stream.as_ref(), applied)?;
@@ -182,7 +183,7 @@ impl<M: Machine> Replica<M> {
     /// Saves the state, durably. The one saved before stays until this one is whole.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a state above [`SAVED_BYTES_MAX`]; [`Error::Contended`] if another replica writes one; the store's.
+    /// [`Error::Invalid`] for a state above [`SAVED_BYTES_MAX`]; [`StoreError::Contended`] if another replica writes one; the store's.
     pub fn checkpoint(&self) -> Result<()> {
         let saved = self.machine.save();
         if saved.len() > SAVED_BYTES_MAX {
@@ -195,13 +196,14 @@ impl<M: Machine> Replica<M> {
         let side = u8::from(newest.is_some_and(|(object, _)| *object == even));
         let object = object(&self.log, &self.name, side);
         let seen = there.iter().find(|(other, _)| *other == object).map(|(_, whole)| whole.encode());
-        let contended = || Error::Contended { what: format!("the checkpoint of state {}", self.name), attempts: 1 };
+        let contended =
+            || StoreError::Contended { what: format!("the checkpoint of state {}", self.name), attempts: 1 };
         let store = self.log.store();
         let name = Bytes::from_static(WHOLE);
         let as_seen = match store.xattr(&object, WHOLE).wait()? {
             Some(value) if Some(value.as_ref()) == seen.as_deref() => Condition::XattrEquals { name, value },
             None if seen.is_none() => Condition::XattrAbsent { name },
-            _ => return Err(contended()),
+            _ => return Err(contended().into()),
         };
         let nonce = self.log.next_nonce();
         let mine = Bytes::from([nonce.writer.to_le_bytes(), nonce.number.to_le_bytes()].concat());
@@ -212,11 +214,7 @@ impl<M: Machine> Replica<M> {
             for change in changes {
                 txn.push(&object, change);
             }
-            match store.submit(txn).wait() {
-                Ok(_) => Ok(()),
-                Err(StoreError::GuardFailed { .. }) => Err(contended()),
-                Err(error) => Err(Error::from(error)),
-            }
+            submit_guarded(store, txn)?.map_or(Ok(()), |_| Err(Error::from(contended())))
         };
         submit(&as_seen, vec![Change::Remove, Change::XattrSet { name: writing, value: mine }])?;
         for (number, piece) in saved.chunks(PIECE).enumerate() {
@@ -300,11 +298,7 @@ impl Whole {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; 20] = bytes.try_into().ok()?;
-        Some(Self {
-            position: u64::from_le_bytes(bytes[..8].try_into().ok()?),
-            len: u64::from_le_bytes(bytes[8..16].try_into().ok()?),
-            crc: u32::from_le_bytes(bytes[16..].try_into().ok()?),
-        })
+        Some(Self { position: u64_at(bytes, 0), len: u64_at(bytes, 8), crc: u32_at(bytes, 16) })
     }
 }
 
@@ -317,22 +311,8 @@ fn checkpoints(log: &Log, name: Option<&str>) -> Result<Vec<(ObjectId, Whole)>> 
     let objects = match name {
         Some(name) => vec![object(log, name, 0), object(log, name, 1)],
         None => {
-            let collection = Collection::from(format::COLLECTION);
-            let prefix = format::checkpoint_prefix(log.id());
-            let mut after = Bytes::copy_from_slice(&prefix.as_bytes()[..prefix.len() - 1]);
-            let mut all = Vec::new();
-            loop {
-                let names = log.store().list(&collection, Some(&after), 1_024).wait()?;
-                let Some(last) = names.last() else { break };
-                after = last.clone();
-                let before = all.len();
-                let ours = names.iter().take_while(|name| name.starts_with(prefix.as_bytes()));
-                all.extend(ours.map(|name| ObjectId::new(collection.clone(), name.clone())));
-                if all.len() - before < names.len() {
-                    break;
-                }
-            }
-            all
+            let all = format::objects(log.store(), &format::checkpoint_prefix(log.id()));
+            all.collect::<esker_store::Result<Vec<_>>>()?
         }
     };
     let mut all = Vec::new();

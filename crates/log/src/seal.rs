@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use esker_store::{Barrier, Condition, Error as StoreError, ObjectId, Transaction};
+use esker_store::{ATTEMPTS_MAX, Barrier, Condition, Error as StoreError, ObjectId, Transaction};
 
 use crate::cells;
-use crate::format::{LABEL_BYTES_MAX, newer_absent};
+use crate::format::{LABEL, newer_absent};
 use crate::log::Log;
 use crate::sequencer::Leader;
 use crate::session::Opened;
@@ -50,7 +50,8 @@ impl Log {
         note: Option<&Bytes>,
         mut change: impl FnMut(&mut View) -> Result<()>,
     ) -> Result<TakenOver> {
-        for attempt in 0..head::ATTEMPTS_MAX {
+        let mut attempts = 0;
+        loop {
             let began = Instant::now();
             let raised = head::change_with(self.store(), self.inner.id, &self.inner.name, note, |view| {
                 change(view)?;
@@ -62,15 +63,20 @@ impl Log {
                 return Ok(TakenOver { view, tail, version });
             }
             // Somebody took over from us before we were done.
-            self.step_back(attempt, began);
+            self.step_back("taking over", &mut attempts, began)?;
         }
-        Err(Error::Contended { what: format!("taking over log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
     }
 
     /// Leaves those who were faster alone for a while that grows and differs from handle to handle, so that of several who depose each other time and
     /// again one gets done: at first for as long as the attempt took that began at `began`, a 2,000th of the lease at least, later up to 64 times that,
-    /// and never longer than the lease.
-    fn step_back(&self, attempt: u32, began: Instant) {
+    /// and never longer than the lease. After [`ATTEMPTS_MAX`] attempts it gives up.
+    fn step_back(&self, what: &str, attempts: &mut u32, began: Instant) -> Result<()> {
+        let attempt = *attempts;
+        *attempts += 1;
+        if *attempts >= ATTEMPTS_MAX {
+            let what = format!("{what} log {}", self.inner.name);
+            return Err(StoreError::Contended { what, attempts: *attempts }.into());
+        }
         let lease_us = self.inner.session.lease_ms.saturating_mul(1_000);
         let took_us = began.elapsed().as_micros() as u64;
         let most_us = (took_us.max(lease_us / 2_000).saturating_mul(1 << attempt.min(6))).min(lease_us);
@@ -78,6 +84,7 @@ impl Log {
             let own = self.next_nonce();
             std::thread::sleep(Duration::from_micros(mix(own.writer ^ mix(own.number)) % most_us));
         }
+        Ok(())
     }
 
     /// Seals at the view's epoch what may still be written to; the view now and the tail, or `None` if a newer epoch was there before.
@@ -194,7 +201,8 @@ impl Log {
             return Err(Error::invalid("call", why));
         }
         let leads = self.leader(&self.view()).is_some();
-        for attempt in 0..head::ATTEMPTS_MAX {
+        let mut attempts = 0;
+        loop {
             let began = Instant::now();
             let mut id = 0;
             let TakenOver { view, tail, .. } = self.take_over(Reach::Tail, None, |view| {
@@ -222,9 +230,8 @@ impl Log {
                 }
                 return Ok(());
             }
-            self.step_back(attempt, began);
+            self.step_back("reshaping", &mut attempts, began)?;
         }
-        Err(Error::Contended { what: format!("reshaping log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
     }
 
     /// Closes the log for good at its tail, which is returned: it takes no more entries. Sealing again does nothing.
@@ -232,7 +239,8 @@ impl Log {
     /// # Errors
     /// [`Error::Fenced`]; the store's.
     pub fn seal(&self) -> Result<u64> {
-        for attempt in 0..head::ATTEMPTS_MAX {
+        let mut attempts = 0;
+        loop {
             let began = Instant::now();
             if let Some(tail) = self.refresh()?.sealed {
                 return Ok(tail);
@@ -249,9 +257,8 @@ impl Log {
                 self.inner.shared.applied.notify(usize::MAX);
                 return Ok(tail);
             }
-            self.step_back(attempt, began);
+            self.step_back("sealing", &mut attempts, began)?;
         }
-        Err(Error::Contended { what: format!("sealing log {}", self.inner.name), attempts: head::ATTEMPTS_MAX })
     }
 
     /// Becomes the log's only writer, under the name `owner`: whoever wrote before is refused from now on, with [`Error::Fenced`], however late
@@ -260,7 +267,7 @@ impl Log {
     /// # Errors
     /// [`Error::Invalid`] for a bad name; [`Error::Sealed`]; the store's.
     pub fn own(&self, owner: &str) -> Result<Self> {
-        format::check_name("owner", owner, LABEL_BYTES_MAX)?;
+        format::check_name("owner", owner, LABEL)?;
         let TakenOver { view, tail, .. } = self.take_over(Reach::All, None, |view| {
             view.sealed.map_or(Ok(()), |tail| Err(Error::Sealed { log: self.inner.name.clone(), tail }))?;
             view.owner = owner.to_owned();
@@ -288,9 +295,8 @@ impl Log {
     /// [`Error::Fenced`] if it is not the only writer (any more); the store's.
     pub fn release(&self) -> Result<()> {
         let view = head::change(self.store(), self.inner.id, &self.inner.name, |view| {
-            if self.inner.held == 0 || view.epoch != self.inner.held {
-                let (log, owner) = (self.inner.name.clone(), view.owner.clone());
-                return Err(Error::Fenced { log, held: self.inner.held, found: view.epoch, owner });
+            if !view.fence().is_held(self.inner.held) {
+                return Err(self.fenced(view));
             }
             view.owner.clear();
             view.epoch += 1;

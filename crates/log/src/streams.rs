@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use esker_store::{OmapScan, limits};
+use esker_store::{OmapScan, prefix};
 use event_listener::Listener;
 
 use crate::cells::Found;
@@ -42,19 +42,11 @@ impl Log {
             for column in 0..one.width {
                 let object = view.object(self.inner.id, &one, column);
                 let (low, high) = (one.locals_below(column, start), one.locals_below(column, end));
-                let mut scan = OmapScan {
-                    start: Some(format::stream_key(stream, low)),
-                    end: Some(format::stream_key(stream, high)),
-                    limit: limits::SCAN_ENTRIES_MAX,
-                    keys_only: true,
-                    ..OmapScan::default()
-                };
-                loop {
-                    let page = self.store().omap_scan(&object, &scan).wait()?;
-                    let Some((last, _)) = page.last() else { break };
-                    scan.start = Some([last, &[0][..]].concat().into());
-                    let locals = page.iter().filter_map(|(key, _)| format::key_number(key));
-                    all.extend(locals.filter_map(|local| one.position(column, local)));
+                let (start, end) = (format::stream_key(stream, low), format::stream_key(stream, high));
+                let scan = OmapScan { start: Some(start), end: Some(end), ..OmapScan::of(b"s").keys() };
+                for entry in prefix::omap(self.store(), &object, scan) {
+                    let local = format::key_number(&entry?.0);
+                    all.extend(local.and_then(|local| one.position(column, local)));
                 }
             }
         }

@@ -7,11 +7,11 @@
 //! 2. A mark is written under the epoch under which the position was known to be below the tail, so that it never takes a place that is given anew.
 //! 3. Deleting objects may stop at any point: the next trim-to goes on.
 
-use bytes::Bytes;
-use esker_store::{Change, Condition, Error as StoreError, Transaction};
+use esker_store::registry::remove_objects;
+use esker_store::{Change, Condition, Error as StoreError, Retry, submit_guarded};
 
 use crate::cells::{self, Found, Guarded, Guards};
-use crate::format::{self, Kind, Placed, Stored, TRIM, number};
+use crate::format::{self, Kind, Placed, Stored, TRIM};
 use crate::log::Log;
 use crate::sequencer::Tail;
 use crate::view::{Stripe, View};
@@ -30,7 +30,9 @@ impl Log {
     /// # Errors
     /// [`Error::Taken`] if something stands there (filled already: no error); [`Error::Trimmed`]; [`Error::PastTail`]; the store's.
     pub fn fill(&self, position: u64) -> Result<()> {
-        for _ in 0..head::ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| format!("filling position {position}"))?;
             let tail = self.handed_tail()?;
             if position >= tail.position {
                 return Err(Error::PastTail { position, tail: tail.position });
@@ -41,7 +43,6 @@ impl Log {
                 other => return other,
             }
         }
-        Err(Error::Contended { what: format!("filling position {position}"), attempts: head::ATTEMPTS_MAX })
     }
 
     /// Fills a position that is below a tail, under the tail's epoch. [`Error::Deposed`] if that is over.
@@ -100,7 +101,9 @@ impl Log {
     /// # Errors
     /// [`Error::PastTail`]; the store's.
     pub fn trim(&self, position: u64) -> Result<()> {
-        for _ in 0..head::ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| format!("trimming position {position}"))?;
             let tail = self.handed_tail()?;
             if position >= tail.position {
                 return Err(Error::PastTail { position, tail: tail.position });
@@ -144,17 +147,12 @@ impl Log {
                 Some(Err(_)) | None => {}
             }
             guards.txn.push(&object, cells::set(layout, local, mark.encode()));
-            match self.inner.store.submit(guards.txn).wait() {
-                Ok(_) => {
-                    self.drop_recent(position);
-                    self.wrote(position + 1);
-                    return Ok(());
-                }
-                Err(StoreError::GuardFailed { .. }) => {}
-                Err(error) => return Err(error.into()),
+            if submit_guarded(self.store(), guards.txn)?.is_none() {
+                self.drop_recent(position);
+                self.wrote(position + 1);
+                return Ok(());
             }
         }
-        Err(Error::Contended { what: format!("trimming position {position}"), attempts: head::ATTEMPTS_MAX })
     }
 
     /// Gives up all positions below `position` with their space, while the log is in use. Returns the number of objects that went.
@@ -181,7 +179,9 @@ impl Log {
     /// Says in the view that all below `position` is trimmed, under the epoch under which it is known to be no higher than the tail: under a newer
     /// one the tail may be lower, and entries would come to stand below what is trimmed.
     fn trim_view(&self, position: u64) -> Result<View> {
-        for _ in 0..head::ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| format!("trimming to position {position}"))?;
             let tail = self.handed_tail()?;
             if position > tail.position {
                 return Err(Error::PastTail { position, tail: tail.position });
@@ -206,7 +206,6 @@ impl Log {
                 other => return other,
             }
         }
-        Err(Error::Contended { what: format!("trimming to position {position}"), attempts: head::ATTEMPTS_MAX })
     }
 
     /// Removes what lies below the trimmed positions of one stripe.
@@ -231,16 +230,13 @@ impl Log {
                 .txn
                 .giving_back()
                 .guard(&object, Condition::Exists)
-                .change(&object, Change::XattrSet { name: Bytes::from_static(TRIM), value: number(below) })
+                .change(&object, Change::number(TRIM, below))
                 .change(&object, cells::remove_below(layout, below));
             for (offset, len) in runs {
                 txn.push(&object, Change::Zero { offset, len });
             }
-            match self.inner.store.submit(txn).wait() {
-                // Trimmed further meanwhile, and gone.
-                Ok(_) | Err(StoreError::GuardFailed { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
+            // A guard that fails: trimmed further meanwhile, and gone.
+            submit_guarded(self.store(), txn)?;
         }
         Ok(())
     }
@@ -276,10 +272,12 @@ impl Log {
 
     /// Removes the data objects of stripes below `first`.
     pub(crate) fn remove_objects(&self, first: u64) -> Result<u64> {
-        let id = self.inner.id;
-        remove_named(self.store(), &format::data_prefix(id), |name| {
-            format::data_place(id, name).is_some_and(|(stripe, _)| stripe < first)
-        })
+        let mut removed = 0;
+        remove_objects(self.store(), self.objects_below(first), &mut |gone| {
+            removed = gone;
+            true
+        })?;
+        Ok(removed)
     }
 
     /// Trims what the log's options no longer keep: by time at most [`RETAIN_POSITIONS`] positions in one call, and none from the first on whose entry
@@ -363,31 +361,6 @@ impl Log {
             left -= each * (end - start);
         }
         Ok(view.trimmed)
-    }
-}
-
-/// Removes the objects whose names begin with `prefix`, in order, as long as `goes` holds.
-pub(crate) fn remove_named(
-    store: &dyn esker_store::ObjectStore,
-    prefix: &str,
-    goes: impl Fn(&[u8]) -> bool,
-) -> Result<u64> {
-    let collection = esker_store::Collection::from(format::COLLECTION);
-    let mut removed = 0;
-    // Names sort bytewise, so what is above the prefix without being below it is its own.
-    let mut after = Bytes::copy_from_slice(&prefix.as_bytes()[..prefix.len() - 1]);
-    loop {
-        let names = store.list(&collection, Some(&after), 1_024).wait()?;
-        let Some(last) = names.last() else { return Ok(removed) };
-        after = last.clone();
-        for name in names {
-            if !name.starts_with(prefix.as_bytes()) || !goes(&name) {
-                return Ok(removed);
-            }
-            let object = esker_store::ObjectId::new(collection.clone(), name);
-            store.submit(Transaction::with(esker_store::Durability::Applied).change(&object, Change::Remove)).wait()?;
-            removed += 1;
-        }
     }
 }
 

@@ -12,7 +12,7 @@
 //! Source: Balakrishnan et al., CORFU (2012), projections; ZLog's views.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use esker_store::{Compression, ObjectId};
+use esker_store::{Compression, Fence, ObjectId};
 
 use crate::format::{self, LABEL_BYTES_MAX};
 use crate::options::{Layout, Options};
@@ -109,6 +109,11 @@ pub struct View {
 }
 
 impl View {
+    /// Who may write.
+    pub(crate) fn fence(&self) -> Fence<'_> {
+        Fence { epoch: self.epoch, owner: &self.owner }
+    }
+
     /// The view of a new log, with its first stripe.
     pub(crate) fn new(options: Options, created_ms: u64) -> Self {
         let mut view = Self {

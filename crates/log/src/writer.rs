@@ -14,15 +14,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use bytes::Bytes;
+use esker_store::number::first_number;
 use esker_store::{
-    Change, Collection, Completion, Condition, Durability, Error as StoreError, ObjectId, OmapScan, Transaction,
+    Change, Completion, Condition, Durability, ObjectId, OmapScan, Retry, Transaction, prefix, submit_guarded,
 };
 use parking_lot::Mutex;
 
 use crate::batch::{Batch, Fence};
-use crate::cells;
-use crate::format::{self, LABEL_BYTES_MAX, TRIM};
+use crate::format::{self, LABEL, TRIM};
 use crate::log::{Log, Record};
 use crate::nonce::Nonce;
 use crate::seal::{Reach, TakenOver, mix};
@@ -47,7 +46,7 @@ impl Log {
     /// # Errors
     /// [`Error::Invalid`] for a bad name; [`Error::Sealed`]; [`Error::Fenced`]; the store's.
     pub fn writer(&self, name: &str) -> Result<Writer> {
-        format::check_name("writer", name, LABEL_BYTES_MAX)?;
+        format::check_name("writer", name, LABEL)?;
         let id = writer_id(name);
         let key = format::opened_key(id);
         let latest = Arc::clone(self.inner.openings.lock().entry(id).or_default());
@@ -101,7 +100,7 @@ impl Log {
         self.each_object(u64::MAX, |object| {
             let scan = OmapScan {
                 start: Some(format::nonce_key(Nonce { writer, number: 0 })),
-                end: Some([&format::nonce_key(Nonce { writer, number: u64::MAX })[..], &[0]].concat().into()),
+                end: Some(prefix::just_above(&format::nonce_key(Nonce { writer, number: u64::MAX }))),
                 reverse: true,
                 limit: 1,
                 keys_only: true,
@@ -117,20 +116,15 @@ impl Log {
 
     /// Calls `act` with the data objects of stripes below `end`, whether or not the view leads to them, in order.
     pub(crate) fn each_object(&self, end: u64, mut act: impl FnMut(&ObjectId) -> Result<()>) -> Result<()> {
-        let collection = Collection::from(format::COLLECTION);
-        let prefix = format::data_prefix(self.inner.id);
-        let mut after = Bytes::copy_from_slice(&prefix.as_bytes()[..prefix.len() - 1]);
-        loop {
-            let names = self.store().list(&collection, Some(&after), 1_024).wait()?;
-            let Some(last) = names.last() else { return Ok(()) };
-            after = last.clone();
-            for name in names {
-                if format::data_place(self.inner.id, &name).is_none_or(|(stripe, _)| stripe >= end) {
-                    return Ok(());
-                }
-                act(&ObjectId::new(collection.clone(), name))?;
-            }
-        }
+        self.objects_below(end).try_for_each(|object| act(&object?))
+    }
+
+    /// The data objects of stripes below `end`, in order.
+    pub(crate) fn objects_below(&self, end: u64) -> impl Iterator<Item = esker_store::Result<ObjectId>> + use<'_> {
+        let id = self.inner.id;
+        let is_below = move |name: &[u8]| format::data_place(id, name).is_some_and(|(stripe, _)| stripe < end);
+        let all = format::objects(self.store(), &format::data_prefix(id));
+        all.take_while(move |object| object.as_ref().map_or(true, |object| is_below(object.name())))
     }
 
     /// Notes in the head the last numbers of writers whose entries stand in objects of stripes below `first`, which are about to go. Before that it
@@ -138,49 +132,37 @@ impl Log {
     pub(crate) fn remember_writers(&self, first: u64) -> Result<()> {
         let mut last: BTreeMap<u64, u64> = BTreeMap::new();
         self.each_object(first, |object| {
-            let all = Change::XattrSet { name: Bytes::from_static(TRIM), value: format::number(u64::MAX) };
+            let all = Change::number(TRIM, u64::MAX);
             let txn = Transaction::new().giving_back().guard(object, Condition::Exists).change(object, all);
-            match self.inner.store.submit(txn).wait() {
-                // Gone already: others trim too.
-                Ok(_) | Err(StoreError::GuardFailed { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-            let mut scan = OmapScan { keys_only: true, ..cells::range_of(b'w') };
-            loop {
-                let page = self.store().omap_scan(object, &scan).wait()?;
-                let Some((end, _)) = page.last() else { return Ok(()) };
-                scan.start = Some([end, &[0][..]].concat().into());
-                for (key, _) in &page {
-                    let writer = key.get(1..9).and_then(format::key_number);
-                    if let (Some(writer), Some(number)) = (writer, format::key_number(key)) {
-                        let known = last.entry(writer).or_default();
-                        *known = number.max(*known);
-                    }
+            // A guard that fails: gone already, others trim too.
+            submit_guarded(self.store(), txn)?;
+            for entry in prefix::omap(self.store(), object, OmapScan::of(b"w").keys()) {
+                let (key, _) = entry?;
+                if let (Some(writer), Some(number)) = (first_number(&key), format::key_number(&key)) {
+                    let known = last.entry(writer).or_default();
+                    *known = number.max(*known);
                 }
             }
+            Ok(())
         })?;
         let head = format::head(self.inner.id);
         for (writer, number) in last {
             let key = format::writer_key(writer);
-            for _ in 0..head::ATTEMPTS_MAX {
+            let mut retry = Retry::default();
+            loop {
+                retry.attempt(|| format!("the last number of a writer of log {}", self.inner.name))?;
                 let now = self.store().omap_get(&head, &key).wait()?;
                 if now.as_deref().and_then(format::number_from).is_some_and(|now| now >= number) {
                     break;
                 }
-                let same = match now {
-                    Some(value) => Condition::OmapEquals { key: key.clone(), value },
-                    None => Condition::OmapAbsent { key: key.clone() },
-                };
+                let same = Condition::omap_is(key.clone(), now);
                 let set = Change::OmapSet { key: key.clone(), value: format::number(number) };
                 let txn = Transaction::new().giving_back();
                 let txn = txn.guard(&head, Condition::Exists).guard(&head, same).change(&head, set);
-                match self.inner.store.submit(txn).wait() {
-                    Ok(_) => break,
-                    Err(StoreError::GuardFailed { index: 0 }) => {
-                        return Err(Error::NoLog { name: self.inner.name.clone() });
-                    }
-                    Err(StoreError::GuardFailed { .. }) => {}
-                    Err(error) => return Err(error.into()),
+                match submit_guarded(self.store(), txn)? {
+                    None => break,
+                    Some(0) => return Err(Error::NoLog { name: self.inner.name.clone() }),
+                    Some(_) => {}
                 }
             }
         }

@@ -9,9 +9,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_store::{Change, Durability, Error as StoreError, Transaction, Unsynced};
+use esker_store::{Durability, Error as StoreError, Retry, Transaction, Unsynced};
 
-use crate::guards::{ATTEMPTS_MAX, guarded};
+use crate::guards::guarded;
 use crate::names;
 use crate::ops::TableName;
 use crate::waist::{Place, Touched, Waist, decode};
@@ -25,7 +25,9 @@ impl Waist {
     /// return then.
     pub(crate) fn build_index(&self, name: &TableName, column: &str) -> Result<()> {
         let mut begun = None;
-        for _ in 0..ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| format!("the schema of table {name}"))?;
             let table = self.load(name)?;
             let wanted = table.column(column)?.id;
             let there = match begun {
@@ -63,7 +65,6 @@ impl Waist {
             })?;
             return Ok(());
         }
-        Err(Error::Contended { what: format!("the schema of table {name}"), attempts: ATTEMPTS_MAX })
     }
 
     /// Drops what could not be built, and says why it could not.
@@ -74,8 +75,7 @@ impl Waist {
             }
             table.drop_index(column)?;
             txn.gives_back = true;
-            let key = names::garbage_key(table.id, Some(id));
-            txn.push(&names::catalogue(), Change::OmapSet { key, value: Bytes::new() });
+            names::tables().note(txn, table.id, &id.to_be_bytes(), Bytes::new());
             Ok(())
         });
         // What it leaves is removed now, or when something is dropped next.
@@ -95,7 +95,8 @@ impl Waist {
         let done = self.for_each_row(table, |place, bytes| {
             let row = decode(table, place, bytes)?;
             let _lock = self.lock(std::iter::once(place.partition.hash64()));
-            for attempt in 0.. {
+            let (mut retry, mut unknown) = (Retry::default(), 0);
+            loop {
                 // Nothing of it is shown, so nobody waits under the lock until it is durable.
                 let (now, _) = self.store.omap_get(&place.partition, &place.key.clustering).into_parts();
                 let Some(now) = now? else { break };
@@ -114,8 +115,11 @@ impl Waist {
                         break;
                     }
                     // Written again, it does no harm.
-                    Err(error) if error.is_unknown() && attempt < UNKNOWN_MAX => written.applied(),
-                    Err(StoreError::GuardFailed { .. }) if attempt < ATTEMPTS_MAX => {
+                    Err(error) if error.is_unknown() && unknown < UNKNOWN_MAX => {
+                        unknown += 1;
+                        written.applied();
+                    }
+                    Err(StoreError::GuardFailed { .. }) => {
                         if !self.is_current(table)? {
                             same = false;
                             // It ends the looking at rows; what it says is not told.
@@ -124,6 +128,7 @@ impl Waist {
                     }
                     Err(error) => return Err(error.into()),
                 }
+                retry.again(|| format!("rows of table {}", table.id))?;
             }
             Ok(())
         });

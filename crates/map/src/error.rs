@@ -13,7 +13,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// The store said no; see there for what to do.
     #[error(transparent)]
-    Store(#[from] esker_store::Error),
+    Store(esker_store::Error),
     /// There is no such namespace, table, column or index. Create it, or fix the name.
     #[error("{what} {name} does not exist")]
     Missing {
@@ -84,6 +84,15 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+}
+
+impl From<esker_store::Error> for Error {
+    fn from(error: esker_store::Error) -> Self {
+        match error {
+            esker_store::Error::Contended { what, attempts } => Self::Contended { what, attempts },
+            error => Self::Store(error),
+        }
+    }
 }
 
 impl Error {

@@ -13,14 +13,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_store::{Change, Condition, Durability, Error as StoreError, Guard, OmapScan, Transaction};
+use esker_store::{Change, Durability, Error as StoreError, Transaction, due};
 
 use crate::guards::guarded;
 use crate::names;
 use crate::ops::TableName;
 use crate::parts::RowKey;
 use crate::row::Row;
-use crate::waist::{Place, Touched, Waist, decode};
+use crate::waist::{Place, Touched, Waist, decode, is_still};
 use crate::{Error, Result, Table};
 
 /// Most rows that one transaction removes.
@@ -143,16 +143,12 @@ impl Waist {
 
     /// The table whose names come next, if there is one.
     fn table_after(&self, after: Option<&TableName>) -> Result<Option<TableName>> {
-        let start = match after {
-            Some(name) => [&names::table_key(&name.namespace, &name.table)[..], &[0]].concat().into(),
-            None => Bytes::from_static(b"t"),
+        let after = after.map(names::table_name);
+        let Some(name) = names::tables().names(&*self.store, "", after.as_deref(), 1).next().transpose()? else {
+            return Ok(None);
         };
-        let end = Some(Bytes::from_static(b"u"));
-        let scan = OmapScan { start: Some(start), end, limit: 1, keys_only: true, ..OmapScan::default() };
-        let found = self.store.omap_scan(&names::catalogue(), &scan).wait()?;
-        let Some((key, _)) = found.first() else { return Ok(None) };
-        let name = names::table_of(key).ok_or_else(|| Error::damaged("catalogue", format!("key {key:?}")))?;
-        Ok(Some(name))
+        let damaged = || Error::damaged("catalogue", format!("table {name:?}"));
+        names::table_of(&name).map(Some).ok_or_else(damaged)
     }
 
     /// Removes up to `rows` expired rows of a table, as its expiry index says, behind the entry `past`, which becomes the last one that is damaged, and nothing at
@@ -163,17 +159,15 @@ impl Waist {
             Err(Error::Missing { .. }) => return Ok(Swept::default()),
             other => other?,
         };
-        let end = Some(Bytes::copy_from_slice(&self.now_ms().saturating_add(1).to_be_bytes()));
-        let start = past.as_ref().map(|past| [past, &[0][..]].concat().into());
-        let scan = OmapScan { start, end, limit: rows.clamp(1, ROWS_MAX), keys_only: true, ..OmapScan::default() };
+        let (index, limit) = (names::expiry(table.id), rows.clamp(1, ROWS_MAX));
         // What is read here is not shown to anybody, so nothing waits until it is durable.
-        let (entries, _) = self.store.omap_scan(&names::expiry(table.id), &scan).into_parts();
+        let (entries, _) = due::due(&*self.store, &index, self.now_ms(), past.as_deref(), limit).into_parts();
         let (mut due, mut damaged, mut looked, mut gathered) = (Vec::new(), None, 0, 0);
         let entries = entries?;
         if entries.is_empty() {
             *past = None;
         }
-        for (entry, _) in entries {
+        for entry in entries {
             looked += 1;
             match self.look(&table, &entry) {
                 Ok(one) => {
@@ -196,9 +190,9 @@ impl Waist {
 
     /// The row that an entry of the expiry index is of.
     fn look(&self, table: &Table, entry: &Bytes) -> Result<Due> {
-        let (at_ms, partition_key, clustering) = names::split_expiry_key(entry)
+        let split = |entry| due::split(entry).and_then(|(at_ms, of)| Some((at_ms, names::split_index_key(&of)?)));
+        let (at_ms, (partition_key, clustering)) = split(entry)
             .ok_or_else(|| Error::damaged(format!("expiry index of table {}", table.id), format!("entry {entry:?}")))?;
-        let (partition_key, clustering) = (entry.slice_ref(partition_key), entry.slice_ref(clustering));
         let partition = names::partition(table.id, &partition_key);
         let (before, _) = self.store.omap_get(&partition, &clustering).into_parts();
         let before = before?;
@@ -221,12 +215,7 @@ impl Waist {
                     self.write(&mut txn, place, touched)?;
                     continue;
                 };
-                let key = place.key.clustering.clone();
-                let condition = match before {
-                    Some(value) => Condition::OmapEquals { key, value: value.clone() },
-                    None => Condition::OmapAbsent { key },
-                };
-                txn.guards.push(Guard { object: place.partition.clone(), condition });
+                txn.guards.push(is_still(place, before.as_ref()));
                 txn.push(&names::expiry(table.id), Change::OmapRemove { key: entry.clone() });
             }
             // So that no writer in this process is met by a guard of its own.

@@ -118,14 +118,6 @@ fn pop_escaped(key: &mut &[u8], turn: impl Fn(u8) -> u8) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The least key above all that begin with `prefix`; `None` if there is none.
-pub(crate) fn after_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
-    let kept = prefix.iter().rposition(|byte| *byte != 255)?;
-    let mut next = prefix[..=kept].to_vec();
-    next[kept] += 1;
-    Some(next)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -181,8 +173,8 @@ mod tests {
         #[test]
         fn what_follows_a_prefix_is_above_all_that_begin_with_it(prefix in prop::collection::vec(any::<u8>(), 0..4), more in prop::collection::vec(any::<u8>(), 0..4)) {
             let whole = [&prefix[..], &more].concat();
-            match after_prefix(&prefix) {
-                Some(after) => prop_assert!(whole < after),
+            match esker_store::prefix::prefix_end(&prefix) {
+                Some(after) => prop_assert!(whole[..] < after[..]),
                 None => prop_assert!(prefix.iter().all(|byte| *byte == 255)),
             }
         }

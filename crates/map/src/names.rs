@@ -3,7 +3,9 @@
 //! Format: docs/format.md#what-the-map-face-keeps-in-the-store
 
 use bytes::Bytes;
-use esker_store::{Collection, ObjectId};
+use esker_store::{Collection, Directory, ObjectId, Registry, due};
+
+use crate::TableName;
 
 pub(crate) const COLLECTION: &str = "map";
 /// Xattr of the catalogue: the last table id given, 8 bytes little-endian.
@@ -19,6 +21,20 @@ fn object(name: impl Into<Bytes>) -> ObjectId {
 
 pub(crate) fn catalogue() -> ObjectId {
     object("catalogue")
+}
+
+fn directory(names: &'static [u8]) -> Directory {
+    Directory { object: catalogue(), what: "catalogue", names, ids: None }
+}
+
+/// Tables: a name leads to its schema, and what a table or an index leaves is noted by the table's number.
+pub(crate) fn tables() -> Registry {
+    Registry { directory: directory(b"t"), last_id: LAST_ID, left: b'g' }
+}
+
+/// Namespaces: a name leads to the number of the table that was made in it last.
+pub(crate) fn namespaces() -> Directory {
+    directory(b"n")
 }
 
 pub(crate) fn head(table: u64) -> ObjectId {
@@ -54,14 +70,7 @@ pub(crate) fn expiry(table: u64) -> ObjectId {
 
 /// Key of a row in the expiry index: the time in unix milliseconds, then the key of an index entry.
 pub(crate) fn expiry_key(at_ms: u64, partition: &[u8], clustering: &[u8]) -> Bytes {
-    [&at_ms.to_be_bytes()[..], &index_key(partition, clustering)].concat().into()
-}
-
-/// The time, the partition key and the clustering key.
-pub(crate) fn split_expiry_key(key: &[u8]) -> Option<(u64, &[u8], &[u8])> {
-    let (at_ms, rest) = key.split_first_chunk::<8>()?;
-    let (partition, clustering) = split_index_key(rest)?;
-    Some((u64::from_be_bytes(*at_ms), partition, clustering))
+    due::entry(at_ms, &index_key(partition, clustering))
 }
 
 /// Key of an index entry: length of the partition key, that, the clustering key.
@@ -69,33 +78,25 @@ pub(crate) fn index_key(partition: &[u8], clustering: &[u8]) -> Bytes {
     [&(partition.len() as u16).to_be_bytes(), partition, clustering].concat().into()
 }
 
-pub(crate) fn split_index_key(key: &[u8]) -> Option<(&[u8], &[u8])> {
+/// The partition key and the clustering key.
+pub(crate) fn split_index_key(key: &Bytes) -> Option<(Bytes, Bytes)> {
     let (len, rest) = key.split_first_chunk::<2>()?;
-    rest.split_at_checked(usize::from(u16::from_be_bytes(*len)))
+    let (partition, clustering) = rest.split_at_checked(usize::from(u16::from_be_bytes(*len)))?;
+    Some((key.slice_ref(partition), key.slice_ref(clustering)))
 }
 
-pub(crate) fn namespace_key(namespace: &str) -> Bytes {
-    [b"n", namespace.as_bytes()].concat().into()
+/// What the names of the tables of a namespace begin with. Names contain no control characters.
+pub(crate) fn tables_of(namespace: &str) -> String {
+    format!("{namespace}\0")
 }
 
-/// Key of a table's schema, in the catalogue. Names contain no control characters.
-pub(crate) fn table_key(namespace: &str, table: &str) -> Bytes {
-    [b"t", namespace.as_bytes(), &[0], table.as_bytes()].concat().into()
+/// The name of a table among all tables.
+pub(crate) fn table_name(name: &TableName) -> String {
+    format!("{}\0{}", name.namespace, name.table)
 }
 
-/// The table whose schema stands under a key of the catalogue.
-pub(crate) fn table_of(key: &[u8]) -> Option<crate::TableName> {
-    let key = std::str::from_utf8(key.strip_prefix(b"t")?).ok()?;
-    let (namespace, table) = key.split_once('\0')?;
-    Some(crate::TableName::new(namespace, table))
-}
-
-pub(crate) fn tables_prefix(namespace: &str) -> Bytes {
-    [b"t", namespace.as_bytes(), &[0]].concat().into()
-}
-
-/// Key that says that a table's objects are to be removed, or (with an index) those of an index.
-pub(crate) fn garbage_key(table: u64, index: Option<u16>) -> Bytes {
-    let index = index.map_or(Vec::new(), |index| index.to_be_bytes().to_vec());
-    [&b"g"[..], &table.to_be_bytes(), &index].concat().into()
+/// The table of such a name.
+pub(crate) fn table_of(name: &str) -> Option<TableName> {
+    let (namespace, table) = name.split_once('\0')?;
+    Some(TableName::new(namespace, table))
 }

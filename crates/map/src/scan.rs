@@ -11,10 +11,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_store::{ObjectId, OmapScan};
+use esker_store::prefix::{just_above, prefix_end};
+use esker_store::{ObjectId, OmapScan, Retry, prefix};
 
-use crate::guards::ATTEMPTS_MAX;
-use crate::key::{self, Order, after_prefix};
+use crate::key::{self, Order};
 use crate::names;
 use crate::ops::{Bound, Over, Page, Scan};
 use crate::parts::{self, Between, Gathered, RowKey};
@@ -38,30 +38,23 @@ impl Waist {
     /// All rows of a table as they are stored, expired ones too.
     pub(crate) fn for_each_row(&self, table: &Table, mut row: impl FnMut(&Place, &Bytes) -> Result<()>) -> Result<()> {
         let prefix = names::partition_prefix(table.id);
-        let mut after: Option<Bytes> = None;
-        loop {
-            let objects = self.objects(&prefix, after.as_deref(), STEP)?;
-            let Some(last) = objects.last() else { return Ok(()) };
-            after = Some(last.name().clone());
-            for partition in objects {
-                let partition_key = partition.name().slice(prefix.len()..);
-                let mut scan = OmapScan { limit: STEP, ..OmapScan::default() };
-                loop {
-                    let found = self.store.omap_scan(&partition, &scan).wait()?;
-                    let Some((last, _)) = found.last() else { break };
-                    scan.start = Some([last, &[0][..]].concat().into());
-                    for (clustering, bytes) in found {
-                        let key = RowKey { partition: partition_key.clone(), clustering };
-                        row(&Place { partition: partition.clone(), key }, &bytes)?;
-                    }
-                }
+        for partition in self.objects(&prefix, None) {
+            let partition = partition?;
+            let partition_key = partition.name().slice(prefix.len()..);
+            for entry in prefix::omap(&*self.store, &partition, OmapScan::of(b"").at_once(STEP)) {
+                let (clustering, bytes) = entry?;
+                let key = RowKey { partition: partition_key.clone(), clustering };
+                row(&Place { partition: partition.clone(), key }, &bytes)?;
             }
         }
+        Ok(())
     }
 
     pub(crate) fn scan_table(&self, table: &Arc<Table>, scan: &Scan) -> Result<Page> {
         let mut table = Arc::clone(table);
-        for _ in 0..ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| format!("the schema of table {}", scan.table))?;
             let changed = Cell::new(false);
             let page = self.scan_once(&table, scan, &changed);
             if !changed.get() {
@@ -69,7 +62,6 @@ impl Waist {
             }
             table = self.load(&scan.table)?;
         }
-        Err(Error::Contended { what: format!("the schema of table {}", scan.table), attempts: ATTEMPTS_MAX })
     }
 
     /// A page by this schema. If it is found that that has `changed`, what is returned does not count.
@@ -118,7 +110,7 @@ impl Waist {
     ) -> Result<Option<Bytes>> {
         match after {
             Some(after) if reverse => end = Some(after),
-            Some(after) => start = Some([&after[..], &[0]].concat().into()),
+            Some(after) => start = Some(just_above(&after)),
             None => {}
         }
         if let (Some(start), Some(end)) = (&start, &end)
@@ -147,7 +139,7 @@ impl Waist {
         // A store may give fewer than there are: it has given all if nothing follows.
         let (start, end) = match reverse {
             true => (start, Some(last.clone())),
-            false => (Some([&last[..], &[0]].concat().into()), end),
+            false => (Some(just_above(&last)), end),
         };
         let rest = OmapScan { start, end, reverse, limit: 1, keys_only: true };
         let more = self.store.omap_scan(partition, &rest).wait()?;
@@ -164,7 +156,7 @@ impl Waist {
     ) -> Result<Option<Bytes>> {
         let (column, index) = parts::indexed(table, name, value)?;
         let object = names::index(table.id, index.id, &parts::encode_indexed(value)?);
-        let mut start = after.map(|after| Bytes::from([&after[..], &[0]].concat()));
+        let mut start = after.map(|after| just_above(&after));
         loop {
             let limit = gathered.step(STEP);
             let scan = OmapScan { start: start.clone(), limit, keys_only: true, ..OmapScan::default() };
@@ -173,7 +165,6 @@ impl Waist {
             for (entry, _) in found {
                 let (partition_key, clustering) = names::split_index_key(&entry)
                     .ok_or_else(|| Error::damaged(format!("index {object}"), format!("entry {entry:?}")))?;
-                let (partition_key, clustering) = (entry.slice_ref(partition_key), entry.slice_ref(clustering));
                 let partition = names::partition(table.id, &partition_key);
                 // Between the entry and the row somebody may have changed it: the row decides.
                 let Some(bytes) = self.store.omap_get(&partition, &clustering).wait()? else { continue };
@@ -186,7 +177,7 @@ impl Waist {
                     return Ok(Some(entry));
                 }
             }
-            start = Some([&last[..], &[0]].concat().into());
+            start = Some(just_above(&last));
         }
     }
 
@@ -197,7 +188,6 @@ impl Waist {
         if let Some(after) = after {
             let (partition_key, clustering) =
                 names::split_index_key(&after).ok_or_else(|| Error::invalid("page token", "it is malformed"))?;
-            let (partition_key, clustering) = (after.slice_ref(partition_key), after.slice_ref(clustering));
             let partition = names::partition(table.id, &partition_key);
             let end = self.scan_partition(
                 table,
@@ -213,19 +203,15 @@ impl Waist {
             }
             before = Some(partition.name().clone());
         }
-        loop {
-            let objects = self.objects(&prefix, before.as_deref(), STEP)?;
-            let Some(last) = objects.last() else { return Ok(None) };
-            before = Some(last.name().clone());
-            for partition in objects {
-                let partition_key = partition.name().slice(prefix.len()..);
-                let end =
-                    self.scan_partition(table, &partition, &partition_key, (None, None), false, None, gathered)?;
-                if let Some(clustering) = end {
-                    return Ok(Some(names::index_key(&partition_key, &clustering)));
-                }
+        for partition in self.objects(&prefix, before.as_deref()) {
+            let partition = partition?;
+            let partition_key = partition.name().slice(prefix.len()..);
+            let end = self.scan_partition(table, &partition, &partition_key, (None, None), false, None, gathered)?;
+            if let Some(clustering) = end {
+                return Ok(Some(names::index_key(&partition_key, &clustering)));
             }
         }
+        Ok(None)
     }
 }
 
@@ -243,23 +229,23 @@ fn bounds(table: &Table, low: Option<&Bound>, high: Option<&Bound>) -> Result<Ke
     let whole = |value: &Value| {
         let mut key = prefix.clone();
         key::push(&mut key, value, order);
-        key
+        Bytes::from(key)
     };
     // Rows of the prefix, whose last column is anything.
-    let mut start = Some(prefix.clone());
-    let mut end = after_prefix(&prefix);
+    let mut start = Some(Bytes::copy_from_slice(&prefix));
+    let mut end = prefix_end(&prefix);
     let (first, last) = if order == Order::Desc { (&high, &low) } else { (&low, &high) };
     if let Some((value, inclusive)) = first {
         // From its first key on if it is included, else from after its last.
-        start = if *inclusive { Some(whole(value)) } else { after_prefix(&whole(value)) };
+        start = if *inclusive { Some(whole(value)) } else { prefix_end(&whole(value)) };
         if start.is_none() {
             // Nothing follows the greatest of all keys. No start would be the least.
             return Ok((Some(Bytes::new()), Some(Bytes::new())));
         }
     }
     if let Some((value, inclusive)) = last {
-        let until = if *inclusive { after_prefix(&whole(value)) } else { Some(whole(value)) };
+        let until = if *inclusive { prefix_end(&whole(value)) } else { Some(whole(value)) };
         end = until.or(end);
     }
-    Ok((start.map(Bytes::from), end.map(Bytes::from)))
+    Ok((start, end))
 }

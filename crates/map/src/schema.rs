@@ -4,14 +4,13 @@
 //! 1. A column's number is never used again, so that what stands in rows under it is never taken for another column's.
 //! 2. Every change raises the table's generation; every mutation guards it.
 
+pub use esker_store::names::NAME_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 
 use crate::key::Order;
 use crate::value::{DataType, Value};
 use crate::{Error, Result};
 
-/// Longest name of a namespace, table or column, in bytes. Shortest: 1.
-pub const NAME_BYTES_MAX: usize = 128;
 /// Most columns of a table.
 pub const COLUMNS_MAX: usize = 1_024;
 /// Longest encoded partition key, or clustering key, in bytes.
@@ -164,16 +163,8 @@ impl Schema {
 /// # Errors
 /// [`Error::Invalid`].
 pub fn check_name(what: &'static str, name: &str) -> Result<()> {
-    if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        return Err(Error::invalid(
-            what,
-            format!("{} bytes, expected 1 to {NAME_BYTES_MAX} (NAME_BYTES_MAX)", name.len()),
-        ));
-    }
-    if let Some(bad) = name.chars().find(|c| c.is_control()) {
-        return Err(Error::invalid(what, format!("{name:?} contains {bad:?}")));
-    }
-    Ok(())
+    let checked = esker_store::names::check_name(name, ("NAME_BYTES_MAX", NAME_BYTES_MAX), char::is_control);
+    checked.map_err(|why| Error::invalid(what, why))
 }
 
 impl Table {

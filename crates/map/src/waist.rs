@@ -15,13 +15,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use esker_store::registry::open_collection;
 use esker_store::{
-    Barrier, Change as StoreChange, Collection, Completion, Condition as Guarded, Durability, Error as StoreError,
-    Guard, ObjectId, ObjectStore, Transaction,
+    Barrier, Change as StoreChange, Completion, Condition as Guarded, Durability, Error as StoreError, Guard, Held,
+    ObjectId, ObjectStore, Retry, Stripes, Transaction, due, submit_guarded,
 };
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
-use crate::guards::{ATTEMPTS_MAX, guarded};
+use crate::guards::guarded;
 use crate::names::{self, COLLECTION, SECRET};
 use crate::ops::{Get, Key, Mutation, Page, Scan, TableName};
 use crate::parts::{self, RowKey};
@@ -43,7 +44,7 @@ pub struct Waist {
     pub(crate) clock: Clock,
     pub(crate) secret: Arc<[u8; 32]>,
     pub(crate) tables: Arc<Mutex<HashMap<TableName, Arc<Table>>>>,
-    stripes: Arc<[Mutex<()>]>,
+    stripes: Arc<Stripes>,
 }
 
 /// A row's place.
@@ -68,10 +69,7 @@ impl Waist {
     /// # Errors
     /// The store's.
     pub fn open(store: Arc<dyn ObjectStore>, clock: Clock, random: [u8; 32]) -> Result<Self> {
-        let collection = Collection::from(COLLECTION);
-        if !store.collections().wait()?.contains(&collection) {
-            store.submit(Transaction::new().giving_back().create_collection(&collection)).wait()?;
-        }
+        open_collection(&*store, &COLLECTION.into(), Transaction::new())?;
         let catalogue = names::catalogue();
         let read = || -> Result<Option<[u8; 32]>> {
             let found = store.xattr(&catalogue, SECRET).wait()?;
@@ -86,14 +84,13 @@ impl Waist {
                     .giving_back()
                     .guard(&catalogue, Guarded::XattrAbsent { name: name.clone() })
                     .change(&catalogue, StoreChange::XattrSet { name, value });
-                match store.submit(txn).wait() {
-                    Ok(_) => random,
-                    Err(StoreError::GuardFailed { .. }) => read()?.unwrap_or(random),
-                    Err(error) => return Err(error.into()),
+                match submit_guarded(&*store, txn)? {
+                    None => random,
+                    Some(_) => read()?.unwrap_or(random),
                 }
             }
         };
-        let stripes = (0..STRIPES).map(|_| Mutex::new(())).collect();
+        let stripes = Arc::new(Stripes::new(STRIPES));
         Ok(Self { store, clock, secret: Arc::new(secret), tables: Arc::default(), stripes })
     }
 
@@ -136,11 +133,8 @@ impl Waist {
         self.store.capability().atomic_across_objects
     }
 
-    pub(crate) fn lock(&self, places: impl Iterator<Item = u64>) -> Vec<MutexGuard<'_, ()>> {
-        let mut numbers: Vec<usize> = places.map(|hash| (hash % STRIPES as u64) as usize).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        numbers.into_iter().map(|number| self.stripes[number].lock()).collect()
+    pub(crate) fn lock(&self, places: impl Iterator<Item = u64>) -> Held<'_> {
+        self.stripes.many(places.map(|hash| self.stripes.of(hash)))
     }
 
     fn try_mutate(&self, mutations: &[Mutation], durability: Durability) -> Result<Option<Completion<()>>> {
@@ -257,15 +251,7 @@ impl Waist {
             _ => {}
         }
         let (old, new) = (expiry_entry(place, found.as_ref()), expiry_entry(place, now.as_ref()));
-        if old != new {
-            let expiry = names::expiry(table.id);
-            if let Some(key) = old {
-                txn.push(&expiry, StoreChange::OmapRemove { key });
-            }
-            if let Some(key) = new {
-                txn.push(&expiry, StoreChange::OmapSet { key, value: Bytes::new() });
-            }
-        }
+        due::replace(txn, &names::expiry(table.id), old, new);
         for index in &table.indexes {
             let entry = |row: &Row| -> Result<Option<ObjectId>> {
                 let Some(value) = index_value(&table, &place.key, row, index.column) else { return Ok(None) };
@@ -290,13 +276,9 @@ impl Waist {
 }
 
 /// The guard that a row is what was read of it.
-fn is_still(place: &Place, before: Option<&Bytes>) -> Guard {
+pub(crate) fn is_still(place: &Place, before: Option<&Bytes>) -> Guard {
     let key = place.key.clustering.clone();
-    let condition = match before {
-        Some(value) => Guarded::OmapEquals { key, value: value.clone() },
-        None => Guarded::OmapAbsent { key },
-    };
-    Guard { object: place.partition.clone(), condition }
+    Guard { object: place.partition.clone(), condition: Guarded::omap_is(key, before.cloned()) }
 }
 
 /// Where the expiry index says that a row goes.
@@ -392,8 +374,8 @@ impl MapStorage for Waist {
     fn drop_index(&self, name: &TableName, column: &str) -> Result<()> {
         self.change_table(name, |table, txn| {
             txn.gives_back = true;
-            let key = names::garbage_key(table.id, Some(table.drop_index(column)?));
-            txn.push(&names::catalogue(), StoreChange::OmapSet { key, value: Bytes::new() });
+            let index = table.drop_index(column)?;
+            names::tables().note(txn, table.id, &index.to_be_bytes(), Bytes::new());
             Ok(())
         })?;
         self.work()?;
@@ -418,8 +400,9 @@ impl MapStorage for Waist {
 
     fn mutate(&self, mutations: &[Mutation], durability: Durability) -> Result<Completion<()>> {
         parts::check_list(mutations)?;
-        let mut looked = false;
-        for _ in 0..ATTEMPTS_MAX {
+        let (mut looked, mut retry) = (false, Retry::default());
+        loop {
+            retry.attempt(|| format!("rows of table {}", mutations[0].table))?;
             match self.try_mutate(mutations, durability) {
                 Ok(Some(done)) => return Ok(done),
                 Ok(None) => {}
@@ -431,6 +414,5 @@ impl MapStorage for Waist {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::Contended { what: format!("rows of table {}", mutations[0].table), attempts: ATTEMPTS_MAX })
     }
 }

@@ -18,7 +18,9 @@ mod completion;
 #[cfg(feature = "contract")]
 pub mod contract;
 mod deferred;
+pub mod due;
 mod error;
+mod fence;
 mod forward;
 mod id;
 mod incarnation;
@@ -26,7 +28,12 @@ pub mod limits;
 mod mark;
 #[cfg(feature = "contract")]
 pub mod model;
+pub mod names;
+pub mod number;
+pub mod prefix;
+pub mod registry;
 mod retry;
+mod stripes;
 mod transaction;
 mod unsynced;
 
@@ -39,11 +46,14 @@ pub use capability::Capability;
 pub use completion::{Applied, Completion, Later};
 pub use deferred::{Promise, Task, deferred, promised};
 pub use error::{Error, Result};
+pub use fence::{Fence, Verdict};
 pub use forward::Forward;
 pub use id::{Collection, CommitSeq, IdHasher, ObjectId, ObjectMap};
 pub use incarnation::Incarnation;
 pub use mark::{Barrier, DurableMark};
-pub use retry::{ATTEMPTS_MAX, Attempt, Retry, change_guarded};
+pub use registry::{Directory, Registry};
+pub use retry::{ATTEMPTS_MAX, Attempt, Retry, change_guarded, retried, submit_guarded};
+pub use stripes::{Held, Stripes};
 pub use transaction::{
     Change, CommitCursor, CommitEntry, Compare, Compression, Condition, Durability, Guard, OmapScan, Op, Order,
     SlotScan, Transaction,

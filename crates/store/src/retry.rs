@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::{CommitSeq, Error, ObjectStore, Result, Transaction};
+use crate::{Completion, Error, ObjectStore, Result, Transaction};
 
 /// How often a change is tried.
 pub const ATTEMPTS_MAX: u32 = 1_000;
@@ -21,6 +21,7 @@ const WAIT_MAX: Duration = Duration::from_millis(5);
 #[derive(Debug, Default)]
 pub struct Retry {
     made: u32,
+    begun: bool,
 }
 
 impl Retry {
@@ -38,6 +39,26 @@ impl Retry {
             Some(longer) => std::thread::sleep((WAIT * (1 << longer.min(10))).min(WAIT_MAX)),
         }
         Ok(())
+    }
+
+    /// To be called before each attempt, the first too, where one ends in several ways: each but the first is [one more](Retry::again).
+    ///
+    /// # Errors
+    /// As [`Retry::again`].
+    pub fn attempt(&mut self, what: impl FnOnce() -> String) -> Result<()> {
+        if std::mem::replace(&mut self.begun, true) { self.again(what) } else { Ok(()) }
+    }
+}
+
+/// Submits and waits: the guard that did not hold, or `None` if it was applied.
+///
+/// # Errors
+/// Those of [`ObjectStore::submit`] save [`Error::GuardFailed`].
+pub fn submit_guarded(store: &dyn ObjectStore, txn: Transaction) -> Result<Option<usize>> {
+    match store.submit(txn).wait() {
+        Ok(_) => Ok(None),
+        Err(Error::GuardFailed { index }) => Ok(Some(index)),
+        Err(error) => Err(error),
     }
 }
 
@@ -57,12 +78,25 @@ pub fn change_guarded<T, E: From<Error>>(
             Attempt::Nothing(value) => return Ok(value),
             Attempt::Submit(txn, value) => (txn, value),
         };
-        let done: Result<CommitSeq> = store.submit(txn).wait();
-        match done {
-            Ok(_) => return Ok(value),
-            Err(Error::GuardFailed { .. }) => retry.again(&what)?,
-            Err(error) => return Err(error.into()),
+        if submit_guarded(store, txn)?.is_none() {
+            return Ok(value);
         }
+        retry.again(&what)?;
+    }
+}
+
+/// Makes attempts until one is not refused by a guard; what each has read, the answer waits for.
+pub fn retried<T>(what: impl Fn() -> String, mut attempt: impl FnMut() -> Completion<T>) -> Completion<T> {
+    let (mut retry, mut barrier) = (Retry::default(), None);
+    loop {
+        let mut done = attempt().applied(&mut barrier);
+        if let Err(Error::GuardFailed { .. }) = done {
+            match retry.again(&what) {
+                Ok(()) => continue,
+                Err(error) => done = Err(error),
+            }
+        }
+        return Completion::after(done, barrier);
     }
 }
 
@@ -82,9 +116,16 @@ mod tests {
 
     #[test]
     fn attempts_end_with_an_error_that_names_what_was_tried() {
-        let mut retry = Retry { made: ATTEMPTS_MAX - 2 };
+        let mut retry = Retry { made: ATTEMPTS_MAX - 2, begun: true };
         retry.again(|| "a row".into()).unwrap();
         let Err(Error::Contended { what, attempts }) = retry.again(|| "a row".into()) else { panic!("no end") };
         assert_eq!((what.as_str(), attempts), ("a row", ATTEMPTS_MAX));
+    }
+
+    #[test]
+    fn the_first_attempt_is_none_too_many() {
+        let mut retry = Retry::default();
+        let made = (0..).take_while(|_| retry.attempt(|| "a row".into()).is_ok()).count();
+        assert_eq!((made as u32, retry.made), (ATTEMPTS_MAX, ATTEMPTS_MAX));
     }
 }

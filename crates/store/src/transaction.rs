@@ -174,6 +174,29 @@ pub enum Condition {
     },
 }
 
+impl Condition {
+    /// The xattr `name` compares so: `stored OP value`; `absent_holds` says whether it may be absent.
+    pub fn compare(name: &'static [u8], compare: Compare, value: u64, absent_holds: bool) -> Self {
+        Self::XattrCompare { name: Bytes::from_static(name), compare, value, absent_holds }
+    }
+
+    /// The omap key holds what was read there.
+    pub fn omap_is(key: Bytes, read: Option<Bytes>) -> Self {
+        match read {
+            Some(value) => Self::OmapEquals { key, value },
+            None => Self::OmapAbsent { key },
+        }
+    }
+
+    /// The slot holds what was read there.
+    pub fn slot_is(index: u64, read: Option<Bytes>) -> Self {
+        match read {
+            Some(value) => Self::SlotEquals { index, value },
+            None => Self::SlotAbsent { index },
+        }
+    }
+}
+
 /// One step of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
@@ -286,6 +309,13 @@ pub enum Change {
     },
 }
 
+impl Change {
+    /// Sets an xattr to a number, 8 bytes little-endian.
+    pub fn number(name: &'static [u8], value: u64) -> Self {
+        Self::XattrSet { name: Bytes::from_static(name), value: crate::number::number(value) }
+    }
+}
+
 /// Guards and operations that are applied together or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
@@ -335,8 +365,13 @@ impl Transaction {
 
     /// Adds a guard.
     pub fn guard(mut self, object: &ObjectId, condition: Condition) -> Self {
-        self.guards.push(Guard { object: object.clone(), condition });
+        self.push_guard(object, condition);
         self
+    }
+
+    /// Adds a guard, in place.
+    pub fn push_guard(&mut self, object: &ObjectId, condition: Condition) {
+        self.guards.push(Guard { object: object.clone(), condition });
     }
 
     /// Adds a change of an object.

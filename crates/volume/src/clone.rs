@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_store::{Change, Condition, Durability, Error as StoreError, Transaction};
+use esker_store::{Change, Condition, Durability, Transaction, submit_guarded};
 
 use crate::format::{self, ParentLink, State};
-use crate::header::{self, push_guard, same_record};
+use crate::header::{self, same_record};
 use crate::progress::Progress;
 use crate::source::CHAIN_DEPTH_MAX;
 use crate::write::{Act, Writer};
@@ -50,7 +50,7 @@ impl Volumes {
                 return Err(Error::refused(format!("snapshot {image}@{snapshot} is not protected; protect it first")));
             }
             let key = format::snap_key(snap);
-            push_guard(txn, &header, same_record(snap, &record));
+            txn.push_guard(&header, same_record(snap, &record));
             record.children = record.children.saturating_add(1);
             txn.push(&header, Change::OmapSet { key, value: record.encode() });
             txn.push(&header, Change::OmapSet { key: format::child_key(snap, id), value: Bytes::new() });
@@ -192,10 +192,9 @@ impl Image {
             None => Change::OmapRemove { key },
         };
         let txn = Transaction::new().guard(&header, Condition::Exists).change(&header, change);
-        match self.store().submit(txn).wait() {
-            Ok(_) => Ok(()),
-            Err(StoreError::GuardFailed { .. }) => Err(Error::NoImage { name: self.inner.name.clone() }),
-            Err(error) => Err(error.into()),
+        match submit_guarded(self.store(), txn)? {
+            None => Ok(()),
+            Some(_) => Err(Error::NoImage { name: self.inner.name.clone() }),
         }
     }
 

@@ -90,14 +90,6 @@ pub enum Error {
         /// Epoch of the image.
         found: u64,
     },
-    /// Others changed the same thing again and again. Retry later.
-    #[error("{what} was changed by others {attempts} times in a row")]
-    Contended {
-        /// What was to be changed.
-        what: String,
-        /// Attempts made.
-        attempts: u32,
-    },
     /// What the store holds for this face cannot be read. Restore it from a copy.
     #[error("damaged {what}: {why}")]
     Damaged {

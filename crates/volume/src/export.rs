@@ -12,10 +12,11 @@
 use std::io::{ErrorKind, Read, Write};
 
 use bytes::Bytes;
+use esker_store::number::{u32_at, u64_at};
 
 use crate::diff::Diff;
 use crate::format;
-use crate::header::{self, push_guard, same_record};
+use crate::header::{self, same_record};
 use crate::image::{Extent, joined};
 use crate::layout::IMAGE_BYTES_MAX;
 use crate::progress::Progress;
@@ -93,14 +94,6 @@ impl Transferred {
     }
 }
 
-fn word32(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_le_bytes)
-}
-
-fn word64(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes)
-}
-
 fn damaged(why: impl Into<String>) -> Error {
     Error::Damaged { what: "export".into(), why: why.into() }
 }
@@ -132,11 +125,11 @@ impl ExportHead {
         if &head[..8] != MAGIC {
             return Err(damaged("it does not begin with ESKERVOL: it is no export of a volume"));
         }
-        let version = word32(&head, 8);
+        let version = u32_at(&head, 8);
         if version > EXPORT_VERSION {
             return Err(Error::Newer { what: "the export", found: version, max: EXPORT_VERSION });
         }
-        let (from_len, to_len) = (word32(&head, 48) as usize, word32(&head, 52) as usize);
+        let (from_len, to_len) = (u32_at(&head, 48) as usize, u32_at(&head, 52) as usize);
         if from_len > NAME_BYTES_MAX || to_len > NAME_BYTES_MAX {
             return Err(damaged(format!("names of {from_len} and {to_len} bytes exceed NAME_BYTES_MAX")));
         }
@@ -145,19 +138,19 @@ impl ExportHead {
         head.extend_from_slice(&rest);
         let (bytes, stored) = head.split_at(HEAD_BYTES + from_len + to_len);
         let crc = crc32c::crc32c(bytes);
-        if word32(stored, 0) != crc {
-            return Err(damaged(format!("checksum of the head: expected {:#x}, found {crc:#x}", word32(stored, 0))));
+        if u32_at(stored, 0) != crc {
+            return Err(damaged(format!("checksum of the head: expected {:#x}, found {crc:#x}", u32_at(stored, 0))));
         }
         let text = |range: std::ops::Range<usize>| {
             String::from_utf8(bytes[range].to_vec()).map_err(|_| damaged("the name of a snapshot is no text"))
         };
-        let flags = word32(bytes, 12);
+        let flags = u32_at(bytes, 12);
         let layout =
-            Layout { object_bytes: word64(bytes, 24), stripe_unit: word64(bytes, 32), stripe_count: word64(bytes, 40) };
+            Layout { object_bytes: u64_at(bytes, 24), stripe_unit: u64_at(bytes, 32), stripe_count: u64_at(bytes, 40) };
         layout.check()?;
         let from = text(HEAD_BYTES..HEAD_BYTES + from_len)?;
         let to = text(HEAD_BYTES + from_len..HEAD_BYTES + from_len + to_len)?;
-        let size = word64(bytes, 16);
+        let size = u64_at(bytes, 16);
         if size > IMAGE_BYTES_MAX {
             return Err(damaged(format!("size {size} exceeds IMAGE_BYTES_MAX = {IMAGE_BYTES_MAX}")));
         }
@@ -218,7 +211,7 @@ impl Image {
         let text = |name: Option<&str>| name.map(str::to_owned);
         let head = ExportHead { size: point.size, layout: point.layout, from: text(from), to: text(to) }.encode();
         sink.write_all(&head).map_err(|error| Error::stream("writing the head of the export", error))?;
-        let mut chunks = Chunks { sink, crc: word32(&head, head.len() - 4) };
+        let mut chunks = Chunks { sink, crc: u32_at(&head, head.len() - 4) };
         let mut done = Transferred::default();
         let diff = Diff::new(self.store(), first.clone(), point.clone())?;
         let total = diff.objects();
@@ -467,7 +460,7 @@ impl Image {
             self.check_lock(state)?;
             self.check_rollback(state)?;
             let (found, record) = self.find_snapshot(from)?;
-            push_guard(txn, &format::header(self.inner.id), same_record(found, &record));
+            txn.push_guard(&format::header(self.inner.id), same_record(found, &record));
             id = found;
             // From here on it is what a rollback that was not finished is: read by nobody, and made what it was by
             // doing that.
@@ -545,7 +538,7 @@ impl Image {
         loop {
             let mut head = [0; CHUNK_HEAD_BYTES];
             fill(source, &mut head, "the head of a chunk")?;
-            let (kind, offset, len) = (word32(&head, 0), word64(&head, 8), word64(&head, 16));
+            let (kind, offset, len) = (u32_at(&head, 0), u64_at(&head, 8), u64_at(&head, 16));
             let place = || format!("chunk {} (kind {kind}, {len} bytes at {offset})", done.chunks);
             if !matches!(kind, DATA | ZEROS | END) {
                 return Err(damaged(format!("{}: unknown kind", place())));
@@ -556,8 +549,8 @@ impl Image {
             let mut data = vec![0; if kind == DATA { len as usize } else { 0 }];
             fill(source, &mut data, "a chunk")?;
             crc = chunk_crc(crc, &head, &data);
-            if word32(&head, 4) != crc {
-                let stored = word32(&head, 4);
+            if u32_at(&head, 4) != crc {
+                let stored = u32_at(&head, 4);
                 return Err(damaged(format!("{}: checksum: expected {stored:#x}, found {crc:#x}", place())));
             }
             if kind == END {

@@ -8,7 +8,10 @@
 //! Format: docs/format.md#what-the-volume-face-keeps-in-the-store
 
 use bytes::Bytes;
-use esker_store::{Collection, ObjectId};
+pub use esker_store::names::{LABEL_BYTES_MAX as OWNER_BYTES_MAX, NAME_BYTES_MAX};
+pub(crate) use esker_store::number::{first_number as key_number, number, number_from, prefixed};
+use esker_store::number::{last_number, numbered, u32_at, u64_at};
+use esker_store::{Collection, Directory, Fence, ObjectId, Registry};
 
 use crate::layout::IMAGE_BYTES_MAX;
 use crate::{Error, Layout, Result};
@@ -19,13 +22,6 @@ pub(crate) const VERSION: u32 = 1;
 const VERSION_MAKING: u32 = 2;
 /// The highest version that this code reads.
 const VERSION_MAX: u32 = 2;
-/// Longest name of an image or a snapshot, in bytes. Shortest: 1. `/` and `@` are not allowed in it, nor are the names
-/// `.` and
-/// `..`, which no tool that makes files of images could use.
-pub const NAME_BYTES_MAX: usize = 128;
-/// Longest name of the owner of a lock, in bytes.
-pub const OWNER_BYTES_MAX: usize = 255;
-
 pub(crate) const COLLECTION: &str = "volume";
 /// Xattr of a header: number that grows with every change of the state, 8 bytes little-endian; every write guards it.
 pub(crate) const GENERATION: &[u8] = b"generation";
@@ -33,15 +29,25 @@ pub(crate) const GENERATION: &[u8] = b"generation";
 pub(crate) const STATE: &[u8] = b"state";
 /// Xattr of a data object: newest snapshot at its last first write, 8 bytes little-endian; absent means 0.
 pub(crate) const SEQ: &[u8] = b"seq";
-/// Xattr of the directory: the next image id, 8 bytes little-endian.
+/// Xattr of the directory: the last image id given, 8 bytes little-endian.
 pub(crate) const NEXT_ID: &[u8] = b"next";
 
 fn object(name: String) -> ObjectId {
     ObjectId::new(Collection::from(COLLECTION), name)
 }
 
-pub(crate) fn directory() -> ObjectId {
-    object("directory".into())
+/// The directory of images.
+pub(crate) fn registry() -> Registry {
+    Registry {
+        directory: Directory {
+            object: object("directory".into()),
+            what: "directory of images",
+            names: b"n",
+            ids: Some(b'i'),
+        },
+        last_id: NEXT_ID,
+        left: b'r',
+    }
 }
 
 pub(crate) fn header(image: u64) -> ObjectId {
@@ -67,6 +73,10 @@ pub(crate) fn data_number(image: u64, name: &[u8]) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok()
 }
 
+pub(crate) fn clones_prefix(image: u64) -> String {
+    format!("s/{image:016x}/")
+}
+
 /// What object `number` was for the snapshots up to `upper`.
 pub(crate) fn clone_of(image: u64, number: u64, upper: u64) -> ObjectId {
     object(format!("s/{image:016x}/{number:016x}/{upper:016x}"))
@@ -79,15 +89,14 @@ pub(crate) fn clone_key(number: u64, upper: u64) -> Bytes {
 
 pub(crate) fn read_clone(key: &[u8], value: &[u8]) -> Result<(u64, u64, u64)> {
     let damaged = || Error::Damaged { what: "list of clones".into(), why: format!("{key:?} = {value:?}") };
-    let (number, upper) = key.split_at_checked(8).ok_or_else(damaged)?;
-    let number = number.try_into().map(u64::from_be_bytes).map_err(|_| damaged())?;
-    let upper = upper.try_into().map(u64::from_be_bytes).map_err(|_| damaged())?;
-    Ok((number, upper, number_from(value).ok_or_else(damaged)?))
+    let (number, upper) = key.split_at_checked(8).filter(|(_, upper)| upper.len() == 8).ok_or_else(damaged)?;
+    let read = || Some((last_number(number)?, last_number(upper)?, number_from(value)?));
+    read().ok_or_else(damaged)
 }
 
 /// Key of the record of a snapshot, in a header.
 pub(crate) fn snap_key(snap: u64) -> Bytes {
-    prefixed(b's', &snap.to_be_bytes())
+    numbered(b's', snap)
 }
 
 /// Key of the id of a snapshot by its name, in a header.
@@ -102,7 +111,7 @@ pub(crate) fn child_key(snap: u64, child: u64) -> Bytes {
 
 /// Key of a removed snapshot whose clones are still to be looked through, in a header.
 pub(crate) fn trim_key(snap: u64) -> Bytes {
-    prefixed(b't', &snap.to_be_bytes())
+    numbered(b't', snap)
 }
 
 /// Key of metadata that belongs to the user, in a header.
@@ -110,51 +119,12 @@ pub(crate) fn meta_key(key: &str) -> Bytes {
     prefixed(b'm', key.as_bytes())
 }
 
-/// Key of the id of an image by its name, in the directory.
-pub(crate) fn name_key(name: &str) -> Bytes {
-    prefixed(b'n', name.as_bytes())
-}
-
-/// Key of the name of an image by its id, in the directory.
-pub(crate) fn id_key(image: u64) -> Bytes {
-    prefixed(b'i', &image.to_be_bytes())
-}
-
-/// Key of an image that is being removed, in the directory.
-pub(crate) fn removing_key(image: u64) -> Bytes {
-    prefixed(b'r', &image.to_be_bytes())
-}
-
-pub(crate) fn prefixed(prefix: u8, rest: &[u8]) -> Bytes {
-    [&[prefix], rest].concat().into()
-}
-
-pub(crate) fn number(value: u64) -> Bytes {
-    Bytes::copy_from_slice(&value.to_le_bytes())
-}
-
-pub(crate) fn number_from(bytes: &[u8]) -> Option<u64> {
-    bytes.try_into().ok().map(u64::from_le_bytes)
-}
-
-/// The big-endian number behind the one-byte prefix of a key.
-pub(crate) fn key_number(key: &[u8]) -> Option<u64> {
-    key.get(1..9)?.try_into().ok().map(u64::from_be_bytes)
-}
-
+/// `/` and `@` are not allowed in it, nor are the names `.` and `..`, which no tool that makes files of images could use.
 pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
-    let why = if name.is_empty() {
-        "it is empty".into()
-    } else if name.len() > NAME_BYTES_MAX {
-        format!("{} bytes exceed NAME_BYTES_MAX = {NAME_BYTES_MAX}", name.len())
-    } else if let Some(bad) = name.chars().find(|c| matches!(c, '/' | '@') || c.is_control()) {
-        format!("{name:?} holds {bad:?}")
-    } else if matches!(name, "." | "..") {
-        format!("{name:?} is the name of a folder")
-    } else {
-        return Ok(());
-    };
-    Err(Error::Invalid { what, why })
+    let bad = |c: char| matches!(c, '/' | '@') || c.is_control();
+    let checked = esker_store::names::check_name(name, ("NAME_BYTES_MAX", NAME_BYTES_MAX), bad);
+    let folder = || if matches!(name, "." | "..") { Err(format!("{name:?} is the name of a folder")) } else { Ok(()) };
+    checked.and_then(|()| folder()).map_err(|why| Error::Invalid { what, why })
 }
 
 /// Where an image's data comes from that it does not have itself.
@@ -230,19 +200,8 @@ const FLAG_PROTECTED: u32 = 1;
 /// Fields of a structure: name, offset, bytes.
 pub type Described = &'static [(&'static str, usize, usize)];
 
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    fn u32(&self, at: usize) -> u32 {
-        self.0[at..at + 4].try_into().map_or(0, u32::from_le_bytes)
-    }
-    fn u64(&self, at: usize) -> u64 {
-        self.0[at..at + 8].try_into().map_or(0, u64::from_le_bytes)
-    }
-}
-
-fn parent(fields: &Fields<'_>, at: usize, size: u64) -> std::result::Result<Option<ParentLink>, String> {
-    let link = ParentLink { image: fields.u64(at), snap: fields.u64(at + 8), overlap: fields.u64(at + 16) };
+fn parent(bytes: &[u8], at: usize, size: u64) -> std::result::Result<Option<ParentLink>, String> {
+    let link = ParentLink { image: u64_at(bytes, at), snap: u64_at(bytes, at + 8), overlap: u64_at(bytes, at + 16) };
     if link.image == 0 {
         return Ok(None);
     }
@@ -253,6 +212,11 @@ fn parent(fields: &Fields<'_>, at: usize, size: u64) -> std::result::Result<Opti
 }
 
 impl State {
+    /// Its exclusive lock.
+    pub(crate) fn fence(&self) -> Fence<'_> {
+        Fence { epoch: self.lock_epoch, owner: &self.lock_owner }
+    }
+
     pub(crate) fn encode(&self) -> Bytes {
         let link = self.parent.unwrap_or_default();
         let mut out = Vec::with_capacity(STATE_FIXED + self.lock_owner.len());
@@ -288,26 +252,26 @@ impl State {
         if bytes.len() < STATE_FIXED || bytes.len() > STATE_FIXED + OWNER_BYTES_MAX {
             return Err(damaged(format!("{} bytes", bytes.len())));
         }
-        let fields = Fields(bytes);
-        version("an image", fields.u32(0))?;
-        let size = fields.u64(16);
-        let layout = Layout { object_bytes: fields.u64(24), stripe_unit: fields.u64(32), stripe_count: fields.u64(40) };
+        version("an image", u32_at(bytes, 0))?;
+        let size = u64_at(bytes, 16);
+        let layout =
+            Layout { object_bytes: u64_at(bytes, 24), stripe_unit: u64_at(bytes, 32), stripe_count: u64_at(bytes, 40) };
         layout.check().map_err(|error| damaged(error.to_string()))?;
         let state = Self {
-            generation: fields.u64(8),
+            generation: u64_at(bytes, 8),
             size,
             layout,
-            created_ms: fields.u64(48),
-            snap_seq: fields.u64(56),
-            newest: fields.u64(64),
-            dirty_end: fields.u64(72),
-            rollback: fields.u64(80),
-            parent: parent(&fields, 88, size).map_err(damaged)?,
-            lock_epoch: fields.u64(112),
+            created_ms: u64_at(bytes, 48),
+            snap_seq: u64_at(bytes, 56),
+            newest: u64_at(bytes, 64),
+            dirty_end: u64_at(bytes, 72),
+            rollback: u64_at(bytes, 80),
+            parent: parent(bytes, 88, size).map_err(damaged)?,
+            lock_epoch: u64_at(bytes, 112),
             lock_owner: String::from_utf8(bytes[STATE_FIXED..].to_vec())
                 .map_err(|_| damaged("the owner of its lock is no text".into()))?,
-            removing: fields.u32(4) & FLAG_REMOVING != 0,
-            making: fields.u32(4) & FLAG_MAKING != 0,
+            removing: u32_at(bytes, 4) & FLAG_REMOVING != 0,
+            making: u32_at(bytes, 4) & FLAG_MAKING != 0,
         };
         if size > IMAGE_BYTES_MAX || state.dirty_end > IMAGE_BYTES_MAX || state.newest > state.snap_seq {
             return Err(damaged(format!("{state:?}")));
@@ -350,19 +314,18 @@ impl SnapRecord {
         if bytes.len() <= SNAP_FIXED || bytes.len() > SNAP_FIXED + NAME_BYTES_MAX {
             return Err(damaged(format!("{} bytes", bytes.len())));
         }
-        let fields = Fields(bytes);
-        version("a snapshot", fields.u32(0))?;
-        let size = fields.u64(8);
+        version("a snapshot", u32_at(bytes, 0))?;
+        let size = u64_at(bytes, 8);
         if size > IMAGE_BYTES_MAX {
             return Err(damaged(format!("size {size}")));
         }
         Ok(Self {
             name: String::from_utf8(bytes[SNAP_FIXED..].to_vec()).map_err(|_| damaged("its name is no text".into()))?,
             size,
-            created_ms: fields.u64(16),
-            parent: parent(&fields, 24, size).map_err(damaged)?,
-            children: fields.u64(48),
-            protected: fields.u32(4) & FLAG_PROTECTED != 0,
+            created_ms: u64_at(bytes, 16),
+            parent: parent(bytes, 24, size).map_err(damaged)?,
+            children: u64_at(bytes, 48),
+            protected: u32_at(bytes, 4) & FLAG_PROTECTED != 0,
         })
     }
 }

@@ -8,14 +8,11 @@
 
 use bytes::Bytes;
 use esker_store::{
-    Change, Compare, Condition, Error as StoreError, Guard, ObjectId, ObjectStore, OmapScan, Transaction, limits,
+    Attempt, Change, Compare, Condition, ObjectId, ObjectStore, OmapScan, Transaction, change_guarded, prefix,
 };
 
 use crate::format::{self, GENERATION, ParentLink, STATE, SnapRecord, State};
 use crate::{Error, Result};
-
-/// How often something is tried again because somebody else changed it meanwhile.
-pub(crate) const ATTEMPTS_MAX: u32 = 1_000;
 
 pub(crate) fn load(store: &dyn ObjectStore, image: u64) -> Result<Option<State>> {
     let found = store.xattr(&format::header(image), STATE).wait()?;
@@ -47,35 +44,25 @@ pub(crate) fn entries(
     prefix: u8,
     keys_only: bool,
 ) -> Result<Vec<(Bytes, Bytes)>> {
-    let mut scan = OmapScan {
-        start: Some(Bytes::copy_from_slice(&[prefix])),
-        end: Some(Bytes::copy_from_slice(&[prefix + 1])),
-        limit: limits::SCAN_ENTRIES_MAX,
-        keys_only,
-        ..OmapScan::default()
-    };
-    let mut all = Vec::new();
-    loop {
-        let page = store.omap_scan(object, &scan).wait()?;
-        let Some((last, _)) = page.last() else { return Ok(all) };
-        scan.start = Some([last, &[0][..]].concat().into());
-        all.extend(page);
-    }
+    let scan = OmapScan { keys_only, ..OmapScan::of([prefix]) };
+    prefix::omap(store, object, scan).map(|entry| Ok(entry?)).collect()
 }
 
 /// The guard that every write carries.
 pub(crate) fn guarded(txn: Transaction, image: u64, generation: u64) -> Transaction {
-    let name = Bytes::from_static(GENERATION);
-    let condition = Condition::XattrCompare { name, compare: Compare::Equal, value: generation, absent_holds: false };
-    txn.guard(&format::header(image), condition)
+    txn.guard(&format::header(image), Condition::compare(GENERATION, Compare::Equal, generation, false))
 }
 
 /// Adds what writes `state`.
 pub(crate) fn put(txn: &mut Transaction, image: u64, state: &State) {
     let header = format::header(image);
-    let value = format::number(state.generation);
-    txn.push(&header, Change::XattrSet { name: Bytes::from_static(GENERATION), value });
+    txn.push(&header, Change::number(GENERATION, state.generation));
     txn.push(&header, Change::XattrSet { name: Bytes::from_static(STATE), value: state.encode() });
+}
+
+/// What errors call the header of an image.
+pub(crate) fn called(image: &str) -> String {
+    format!("the header of image {image}")
 }
 
 /// Changes the state of an image: `change` gets what is stored and adds to the transaction what belongs to it, guards too
@@ -86,26 +73,21 @@ pub(crate) fn change(
     name: &str,
     mut change: impl FnMut(&mut State, &mut Transaction) -> Result<()>,
 ) -> Result<State> {
-    for _ in 0..ATTEMPTS_MAX {
-        let state = load(store, image)?.filter(|state| !state.removing);
-        let state = state.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
-        let mut next = state.clone();
-        // Of a change whose answer is lost nobody could tell by the header whether it was this one that was applied.
-        let mut txn = guarded(Transaction::new().once(), image, state.generation);
-        change(&mut next, &mut txn)?;
-        next.generation += 1;
-        put(&mut txn, image, &next);
-        match store.submit(txn).wait() {
-            Ok(_) => return Ok(next),
-            Err(StoreError::GuardFailed { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Err(Error::Contended { what: format!("the header of image {name}"), attempts: ATTEMPTS_MAX })
-}
-
-pub(crate) fn push_guard(txn: &mut Transaction, object: &ObjectId, condition: Condition) {
-    txn.guards.push(Guard { object: object.clone(), condition });
+    change_guarded(
+        store,
+        || called(name),
+        || {
+            let state = load(store, image)?.filter(|state| !state.removing);
+            let state = state.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
+            let mut next = state.clone();
+            // Of a change whose answer is lost nobody could tell by the header whether it was this one that was applied.
+            let mut txn = guarded(Transaction::new().once(), image, state.generation);
+            change(&mut next, &mut txn)?;
+            next.generation += 1;
+            put(&mut txn, image, &next);
+            Ok(Attempt::Submit(txn, next))
+        },
+    )
 }
 
 /// What holds as long as nobody changed the record of a snapshot.
@@ -125,9 +107,9 @@ pub(crate) fn push_forget(
     if store.omap_get(&header, &key).wait()?.is_none() {
         return Ok(());
     }
-    push_guard(txn, &header, Condition::OmapPresent { key: key.clone() });
+    txn.push_guard(&header, Condition::OmapPresent { key: key.clone() });
     if let Some(record) = snapshot(store, parent.image, parent.snap)? {
-        push_guard(txn, &header, same_record(parent.snap, &record));
+        txn.push_guard(&header, same_record(parent.snap, &record));
         let next = SnapRecord { children: record.children.saturating_sub(1), ..record };
         txn.push(&header, Change::OmapSet { key: format::snap_key(parent.snap), value: next.encode() });
     }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::{Bytes, BytesMut};
 use esker_store::{
     Barrier, Capability, CommitSeq, Completion, Durability, Error as StoreError, ObjectId, ObjectStore,
-    Result as StoreResult, Transaction, Unsynced,
+    Result as StoreResult, Retry, Transaction, Unsynced,
 };
 use parking_lot::RwLock;
 
@@ -231,7 +231,9 @@ impl Image {
     /// What `look` finds by the state as last seen; if that turns out to be old, by the next. So nothing is read by an outdated size or from a parent
     /// that the image stands on no longer, and nothing while it is rolled back.
     fn steady<T>(&self, look: impl Fn(&Live) -> Result<T>) -> Result<T> {
-        for _ in 0..header::ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| header::called(&self.inner.name))?;
             let live = self.live();
             let found = self.check_rollback(&live.state).and_then(|()| look(&live));
             // Where no transaction spans objects there are neither parents nor rollbacks, and a look may cost a round trip.
@@ -246,10 +248,6 @@ impl Image {
             }
             self.refresh()?;
         }
-        Err(Error::Contended {
-            what: format!("the header of image {}", self.inner.name),
-            attempts: header::ATTEMPTS_MAX,
-        })
     }
 
     /// Looks at the state in the store; whether it is another than the one of this generation.
@@ -285,7 +283,9 @@ impl Image {
 }
 
 fn load(store: &dyn ObjectStore, id: u64, name: &str) -> Result<Live> {
-    for _ in 0..header::ATTEMPTS_MAX {
+    let mut retry = Retry::default();
+    loop {
+        retry.attempt(|| header::called(name))?;
         let missing = || Error::NoImage { name: name.to_owned() };
         let state = header::load(store, id)?.filter(|state| !state.removing).ok_or_else(missing)?;
         match Point::head(store, id, &state) {
@@ -299,7 +299,6 @@ fn load(store: &dyn ObjectStore, id: u64, name: &str) -> Result<Live> {
             }
         }
     }
-    Err(Error::Contended { what: format!("the header of image {name}"), attempts: header::ATTEMPTS_MAX })
 }
 
 pub(crate) fn check_range(offset: u64, len: u64, size: u64) -> Result<()> {

@@ -10,6 +10,9 @@
 
 use std::sync::atomic::Ordering;
 
+use esker_store::Verdict;
+use esker_store::names::check_name;
+
 use crate::format::{OWNER_BYTES_MAX, State};
 use crate::{Error, Image, LockInfo, Result, header};
 
@@ -34,10 +37,8 @@ impl Image {
 
     fn take_lock(&self, owner: &str, over: bool) -> Result<u64> {
         self.require(self.inner.capability.atomic_across_objects, NEEDS)?;
-        if owner.is_empty() || owner.len() > OWNER_BYTES_MAX {
-            let why = format!("{} bytes are not from 1 to OWNER_BYTES_MAX = {OWNER_BYTES_MAX}", owner.len());
-            return Err(Error::Invalid { what: "lock owner", why });
-        }
+        check_name(owner, ("OWNER_BYTES_MAX", OWNER_BYTES_MAX), |_| false)
+            .map_err(|why| Error::Invalid { what: "lock owner", why })?;
         let mut taken = 0;
         header::change(self.store(), self.inner.id, &self.inner.name, |state, txn| {
             // Nobody discards without it where others lock.
@@ -67,9 +68,8 @@ impl Image {
         }
         self.change(|state, txn| {
             txn.gives_back = true;
-            if state.lock_epoch != held || state.lock_owner.is_empty() {
-                let image = self.inner.name.clone();
-                return Err(Error::Fenced { image, held, found: state.lock_epoch });
+            if !state.fence().is_held(held) {
+                return Err(self.fenced(state));
             }
             state.lock_owner.clear();
             Ok(())
@@ -85,7 +85,7 @@ impl Image {
     pub fn break_lock(&self, epoch: u64) -> Result<()> {
         self.change(|state, txn| {
             txn.gives_back = true;
-            if state.lock_owner.is_empty() || state.lock_epoch != epoch {
+            if !state.fence().is_held(epoch) {
                 let why = format!("epoch {epoch} does not hold the lock of image {}", self.inner.name);
                 return Err(Error::refused(why));
             }
@@ -107,6 +107,10 @@ impl Image {
         Error::Locked { image: self.inner.name.clone(), owner, epoch }
     }
 
+    fn fenced(&self, state: &State) -> Error {
+        Error::Fenced { image: self.inner.name.clone(), held: self.held(), found: state.lock_epoch }
+    }
+
     /// Whether this handle may make, protect and remove snapshots by the lock in `state`: they leave the image as it is, so
     /// anybody may, who has not lost a lock. The owner's next write fails its guard and sees them.
     pub(crate) fn check_fence(&self, state: &State) -> Result<()> {
@@ -115,12 +119,10 @@ impl Image {
 
     /// Whether this handle may change the image by the lock in `state`.
     pub(crate) fn check_lock(&self, state: &State) -> Result<()> {
-        match self.held() {
-            0 if !state.lock_owner.is_empty() => Err(self.locked(state)),
-            held if held != 0 && (state.lock_epoch != held || state.lock_owner.is_empty()) => {
-                Err(Error::Fenced { image: self.inner.name.clone(), held, found: state.lock_epoch })
-            }
-            _ => Ok(()),
+        match state.fence().verdict(self.held()) {
+            Verdict::Open => Ok(()),
+            Verdict::Owned => Err(self.locked(state)),
+            Verdict::Lost => Err(self.fenced(state)),
         }
     }
 }

@@ -6,9 +6,8 @@
 //! 1. Nothing that shrinking took away is ever read again: an image grows only when what lay past its end is gone.
 //! 2. Shrinking below data needs the caller's word.
 
-use esker_store::Durability;
+use esker_store::{Durability, Retry};
 
-use crate::header::ATTEMPTS_MAX;
 use crate::progress::Progress;
 use crate::volumes::check_size;
 use crate::write::Writer;
@@ -81,7 +80,9 @@ impl Image {
 
     /// Takes away what an earlier shrinking left past the end. Returns false if `progress` stopped it.
     pub(crate) fn finish_shrinking(&self, progress: Progress<'_>) -> Result<bool> {
-        for _ in 0..ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| format!("the size of image {}", self.inner.name))?;
             let live = self.live();
             let (size, end) = (live.state.size, live.state.dirty_end);
             if end <= size {
@@ -121,6 +122,5 @@ impl Image {
             }
             self.refresh()?;
         }
-        Err(Error::Contended { what: format!("the size of image {}", self.inner.name), attempts: ATTEMPTS_MAX })
     }
 }

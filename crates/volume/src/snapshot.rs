@@ -12,10 +12,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_store::{Change, Completion, Condition, Durability, Error as StoreError, ObjectStore, Transaction};
+use esker_store::{
+    Change, Compare, Completion, Condition, Durability, Error as StoreError, ObjectStore, OmapScan, Retry, Transaction,
+    prefix,
+};
 
 use crate::format::{self, ParentLink, SEQ, SnapRecord, State};
-use crate::header::{self, ATTEMPTS_MAX, push_forget, push_guard, same_record};
+use crate::header::{self, push_forget, same_record};
 use crate::image::{self, Chunk, Extent, Live, joined};
 use crate::progress::Progress;
 use crate::source::{self, Point};
@@ -239,7 +242,7 @@ impl Image {
             self.check_fence(state)?;
             let (id, mut record) = self.find_snapshot(name)?;
             // Clones change it without a new generation.
-            push_guard(txn, &header, same_record(id, &record));
+            txn.push_guard(&header, same_record(id, &record));
             change(id, &mut record, txn)?;
             txn.push(&header, Change::OmapSet { key: format::snap_key(id), value: record.encode() });
             Ok(())
@@ -297,7 +300,7 @@ impl Image {
             if state.newest == id {
                 state.newest = header::snapshot_before(self.store(), self.inner.id, id)?.unwrap_or(0);
             }
-            push_guard(txn, &header, same_record(id, &record));
+            txn.push_guard(&header, same_record(id, &record));
             txn.push(&header, Change::OmapRemove { key: format::snap_key(id) });
             txn.push(&header, Change::OmapRemove { key: format::snap_name_key(name) });
             txn.push(&header, Change::OmapSet { key: format::trim_key(id), value: Bytes::new() });
@@ -344,12 +347,9 @@ impl Image {
         let live: BTreeSet<u64> = live.iter().filter_map(|(key, _)| format::key_number(key)).collect();
         self.relies_on_what_is_there();
         let clones = format::clones(self.inner.id);
-        let (mut done, mut from) = (0, Bytes::new());
-        loop {
-            let scan = esker_store::OmapScan { start: Some(from), limit: 1_000, ..Default::default() };
-            let page = self.store().omap_scan(&clones, &scan).wait()?;
-            let Some((last, _)) = page.last() else { break };
-            from = [last, &[0][..]].concat().into();
+        let mut done = 0;
+        for page in prefix::omap_pages(self.store(), &clones, OmapScan::of(b"").at_once(1_000)) {
+            let page = page?;
             let mut txn = Transaction::with(Durability::Applied);
             for (key, value) in &page {
                 let (number, upper, below) = format::read_clone(key, value)?;
@@ -395,7 +395,9 @@ impl Image {
             state.rollback = id;
             Ok(())
         })?;
-        for _ in 0..ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| self.data())?;
             let live = self.live();
             if live.state.rollback != id {
                 // Somebody else who did it too has finished it, and what was written since is not ours to take back.
@@ -429,7 +431,6 @@ impl Image {
             done?;
             return self.finish_shrinking(&mut |_, _| true);
         }
-        Err(self.contended())
     }
 
     /// Rolls every object back under the generation in `live`. `None`: the header was changed meanwhile; some were not.
@@ -456,7 +457,9 @@ impl Image {
     fn roll_back_object(&self, live: &Live, then: &Point, number: u64) -> Result<bool> {
         let head = format::data(self.inner.id, number);
         let newest = live.state.newest;
-        for _ in 0..ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
+            retry.attempt(|| self.data())?;
             let source = source::with_source(self.store(), then, number, |_| Ok(()))?.map(|(source, ())| source);
             let there = self.store().stat(&head).wait()?;
             if source.as_ref().is_some_and(|source| source.id == head) || (source.is_none() && there.is_none()) {
@@ -465,14 +468,11 @@ impl Image {
             let mut txn = Transaction::with(Durability::Applied);
             txn = header::guarded(txn, self.inner.id, live.state.generation);
             match there {
-                None => push_guard(&mut txn, &head, Condition::Absent),
+                None => txn.push_guard(&head, Condition::Absent),
                 Some(_) => {
-                    push_guard(&mut txn, &head, Condition::Exists);
+                    txn.push_guard(&head, Condition::Exists);
                     let seq = source::seq(self.store(), &head)?;
-                    let name = Bytes::from_static(SEQ);
-                    let compare = esker_store::Compare::Equal;
-                    let same = Condition::XattrCompare { name, compare, value: seq, absent_holds: seq == 0 };
-                    push_guard(&mut txn, &head, same);
+                    txn.push_guard(&head, Condition::compare(SEQ, Compare::Equal, seq, seq == 0));
                     if seq < newest {
                         // Later snapshots see what is there now.
                         txn.push(&head, Change::CloneTo { to: format::clone_of(self.inner.id, number, newest) });
@@ -486,7 +486,7 @@ impl Image {
                 Some(source) => self.push_copy(&mut txn, source, &head)?,
                 None => txn.push(&head, Change::Truncate { size: 0 }),
             }
-            txn.push(&head, Change::XattrSet { name: Bytes::from_static(SEQ), value: format::number(newest) });
+            txn.push(&head, Change::number(SEQ, newest));
             match self.submit(txn).0 {
                 Ok(_) => return Ok(true),
                 Err(StoreError::GuardFailed { index: 0 }) => return Ok(false),
@@ -494,11 +494,11 @@ impl Image {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(self.contended())
     }
 
-    fn contended(&self) -> Error {
-        Error::Contended { what: format!("data of image {}", self.inner.name), attempts: ATTEMPTS_MAX }
+    /// What others change too, as errors call it.
+    pub(crate) fn data(&self) -> String {
+        format!("data of image {}", self.inner.name)
     }
 
     /// Calls `visit` with the number of every data object of the image itself, in order, until it returns false.

@@ -15,13 +15,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_store::{Barrier, Collection, Completion, DataRun, ObjectId, ObjectStore, OmapScan, limits};
+use esker_store::{Barrier, Collection, Completion, DataRun, ObjectId, ObjectStore, OmapScan, prefix};
 
 use crate::format::{self, COLLECTION, ParentLink, SEQ, State};
 use crate::{Error, Layout, Result, header};
-
-/// Operations per transaction where many objects are removed.
-const REMOVE_OPS: usize = 1_000;
 
 /// Most images that a clone may stand on, one over the other. `flatten` makes a chain shorter.
 pub const CHAIN_DEPTH_MAX: usize = 16;
@@ -211,35 +208,20 @@ pub(crate) fn behind<T>(value: T, barrier: Option<Barrier>) -> Completion<T> {
     Completion::after(Ok(value), barrier)
 }
 
-/// Names of objects that start with `prefix`, above `after`: a thousand, none at the end.
-pub(crate) fn names_from(store: &dyn ObjectStore, prefix: &str, after: Option<&[u8]>) -> Result<Vec<Bytes>> {
-    let limit = REMOVE_OPS.min(limits::SCAN_ENTRIES_MAX);
-    // A prefix ends in `/`, and no object is called so: what comes above it starts with it.
-    let mut names =
-        store.list(&Collection::from(COLLECTION), Some(after.unwrap_or(prefix.as_bytes())), limit).wait()?;
-    names.retain(|name| name.starts_with(prefix.as_bytes()));
-    Ok(names)
-}
-
 /// Calls `visit` with the number of every data object of an image itself, in order, until it returns false.
 pub(crate) fn each_own(
     store: &dyn ObjectStore,
     image: u64,
     visit: &mut dyn FnMut(u64) -> Result<bool>,
 ) -> Result<bool> {
-    let mut after: Option<Bytes> = None;
-    loop {
-        let names = names_from(store, &format::data_prefix(image), after.as_deref())?;
-        let Some(last) = names.last() else { return Ok(true) };
-        after = Some(last.clone());
-        for name in &names {
-            if let Some(number) = format::data_number(image, name)
-                && !visit(number)?
-            {
-                return Ok(false);
-            }
+    for name in prefix::names(store, &Collection::from(COLLECTION), format::data_prefix(image).as_bytes(), None) {
+        if let Some(number) = format::data_number(image, &name?)
+            && !visit(number)?
+        {
+            return Ok(false);
         }
     }
+    Ok(true)
 }
 
 /// Numbers under which the image of `point`, any of its snapshots, or (if `parents`) what it stands on may have data.
@@ -251,14 +233,9 @@ pub(crate) fn candidates(store: &dyn ObjectStore, point: &Point, parents: bool) 
             numbers.insert(number);
             Ok(true)
         })?;
-        let mut scan = OmapScan { limit: 10_000, keys_only: true, ..Default::default() };
-        loop {
-            let page = store.omap_scan(&format::clones(point.image), &scan).wait()?;
-            let Some((last, _)) = page.last() else { break };
-            scan.start = Some([last, &[0][..]].concat().into());
-            for (key, _) in &page {
-                numbers.insert(format::read_clone(key, &[0; 8])?.0);
-            }
+        let keys = OmapScan::of(b"").keys().at_once(10_000);
+        for entry in prefix::omap(store, &format::clones(point.image), keys) {
+            numbers.insert(format::read_clone(&entry?.0, &[0; 8])?.0);
         }
         at = point.parent.as_ref().filter(|_| parents).map(|parent| &parent.point);
     }

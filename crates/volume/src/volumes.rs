@@ -11,16 +11,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_store::{
-    Capability, Change, Collection, Compare, Condition, Durability, Error as StoreError, ObjectId, ObjectStore,
-    Transaction, Unsynced,
-};
+use esker_store::registry::{Renamed, open_collection, remove_objects};
+use esker_store::{Attempt, Capability, Collection, ObjectStore, Transaction, change_guarded, prefix};
 
-use crate::format::{self, COLLECTION, NEXT_ID, State};
-use crate::header::{self, ATTEMPTS_MAX, push_forget, push_guard};
+use crate::format::{self, COLLECTION, State};
+use crate::header::{self, push_forget};
 use crate::layout::IMAGE_BYTES_MAX;
 use crate::progress::Progress;
-use crate::source::names_from;
 use crate::{Error, Image, Layout, Result};
 
 /// What the store lets volumes do.
@@ -60,10 +57,7 @@ impl Volumes {
     /// # Errors
     /// The store's.
     pub fn open(store: Arc<dyn ObjectStore>) -> Result<Self> {
-        let collection = Collection::from(COLLECTION);
-        if !store.collections().wait()?.contains(&collection) {
-            store.submit(Transaction::new().giving_back().create_collection(&collection)).wait()?;
-        }
+        open_collection(&*store, &COLLECTION.into(), Transaction::new())?;
         Ok(Self { store })
     }
 
@@ -109,72 +103,48 @@ impl Volumes {
         mut more: impl FnMut(u64, &mut Transaction) -> Result<()>,
     ) -> Result<Image> {
         format::check_name("image name", name)?;
-        let directory = format::directory();
-        let atomic = self.store.capability().atomic_across_objects;
-        for _ in 0..ATTEMPTS_MAX {
-            if let Some(id) = self.find(name)? {
-                let name = name.to_owned();
-                let unfinished = header::load(&*self.store, id)?.is_some_and(|state| state.making && !state.removing);
-                return Err(if unfinished {
-                    Error::Unfinished { name }
-                } else {
-                    Error::Exists { what: "image", name }
-                });
-            }
-            let last = self.store.xattr(&directory, NEXT_ID).wait()?;
-            let last = last.as_deref().and_then(format::number_from).unwrap_or(0);
-            let damaged = || Error::Damaged { what: "directory of images".into(), why: "no ids are left".into() };
-            let id = last.checked_add(1).ok_or_else(damaged)?;
-            let next = Bytes::from_static(NEXT_ID);
-            let same = Condition::XattrCompare {
-                name: next.clone(),
-                compare: Compare::Equal,
-                value: last,
-                absent_holds: last == 0,
-            };
-            let mut txn = Transaction::new().once();
-            push_guard(&mut txn, &directory, same);
-            txn.push(&directory, Change::XattrSet { name: next, value: format::number(id) });
-            if !atomic {
-                // The id first: two that make images at once must not write the same header.
-                match self.store.submit(std::mem::take(&mut txn)).wait() {
-                    Ok(_) => {}
-                    Err(StoreError::GuardFailed { .. }) => continue,
-                    Err(error) => return Err(error.into()),
+        let (store, registry) = (&*self.store, format::registry());
+        let id = change_guarded(
+            store,
+            || format!("the {}", registry.what),
+            || {
+                if let Some(id) = self.find(name)? {
+                    let name = name.to_owned();
+                    let unfinished = header::load(store, id)?.is_some_and(|state| state.making && !state.removing);
+                    return Err(if unfinished {
+                        Error::Unfinished { name }
+                    } else {
+                        Error::Exists { what: "image", name }
+                    });
                 }
-                header::put(&mut txn, id, state);
-                self.store.submit(std::mem::take(&mut txn)).wait()?;
-            } else {
-                header::put(&mut txn, id, state);
-            }
-            push_guard(&mut txn, &directory, Condition::OmapAbsent { key: format::name_key(name) });
-            more(id, &mut txn)?;
-            self.push_name(&mut txn, id, name);
-            match self.store.submit(txn).wait() {
-                Ok(_) => return Image::open(&self.store, id, name),
-                Err(StoreError::GuardFailed { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(Error::Contended { what: "the directory of images".into(), attempts: ATTEMPTS_MAX })
-    }
-
-    fn push_name(&self, txn: &mut Transaction, id: u64, name: &str) {
-        let directory = format::directory();
-        txn.push(&directory, Change::OmapSet { key: format::name_key(name), value: format::number(id) });
-        let value = Bytes::copy_from_slice(name.as_bytes());
-        txn.push(&directory, Change::OmapSet { key: format::id_key(id), value });
+                let mut txn = Transaction::new().once();
+                let id = if store.capability().atomic_across_objects {
+                    let id = registry.give_id(store, &mut txn)?;
+                    header::put(&mut txn, id, state);
+                    id
+                } else {
+                    // The id first: two that make images at once must not write the same header.
+                    let id = registry.new_id(store, &std::mem::take(&mut txn), |_, _| ())?;
+                    header::put(&mut txn, id, state);
+                    store.submit(std::mem::take(&mut txn)).wait()?;
+                    id
+                };
+                txn.guards.push(registry.is_free(name));
+                more(id, &mut txn)?;
+                registry.set(&mut txn, name, format::number(id));
+                Ok(Attempt::Submit(txn, id))
+            },
+        )?;
+        Image::open(&self.store, id, name)
     }
 
     fn find(&self, name: &str) -> Result<Option<u64>> {
-        let found = self.store.omap_get(&format::directory(), &format::name_key(name)).wait()?;
-        let damaged = || Error::Damaged { what: "directory of images".into(), why: format!("id of {name}") };
-        found.map(|bytes| format::number_from(&bytes).ok_or_else(damaged)).transpose()
+        Ok(format::registry().id(&*self.store, name)?)
     }
 
     /// The name of an image by its id.
     pub(crate) fn name_of(&self, id: u64) -> Result<String> {
-        let found = self.store.omap_get(&format::directory(), &format::id_key(id)).wait()?;
+        let found = format::registry().name(&*self.store, id)?;
         Ok(found.map_or_else(|| format!("{id:016x}"), |name| String::from_utf8_lossy(&name).into_owned()))
     }
 
@@ -197,8 +167,7 @@ impl Volumes {
     /// # Errors
     /// The store's.
     pub fn list(&self) -> Result<Vec<String>> {
-        let entries = header::entries(&*self.store, &format::directory(), b'n', true)?;
-        Ok(entries.into_iter().map(|(key, _)| String::from_utf8_lossy(&key[1..]).into_owned()).collect())
+        Ok(format::registry().names(&*self.store, "", None, usize::MAX).collect::<esker_store::Result<_>>()?)
     }
 
     /// Gives an image another name. Open handles go on working.
@@ -207,19 +176,10 @@ impl Volumes {
     /// [`Error::NoImage`], [`Error::Exists`], [`Error::Invalid`] for a bad name; the store's.
     pub fn rename(&self, name: &str, to: &str) -> Result<()> {
         format::check_name("image name", to)?;
-        let directory = format::directory();
-        let id = self.find(name)?.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
-        let mut txn = Transaction::new();
-        let same = Condition::OmapEquals { key: format::name_key(name), value: format::number(id) };
-        push_guard(&mut txn, &directory, same);
-        push_guard(&mut txn, &directory, Condition::OmapAbsent { key: format::name_key(to) });
-        txn.push(&directory, Change::OmapRemove { key: format::name_key(name) });
-        self.push_name(&mut txn, id, to);
-        match self.store.submit(txn).wait() {
-            Ok(_) => Ok(()),
-            Err(StoreError::GuardFailed { index: 0 }) => Err(Error::NoImage { name: name.to_owned() }),
-            Err(StoreError::GuardFailed { .. }) => Err(Error::Exists { what: "image", name: to.to_owned() }),
-            Err(error) => Err(error.into()),
+        match format::registry().rename(&*self.store, name, to)? {
+            Renamed::Done => Ok(()),
+            Renamed::Missing => Err(Error::NoImage { name: name.to_owned() }),
+            Renamed::Taken => Err(Error::Exists { what: "image", name: to.to_owned() }),
         }
     }
 
@@ -234,15 +194,7 @@ impl Volumes {
 
     /// As [`Volumes::remove`], if the name still is that image's.
     pub(crate) fn remove_by_id(&self, name: &str, id: u64) -> Result<()> {
-        let take = |txn: &mut Transaction| {
-            let directory = format::directory();
-            let same = Condition::OmapEquals { key: format::name_key(name), value: format::number(id) };
-            push_guard(txn, &directory, same);
-            txn.push(&directory, Change::OmapRemove { key: format::name_key(name) });
-            txn.push(&directory, Change::OmapRemove { key: format::id_key(id) });
-            txn.push(&directory, Change::OmapSet { key: format::removing_key(id), value: Bytes::new() });
-            txn.gives_back = true;
-        };
+        let take = |txn: &mut Transaction| format::registry().unlink(txn, name, id, Bytes::new());
         let atomic = self.store.capability().atomic_across_objects;
         if !atomic {
             let mut txn = Transaction::new();
@@ -280,9 +232,8 @@ impl Volumes {
     /// # Errors
     /// The store's.
     pub fn work(&self, progress: Progress<'_>) -> Result<bool> {
-        for (key, _) in header::entries(&*self.store, &format::directory(), b'r', true)? {
-            let Some(id) = format::key_number(&key) else { continue };
-            if !self.remove_objects(id, progress)? {
+        for left in format::registry().leftovers(&*self.store) {
+            if !self.finish_removing(left?.id, progress)? {
                 return Ok(false);
             }
         }
@@ -306,48 +257,18 @@ impl Volumes {
     }
 
     /// Removes what is left of an image; its header and its place in the directory last.
-    fn remove_objects(&self, id: u64, progress: Progress<'_>) -> Result<bool> {
-        let (mut removed, unsynced) = (0, Unsynced::default());
-        for prefix in [format!("s/{id:016x}/"), format::data_prefix(id)] {
-            loop {
-                let names = names_from(&*self.store, &prefix, None)?;
-                if names.is_empty() {
-                    break;
-                }
-                removed += names.len() as u64;
-                let objects = names.into_iter().map(|name| ObjectId::new(Collection::from(COLLECTION), name));
-                self.submit_each(objects.map(|object| (object, Change::Remove)), &unsynced)?;
-                if !progress(removed, removed) {
-                    return Ok(false);
-                }
-            }
+    fn finish_removing(&self, id: u64, progress: Progress<'_>) -> Result<bool> {
+        let (store, collection) = (&*self.store, Collection::from(COLLECTION));
+        let below = |prefix: String| prefix::objects(store, &collection, prefix.as_bytes(), None);
+        let data = below(format::clones_prefix(id)).chain(below(format::data_prefix(id)));
+        let all = data.chain([format::clones(id), format::header(id)].map(Ok));
+        if !remove_objects(store, all, &mut |removed| progress(removed, removed))? {
+            return Ok(false);
         }
-        // The directory forgets it when it is gone for good.
-        unsynced.sync(&*self.store)?;
-        let last = [format::clones(id), format::header(id)].map(|object| (object, Change::Remove));
-        let done = (format::directory(), Change::OmapRemove { key: format::removing_key(id) });
-        self.submit_each(last.into_iter().chain([done]), &unsynced)?;
-        unsynced.sync(&*self.store)?;
+        let mut txn = Transaction::new();
+        format::registry().forget(&mut txn, id, &[]);
+        store.submit(txn).wait()?;
         Ok(true)
-    }
-
-    /// Submits changes, to be synced later: together where the backend can, else one by one.
-    fn submit_each(&self, changes: impl Iterator<Item = (ObjectId, Change)>, unsynced: &Unsynced) -> Result<()> {
-        let atomic = self.store.capability().atomic_across_objects;
-        let submit = |txn| {
-            let written = unsynced.begin(&*self.store);
-            self.store.submit(txn).wait()?;
-            written.applied();
-            Ok(())
-        };
-        let mut txn = Transaction::with(Durability::Applied);
-        for (object, change) in changes {
-            txn.push(&object, change);
-            if !atomic {
-                submit(std::mem::replace(&mut txn, Transaction::with(Durability::Applied)))?;
-            }
-        }
-        if txn.ops.is_empty() { Ok(()) } else { submit(txn) }
     }
 }
 

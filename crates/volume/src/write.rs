@@ -14,10 +14,12 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use esker_store::{Barrier, Change, Compare, Completion, Condition, Durability, Error as StoreError, Transaction};
+use esker_store::{
+    Barrier, Change, Compare, Completion, Condition, Durability, Error as StoreError, Retry, Transaction,
+};
 
 use crate::format::{self, SEQ};
-use crate::header::{self, ATTEMPTS_MAX, push_guard};
+use crate::header;
 use crate::image::{Image, Live, check_range, check_request};
 use crate::source::{self, Source, candidates};
 use crate::{Error, Result};
@@ -218,7 +220,8 @@ impl Image {
         let fenced = self.inner.capability.atomic_across_objects;
         let mut look = false;
         let mut refreshed = false;
-        for _ in 0..ATTEMPTS_MAX {
+        let mut retry = Retry::default();
+        loop {
             let live = self.live();
             if let Err(error) = self.check_writer(&live, writer) {
                 // What was seen may be old.
@@ -249,11 +252,16 @@ impl Image {
                     refreshed = true;
                     self.refresh()?;
                 }
-                (Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }), _) => look = true,
+                // The first look is owed to nobody else.
+                (Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }), _) if !look => {
+                    look = true;
+                    continue;
+                }
+                (Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }), _) => {}
                 (Err(error), _) => return Err(error.into()),
             }
+            retry.again(|| self.data())?;
         }
-        Err(Error::Contended { what: format!("data of image {}", self.inner.name), attempts: ATTEMPTS_MAX })
     }
 
     fn check_writer(&self, live: &Live, writer: Writer) -> Result<()> {
@@ -288,11 +296,10 @@ impl Image {
         let head = format::data(image, number);
         // Whether others look at the object, or at what is in its place while it is missing.
         let shared = newest > 0 || live.point.overlap(number) > 0;
-        let seq = || Bytes::from_static(SEQ);
-        let set_seq = || Change::XattrSet { name: seq(), value: format::number(newest) };
+        let set_seq = || Change::number(SEQ, newest);
         if !look && let Act::Write(writes) = act {
             if shared {
-                push_guard(txn, &head, current(newest));
+                txn.push_guard(&head, current(newest));
             }
             push_writes(txn, &head, writes);
             return Ok(());
@@ -307,11 +314,11 @@ impl Image {
             matches!(act, Act::Zero(runs) if runs.iter().any(|(start, len)| *start == 0 && *len >= all.max(size)));
         match found {
             Found::Current(_) if matches!(act, Act::Own) => return Ok(()),
-            Found::Current(_) if shared => push_guard(txn, &head, current(newest)),
+            Found::Current(_) if shared => txn.push_guard(&head, current(newest)),
             Found::Current(_) => {}
             Found::Old(before, _) => {
-                push_guard(txn, &head, Condition::Exists);
-                push_guard(txn, &head, compare(Compare::Equal, before, before == 0));
+                txn.push_guard(&head, Condition::Exists);
+                txn.push_guard(&head, Condition::compare(SEQ, Compare::Equal, before, before == 0));
                 let clone = format::clone_of(image, number, newest);
                 let value = format::number(before);
                 txn.push(&head, Change::CloneTo { to: clone });
@@ -321,7 +328,7 @@ impl Image {
             // There is nothing to take away.
             Found::Absent(None) if matches!(act, Act::Zero(_) | Act::Own) => return Ok(()),
             Found::Absent(source) => {
-                push_guard(txn, &head, Condition::Absent);
+                txn.push_guard(&head, Condition::Absent);
                 match source.filter(|_| !whole) {
                     Some(source) => self.push_copy(txn, &source, &head)?,
                     None => txn.push(&head, Change::Touch),
@@ -347,9 +354,9 @@ impl Image {
 
     /// Adds the copying of what a parent, or a snapshot, has to `to`, as long as it is there.
     pub(crate) fn push_copy(&self, txn: &mut Transaction, source: &Source, to: &esker_store::ObjectId) -> Result<()> {
-        push_guard(txn, &source.id, Condition::Exists);
+        txn.push_guard(&source.id, Condition::Exists);
         if source.while_before > 0 {
-            push_guard(txn, &source.id, compare(Compare::Less, source.while_before, true));
+            txn.push_guard(&source.id, Condition::compare(SEQ, Compare::Less, source.while_before, true));
         }
         txn.push(&source.id, Change::CloneTo { to: to.clone() });
         // What lies past the overlap, or past the snapshot's size, is nobody's.
@@ -372,13 +379,9 @@ impl Image {
     }
 }
 
-fn compare(compare: Compare, value: u64, absent_holds: bool) -> Condition {
-    Condition::XattrCompare { name: Bytes::from_static(SEQ), compare, value, absent_holds }
-}
-
 /// What holds of an object that may be written as it is.
 fn current(newest: u64) -> Condition {
-    if newest == 0 { Condition::Exists } else { compare(Compare::GreaterOrEqual, newest, false) }
+    if newest == 0 { Condition::Exists } else { Condition::compare(SEQ, Compare::GreaterOrEqual, newest, false) }
 }
 
 fn push_writes(txn: &mut Transaction, head: &esker_store::ObjectId, writes: &[(u64, Bytes)]) {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use bytes::Bytes;
-use esker_store::{Collection, DataRun, ObjectId, ObjectStore, OmapScan, SlotScan};
+use esker_store::{Collection, DataRun, ObjectId, ObjectStore, OmapScan, SlotScan, prefix};
 
 use crate::Result;
 
@@ -19,49 +19,13 @@ const SPAN_BYTES: u64 = 64 << 20;
 /// More runs than this make the next span smaller.
 const RUNS_WANTED: usize = 10_000;
 
-/// Entries page by page. `next_page` is given the last entry, and returns none at the end.
-struct Pages<T, F> {
-    page: VecDeque<T>,
-    next_page: F,
-    last: Option<T>,
-    ended: bool,
-}
-
-fn pages<T: Clone, F: FnMut(Option<&T>) -> Result<Vec<T>>>(next_page: F) -> Pages<T, F> {
-    Pages { page: VecDeque::new(), next_page, last: None, ended: false }
-}
-
-impl<T: Clone, F: FnMut(Option<&T>) -> Result<Vec<T>>> Iterator for Pages<T, F> {
-    type Item = Result<T>;
-
-    fn next(&mut self) -> Option<Result<T>> {
-        if self.page.is_empty() && !self.ended {
-            match (self.next_page)(self.last.as_ref()) {
-                Ok(page) => {
-                    self.ended = page.is_empty();
-                    self.last = page.last().cloned();
-                    self.page = page.into();
-                }
-                Err(error) => {
-                    self.ended = true;
-                    return Some(Err(error));
-                }
-            }
-        }
-        self.page.pop_front().map(Ok)
-    }
-}
-
 /// Names of the objects of a collection above `after`, in order.
 pub fn names(
     store: &dyn ObjectStore,
     collection: &Collection,
     after: Option<Bytes>,
 ) -> impl Iterator<Item = Result<Bytes>> {
-    pages(move |last: Option<&Bytes>| {
-        let after = last.or(after.as_ref()).map(|name| &name[..]);
-        Ok(store.list(collection, after, PAGE_ENTRIES).wait()?)
-    })
+    prefix::names(store, collection, b"", after.as_deref()).map(|name| Ok(name?))
 }
 
 /// Omap entries above `after`, in order.
@@ -70,26 +34,23 @@ pub fn omap(
     id: &ObjectId,
     after: Option<Bytes>,
 ) -> impl Iterator<Item = Result<(Bytes, Bytes)>> {
-    pages(move |last: Option<&(Bytes, Bytes)>| {
-        let after = last.map(|(key, _)| key).or(after.as_ref());
-        // The least key above.
-        let start = after.map(|key| [&key[..], &[0]].concat().into());
-        let scan = OmapScan { start, limit: PAGE_ENTRIES, ..OmapScan::default() };
-        Ok(store.omap_scan(id, &scan).wait()?)
-    })
+    let start = after.map(|after| prefix::just_above(&after));
+    let scan = OmapScan { start, limit: PAGE_ENTRIES, ..OmapScan::default() };
+    prefix::omap(store, id, scan).map(|entry| Ok(entry?))
 }
 
 /// Filled slots above `after`, in order.
 pub fn slots(store: &dyn ObjectStore, id: &ObjectId, after: Option<u64>) -> impl Iterator<Item = Result<(u64, Bytes)>> {
-    pages(move |last: Option<&(u64, Bytes)>| {
+    let slots = prefix::pages(move |last: Option<&(u64, Bytes)>| {
         let start = match last.map(|(index, _)| *index).or(after) {
             None => 0,
             Some(u64::MAX) => return Ok(Vec::new()),
             Some(index) => index + 1,
         };
         let scan = SlotScan { range: start..u64::MAX, reverse: false, limit: PAGE_ENTRIES, keys_only: false };
-        Ok(store.slot_scan(id, &scan).wait()?)
-    })
+        store.slot_scan(id, &scan).wait()
+    });
+    prefix::each(slots).map(|slot| Ok(slot?))
 }
 
 /// The runs of data of an object, in order. A run may come in several pieces that touch.

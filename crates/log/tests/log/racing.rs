@@ -574,7 +574,7 @@ fn a_checkpoint_that_is_whole_is_not_taken_away_by_a_slower_replica() {
             fast.checkpoint().unwrap();
             assert_eq!(fast.trim().unwrap(), 2);
         });
-        assert!(matches!(slow.checkpoint(), Err(Error::Contended { .. })));
+        assert!(matches!(slow.checkpoint(), Err(Error::Store(esker_store::Error::Contended { .. }))));
         let again = esker_log::Replica::open(&log, "sum", None, Sum::default()).unwrap();
         assert_eq!((again.applied(), again.machine().0.len()), (2, 2));
     });

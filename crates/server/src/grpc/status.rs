@@ -79,7 +79,7 @@ impl From<LogError> for Told {
             LogError::PastTail { tail, .. } => (Code::OutOfRange, "past-tail", Some(*tail)),
             LogError::Uncertain { position, .. } => (Code::Unknown, "uncertain", Some(*position)),
             LogError::NoSequencer { .. } => (Code::Unavailable, "no-sequencer", None),
-            LogError::Deposed { .. } | LogError::Contended { .. } => (Code::Aborted, "contended", None),
+            LogError::Deposed { .. } => (Code::Aborted, "contended", None),
             LogError::Unsupported { .. } => (Code::Unimplemented, "unsupported", None),
             LogError::Damaged { .. } => (Code::DataLoss, "damaged", None),
             _ => (Code::Internal, "internal", None),

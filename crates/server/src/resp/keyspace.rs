@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use esker_kv::{Compression, Durability, Entry, Key, Kind, Kv, Namespace, OwnedKey, Result, Scan, Txn};
-use esker_store::Retry;
+use esker_store::number::{number, number_from};
 use parking_lot::RwLock;
 
 use crate::resp::config::{Config, DATABASES};
@@ -412,29 +412,19 @@ impl Keyspace {
 
 /// Counts a start of a server, and returns how many there were with this one.
 fn count_start(kv: &Kv, server: &Namespace) -> Result<u64> {
-    let mut retry = Retry::default();
-    loop {
+    kv.transact(&[(server, Key::Bytes(b"epoch"))], Durability::Durable, |txn| {
         // A server starts on a full store.
-        let mut txn = kv.begin(&[(server, Key::Bytes(b"epoch"))]);
         txn.give_back();
-        let epoch = match txn.get(server, "epoch")?.map(|entry| <[u8; 8]>::try_from(&entry.value[..])) {
-            None => 1,
-            Some(Ok(epoch)) => u64::from_le_bytes(epoch) + 1,
-            Some(Err(_)) => {
-                let what = "server epoch is not 8 bytes".into();
-                return Err(esker_store::Error::Corrupt { offset: 0, what }.into());
-            }
-        };
+        let last = txn.get(server, "epoch")?.map_or(Some(0), |entry| number_from(&entry.value));
+        let damaged = || esker_store::Error::Corrupt { offset: 0, what: "server epoch is not 8 bytes".into() };
+        let epoch = last.ok_or_else(damaged)? + 1;
         if epoch >= 1 << (64 - ID_COUNT_BITS) {
             let why = format!("this store was started {epoch} times, more than ids of hashes allow");
             return Err(esker_store::Error::Invalid { what: "server epoch", why }.into());
         }
-        txn.put(server, "epoch", Entry::new(Bytes::copy_from_slice(&epoch.to_le_bytes())));
-        match txn.commit(Durability::Durable).wait() {
-            Err(esker_store::Error::GuardFailed { .. }) => retry.again(|| "the server's epoch".into())?,
-            done => return Ok(done.map(|()| epoch)?),
-        }
-    }
+        txn.put(server, "epoch", Entry::new(number(epoch)));
+        Ok(epoch)
+    })
 }
 
 fn database_of(name: &str) -> Option<(u8, bool)> {

@@ -1,0 +1,72 @@
+//! A table of locks: writers of one process that want the same thing come one after another instead of failing each other's guards.
+//!
+//! hash → stripe → held until dropped; several → in rising order, each once
+//!
+//! Invariants:
+//! 1. Stripes are taken in rising order, each once: no deadlock among those who take all of theirs at once.
+//! 2. They are an optimisation: what is read and then written stands under guards, whatever other processes do.
+//! 3. No stripe is held while somebody waits for durability.
+
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+
+/// One lock to a cache line.
+#[derive(Default)]
+#[repr(align(64))]
+struct Line(Mutex<()>);
+
+/// The locks.
+pub struct Stripes {
+    lines: Box<[Line]>,
+}
+
+/// One that is held, or several. Dropping it lets them go.
+#[must_use = "what is dropped is not held"]
+pub struct Held<'a> {
+    _lines: SmallVec<[MutexGuard<'a, ()>; 2]>,
+}
+
+impl Stripes {
+    /// So many stripes, at least one.
+    pub fn new(count: usize) -> Self {
+        Self { lines: (0..count.max(1)).map(|_| Line::default()).collect() }
+    }
+
+    /// The stripe of a hash.
+    pub fn of(&self, hash: u64) -> usize {
+        (hash % self.lines.len() as u64) as usize
+    }
+
+    /// Holds one stripe.
+    pub fn one(&self, stripe: usize) -> Held<'_> {
+        let mut held = SmallVec::new();
+        held.push(self.lines[stripe].0.lock());
+        Held { _lines: held }
+    }
+
+    /// Holds several, in any order and any number of times.
+    pub fn many(&self, stripes: impl IntoIterator<Item = usize>) -> Held<'_> {
+        let mut stripes: SmallVec<[usize; 8]> = stripes.into_iter().collect();
+        stripes.sort_unstable();
+        stripes.dedup();
+        Held { _lines: stripes.into_iter().map(|stripe| self.lines[stripe].0.lock()).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stripe_is_taken_once_and_in_any_order() {
+        let stripes = Stripes::new(8);
+        let free = |stripe: usize| stripes.lines[stripe].0.try_lock().is_some();
+        let held = stripes.many([5, 1, 5]);
+        assert_eq!((0..8).filter(|stripe| !free(*stripe)).collect::<Vec<_>>(), [1, 5]);
+        drop(held);
+        let one = stripes.one(stripes.of(13));
+        assert!(!free(5));
+        drop(one);
+        assert!((0..8).all(free));
+    }
+}
