@@ -32,6 +32,10 @@ fuzz TARGET SECONDS="60" SEED="1":
 sim SEEDS="1000":
     cargo run --release -p esker-sim -- --seeds {{SEEDS}}
 
+# Histories of real processes while the server is killed, checked for linearizability (needs Go)
+histories SECONDS="20" *ARGS:
+    ./scripts/histories {{SECONDS}} {{ARGS}}
+
 # ScalarDB's integration tests of the adapter in clients/java (needs a JDK and Maven, which it installs)
 scalardb *ARGS:
     ./scripts/scalardb {{ARGS}}
