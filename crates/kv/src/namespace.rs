@@ -429,7 +429,11 @@ impl Namespace {
         let mut txn = self.transaction(durability);
         let mut removed = 0;
         for (key, stored) in keys.iter().zip(stored) {
-            let Some(stored) = stored else { continue };
+            let Some(stored) = stored else {
+                // What is counted is of one moment: nobody has put it meanwhile.
+                placement.guard(&mut txn, *key, None);
+                continue;
+            };
             let entry = attempt!(decode(&stored), barrier);
             let expired = entry.is_expired(now_ms);
             removed += u64::from(!expired);

@@ -207,7 +207,8 @@ impl Log {
         self.written_tail(&view)
     }
 
-    /// The tail as it is written, of which is known that it is not above `handed`.
+    /// The tail as it is written. It may be above `handed` when others have appended since, and is told so: below it stand
+    /// entries that were acknowledged.
     fn written_below(&self, view: &View, handed: Tail) -> Result<Tail> {
         let written = &self.inner.shared.written;
         if view.sealed.is_some() || handed.position <= written.load(Ordering::SeqCst).max(view.trimmed) {
@@ -216,7 +217,7 @@ impl Log {
         // Mostly the last position that was handed out is written.
         let (found, barrier) = self.read_stored(handed.position - 1..handed.position)?;
         let tail = match found.first() {
-            Some(Found::Hole | Found::BeyondTail) | None => self.written_tail(view)?.position.min(handed.position),
+            Some(Found::Hole | Found::BeyondTail) | None => self.written_tail(view)?.position,
             Some(_) => {
                 barrier.map_or(Ok(()), |barrier| barrier.wait())?;
                 handed.position

@@ -126,7 +126,9 @@ fn who_waits_for_a_value_holds_up_nobody_and_is_answered_in_order() {
     other.check("HSET h f v", ":1\r\n");
     for round in 0..20 {
         server.store.hold(true);
-        one.send(&[encode(&["PING"]), encode(&["GET", "a"]), encode(&["ECHO", "x"]), encode(&["GET", "none"])].concat());
+        one.send(
+            &[encode(&["PING"]), encode(&["GET", "a"]), encode(&["ECHO", "x"]), encode(&["GET", "none"])].concat(),
+        );
         assert_eq!(one.reply().unwrap(), b"+PONG\r\n");
         // More comes while it waits, in pieces.
         let more = encode(&["MGET", "b", "h", "a"]);

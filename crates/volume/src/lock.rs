@@ -51,9 +51,9 @@ impl Image {
             taken = state.lock_epoch;
             Ok(())
         })?;
-        // Before anything that may fail: the lock is taken.
         self.inner.held.store(taken, Ordering::Release);
-        self.refresh()?;
+        // The lock is taken, whether or not that can be looked at now: whoever finds a state older than it looks again.
+        let _ = self.refresh();
         Ok(taken)
     }
 

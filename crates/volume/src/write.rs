@@ -224,8 +224,9 @@ impl Image {
         loop {
             let live = self.live();
             if let Err(error) = self.check_writer(&live, writer) {
-                // What was seen may be old.
-                if refreshed || matches!(error, Error::Fenced { .. }) {
+                // What was seen may be old, also older than the lock that is held.
+                let fenced = matches!(error, Error::Fenced { .. }) && live.state.lock_epoch >= self.held();
+                if refreshed || fenced {
                     return Err(error);
                 }
                 refreshed = true;
@@ -240,6 +241,17 @@ impl Image {
                 self.build(&mut txn, &live, *number, act, look)?;
             }
             if txn.ops.is_empty() {
+                // That nothing is to be changed was seen in a state that may be gone, with the lock of whoever asks.
+                match fenced.then(|| self.submit(txn).0) {
+                    Some(Err(StoreError::GuardFailed { .. })) => {
+                        refreshed = true;
+                        self.refresh()?;
+                        retry.again(|| self.data())?;
+                        continue;
+                    }
+                    Some(Err(error)) => return Err(error.into()),
+                    Some(Ok(_)) | None => {}
+                }
                 // What makes it unnecessary may be in the log's memory only.
                 let wanted = (durability == Durability::Durable).then(|| self.flush().into_parts());
                 let Some((seq, barrier)) = wanted else { return Ok(None) };

@@ -49,6 +49,30 @@ fn a_second_writer_is_refused_and_a_late_one_is_fenced() {
     }
 }
 
+/// Failure: who had lost the lock was told that his discard of what was not there was done, though the new owner had written
+/// there by then. Cause: where nothing is to be written nothing was guarded. Fix: the guard alone is submitted.
+#[test]
+fn who_has_lost_the_lock_is_told_so_though_nothing_is_to_be_written() {
+    for durability in [Durability::Applied, Durability::Durable] {
+        let volumes = engine();
+        let first = volumes.create("disk", 1 << 20, SMALL, 0).unwrap();
+        first.lock("one").unwrap();
+        first.discard(0, 4096, durability).unwrap();
+        let second = volumes.image("disk").unwrap();
+        second.take_over("two").unwrap();
+        let late = first.discard(0, 4096, durability);
+        assert!(matches!(late, Err(Error::Fenced { .. })), "{late:?}");
+        write(&second, 0, "new");
+        assert_eq!(second.read_bytes(0, 3).unwrap(), "new");
+        // Nor is one who has no lock told so where another has it.
+        let third = volumes.image("disk").unwrap();
+        second.unlock().unwrap();
+        third.discard(8192, 4096, durability).unwrap();
+        second.lock("two").unwrap();
+        assert!(matches!(third.discard(8192, 4096, durability), Err(Error::Locked { .. })));
+    }
+}
+
 #[test]
 fn snapshots_are_taken_beside_a_writer_that_has_the_image_locked() {
     let volumes = engine();

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use esker_map::{
-    Alter, Completion, Durability, Error as MapError, Get, LOOK_MAX, MapCapability, MapStorage, Mutation, PAGE_BYTES,
-    Page, Record, Result as MapResult, Scan, Schema, Table, TableName,
+    Alter, Completion, Durability, Error as MapError, Get, MapCapability, MapStorage, Mutation, Page, Record,
+    Result as MapResult, Scan, Schema, Table, TableName,
 };
 use tonic::{Code, Request, Response, Status};
 
@@ -118,7 +118,8 @@ impl RemoteMap {
     }
 }
 
-/// As much of a scan's stream as makes a page; `rows` is set where all of it is one.
+/// A page of a scan's stream: what its first message shows is of one moment, and of two it would not be. `whole` is set
+/// where all of it is one page.
 async fn page(
     mut client: MapClient<Tokened>,
     request: Request<proto::ScanRequest>,
@@ -127,21 +128,16 @@ async fn page(
 ) -> std::result::Result<Response<Page>, Status> {
     let mut stream = client.scan(request).await?.into_inner();
     let mut page = Page::default();
-    let mut bytes = 0;
     loop {
         let message = tokio::time::timeout(timeout, stream.message()).await;
         let late = |_| Status::deadline_exceeded(format!("no rows within {timeout:?}"));
         let Some(message) = message.map_err(late)?? else { return Ok(Response::new(page)) };
-        bytes += prost::Message::encoded_len(&message);
-        let none = message.rows.is_empty();
         page.next = (!message.next_page_token.is_empty()).then(|| decode::token(message.next_page_token));
         let columns = message.columns;
         for row in message.rows {
             page.records.push(decode::row(&columns, row).ok_or_else(|| decode::nonsense("scan"))?);
         }
-        // Beyond a page, or after as many rows as one looks at without finding any, the caller asks again.
-        let full = bytes >= PAGE_BYTES || page.records.len() >= LOOK_MAX || none;
-        if full && page.next.is_some() && !whole {
+        if page.next.is_some() && !whole {
             return Ok(Response::new(page));
         }
     }
