@@ -74,7 +74,7 @@ struct Table {
 fn open(client: &Client) -> Result<Option<Table>, Failure> {
     let (location, server) = (client.location(), client.role.server.to_string());
     client.opened(|| -> Result<_, Failure> {
-        if client.role.me % 2 == 0 {
+        if client.role.me.is_multiple_of(2) {
             let options = Options { timeout: std::time::Duration::from_secs(2), ..Options::default() };
             let map = RemoteMap::connect(server.parse()?, &options)?;
             return Ok(Table { map: Arc::new(map), _store: None });
