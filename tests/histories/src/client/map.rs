@@ -1,7 +1,7 @@
 //! A client of the map: conditional puts and deletes, several rows at once, gets and scans of a partition.
 //!
-//! Clients with even numbers use the map that the server has for all, the others one of their own on the server's store: both work on
-//! the same rows.
+//! Clients with even numbers use the map that the server has for all, the others one of their own on the server's
+//! store: both work on the same rows.
 //!
 //! A row is noted as `A|B`, the values of its two columns, `-` for a column that is not set.
 
