@@ -63,7 +63,9 @@ func operations(events []*Event, doubtful bool) []porcupine.Operation {
 		if end == math.MaxInt64 {
 			end = last + 1
 		}
-		all = append(all, porcupine.Operation{ClientId: client, Input: event, Output: event, Call: event.Begin, Return: max64(end, event.Begin)})
+		all = append(all, porcupine.Operation{
+			ClientId: client, Input: event, Output: event, Call: event.Begin, Return: max64(end, event.Begin),
+		})
 	}
 	return all
 }
@@ -112,7 +114,8 @@ func checkAll(face string, parts []partition, limit time.Duration, folder string
 }
 
 // describe says what is wrong with a partition, and draws it.
-func describe(face string, part partition, result porcupine.CheckResult, calls []porcupine.Operation, limit time.Duration, folder string, draw bool) string {
+func describe(face string, part partition, result porcupine.CheckResult, calls []porcupine.Operation,
+	limit time.Duration, folder string, draw bool) string {
 	word := "not linearizable"
 	if result == porcupine.Unknown {
 		word = fmt.Sprintf("undecided after %v", limit)

@@ -1,8 +1,9 @@
-// The histories that tests/histories records: one line of JSON for each call, and what can be said of calls that nobody answered.
+// The histories that tests/histories records: one line of JSON for each call, and what can be said of calls that
+// nobody answered.
 //
-// A call of unknown outcome may have been made or not, at any time after it began. Values are unique, so a value that somebody was shown
-// tells that its call was made, and before that answer. A call whose values nobody was shown is doubtful: most histories are
-// linearizable without these, and only where one is not the checker tries with them.
+// A call of unknown outcome may have been made or not, at any time after it began. Values are unique, so a value that
+// somebody was shown tells that its call was made, and before that answer. A call whose values nobody was shown is
+// doubtful: most histories are linearizable without these, and only where one is not the checker tries with them.
 
 package main
 
@@ -166,8 +167,8 @@ func (e *Event) seenBy(end int64) {
 // itself is a value that is made of nothing smaller.
 func itself(value string) []string { return []string{value} }
 
-// byPlace groups calls, in order of the names of their places. Calls that say nothing are left out: those that changed nothing,
-// and reads that nobody answered.
+// byPlace groups calls, in order of the names of their places. Calls that say nothing are left out: those that changed
+// nothing, and reads that nobody answered.
 func byPlace(events []*Event, reads map[string]bool) (names []string, places map[string][]*Event) {
 	places = map[string][]*Event{}
 	for _, event := range events {

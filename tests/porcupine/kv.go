@@ -71,7 +71,8 @@ func cellsModel(step func(state cells, event *Event) (bool, cells)) porcupine.Mo
 	}
 }
 
-// kvStep says whether a call may be answered so in this state, and what it leaves. Of an open call it says only what it leaves.
+// kvStep says whether a call may be answered so in this state, and what it leaves. Of an open call it says only what
+// it leaves.
 func kvStep(state cells, e *Event) (bool, cells) {
 	first := state[e.Keys[0]]
 	// A change of one key under a condition: made if it holds, else refused.

@@ -1,8 +1,9 @@
-// The model of a log: each position by itself is written once, filled or trimmed; and over all positions their order is that of time.
+// The model of a log: each position by itself is written once, filled or trimmed; and over all positions their order
+// is that of time.
 //
-// A position: nothing -> entry or filled -> trimmed. Anybody may fill what is open, unseen, when nobody says so: a position that is
-// shown as filled was filled by then. The order: what is appended after an answer stands above everything that the answer showed
-// (an entry, or the tail), and so does every tail that is told.
+// A position: nothing -> entry or filled -> trimmed. Anybody may fill what is open, unseen, when nobody says so: a
+// position that is shown as filled was filled by then. The order: what is appended after an answer stands above
+// everything that the answer showed (an entry, or the tail), and so does every tail that is told.
 
 package main
 
@@ -81,7 +82,8 @@ func (e *Event) at(call string, value, found *string) *Event {
 	return &one
 }
 
-// perhaps gives a trim as one that may have been made, if it was answered with an error: then positions are trimmed, or not.
+// perhaps gives a trim as one that may have been made, if it was answered with an error: then positions are trimmed,
+// or not.
 func (e *Event) perhaps() *Event {
 	if e.Outcome != failed {
 		return e
@@ -145,7 +147,8 @@ func (l *aLog) disorder(name string) []string {
 			next++
 		}
 		if mark.position < floor.position && len(wrong) < namedMax {
-			wrong = append(wrong, fmt.Sprintf("%s: out of order: %v (process %d) is answered with %d, after %v (process %d) was with %d",
+			wrong = append(wrong, fmt.Sprintf(
+				"%s: out of order: %v (process %d) is answered with %d, after %v (process %d) was with %d",
 				name, mark.event, mark.event.Process, mark.position, floor.event, floor.event.Process, floor.position))
 		}
 	}

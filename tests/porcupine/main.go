@@ -2,7 +2,8 @@
 //
 //	porcupine [-limit 60s] FOLDER
 //
-// folder -> FACE.jsonl -> partitions -> a line for each face; 1 if a face is wrong or undecided, with a picture of what is wrong
+// folder -> FACE.jsonl -> partitions -> a line for each face; 1 if a face is wrong or undecided, with a picture of
+// what is wrong
 package main
 
 import (
@@ -18,7 +19,7 @@ var faces = []string{"kv", "map", "log", "volume"}
 func main() {
 	limit := flag.Duration("limit", time.Minute, "how long one partition may take")
 	flag.Usage = func() {
-		fmt.Fprintln(os.Stderr, "usage: porcupine [-limit 60s] FOLDER    with kv.jsonl, map.jsonl, log.jsonl, volume.jsonl or some of them")
+		fmt.Fprintln(os.Stderr, "usage: porcupine [-limit 60s] FOLDER    with FACE.jsonl of some of:", faces)
 	}
 	flag.Parse()
 	if flag.NArg() != 1 {
@@ -47,8 +48,9 @@ func run(folder string, limit time.Duration) int {
 		if len(said.wrong) > 0 {
 			word, code = "WRONG", 1
 		}
-		fmt.Printf("%-7s%d operations in %d partitions: %s (%.1f s); of unknown outcome %d that were seen, %d that were not\n",
-			face, said.operations, said.partitions, word, said.took.Seconds(), said.seen, said.doubtful)
+		fmt.Printf("%-7s%d operations in %d partitions: %s (%.1f s); ",
+			face, said.operations, said.partitions, word, said.took.Seconds())
+		fmt.Printf("of unknown outcome %d that were seen, %d that were not\n", said.seen, said.doubtful)
 		for i, wrong := range said.wrong {
 			if i == namedMax {
 				fmt.Printf("       and %d more\n", len(said.wrong)-i)

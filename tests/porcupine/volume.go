@@ -1,8 +1,9 @@
-// The model of an image: the blocks of one data object, the lock of the image, and what a kill of the server may take back.
+// The model of an image: the blocks of one data object, the lock of the image, and what a kill of the server may take
+// back.
 //
-// The state is the epoch of the lock and the contents since the last that is durable: a write that is only applied adds one, a write
-// that is durable, a flush or a change of the lock leaves the last. A kill goes back to any of them. Whose write it took back must not be
-// told of a flush that succeeded, before it was told of one that did not.
+// The state is the epoch of the lock and the contents since the last that is durable: a write that is only applied
+// adds one, a write that is durable, a flush or a change of the lock leaves the last. A kill goes back to any of them.
+// Whose write it took back must not be told of a flush that succeeded, before it was told of one that did not.
 
 package main
 
@@ -188,8 +189,8 @@ func imageModel() porcupine.Model {
 	return model.ToModel()
 }
 
-// flushesOf gives the flushes that matter to a place: those of handles that wrote there without being told of durability, until one
-// that began after the last of these writes and was answered.
+// flushesOf gives the flushes that matter to a place: those of handles that wrote there without being told of
+// durability, until one that began after the last of these writes and was answered.
 func flushesOf(place, flushes []*Event) []*Event {
 	first, last := map[string]int64{}, map[string]int64{}
 	for _, event := range place {
@@ -214,7 +215,8 @@ func flushesOf(place, flushes []*Event) []*Event {
 	return matter
 }
 
-// locksOf gives the changes of the lock that matter from a time on: those that were over, and followed by another that was over, do not.
+// locksOf gives the changes of the lock that matter from a time on: those that were over, and followed by another that
+// was over, do not.
 func locksOf(locks []*Event, from int64) []*Event {
 	latest := int64(0)
 	for _, lock := range locks {

@@ -1,10 +1,12 @@
-//! Records histories: real processes work on the faces of a real server over `grpc://`, while it is killed and answers are dropped.
+//! Records histories: real processes work on the faces of a real server over `grpc://`, while it is killed and answers
+//! are dropped.
 //!
-//! `histories record` → server, proxy, clients (this program again, as `histories client`) → notes of each process → one file for each face,
-//! one line of JSON for each call → `tests/porcupine` says whether the lines are linearizable
+//! `histories record` → server, proxy, clients (this program again, as `histories client`) → notes of each process →
+//! one file for each face, one line of JSON for each call → `tests/porcupine` says whether the lines are linearizable
 //!
 //! Invariants:
-//! 1. The begin of a call stands in its file before the call is made, and its end is taken after the answer: what did not overlap is ordered.
+//! 1. The begin of a call stands in its file before the call is made, and its end is taken after the answer: what did
+//!    not overlap is ordered.
 //! 2. What a client was not told stays open. Nothing is noted as refused or as an error that may have been applied.
 
 #![forbid(unsafe_code)]

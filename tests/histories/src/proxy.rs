@@ -1,7 +1,8 @@
-//! A network that loses answers: connections go through a port of this program, which sometimes ends one when an answer comes.
+//! A network that loses answers: connections go through a port of this program, which sometimes ends one when an
+//! answer comes.
 //!
-//! client → [`Proxy`] → server · answer (an HTTP/2 frame of headers): forwarded, or late, or lost with its connection, before its
-//! first byte or in the middle
+//! client → [`Proxy`] → server · answer (an HTTP/2 frame of headers): forwarded, or late, or lost with its connection,
+//! before its first byte or in the middle
 //!
 //! Invariant: bytes of a connection come in order and unchanged, or not at all.
 

@@ -1,7 +1,7 @@
 //! A run: a server and clients, what is done to them, and the histories that they leave.
 //!
-//! prepare → clients begin → kills (server, clients, sequencers), cuts, lost answers → clients end → the server is killed once more → everything
-//! is read back → one file for each face
+//! prepare → clients begin → kills (server, clients, sequencers), cuts, lost answers → clients end → the server is
+//! killed once more → everything is read back → one file for each face
 //!
 //! Invariants:
 //! 1. A client that was not killed ends with success, or the run has failed.
@@ -294,7 +294,8 @@ impl Run<'_> {
         let Done { servers, clients, .. } = self.done;
         let (dropped, _) = self.proxy.done();
         let line = format!(
-            "{:>4} of {} s: {} calls, {} unknown, {} errors; killed: {servers} servers, {clients} clients; {dropped} answers dropped",
+            "{:>4} of {} s: {} calls, {} unknown, {} errors; killed: {servers} servers, {clients} clients; \
+             {dropped} answers dropped",
             elapsed.as_secs(),
             self.settings.seconds,
             sum.calls(),
@@ -404,8 +405,8 @@ impl Run<'_> {
         let Done { servers, clients, sequencers, cuts } = self.done;
         let (dropped, late) = self.proxy.done();
         println!(
-            "killed: {servers} servers, {clients} clients, {sequencers} sequencers; answers dropped: {dropped}, late: {late}; all \
-             connections cut: {cuts} times"
+            "killed: {servers} servers, {clients} clients, {sequencers} sequencers; answers dropped: {dropped}, \
+             late: {late}; all connections cut: {cuts} times"
         );
         Ok(())
     }
@@ -420,7 +421,7 @@ fn told(tally: Tally, worked: Duration) -> String {
     let rate = calls as f64 / worked.as_secs_f64();
     let Tally { ok, refused, errors, unknown, faults } = tally;
     format!(
-        "{calls} calls ({rate:.0}/s): {ok} done, {refused} refused, {errors} errors that changed nothing, {unknown} of unknown outcome, \
-         {faults} faults"
+        "{calls} calls ({rate:.0}/s): {ok} done, {refused} refused, {errors} errors that changed nothing, \
+         {unknown} of unknown outcome, {faults} faults"
     )
 }

@@ -1,7 +1,7 @@
 //! A client of the log: appends, one and several and under the condition of a tail, reads, tails, fills and trims.
 //!
-//! Two logs: one in slots round several objects, whose positions a sequencer hands out, and one in a byte stream, whose writers hand out
-//! positions themselves and depose each other.
+//! Two logs: one in slots round several objects, whose positions a sequencer hands out, and one in a byte stream,
+//! whose writers hand out positions themselves and depose each other.
 //!
 //! What stands at a position is noted as its value, or `hole`, `filled`, `trimmed`, `beyond`.
 
@@ -150,7 +150,8 @@ fn step(client: &mut Client, log: &Log, seen: &mut u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Appends `count` entries, at `expected` if that is given. Where the answer is lost, it asks what became of it in half of the cases.
+/// Appends `count` entries, at `expected` if that is given. Where the answer is lost, it asks what became of it in
+/// half of the cases.
 fn append(client: &mut Client, log: &Log, count: usize, expected: Option<u64>, seen: &mut u64) -> Result<(), Failure> {
     let values: Vec<String> = (0..count).map(|_| client.value()).collect();
     let records: Vec<Record> = values.iter().map(|value| Record::from(value.clone())).collect();

@@ -1,7 +1,7 @@
 //! A client of the map: conditional puts and deletes, several rows at once, gets and scans of a partition.
 //!
-//! Clients with even numbers use the map that the server has for all, the others one of their own on the server's store: both work on
-//! the same rows.
+//! Clients with even numbers use the map that the server has for all, the others one of their own on the server's
+//! store: both work on the same rows.
 //!
 //! A row is noted as `A|B`, the values of its two columns, `-` for a column that is not set.
 
@@ -74,7 +74,7 @@ struct Table {
 fn open(client: &Client) -> Result<Option<Table>, Failure> {
     let (location, server) = (client.location(), client.role.server.to_string());
     client.opened(|| -> Result<_, Failure> {
-        if client.role.me % 2 == 0 {
+        if client.role.me.is_multiple_of(2) {
             let options = Options { timeout: std::time::Duration::from_secs(2), ..Options::default() };
             let map = RemoteMap::connect(server.parse()?, &options)?;
             return Ok(Table { map: Arc::new(map), _store: None });

@@ -2,8 +2,8 @@
 //!
 //! role → the face's client → calls, each noted · the last client reads everything back
 //!
-//! Places (groups of keys, partitions, objects of an image) are used for some seconds and then left, so that the checker gets many short
-//! histories instead of a long one; now and then an old one is read, and at the end all are.
+//! Places (groups of keys, partitions, objects of an image) are used for some seconds and then left, so that the
+//! checker gets many short histories instead of a long one; now and then an old one is read, and at the end all are.
 //!
 //! Invariant: values are unique in a run: client, life, number.
 

@@ -1,7 +1,8 @@
 //! A client of volumes: writes under the lock of an image, which clients take over from each other, reads and flushes.
 //!
-//! Two clients write to an image in turn, all read all images. A place is the first blocks of one data object. A write is durable when it
-//! is answered, or applied only and durable after a flush by its handle: what lies between, a kill may take back, and the flush must say so.
+//! Two clients write to an image in turn, all read all images. A place is the first blocks of one data object. A write
+//! is durable when it is answered, or applied only and durable after a flush by its handle: what lies between, a kill
+//! may take back, and the flush must say so.
 //!
 //! A block is noted as the value that fills it, or nothing for zeros.
 
