@@ -1,5 +1,7 @@
 //! What faces share of the store: prefixes, names that lead to ids, what is being made and removed, and changes under guards.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
