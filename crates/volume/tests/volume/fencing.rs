@@ -57,7 +57,7 @@ fn who_has_lost_the_lock_is_told_so_though_nothing_is_to_be_written() {
         let volumes = engine();
         let first = volumes.create("disk", 1 << 20, SMALL, 0).unwrap();
         first.lock("one").unwrap();
-        first.discard(0, 4096, durability).unwrap();
+        first.discard(0, 4096, durability).unwrap().wait().unwrap();
         let second = volumes.image("disk").unwrap();
         second.take_over("two").unwrap();
         let late = first.discard(0, 4096, durability);
@@ -67,7 +67,7 @@ fn who_has_lost_the_lock_is_told_so_though_nothing_is_to_be_written() {
         // Nor is one who has no lock told so where another has it.
         let third = volumes.image("disk").unwrap();
         second.unlock().unwrap();
-        third.discard(8192, 4096, durability).unwrap();
+        third.discard(8192, 4096, durability).unwrap().wait().unwrap();
         second.lock("two").unwrap();
         assert!(matches!(third.discard(8192, 4096, durability), Err(Error::Locked { .. })));
     }
