@@ -39,7 +39,6 @@ fn failed(error: &Error) -> Answer {
     let outcome = match error {
         Error::Fenced { .. } => Outcome::Refused,
         Error::Store(error) => outcome_of(error),
-        Error::Contended { .. } => Outcome::Error,
         _ => Outcome::Fault,
     };
     Answer::failed(outcome, error)
