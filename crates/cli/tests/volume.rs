@@ -105,7 +105,7 @@ fn mistakes_have_their_exit_codes_and_name_what_is_wrong() {
     for (arguments, code, expected) in [
         (&["info", "none"][..], 3, "image none does not exist"),
         (&["create", "disk", "1m"], 1, "exists already"),
-        (&["create", "a/b", "1m"], 2, "holds '/'"),
+        (&["create", "a/b", "1m"], 2, "contains '/'"),
         (&["create", "x", "1m", "--object-size", "3m"], 2, "object size"),
         (&["snap", "create", "disk"], 2, "expected IMAGE@SNAPSHOT"),
         (&["export", "disk@none", "file"], 3, "no snapshot none"),

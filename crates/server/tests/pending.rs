@@ -158,6 +158,28 @@ fn who_waits_for_a_value_holds_up_nobody_and_is_answered_in_order() {
     assert_eq!(one.reply().unwrap(), b"+PONG\r\n");
 }
 
+/// Failure: a client that was alone on its loop was never answered. Cause: what it waited for was looked at only with the next
+/// event of its connection. Fix: at once, which has the loop woken.
+#[test]
+fn a_client_that_is_alone_is_answered() {
+    let server = Running::start();
+    let mut client = Client::connect(server.address);
+    client.check("MSET a 1 b 2", "+OK\r\n");
+    for _ in 0..20 {
+        for (command, reply) in
+            [(&["GET", "a"][..], "$1\r\n1\r\n"), (&["MGET", "b", "a"], "*2\r\n$1\r\n2\r\n$1\r\n1\r\n")]
+        {
+            server.store.hold(true);
+            client.send(&encode(command));
+            eventually("it waits", || server.store.waiting() == 1);
+            // As long as no event comes to its connection any more.
+            std::thread::sleep(Duration::from_millis(5));
+            server.store.hold(false);
+            assert_eq!(String::from_utf8(client.reply().unwrap()).unwrap(), reply);
+        }
+    }
+}
+
 #[test]
 fn a_value_that_cannot_be_read_is_an_error_and_the_connection_goes_on() {
     let server = Running::start();

@@ -140,8 +140,10 @@ impl Connection {
             self.keep(input, used);
         }
         for _ in 0..READS_PER_TURN {
-            let held = self.session.awaited.is_some() || self.session.closing;
-            if self.stalled || held || !self.readable || self.output.len() > soft {
+            if self.session.awaited.is_some() {
+                break;
+            }
+            if self.stalled || self.session.closing || !self.readable || self.output.len() > soft {
                 return Ok(false);
             }
             match self.transport.read(space)? {
@@ -162,7 +164,9 @@ impl Connection {
                 }
             }
         }
-        Ok(self.readable)
+        // Nobody would wake the loop for a reply that was not asked for since its command was run.
+        let here = self.reply_if_here(executor);
+        Ok(here && (self.stalled || self.readable))
     }
 
     /// Writes the reply that was waited for; whether none is any more.
