@@ -25,7 +25,7 @@ use crate::index::{Extent, Missing};
 use crate::objects::ObjectState;
 use crate::pages::bring;
 use crate::reader::{Asked, Found, Reader, Sought};
-use crate::readers::{Kept, Pinned};
+use crate::readers::{Pinned, StillPinned};
 use crate::segments::{Lsn, Segments};
 use crate::stages::sampled;
 
@@ -350,7 +350,7 @@ struct Carried {
     reader: Arc<Reader>,
     mark: Arc<DurableMark>,
     /// No segment that it reads is used again before.
-    _kept: Kept<Arc<Segments>>,
+    _kept: StillPinned<Arc<Segments>>,
 }
 
 impl Carried {

@@ -33,9 +33,9 @@ pub struct Pinned<'a> {
 
 impl Pinned<'_> {
     /// Goes on without the borrow: `of` has the readers that this was pinned by.
-    pub fn keep<R: AsRef<Readers>>(self, of: R) -> Kept<R> {
+    pub fn keep<R: AsRef<Readers>>(self, of: R) -> StillPinned<R> {
         debug_assert!(std::ptr::eq(of.as_ref(), self.readers), "pinned by other readers");
-        let kept = Kept { of, shard: self.shard, count: self.count };
+        let kept = StillPinned { of, shard: self.shard, count: self.count };
         std::mem::forget(self);
         kept
     }
@@ -48,13 +48,13 @@ impl Drop for Pinned<'_> {
 }
 
 /// As [`Pinned`], for work that goes on when the call has returned.
-pub struct Kept<R: AsRef<Readers>> {
+pub struct StillPinned<R: AsRef<Readers>> {
     of: R,
     shard: usize,
     count: usize,
 }
 
-impl<R: AsRef<Readers>> Drop for Kept<R> {
+impl<R: AsRef<Readers>> Drop for StillPinned<R> {
     fn drop(&mut self) {
         self.of.as_ref().leave(self.shard, self.count);
     }

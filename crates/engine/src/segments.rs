@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use crate::buffer::{HandedOut, SegmentBuffer};
 use crate::format::{Loc, WEIGHT_WHOLE};
-use crate::readers::{Kept, Pinned, Readers};
+use crate::readers::{Pinned, Readers, StillPinned};
 use crate::sharing::Sharing;
 
 /// A log position: bytes laid down since the store was opened, pads included.
@@ -259,7 +259,7 @@ impl Segments {
     }
 
     /// The same, for work that goes on when the call has returned.
-    pub fn keep_pinned(self: &Arc<Self>, pinned: Pinned<'_>) -> Kept<Arc<Self>> {
+    pub fn keep_pinned(self: &Arc<Self>, pinned: Pinned<'_>) -> StillPinned<Arc<Self>> {
         pinned.keep(Arc::clone(self))
     }
 

@@ -9,9 +9,8 @@ use std::task::{Context, Poll};
 use esker_kv::{Barrier, Entry};
 use esker_store::Completion;
 
-use crate::resp::commands::WRONG_TYPE;
 use crate::resp::keyspace::HASH;
-use crate::resp::refusal::Refusal;
+use crate::resp::refusal::{Refusal, WRONG_TYPE};
 use crate::resp::reply::ReplyWriter;
 use crate::resp::shared::Tally;
 

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+pub(crate) const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
 /// Why a command was refused.
 #[derive(Debug)]
 pub(crate) enum Refusal {

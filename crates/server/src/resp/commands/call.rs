@@ -11,6 +11,7 @@ use crate::resp::keyspace::{Database, HASH};
 use crate::resp::number::parse_i64;
 use crate::resp::parse::Args;
 use crate::resp::refusal::Refusal;
+pub(crate) use crate::resp::refusal::WRONG_TYPE;
 use crate::resp::reply::ReplyWriter;
 use crate::resp::session::Session;
 use crate::resp::shared::{Shared, Tally};
@@ -18,7 +19,6 @@ use crate::resp::shared::{Shared, Tally};
 /// What a handler returns; its reply is written.
 pub(crate) type Outcome = Result<(), Refusal>;
 
-pub(crate) const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 pub(crate) const SYNTAX: &str = "ERR syntax error";
 pub(crate) const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 pub(crate) const NO_SUCH_KEY: &str = "ERR no such key";
