@@ -172,7 +172,10 @@ impl Logs {
         let store = &*self.inner.store;
         store.submit(Transaction::new().change(&format::head(id), Change::Remove)).wait()?;
         let below = [format::data_prefix(id), format::checkpoint_prefix(id)];
-        remove_objects(store, below.iter().flat_map(|prefix| format::objects(store, prefix)), &mut |_| true)?;
+        let all = below.iter().flat_map(|prefix| format::objects(store, prefix));
+        if !remove_objects(store, all, &mut |_| true)? {
+            return Ok(());
+        }
         let mut txn = Transaction::new();
         format::registry().forget(&mut txn, id, &[]);
         store.submit(txn).wait()?;

@@ -216,7 +216,7 @@ impl Waist {
     /// The store's; what is left then is removed next time.
     pub fn work(&self) -> Result<u64> {
         let (registry, mut removed) = (names::tables(), 0);
-        for left in registry.leftovers(&*self.store) {
+        'left: for left in registry.leftovers(&*self.store) {
             let left = left?;
             let prefixes = match left.part[..].try_into().map(u16::from_be_bytes) {
                 Ok(index) => vec![names::index_prefix(left.id, index)],
@@ -224,11 +224,14 @@ impl Waist {
             };
             for prefix in prefixes {
                 let mut gone = 0;
-                remove_objects(&*self.store, self.objects(&prefix, None), &mut |so_far| {
+                let for_good = remove_objects(&*self.store, self.objects(&prefix, None), &mut |so_far| {
                     gone = so_far;
                     true
                 })?;
                 removed += gone;
+                if !for_good {
+                    continue 'left;
+                }
             }
             let mut txn = Transaction::new();
             registry.forget(&mut txn, left.id, &left.part);

@@ -93,7 +93,8 @@ pub fn open_collection(store: &dyn ObjectStore, collection: &Collection, txn: Tr
 }
 
 /// Removes objects, as many at once as the store can, and has it synced: who then forgets them forgets what is gone for good,
-/// though the store be restarted meanwhile. `on` is told how many went, and says whether to go on. Returns whether all are gone.
+/// though the store be restarted meanwhile. `on` is told how many went, and says whether to go on. Returns whether all are gone
+/// for good: not where the store was restarted, after which some may be there again.
 ///
 /// # Errors
 /// The store's; what went before stays gone.
@@ -107,10 +108,11 @@ pub fn remove_objects(
     loop {
         let some: Vec<ObjectId> = objects.by_ref().take(REMOVE_OBJECTS).collect::<Result<_>>()?;
         if some.is_empty() {
-            if gone > 0 {
-                unsynced.sync(store)?;
-            }
-            return Ok(true);
+            return match if gone > 0 { unsynced.sync(store) } else { Ok(()) } {
+                // Whoever keeps the note of them comes to it again.
+                Err(Error::Restarted) => Ok(false),
+                done => done.map(|()| true),
+            };
         }
         for together in some.chunks(at_once) {
             let mut txn = Transaction::with(Durability::Applied);

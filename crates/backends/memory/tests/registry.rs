@@ -225,7 +225,7 @@ fn what_may_have_come_back_in_a_restart_is_not_taken_for_gone() {
     let store = Restarting { behind: store(), lives: AtomicU64::new(0) };
     ObjectStore::submit(&store, Transaction::new().change(&object("d/1/0"), Change::Touch)).wait().unwrap();
     let all = || objects(&store, &HOME.into(), b"d/1/", None);
-    assert!(matches!(remove_objects(&store, all(), &mut |_| true), Err(Error::Restarted)));
+    assert!(!remove_objects(&store, all(), &mut |_| true).unwrap());
     // Nothing is left to remove, so nothing can come back.
     assert!(remove_objects(&store, all(), &mut |_| true).unwrap());
 }
