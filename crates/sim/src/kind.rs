@@ -51,11 +51,15 @@ pub enum Kind {
     /// Faces that fill and empty a store on a device or a file system that is full, in most runs with all threads of
     /// the engine: see `full`.
     Full,
+    /// Processes on the key-value face: see [`crate::kvs`].
+    Kv,
+    /// Processes on the map: see [`crate::maps`].
+    Map,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Plain,
         Self::Zoned,
         Self::Small,
@@ -70,6 +74,8 @@ impl Kind {
         Self::Panics,
         Self::Opening,
         Self::Full,
+        Self::Kv,
+        Self::Map,
     ];
 
     /// The kind of a seed's run, unless another is asked for.
@@ -94,6 +100,8 @@ impl Kind {
             Self::Panics => "panics",
             Self::Opening => "opening",
             Self::Full => "full",
+            Self::Kv => "kv",
+            Self::Map => "map",
         }
     }
 
