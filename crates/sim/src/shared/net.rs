@@ -13,6 +13,9 @@ use crate::shared::baton::Baton;
 use crate::shared::breakage::Breakage;
 use crate::shared::server::{End, Server};
 
+/// An object and a key in it.
+type Place = (ObjectId, Vec<u8>);
+
 /// How rough the lines are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weather {
@@ -42,7 +45,7 @@ pub(crate) struct Net {
     broken: Mutex<Option<String>>,
     clients: Mutex<u64>,
     /// Answers of before, for [`Breakage::OldAnswers`].
-    pub old: Mutex<HashMap<(ObjectId, Vec<u8>), Option<Bytes>>>,
+    pub old: Mutex<HashMap<Place, Option<Bytes>>>,
 }
 
 impl Net {
@@ -128,7 +131,7 @@ impl Net {
             return answer;
         }
         // What failed at the server is a connection that broke, for its client.
-        Completion::ready(answer.wait()).then(|told| match told {
+        Completion::ready(match answer.wait() {
             Err(error) if error.is_unknown() => Err(Error::Unknown { cause: error.to_string() }),
             told => told,
         })

@@ -238,12 +238,14 @@ impl Wire {
             Completion::ready(answer.into_parts().0)
         } else {
             // A read that cannot be answered changed nothing: it is an error like any other.
-            self.net.answer(answer).then(|told| match told {
+            let (told, barrier) = self.net.answer(answer).into_parts();
+            let told = match told {
                 Err(error @ Error::Unknown { .. }) => {
                     Err(Error::io("asking", std::io::Error::other(error.to_string())))
                 }
                 told => told,
-            })
+            };
+            Completion::after(told, barrier)
         };
         self.answered();
         answer
@@ -260,16 +262,18 @@ impl Wire {
             return answer;
         }
         let place = (object.clone(), key.to_vec());
-        answer.map(|now| {
+        let (now, barrier) = answer.into_parts();
+        let perhaps = |now: Option<Bytes>| {
             let mut old = self.net.old.lock();
             match old.get(&place) {
                 Some(before) if self.net.baton.draw(3) == 0 => before.clone(),
                 _ => {
-                    old.insert(place, now.clone());
+                    old.insert(place.clone(), now.clone());
                     now
                 }
             }
-        })
+        };
+        Completion::after(now.map(perhaps), barrier)
     }
 
     fn tears(&self) -> bool {
@@ -287,12 +291,14 @@ impl Wire {
         self.turn(7);
         let after = read().behind(barrier);
         let Ok(before) = before else { return after };
-        after.map(|after| {
+        let (after, barrier) = after.into_parts();
+        let joined = |after: Vec<T>| {
             let mut both: Vec<T> =
                 before.into_iter().enumerate().filter(|(at, one)| first(*at, one)).map(|(_, one)| one).collect();
             both.extend(after.into_iter().enumerate().filter(|(at, one)| !first(*at, one)).map(|(_, one)| one));
             both
-        })
+        };
+        Completion::after(after.map(joined), barrier)
     }
 }
 
