@@ -69,6 +69,8 @@ pub fn run_as(kind: Kind, seed: u64) -> Result<Outcome, String> {
         Kind::Panics => return threaded::panics::run(seed),
         Kind::Opening => return Run::with_cut_openings(seed),
         Kind::Full => return full::run(seed),
+        Kind::Kv => return crate::kvs::run(seed, None),
+        Kind::Map => return crate::maps::run(seed, None),
         _ => {}
     }
     let mut rng = fastrand::Rng::with_seed(seed);

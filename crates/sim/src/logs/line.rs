@@ -11,7 +11,7 @@ use esker_store::contract::{Call, Watch};
 use esker_store::{Change, Condition, Error, ObjectStore, Op, Result, Transaction};
 use parking_lot::Mutex;
 
-use crate::logs::baton::{Baton, Gone};
+use crate::shared::baton::{Baton, Gone};
 
 thread_local! {
     /// The process that this thread is.

@@ -1,6 +1,6 @@
 //! Runs of the shared log: several processes on one store, killed, paused and left without answers at any call; power lost under all of them.
 //!
-//! seed → log, processes, temper → lives (processes take turns call by call, see `baton`) → power loss → engine reopened → …
+//! seed → log, processes, temper → lives (processes take turns call by call, see `shared/baton.rs`) → power loss → engine reopened → …
 //! → at the end a process that nobody disturbs reads everything → [`history::check`], `Log::check`
 //!
 //! Checked: what an acknowledged append says stands at its position for ever, unless it is trimmed; positions have one value over time; what is filled or
@@ -9,7 +9,6 @@
 //!
 //! Invariant: the same seed gives the same calls in the same order.
 
-mod baton;
 pub mod history;
 mod line;
 mod process;
@@ -27,7 +26,8 @@ use parking_lot::Mutex;
 use crate::fault::{FaultyDevice, Image, Shape, Survival};
 use crate::kind::{self, SEGMENT_BYTES};
 use crate::outcome::Outcome;
-use baton::{Baton, Gone, Temper};
+use crate::shared::baton::{Baton, Temper};
+use crate::shared::inhabit::inhabit;
 use history::{Act, Event, Seen};
 use line::{Line, ME};
 use process::{Desk, Notes, Process, World};
@@ -131,7 +131,13 @@ impl Run {
         std::thread::scope(|scope| {
             for me in 0..processes {
                 let world = &world;
-                scope.spawn(move || inhabit(world, me, acts));
+                scope.spawn(move || {
+                    ME.set(me);
+                    // What it was at when it was killed is not done again.
+                    let acts = Cell::new(acts);
+                    let broken = |why| _ = world.notes.lock().broken.get_or_insert(why);
+                    inhabit(&world.baton, me, || live(world, me, &acts), broken);
+                });
             }
             baton.run();
         });
@@ -197,32 +203,11 @@ fn sound(log: &Log) -> Result<(), String> {
     }
 }
 
-/// A process from its first life to its last.
-fn inhabit(world: &World, me: usize, acts: u32) {
-    ME.set(me);
-    world.baton.enter(me);
-    // What it was at when it was killed is not done again.
-    let acts = Cell::new(acts);
-    while !world.baton.stopped() {
-        let lived = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| match Process::open(world, me)? {
-            Some(mut process) => process.live(&acts).map(|()| true),
-            None => Ok(false),
-        }));
-        match lived {
-            Ok(Ok(true)) => break,
-            // The store did not answer: it opens the log again.
-            Ok(Ok(false)) => acts.set(acts.get().saturating_sub(1)),
-            Ok(Err(broken)) => {
-                world.notes.lock().broken.get_or_insert(format!("process {me}: {broken}"));
-                world.baton.stop();
-            }
-            // Killed: it begins anew.
-            Err(cause) if cause.is::<Gone>() => {}
-            Err(_) => {
-                world.notes.lock().broken.get_or_insert(format!("process {me} panicked"));
-                world.baton.stop();
-            }
-        }
-    }
-    world.baton.leave(me);
+/// Lives until there is nothing more to do, or the store did not let it begin.
+fn live(world: &World, me: usize, acts: &Cell<u32>) -> Result<bool, String> {
+    let Some(mut process) = Process::open(world, me)? else {
+        acts.set(acts.get().saturating_sub(1));
+        return Ok(false);
+    };
+    process.live(acts).map(|()| true)
 }

@@ -17,9 +17,9 @@ use esker_log::{
 use esker_store::{Error as StoreError, ObjectStore};
 use parking_lot::Mutex;
 
-use crate::logs::baton::Baton;
 use crate::logs::history::{Act, Appended, Event, Payload, Seen};
 use crate::logs::line::Breakage;
+use crate::shared::baton::Baton;
 
 /// The stream of all entries with an odd payload.
 const STREAM: &str = "odd";

@@ -20,7 +20,8 @@ pub(crate) struct Temper {
     pub kill: u32,
     /// Of 10,000 steps, so many let it pause.
     pub pause: u32,
-    /// Steps after which each process goes on alone until it is done. Processes that depose each other time and again may need that; one that does
+    /// Steps after which each process goes on alone until it is done. Processes that depose each other time and again
+    /// may need that; one that does
     /// not end when it is alone never does.
     pub alone_after: u64,
     /// Steps after which all stop.

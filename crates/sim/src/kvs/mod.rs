@@ -1,0 +1,91 @@
+//! Runs of the key-value face: several processes on one store, killed, paused and left without answers at any call,
+//! each with a clock of its own; the server restarts under them.
+//!
+//! seed → [`Setting`] → processes → power cut → everything read once more → [`check_by_key`] of [`Keys`] under power
+//! cuts
+//!
+//! Checked: the history of each key, and of all that one call touches at once, is linearizable: a change whose answer
+//! was lost was made once, at any time after it was asked for, or never; one that was refused was not made; one that
+//! was acknowledged as durable survives every power cut, and one that was only applied goes with all that came after
+//! it. What one call of the store reads is of one moment. An entry is shown up to its expiry by the clock of who reads,
+//! and not from it on; that clock never goes back. What is written to a namespace that was removed is refused, and one
+//! that is made again is empty.
+//!
+//! Invariant: the same seed gives the same calls in the same order.
+
+pub mod model;
+mod process;
+
+use std::sync::Arc;
+
+use esker_kv::{Clock, Kv, ManualClock};
+use esker_store::ObjectStore;
+
+use crate::lasting::{Act, Lasting, Lasts};
+use crate::linear::{Event, check_by_key};
+use crate::outcome::Outcome;
+use crate::shared::notes::Notes;
+use crate::shared::setting::{NOBODY, NOON_MS, Setting};
+use model::{Ask, Call, Keys, Told};
+use process::{Habits, Process, World};
+
+pub use crate::shared::breakage::Breakage;
+
+/// Steps of the search for an order, for each part of the history.
+const SEARCH_STEPS_MAX: u64 = 1_000_000;
+
+/// Runs one seed.
+///
+/// # Errors
+/// The promise that was broken, and how.
+pub fn run(seed: u64, breakage: Option<Breakage>) -> Result<Outcome, String> {
+    let mut setting = Setting::new(seed, breakage)?;
+    let habits = Habits::new(&mut setting.rng);
+    setting.net.server.endanger();
+    let world = World { setting: &setting, notes: Notes::default(), habits };
+    let live = |me: usize, acts: &mut u32| {
+        let Some(mut process) = Process::open(&world, me)? else {
+            *acts = acts.saturating_sub(1);
+            return Ok(false);
+        };
+        process.live(acts).map(|()| true)
+    };
+    setting.inhabited(live, |why| world.notes.broken(why))?;
+    let World { notes, habits, .. } = world;
+    let mut events = notes.history()?;
+    let line = setting.last_life();
+    look(&setting, &habits, line, &mut events)?;
+    events.extend(setting.ends(|| Told::Done)?);
+    let calls = events.len();
+    let keys = Keys { space_of: habits.space_of(), spaces: process::SPACES.len(), drops: habits.drops };
+    check_by_key(&Lasting(keys), &events, SEARCH_STEPS_MAX).map_err(|fault| fault.to_string())?;
+    Ok(setting.outcome(calls))
+}
+
+/// Reads everything, undisturbed.
+fn look(
+    setting: &Setting,
+    habits: &Habits,
+    line: Arc<dyn ObjectStore>,
+    events: &mut Vec<Event<Act<Call>, Told>>,
+) -> Result<(), String> {
+    let said = |error: &dyn std::fmt::Display| format!("at the end: {error}");
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(NOON_MS));
+    let kv = Kv::open(line, clock).map_err(|error| said(&error))?;
+    let there = kv.namespaces().map_err(|error| said(&error))?;
+    for (key, (space, place)) in habits.keys.iter().enumerate() {
+        let begin = setting.baton.time();
+        let (name, kind) = process::SPACES[*space];
+        let found = if there.contains(&(name.to_owned(), kind)) {
+            let namespace = kv.namespace(name, kind).map_err(|error| said(&error))?;
+            namespace.entry(place).wait().map_err(|error| said(&error))?
+        } else {
+            None
+        };
+        let item = found.map(|entry| process::item_of(&entry)).transpose()?;
+        let call = Act::Ask(Call { ask: Ask::Entry(key), now_ms: NOON_MS }, Lasts::Durably);
+        let (end, answer) = (setting.baton.time(), Some(Told::Entry(item)));
+        events.push(Event { process: NOBODY, begin, end, call, answer });
+    }
+    Ok(())
+}

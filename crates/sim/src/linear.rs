@@ -1,0 +1,512 @@
+//! Linearizability: whether a history is one that a single object could have given, each call taking effect at once
+//! between its beginning and its end.
+//!
+//! events (begin, end, call, answer) → by key, where the model is per key → a search over orders → an order, or where
+//! it got stuck
+//!
+//! The search is Wing and Gong's with Lowe's memory, as in Porcupine: of all calls that began before any other ended
+//! one is taken, the model says what may come of it, and the rest is searched; a set of taken calls with a state is
+//! never searched twice. A call that was not answered ends never: it may be taken at any time after it began, or not at
+//! all, and is tried last.
+//!
+//! Invariants:
+//! 1. `Ok` means that an order was found. A search that was given up says so ([`Fault::Undecided`]), and never passes.
+//! 2. What is partitioned is judged part by part, which is the same as judging the whole if no call touches two parts.
+//!
+//! Source: Wing and Gong, Testing and Verifying Concurrent Objects (1993); Lowe, Testing for Linearizability (2016)
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::{self, Debug};
+use std::hash::Hash;
+
+/// What an object does, one call after another.
+pub trait Model {
+    /// What the object is between two calls.
+    type State: Clone + Eq + Hash + Debug;
+    /// What is asked.
+    type Call: Clone + Debug;
+    /// What is answered.
+    type Answer: Clone + Debug;
+
+    /// The state before the first call.
+    fn start(&self) -> Self::State;
+
+    /// The states that `call` may leave, if it is answered so; none: it cannot be. Without an answer nobody was told,
+    /// and any will do.
+    fn step(&self, state: &Self::State, call: &Self::Call, answer: Option<&Self::Answer>) -> Vec<Self::State>;
+}
+
+/// A model of several keys that know nothing of each other, save where a call touches more than one.
+pub trait Keyed: Model {
+    /// The keys that a call touches; none: all of them are, each by itself, as by a power cut.
+    fn keys(&self, call: &Self::Call) -> Vec<usize>;
+}
+
+/// A call, and what came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event<C, A> {
+    /// Who called.
+    pub process: usize,
+    /// When. All times of a history are different.
+    pub begin: u64,
+    /// When it was answered; `u64::MAX`: never.
+    pub end: u64,
+    /// What was asked.
+    pub call: C,
+    /// What was answered.
+    pub answer: Option<A>,
+}
+
+/// Why a history is not known to be linearizable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It is not.
+    Broken(String),
+    /// The search was given up after so many steps.
+    Undecided(u64),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Broken(how) => write!(f, "not linearizable: {how}"),
+            Self::Undecided(steps) => {
+                write!(f, "undecided: no order was found in {steps} steps, nor that there is none")
+            }
+        }
+    }
+}
+
+/// Calls shown of those that fit nowhere.
+const SHOWN: usize = 8;
+
+/// A set of calls, by number.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Taken(Box<[u64]>);
+
+impl Taken {
+    fn none(calls: usize) -> Self {
+        Self(vec![0; calls.div_ceil(64)].into())
+    }
+
+    fn has(&self, call: usize) -> bool {
+        self.0[call / 64] >> (call % 64) & 1 == 1
+    }
+
+    fn with(&self, call: usize) -> Self {
+        let mut with = self.clone();
+        with.0[call / 64] |= 1 << (call % 64);
+        with
+    }
+}
+
+/// A place in the search: what was taken, what that came to, and where the first call stands that was not.
+struct Place<S> {
+    taken: Taken,
+    state: S,
+    first: usize,
+    /// Answered calls among the taken.
+    answered: usize,
+}
+
+/// Searches for an order of the whole history, in at most `steps_max` steps.
+///
+/// # Errors
+/// [`Fault::Broken`] with the calls that fit nowhere; [`Fault::Undecided`].
+pub fn check<M: Model>(model: &M, events: &[Event<M::Call, M::Answer>], steps_max: u64) -> Result<(), Fault> {
+    let mut calls: Vec<&Event<M::Call, M::Answer>> = events.iter().collect();
+    calls.sort_by_key(|event| event.begin);
+    let owed = calls.iter().filter(|event| event.answer.is_some()).count();
+    let start = Place { taken: Taken::none(calls.len()), state: model.start(), first: 0, answered: 0 };
+    let mut seen: HashSet<(Taken, M::State)> = HashSet::new();
+    let mut deepest: Option<(usize, Vec<usize>, M::State)> = None;
+    let (mut places, mut steps) = (vec![start], 0);
+    while let Some(place) = places.pop() {
+        if place.answered == owed {
+            return Ok(());
+        }
+        let next = candidates(&calls, &place);
+        if deepest.as_ref().is_none_or(|(answered, ..)| place.answered > *answered) {
+            deepest = Some((place.answered, next.clone(), place.state.clone()));
+        }
+        // Pushed last, tried first: who ended first has the least choice.
+        for call in next.into_iter().rev() {
+            let Event { call: asked, answer, .. } = calls[call];
+            steps += 1;
+            if steps > steps_max {
+                return Err(Fault::Undecided(steps_max));
+            }
+            for state in model.step(&place.state, asked, answer.as_ref()).into_iter().rev() {
+                // Nobody can tell whether a call that nobody was answered for, and that changes nothing, was made.
+                if answer.is_none() && state == place.state {
+                    continue;
+                }
+                let taken = place.taken.with(call);
+                if !seen.insert((taken.clone(), state.clone())) {
+                    continue;
+                }
+                let mut first = place.first;
+                while first < calls.len() && taken.has(first) {
+                    first += 1;
+                }
+                places.push(Place { taken, state, first, answered: place.answered + usize::from(answer.is_some()) });
+            }
+        }
+    }
+    let (answered, next, state) = deepest.unwrap_or((0, Vec::new(), model.start()));
+    let shown: Vec<String> = next.iter().take(SHOWN).map(|call| format!("{:?}", calls[*call])).collect();
+    Err(Fault::Broken(format!(
+        "after {answered} of {owed} answered calls, in state {state:?}, none of these fits: {}",
+        shown.join("; ")
+    )))
+}
+
+/// The calls that may be next: those that began before any that is left ended. Those that ended first stand first.
+fn candidates<C, A, S>(calls: &[&Event<C, A>], place: &Place<S>) -> Vec<usize> {
+    let (mut least, mut found) = (u64::MAX, Vec::new());
+    for (number, call) in calls.iter().enumerate().skip(place.first) {
+        if call.begin > least {
+            break;
+        }
+        if !place.taken.has(number) {
+            least = least.min(call.end);
+            found.push(number);
+        }
+    }
+    found.sort_by_key(|number| calls[*number].end);
+    found
+}
+
+/// Searches for an order key by key; keys that one call touches together are judged together.
+///
+/// # Errors
+/// As [`check`]; `steps_max` is for each part.
+pub fn check_by_key<M: Keyed>(model: &M, events: &[Event<M::Call, M::Answer>], steps_max: u64) -> Result<(), Fault> {
+    let keys: Vec<Vec<usize>> = events.iter().map(|event| model.keys(&event.call)).collect();
+    let mut parts = Parts::default();
+    for touched in &keys {
+        if let Some((first, others)) = touched.split_first() {
+            parts.part(*first);
+            others.iter().for_each(|other| parts.join(*first, *other));
+        }
+    }
+    let all: Vec<usize> = parts.0.keys().copied().collect();
+    let mut undecided = Ok(());
+    for part in all {
+        if parts.part(part) != part {
+            continue;
+        }
+        let mut ours = Vec::new();
+        for (event, touched) in events.iter().zip(&keys) {
+            if touched.first().is_none_or(|key| parts.part(*key) == part) {
+                ours.push(event.clone());
+            }
+        }
+        match check(model, &ours, steps_max) {
+            Ok(()) => {}
+            Err(fault @ Fault::Undecided(_)) => undecided = Err(fault),
+            broken => return broken,
+        }
+    }
+    undecided
+}
+
+/// Keys that belong together: each leads to another of its part, the last to itself.
+#[derive(Default)]
+struct Parts(BTreeMap<usize, usize>);
+
+impl Parts {
+    fn part(&mut self, key: usize) -> usize {
+        let mut at = key;
+        loop {
+            let next = *self.0.entry(at).or_insert(at);
+            if next == at {
+                return at;
+            }
+            at = next;
+        }
+    }
+
+    fn join(&mut self, one: usize, other: usize) {
+        let (one, other) = (self.part(one), self.part(other));
+        self.0.insert(one.max(other), one.min(other));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers under keys: what the anomalies below are of.
+    struct Numbers(usize);
+
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    enum Ask {
+        Write(usize, u64),
+        Read(usize),
+        Add(usize, u64),
+        /// Compare and set.
+        Swap(usize, u64, u64),
+        WriteBoth(u64),
+        ReadBoth,
+    }
+
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    enum Told {
+        Done,
+        Number(u64),
+        Both(u64, u64),
+        Swapped(bool),
+    }
+
+    use Ask::{Add, Read, ReadBoth, Swap, Write, WriteBoth};
+    use Told::{Both, Done, Number, Swapped};
+
+    impl Model for Numbers {
+        type State = Vec<u64>;
+        type Call = Ask;
+        type Answer = Told;
+
+        fn start(&self) -> Vec<u64> {
+            vec![0; self.0]
+        }
+
+        fn step(&self, state: &Vec<u64>, call: &Ask, answer: Option<&Told>) -> Vec<Vec<u64>> {
+            let mut next = state.clone();
+            let told = match call {
+                Write(key, number) => {
+                    next[*key] = *number;
+                    Done
+                }
+                Read(key) => Number(state[*key]),
+                // Answered with what it was before.
+                Add(key, number) => {
+                    next[*key] += number;
+                    Number(state[*key])
+                }
+                Swap(key, from, to) => {
+                    let swaps = state[*key] == *from;
+                    if swaps {
+                        next[*key] = *to;
+                    }
+                    Swapped(swaps)
+                }
+                WriteBoth(number) => {
+                    next.fill(*number);
+                    Done
+                }
+                ReadBoth => Both(state[0], state[1]),
+            };
+            if answer.is_none_or(|answer| *answer == told) { vec![next] } else { vec![] }
+        }
+    }
+
+    impl Keyed for Numbers {
+        fn keys(&self, call: &Ask) -> Vec<usize> {
+            match call {
+                Write(key, _) | Read(key) | Add(key, _) | Swap(key, ..) => vec![*key],
+                WriteBoth(_) | ReadBoth => vec![0, 1],
+            }
+        }
+    }
+
+    type Seen = Event<Ask, Told>;
+
+    fn event(begin: u64, end: u64, call: Ask, answer: Told) -> Seen {
+        Event { process: 0, begin, end, call, answer: Some(answer) }
+    }
+
+    fn lost(begin: u64, call: Ask) -> Seen {
+        Event { process: 0, begin, end: u64::MAX, call, answer: None }
+    }
+
+    fn holds(events: &[Seen]) -> bool {
+        let (whole, parts) = (check(&Numbers(2), events, 1_000_000), check_by_key(&Numbers(2), events, 1_000_000));
+        assert_eq!(whole.is_ok(), parts.is_ok(), "{events:?}");
+        assert!(!matches!(whole, Err(Fault::Undecided(_))), "{events:?}");
+        whole.is_ok()
+    }
+
+    #[test]
+    fn right_histories_are_accepted() {
+        assert!(holds(&[]));
+        let check = |name: &str, events: &[Seen]| assert!(holds(events), "{name}");
+        check("one after another", &[event(1, 2, Write(0, 5), Done), event(3, 4, Read(0), Number(5))]);
+        check(
+            "a read beside a write sees either",
+            &[event(1, 6, Write(0, 5), Done), event(2, 3, Read(0), Number(0)), event(4, 5, Read(0), Number(5))],
+        );
+        check(
+            "a write whose answer was lost was made, late",
+            &[
+                lost(1, Write(0, 5)),
+                event(2, 3, Read(0), Number(0)),
+                event(4, 5, Write(0, 6), Done),
+                event(6, 7, Read(0), Number(5)),
+            ],
+        );
+        check("or was not", &[lost(1, Write(0, 5)), event(2, 3, Read(0), Number(0)), event(4, 5, Read(0), Number(0))]);
+        check(
+            "two keys at once",
+            &[event(1, 4, WriteBoth(3), Done), event(2, 3, ReadBoth, Both(0, 0)), event(5, 6, ReadBoth, Both(3, 3))],
+        );
+        check(
+            "an order that is not that of the beginnings",
+            &[
+                event(1, 10, Add(0, 1), Number(10)),
+                event(2, 9, Add(0, 10), Number(0)),
+                event(11, 12, Read(0), Number(11)),
+            ],
+        );
+    }
+
+    #[test]
+    fn anomalies_are_rejected() {
+        let check = |name: &str, events: &[Seen]| assert!(!holds(events), "{name}");
+        check(
+            "lost update",
+            &[event(1, 4, Add(0, 1), Number(0)), event(2, 5, Add(0, 1), Number(0)), event(6, 7, Read(0), Number(1))],
+        );
+        check(
+            "stale read",
+            &[event(1, 2, Write(0, 1), Done), event(3, 4, Write(0, 2), Done), event(5, 6, Read(0), Number(1))],
+        );
+        check("a value that nobody wrote", &[event(1, 2, Write(0, 1), Done), event(3, 4, Read(0), Number(7))]);
+        check("an acknowledged write that is lost", &[event(1, 2, Write(0, 1), Done), event(3, 4, Read(0), Number(0))]);
+        // A write that was refused is not among the events.
+        check(
+            "a write that was refused, and is seen",
+            &[event(1, 2, Write(0, 1), Done), event(5, 6, Read(0), Number(2))],
+        );
+        check("an increment that counts twice", &[event(1, 2, Add(0, 1), Number(0)), event(3, 4, Read(0), Number(2))]);
+        check(
+            "and one that was not answered",
+            &[lost(1, Add(0, 1)), event(2, 3, Read(0), Number(1)), event(4, 5, Read(0), Number(2))],
+        );
+        check(
+            "a comparison that holds twice",
+            &[event(1, 4, Swap(0, 0, 1), Swapped(true)), event(2, 5, Swap(0, 0, 2), Swapped(true))],
+        );
+        check(
+            "a comparison that held, and came back",
+            &[
+                event(1, 2, Swap(0, 0, 1), Swapped(true)),
+                event(3, 4, Write(0, 2), Done),
+                event(5, 6, Read(0), Number(1)),
+            ],
+        );
+        check(
+            "time that goes back between two readers",
+            &[event(1, 10, Write(0, 1), Done), event(2, 3, Read(0), Number(1)), event(4, 5, Read(0), Number(0))],
+        );
+        check("two keys torn", &[event(1, 4, WriteBoth(1), Done), event(2, 3, ReadBoth, Both(1, 0))]);
+        check("two keys torn for good", &[event(1, 2, WriteBoth(1), Done), event(3, 4, Read(1), Number(0))]);
+        check("a lost write that came before it began", &[event(1, 2, Read(0), Number(5)), lost(3, Write(0, 5))]);
+    }
+
+    #[test]
+    fn a_search_that_is_given_up_says_so() {
+        let mut events: Vec<Seen> = (0..20).map(|n| lost(n, Write(0, n + 1))).collect();
+        events.push(event(30, 31, Read(0), Number(77)));
+        assert_eq!(check(&Numbers(1), &events, 1_000), Err(Fault::Undecided(1_000)));
+        assert_eq!(check_by_key(&Numbers(1), &events, 1_000), Err(Fault::Undecided(1_000)));
+    }
+
+    /// Tries every order.
+    fn by_force(events: &[Seen], taken: &mut Vec<usize>, state: &Vec<u64>) -> bool {
+        let left = |taken: &[usize]| (0..events.len()).filter(|at| !taken.contains(at)).collect::<Vec<_>>();
+        if left(taken).iter().all(|at| events[*at].answer.is_none()) {
+            return true;
+        }
+        for at in left(taken) {
+            if left(taken).iter().any(|other| events[*other].end < events[at].begin) {
+                continue;
+            }
+            for next in Numbers(2).step(state, &events[at].call, events[at].answer.as_ref()) {
+                taken.push(at);
+                if by_force(events, taken, &next) {
+                    return true;
+                }
+                taken.pop();
+            }
+        }
+        false
+    }
+
+    fn ask(rng: &mut fastrand::Rng) -> Ask {
+        let (key, one, other) = (rng.usize(0..2), rng.u64(0..3), rng.u64(0..3));
+        match rng.u8(0..6) {
+            0 => Write(key, one),
+            1 => Read(key),
+            2 => Add(key, one),
+            3 => Swap(key, one, other),
+            4 => WriteBoth(one),
+            _ => ReadBoth,
+        }
+    }
+
+    /// A history that happened: each call at one moment between its beginning and its end; of some nobody was told.
+    fn simulated(rng: &mut fastrand::Rng, calls: usize) -> Vec<Seen> {
+        let (mut events, mut under_way, mut state, mut now) = (Vec::new(), Vec::new(), vec![0, 0], 0);
+        while events.len() < calls || !under_way.is_empty() {
+            now += 1;
+            if events.len() < calls && (under_way.len() < 4 && rng.bool() || under_way.is_empty()) {
+                under_way.push((events.len(), false));
+                events.push(lost(now, ask(rng)));
+                continue;
+            }
+            let at = rng.usize(0..under_way.len());
+            let (number, done) = under_way[at];
+            let model = Numbers(2);
+            if !done {
+                if rng.u8(0..8) == 0 {
+                    // It never happens.
+                    under_way.swap_remove(at);
+                    continue;
+                }
+                let asked = events[number].call.clone();
+                let all = (0..16).flat_map(|n| [Number(n), Both(n / 4, n % 4)]);
+                let all = all.chain([Done, Swapped(true), Swapped(false)]).chain((16..64).map(Number));
+                let all: Vec<Told> = all.chain((0..64).flat_map(|a| (0..64).map(move |b| Both(a, b)))).collect();
+                let told = all.into_iter().find(|told| !model.step(&state, &asked, Some(told)).is_empty()).unwrap();
+                state = model.step(&state, &asked, Some(&told)).remove(0);
+                events[number].answer = Some(told);
+                under_way[at].1 = true;
+            } else {
+                under_way.swap_remove(at);
+                if rng.u8(0..8) == 0 {
+                    events[number].answer = None;
+                } else {
+                    events[number].end = now;
+                }
+            }
+        }
+        events
+    }
+
+    #[test]
+    fn simulated_histories_are_accepted_and_the_search_agrees_with_force() {
+        let (mut rejected, mut accepted) = (0, 0);
+        for seed in 0..3_000 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let long = simulated(&mut rng, 40);
+            assert!(holds(&long), "seed {seed}: {long:?}");
+            let calls = rng.usize(1..7);
+            let mut events = simulated(&mut rng, calls);
+            assert!(by_force(&events, &mut Vec::new(), &vec![0, 0]), "seed {seed}: {events:?}");
+            assert!(holds(&events), "seed {seed}: {events:?}");
+            let at = rng.usize(0..events.len());
+            let other = match &events[at].answer {
+                Some(Number(number)) => Some(Number(rng.u64(0..number + 3))),
+                Some(Both(a, b)) => Some(Both(rng.u64(0..a + 2), rng.u64(0..b + 2))),
+                Some(Swapped(swapped)) => Some(Swapped(!swapped)),
+                other => other.clone(),
+            };
+            events[at].answer = other;
+            let forced = by_force(&events, &mut Vec::new(), &vec![0, 0]);
+            assert_eq!(holds(&events), forced, "seed {seed}: {events:?}");
+            *if forced { &mut accepted } else { &mut rejected } += 1;
+        }
+        assert!(rejected > 300 && accepted > 300, "{rejected} rejected, {accepted} accepted");
+    }
+}
