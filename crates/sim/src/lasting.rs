@@ -35,7 +35,7 @@ pub enum Lasts {
 
 /// What happens to an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Act<C> {
+pub enum Deed<C> {
     /// A call.
     Ask(C, Lasts),
     /// Power was lost: what was not durable may be gone.
@@ -67,7 +67,7 @@ impl<M: Parted> Lasting<M> {
 
 impl<M: Parted> Model for Lasting<M> {
     type State = Versions<M::State>;
-    type Call = Act<M::Call>;
+    type Call = Deed<M::Call>;
     type Answer = M::Answer;
 
     fn start(&self) -> Self::State {
@@ -78,9 +78,9 @@ impl<M: Parted> Model for Lasting<M> {
         let versions = &state.0;
         let Some((now, _)) = versions.last() else { return Vec::new() };
         let (call, lasts) = match act {
-            Act::Ask(call, lasts) => (call, *lasts),
-            Act::Stop => return vec![Versions(vec![(now.clone(), Lasts::Durably)])],
-            Act::PowerLoss => {
+            Deed::Ask(call, lasts) => (call, *lasts),
+            Deed::Stop => return vec![Versions(vec![(now.clone(), Lasts::Durably)])],
+            Deed::PowerLoss => {
                 // The last first: mostly it is nothing that is lost.
                 let mut left: Vec<Self::State> = Vec::new();
                 for (version, _) in versions.iter().rev() {
@@ -112,8 +112,8 @@ impl<M: Parted> Model for Lasting<M> {
 impl<M: Parted> Keyed for Lasting<M> {
     fn keys(&self, act: &Self::Call) -> Vec<usize> {
         match act {
-            Act::Ask(call, _) => self.0.touched(call),
-            Act::PowerLoss | Act::Stop => Vec::new(),
+            Deed::Ask(call, _) => self.0.touched(call),
+            Deed::PowerLoss | Deed::Stop => Vec::new(),
         }
     }
 }
@@ -121,7 +121,7 @@ impl<M: Parted> Keyed for Lasting<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linear::{Event, check, check_by_key};
+    use crate::linear::{Interval, check, check_by_key};
 
     /// Two numbers.
     struct Pair;
@@ -176,18 +176,18 @@ mod tests {
     #[test]
     fn a_power_cut_takes_back_what_was_not_durable_and_nothing_else() {
         use Lasts::{Durably, UntilPowerLoss};
-        let history = |acts: &[(Act<Ask>, Option<u32>)]| -> Vec<Event<Act<Ask>, u32>> {
-            let event = |(at, (call, answer)): (usize, &(Act<Ask>, Option<u32>))| {
+        let history = |acts: &[(Deed<Ask>, Option<u32>)]| -> Vec<Interval<Deed<Ask>, u32>> {
+            let event = |(at, (call, answer)): (usize, &(Deed<Ask>, Option<u32>))| {
                 let begin = at as u64 * 2;
                 let end = if answer.is_some() { begin + 1 } else { u64::MAX };
-                Event { process: 0, begin, end, call: call.clone(), answer: *answer }
+                Interval { process: 0, begin, end, call: call.clone(), answer: *answer }
             };
             acts.iter().enumerate().map(event).collect()
         };
-        let write = |at, number, lasts| (Act::Ask(Ask::Write(at, number), lasts), Some(0));
-        let lost = |at, number, lasts| (Act::Ask(Ask::Write(at, number), lasts), None);
-        let read = |at, number| (Act::Ask(Ask::Read(at), Durably), Some(number));
-        let (cut, stop) = ((Act::PowerLoss, Some(0)), (Act::Stop, Some(0)));
+        let write = |at, number, lasts| (Deed::Ask(Ask::Write(at, number), lasts), Some(0));
+        let lost = |at, number, lasts| (Deed::Ask(Ask::Write(at, number), lasts), None);
+        let read = |at, number| (Deed::Ask(Ask::Read(at), Durably), Some(number));
+        let (cut, stop) = ((Deed::PowerLoss, Some(0)), (Deed::Stop, Some(0)));
         let whole = |acts: &[_]| check(&Lasting(Pair), &history(acts), 10_000).is_ok();
         let by_key = |acts: &[_]| check_by_key(&Lasting(Pair), &history(acts), 10_000).is_ok();
         let check = |acts: &[_], expected: bool| {

@@ -44,7 +44,7 @@ pub trait Keyed: Model {
 
 /// A call, and what came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event<C, A> {
+pub struct Interval<C, A> {
     /// Who called.
     pub process: usize,
     /// When. All times of a history are different.
@@ -113,8 +113,8 @@ struct Place<S> {
 ///
 /// # Errors
 /// [`Fault::Broken`] with the calls that fit nowhere; [`Fault::Undecided`].
-pub fn check<M: Model>(model: &M, events: &[Event<M::Call, M::Answer>], steps_max: u64) -> Result<(), Fault> {
-    let mut calls: Vec<&Event<M::Call, M::Answer>> = events.iter().collect();
+pub fn check<M: Model>(model: &M, events: &[Interval<M::Call, M::Answer>], steps_max: u64) -> Result<(), Fault> {
+    let mut calls: Vec<&Interval<M::Call, M::Answer>> = events.iter().collect();
     calls.sort_by_key(|event| event.begin);
     let owed = calls.iter().filter(|event| event.answer.is_some()).count();
     let start = Place { taken: Taken::none(calls.len()), state: model.start(), first: 0, answered: 0 };
@@ -131,7 +131,7 @@ pub fn check<M: Model>(model: &M, events: &[Event<M::Call, M::Answer>], steps_ma
         }
         // Pushed last, tried first: who ended first has the least choice.
         for call in next.into_iter().rev() {
-            let Event { call: asked, answer, .. } = calls[call];
+            let Interval { call: asked, answer, .. } = calls[call];
             steps += 1;
             if steps > steps_max {
                 return Err(Fault::Undecided(steps_max));
@@ -162,7 +162,7 @@ pub fn check<M: Model>(model: &M, events: &[Event<M::Call, M::Answer>], steps_ma
 }
 
 /// The calls that may be next: those that began before any that is left ended. Those that ended first stand first.
-fn candidates<C, A, S>(calls: &[&Event<C, A>], place: &Place<S>) -> Vec<usize> {
+fn candidates<C, A, S>(calls: &[&Interval<C, A>], place: &Place<S>) -> Vec<usize> {
     let (mut least, mut found) = (u64::MAX, Vec::new());
     for (number, call) in calls.iter().enumerate().skip(place.first) {
         if call.begin > least {
@@ -181,7 +181,7 @@ fn candidates<C, A, S>(calls: &[&Event<C, A>], place: &Place<S>) -> Vec<usize> {
 ///
 /// # Errors
 /// As [`check`]; `steps_max` is for each part.
-pub fn check_by_key<M: Keyed>(model: &M, events: &[Event<M::Call, M::Answer>], steps_max: u64) -> Result<(), Fault> {
+pub fn check_by_key<M: Keyed>(model: &M, events: &[Interval<M::Call, M::Answer>], steps_max: u64) -> Result<(), Fault> {
     let keys: Vec<Vec<usize>> = events.iter().map(|event| model.keys(&event.call)).collect();
     let mut parts = Parts::default();
     for touched in &keys {
@@ -310,14 +310,14 @@ mod tests {
         }
     }
 
-    type Seen = Event<Ask, Told>;
+    type Seen = Interval<Ask, Told>;
 
     fn event(begin: u64, end: u64, call: Ask, answer: Told) -> Seen {
-        Event { process: 0, begin, end, call, answer: Some(answer) }
+        Interval { process: 0, begin, end, call, answer: Some(answer) }
     }
 
     fn lost(begin: u64, call: Ask) -> Seen {
-        Event { process: 0, begin, end: u64::MAX, call, answer: None }
+        Interval { process: 0, begin, end: u64::MAX, call, answer: None }
     }
 
     fn holds(events: &[Seen]) -> bool {

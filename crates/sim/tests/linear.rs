@@ -4,7 +4,7 @@
 use esker_sim::outcome::Outcome;
 use esker_sim::{kvs, maps};
 
-type Run = fn(u64, Option<kvs::Breakage>) -> Result<Outcome, String>;
+type Run = fn(u64, Option<kvs::Sabotage>) -> Result<Outcome, String>;
 
 fn hold(kind: &str, run: Run) {
     for seed in 0..300 {
@@ -29,7 +29,7 @@ fn histories_of_tables_hold_and_the_same_seed_gives_the_same_calls() {
     hold("map", maps::run);
 }
 
-fn found(breakage: kvs::Breakage, run: Run) {
+fn found(breakage: kvs::Sabotage, run: Run) {
     let found = (0..3_000).find_map(|seed| run(seed, Some(breakage)).err().map(|broken| (seed, broken)));
     let Some((seed, broken)) = found else { panic!("{breakage:?} was not found in 3000 seeds") };
     println!("{breakage:?}: first found by seed {seed}: {broken}");
@@ -38,11 +38,11 @@ fn found(breakage: kvs::Breakage, run: Run) {
 #[test]
 #[ignore = "one seed in a hundred or more is not explained yet"]
 fn every_breakage_of_keys_is_found() {
-    kvs::Breakage::OF_KEYS.into_iter().for_each(|breakage| found(breakage, kvs::run));
+    kvs::Sabotage::OF_KEYS.into_iter().for_each(|breakage| found(breakage, kvs::run));
 }
 
 #[test]
 #[ignore = "one seed in a hundred or more is not explained yet"]
 fn every_breakage_of_tables_is_found() {
-    kvs::Breakage::OF_TABLES.into_iter().for_each(|breakage| found(breakage, maps::run));
+    kvs::Sabotage::OF_TABLES.into_iter().for_each(|breakage| found(breakage, maps::run));
 }

@@ -51,6 +51,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "esker-memory",
             "esker-kv",
             "esker-log",
+            "esker-map",
             "esker-volume",
             "esker-server",
             "esker",

@@ -21,15 +21,15 @@ use std::sync::Arc;
 use esker_kv::{Clock, Kv, ManualClock};
 use esker_store::ObjectStore;
 
-use crate::lasting::{Act, Lasting, Lasts};
-use crate::linear::{Event, check_by_key};
+use crate::lasting::{Deed, Lasting, Lasts};
+use crate::linear::{Interval, check_by_key};
 use crate::outcome::Outcome;
-use crate::shared::notes::Notes;
+use crate::shared::notes::Diary;
 use crate::shared::setting::{NOBODY, NOON_MS, Setting};
-use model::{Ask, Call, Keys, Told};
-use process::{Habits, Process, World};
+use model::{KeyAsk, KeyCall, KeyTold, Keys};
+use process::{KeyHabits, KeyProcess, KeyWorld};
 
-pub use crate::shared::breakage::Breakage;
+pub use crate::shared::breakage::Sabotage;
 
 /// Steps of the search for an order, for each part of the history.
 const SEARCH_STEPS_MAX: u64 = 1_000_000;
@@ -38,24 +38,24 @@ const SEARCH_STEPS_MAX: u64 = 1_000_000;
 ///
 /// # Errors
 /// The promise that was broken, and how.
-pub fn run(seed: u64, breakage: Option<Breakage>) -> Result<Outcome, String> {
+pub fn run(seed: u64, breakage: Option<Sabotage>) -> Result<Outcome, String> {
     let mut setting = Setting::new(seed, breakage)?;
-    let habits = Habits::new(&mut setting.rng);
+    let habits = KeyHabits::new(&mut setting.rng);
     setting.net.server.endanger();
-    let world = World { setting: &setting, notes: Notes::default(), habits };
+    let world = KeyWorld { setting: &setting, notes: Diary::default(), habits };
     let live = |me: usize, acts: &mut u32| {
-        let Some(mut process) = Process::open(&world, me)? else {
+        let Some(mut process) = KeyProcess::open(&world, me)? else {
             *acts = acts.saturating_sub(1);
             return Ok(false);
         };
         process.live(acts).map(|()| true)
     };
     setting.inhabited(live, |why| world.notes.broken(why))?;
-    let World { notes, habits, .. } = world;
+    let KeyWorld { notes, habits, .. } = world;
     let mut events = notes.history()?;
     let line = setting.last_life();
     look(&setting, &habits, line, &mut events)?;
-    events.extend(setting.ends(|| Told::Done)?);
+    events.extend(setting.ends(|| KeyTold::Done)?);
     let calls = events.len();
     let keys = Keys { space_of: habits.space_of(), spaces: process::SPACES.len(), drops: habits.drops };
     check_by_key(&Lasting(keys), &events, SEARCH_STEPS_MAX).map_err(|fault| fault.to_string())?;
@@ -65,9 +65,9 @@ pub fn run(seed: u64, breakage: Option<Breakage>) -> Result<Outcome, String> {
 /// Reads everything, undisturbed.
 fn look(
     setting: &Setting,
-    habits: &Habits,
+    habits: &KeyHabits,
     line: Arc<dyn ObjectStore>,
-    events: &mut Vec<Event<Act<Call>, Told>>,
+    events: &mut Vec<Interval<Deed<KeyCall>, KeyTold>>,
 ) -> Result<(), String> {
     let said = |error: &dyn std::fmt::Display| format!("at the end: {error}");
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(NOON_MS));
@@ -83,9 +83,9 @@ fn look(
             None
         };
         let item = found.map(|entry| process::item_of(&entry)).transpose()?;
-        let call = Act::Ask(Call { ask: Ask::Entry(key), now_ms: NOON_MS }, Lasts::Durably);
-        let (end, answer) = (setting.baton.time(), Some(Told::Entry(item)));
-        events.push(Event { process: NOBODY, begin, end, call, answer });
+        let call = Deed::Ask(KeyCall { ask: KeyAsk::Entry(key), now_ms: NOON_MS }, Lasts::Durably);
+        let (end, answer) = (setting.baton.time(), Some(KeyTold::Entry(item)));
+        events.push(Interval { process: NOBODY, begin, end, call, answer });
     }
     Ok(())
 }

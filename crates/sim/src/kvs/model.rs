@@ -31,7 +31,7 @@ pub type Number = usize;
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum KeyAsk {
     /// The values of keys, at one moment.
     Get(Vec<Number>),
     /// The entry of a key.
@@ -68,7 +68,7 @@ pub enum Ask {
 
 /// What is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum KeyTold {
     /// It is done.
     Done,
     /// Yes or no.
@@ -85,9 +85,9 @@ pub enum Told {
 
 /// What is asked, and when by the clock of who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct KeyCall {
     /// What.
-    pub ask: Ask,
+    pub ask: KeyAsk,
     /// When, in unix milliseconds.
     pub now_ms: u64,
 }
@@ -119,36 +119,36 @@ impl Keys {
         self.space_of.len() + space
     }
 
-    fn asked(&self, ask: &Ask) -> Vec<Number> {
+    fn asked(&self, ask: &KeyAsk) -> Vec<Number> {
         match ask {
-            Ask::Get(keys) | Ask::RemoveMany(keys) => keys.clone(),
-            Ask::Entry(key)
-            | Ask::Has(key)
-            | Ask::Remove(key)
-            | Ask::Add(key, _)
-            | Ask::Update(key, _)
-            | Ask::Swap(key, ..)
-            | Ask::Expire(key, _)
-            | Ask::Sweep(key) => vec![*key],
-            Ask::Put(entries) => entries.iter().map(|(key, _)| *key).collect(),
-            Ask::Transact(reads, writes) => reads.iter().chain(writes).map(|(key, _)| *key).collect(),
-            Ask::Clear(space) | Ask::Len(space) => self.of_space(*space),
-            Ask::Open(_) | Ask::Drop(_) => Vec::new(),
+            KeyAsk::Get(keys) | KeyAsk::RemoveMany(keys) => keys.clone(),
+            KeyAsk::Entry(key)
+            | KeyAsk::Has(key)
+            | KeyAsk::Remove(key)
+            | KeyAsk::Add(key, _)
+            | KeyAsk::Update(key, _)
+            | KeyAsk::Swap(key, ..)
+            | KeyAsk::Expire(key, _)
+            | KeyAsk::Sweep(key) => vec![*key],
+            KeyAsk::Put(entries) => entries.iter().map(|(key, _)| *key).collect(),
+            KeyAsk::Transact(reads, writes) => reads.iter().chain(writes).map(|(key, _)| *key).collect(),
+            KeyAsk::Clear(space) | KeyAsk::Len(space) => self.of_space(*space),
+            KeyAsk::Open(_) | KeyAsk::Drop(_) => Vec::new(),
         }
     }
 }
 
 impl Model for Keys {
     type State = Spaces;
-    type Call = Call;
-    type Answer = Told;
+    type Call = KeyCall;
+    type Answer = KeyTold;
 
     fn start(&self) -> Spaces {
         // Where none is removed, all are made before anything is written: see `Parted::touched`.
         Spaces { there: vec![!self.drops; self.spaces], items: vec![None; self.space_of.len()] }
     }
 
-    fn step(&self, state: &Spaces, call: &Call, answer: Option<&Told>) -> Vec<Spaces> {
+    fn step(&self, state: &Spaces, call: &KeyCall, answer: Option<&KeyTold>) -> Vec<Spaces> {
         let live = |key: &Number| state.items[*key].and_then(|item| item.at(call.now_ms));
         let mut next = state.clone();
         // What is written to a namespace that is not there is refused.
@@ -157,57 +157,59 @@ impl Model for Keys {
             item.is_none() || state.there[self.space_of[key]]
         };
         let (told, allowed) = match &call.ask {
-            Ask::Get(keys) => (Told::Values(keys.iter().map(|key| live(key).map(|item| item.value)).collect()), true),
-            Ask::Entry(key) => (Told::Entry(live(key)), true),
-            Ask::Has(key) => (Told::Said(live(key).is_some()), true),
-            Ask::Put(entries) => {
+            KeyAsk::Get(keys) => {
+                (KeyTold::Values(keys.iter().map(|key| live(key).map(|item| item.value)).collect()), true)
+            }
+            KeyAsk::Entry(key) => (KeyTold::Entry(live(key)), true),
+            KeyAsk::Has(key) => (KeyTold::Said(live(key).is_some()), true),
+            KeyAsk::Put(entries) => {
                 let mut allowed = true;
                 for (key, item) in entries {
                     allowed &= set(*key, Some(*item));
                 }
-                (Told::Done, allowed)
+                (KeyTold::Done, allowed)
             }
-            Ask::Remove(key) => {
+            KeyAsk::Remove(key) => {
                 let found = live(key).is_some();
                 if found {
                     set(*key, None);
                 }
-                (Told::Said(found), true)
+                (KeyTold::Said(found), true)
             }
-            Ask::RemoveMany(keys) => {
+            KeyAsk::RemoveMany(keys) => {
                 let count = keys.iter().filter(|key| live(key).is_some()).count();
                 keys.iter().for_each(|key| _ = set(*key, None));
-                (Told::Count(count as u64), true)
+                (KeyTold::Count(count as u64), true)
             }
-            Ask::Add(key, item) => match live(key) {
-                Some(_) => (Told::Said(false), true),
-                None => (Told::Said(true), set(*key, Some(*item))),
+            KeyAsk::Add(key, item) => match live(key) {
+                Some(_) => (KeyTold::Said(false), true),
+                None => (KeyTold::Said(true), set(*key, Some(*item))),
             },
-            Ask::Update(key, value) => match live(key) {
-                Some(old) => (Told::Said(true), set(*key, Some(Item { value: *value, ..old }))),
-                None => (Told::Said(false), true),
+            KeyAsk::Update(key, value) => match live(key) {
+                Some(old) => (KeyTold::Said(true), set(*key, Some(Item { value: *value, ..old }))),
+                None => (KeyTold::Said(false), true),
             },
-            Ask::Swap(key, from, to) => {
+            KeyAsk::Swap(key, from, to) => {
                 let old = live(key);
                 if old.map(|old| old.value) == *from {
                     let expires_ms = old.map_or(0, |old| old.expires_ms);
-                    (Told::Said(true), set(*key, Some(Item { value: *to, expires_ms })))
+                    (KeyTold::Said(true), set(*key, Some(Item { value: *to, expires_ms })))
                 } else {
-                    (Told::Said(false), true)
+                    (KeyTold::Said(false), true)
                 }
             }
-            Ask::Expire(key, expires_ms) => match live(key) {
-                Some(old) => (Told::Said(true), set(*key, Some(Item { expires_ms: *expires_ms, ..old }))),
-                None => (Told::Said(false), true),
+            KeyAsk::Expire(key, expires_ms) => match live(key) {
+                Some(old) => (KeyTold::Said(true), set(*key, Some(Item { expires_ms: *expires_ms, ..old }))),
+                None => (KeyTold::Said(false), true),
             },
-            Ask::Transact(reads, writes) => {
+            KeyAsk::Transact(reads, writes) => {
                 let mut allowed = reads.iter().all(|(key, seen)| live(key) == *seen);
                 for (key, item) in writes {
                     allowed &= set(*key, *item);
                 }
-                (Told::Done, allowed)
+                (KeyTold::Done, allowed)
             }
-            Ask::Sweep(key) => {
+            KeyAsk::Sweep(key) => {
                 if state.items[*key].is_none_or(|item| item.at(call.now_ms).is_some()) {
                     return vec![next];
                 }
@@ -216,25 +218,25 @@ impl Model for Keys {
                 next.items[*key] = None;
                 return vec![left, next];
             }
-            Ask::Clear(space) => {
+            KeyAsk::Clear(space) => {
                 self.of_space(*space).into_iter().for_each(|key| _ = set(key, None));
-                (Told::Done, true)
+                (KeyTold::Done, true)
             }
-            Ask::Len(space) => {
+            KeyAsk::Len(space) => {
                 let count = self.of_space(*space).into_iter().filter(|key| state.items[*key].is_some()).count();
-                (Told::Count(count as u64), true)
+                (KeyTold::Count(count as u64), true)
             }
-            Ask::Open(space) => {
+            KeyAsk::Open(space) => {
                 next.there[*space] = true;
-                (Told::Done, true)
+                (KeyTold::Done, true)
             }
-            Ask::Drop(space) => {
-                if answer == Some(&Told::Missing) {
+            KeyAsk::Drop(space) => {
+                if answer == Some(&KeyTold::Missing) {
                     return if state.there[*space] { Vec::new() } else { vec![next] };
                 }
                 self.of_space(*space).into_iter().for_each(|key| _ = set(key, None));
                 next.there[*space] = false;
-                (Told::Done, state.there[*space])
+                (KeyTold::Done, state.there[*space])
             }
         };
         if allowed && answer.is_none_or(|answer| *answer == told) { vec![next] } else { Vec::new() }
@@ -242,11 +244,11 @@ impl Model for Keys {
 }
 
 impl Parted for Keys {
-    fn shown(&self, call: &Call, _: &Told) -> Vec<usize> {
+    fn shown(&self, call: &KeyCall, _: &KeyTold) -> Vec<usize> {
         match &call.ask {
             // What is written whatever was there shows nothing of it.
-            Ask::Put(_) | Ask::Clear(_) | Ask::Sweep(_) | Ask::Open(_) | Ask::Drop(_) => Vec::new(),
-            Ask::Transact(reads, _) => reads.iter().map(|(key, _)| *key).collect(),
+            KeyAsk::Put(_) | KeyAsk::Clear(_) | KeyAsk::Sweep(_) | KeyAsk::Open(_) | KeyAsk::Drop(_) => Vec::new(),
+            KeyAsk::Transact(reads, _) => reads.iter().map(|(key, _)| *key).collect(),
             ask => self.asked(ask),
         }
     }
@@ -258,18 +260,18 @@ impl Parted for Keys {
         }
     }
 
-    fn touched(&self, call: &Call) -> Vec<usize> {
+    fn touched(&self, call: &KeyCall) -> Vec<usize> {
         let mut touched = self.asked(&call.ask);
         if self.drops {
             let mut spaces: Vec<usize> = touched.iter().map(|key| self.there(self.space_of[*key])).collect();
-            if let Ask::Open(space) | Ask::Drop(space) = call.ask {
+            if let KeyAsk::Open(space) | KeyAsk::Drop(space) = call.ask {
                 spaces.push(self.there(space));
             }
             touched.extend(spaces);
         } else if touched.is_empty() {
             // It is there from the beginning, as far as anybody can tell.
             touched.extend(match call.ask {
-                Ask::Open(space) | Ask::Drop(space) => Some(self.there(space)),
+                KeyAsk::Open(space) | KeyAsk::Drop(space) => Some(self.there(space)),
                 _ => None,
             });
         }

@@ -12,9 +12,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 use esker_kv::{Clock, Durability, Entry, Error, Key, Kind, Kv, Namespace, OwnedKey, Scan, Txn};
 use esker_store::{Error as StoreError, ObjectStore};
 
-use crate::kvs::model::{Ask, Call, Item, Number, Told};
-use crate::lasting::{Act, Lasts};
-use crate::shared::notes::Notes;
+use crate::kvs::model::{Item, KeyAsk, KeyCall, KeyTold, Number};
+use crate::lasting::{Deed, Lasts};
+use crate::shared::notes::Diary;
 use crate::shared::setting::{Setting, SimClock};
 use crate::shared::wire::Wire;
 
@@ -24,7 +24,7 @@ pub(crate) const SPACES: [(&str, Kind); 2] = [("numbers", Kind::Int), ("words", 
 const WORDS: usize = 1;
 
 /// What the processes of a run do.
-pub(crate) struct Habits {
+pub(crate) struct KeyHabits {
     /// Namespace and key, by number.
     pub keys: Vec<(usize, OwnedKey)>,
     /// Whether several keys are read and written at once.
@@ -37,7 +37,7 @@ pub(crate) struct Habits {
     pub applied: bool,
 }
 
-impl Habits {
+impl KeyHabits {
     pub(crate) fn new(rng: &mut fastrand::Rng) -> Self {
         let mut keys: Vec<(usize, OwnedKey)> = Vec::new();
         // Two in one range, one in another.
@@ -57,10 +57,10 @@ impl Habits {
 }
 
 /// What processes share.
-pub(crate) struct World<'a> {
+pub(crate) struct KeyWorld<'a> {
     pub setting: &'a Setting,
-    pub notes: Notes<Act<Call>, Told>,
-    pub habits: Habits,
+    pub notes: Diary<Deed<KeyCall>, KeyTold>,
+    pub habits: KeyHabits,
 }
 
 /// What stands in an entry.
@@ -92,8 +92,8 @@ fn durability(lasts: Lasts) -> Durability {
 }
 
 /// One life of a process.
-pub(crate) struct Process<'a> {
-    world: &'a World<'a>,
+pub(crate) struct KeyProcess<'a> {
+    world: &'a KeyWorld<'a>,
     me: usize,
     rng: fastrand::Rng,
     clock: Arc<SimClock>,
@@ -122,9 +122,9 @@ enum Sorted<T> {
     Unknown,
 }
 
-impl<'a> Process<'a> {
+impl<'a> KeyProcess<'a> {
     /// Opens the face. `None`: the store did not answer.
-    pub(crate) fn open(world: &'a World<'a>, me: usize) -> Result<Option<Self>, String> {
+    pub(crate) fn open(world: &'a KeyWorld<'a>, me: usize) -> Result<Option<Self>, String> {
         let rng = fastrand::Rng::with_seed(world.setting.baton.draw(u64::MAX));
         let clock = SimClock::new(world.setting);
         let store: Arc<dyn ObjectStore> = Wire::new(&world.setting.net, me);
@@ -167,8 +167,8 @@ impl<'a> Process<'a> {
     }
 
     /// A call at this process' time: what the face takes for it, and not less than its clock says.
-    fn call(&self, ask: Ask) -> Call {
-        Call { ask, now_ms: self.last_ms.max(self.clock.now_ms()) }
+    fn call(&self, ask: KeyAsk) -> KeyCall {
+        KeyCall { ask, now_ms: self.last_ms.max(self.clock.now_ms()) }
     }
 
     fn lasts(&mut self) -> Lasts {
@@ -218,10 +218,10 @@ impl<'a> Process<'a> {
             return Ok(Some(open.clone()));
         }
         let (name, kind) = SPACES[space];
-        let at = self.begin(Ask::Open(space), Lasts::Durably);
+        let at = self.begin(KeyAsk::Open(space), Lasts::Durably);
         match self.face(self.kv.namespace(name, kind))? {
             Sorted::Told(open) => {
-                self.told(at, Told::Done);
+                self.told(at, KeyTold::Done);
                 self.spaces[space] = Some(open.clone());
                 Ok(Some(open))
             }
@@ -233,11 +233,11 @@ impl<'a> Process<'a> {
         }
     }
 
-    fn begin(&self, ask: Ask, lasts: Lasts) -> usize {
-        self.world.notes.begin(self.me, self.time(), Act::Ask(self.call(ask), lasts))
+    fn begin(&self, ask: KeyAsk, lasts: Lasts) -> usize {
+        self.world.notes.begin(self.me, self.time(), Deed::Ask(self.call(ask), lasts))
     }
 
-    fn told(&self, at: usize, told: Told) {
+    fn told(&self, at: usize, told: KeyTold) {
         self.world.notes.end(at, self.time(), told);
     }
 
@@ -261,7 +261,7 @@ impl<'a> Process<'a> {
     }
 
     /// A change: asked for, and noted as it was answered.
-    fn change(&mut self, ask: Ask, lasts: Lasts, answer: impl FnOnce(&Self) -> Result<Told, StoreError>) -> Step {
+    fn change(&mut self, ask: KeyAsk, lasts: Lasts, answer: impl FnOnce(&Self) -> Result<KeyTold, StoreError>) -> Step {
         let at = self.begin(ask.clone(), lasts);
         match self.sorted(answer(self)).map_err(|why| format!("{ask:?}: {why}"))? {
             Sorted::Told(told) => self.told(at, told),
@@ -281,7 +281,7 @@ impl<'a> Process<'a> {
         &mut self,
         what: &str,
         answer: impl FnOnce(&Self) -> Result<T, StoreError>,
-        told: impl FnOnce(T) -> Result<Vec<(Ask, Told)>, String>,
+        told: impl FnOnce(T) -> Result<Vec<(KeyAsk, KeyTold)>, String>,
     ) -> Step {
         let begin = self.time();
         let Sorted::Told(found) = self.sorted(answer(self)).map_err(|why| format!("{what}: {why}"))? else {
@@ -289,7 +289,7 @@ impl<'a> Process<'a> {
         };
         let end = self.time();
         for (ask, told) in told(found)? {
-            self.world.notes.note(self.me, (begin, end), Act::Ask(self.call(ask), Lasts::Durably), told);
+            self.world.notes.note(self.me, (begin, end), Deed::Ask(self.call(ask), Lasts::Durably), told);
         }
         Ok(())
     }
@@ -317,14 +317,14 @@ impl<'a> Process<'a> {
         let Some(open) = self.space(space)? else { return Ok(()) };
         let (lasts, item) = (self.lasts(), self.item());
         let (how, value) = (durability(lasts), bytes_of(item.value));
-        let said = |done: bool| Told::Said(done);
+        let said = |done: bool| KeyTold::Said(done);
         match self.rng.u8(0..16) {
             0..4 => self.look(
                 "get",
                 |_| open.get(key).wait(),
                 |found| {
                     let value = found.map(|found| value_of(&found)).transpose()?;
-                    Ok(vec![(Ask::Get(vec![number]), Told::Values(vec![value]))])
+                    Ok(vec![(KeyAsk::Get(vec![number]), KeyTold::Values(vec![value]))])
                 },
             ),
             4 => self.look(
@@ -332,33 +332,35 @@ impl<'a> Process<'a> {
                 |_| open.entry(key).wait(),
                 |found| {
                     let item = found.map(|entry| item_of(&entry)).transpose()?;
-                    Ok(vec![(Ask::Entry(number), Told::Entry(item))])
+                    Ok(vec![(KeyAsk::Entry(number), KeyTold::Entry(item))])
                 },
             ),
-            5 => self.look("has", |_| open.has(key).wait(), |has| Ok(vec![(Ask::Has(number), said(has))])),
-            6..10 => self.change(Ask::Put(vec![(number, item)]), lasts, |_| {
+            5 => self.look("has", |_| open.has(key).wait(), |has| Ok(vec![(KeyAsk::Has(number), said(has))])),
+            6..10 => self.change(KeyAsk::Put(vec![(number, item)]), lasts, |_| {
                 if item.expires_ms == 0 && lasts == Lasts::Durably {
-                    return open.put(key, &value).wait().map(|()| Told::Done);
+                    return open.put(key, &value).wait().map(|()| KeyTold::Done);
                 }
-                open.put_with(key, entry_of(item), how).wait().map(|()| Told::Done)
+                open.put_with(key, entry_of(item), how).wait().map(|()| KeyTold::Done)
             }),
-            10 => self.change(Ask::Remove(number), lasts, |_| open.remove_with(key, how).wait().map(said)),
-            11 => {
-                self.change(Ask::Add(number, item), lasts, |_| open.add_with(key, entry_of(item), how).wait().map(said))
-            }
-            12 => self
-                .change(Ask::Update(number, item.value), lasts, |_| open.update_with(key, value, how).wait().map(said)),
+            10 => self.change(KeyAsk::Remove(number), lasts, |_| open.remove_with(key, how).wait().map(said)),
+            11 => self
+                .change(KeyAsk::Add(number, item), lasts, |_| open.add_with(key, entry_of(item), how).wait().map(said)),
+            12 => self.change(KeyAsk::Update(number, item.value), lasts, |_| {
+                open.update_with(key, value, how).wait().map(said)
+            }),
             13 if self.world.habits.expire => {
                 let at = if self.rng.u8(0..3) == 0 { 0 } else { self.expiry() };
                 let expires = (at != 0).then_some(at);
-                self.change(Ask::Expire(number, at), lasts, |_| open.expire_at_with(key, expires, how).wait().map(said))
+                self.change(KeyAsk::Expire(number, at), lasts, |_| {
+                    open.expire_at_with(key, expires, how).wait().map(said)
+                })
             }
             _ => {
                 let seen = open.get(key).wait();
                 let Sorted::Told(seen) = self.sorted(seen)? else { return Ok(()) };
                 let from = if self.rng.u8(0..5) == 0 { None } else { seen };
                 let expected = from.as_ref().map(value_of).transpose()?;
-                self.change(Ask::Swap(number, expected, item.value), lasts, |_| {
+                self.change(KeyAsk::Swap(number, expected, item.value), lasts, |_| {
                     open.compare_and_set_with(key, from.as_deref(), value, how).wait().map(said)
                 })
             }
@@ -374,7 +376,7 @@ impl<'a> Process<'a> {
             |_| open.get_many(&keys).wait(),
             |found| {
                 let values = found.iter().map(|found| found.as_ref().map(value_of).transpose());
-                Ok(vec![(Ask::Get(numbers.clone()), Told::Values(values.collect::<Result<_, _>>()?))])
+                Ok(vec![(KeyAsk::Get(numbers.clone()), KeyTold::Values(values.collect::<Result<_, _>>()?))])
             },
         )
     }
@@ -390,8 +392,8 @@ impl<'a> Process<'a> {
         }
         let entries: Vec<(Key<'_>, Bytes)> =
             written.iter().map(|(number, item)| (self.key(*number).1.as_key(), bytes_of(item.value))).collect();
-        self.change(Ask::Put(written), lasts, |_| {
-            open.put_many_with(&entries, durability(lasts)).wait().map(|()| Told::Done)
+        self.change(KeyAsk::Put(written), lasts, |_| {
+            open.put_many_with(&entries, durability(lasts)).wait().map(|()| KeyTold::Done)
         })
     }
 
@@ -400,20 +402,20 @@ impl<'a> Process<'a> {
         let Some(open) = self.space(space)? else { return Ok(()) };
         let lasts = self.lasts();
         let keys: Vec<Key<'_>> = numbers.iter().map(|number| self.key(*number).1.as_key()).collect();
-        self.change(Ask::RemoveMany(numbers.clone()), lasts, |_| {
-            open.remove_many_with(&keys, durability(lasts)).wait().map(Told::Count)
+        self.change(KeyAsk::RemoveMany(numbers.clone()), lasts, |_| {
+            open.remove_many_with(&keys, durability(lasts)).wait().map(KeyTold::Count)
         })
     }
 
     fn clear(&mut self, space: usize) -> Step {
         let Some(open) = self.space(space)? else { return Ok(()) };
         let lasts = self.lasts();
-        self.change(Ask::Clear(space), lasts, |_| open.clear_with(durability(lasts)).wait().map(|()| Told::Done))
+        self.change(KeyAsk::Clear(space), lasts, |_| open.clear_with(durability(lasts)).wait().map(|()| KeyTold::Done))
     }
 
     fn len(&mut self) -> Step {
         let Some(open) = self.space(WORDS)? else { return Ok(()) };
-        self.look("len", |_| open.len().wait(), |len| Ok(vec![(Ask::Len(WORDS), Told::Count(len))]))
+        self.look("len", |_| open.len().wait(), |len| Ok(vec![(KeyAsk::Len(WORDS), KeyTold::Count(len))]))
     }
 
     /// A scan takes several calls of the store: each key of it is of a moment of its own.
@@ -431,9 +433,9 @@ impl<'a> Process<'a> {
                 for (number, key) in places {
                     let entry = found.iter().find(|(each, _)| each == key).map(|(_, entry)| entry);
                     told.push(if keys_only {
-                        (Ask::Has(number), Told::Said(entry.is_some()))
+                        (KeyAsk::Has(number), KeyTold::Said(entry.is_some()))
                     } else {
-                        (Ask::Entry(number), Told::Entry(entry.map(item_of).transpose()?))
+                        (KeyAsk::Entry(number), KeyTold::Entry(entry.map(item_of).transpose()?))
                     });
                 }
                 if told.len() < found.len() {
@@ -445,12 +447,12 @@ impl<'a> Process<'a> {
     }
 
     fn drop_space(&mut self, space: usize) -> Step {
-        let at = self.begin(Ask::Drop(space), Lasts::Durably);
+        let at = self.begin(KeyAsk::Drop(space), Lasts::Durably);
         match self.kv.remove_namespace(SPACES[space].0) {
-            Err(Error::NoNamespace { .. }) => self.told(at, Told::Missing),
+            Err(Error::NoNamespace { .. }) => self.told(at, KeyTold::Missing),
             other => match self.face(other).map_err(|why| format!("removing a namespace: {why}"))? {
                 Sorted::Told(()) => {
-                    self.told(at, Told::Done);
+                    self.told(at, KeyTold::Done);
                     self.spaces[space] = None;
                 }
                 Sorted::Refused => self.world.notes.refuse(at),
@@ -462,13 +464,13 @@ impl<'a> Process<'a> {
 
     fn expire_due(&mut self) -> Step {
         let numbers: Vec<Number> = (0..self.world.habits.keys.len()).collect();
-        let sweep = |number| self.begin(Ask::Sweep(number), Lasts::UntilPowerLoss);
+        let sweep = |number| self.begin(KeyAsk::Sweep(number), Lasts::UntilPowerLoss);
         let noted: Vec<usize> = numbers.into_iter().map(sweep).collect();
         let limit = self.rng.usize(1..5);
         let answer = self.kv.expire_due(limit);
         // What an error leaves open may come later, too.
         if let Sorted::Told(_) = self.face(answer).map_err(|why| format!("expire_due: {why}"))? {
-            noted.into_iter().for_each(|at| self.told(at, Told::Done));
+            noted.into_iter().for_each(|at| self.told(at, KeyTold::Done));
         }
         Ok(())
     }
@@ -482,7 +484,7 @@ impl<'a> Process<'a> {
             open.push((number, space, self.key(number).1));
         }
         let (lasts, item, moves) = (self.lasts(), self.item(), self.rng.bool());
-        let at = self.begin(Ask::Transact(Vec::new(), Vec::new()), lasts);
+        let at = self.begin(KeyAsk::Transact(Vec::new(), Vec::new()), lasts);
         let locked: Vec<(&Namespace, Key<'_>)> = open.iter().map(|(_, space, key)| (space, key.as_key())).collect();
         let mut unreadable = None;
         let change = |txn: &mut Txn<'_>| -> Result<(), Error> {
@@ -507,8 +509,8 @@ impl<'a> Process<'a> {
                 writes.retain(|(other, _)| other != number);
                 writes.push((*number, item));
             }
-            let ask = Ask::Transact(reads, writes);
-            self.world.notes.asks(at, Act::Ask(self.call(ask), lasts));
+            let ask = KeyAsk::Transact(reads, writes);
+            self.world.notes.asks(at, Deed::Ask(self.call(ask), lasts));
             Ok(())
         };
         let answer = self.kv.transact(&locked, durability(lasts), change);
@@ -516,7 +518,7 @@ impl<'a> Process<'a> {
             return Err(why);
         }
         match self.face(answer).map_err(|why| format!("transact: {why}"))? {
-            Sorted::Told(()) => self.told(at, Told::Done),
+            Sorted::Told(()) => self.told(at, KeyTold::Done),
             Sorted::Refused => self.world.notes.refuse(at),
             Sorted::Unknown => {}
         }

@@ -21,16 +21,16 @@ use std::sync::Arc;
 use esker_map::{Get, MapStorage, Waist};
 use esker_store::ObjectStore;
 
-use crate::lasting::{Act, Lasting, Lasts};
-use crate::linear::{Event, check_by_key};
+use crate::lasting::{Deed, Lasting, Lasts};
+use crate::linear::{Interval, check_by_key};
 use crate::outcome::Outcome;
-use crate::shared::notes::Notes;
+use crate::shared::notes::Diary;
 use crate::shared::setting::{NOBODY, NOON_MS, Setting};
 use crate::shared::wire::Wire;
-use model::{Ask, Call, Row, Told};
-use process::{GROUPS, Habits, Process, SECRET, World, key_of, name, row_of};
+use model::{Row, TableAsk, TableCall, TableTold};
+use process::{GROUPS, SECRET, TableHabits, TableProcess, TableWorld, key_of, name, row_of};
 
-pub use crate::shared::breakage::Breakage;
+pub use crate::shared::breakage::Sabotage;
 
 /// Steps of the search for an order, for each part of the history.
 const SEARCH_STEPS_MAX: u64 = 1_000_000;
@@ -39,26 +39,26 @@ const SEARCH_STEPS_MAX: u64 = 1_000_000;
 ///
 /// # Errors
 /// The promise that was broken, and how.
-pub fn run(seed: u64, breakage: Option<Breakage>) -> Result<Outcome, String> {
+pub fn run(seed: u64, breakage: Option<Sabotage>) -> Result<Outcome, String> {
     let mut setting = Setting::new(seed, breakage)?;
-    let habits = Habits::new(&mut setting.rng);
+    let habits = TableHabits::new(&mut setting.rng);
     let indexed = setting.rng.bool();
     make(Wire::quiet(&setting.net), indexed).map_err(|error| format!("making the table: {error}"))?;
     setting.net.server.endanger();
-    let world = World { setting: &setting, notes: Notes::default(), habits };
+    let world = TableWorld { setting: &setting, notes: Diary::default(), habits };
     let live = |me: usize, acts: &mut u32| {
-        let Some(mut process) = Process::open(&world, me)? else {
+        let Some(mut process) = TableProcess::open(&world, me)? else {
             *acts = acts.saturating_sub(1);
             return Ok(false);
         };
         process.live(acts).map(|()| true)
     };
     setting.inhabited(live, |why| world.notes.broken(why))?;
-    let World { notes, habits, .. } = world;
+    let TableWorld { notes, habits, .. } = world;
     let mut events = notes.history()?;
     let line = setting.last_life();
     look(&setting, &habits, line, &mut events)?;
-    events.extend(setting.ends(|| Told::Done)?);
+    events.extend(setting.ends(|| TableTold::Done)?);
     let calls = events.len();
     check_by_key(&Lasting(habits.tables), &events, SEARCH_STEPS_MAX).map_err(|fault| fault.to_string())?;
     Ok(setting.outcome(calls))
@@ -73,9 +73,9 @@ fn make(line: Arc<dyn ObjectStore>, indexed: bool) -> esker_map::Result<()> {
 /// Reads everything, undisturbed.
 fn look(
     setting: &Setting,
-    habits: &Habits,
+    habits: &TableHabits,
     line: Arc<dyn ObjectStore>,
-    events: &mut Vec<Event<Act<Call>, Told>>,
+    events: &mut Vec<Interval<Deed<TableCall>, TableTold>>,
 ) -> Result<(), String> {
     let said = |error: esker_map::Error| format!("at the end: {error}");
     let map = Waist::open(line, Arc::new(|| NOON_MS), SECRET).map_err(said)?;
@@ -86,13 +86,13 @@ fn look(
             Ok(found) => {
                 let found = found.as_ref().map(row_of).transpose()?;
                 rows.push(found);
-                Told::Row(found)
+                TableTold::Row(found)
             }
-            Err(esker_map::Error::Missing { .. }) => Told::Missing,
+            Err(esker_map::Error::Missing { .. }) => TableTold::Missing,
             Err(error) => return Err(said(error)),
         };
-        let call = Act::Ask(Call { ask: Ask::Get(row), now_ms: NOON_MS }, Lasts::Durably);
-        events.push(Event { process: NOBODY, begin, end: setting.baton.time(), call, answer: Some(told) });
+        let call = Deed::Ask(TableCall { ask: TableAsk::Get(row), now_ms: NOON_MS }, Lasts::Durably);
+        events.push(Interval { process: NOBODY, begin, end: setting.baton.time(), call, answer: Some(told) });
     }
     for g in 1..=GROUPS {
         let among = match process::scan_index(&map, g) {

@@ -70,7 +70,7 @@ pub struct Change {
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum TableAsk {
     /// A row.
     Get(Number),
     /// The rows of a partition.
@@ -97,7 +97,7 @@ pub enum Ask {
 
 /// What is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum TableTold {
     /// It is done, or so.
     Done,
     /// This row.
@@ -116,9 +116,9 @@ pub enum Told {
 
 /// What is asked, and when by the clock of who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct TableCall {
     /// What.
-    pub ask: Ask,
+    pub ask: TableAsk,
     /// When, in unix milliseconds.
     pub now_ms: u64,
 }
@@ -151,12 +151,17 @@ impl Tables {
         self.partitions * self.rows
     }
 
-    fn asked(&self, ask: &Ask) -> Vec<Number> {
+    fn asked(&self, ask: &TableAsk) -> Vec<Number> {
         match ask {
-            Ask::Get(row) | Ask::NotAmong(row, _) | Ask::Sweep(row) => vec![*row],
-            Ask::Scan(partition) => self.of_partition(*partition),
-            Ask::Mutate(changes) => changes.iter().map(|change| change.row).collect(),
-            Ask::Create | Ask::Drop | Ask::Truncate | Ask::AddY | Ask::DropY | Ask::Nothing => Vec::new(),
+            TableAsk::Get(row) | TableAsk::NotAmong(row, _) | TableAsk::Sweep(row) => vec![*row],
+            TableAsk::Scan(partition) => self.of_partition(*partition),
+            TableAsk::Mutate(changes) => changes.iter().map(|change| change.row).collect(),
+            TableAsk::Create
+            | TableAsk::Drop
+            | TableAsk::Truncate
+            | TableAsk::AddY
+            | TableAsk::DropY
+            | TableAsk::Nothing => Vec::new(),
         }
     }
 }
@@ -192,36 +197,36 @@ impl What {
 }
 
 /// A list of changes on a table: what is told, and the rows then.
-fn mutate(rows: &[Option<Row>], changes: &[Change], now_ms: u64) -> (Told, Vec<Option<Row>>) {
+fn mutate(rows: &[Option<Row>], changes: &[Change], now_ms: u64) -> (TableTold, Vec<Option<Row>>) {
     let mut next = rows.to_vec();
     // What has expired is none from the first change on.
     changes.iter().for_each(|change| next[change.row] = next[change.row].and_then(|row| row.at(now_ms)));
     for (number, change) in changes.iter().enumerate() {
         let row = next[change.row];
         if !change.when.holds(row) {
-            return (Told::Failed(number, row), rows.to_vec());
+            return (TableTold::Failed(number, row), rows.to_vec());
         }
         next[change.row] = change.what.of(row);
     }
-    (Told::Done, next)
+    (TableTold::Done, next)
 }
 
 impl Model for Tables {
     type State = Table;
-    type Call = Call;
-    type Answer = Told;
+    type Call = TableCall;
+    type Answer = TableTold;
 
     fn start(&self) -> Table {
         Table { there: true, has_y: false, rows: vec![None; self.all()] }
     }
 
-    fn step(&self, state: &Table, call: &Call, answer: Option<&Told>) -> Vec<Table> {
+    fn step(&self, state: &Table, call: &TableCall, answer: Option<&TableTold>) -> Vec<Table> {
         let live = |row: Number| state.rows[row].and_then(|found| found.at(call.now_ms));
         let mut next = state.clone();
         let fits = match answer {
-            Some(Told::Missing) => !state.there,
-            Some(Told::NoColumn) => state.there && !state.has_y,
-            Some(Told::Exists) => state.there && (call.ask == Ask::Create || state.has_y),
+            Some(TableTold::Missing) => !state.there,
+            Some(TableTold::NoColumn) => state.there && !state.has_y,
+            Some(TableTold::Exists) => state.there && (call.ask == TableAsk::Create || state.has_y),
             _ => return self.done(state, call, answer, next, &live),
         };
         if !fits {
@@ -237,21 +242,21 @@ impl Tables {
     fn done(
         &self,
         state: &Table,
-        call: &Call,
-        answer: Option<&Told>,
+        call: &TableCall,
+        answer: Option<&TableTold>,
         mut next: Table,
         live: &dyn Fn(Number) -> Option<Row>,
     ) -> Vec<Table> {
-        if state.there == (call.ask == Ask::Create) {
+        if state.there == (call.ask == TableAsk::Create) {
             // Of a table that is not there nothing has expired.
-            return if matches!(call.ask, Ask::Sweep(_)) { vec![next] } else { Vec::new() };
+            return if matches!(call.ask, TableAsk::Sweep(_)) { vec![next] } else { Vec::new() };
         }
         let told = match &call.ask {
-            Ask::Get(row) => Told::Row(live(*row)),
-            Ask::Scan(partition) => Told::Rows(self.of_partition(*partition).into_iter().map(live).collect()),
-            Ask::NotAmong(row, g) if live(*row).is_some_and(|row| row.g == *g) => return Vec::new(),
-            Ask::NotAmong(..) | Ask::Nothing => Told::Done,
-            Ask::Mutate(changes) => {
+            TableAsk::Get(row) => TableTold::Row(live(*row)),
+            TableAsk::Scan(partition) => TableTold::Rows(self.of_partition(*partition).into_iter().map(live).collect()),
+            TableAsk::NotAmong(row, g) if live(*row).is_some_and(|row| row.g == *g) => return Vec::new(),
+            TableAsk::NotAmong(..) | TableAsk::Nothing => TableTold::Done,
+            TableAsk::Mutate(changes) => {
                 if !state.has_y && changes.iter().any(|change| change.what.names_y()) {
                     return Vec::new();
                 }
@@ -259,7 +264,7 @@ impl Tables {
                 next.rows = rows;
                 told
             }
-            Ask::Sweep(row) => {
+            TableAsk::Sweep(row) => {
                 if state.rows[*row].is_none() || live(*row).is_some() {
                     return vec![next];
                 }
@@ -268,24 +273,24 @@ impl Tables {
                 next.rows[*row] = None;
                 return vec![left, next];
             }
-            Ask::Create => {
+            TableAsk::Create => {
                 next = Table { there: true, has_y: false, rows: vec![None; self.all()] };
-                Told::Done
+                TableTold::Done
             }
-            Ask::Drop | Ask::Truncate => {
+            TableAsk::Drop | TableAsk::Truncate => {
                 next.rows.fill(None);
-                if call.ask == Ask::Drop {
+                if call.ask == TableAsk::Drop {
                     (next.there, next.has_y) = (false, false);
                 }
-                Told::Done
+                TableTold::Done
             }
-            Ask::AddY | Ask::DropY => {
-                if state.has_y == (call.ask == Ask::AddY) {
+            TableAsk::AddY | TableAsk::DropY => {
+                if state.has_y == (call.ask == TableAsk::AddY) {
                     return Vec::new();
                 }
                 next.has_y = !state.has_y;
                 next.rows.iter_mut().flatten().for_each(|row| row.y = 0);
-                Told::Done
+                TableTold::Done
             }
         };
         if answer.is_none_or(|answer| *answer == told) { vec![next] } else { Vec::new() }
@@ -293,14 +298,15 @@ impl Tables {
 }
 
 impl Parted for Tables {
-    fn shown(&self, call: &Call, told: &Told) -> Vec<usize> {
+    fn shown(&self, call: &TableCall, told: &TableTold) -> Vec<usize> {
         match (&call.ask, told) {
-            (Ask::Mutate(changes), Told::Failed(number, _)) => {
+            (TableAsk::Mutate(changes), TableTold::Failed(number, _)) => {
                 changes.iter().take(number + 1).map(|change| change.row).collect()
             }
-            (Ask::Get(_) | Ask::Scan(_) | Ask::NotAmong(..), Told::Done | Told::Row(_) | Told::Rows(_)) => {
-                self.asked(&call.ask)
-            }
+            (
+                TableAsk::Get(_) | TableAsk::Scan(_) | TableAsk::NotAmong(..),
+                TableTold::Done | TableTold::Row(_) | TableTold::Rows(_),
+            ) => self.asked(&call.ask),
             _ => Vec::new(),
         }
     }
@@ -312,12 +318,13 @@ impl Parted for Tables {
         }
     }
 
-    fn touched(&self, call: &Call) -> Vec<usize> {
+    fn touched(&self, call: &TableCall) -> Vec<usize> {
         let mut touched = self.asked(&call.ask);
         if self.changes || touched.is_empty() {
             touched.push(self.all());
         }
-        if matches!(call.ask, Ask::Drop | Ask::Create | Ask::Truncate | Ask::DropY | Ask::AddY) {
+        if matches!(call.ask, TableAsk::Drop | TableAsk::Create | TableAsk::Truncate | TableAsk::DropY | TableAsk::AddY)
+        {
             touched.extend(0..self.all());
         }
         touched

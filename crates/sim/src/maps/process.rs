@@ -14,10 +14,10 @@ use esker_map::{
 };
 use esker_store::{Error as StoreError, ObjectStore};
 
-use crate::lasting::{Act, Lasts};
-use crate::maps::model::{Ask, Call, Change, Number, Row, Tables, Told, What, When};
+use crate::lasting::{Deed, Lasts};
+use crate::maps::model::{Change, Number, Row, TableAsk, TableCall, TableTold, Tables, What, When};
 use crate::maps::schema::schema;
-use crate::shared::notes::Notes;
+use crate::shared::notes::Diary;
 use crate::shared::setting::{Setting, SimClock};
 use crate::shared::wire::Wire;
 
@@ -32,7 +32,7 @@ pub(crate) fn name() -> TableName {
 }
 
 /// What the processes of a run do.
-pub(crate) struct Habits {
+pub(crate) struct TableHabits {
     pub tables: Tables,
     /// Whether lists change several rows.
     pub lists: bool,
@@ -44,7 +44,7 @@ pub(crate) struct Habits {
     pub indexes: bool,
 }
 
-impl Habits {
+impl TableHabits {
     pub(crate) fn new(rng: &mut fastrand::Rng) -> Self {
         let (partitions, rows) = (rng.usize(1..3), rng.usize(1..4));
         let mut one_in = |n: u8| rng.u8(0..n) == 0;
@@ -54,10 +54,10 @@ impl Habits {
 }
 
 /// What processes share.
-pub(crate) struct World<'a> {
+pub(crate) struct TableWorld<'a> {
     pub setting: &'a Setting,
-    pub notes: Notes<Act<Call>, Told>,
-    pub habits: Habits,
+    pub notes: Diary<Deed<TableCall>, TableTold>,
+    pub habits: TableHabits,
 }
 
 /// The key of a row.
@@ -94,8 +94,8 @@ pub(crate) fn scan_index(map: &Waist, g: i32) -> esker_map::Result<Vec<Record>> 
 }
 
 /// One life of a process.
-pub(crate) struct Process<'a> {
-    world: &'a World<'a>,
+pub(crate) struct TableProcess<'a> {
+    world: &'a TableWorld<'a>,
     me: usize,
     rng: fastrand::Rng,
     clock: Arc<SimClock>,
@@ -109,7 +109,7 @@ type Step = Result<(), String>;
 enum Sorted<T> {
     Told(T),
     /// It cannot be, for what is missing or there.
-    Cannot(Told),
+    Cannot(TableTold),
     Refused,
     Unknown,
 }
@@ -127,16 +127,16 @@ fn sorted<T>(answer: Result<T, Error>) -> Result<Sorted<T>, String> {
         Err(Error::Store(error)) if error.is_unknown() => Sorted::Unknown,
         Err(Error::Store(error)) if excused(&error) => Sorted::Refused,
         Err(Error::Contended { .. }) => Sorted::Refused,
-        Err(Error::Missing { what: "table", .. }) => Sorted::Cannot(Told::Missing),
-        Err(Error::Missing { what: "column", .. }) => Sorted::Cannot(Told::NoColumn),
-        Err(Error::Exists { what: "table" | "column", .. }) => Sorted::Cannot(Told::Exists),
+        Err(Error::Missing { what: "table", .. }) => Sorted::Cannot(TableTold::Missing),
+        Err(Error::Missing { what: "column", .. }) => Sorted::Cannot(TableTold::NoColumn),
+        Err(Error::Exists { what: "table" | "column", .. }) => Sorted::Cannot(TableTold::Exists),
         Err(error) => return Err(error.to_string()),
     })
 }
 
-impl<'a> Process<'a> {
+impl<'a> TableProcess<'a> {
     /// Opens the map. `None`: the store did not answer.
-    pub(crate) fn open(world: &'a World<'a>, me: usize) -> Result<Option<Self>, String> {
+    pub(crate) fn open(world: &'a TableWorld<'a>, me: usize) -> Result<Option<Self>, String> {
         let rng = fastrand::Rng::with_seed(world.setting.baton.draw(u64::MAX));
         let clock = SimClock::new(world.setting);
         let store: Arc<dyn ObjectStore> = Wire::new(&world.setting.net, me);
@@ -165,8 +165,8 @@ impl<'a> Process<'a> {
         self.world.setting.baton.time()
     }
 
-    fn call(&self, ask: Ask) -> Call {
-        Call { ask, now_ms: self.clock.now_ms() }
+    fn call(&self, ask: TableAsk) -> TableCall {
+        TableCall { ask, now_ms: self.clock.now_ms() }
     }
 
     fn lasts(&mut self) -> Lasts {
@@ -178,12 +178,12 @@ impl<'a> Process<'a> {
         self.rng.usize(0..tables.partitions * tables.rows)
     }
 
-    fn begin(&self, ask: Ask, lasts: Lasts) -> usize {
-        self.world.notes.begin(self.me, self.time(), Act::Ask(self.call(ask), lasts))
+    fn begin(&self, ask: TableAsk, lasts: Lasts) -> usize {
+        self.world.notes.begin(self.me, self.time(), Deed::Ask(self.call(ask), lasts))
     }
 
     /// A change: asked for, and noted as it was answered.
-    fn change(&mut self, ask: Ask, lasts: Lasts, answer: impl FnOnce(&Self) -> Result<Told, Error>) -> Step {
+    fn change(&mut self, ask: TableAsk, lasts: Lasts, answer: impl FnOnce(&Self) -> Result<TableTold, Error>) -> Step {
         let at = self.begin(ask.clone(), lasts);
         let answer = answer(self);
         match sorted(answer).map_err(|why| format!("{ask:?}: {why}"))? {
@@ -198,18 +198,18 @@ impl<'a> Process<'a> {
     fn look<T>(
         &mut self,
         answer: impl FnOnce(&Self) -> Result<T, Error>,
-        told: impl FnOnce(T) -> Result<Vec<(Ask, Told)>, String>,
+        told: impl FnOnce(T) -> Result<Vec<(TableAsk, TableTold)>, String>,
     ) -> Step {
         let begin = self.time();
         let answer = answer(self);
         let all = match sorted(answer).map_err(|why| format!("reading: {why}"))? {
             Sorted::Told(found) => told(found)?,
-            Sorted::Cannot(cannot) => vec![(Ask::Nothing, cannot)],
+            Sorted::Cannot(cannot) => vec![(TableAsk::Nothing, cannot)],
             Sorted::Refused | Sorted::Unknown => return Ok(()),
         };
         let end = self.time();
         for (ask, told) in all {
-            self.world.notes.note(self.me, (begin, end), Act::Ask(self.call(ask), Lasts::Durably), told);
+            self.world.notes.note(self.me, (begin, end), Deed::Ask(self.call(ask), Lasts::Durably), told);
         }
         Ok(())
     }
@@ -218,14 +218,14 @@ impl<'a> Process<'a> {
         let changes = self.world.habits.tables.changes;
         let (made, indexed) = (self.rng.u8(0..3) > 0, self.rng.bool());
         match self.rng.u8(0..100) {
-            0..3 if changes => {
-                self.change(Ask::Truncate, Lasts::Durably, |own| own.map.truncate_table(&name()).map(|()| Told::Done))
-            }
+            0..3 if changes => self.change(TableAsk::Truncate, Lasts::Durably, |own| {
+                own.map.truncate_table(&name()).map(|()| TableTold::Done)
+            }),
             3..5 if changes => {
-                self.change(Ask::Drop, Lasts::Durably, |own| own.map.drop_table(&name()).map(|()| Told::Done))
+                self.change(TableAsk::Drop, Lasts::Durably, |own| own.map.drop_table(&name()).map(|()| TableTold::Done))
             }
-            5..13 if changes => self.change(Ask::Create, Lasts::Durably, |own| {
-                own.map.create_table(&name(), &schema(indexed)).map(|()| Told::Done)
+            5..13 if changes => self.change(TableAsk::Create, Lasts::Durably, |own| {
+                own.map.create_table(&name(), &schema(indexed)).map(|()| TableTold::Done)
             }),
             13..17 if changes => self.alter(made),
             17..25 if self.world.habits.indexes => self.index(made),
@@ -240,31 +240,31 @@ impl<'a> Process<'a> {
 
     fn alter(&mut self, adds: bool) -> Step {
         let (ask, alter) = match adds {
-            true => (Ask::AddY, Alter::AddColumn("y".into(), DataType::Int)),
-            false => (Ask::DropY, Alter::DropColumn("y".into())),
+            true => (TableAsk::AddY, Alter::AddColumn("y".into(), DataType::Int)),
+            false => (TableAsk::DropY, Alter::DropColumn("y".into())),
         };
-        self.change(ask, Lasts::Durably, |own| own.map.alter_table(&name(), &alter).map(|()| Told::Done))
+        self.change(ask, Lasts::Durably, |own| own.map.alter_table(&name(), &alter).map(|()| TableTold::Done))
     }
 
     fn index(&mut self, makes: bool) -> Step {
-        self.change(Ask::Nothing, Lasts::Durably, |own| {
+        self.change(TableAsk::Nothing, Lasts::Durably, |own| {
             let done = if makes { own.map.create_index(&name(), "g") } else { own.map.drop_index(&name(), "g") };
             match done {
                 // Others make it and drop it too.
-                Err(Error::Exists { what: "index", .. } | Error::Missing { what: "index", .. }) => Ok(Told::Done),
-                done => done.map(|()| Told::Done),
+                Err(Error::Exists { what: "index", .. } | Error::Missing { what: "index", .. }) => Ok(TableTold::Done),
+                done => done.map(|()| TableTold::Done),
             }
         })
     }
 
     fn sweep(&mut self) -> Step {
         let tables = &self.world.habits.tables;
-        let sweep = |row| self.begin(Ask::Sweep(row), Lasts::UntilPowerLoss);
+        let sweep = |row| self.begin(TableAsk::Sweep(row), Lasts::UntilPowerLoss);
         let noted: Vec<usize> = (0..tables.partitions * tables.rows).map(sweep).collect();
         let answer = if self.rng.bool() { self.sweeper.step(3).map(drop) } else { self.map.sweep(&name()).map(drop) };
         // What an error leaves open may come later, too.
         if let Sorted::Told(()) = sorted(answer).map_err(|why| format!("sweeping: {why}"))? {
-            noted.into_iter().for_each(|at| self.world.notes.end(at, self.time(), Told::Done));
+            noted.into_iter().for_each(|at| self.world.notes.end(at, self.time(), TableTold::Done));
         }
         Ok(())
     }
@@ -276,7 +276,7 @@ impl<'a> Process<'a> {
             |own| own.map.get(&get),
             |found| {
                 let found = found.as_ref().map(row_of).transpose()?;
-                Ok(vec![(Ask::Get(row), Told::Row(found))])
+                Ok(vec![(TableAsk::Get(row), TableTold::Row(found))])
             },
         )
     }
@@ -290,7 +290,7 @@ impl<'a> Process<'a> {
             |own| own.map.scan(&scan),
             |page| {
                 let rows = rows_of(tables, &page.records)?;
-                Ok(vec![(Ask::Scan(partition), Told::Rows(part_of(tables, partition, &rows)))])
+                Ok(vec![(TableAsk::Scan(partition), TableTold::Rows(part_of(tables, partition, &rows)))])
             },
         )
     }
@@ -302,7 +302,8 @@ impl<'a> Process<'a> {
             |page| {
                 let rows = rows_of(tables, &page.records)?;
                 // Partitions are of different moments.
-                let of_one = |partition| (Ask::Scan(partition), Told::Rows(part_of(tables, partition, &rows)));
+                let of_one =
+                    |partition| (TableAsk::Scan(partition), TableTold::Rows(part_of(tables, partition, &rows)));
                 Ok((0..tables.partitions).map(of_one).collect())
             },
         )
@@ -323,8 +324,8 @@ impl<'a> Process<'a> {
                 let rows = rows_of(tables, &found)?;
                 let told = |(number, row): (usize, &Option<Row>)| match row {
                     Some(row) if row.g != g => Err(format!("the index leads to {row:?} for {g}")),
-                    Some(row) => Ok((Ask::Get(number), Told::Row(Some(*row)))),
-                    None => Ok((Ask::NotAmong(number, g), Told::Done)),
+                    Some(row) => Ok((TableAsk::Get(number), TableTold::Row(Some(*row)))),
+                    None => Ok((TableAsk::NotAmong(number, g), TableTold::Done)),
                 };
                 rows.iter().enumerate().map(told).collect()
             },
@@ -370,12 +371,12 @@ impl<'a> Process<'a> {
         let mutations: Vec<Mutation> =
             changes.iter().map(|change| mutation(&self.world.habits.tables, change)).collect();
         let how = if lasts == Lasts::Durably { Durability::Durable } else { Durability::Applied };
-        self.change(Ask::Mutate(changes), lasts, |own| match own.map.mutate(&mutations, how) {
-            Ok(done) => Ok(done.wait().map(|()| Told::Done)?),
+        self.change(TableAsk::Mutate(changes), lasts, |own| match own.map.mutate(&mutations, how) {
+            Ok(done) => Ok(done.wait().map(|()| TableTold::Done)?),
             Err(Error::ConditionFailed { mutation, current }) => {
                 let row = current.as_deref().map(row_of).transpose();
                 // What cannot be read is no row of ours.
-                Ok(Told::Failed(mutation, row.unwrap_or(Some(Row::default()))))
+                Ok(TableTold::Failed(mutation, row.unwrap_or(Some(Row::default()))))
             }
             Err(error) => Err(error),
         })

@@ -6,7 +6,7 @@ use esker_store::{Change, Condition, Guard, Op, Transaction};
 
 /// A promise that is broken on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Breakage {
+pub enum Sabotage {
     /// A lost answer is told as an error after which nothing was applied.
     LostToldAsRefused,
     /// Changes do not look whether what they were decided on is there still.
@@ -31,7 +31,7 @@ pub enum Breakage {
     IndexForgotten,
 }
 
-impl Breakage {
+impl Sabotage {
     /// Those that keys find.
     pub const OF_KEYS: [Self; 10] = [
         Self::LostToldAsRefused,

@@ -10,7 +10,7 @@ use esker_store::{CommitSeq, Completion, Error, ObjectId, ObjectStore, Transacti
 use parking_lot::Mutex;
 
 use crate::shared::baton::Baton;
-use crate::shared::breakage::Breakage;
+use crate::shared::breakage::Sabotage;
 use crate::shared::server::{End, Server};
 
 /// An object and a key in it.
@@ -38,24 +38,24 @@ pub(crate) struct Net {
     pub baton: Arc<Baton>,
     pub server: Server,
     pub weather: Weather,
-    pub breakage: Option<Breakage>,
+    pub breakage: Option<Sabotage>,
     /// Requests that are under way still, with the calls that come before them.
     late: Mutex<Vec<(u64, Transaction)>>,
     ends: Mutex<Vec<Ended>>,
     broken: Mutex<Option<String>>,
     clients: Mutex<u64>,
-    /// Answers of before, for [`Breakage::OldAnswers`].
+    /// Answers of before, for [`Sabotage::OldAnswers`].
     pub old: Mutex<HashMap<Place, Option<Bytes>>>,
 }
 
 impl Net {
-    pub(crate) fn new(baton: Arc<Baton>, server: Server, weather: Weather, breakage: Option<Breakage>) -> Arc<Self> {
+    pub(crate) fn new(baton: Arc<Baton>, server: Server, weather: Weather, breakage: Option<Sabotage>) -> Arc<Self> {
         let (late, ends, broken) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (clients, old) = (Mutex::default(), Mutex::default());
         Arc::new(Self { baton, server, weather, breakage, late, ends, broken, clients, old })
     }
 
-    pub(crate) fn broken_by(&self, breakage: Breakage) -> bool {
+    pub(crate) fn broken_by(&self, breakage: Sabotage) -> bool {
         self.breakage == Some(breakage)
     }
 

@@ -6,25 +6,25 @@
 
 use parking_lot::Mutex;
 
-use crate::linear::Event;
+use crate::linear::Interval;
 
 /// All notes of a run.
-pub(crate) struct Notes<C, A> {
-    events: Mutex<Vec<Option<Event<C, A>>>>,
+pub(crate) struct Diary<C, A> {
+    events: Mutex<Vec<Option<Interval<C, A>>>>,
     broken: Mutex<Option<String>>,
 }
 
-impl<C, A> Default for Notes<C, A> {
+impl<C, A> Default for Diary<C, A> {
     fn default() -> Self {
         Self { events: Mutex::default(), broken: Mutex::default() }
     }
 }
 
-impl<C: Clone + std::fmt::Debug, A: Clone + std::fmt::Debug> Notes<C, A> {
-    /// Notes a call that begins; where it is noted.
+impl<C: Clone + std::fmt::Debug, A: Clone + std::fmt::Debug> Diary<C, A> {
+    /// Diary a call that begins; where it is noted.
     pub(crate) fn begin(&self, process: usize, begin: u64, call: C) -> usize {
         let mut events = self.events.lock();
-        events.push(Some(Event { process, begin, end: u64::MAX, call, answer: None }));
+        events.push(Some(Interval { process, begin, end: u64::MAX, call, answer: None }));
         events.len() - 1
     }
 
@@ -51,9 +51,9 @@ impl<C: Clone + std::fmt::Debug, A: Clone + std::fmt::Debug> Notes<C, A> {
         self.events.lock()[at] = None;
     }
 
-    /// Notes what is told at once.
+    /// Diary what is told at once.
     pub(crate) fn note(&self, process: usize, (begin, end): (u64, u64), call: C, answer: A) {
-        self.events.lock().push(Some(Event { process, begin, end, call, answer: Some(answer) }));
+        self.events.lock().push(Some(Interval { process, begin, end, call, answer: Some(answer) }));
     }
 
     /// A promise is broken. The first counts.
@@ -65,7 +65,7 @@ impl<C: Clone + std::fmt::Debug, A: Clone + std::fmt::Debug> Notes<C, A> {
     ///
     /// # Errors
     /// The first promise that was found broken.
-    pub(crate) fn history(&self) -> Result<Vec<Event<C, A>>, String> {
+    pub(crate) fn history(&self) -> Result<Vec<Interval<C, A>>, String> {
         match self.broken.lock().take() {
             Some(broken) => Err(broken),
             None => {

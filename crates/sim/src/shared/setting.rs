@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use esker_store::{ObjectStore, Transaction};
 
-use crate::lasting::Act;
-use crate::linear::Event;
+use crate::lasting::Deed;
+use crate::linear::Interval;
 use crate::outcome::Outcome;
 use crate::shared::baton::{Baton, Temper};
-use crate::shared::breakage::Breakage;
+use crate::shared::breakage::Sabotage;
 use crate::shared::inhabit::inhabit;
 use crate::shared::net::{Net, Weather};
 use crate::shared::once;
@@ -42,7 +42,7 @@ impl Setting {
     ///
     /// # Errors
     /// The store cannot be made.
-    pub(crate) fn new(seed: u64, breakage: Option<Breakage>) -> Result<Self, String> {
+    pub(crate) fn new(seed: u64, breakage: Option<Sabotage>) -> Result<Self, String> {
         let mut rng = fastrand::Rng::with_seed(seed);
         let server = Server::new(&mut rng)?;
         let far = rng.u8(0..4) > 0;
@@ -105,10 +105,10 @@ impl Setting {
     ///
     /// # Errors
     /// It broke a promise.
-    pub(crate) fn ends<C, A>(&self, answer: impl Fn() -> A) -> Result<Vec<Event<Act<C>, A>>, String> {
+    pub(crate) fn ends<C, A>(&self, answer: impl Fn() -> A) -> Result<Vec<Interval<Deed<C>, A>>, String> {
         let event = |(begin, end, how)| {
-            let call = if how == End::Stop { Act::Stop } else { Act::PowerLoss };
-            Event { process: NOBODY, begin, end, call, answer: Some(answer()) }
+            let call = if how == End::Stop { Deed::Stop } else { Deed::PowerLoss };
+            Interval { process: NOBODY, begin, end, call, answer: Some(answer()) }
         };
         Ok(self.net.told()?.into_iter().map(event).collect())
     }
@@ -141,7 +141,7 @@ const JUMP_MS: u64 = 400;
 
 impl SimClock {
     pub(crate) fn new(setting: &Setting) -> Arc<Self> {
-        let stands = setting.net.broken_by(Breakage::ClockStands);
+        let stands = setting.net.broken_by(Sabotage::ClockStands);
         Arc::new(Self { now_ms: AtomicU64::new(NOON_MS), stands, jumps: setting.clocks_jump })
     }
 

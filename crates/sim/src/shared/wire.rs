@@ -20,7 +20,7 @@ use esker_store::{
 use parking_lot::Mutex;
 
 use crate::shared::baton::Gone;
-use crate::shared::breakage::Breakage;
+use crate::shared::breakage::Sabotage;
 use crate::shared::net::Net;
 use crate::shared::once::{Lane, Looked, TRIES, unnumbered};
 
@@ -104,7 +104,7 @@ impl Wire {
 
     /// What a change is answered with whose answer was lost.
     fn lost(&self) -> Error {
-        if self.net.broken_by(Breakage::LostToldAsRefused) {
+        if self.net.broken_by(Sabotage::LostToldAsRefused) {
             return no_answer();
         }
         Error::Unknown { cause: "no answer".into() }
@@ -123,7 +123,7 @@ impl Wire {
             }
             Loss::Answer | Loss::Nothing => {}
         }
-        let answer = if self.net.broken_by(Breakage::TornTransactions) && txn.ops.len() > 1 && !self.quiet {
+        let answer = if self.net.broken_by(Sabotage::TornTransactions) && txn.ops.len() > 1 && !self.quiet {
             self.torn(txn)
         } else {
             self.net.submit(txn)
@@ -151,7 +151,7 @@ impl Wire {
 
     /// Sends a transaction until it is known what became of it, in a way that applies it once.
     fn once(&self, txn: Transaction) -> Result<CommitSeq> {
-        if self.net.broken_by(Breakage::SentAgainAsNew) {
+        if self.net.broken_by(Sabotage::SentAgainAsNew) {
             let mut told = self.send(txn.clone()).wait();
             for _ in 0..TRIES {
                 if !matches!(told, Err(Error::Unknown { .. })) {
@@ -234,7 +234,7 @@ impl Wire {
         }
         let engine = self.net.server.engine();
         let answer = read(&*engine);
-        let answer = if self.net.broken_by(Breakage::ShownBeforeDurable) && !self.quiet {
+        let answer = if self.net.broken_by(Sabotage::ShownBeforeDurable) && !self.quiet {
             Completion::ready(answer.into_parts().0)
         } else {
             // A read that cannot be answered changed nothing: it is an error like any other.
@@ -258,7 +258,7 @@ impl Wire {
         key: &[u8],
         answer: Completion<Option<Bytes>>,
     ) -> Completion<Option<Bytes>> {
-        if !self.net.broken_by(Breakage::OldAnswers) || self.quiet {
+        if !self.net.broken_by(Sabotage::OldAnswers) || self.quiet {
             return answer;
         }
         let place = (object.clone(), key.to_vec());
@@ -277,7 +277,7 @@ impl Wire {
     }
 
     fn tears(&self) -> bool {
-        self.net.broken_by(Breakage::TornReads) && !self.quiet
+        self.net.broken_by(Sabotage::TornReads) && !self.quiet
     }
 
     /// The first half of one answer, and the other half of a later one.
