@@ -1,7 +1,7 @@
 //! Runs of the key-value face: several processes on one store, killed, paused and left without answers at any call,
 //! each with a clock of its own; the server restarts under them.
 //!
-//! seed → [`Setting`] → processes → power cut → everything read once more → [`check_by_key`] of [`Keys`] under power
+//! seed → `Setting` → processes → power cut → everything read once more → `check_by_key` of `Keys` under power
 //! cuts
 //!
 //! Checked: the history of each key, and of all that one call touches at once, is linearizable: a change whose answer

@@ -1,7 +1,7 @@
 //! Runs of the map face: several processes on one store, killed, paused and left without answers at any call, each with
 //! a clock of its own; the server restarts under them, and the table changes.
 //!
-//! seed → [`Setting`] → a table → processes → power cut → everything read once more → [`check_by_key`] of [`Tables`]
+//! seed → `Setting` → a table → processes → power cut → everything read once more → `check_by_key` of `Tables`
 //! under power cuts
 //!
 //! Checked: the history of each row, and of all that one call touches at once, is linearizable, as in [`crate::kvs`]; a
