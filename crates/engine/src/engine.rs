@@ -59,7 +59,7 @@ pub struct Engine {
     /// See [`Engine::find_cold_ends`].
     pub(crate) furthest: Furthest,
     /// Of a snapshot: what keeps its segments.
-    pub(crate) _held: Option<Held>,
+    pub(crate) held: Option<Arc<Held>>,
     pub(crate) closed: AtomicBool,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
 }

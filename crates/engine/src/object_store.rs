@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use esker_store::limits::OBJECT_BYTES_MAX;
 use esker_store::{
     Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId, ObjectStore,
     OmapScan, Result, SlotScan, Snapshot, Stat, Transaction,
@@ -31,6 +32,10 @@ impl ObjectStore for Engine {
             persistent: true,
             compresses: true,
             transaction_bytes_max: self.transaction_bytes_max(),
+            object_bytes_max: OBJECT_BYTES_MAX,
+            exact_extents: true,
+            reverse_scans: true,
+            watches: false,
         }
     }
 

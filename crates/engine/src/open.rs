@@ -126,7 +126,7 @@ impl Engine {
             scrub: Arc::new(Scrub::new(options.scrub_bytes_per_s, saved.scrub)),
             saved: None,
             furthest: Arc::default(),
-            _held: None,
+            held: None,
             closed: AtomicBool::new(false),
             threads: Mutex::default(),
         };
@@ -240,7 +240,7 @@ impl Engine {
             scrub: Arc::clone(&self.scrub),
             saved: None,
             furthest: Arc::clone(&self.furthest),
-            _held: None,
+            held: None,
             closed: AtomicBool::new(true),
             threads: Mutex::default(),
         };
@@ -304,7 +304,7 @@ impl Engine {
     fn close_once(&self) -> Result<()> {
         self.scrub.stop();
         self.device.stop_watching();
-        if let Some(pool) = self.pool.as_ref().filter(|_| self._held.is_none()) {
+        if let Some(pool) = self.pool.as_ref().filter(|_| self.held.is_none()) {
             // That of a snapshot is its store's.
             pool.close();
         }

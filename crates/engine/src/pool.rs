@@ -10,6 +10,7 @@
 //! 2. A task waits for the device only: never for room, for another task, or for a lock that is held over I/O.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -75,9 +76,11 @@ impl Pool {
         loop {
             if let Some(task) = queue.tasks.pop_front() {
                 drop(queue);
-                task.run();
-                // What it holds may be the last of something large.
-                drop(task);
+                // What it holds may be the last of something large, and is dropped here. A waker that panics, or a drop, is
+                // no reason to read no more.
+                if catch_unwind(AssertUnwindSafe(move || task.run())).is_err() {
+                    tracing::error!("somebody who was told of a read panicked");
+                }
                 queue = self.queue.lock();
             } else if queue.closed {
                 return;
@@ -140,5 +143,27 @@ mod tests {
         let (task, completion) = deferred("counting", || (Ok(7), None));
         pool.give(task);
         assert_eq!(completion.wait().unwrap(), 7);
+    }
+
+    #[test]
+    fn a_waker_that_panics_does_not_end_the_reading() {
+        struct Panics;
+        impl std::task::Wake for Panics {
+            fn wake(self: Arc<Self>) {
+                panic!("on purpose");
+            }
+        }
+        let pool = Pool::new(1);
+        let waker = std::task::Waker::from(Arc::new(Panics));
+        for number in 0..3 {
+            let (task, mut completion) = deferred("counting", move || (Ok(number), None));
+            assert!(completion.poll_arrived(&mut std::task::Context::from_waker(&waker)).is_pending());
+            pool.give(task);
+            while !completion.is_here() {
+                std::thread::yield_now();
+            }
+            assert_eq!(completion.wait().unwrap(), number);
+        }
+        pool.close();
     }
 }

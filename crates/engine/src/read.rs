@@ -16,12 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
-use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
+use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX, Together};
 use esker_store::{Applied, Barrier, Completion, DurableMark, Error, ObjectId, Result, deferred};
 
 use crate::engine::Engine;
 use crate::format::Loc;
 use crate::index::{Extent, Missing};
+use crate::keeper::Held;
 use crate::objects::ObjectState;
 use crate::pages::bring;
 use crate::reader::{Asked, Found, Reader, Sought};
@@ -31,6 +32,9 @@ use crate::stages::sampled;
 
 /// After so many pages were read for a call none may leave memory until it is done.
 const PAGES_AT_LEISURE: usize = 4;
+/// So many values that are not in memory are begun to be read before they are waited for: enough to keep a device busy, and
+/// few enough for whoever begins them, and for the memory that they are read into.
+const AHEAD: usize = 128;
 /// At most 2 to this many pages are read at a time.
 const AHEAD_BITS_MAX: usize = 6;
 
@@ -121,6 +125,7 @@ impl Engine {
             reader: Arc::clone(&self.reader),
             mark: Arc::clone(&self.mark),
             _kept: self.segments.keep_pinned(pinned),
+            _held: self.held.clone(),
         }
     }
 
@@ -159,8 +164,8 @@ impl Engine {
         }
     }
 
-    /// Values of which each is `what` says by its number. Those that are not in memory are all begun before one is waited
-    /// for.
+    /// Values of which each is `what` says by its number. Those that are not in memory are begun [`AHEAD`] before they are
+    /// waited for.
     pub(crate) fn values<'k>(
         &self,
         pinned: Pinned<'_>,
@@ -172,41 +177,46 @@ impl Engine {
             Err(error) => return Completion::ready(Err(error)),
         };
         let durable = self.mark.durable();
-        let mut wait_to = shown.present;
-        let mut values = Vec::with_capacity(places.len());
+        let mut values =
+            Values { values: Vec::with_capacity(places.len()), wait_to: shown.present, bytes: Together::default() };
         let mut cold = Vec::new();
         for (number, place) in places.into_iter().enumerate() {
+            values.values.push(None);
             let Some(loc) = place else {
-                wait_to = wait_to.max(shown.absent);
-                values.push(None);
+                values.wait_to = values.wait_to.max(shown.absent);
                 continue;
             };
-            match self.fetch_now(loc, &Asked { object: shown.owner, what: what(number) }, durable) {
-                Ok(Some(found)) => {
-                    wait_to = wait_to.max(found.wait_to);
-                    values.push(Some(found.value));
-                }
+            let asked = Asked { object: shown.owner, what: what(number) };
+            // Once one is not there, asking the device for each would cost a call of it in vain.
+            let found = if cold.is_empty() {
+                self.fetch_now(loc, &asked, durable)
+            } else {
+                self.reader.peek(loc, &asked, durable)
+            };
+            match found.and_then(|found| found.map(|found| values.set(number, found)).transpose()) {
+                Ok(Some(())) => {}
                 Ok(None) => {
-                    self.reader.begin(loc);
+                    if cold.len() < AHEAD {
+                        self.reader.begin(loc);
+                    }
                     cold.push((number, loc, what(number).keep()));
-                    values.push(None);
                 }
                 Err(error) => return Completion::ready(Err(error)),
             }
         }
         if cold.is_empty() {
-            return self.completion(Ok(values), wait_to);
+            return self.completion(Ok(values.values), values.wait_to);
         }
         let carried = self.carry(pinned);
         self.defer(move || {
-            let all = cold.iter().try_for_each(|(number, loc, what)| {
+            let all = cold.iter().enumerate().try_for_each(|(at, (number, loc, what))| {
+                if let Some((_, next, _)) = cold.get(at + AHEAD) {
+                    carried.reader.begin(*next);
+                }
                 let asked = Asked { object: shown.owner, what: what.sought() };
-                let found = carried.reader.fetch(*loc, &asked, durable)?;
-                wait_to = wait_to.max(found.wait_to);
-                values[*number] = Some(found.value);
-                Ok(())
+                values.set(*number, carried.reader.fetch(*loc, &asked, durable)?)
             });
-            carried.applied(all.map(|()| (values, wait_to)))
+            carried.applied(all.map(|()| (values.values, values.wait_to)))
         })
     }
 
@@ -237,7 +247,7 @@ impl Engine {
             };
             let Some(found) = found else {
                 let mut begun = page.bytes;
-                for loc in std::iter::once(loc).chain(places.as_slice().iter().map(|(_, loc)| *loc)) {
+                for loc in std::iter::once(loc).chain(places.as_slice().iter().map(|(_, loc)| *loc)).take(AHEAD) {
                     self.reader.begin(loc);
                     begun += loc.span_bytes() as usize;
                     if begun >= SCAN_BYTES_MAX {
@@ -345,12 +355,30 @@ impl Engine {
     }
 }
 
+/// The answer of a call that asks for several values, as far as it has come.
+struct Values {
+    values: Vec<Option<Bytes>>,
+    wait_to: Lsn,
+    bytes: Together,
+}
+
+impl Values {
+    fn set(&mut self, number: usize, found: Found) -> Result<()> {
+        self.bytes.add(found.value.len())?;
+        self.wait_to = self.wait_to.max(found.wait_to);
+        self.values[number] = Some(found.value);
+        Ok(())
+    }
+}
+
 /// What a call takes with it that goes on when it has returned.
 struct Carried {
     reader: Arc<Reader>,
     mark: Arc<DurableMark>,
     /// No segment that it reads is used again before.
     _kept: StillPinned<Arc<Segments>>,
+    /// Of a snapshot: nor is one of those that stay for it.
+    _held: Option<Arc<Held>>,
 }
 
 impl Carried {

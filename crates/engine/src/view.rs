@@ -82,7 +82,7 @@ impl Engine {
             scrub: Arc::default(),
             saved: None,
             furthest: Arc::default(),
-            _held: Some(held),
+            held: Some(Arc::new(held)),
             closed: AtomicBool::new(false),
             threads: Mutex::default(),
         };

@@ -195,6 +195,39 @@ fn others_get_back_what_is_dead_though_the_store_has_room_enough() {
     }
 }
 
+/// Failure: a store of many small objects wrote a checkpoint at every look while others had the file system full. Cause: pieces
+/// of checkpoints that live counted as such as the next does without. Fix: what one checkpoint did not make free is no reason
+/// for the next.
+#[test]
+fn what_no_checkpoint_makes_free_leads_to_none() {
+    let device = Thin::new(400);
+    let engine = made(&device);
+    // Thousands of objects, of which nothing but their names stands in pieces of the index.
+    for number in 0..20_000 {
+        let object = ObjectId::new(Collection::from("c"), format!("{number:0200}"));
+        engine.submit(Transaction::with(Durability::Applied).change(&object, Change::Touch)).wait().unwrap();
+    }
+    engine.checkpoint().unwrap();
+    engine.checkpoint().unwrap();
+    // The file system is full, and the store finds that out.
+    let filled = fill(&engine, 0, 1);
+    (0..filled).for_each(|key| remove(&engine, key));
+    wait_until("nobody asked", || engine.stats().bare_segments > 0);
+    wait_until("there is no room for a checkpoint", || engine.checkpoint().is_ok());
+    let before = engine.stats().checkpoints;
+    let until = Instant::now() + Duration::from_secs(6);
+    let mut writes = 0;
+    while Instant::now() < until {
+        engine.submit(Transaction::new().change(&object(), Change::Touch)).wait().unwrap();
+        let change = Change::OmapSet { key: "k".into(), value: "v".into() };
+        engine.submit(Transaction::new().change(&object(), change)).wait().unwrap();
+        writes += 2;
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    let made = engine.stats().checkpoints - before;
+    assert!(made <= 2, "{made} checkpoints for {writes} small writes");
+}
+
 /// Failure: after a few hundred overwrites of little data every write and delete was refused for good, and nothing was
 /// cleaned. Cause: segments that the file system has no blocks for counted as free. Fix: they do not.
 #[test]

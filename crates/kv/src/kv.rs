@@ -187,7 +187,8 @@ impl Kv {
     /// namespace is gone already; opening the face, or the name, or removing it again, does the rest.
     ///
     /// # Errors
-    /// [`Error::NoNamespace`]; the store's.
+    /// [`Error::NoNamespace`]; the store's. [`StoreError::Unknown`] where the namespace is gone, and what it held only in
+    /// part: removing it again does the rest.
     pub fn remove_namespace(&self, name: &str) -> Result<()> {
         let (store, mut retry) = (&*self.shared.store, Retry::default());
         loop {
@@ -196,6 +197,7 @@ impl Kv {
             let record = found.ok_or_else(|| Error::NoNamespace { name: name.to_owned() })?;
             let removing = Record { removing: true, ..record };
             let whole = if record.removing { None } else { self.removal(name, record)? };
+            let at_once = whole.is_some();
             let begun = match whole {
                 Some(txn) => submit_guarded(store, txn)?.is_none(),
                 None => record.removing || self.replace(name, record, removing)?,
@@ -206,7 +208,13 @@ impl Kv {
                     self.handles.lock().retain(|_, handle| !handle.is(&known));
                     known.mark_removed();
                 }
-                return self.finish_removing(name, removing);
+                if at_once {
+                    return Ok(());
+                }
+                // It is gone, whatever becomes of what it held.
+                let left =
+                    |error| StoreError::Unknown { cause: format!("{name} is gone, but not all it held: {error}") };
+                return self.finish_removing(name, removing).map_err(|error| left(error).into());
             }
             retry.again(|| format!("namespace {name}"))?;
         }

@@ -403,7 +403,8 @@ impl Namespace {
         submit(&self.0.shared, &[self.target()], build).map(|_| ())
     }
 
-    /// Removes several keys, all or none, and says how many were there.
+    /// Removes several keys, all or none, and says how many were there. One that another process meanwhile replaces by
+    /// an entry that is past its expiry counts.
     pub fn remove_many(&self, keys: &[Key<'_>]) -> Completion<u64> {
         self.remove_many_with(keys, self.default_durability())
     }

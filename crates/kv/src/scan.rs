@@ -35,7 +35,8 @@ pub struct Scan {
     pub reverse: bool,
     /// At most so many entries; without bound by default. An answer is held in memory whole.
     pub limit: usize,
-    /// Leave entries empty (no value, expiry or tag): keys are enough.
+    /// Leave entries empty (no value, expiry or tag): keys are enough. A key that has expired is left out as well, save one
+    /// that is written and removed by others while the scan looks.
     pub keys_only: bool,
     /// Only keys behind this one in the order of the scan: the last key of the page before.
     pub after: Option<OwnedKey>,

@@ -9,6 +9,7 @@
 //! 3. The first write that cannot be (key too long, wrong kind) makes commit fail with nothing applied.
 //! 4. The answer waits for the barriers of all that was read.
 //! 5. What is written stands under a guard of every key that was read: another process that changed one makes it fail whole.
+//!    A key that is read again by itself is what it was the first time; what scans show is not guarded.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -172,8 +173,9 @@ impl<'a> Txn<'a> {
             self.reads.push(Reads { namespace: namespace.clone(), found: BTreeMap::new() });
             self.reads.len() - 1
         });
-        self.reads[at].found.entry(key.to_owned_key()).or_insert_with(|| stored.clone());
-        let Some(stored) = stored else { return Ok(None) };
+        // What was found first counts, since that is what is guarded: in between it may have been something else.
+        let found = self.reads[at].found.entry(key.to_owned_key()).or_insert(stored);
+        let Some(stored) = found.clone() else { return Ok(None) };
         let entry = decode_owned(stored)?;
         let Some(at) = entry.expires_ms else { return Ok(Some(entry)) };
         self.writes(namespace).seen.push((key.to_owned_key(), at));

@@ -13,6 +13,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use esker_store::{
     Barrier, Change, Compare, Condition, Error as StoreError, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction,
+    prefix,
 };
 use smallvec::SmallVec;
 
@@ -118,13 +119,10 @@ pub(crate) fn get_many(
 /// The highest local position that holds something.
 pub(crate) fn last(store: &dyn ObjectStore, layout: Layout, object: &ObjectId) -> Result<Option<u64>> {
     Ok(match layout {
-        Layout::Slots => {
-            let scan = SlotScan { range: 0..u64::MAX, reverse: true, limit: 1, keys_only: true };
-            store.slot_scan(object, &scan).wait()?.first().map(|(index, _)| *index)
-        }
+        Layout::Slots => prefix::last_slot(store, object, 0..u64::MAX)?,
         Layout::Omap | Layout::Stream => {
-            let scan = OmapScan { reverse: true, limit: 1, keys_only: true, ..OmapScan::of(b"e") };
-            store.omap_scan(object, &scan).wait()?.first().and_then(|(key, _)| format::key_number(key))
+            let last = prefix::last_omap(store, object, OmapScan::of(b"e").keys())?;
+            last.and_then(|(key, _)| format::key_number(&key))
         }
     })
 }

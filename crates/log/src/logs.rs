@@ -69,6 +69,7 @@ impl Logs {
         format::check_name("log name", name, NAME)?;
         options.check()?;
         let (store, registry) = (&*self.inner.store, format::registry());
+        let options = options.within(&store.capability())?;
         if registry.id(store, name)?.is_some() {
             return Err(Error::Exists { name: name.to_owned() });
         }

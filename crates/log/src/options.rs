@@ -114,6 +114,17 @@ impl Options {
         Ok(())
     }
 
+    /// With objects that a store takes: one goes over the limit by its last entry.
+    pub(crate) fn within(self, capability: &Capability) -> Result<Self> {
+        let most = capability.object_bytes_max.saturating_sub(u64::from(self.entry_bytes_max));
+        if most < u64::from(self.entry_bytes_max) {
+            let (bytes, backend, max) = (self.entry_bytes_max, capability.backend, capability.object_bytes_max);
+            let why = format!("{bytes}: {backend} takes objects of {max} bytes at most (object_bytes_max)");
+            return Err(Error::invalid("entry_bytes_max", why));
+        }
+        Ok(Self { object_bytes_max: self.object_bytes_max.min(most), ..self })
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         Self::shape(self.width, self.slots)?;
         let bytes = self.entry_bytes_max;

@@ -166,6 +166,7 @@ impl Log {
     /// [`Error::Invalid`] for options out of range, and for a change of layout, width or slots; the store's.
     pub fn set_options(&self, options: &crate::Options) -> Result<()> {
         options.check()?;
+        let options = &options.clone().within(&self.store().capability())?;
         let view = head::change(self.store(), self.inner.id, &self.inner.name, |view| {
             let now = &view.options;
             if (options.layout, options.width, options.slots) != (now.layout, now.width, now.slots) {

@@ -101,12 +101,11 @@ impl Log {
             let scan = OmapScan {
                 start: Some(format::nonce_key(Nonce { writer, number: 0 })),
                 end: Some(prefix::just_above(&format::nonce_key(Nonce { writer, number: u64::MAX }))),
-                reverse: true,
-                limit: 1,
                 keys_only: true,
+                ..OmapScan::default()
             };
-            let found = self.store().omap_scan(object, &scan).wait()?;
-            last = last.max(found.first().and_then(|(key, _)| format::key_number(key)));
+            let found = prefix::last_omap(self.store(), object, scan)?;
+            last = last.max(found.and_then(|(key, _)| format::key_number(&key)));
             Ok(())
         })?;
         // Afterwards: what goes meanwhile is remembered before.

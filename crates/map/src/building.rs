@@ -80,7 +80,7 @@ impl Waist {
         });
         // What it leaves is removed now, or when something is dropped next.
         if gone.is_ok() {
-            self.work().map_or_else(drop, drop);
+            self.collect();
         }
         error
     }

@@ -143,7 +143,8 @@ impl Waist {
                 Ok::<_, Error>(Attempt::Submit(txn, next))
             },
         )?;
-        self.load(name)?;
+        // It is as this says, whether or not that could be looked at now.
+        self.tables.lock().insert(name.clone(), Arc::new(next.clone()));
         Ok(next)
     }
 
@@ -167,7 +168,7 @@ impl Waist {
             },
         )?;
         self.tables.lock().remove(name);
-        self.work()?;
+        self.collect();
         Ok(())
     }
 
@@ -181,7 +182,7 @@ impl Waist {
             table.id = id;
             Ok(())
         })?;
-        self.work()?;
+        self.collect();
         Ok(())
     }
 
@@ -208,6 +209,12 @@ impl Waist {
                 Some(_) => {}
             }
         }
+    }
+
+    /// Removes what was left of something that is gone already: an error of it is no error of that.
+    /// [`Sweeper`](crate::Sweeper) comes to the rest, and so does who drops something next.
+    pub(crate) fn collect(&self) {
+        self.work().map_or_else(drop, drop);
     }
 
     /// Removes what dropped tables, truncated ones and dropped indexes have left. Returns the number of objects.

@@ -83,6 +83,7 @@ impl Sweeper {
     }
 
     /// Removes at most `rows` expired rows of the next table that has any, oldest first. Nothing was looked at: no table has any.
+    /// Behind the last table it removes what is left of tables and indexes that were dropped.
     ///
     /// # Errors
     /// The store's; [`Error::Damaged`] for a row that cannot be read, when the others of the step were removed. The next step goes on with another
@@ -93,6 +94,7 @@ impl Sweeper {
         loop {
             self.after = self.map.table_after(self.after.as_ref())?;
             let Some(name) = self.after.clone() else {
+                self.map.work()?;
                 if again {
                     return Ok(Swept::default());
                 }

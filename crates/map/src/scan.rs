@@ -6,13 +6,13 @@
 //! 1. A scan reads rows of one table in the order of their keys, and an index's entries only to find them.
 //! 2. The rows that one page of a scan has of a partition are of one moment; pages, partitions, and rows that an index
 //!    leads to, are of different moments.
+//! 3. A page is read by the schema that its table has all the while ([`Waist::by_schema`]).
 
-use std::cell::Cell;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use esker_store::prefix::{just_above, prefix_end};
-use esker_store::{ObjectId, OmapScan, Retry, prefix};
+use esker_store::{ObjectId, OmapScan, prefix};
 
 use crate::key::{self, Order};
 use crate::names;
@@ -50,29 +50,11 @@ impl Waist {
         Ok(())
     }
 
+    /// A page by this schema.
     pub(crate) fn scan_table(&self, table: &Arc<Table>, scan: &Scan) -> Result<Page> {
-        let mut table = Arc::clone(table);
-        let mut retry = Retry::default();
-        loop {
-            retry.attempt(|| format!("the schema of table {}", scan.table))?;
-            let changed = Cell::new(false);
-            let page = self.scan_once(&table, scan, &changed);
-            if !changed.get() {
-                return page;
-            }
-            table = self.load(&scan.table)?;
-        }
-    }
-
-    /// A page by this schema. If it is found that that has `changed`, what is returned does not count.
-    fn scan_once(&self, table: &Arc<Table>, scan: &Scan, changed: &Cell<bool>) -> Result<Page> {
         parts::check_scan(table, scan)?;
         if !scan.order_by.is_empty() {
-            return parts::sorted(table, scan, |scan| {
-                let page = self.scan_once(table, scan, changed)?;
-                // It ends here, and begins anew.
-                Ok(if changed.get() { Page { next: None, ..page } } else { page })
-            });
+            return parts::sorted(table, scan, |scan| self.scan_table(table, scan));
         }
         let read = |token| parts::read_token(&self.secret, table, scan, token);
         let after = scan.page.as_ref().map(read).transpose()?;
@@ -84,12 +66,7 @@ impl Waist {
                 let partition = names::partition(table.id, &partition_key);
                 self.scan_partition(table, &partition, &partition_key, range, scan.reverse, after, &mut gathered)?
             }
-            Over::Index(name, value) => {
-                let end = self.scan_index(table, name, value, after, &mut gathered)?;
-                // Entries of an index that was dropped meanwhile were removed while they were read.
-                changed.set(!self.is_current(table)?);
-                end
-            }
+            Over::Index(name, value) => self.scan_index(table, name, value, after, &mut gathered)?,
             Over::All => self.scan_all(table, after, &mut gathered)?,
         };
         let next = end.map(|last| parts::token(&self.secret, table, scan, &last));

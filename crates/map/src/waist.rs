@@ -109,6 +109,21 @@ impl Waist {
         if self.is_current(&table)? { Ok(table) } else { self.load(name) }
     }
 
+    /// What `read` finds by the schema that the table has at the same moment: the one that was seen last, if the table's
+    /// head still says so behind it; else again by the next. Its errors count as little as its answers by an old one.
+    pub(crate) fn by_schema<T>(&self, name: &TableName, read: impl Fn(&Arc<Table>) -> Result<T>) -> Result<T> {
+        let (mut table, mut retry) = (self.seen(name)?, Retry::default());
+        loop {
+            retry.attempt(|| format!("the schema of table {name}"))?;
+            let found = read(&table);
+            // Generations only ever rise, so it was this one all the time.
+            if self.is_current(&table)? {
+                return found;
+            }
+            table = self.load(name)?;
+        }
+    }
+
     pub(crate) fn is_current(&self, table: &Table) -> Result<bool> {
         let now = self.store.xattr(&names::head(table.id), names::GENERATION).wait()?;
         Ok(now.as_deref() == Some(&table.generation.to_le_bytes()[..]))
@@ -195,23 +210,30 @@ impl Waist {
                 guarded(&mut txn, &touched.table);
             }
         }
+        let number = rows.len();
         for (place, touched) in rows {
             self.write(&mut txn, &place, touched)?;
         }
         if txn.ops.is_empty() {
-            // Everything is as it should be; only the schemas have to be what was gone by. They only ever change to others, so that is
-            // looked at without the locks.
-            drop(locks);
-            if self.have_changed(&places)? {
-                mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;
-                return Ok(None);
+            // Everything is as it should be. Of one row that was so when it was read; several were read at different moments,
+            // and the guards alone say whether they are so at one.
+            if number > 1 && self.whole() {
+                txn.durability = Durability::Applied;
+            } else {
+                // Only the schemas have to be what was gone by. They only ever change to others, so that is looked at without the
+                // locks.
+                drop(locks);
+                if self.have_changed(&places)? {
+                    mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;
+                    return Ok(None);
+                }
+                return Ok(Some(Completion::after(Ok(()), seen)));
             }
-            return Ok(Some(Completion::after(Ok(()), seen)));
         }
         let submitted = self.store.submit(txn);
         drop(locks);
         match submitted.into_parts() {
-            (Ok(_), barrier) => Ok(Some(Completion::after(Ok(()), barrier))),
+            (Ok(_), barrier) => Ok(Some(Completion::after(Ok(()), Barrier::later(seen, barrier)))),
             (Err(StoreError::GuardFailed { index }), _) => {
                 if index < schemas.len() {
                     mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;
@@ -378,24 +400,25 @@ impl MapStorage for Waist {
             names::tables().note(txn, table.id, &index.to_be_bytes(), Bytes::new());
             Ok(())
         })?;
-        self.work()?;
+        self.collect();
         Ok(())
     }
 
     fn get(&self, get: &Get) -> Result<Option<Record>> {
-        let table = &*self.current(&get.table)?;
-        get.filter.check(table)?;
-        get.columns.iter().try_for_each(|name| table.column(name).map(drop))?;
-        let place = place(table, &get.key)?;
-        let found = self.store.omap_get(&place.partition, &place.key.clustering).wait()?;
-        let Some(bytes) = found else { return Ok(None) };
-        let row = decode(table, &place, &bytes)?;
-        let matches = !row.expired(self.now_ms()) && parts::filtered(table, &place.key, &get.filter, &row);
-        Ok(matches.then(|| parts::record(table, &place.key, &row, &get.columns)))
+        self.by_schema(&get.table, |table| {
+            get.filter.check(table)?;
+            get.columns.iter().try_for_each(|name| table.column(name).map(drop))?;
+            let place = place(table, &get.key)?;
+            let found = self.store.omap_get(&place.partition, &place.key.clustering).wait()?;
+            let Some(bytes) = found else { return Ok(None) };
+            let row = decode(table, &place, &bytes)?;
+            let matches = !row.expired(self.now_ms()) && parts::filtered(table, &place.key, &get.filter, &row);
+            Ok(matches.then(|| parts::record(table, &place.key, &row, &get.columns)))
+        })
     }
 
     fn scan(&self, scan: &Scan) -> Result<Page> {
-        self.scan_table(&self.current(&scan.table)?, scan)
+        self.by_schema(&scan.table, |table| self.scan_table(table, scan))
     }
 
     fn mutate(&self, mutations: &[Mutation], durability: Durability) -> Result<Completion<()>> {

@@ -12,6 +12,7 @@ use esker_map::{
     Record, SORT_ROWS_MAX, Scan, Schema, TableName, Value, Waist, parts,
 };
 use esker_memory::MemoryStore;
+use esker_store::contract::deaf::Deaf;
 use esker_store::{
     Change, CommitSeq, Completion, Error as StoreError, Forward, Incarnation, ObjectId, ObjectStore, OmapScan,
     Transaction,
@@ -29,6 +30,7 @@ struct Between {
     before: Mutex<Option<(u64, Hook)>>,
     behind_scan: Mutex<Option<(&'static [u8], Hook)>>,
     behind_get: Mutex<Option<Hook>>,
+    ahead_of_rows: Mutex<Option<Hook>>,
     life: Arc<AtomicU64>,
 }
 
@@ -36,8 +38,8 @@ impl Between {
     fn new(store: &Arc<MemoryStore>) -> Arc<Self> {
         let takes = AtomicU64::new(u64::MAX);
         let (before, behind_scan, behind_get) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let life = Arc::new(AtomicU64::new(1));
-        Arc::new(Self { store: Arc::clone(store), takes, before, behind_scan, behind_get, life })
+        let (ahead_of_rows, life) = (Mutex::default(), Arc::new(AtomicU64::new(1)));
+        Arc::new(Self { store: Arc::clone(store), takes, before, behind_scan, behind_get, ahead_of_rows, life })
     }
 
     /// Does something before the transaction that so many others came before.
@@ -50,6 +52,11 @@ impl Between {
         *self.behind_get.lock() = Some(Box::new(hook));
     }
 
+    /// Does something ahead of the next read of rows.
+    fn ahead_of_rows(&self, hook: impl FnOnce() + Send + 'static) {
+        *self.ahead_of_rows.lock() = Some(Box::new(hook));
+    }
+
     /// Does something behind the next scan of an object whose name begins so.
     fn behind_scan(&self, name: &'static [u8], hook: impl FnOnce() + Send + 'static) {
         *self.behind_scan.lock() = Some((name, Box::new(hook)));
@@ -59,6 +66,14 @@ impl Between {
 impl Forward for Between {
     fn behind(&self) -> &dyn ObjectStore {
         &*self.store
+    }
+
+    fn before(&self, object: Option<&ObjectId>) -> esker_store::Result<()> {
+        let hook = object.filter(|object| object.name().starts_with(b"p/")).and(self.ahead_of_rows.lock().take());
+        if let Some(hook) = hook {
+            hook();
+        }
+        Ok(())
     }
 
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
@@ -487,4 +502,98 @@ fn the_condition_that_is_named_first_is_the_first_at_one_moment() {
     let refused = late.mutate(&list, Durability::Durable).map(drop);
     assert!(matches!(refused, Err(Error::ConditionFailed { mutation: 0, .. })), "{refused:?}");
     assert!(between.behind_get.lock().is_none());
+}
+
+/// Failure: a row was shown without a column that it had, and a table that was dropped as empty. Cause: the schema was
+/// looked at before the rows were read, and both were of different moments. Fix: it is looked at behind them.
+#[test]
+fn what_is_read_of_rows_is_read_by_the_schema_of_that_moment() {
+    type Reads = fn(&Waist) -> Result<Vec<Record>, Error>;
+    let reads: [Reads; 3] = [
+        |map| Ok(map.get(&Get::new(&table(), key(2)))?.into_iter().collect()),
+        |map| Ok(map.scan(&Scan::partition(&table(), Key::of("p", 2)))?.records),
+        |map| {
+            let order_by = vec![("c".into(), Order::Desc)];
+            Ok(map.scan(&Scan { order_by, limit: 5, ..Scan::partition(&table(), Key::of("p", 2)) })?.records)
+        },
+    ];
+    for read in reads {
+        let (store, map) = with_rows(4);
+        let between = Between::new(&store);
+        let reader = waist(Arc::clone(&between) as _);
+        assert_eq!(read(&reader).unwrap().len(), 1);
+        let other = map.clone();
+        between.ahead_of_rows(move || {
+            other.alter_table(&table(), &Alter::AddColumn("y".into(), DataType::Int)).unwrap();
+            let columns = vec![("x".into(), Some("new".into())), ("y".into(), Some(Value::Int(5)))];
+            let change = esker_map::Change::Put { columns, expires_ms: None };
+            done(&other, &[Mutation { table: table(), key: key(2), change, condition: Condition::Always }]);
+        });
+        let found = read(&reader).unwrap();
+        assert_eq!((found[0].value("x"), found[0].value("y")), (Some(&"new".into()), Some(&Value::Int(5))));
+        let other = map.clone();
+        between.ahead_of_rows(move || other.drop_table(&table()).unwrap());
+        assert!(matches!(read(&reader), Err(Error::Missing { what: "table", .. })));
+        assert!(between.ahead_of_rows.lock().is_none());
+    }
+}
+
+/// Failure: a table was changed, or dropped, and the answer was an error as if it were not. Cause: what was read behind the
+/// change found no answer. Fix: nothing that an answer depends on is read behind it.
+#[test]
+fn a_schema_that_was_changed_is_told_as_changed_though_nothing_can_be_read_then() {
+    type Changes = fn(&Waist) -> Result<(), Error>;
+    let all: [(u32, Changes); 6] = [
+        (1, |map| map.alter_table(&table(), &Alter::AddColumn("y".into(), DataType::Int))),
+        (1, |map| map.drop_index(&table(), "x")),
+        (1, |map| map.rename_table(&table(), "other")),
+        (1, |map| map.drop_table(&table())),
+        // One for the new number.
+        (2, |map| map.truncate_table(&table())),
+        (2, |map| {
+            map.create_table(&TableName::new("n", "new"), &Schema::new().column("p", DataType::Int).partition("p"))
+        }),
+    ];
+    for (number, (writes, change)) in all.into_iter().enumerate() {
+        let (store, map) = with_rows(10);
+        map.create_index(&table(), "x").unwrap();
+        let deaf = Deaf::over(store as _);
+        let changer = waist(Arc::clone(&deaf) as _);
+        deaf.after_writes(writes);
+        change(&changer).unwrap_or_else(|error| panic!("change {number}: {error}"));
+        assert!(deaf.is_deaf(), "change {number}");
+        deaf.hears();
+        // It is seen by the handle that made it, and by others; what is left is collected.
+        for map in [&changer, &map] {
+            let seen = match number {
+                0 => map.table(&table()).unwrap().column("y").is_ok(),
+                1 => map.table(&table()).unwrap().indexes.is_empty(),
+                4 => map.scan(&Scan::new(&table(), Over::All)).unwrap().records.is_empty(),
+                5 => map.table(&TableName::new("n", "new")).is_ok(),
+                _ => matches!(map.get(&Get::new(&table(), key(2))), Err(Error::Missing { .. })),
+            };
+            assert!(seen, "change {number}");
+        }
+        let mut sweeper = esker_map::Sweeper::new(map.clone());
+        while sweeper.step(100).unwrap().looked > 0 {}
+        assert_eq!(map.work().unwrap(), 0, "change {number}");
+    }
+}
+
+/// Failure: a list that was to change nothing was done, though at no moment both of its conditions held. Cause: its rows were
+/// read one after the other, and nothing was submitted. Fix: several rows are looked at once more, at one moment.
+#[test]
+fn a_list_that_changes_nothing_holds_at_one_moment() {
+    let (store, map) = with_rows(0);
+    done(&map, &[put(1, "there")]);
+    let between = Between::new(&store);
+    let ours = waist(Arc::clone(&between) as _);
+    let other = map.clone();
+    between.behind_get(move || done(&other, &[put(0, "comes"), Mutation::delete(&table(), key(1))]));
+    let delete = |row| Mutation { condition: Condition::NotExists, ..Mutation::delete(&table(), key(row)) };
+    let failed = ours.mutate(&[delete(0), delete(1)], Durability::Durable);
+    assert!(matches!(failed, Err(Error::ConditionFailed { mutation: 0, .. })));
+    assert!(between.behind_get.lock().is_none());
+    done(&map, &[Mutation::delete(&table(), key(0))]);
+    done(&ours, &[delete(0), delete(1)]);
 }

@@ -18,10 +18,6 @@ const VOLUME_SEGMENTS: u64 = 128;
 /// zones of sealed segments partly written until it writes there again. Devices allow 14 and more.
 pub const OPEN_ZONES_MAX: Option<usize> = None;
 
-/// So many kinds are chosen by seeds. The last two are run when they are asked for: of a hundred seeds one or more ends with a
-/// history that is not explained yet, by the face or by its model.
-const CHOSEN: u64 = 14;
-
 /// What a run is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -84,7 +80,7 @@ impl Kind {
 
     /// The kind of a seed's run, unless another is asked for.
     pub fn of_seed(seed: u64) -> Self {
-        Self::ALL[(seed % CHOSEN) as usize]
+        Self::ALL[(seed % Self::ALL.len() as u64) as usize]
     }
 
     /// The kind's name on the command line.

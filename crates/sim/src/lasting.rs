@@ -107,6 +107,11 @@ impl<M: Parted> Model for Lasting<M> {
         };
         after.into_iter().map(next).collect()
     }
+
+    // That a read shows something, and so keeps it, is told by the state that it leaves.
+    fn only_reads(&self, act: &Self::Call, answer: &M::Answer) -> bool {
+        matches!(act, Deed::Ask(call, _) if self.0.only_reads(call, answer))
+    }
 }
 
 impl<M: Parted> Keyed for Lasting<M> {

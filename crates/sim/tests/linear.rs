@@ -18,13 +18,11 @@ fn hold(kind: &str, run: Run) {
 }
 
 #[test]
-#[ignore = "one seed in a hundred or more is not explained yet"]
 fn histories_of_keys_hold_and_the_same_seed_gives_the_same_calls() {
     hold("kv", kvs::run);
 }
 
 #[test]
-#[ignore = "one seed in a hundred or more is not explained yet"]
 fn histories_of_tables_hold_and_the_same_seed_gives_the_same_calls() {
     hold("map", maps::run);
 }
@@ -36,13 +34,11 @@ fn found(breakage: kvs::Sabotage, run: Run) {
 }
 
 #[test]
-#[ignore = "one seed in a hundred or more is not explained yet"]
 fn every_breakage_of_keys_is_found() {
     kvs::Sabotage::OF_KEYS.into_iter().for_each(|breakage| found(breakage, kvs::run));
 }
 
 #[test]
-#[ignore = "one seed in a hundred or more is not explained yet"]
 fn every_breakage_of_tables_is_found() {
     kvs::Sabotage::OF_TABLES.into_iter().for_each(|breakage| found(breakage, maps::run));
 }

@@ -81,6 +81,11 @@ pub trait Forward: Send + Sync {
         self.behind().slot_get(object, index)
     }
 
+    /// As [`ObjectStore::slot_scan`].
+    fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
+        self.behind().slot_scan(object, scan)
+    }
+
     /// As [`ObjectStore::list`].
     fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
         self.behind().list(collection, after, limit)
@@ -146,7 +151,7 @@ impl<F: Forward> ObjectStore for F {
         forwarded(self, Some(object), || Forward::behind(self).slot_get_many(object, indexes))
     }
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
-        forwarded(self, Some(object), || Forward::behind(self).slot_scan(object, scan))
+        forwarded(self, Some(object), || Forward::slot_scan(self, object, scan))
     }
     fn commit_scan(
         &self,

@@ -82,6 +82,12 @@ pub struct DataRun {
     pub len: u64,
 }
 
+/// What is called when an object has changed.
+pub type Changed = Arc<dyn Fn() + Send + Sync>;
+
+/// The watching of an object, which ends when this is dropped.
+pub type Watching = Box<dyn std::any::Any + Send + Sync>;
+
 /// The whole store at one moment.
 pub struct Snapshot {
     /// The last commit that it shows; it shows all before it too, and none after.
@@ -112,6 +118,16 @@ pub trait ObjectStore: Send + Sync {
         Incarnation::LOCAL
     }
 
+    /// Has `changed` called, by any thread, after an object was changed by anybody, once or more for several changes, and now
+    /// and then for none, as long as what is returned lives. A hint: who waits for a change looks now and then all the same.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] without [`Capability::watches`].
+    fn watch(&self, object: &ObjectId, changed: Changed) -> Result<Watching> {
+        let _ = (object, changed);
+        Err(Error::Unsupported { backend: self.capability().backend, what: "watch objects" })
+    }
+
     /// Completes when everything applied before the call is durable, whatever durability it asked for. Where
     /// [`ObjectStore::incarnation`] changes, that is what the present life of the store has applied.
     fn sync(&self) -> Completion<CommitSeq>;
@@ -134,7 +150,8 @@ pub trait ObjectStore: Send + Sync {
     /// The value of an omap key.
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>>;
 
-    /// The values of several omap keys, all at the same moment.
+    /// The values of several omap keys, all at the same moment. [`Error::TooLarge`] if they have more than
+    /// [`limits::GET_MANY_BYTES_MAX`] together.
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>>;
 
     /// Omap entries in key order, all at the same moment. May return fewer than `limit` (see
@@ -144,7 +161,7 @@ pub trait ObjectStore: Send + Sync {
     /// The value of a slot.
     fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>>;
 
-    /// The values of several slots, all at the same moment.
+    /// The values of several slots, all at the same moment, with the same limit as [`ObjectStore::omap_get_many`].
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>>;
 
     /// Filled slots in key order, with the same rule for short answers as [`ObjectStore::omap_scan`].

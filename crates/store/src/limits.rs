@@ -1,6 +1,10 @@
 //! Limits that every store keeps, checked where a transaction enters and quoted by name in errors and docs.
 //! A backend may be tighter; it then says so in its [`Capability`](crate::Capability).
 
+use bytes::Bytes;
+
+use crate::{Error, Result};
+
 /// Longest collection name, in bytes.
 pub const COLLECTION_BYTES_MAX: usize = 255;
 /// Longest object name, in bytes.
@@ -30,3 +34,39 @@ pub const OBJECT_BYTES_MAX: u64 = 1 << 60;
 pub const SCAN_ENTRIES_MAX: usize = 65_536;
 /// A scan call ends early once it holds this many bytes of keys and values (16 MiB) and at least one entry.
 pub const SCAN_BYTES_MAX: usize = 16 << 20;
+/// Most bytes of values, together, that one call answers with that asks for several by key or index (256 MiB).
+pub const GET_MANY_BYTES_MAX: usize = 256 << 20;
+
+/// The bytes of the values that one call has gathered for its answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Together(u64);
+
+impl Together {
+    /// Counts a value of so many bytes.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] above [`GET_MANY_BYTES_MAX`].
+    pub fn add(&mut self, bytes: usize) -> Result<()> {
+        self.0 += bytes as u64;
+        let (len, max) = (self.0, GET_MANY_BYTES_MAX as u64);
+        if len > max {
+            return Err(Error::TooLarge { what: "values", len, limit: "GET_MANY_BYTES_MAX", max });
+        }
+        Ok(())
+    }
+
+    /// Passes values on, and counts them.
+    ///
+    /// # Errors
+    /// As [`Together::add`]; those of `values`.
+    pub fn gather(values: impl Iterator<Item = Result<Option<Bytes>>>) -> Result<Vec<Option<Bytes>>> {
+        let mut together = Self::default();
+        values
+            .map(|value| {
+                let value = value?;
+                together.add(value.as_ref().map_or(0, Bytes::len))?;
+                Ok(value)
+            })
+            .collect()
+    }
+}

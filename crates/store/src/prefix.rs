@@ -7,9 +7,11 @@
 //!    removed behind the walk does not stop it.
 //! 2. A page that fails is the last.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 
-use crate::{Collection, ObjectId, ObjectStore, OmapScan, Result, limits};
+use crate::{Collection, ObjectId, ObjectStore, OmapScan, Result, SlotScan, limits};
 
 /// Names of objects that are asked for at once.
 const PAGE_NAMES: usize = 1_024;
@@ -66,6 +68,39 @@ pub fn each<T>(pages: impl Iterator<Item = Result<Vec<T>>>) -> impl Iterator<Ite
         let (page, failed) = page.map_or_else(|error| (Vec::new(), Some(Err(error))), |page| (page, None));
         page.into_iter().map(Ok).chain(failed)
     })
+}
+
+/// The last entry of an omap that `scan` asks for, whichever way it goes. Where scans do not go backwards, all that stand
+/// before it are passed.
+///
+/// # Errors
+/// The store's.
+pub fn last_omap(store: &dyn ObjectStore, object: &ObjectId, scan: OmapScan) -> Result<Option<(Bytes, Bytes)>> {
+    if store.capability().reverse_scans {
+        let found = store.omap_scan(object, &OmapScan { reverse: true, limit: 1, ..scan }).wait()?;
+        return Ok(found.into_iter().next());
+    }
+    let forward = OmapScan { reverse: false, limit: limits::SCAN_ENTRIES_MAX, ..scan };
+    omap(store, object, forward).last().transpose()
+}
+
+/// The last filled slot of a range, in the same way.
+///
+/// # Errors
+/// The store's.
+pub fn last_slot(store: &dyn ObjectStore, object: &ObjectId, mut range: Range<u64>) -> Result<Option<u64>> {
+    if store.capability().reverse_scans {
+        let scan = SlotScan { range, reverse: true, limit: 1, keys_only: true };
+        return Ok(store.slot_scan(object, &scan).wait()?.first().map(|(index, _)| *index));
+    }
+    let mut last = None;
+    loop {
+        let scan = SlotScan { range: range.clone(), reverse: false, limit: limits::SCAN_ENTRIES_MAX, keys_only: true };
+        let Some((index, _)) = store.slot_scan(object, &scan).wait()?.last().cloned() else { return Ok(last) };
+        last = Some(index);
+        let Some(next) = index.checked_add(1) else { return Ok(last) };
+        range.start = next;
+    }
 }
 
 /// The omap entries that `scan` asks for, page by page: its limit is that of one page.

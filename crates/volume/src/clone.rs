@@ -44,7 +44,7 @@ impl Volumes {
         let (size, layout) = (point.size, point.layout);
         let state = State { size, layout, created_ms: now_ms, parent: Some(link), ..State::default() };
         let header = format::header(point.image);
-        self.make(child, &state, |id, txn| {
+        self.make(child, &state, Some(point.clone()), |id, txn| {
             let (snap, mut record) = parent.find_snapshot(snapshot)?;
             if !record.protected || snap != point.snap {
                 return Err(Error::refused(format!("snapshot {image}@{snapshot} is not protected; protect it first")));

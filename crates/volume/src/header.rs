@@ -29,12 +29,11 @@ pub(crate) fn snapshot_before(store: &dyn ObjectStore, image: u64, below: u64) -
     let scan = OmapScan {
         start: Some(format::snap_key(0)),
         end: Some(format::snap_key(below)),
-        reverse: true,
-        limit: 1,
         keys_only: true,
+        ..OmapScan::default()
     };
-    let found = store.omap_scan(&format::header(image), &scan).wait()?;
-    Ok(found.first().and_then(|(key, _)| format::key_number(key)))
+    let found = prefix::last_omap(store, &format::header(image), scan)?;
+    Ok(found.and_then(|(key, _)| format::key_number(&key)))
 }
 
 /// All omap entries of an object whose keys start with `prefix`.

@@ -19,8 +19,8 @@ use esker_store::{
 };
 use parking_lot::RwLock;
 
-use crate::format::{self, GENERATION, State};
-use crate::source::{self, Point};
+use crate::format::{self, GENERATION, ParentLink, State};
+use crate::source::{self, Parent, Point};
 use crate::{Error, Layout, Result, header};
 
 /// Most bytes of one call of [`Image::read`] or [`Image::write`] (64 MiB).
@@ -127,7 +127,11 @@ impl std::fmt::Debug for Image {
 
 impl Image {
     pub(crate) fn open(store: &Arc<dyn ObjectStore>, id: u64, name: &str) -> Result<Self> {
-        let live = load(&**store, id, name)?;
+        Ok(Self::with(store, id, name, load(&**store, id, name)?))
+    }
+
+    /// The image in this state.
+    pub(crate) fn with(store: &Arc<dyn ObjectStore>, id: u64, name: &str, live: Live) -> Self {
         let inner = Inner {
             store: Arc::clone(store),
             capability: store.capability(),
@@ -138,7 +142,7 @@ impl Image {
             held: AtomicU64::new(0),
             unsynced: Unsynced::default(),
         };
-        Ok(Self { inner: Arc::new(inner) })
+        Self { inner: Arc::new(inner) }
     }
 
     pub(crate) fn store(&self) -> &dyn ObjectStore {
@@ -181,8 +185,31 @@ impl Image {
 
     /// Changes the state in the store, and sees it.
     pub(crate) fn change(&self, change: impl FnMut(&mut State, &mut Transaction) -> Result<()>) -> Result<()> {
-        header::change(self.store(), self.inner.id, &self.inner.name, change)?;
-        self.refresh()
+        self.changed(header::change(self.store(), self.inner.id, &self.inner.name, change)?)
+    }
+
+    /// Sees a state that this handle has written, or a later one. It is changed, whether or not it can be looked at now.
+    pub(crate) fn changed(&self, next: State) -> Result<()> {
+        self.refresh().or_else(|error| if self.see(next) { Ok(()) } else { Err(error) })
+    }
+
+    /// Takes a state as seen that this handle has written; false if it stands on a parent of which more has to be looked up.
+    fn see(&self, next: State) -> bool {
+        let mut live = self.inner.live.write();
+        if next.generation < live.state.generation {
+            return true;
+        }
+        let same = |one: ParentLink, other: ParentLink| (one.image, one.snap) == (other.image, other.snap);
+        let parent = match (next.parent, live.state.parent, &live.point.parent) {
+            (None, ..) => None,
+            (Some(new), Some(old), Some(parent)) if same(new, old) => {
+                Some(Arc::new(Parent { overlap: new.overlap, ..Parent::clone(parent) }))
+            }
+            _ => return false,
+        };
+        let point = Point { size: next.size, layout: next.layout, parent, ..live.point.clone() };
+        *live = Arc::new(Live { state: next, point });
+        true
     }
 
     /// Looks at the state in the store: sizes, locks and snapshots that other handles changed. Writes do it by themselves where it matters.

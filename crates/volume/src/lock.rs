@@ -40,7 +40,7 @@ impl Image {
         check_name(owner, ("OWNER_BYTES_MAX", OWNER_BYTES_MAX), |_| false)
             .map_err(|why| Error::Invalid { what: "lock owner", why })?;
         let mut taken = 0;
-        header::change(self.store(), self.inner.id, &self.inner.name, |state, txn| {
+        let next = header::change(self.store(), self.inner.id, &self.inner.name, |state, txn| {
             // Nobody discards without it where others lock.
             txn.gives_back = true;
             if !over && !state.lock_owner.is_empty() {
@@ -52,8 +52,8 @@ impl Image {
             Ok(())
         })?;
         self.inner.held.store(taken, Ordering::Release);
-        // The lock is taken, whether or not that can be looked at now: whoever finds a state older than it looks again.
-        let _ = self.refresh();
+        // The lock is taken, whatever is seen of it: whoever finds a state older than it looks again.
+        let _ = self.changed(next);
         Ok(taken)
     }
 

@@ -19,7 +19,8 @@ impl Image {
     /// has locked grows too; it is made smaller only by the handle with the lock, or without one. Data past a smaller
     /// size is lost: that is refused
     /// unless `allow_loss`. Snapshots keep their size and data. Others should not write there meanwhile: what they write past the new end is
-    /// lost too, and not always looked at before.
+    /// lost too, and not always looked at before. What lay past the new end is removed on return, or where that fails by
+    /// [`Volumes::work`](crate::Volumes::work).
     ///
     /// # Errors
     /// [`Error::Refused`] names the first data past the new end; [`Error::Invalid`] for a size too large; those of [`Image::write`].
@@ -55,7 +56,8 @@ impl Image {
             }
             Ok(())
         })?;
-        self.finish_shrinking(&mut |_, _| true)?;
+        // It has its new size; what lies past the end goes now, or later.
+        let _ = self.finish_shrinking(&mut |_, _| true);
         Ok(())
     }
 

@@ -139,12 +139,21 @@ impl Image {
     pub fn snapshot_create(&self, name: &str, now_ms: u64) -> Result<Snapshot> {
         self.require_snapshots()?;
         format::check_name("snapshot name", name)?;
+        let mut made = State::default();
         self.change(|state, txn| {
             self.check_fence(state)?;
             self.check_rollback(state)?;
-            self.push_snapshot(state, txn, name, now_ms)
+            self.push_snapshot(state, txn, name, now_ms)?;
+            made = state.clone();
+            Ok(())
         })?;
-        self.snapshot(name)
+        let live = self.live();
+        if live.state.parent != made.parent {
+            return self.snapshot(name);
+        }
+        let point = Point { snap: made.newest, size: made.size, layout: made.layout, ..live.point.clone() };
+        let (store, image) = (Arc::clone(&self.inner.store), self.inner.name.clone());
+        Ok(Snapshot { store, image, name: name.to_owned(), point })
     }
 
     /// Adds a snapshot to a change of the header.

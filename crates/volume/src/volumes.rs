@@ -14,10 +14,12 @@ use bytes::Bytes;
 use esker_store::registry::{Renamed, open_collection, remove_objects};
 use esker_store::{Attempt, Capability, Collection, ObjectStore, Transaction, change_guarded, prefix};
 
-use crate::format::{self, COLLECTION, State};
+use crate::format::{self, COLLECTION, ParentLink, State};
 use crate::header::{self, push_forget};
+use crate::image::Live;
 use crate::layout::IMAGE_BYTES_MAX;
 use crate::progress::Progress;
+use crate::source::{HEAD, Parent, Point};
 use crate::{Error, Image, Layout, Result};
 
 /// What the store lets volumes do.
@@ -76,10 +78,22 @@ impl Volumes {
     /// # Errors
     /// [`Error::Exists`]; [`Error::Invalid`] for a bad name, size or layout; the store's.
     pub fn create(&self, name: &str, size: u64, layout: Layout, now_ms: u64) -> Result<Image> {
-        layout.check()?;
+        self.check_layout(&layout)?;
         check_size(size)?;
         let state = State { size, layout, created_ms: now_ms, ..State::default() };
-        self.make(name, &state, |_, _| Ok(()))
+        self.make(name, &state, None, |_, _| Ok(()))
+    }
+
+    fn check_layout(&self, layout: &Layout) -> Result<()> {
+        layout.check()?;
+        let capability = self.store.capability();
+        if layout.object_bytes > capability.object_bytes_max {
+            let (bytes, max) = (layout.object_bytes, capability.object_bytes_max);
+            let why =
+                format!("{bytes} bytes for an object: {} takes at most {max} (object_bytes_max)", capability.backend);
+            return Err(Error::Invalid { what: "image layout", why });
+        }
+        Ok(())
     }
 
     /// Makes an image that nobody else can open, and that is [finished](Image::finish) when all is in it. One that
@@ -89,17 +103,18 @@ impl Volumes {
     /// # Errors
     /// Those of [`Volumes::create`].
     pub(crate) fn begin(&self, name: &str, size: u64, layout: Layout, now_ms: u64) -> Result<Image> {
-        layout.check()?;
+        self.check_layout(&layout)?;
         check_size(size)?;
         let state = State { size, layout, created_ms: now_ms, making: true, ..State::default() };
-        self.make(name, &state, |_, _| Ok(()))
+        self.make(name, &state, None, |_, _| Ok(()))
     }
 
-    /// Makes an image with this state, and what else belongs to it.
+    /// Makes an image with this state, over this parent, and what else belongs to it.
     pub(crate) fn make(
         &self,
         name: &str,
         state: &State,
+        parent: Option<Point>,
         mut more: impl FnMut(u64, &mut Transaction) -> Result<()>,
     ) -> Result<Image> {
         format::check_name("image name", name)?;
@@ -135,7 +150,11 @@ impl Volumes {
                 Ok(Attempt::Submit(txn, id))
             },
         )?;
-        Image::open(&self.store, id, name)
+        // Nothing is looked at behind it: it is made.
+        let over = |(link, point): (ParentLink, Point)| Arc::new(Parent { point, overlap: link.overlap });
+        let parent = state.parent.zip(parent).map(over);
+        let point = Point { image: id, snap: HEAD, size: state.size, layout: state.layout, parent };
+        Ok(Image::with(&self.store, id, name, Live { state: state.clone(), point }))
     }
 
     fn find(&self, name: &str) -> Result<Option<u64>> {

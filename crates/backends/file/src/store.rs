@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
+use esker_store::limits::{OBJECT_BYTES_MAX, SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX, Together};
 use esker_store::{
     Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error as StoreError, ObjectId,
     ObjectStore, OmapScan, Result, SlotScan, Stat, Transaction,
@@ -294,6 +294,10 @@ impl ObjectStore for FileStore {
             persistent: true,
             compresses: false,
             transaction_bytes_max: TRANSACTION_BYTES_MAX as u64,
+            object_bytes_max: OBJECT_BYTES_MAX,
+            exact_extents: true,
+            reverse_scans: true,
+            watches: false,
         }
     }
 
@@ -365,7 +369,7 @@ impl ObjectStore for FileStore {
 
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
         let found = self.look(object, |table, head| {
-            keys.iter().map(|name| table.row(&key(b'O', head.number, name))).collect::<Result<Vec<_>>>()
+            Together::gather(keys.iter().map(|name| table.row(&key(b'O', head.number, name))))
         });
         let len = keys.len();
         found.map(move |found| if found.is_empty() { vec![None; len] } else { found })
@@ -391,7 +395,7 @@ impl ObjectStore for FileStore {
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
         let found = self.look(object, |table, head| {
             let slot = |index: &u64| table.row(&key(b'S', head.number, &index.to_be_bytes()));
-            indexes.iter().map(slot).collect::<Result<Vec<_>>>()
+            Together::gather(indexes.iter().map(slot))
         });
         let len = indexes.len();
         found.map(move |found| if found.is_empty() { vec![None; len] } else { found })

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
+use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX, Together};
 use esker_store::{Collection, CommitSeq, Completion, DataRun, Error, ObjectId, OmapScan, Result, SlotScan, Stat};
 
 use crate::draft::Draft;
@@ -113,7 +113,7 @@ impl Open {
     pub fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
         let len = keys.len();
         self.look(object, true, |draft, head| {
-            keys.iter().map(|key| draft.get(&keys::entry(Tag::Omap, head.omap, key))).collect()
+            Together::gather(keys.iter().map(|key| draft.get(&keys::entry(Tag::Omap, head.omap, key))))
         })
         .map(move |found: Vec<_>| if found.is_empty() { vec![None; len] } else { found })
     }
@@ -144,7 +144,7 @@ impl Open {
     pub fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
         let len = indexes.len();
         self.look(object, true, |draft, head| {
-            indexes.iter().map(|index| draft.get(&keys::numbered(Tag::Slots, head.slots, *index))).collect()
+            Together::gather(indexes.iter().map(|index| draft.get(&keys::numbered(Tag::Slots, head.slots, *index))))
         })
         .map(move |found: Vec<_>| if found.is_empty() { vec![None; len] } else { found })
     }

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use esker_store::limits::TRANSACTION_BYTES_MAX;
+use esker_store::limits::{OBJECT_BYTES_MAX, TRANSACTION_BYTES_MAX};
 use esker_store::{
     Barrier, Capability, Change, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Durability,
     Error, ObjectId, ObjectStore, OmapScan, Op, Result, SlotScan, Stat, Transaction,
@@ -265,6 +265,10 @@ impl ObjectStore for KeyValueStore {
             persistent: self.persistent,
             compresses: false,
             transaction_bytes_max: TRANSACTION_BYTES_MAX as u64,
+            object_bytes_max: OBJECT_BYTES_MAX,
+            exact_extents: true,
+            reverse_scans: true,
+            watches: false,
         }
     }
 

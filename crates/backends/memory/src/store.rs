@@ -8,7 +8,7 @@ use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX};
+use esker_store::limits::{OBJECT_BYTES_MAX, SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX, Together};
 use esker_store::{
     Capability, Change, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId,
     ObjectStore, OmapScan, Op, Result, SlotScan, Snapshot, Stat, Transaction,
@@ -160,6 +160,10 @@ impl ObjectStore for MemoryStore {
             persistent: false,
             compresses: false,
             transaction_bytes_max: TRANSACTION_BYTES_MAX as u64,
+            object_bytes_max: OBJECT_BYTES_MAX,
+            exact_extents: true,
+            reverse_scans: true,
+            watches: false,
         }
     }
 
@@ -215,6 +219,7 @@ impl ObjectStore for MemoryStore {
         self.look(object, |object| {
             keys.iter().map(|key| object.omap.get(key).map(|entry| entry.value.clone())).collect()
         })
+        .then(|found: Result<Vec<_>>| Together::gather(found?.into_iter().map(Ok)))
     }
 
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
@@ -238,6 +243,7 @@ impl ObjectStore for MemoryStore {
         self.look(object, |object| {
             indexes.iter().map(|index| object.slots.get(index).map(|entry| entry.value.clone())).collect()
         })
+        .then(|found: Result<Vec<_>>| Together::gather(found?.into_iter().map(Ok)))
     }
 
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {

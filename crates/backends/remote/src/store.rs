@@ -108,6 +108,10 @@ impl RemoteStore {
             persistent: false,
             compresses: false,
             transaction_bytes_max: 0,
+            object_bytes_max: 0,
+            exact_extents: false,
+            reverse_scans: false,
+            watches: false,
         };
         let (place, lives, operations) = (Arc::new(place), Arc::default(), Arc::default());
         let mut store = Self { client, capability, place, timeout: options.timeout, lives, operations };
@@ -132,6 +136,10 @@ impl RemoteStore {
             persistent: able.persistent,
             compresses: able.compresses,
             transaction_bytes_max: able.transaction_bytes_max.min(limits::TRANSACTION_BYTES_MAX as u64),
+            object_bytes_max: able.object_bytes_max.unwrap_or(u64::MAX).min(limits::OBJECT_BYTES_MAX),
+            exact_extents: able.exact_extents.unwrap_or(true),
+            reverse_scans: able.reverse_scans.unwrap_or(true),
+            watches: false,
         };
         Ok(store)
     }

@@ -142,7 +142,7 @@ impl Keeper {
     }
 
     /// What there is to be seen, but for a segment to be cleaned.
-    fn outlook(&self, work: &Work, index: IndexSize, reserve: u64, low: u64, live: u64) -> Outlook {
+    fn outlook(&self, work: &mut Work, index: IndexSize, reserve: u64, low: u64, live: u64) -> Outlook {
         let (log, segments) = (&self.parts.log, &self.parts.segments);
         // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the
         // one where replay begins needs none, because the superblock names it.
@@ -173,9 +173,20 @@ impl Keeper {
         }
     }
 
-    /// Segments in which no value lives and that wait for checkpoints, two of them at most, where the device is short of
-    /// blocks: dead log, and what has pieces of a checkpoint that the next one does without.
-    fn wanted_segments(&self, work: &Work, tail_bytes: u64) -> u64 {
+    /// Segments that have come to be so since the last checkpoint: in which no value lives and that wait for the next,
+    /// where the device is short of blocks. They are dead log, and what has pieces of a checkpoint that the next one does
+    /// without. What the last one left so is no reason for another.
+    fn wanted_segments(&self, work: &mut Work, tail_bytes: u64) -> u64 {
+        let wanted = self.waiting_segments(work, tail_bytes);
+        if work.unfreed.0 == work.log_bytes {
+            work.unfreed.1 = work.unfreed.1.min(wanted);
+        } else {
+            work.unfreed = (work.log_bytes, wanted);
+        }
+        wanted - work.unfreed.1
+    }
+
+    fn waiting_segments(&self, work: &Work, tail_bytes: u64) -> u64 {
         if self.parts.segments.bare_segments() == 0 {
             return 0;
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use esker_kv::{Durability, Entry, Error, Kind, Kv, ManualClock, Namespace, Scan};
 use esker_memory::MemoryStore;
+use esker_store::contract::deaf::Deaf;
 use esker_store::{
     Change, Collection, CommitSeq, Completion, Error as StoreError, Forward, ObjectId, ObjectStore, Transaction,
 };
@@ -320,6 +321,40 @@ fn a_namespace_that_is_made_again_meanwhile_holds_nothing_of_before() {
     let found: Vec<_> = face(&store).namespace("n", Kind::Bytes).unwrap().scan(&Scan::all().keys()).wait().unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].0, nth_bytes("new"));
+}
+
+/// Failure: a namespace was removed, and the answer was an error as if it were not. Cause: the record was read again behind
+/// the removal. Fix: one that is removed at once is not looked at any more.
+#[test]
+fn a_namespace_that_was_removed_is_told_as_removed_though_nothing_can_be_read_then() {
+    for kind in KINDS {
+        let store = Arc::new(MemoryStore::new());
+        let deaf = Deaf::over(Arc::clone(&store) as _);
+        let kv = Kv::open(Arc::clone(&deaf) as _, Arc::new(ManualClock::new(NOON_MS))).unwrap();
+        kv.namespace("n", kind).unwrap().put(&nth(kind, 3), "x").wait().unwrap();
+        deaf.after_writes(1);
+        kv.remove_namespace("n").unwrap();
+        assert!(deaf.is_deaf());
+        assert_eq!((face(&store).namespaces().unwrap(), objects(&store)), (vec![], vec![]));
+    }
+}
+
+/// Failure: a transaction that read a key twice was given two values, and was done. Cause: the guard is of what was read first,
+/// which was there again at the end. Fix: a key is what it was the first time.
+#[test]
+fn a_key_that_a_transaction_reads_again_is_what_it_was() {
+    for kind in KINDS {
+        let (_store, [(kv, ours), (_, other)]) = two(kind);
+        let key = nth(kind, 4);
+        let mut txn = kv.begin(&[]);
+        assert_eq!(txn.get(&ours, &key).unwrap(), None);
+        other.put(&key, "meanwhile").wait().unwrap();
+        assert_eq!(txn.get(&ours, &key).unwrap(), None);
+        other.remove(&key).wait().unwrap();
+        txn.put(&ours, &key, Entry::new("ours"));
+        txn.commit(Durability::Durable).wait().unwrap();
+        assert_eq!(ours.get(&key).wait().unwrap(), Some(bytes("ours")));
+    }
 }
 
 #[test]

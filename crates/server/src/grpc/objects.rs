@@ -260,6 +260,9 @@ impl Objects for ObjectService {
             persistent: able.persistent,
             compresses: able.compresses,
             transaction_bytes_max: able.transaction_bytes_max,
+            object_bytes_max: Some(able.object_bytes_max),
+            exact_extents: Some(able.exact_extents),
+            reverse_scans: Some(able.reverse_scans),
         }))
     }
 

@@ -32,7 +32,7 @@ use process::{KeyHabits, KeyProcess, KeyWorld};
 pub use crate::shared::breakage::Sabotage;
 
 /// Steps of the search for an order, for each part of the history.
-const SEARCH_STEPS_MAX: u64 = 1_000_000;
+const SEARCH_STEPS_MAX: u64 = 3_000_000;
 
 /// Runs one seed.
 ///
@@ -58,7 +58,7 @@ pub fn run(seed: u64, breakage: Option<Sabotage>) -> Result<Outcome, String> {
     events.extend(setting.ends(|| KeyTold::Done)?);
     let calls = events.len();
     let keys = Keys { space_of: habits.space_of(), spaces: process::SPACES.len(), drops: habits.drops };
-    check_by_key(&Lasting(keys), &events, SEARCH_STEPS_MAX).map_err(|fault| fault.to_string())?;
+    check_by_key(&Lasting(keys), &events, SEARCH_STEPS_MAX).map_err(|fault| fault.with(&events))?;
     Ok(setting.outcome(calls))
 }
 

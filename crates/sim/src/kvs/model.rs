@@ -38,6 +38,8 @@ pub enum KeyAsk {
     Entry(Number),
     /// Whether a key is there.
     Has(Number),
+    /// Whether a key is listed; one that has expired may be, if others make and remove entries that expire meanwhile.
+    Listed(Number),
     /// Entries written, whatever was there.
     Put(Vec<(Number, Item)>),
     /// A key removed.
@@ -124,6 +126,7 @@ impl Keys {
             KeyAsk::Get(keys) | KeyAsk::RemoveMany(keys) => keys.clone(),
             KeyAsk::Entry(key)
             | KeyAsk::Has(key)
+            | KeyAsk::Listed(key)
             | KeyAsk::Remove(key)
             | KeyAsk::Add(key, _)
             | KeyAsk::Update(key, _)
@@ -162,6 +165,10 @@ impl Model for Keys {
             }
             KeyAsk::Entry(key) => (KeyTold::Entry(live(key)), true),
             KeyAsk::Has(key) => (KeyTold::Said(live(key).is_some()), true),
+            KeyAsk::Listed(key) => {
+                let listed = live(key).is_some() || state.items[*key].is_some() && answer == Some(&KeyTold::Said(true));
+                (KeyTold::Said(listed), true)
+            }
             KeyAsk::Put(entries) => {
                 let mut allowed = true;
                 for (key, item) in entries {
@@ -177,9 +184,14 @@ impl Model for Keys {
                 (KeyTold::Said(found), true)
             }
             KeyAsk::RemoveMany(keys) => {
-                let count = keys.iter().filter(|key| live(key).is_some()).count();
+                let mut count = keys.iter().filter(|key| live(key).is_some()).count() as u64;
+                // One that was put meanwhile, past its expiry already, may count as what it replaced.
+                let there = keys.iter().filter(|key| state.items[**key].is_some()).count() as u64;
+                if let Some(KeyTold::Count(told)) = answer {
+                    count = (*told).clamp(count, there);
+                }
                 keys.iter().for_each(|key| _ = set(*key, None));
-                (KeyTold::Count(count as u64), true)
+                (KeyTold::Count(count), true)
             }
             KeyAsk::Add(key, item) => match live(key) {
                 Some(_) => (KeyTold::Said(false), true),
@@ -240,6 +252,12 @@ impl Model for Keys {
             }
         };
         if allowed && answer.is_none_or(|answer| *answer == told) { vec![next] } else { Vec::new() }
+    }
+
+    fn only_reads(&self, call: &KeyCall, answer: &KeyTold) -> bool {
+        use KeyAsk as A;
+        matches!(call.ask, A::Get(_) | A::Entry(_) | A::Has(_) | A::Listed(_) | A::Len(_))
+            || matches!(answer, KeyTold::Said(false) | KeyTold::Missing)
     }
 }
 

@@ -433,7 +433,7 @@ impl<'a> KeyProcess<'a> {
                 for (number, key) in places {
                     let entry = found.iter().find(|(each, _)| each == key).map(|(_, entry)| entry);
                     told.push(if keys_only {
-                        (KeyAsk::Has(number), KeyTold::Said(entry.is_some()))
+                        (KeyAsk::Listed(number), KeyTold::Said(entry.is_some()))
                     } else {
                         (KeyAsk::Entry(number), KeyTold::Entry(entry.map(item_of).transpose()?))
                     });

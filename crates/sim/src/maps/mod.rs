@@ -33,7 +33,7 @@ use process::{GROUPS, SECRET, TableHabits, TableProcess, TableWorld, key_of, nam
 pub use crate::shared::breakage::Sabotage;
 
 /// Steps of the search for an order, for each part of the history.
-const SEARCH_STEPS_MAX: u64 = 1_000_000;
+const SEARCH_STEPS_MAX: u64 = 3_000_000;
 
 /// Runs one seed.
 ///
@@ -60,7 +60,7 @@ pub fn run(seed: u64, breakage: Option<Sabotage>) -> Result<Outcome, String> {
     look(&setting, &habits, line, &mut events)?;
     events.extend(setting.ends(|| TableTold::Done)?);
     let calls = events.len();
-    check_by_key(&Lasting(habits.tables), &events, SEARCH_STEPS_MAX).map_err(|fault| fault.to_string())?;
+    check_by_key(&Lasting(habits.tables), &events, SEARCH_STEPS_MAX).map_err(|fault| fault.with(&events))?;
     Ok(setting.outcome(calls))
 }
 

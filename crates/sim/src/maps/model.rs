@@ -235,6 +235,13 @@ impl Model for Tables {
         next.there = state.there;
         vec![next]
     }
+
+    fn only_reads(&self, call: &TableCall, answer: &TableTold) -> bool {
+        use TableTold as T;
+        let reads =
+            matches!(call.ask, TableAsk::Get(_) | TableAsk::Scan(_) | TableAsk::NotAmong(..) | TableAsk::Nothing);
+        reads || matches!(answer, T::Missing | T::NoColumn | T::Exists | T::Failed(..))
+    }
 }
 
 impl Tables {

@@ -20,8 +20,8 @@ impl<C, A> Default for Diary<C, A> {
     }
 }
 
-impl<C: Clone + std::fmt::Debug, A: Clone + std::fmt::Debug> Diary<C, A> {
-    /// Diary a call that begins; where it is noted.
+impl<C: Clone, A: Clone> Diary<C, A> {
+    /// Notes a call that begins; where it is noted.
     pub(crate) fn begin(&self, process: usize, begin: u64, call: C) -> usize {
         let mut events = self.events.lock();
         events.push(Some(Interval { process, begin, end: u64::MAX, call, answer: None }));
@@ -44,14 +44,10 @@ impl<C: Clone + std::fmt::Debug, A: Clone + std::fmt::Debug> Diary<C, A> {
 
     /// It was refused: it was not done and never will be.
     pub(crate) fn refuse(&self, at: usize) {
-        if std::env::var("SIM_SHOW").is_ok() {
-            let e = self.events.lock()[at].clone();
-            eprintln!("REFUSED {e:?}");
-        }
         self.events.lock()[at] = None;
     }
 
-    /// Diary what is told at once.
+    /// Notes what is told at once.
     pub(crate) fn note(&self, process: usize, (begin, end): (u64, u64), call: C, answer: A) {
         self.events.lock().push(Some(Interval { process, begin, end, call, answer: Some(answer) }));
     }
@@ -68,14 +64,7 @@ impl<C: Clone + std::fmt::Debug, A: Clone + std::fmt::Debug> Diary<C, A> {
     pub(crate) fn history(&self) -> Result<Vec<Interval<C, A>>, String> {
         match self.broken.lock().take() {
             Some(broken) => Err(broken),
-            None => {
-                if std::env::var("SIM_SHOW").is_ok() {
-                    for e in self.events.lock().iter() {
-                        eprintln!("{e:?}");
-                    }
-                }
-                Ok(self.events.lock().iter().flatten().cloned().collect())
-            }
+            None => Ok(self.events.lock().iter().flatten().cloned().collect()),
         }
     }
 }

@@ -1,12 +1,20 @@
 //! A store made less able, for faces to show that they do with it; and what every store around another says alike.
 
-use crate::{Capability, Change, CommitSeq, Completion, ObjectStore, Op, Transaction};
+use bytes::Bytes;
 
-/// A store whose transactions reach over one object only, and that clones nothing: what a face does on it needs no more. Other
-/// transactions panic.
+use crate::{
+    Capability, Change, CommitSeq, Completion, Forward, ObjectId, ObjectStore, OmapScan, Op, SlotScan, Transaction,
+};
+
+/// A store whose transactions reach over one object only, that clones nothing, does not scan backwards, and keeps objects small:
+/// what a face does on it needs no more. Other calls panic.
 pub struct PerObject<S>(pub S);
 
-impl<S: ObjectStore> ObjectStore for PerObject<S> {
+impl<S: ObjectStore> Forward for PerObject<S> {
+    fn behind(&self) -> &dyn ObjectStore {
+        &self.0
+    }
+
     fn capability(&self) -> Capability {
         let all = self.0.capability();
         Capability {
@@ -15,9 +23,12 @@ impl<S: ObjectStore> ObjectStore for PerObject<S> {
             atomic_across_collections: false,
             clone: false,
             cheap_clone: false,
+            object_bytes_max: 8 << 20,
+            reverse_scans: false,
             ..all
         }
     }
+
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
         let mut objects: Vec<_> = txn.guards.iter().map(|guard| guard.object.clone()).collect();
         for op in &txn.ops {
@@ -34,7 +45,16 @@ impl<S: ObjectStore> ObjectStore for PerObject<S> {
         assert!(objects.len() <= 1, "one transaction over {objects:?}");
         self.0.submit(txn)
     }
-    crate::forward_reads!(0);
+
+    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
+        assert!(!scan.reverse, "a scan backwards was asked for");
+        self.0.omap_scan(object, scan)
+    }
+
+    fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
+        assert!(!scan.reverse, "a scan backwards was asked for");
+        self.0.slot_scan(object, scan)
+    }
 }
 
 /// All calls but `capability`, `submit` and `snapshot` of a store that stands around another, in this field of it.

@@ -21,6 +21,7 @@ pub mod bytes;
 pub mod commit_order;
 pub mod concurrency;
 pub mod copies;
+pub mod deaf;
 pub mod durability;
 pub mod guards;
 mod lacking;
@@ -106,6 +107,7 @@ macro_rules! contract_suite {
             omap: omap_remove_range_keeps_its_bounds;
             omap: omap_clear_takes_all_keys_and_nothing_else;
             omap: omap_get_many_answers_in_the_order_asked;
+            omap: omap_get_many_refuses_what_is_too_much_together;
             omap: a_short_omap_scan_goes_on_to_the_end;
             slots: slots_are_set_replaced_and_removed;
             slots: any_slot_number_can_be_filled;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::Harness;
 use super::actions::*;
-use crate::limits::SCAN_BYTES_MAX;
+use crate::limits::{GET_MANY_BYTES_MAX, SCAN_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::{Change, ObjectId, ObjectStore, OmapScan};
 
 fn keys(store: &dyn ObjectStore, object: &ObjectId, scan: &OmapScan) -> Vec<String> {
@@ -170,6 +170,27 @@ pub fn omap_get_many_answers_in_the_order_asked(harness: &dyn Harness) {
     let found = got(store.omap_get_many(&object, &["c", "never", "a", "b", "a"].map(bytes)));
     assert_eq!(found, [Some(bytes("")), None, Some(bytes("1")), Some(bytes("2")), Some(bytes("1"))]);
     assert_eq!(got(store.omap_get_many(&object, &[])), []);
+}
+
+/// Values that are too many for one answer are refused by name, before they are all gathered.
+pub fn omap_get_many_refuses_what_is_too_much_together(harness: &dyn Harness) {
+    let opened = furnished(harness);
+    let store = opened.store();
+    let object = object("o");
+    let value = VALUE_BYTES_MAX / 2;
+    change(
+        store,
+        &object,
+        [omap_set("large", vec![7; value]), Change::SlotSet { index: 5, value: vec![7; value].into() }],
+    );
+    let most = GET_MANY_BYTES_MAX / value;
+    let keys = vec![bytes("large"); most + 1];
+    assert_eq!(got(store.omap_get_many(&object, &keys[..2])).len(), 2);
+    let asked = [store.omap_get_many(&object, &keys).wait(), store.slot_get_many(&object, &vec![5; most + 1]).wait()];
+    for answer in asked {
+        let says = answer.err().map(|error| error.to_string());
+        assert!(says.as_ref().is_some_and(|says| says.contains("GET_MANY_BYTES_MAX")), "{says:?}");
+    }
 }
 
 /// A scan of more than `SCAN_BYTES_MAX` ends early, not empty, and goes on to the end.

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
-use esker_volume::{Durability, Error};
+use esker_memory::MemoryStore;
+use esker_store::ObjectStore;
+use esker_store::contract::deaf::Deaf;
+use esker_volume::{Durability, Error, Image, Volumes};
 
 use crate::support::{SMALL, both, engine, write};
 
@@ -250,5 +253,76 @@ fn a_locked_image_grows_and_is_flattened_beside_its_writer() {
         assert!(held.read_bytes(0, 500_000).unwrap() == expected);
         held.unlock().unwrap();
         parent.snapshot_unprotect("s").unwrap();
+    }
+}
+
+/// Failure: an image was resized, unlocked, or had a snapshot made, protected or removed, and the answer was an error as if
+/// it were not. Cause: the state was looked at behind the change, and that answer was lost. Fix: the handle has seen what
+/// it wrote itself.
+#[test]
+fn what_was_changed_is_told_as_changed_though_nothing_can_be_read_then() {
+    type Changes = fn(&Image) -> Result<(), Error>;
+    let all: [(&str, Changes); 9] = [
+        ("grow", |image| image.resize(2 << 20, false)),
+        ("shrink", |image| image.resize(1 << 19, true)),
+        ("unlock", Image::unlock),
+        ("break", |image| image.break_lock(image.lock_info().unwrap().epoch)),
+        ("take over", |image| image.take_over("other").map(drop)),
+        ("protect", |image| image.snapshot_protect("there")),
+        ("remove", |image| image.snapshot_remove("there")),
+        ("make", |image| image.snapshot_create("new", 0).map(drop)),
+        ("flatten", |image| image.flatten(&mut |_, _| true).map(drop)),
+    ];
+    for (what, change) in all {
+        let store: Arc<dyn ObjectStore> = Arc::new(MemoryStore::new());
+        let deaf = Deaf::over(Arc::clone(&store));
+        let (deafened, other) = (Volumes::open(Arc::clone(&deaf) as _).unwrap(), Volumes::open(store).unwrap());
+        let image = deafened.create("disk", 1 << 20, SMALL, 0).unwrap();
+        write(&image, 900_000, "end");
+        image.snapshot_create("there", 0).unwrap();
+        image.lock("owner").unwrap();
+        deaf.after_writes(1);
+        change(&image).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(deaf.is_deaf() || what == "flatten", "{what}");
+        let seen = |image: &Image| (image.size(), image.lock_info());
+        let own = seen(&image);
+        deaf.hears();
+        let found = other.image("disk").unwrap();
+        assert_eq!(own, seen(&found), "{what}");
+        let names: Vec<String> = found.snapshots().unwrap().into_iter().map(|snapshot| snapshot.name).collect();
+        let expected: &[&str] = match what {
+            "remove" => &[],
+            "make" => &["there", "new"],
+            _ => &["there"],
+        };
+        assert_eq!(names, expected, "{what}");
+        if what == "shrink" {
+            assert!(other.work(&mut |_, _| true).is_ok());
+            image.resize(1 << 20, false).unwrap();
+            assert_eq!(image.read_bytes(900_000, 3).unwrap(), vec![0; 3]);
+        }
+    }
+}
+
+/// The same of images that are made.
+#[test]
+fn an_image_that_was_made_is_told_as_made_though_nothing_can_be_read_then() {
+    let deaf = Deaf::over(Arc::new(MemoryStore::new()));
+    let volumes = Volumes::open(Arc::clone(&deaf) as _).unwrap();
+    deaf.after_writes(1);
+    let image = volumes.create("disk", 1 << 20, SMALL, 7).unwrap();
+    assert!(deaf.is_deaf());
+    deaf.hears();
+    write(&image, 5, "data");
+    image.snapshot_create("s", 0).unwrap();
+    image.snapshot_protect("s").unwrap();
+    deaf.after_writes(1);
+    let clone = volumes.clone_image("disk", "s", "clone", 0).unwrap();
+    assert!(deaf.is_deaf());
+    deaf.hears();
+    write(&clone, 20, "own");
+    for clone in [clone, volumes.image("clone").unwrap()] {
+        assert_eq!((clone.read_bytes(5, 4).unwrap(), clone.read_bytes(20, 3).unwrap()), ("data".into(), "own".into()));
+        assert_eq!(clone.info().unwrap().parent, Some(("disk".into(), "s".into(), 1 << 20)));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use esker_memory::MemoryStore;
 use esker_store::Error as StoreError;
 use esker_store::contract::PerObject;
-use esker_volume::{Durability, Error, Volumes};
+use esker_volume::{Durability, Error, Layout, Volumes};
 use fastrand::Rng;
 
 use crate::support::{SMALL, write};
@@ -15,6 +15,9 @@ fn what_a_backend_cannot_do_is_refused_by_name_and_the_rest_works() {
     let volumes = Volumes::open(Arc::new(PerObject(MemoryStore::new()))).unwrap();
     let abilities = volumes.abilities();
     assert!(!abilities.atomic_writes && !abilities.snapshots && !abilities.persistent);
+    let large = Layout { object_bytes: 16 << 20, ..Layout::default() };
+    let refused = volumes.create("large", 1 << 20, large, 0).unwrap_err().to_string();
+    assert!(refused.contains("16777216") && refused.contains("8388608 (object_bytes_max)"), "{refused}");
     let image = volumes.create("disk", 1 << 20, SMALL, 0).unwrap();
     let unsupported = |result: Result<(), Error>, what: &str| match result {
         Err(Error::Store(error @ StoreError::Unsupported { .. })) => {
