@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! lock → places → unlock → values from memory, or what the device gives at once → completion with the barrier to wait for
-//!                        → the others: all begun → reading pool, or whoever waits → the same, later
+//!                        → the others: begun ahead → reading pool, or whoever waits → the same, later
 //! ```
 //!
 //! Invariants:
@@ -255,10 +255,15 @@ impl Engine {
                     }
                 }
                 let carried = self.carry(pinned);
+                let ahead: Vec<Loc> = places.as_slice().iter().skip(AHEAD - 1).map(|(_, loc)| *loc).collect();
                 return self.defer(move || {
-                    let whole = std::iter::once((key, loc)).chain(places).try_for_each(|(key, loc)| {
+                    let cold = std::iter::once((key, loc)).chain(places).enumerate();
+                    let whole = cold.into_iter().try_for_each(|(at, (key, loc))| {
                         if page.is_full() {
                             return Ok(());
+                        }
+                        if let Some(next) = ahead.get(at) {
+                            carried.reader.begin(*next);
                         }
                         let asked = Asked { object: shown.owner, what: what(&key) };
                         let found = carried.reader.fetch(loc, &asked, durable)?;

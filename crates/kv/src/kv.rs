@@ -223,7 +223,9 @@ impl Kv {
     /// Up to `limit` objects of a namespace, by name.
     fn objects(&self, name: &str, limit: usize) -> Result<Vec<ObjectId>> {
         let (collection, prefix) = (Collection::from(COLLECTION), format!("{name}/"));
-        let ours = prefix::objects(&*self.shared.store, &collection, prefix.as_bytes(), None);
+        // None is called so: the names of others that sort before, as those of `db-old` before `db/`, are passed over.
+        let after = Some(prefix.as_bytes());
+        let ours = prefix::objects(&*self.shared.store, &collection, prefix.as_bytes(), after);
         Ok(ours.take(limit).collect::<StoreResult<_>>()?)
     }
 

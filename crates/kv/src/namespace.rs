@@ -188,7 +188,8 @@ impl Namespace {
         self.entry(key).map(|entry| entry.is_some())
     }
 
-    /// The values of several keys, at one moment. Those that are not in memory are read at the same time.
+    /// The values of several keys, at one moment; of numbers in several ranges of 2^20, as far as other processes do not write
+    /// meanwhile. Those that are not in memory are read at the same time.
     pub fn get_many(&self, keys: &[Key<'_>]) -> Completion<Vec<Option<Bytes>>> {
         self.entries(keys).map(|entries| entries.into_iter().map(|entry| entry.map(|entry| entry.value)).collect())
     }
@@ -424,7 +425,16 @@ impl Namespace {
 
     fn remove_once(&self, keys: &[Key<'_>], durability: Durability) -> Completion<u64> {
         let placement = &self.0.placement;
-        let (stored, barrier) = placement.get_many(self.store(), self.0.kind, keys).into_parts();
+        let (stored, mut barrier) = placement.get_many(self.store(), self.0.kind, keys).into_parts();
+        let at_once = !matches!(stored, Err(Error::TooLarge { .. }));
+        let stored = match stored {
+            // Each is read by itself; what is found stands under guards.
+            Err(Error::TooLarge { .. }) => keys
+                .iter()
+                .map(|key| placement.get(self.store(), *key).applied(&mut barrier))
+                .collect::<Result<Vec<_>>>(),
+            stored => stored,
+        };
         let stored = attempt!(stored, barrier);
         let now_ms = self.0.shared.clock.now_ms();
         let mut txn = self.transaction(durability);
@@ -450,7 +460,11 @@ impl Namespace {
             }
         }
         if txn.ops.is_empty() {
-            return Completion::after(Ok(0), barrier);
+            // In one object all of them were absent when they were read; in several, at different moments.
+            if at_once && txn.guards.windows(2).all(|pair| pair[0].object == pair[1].object) {
+                return Completion::after(Ok(0), barrier);
+            }
+            txn.durability = Durability::Applied;
         }
         self.store().submit(txn).map(move |_| removed).behind(barrier)
     }

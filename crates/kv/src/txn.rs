@@ -202,7 +202,8 @@ impl<'a> Txn<'a> {
         }
     }
 
-    /// The entries of several keys, in their order.
+    /// The entries of several keys, in their order; of one object of the store with at most
+    /// [`GET_MANY_BYTES_MAX`](esker_store::limits::GET_MANY_BYTES_MAX) of values.
     ///
     /// # Errors
     /// Those of [`Txn::get`].

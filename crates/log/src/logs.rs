@@ -81,7 +81,7 @@ impl Logs {
         }
         head::create(store, id, &view)?;
         // After an error the name may lead to it: the answer was lost.
-        if !registry.link(store, name, id)? {
+        if !registry.link(store, name, id, number(now))? {
             self.remove(id)?;
             return Err(Error::Exists { name: name.to_owned() });
         }
@@ -156,7 +156,8 @@ impl Logs {
     /// Deletes a log with everything in it. Its name is free at once.
     ///
     /// # Errors
-    /// [`Error::NoLog`]; the store's. After one the rest is removed by [`Logs::work`].
+    /// [`Error::NoLog`]; the store's. After one the rest is removed by [`Logs::work`], and so is what a restart of the store
+    /// meanwhile has brought back.
     pub fn delete(&self, name: &str) -> Result<()> {
         let (store, registry, missing) = (self.store(), format::registry(), || Error::NoLog { name: name.to_owned() });
         let id = registry.id(&**store, name)?.ok_or_else(missing)?;
@@ -188,10 +189,16 @@ impl Logs {
     /// # Errors
     /// The store's.
     pub fn work(&self) -> Result<u64> {
+        let (store, registry) = (&*self.inner.store, format::registry());
         let (now, mut done) = (self.now_ms(), 0);
-        for left in format::registry().leftovers(&*self.inner.store) {
+        for left in registry.leftovers(store) {
             let left = left?;
-            if number_from(&left.value).is_some_and(|began| now.saturating_sub(began) >= LEFT_BEHIND_MS) {
+            let Some(began) = number_from(&left.value) else { continue };
+            if now.saturating_sub(began) < LEFT_BEHIND_MS {
+                continue;
+            }
+            // Whoever makes it may have been held up, and finish it now: one of both comes too late.
+            if began == 0 || registry.condemn(store, &left, number(0))? {
                 self.remove(left.id)?;
                 done += 1;
             }

@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use esker_store::{Barrier, Completion};
+use esker_store::{Barrier, Completion, Error as StoreError};
 
 use crate::cells::{self, Found};
 use crate::format;
@@ -48,13 +48,20 @@ impl Log {
         }
         let (mut all, mut latest, mut bytes) = (Vec::new(), None, 0usize);
         let mut at = range.start;
-        let mut tail = None;
+        let (mut tail, mut most) = (None, RANGE_MAX);
         let range_end = range.end.min(POSITIONS_MAX);
         while at < range_end && all.len() < RANGE_MAX && bytes < bytes_max {
             // The first answer tells how large entries are.
             let step = if bytes == 0 { 16 } else { (bytes_max - bytes) * all.len() / bytes.max(1) };
-            let end = range_end.min(at + step.clamp(1, RANGE_MAX - all.len()) as u64);
-            let (found, barrier) = self.read_kept(at..end)?;
+            let end = range_end.min(at + step.min(most).clamp(1, RANGE_MAX - all.len()) as u64);
+            let (found, barrier) = match self.read_kept(at..end) {
+                // They are larger than those before: fewer at once.
+                Err(Error::Store(StoreError::TooLarge { .. })) if end - at > 1 => {
+                    most = (end - at) as usize / 2;
+                    continue;
+                }
+                read => read?,
+            };
             latest = Barrier::later(latest, barrier);
             if found.is_empty() {
                 break;

@@ -225,9 +225,11 @@ impl Waist {
         let (registry, mut removed) = (names::tables(), 0);
         'left: for left in registry.leftovers(&*self.store) {
             let left = left?;
-            let prefixes = match left.part[..].try_into().map(u16::from_be_bytes) {
-                Ok(index) => vec![names::index_prefix(left.id, index)],
-                Err(_) => vec![names::partition_prefix(left.id), names::indexes_prefix(left.id)],
+            let prefixes = match left.part[..] {
+                [] => vec![names::partition_prefix(left.id), names::indexes_prefix(left.id)],
+                [high, low] => vec![names::index_prefix(left.id, u16::from_be_bytes([high, low]))],
+                // Whatever it is of, it is not ours to remove.
+                _ => continue,
             };
             for prefix in prefixes {
                 let mut gone = 0;

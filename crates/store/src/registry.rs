@@ -20,8 +20,8 @@ use bytes::Bytes;
 use crate::number::{first_number, number, number_from, numbered};
 use crate::retry::{Attempt, Retry, change_guarded, submit_guarded};
 use crate::{
-    Change, Collection, Compare, Completion, Condition, Durability, Error, Guard, ObjectId, ObjectStore, OmapScan,
-    Result, Transaction, Unsynced, prefix,
+    Change, Collection, Compare, Completion, Condition, Durability, Error, Guard, Incarnation, ObjectId, ObjectStore,
+    OmapScan, Result, Transaction, Unsynced, prefix,
 };
 
 /// Objects that one transaction removes, at most: few enough for what a full store keeps back for those who remove.
@@ -105,10 +105,13 @@ pub fn remove_objects(
 ) -> Result<bool> {
     let at_once = if store.capability().atomic_across_objects { REMOVE_OBJECTS } else { 1 };
     let (unsynced, mut gone) = (Unsynced::default(), 0);
+    // What is found gone already may be so by another, who has not had it synced.
+    unsynced.begin(store).applied();
+    let lives = store.incarnation() != Incarnation::LOCAL;
     loop {
         let some: Vec<ObjectId> = objects.by_ref().take(REMOVE_OBJECTS).collect::<Result<_>>()?;
         if some.is_empty() {
-            return match if gone > 0 { unsynced.sync(store) } else { Ok(()) } {
+            return match if gone > 0 || lives { unsynced.sync(store) } else { Ok(()) } {
                 // Whoever keeps the note of them comes to it again.
                 Err(Error::Restarted) => Ok(false),
                 done => done.map(|()| true),
@@ -183,7 +186,12 @@ impl Directory {
         if let Some(after) = after {
             scan.start = Some(prefix::just_above(&[&self.key(first), after.as_bytes()].concat()));
         }
-        let text = |name: Result<(Bytes, Bytes)>| Ok(String::from_utf8_lossy(&name?.0).into_owned());
+        let what = self.what;
+        let text = move |name: Result<(Bytes, Bytes)>| {
+            let (name, _) = name?;
+            let damaged = |name| Error::Corrupt { offset: 0, what: format!("{what}: the name {name:?} is no text") };
+            String::from_utf8(name.to_vec()).map_err(|_| damaged(name))
+        };
         self.scan(store, first, scan).take(limit).map(text)
     }
 
@@ -293,9 +301,22 @@ impl Registry {
         txn.push(&self.object, Change::OmapRemove { key });
     }
 
-    /// The guard that such a note is there.
-    fn is_noted(&self, id: u64) -> Guard {
-        Guard { object: self.object.clone(), condition: Condition::OmapPresent { key: numbered(self.left, id) } }
+    /// The guard that such a note still says so.
+    fn is_noted(&self, id: u64, part: &[u8], value: Bytes) -> Guard {
+        let key = [&numbered(self.left, id), part].concat().into();
+        Guard { object: self.object.clone(), condition: Condition::OmapEquals { key, value } }
+    }
+
+    /// Makes the note of something that is being made one that it is to be removed: from then on no name comes to
+    /// [lead](Registry::link) to it. False if the note has gone, or says something else: then it is not to be touched.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn condemn(&self, store: &dyn ObjectStore, left: &Leftover, value: Bytes) -> Result<bool> {
+        let mut txn = Transaction::new().giving_back();
+        txn.guards.push(self.is_noted(left.id, &left.part, left.value.clone()));
+        self.note(&mut txn, left.id, &left.part, value);
+        Ok(submit_guarded(store, txn)?.is_none())
     }
 
     /// What is being made or removed, by id.
@@ -307,13 +328,14 @@ impl Registry {
         })
     }
 
-    /// Lets a name lead to something that is noted as being made, and forgets the note. False if the name is taken, or it was collected.
+    /// Lets a name lead to something of which the note still says `noted`, that it is being made, and forgets the note. False if
+    /// the name is taken, or it was [condemned](Registry::condemn).
     ///
     /// # Errors
     /// The store's; after one that is [unknown](Error::is_unknown) the name may lead to it.
-    pub fn link(&self, store: &dyn ObjectStore, name: &str, id: u64) -> Result<bool> {
+    pub fn link(&self, store: &dyn ObjectStore, name: &str, id: u64, noted: Bytes) -> Result<bool> {
         let mut txn = Transaction::new();
-        txn.guards.extend([self.is_free(name), self.is_noted(id)]);
+        txn.guards.extend([self.is_free(name), self.is_noted(id, &[], noted)]);
         self.set(&mut txn, name, number(id));
         self.forget(&mut txn, id, &[]);
         Ok(submit_guarded(store, txn)?.is_none())

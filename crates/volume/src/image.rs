@@ -190,7 +190,15 @@ impl Image {
 
     /// Sees a state that this handle has written, or a later one. It is changed, whether or not it can be looked at now.
     pub(crate) fn changed(&self, next: State) -> Result<()> {
-        self.refresh().or_else(|error| if self.see(next) { Ok(()) } else { Err(error) })
+        self.refresh().or_else(|error| {
+            if self.see(next) { Ok(()) } else { Err(self.unseen(&error)) }
+        })
+    }
+
+    /// What is told of a change that was made, and of which more has to be looked at than can be.
+    pub(crate) fn unseen(&self, error: &Error) -> Error {
+        let cause = format!("image {} is changed, and cannot be looked at: {error}", self.inner.name);
+        StoreError::Unknown { cause }.into()
     }
 
     /// Takes a state as seen that this handle has written; false if it stands on a parent of which more has to be looked up.

@@ -66,7 +66,7 @@ impl Image {
         if held == 0 {
             return Ok(());
         }
-        self.change(|state, txn| {
+        let next = header::change(self.store(), self.inner.id, &self.inner.name, |state, txn| {
             txn.gives_back = true;
             if !state.fence().is_held(held) {
                 return Err(self.fenced(state));
@@ -75,7 +75,7 @@ impl Image {
             Ok(())
         })?;
         self.inner.held.store(0, Ordering::Release);
-        Ok(())
+        self.changed(next)
     }
 
     /// Breaks the lock that has this epoch, without taking it: its owner's writes are refused from now on. For operators.

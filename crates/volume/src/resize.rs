@@ -6,7 +6,7 @@
 //! 1. Nothing that shrinking took away is ever read again: an image grows only when what lay past its end is gone.
 //! 2. Shrinking below data needs the caller's word.
 
-use esker_store::{Durability, Retry};
+use esker_store::{Durability, Error as StoreError, Retry};
 
 use crate::progress::Progress;
 use crate::volumes::check_size;
@@ -56,9 +56,12 @@ impl Image {
             }
             Ok(())
         })?;
-        // It has its new size; what lies past the end goes now, or later.
-        let _ = self.finish_shrinking(&mut |_, _| true);
-        Ok(())
+        match self.finish_shrinking(&mut |_, _| true) {
+            // What this handle wrote before may be lost, and that is told once.
+            Err(error @ Error::Store(StoreError::Restarted)) => Err(error),
+            // It has its new size; what lies past the end goes now, or later.
+            _ => Ok(()),
+        }
     }
 
     /// Offset of the first data from `start` to `end`.

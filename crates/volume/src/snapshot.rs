@@ -149,7 +149,7 @@ impl Image {
         })?;
         let live = self.live();
         if live.state.parent != made.parent {
-            return self.snapshot(name);
+            return self.snapshot(name).map_err(|error| self.unseen(&error));
         }
         let point = Point { snap: made.newest, size: made.size, layout: made.layout, ..live.point.clone() };
         let (store, image) = (Arc::clone(&self.inner.store), self.inner.name.clone());

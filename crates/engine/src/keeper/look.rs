@@ -4,6 +4,7 @@
 //!
 //! Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System (1992), section 3.5.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -142,12 +143,12 @@ impl Keeper {
     }
 
     /// What there is to be seen, but for a segment to be cleaned.
-    fn outlook(&self, work: &mut Work, index: IndexSize, reserve: u64, low: u64, live: u64) -> Outlook {
+    fn outlook(&self, work: &Work, index: IndexSize, reserve: u64, low: u64, live: u64) -> Outlook {
         let (log, segments) = (&self.parts.log, &self.parts.segments);
         // A segment of log whose header is lost is passed through by every opening until a checkpoint covers it; the
         // one where replay begins needs none, because the superblock names it.
         let lost = |usage: &Usage| !usage.cold && usage.generation > work.floor && usage.damage >= DamageLevel::Header;
-        let tail_bytes = log.appended().1.saturating_sub(work.log_bytes) + work.replayed.0;
+        let tail_bytes = self.tail_bytes(work);
         let relocated = log.appended_kinds().1.saturating_sub(work.relocation_bytes);
         let walked_until = self.walked_until.load(Ordering::Relaxed);
         Outlook {
@@ -168,38 +169,34 @@ impl Keeper {
             renew: work.renew > 0 || segments.in_use().iter().any(lost),
             walked: self.threaded && self.since.elapsed().as_micros() as u64 <= walked_until,
             spent: !work.spent.is_empty(),
-            wanted: self.wanted_segments(work, tail_bytes),
+            // What the last checkpoint left so is no reason for another.
+            wanted: self.waiting(work).difference(&work.unfreed).count() as u64,
             victim: Victim::Unsought,
         }
     }
 
-    /// Segments that have come to be so since the last checkpoint: in which no value lives and that wait for the next,
-    /// where the device is short of blocks. They are dead log, and what has pieces of a checkpoint that the next one does
-    /// without. What the last one left so is no reason for another.
-    fn wanted_segments(&self, work: &mut Work, tail_bytes: u64) -> u64 {
-        let wanted = self.waiting_segments(work, tail_bytes);
-        if work.unfreed.0 == work.log_bytes {
-            work.unfreed.1 = work.unfreed.1.min(wanted);
-        } else {
-            work.unfreed = (work.log_bytes, wanted);
-        }
-        wanted - work.unfreed.1
-    }
-
-    fn waiting_segments(&self, work: &Work, tail_bytes: u64) -> u64 {
+    /// Segments, by generation, in which no value lives and that wait for checkpoints, two of them at most, where the device is
+    /// short of blocks: dead log, and what has pieces of a checkpoint that the next one does without.
+    pub(super) fn waiting(&self, work: &Work) -> HashSet<u32> {
         if self.parts.segments.bare_segments() == 0 {
-            return 0;
+            return HashSet::new();
         }
         let (open, held) = (self.parts.log.open_generation(), self.holds.now());
         // Most of the index that was written is gone, unless it is not in memory.
         let written = self.parts.segments.index_bytes();
         let gone = written <= self.index_bytes && self.parts.objects.page_bytes() < written / 2;
-        let waits = |usage: &&Usage| {
+        let changed = self.tail_bytes(work) > 0;
+        let waits = |usage: &Usage| {
             let dead = usage.index == 0 && !usage.cold && (work.floor_before..open).contains(&usage.generation);
-            let outdated = usage.index > 0 && tail_bytes > 0 && gone && usage.generation != open;
+            let outdated = usage.index > 0 && changed && gone && usage.generation != open;
             usage.live == 0 && (dead || outdated) && !held.contains_key(&usage.generation)
         };
-        self.parts.segments.in_use().iter().filter(waits).count() as u64
+        let waiting = self.parts.segments.in_use().into_iter().filter(waits);
+        waiting.map(|usage| usage.generation).collect()
+    }
+
+    fn tail_bytes(&self, work: &Work) -> u64 {
+        self.parts.log.appended().1.saturating_sub(work.log_bytes) + work.replayed.0
     }
 
     /// The segment that is looked for.

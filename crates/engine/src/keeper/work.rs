@@ -23,9 +23,8 @@ pub(super) struct Work {
     pub covered: Option<u64>,
     /// Bytes of log at the last checkpoint.
     pub log_bytes: u64,
-    /// As `log_bytes`, and the least of segments that were wanted at any look since then: those a checkpoint does not make
-    /// free.
-    pub unfreed: (u64, u64),
+    /// Segments, by generation, that waited for the last checkpoint: those that still do, it did not make free.
+    pub unfreed: HashSet<u32>,
     /// Bytes of relocations in it then.
     pub relocation_bytes: u64,
     /// What replaying it takes, as [`Log::replay_ns`](crate::commit::Log::replay_ns) counts, at the last checkpoint.
@@ -84,7 +83,7 @@ impl Work {
             kept,
             covered: (superblock.root != 0).then_some(superblock.replay.seq),
             log_bytes: 0,
-            unfreed: (0, 0),
+            unfreed: HashSet::new(),
             relocation_bytes: 0,
             replay_ns: 0,
             replayed,

@@ -240,8 +240,10 @@ impl Keeper {
                 std::thread::sleep(ahead);
             }
         };
+        let waiting = self.waiting(work);
         let report = self.write_one(work, &mut pace)?;
         self.give_up_before(work)?;
+        work.unfreed = waiting;
         work.log_bytes = self.parts.log.appended().1;
         work.relocation_bytes = self.parts.log.appended_kinds().1;
         (work.replay_ns, work.replayed) = (replay_ns, (0, 0));
