@@ -190,9 +190,7 @@ impl Image {
 
     /// Sees a state that this handle has written, or a later one. It is changed, whether or not it can be looked at now.
     pub(crate) fn changed(&self, next: State) -> Result<()> {
-        self.refresh().or_else(|error| {
-            if self.see(next) { Ok(()) } else { Err(self.unseen(&error)) }
-        })
+        self.refresh().or_else(|error| if self.see(next) { Ok(()) } else { Err(self.unseen(&error)) })
     }
 
     /// What is told of a change that was made, and of which more has to be looked at than can be.
