@@ -239,6 +239,30 @@ fn a_call_for_very_many_values_begins_some_and_the_rest_as_they_come() {
     assert_eq!(device.begun.load(Ordering::SeqCst), 50 * KEYS);
 }
 
+/// Failure: of a scan of thousands of values the first were read at the same time and the others one by one. Cause: only those
+/// were begun. Fix: each that is read begins one further on.
+#[test]
+fn a_scan_of_many_values_begins_them_all_ahead() {
+    const MANY: u64 = 400;
+    let (device, engine) = filled();
+    for number in KEYS..MANY {
+        engine
+            .submit(Transaction::new().change(&object(), Change::SlotSet { index: number, value: value(number) }))
+            .wait()
+            .unwrap();
+    }
+    drop(engine);
+    let engine = reopened(&device);
+    device.hold(true);
+    let scan = SlotScan { range: 0..MANY, limit: MANY as usize, reverse: false, keys_only: false };
+    let scanned = engine.slot_scan(&object(), &scan);
+    let begun = device.begun.load(Ordering::SeqCst);
+    assert!((KEYS..2 * KEYS).contains(&begun), "{begun}");
+    device.hold(false);
+    assert_eq!(scanned.wait().unwrap().len() as u64, MANY);
+    assert_eq!(device.begun.load(Ordering::SeqCst), MANY);
+}
+
 #[test]
 fn what_the_device_has_at_once_is_here_when_the_call_returns() {
     let (device, engine) = filled();

@@ -53,6 +53,29 @@ fn a_range_is_read_in_order_and_bounded_in_bytes() {
     });
 }
 
+/// Failure: a reader stood still for good before entries that were larger than those before them. Cause: so many were asked for at
+/// once, by the size of the small ones, that the store refused to answer. Fix: then fewer are.
+#[test]
+fn a_range_is_read_though_its_entries_grow() {
+    let store: Arc<dyn ObjectStore> = Arc::new(MemoryStore::new());
+    let logs = session(&store, 1, &Time::default());
+    let large = 1 << 20;
+    let shape = Options { width: 1, slots: 4_096, ..options(Layout::Slots) };
+    let log = logs.create("grows", shape).unwrap();
+    (0..16).for_each(|number| assert_eq!(append(&log, vec![1; 4]), number));
+    (16..290).for_each(|number| assert_eq!(append(&log, vec![2; large]), number));
+    // Not by what the handle has written itself.
+    let reader = session(&store, 2, &Time::default()).log("grows").unwrap();
+    let mut at = 0;
+    while at < 290 {
+        let some = reader.read_range(at..2_000, large).unwrap().wait().unwrap();
+        let entries = some.iter().filter(|one| matches!(one, Found::Entry(_))).count() as u64;
+        assert!(entries > 0, "nothing at {at}");
+        at += entries;
+    }
+    assert_eq!(at, 290);
+}
+
 #[test]
 fn many_writers_in_several_processes_leave_each_entry_once() {
     everywhere(|store, layout| {

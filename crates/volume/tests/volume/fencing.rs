@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use esker_memory::MemoryStore;
-use esker_store::ObjectStore;
 use esker_store::contract::deaf::Deaf;
+use esker_store::{Error as StoreError, Forward, Incarnation, ObjectStore};
 use esker_volume::{Durability, Error, Image, Volumes};
 
 use crate::support::{SMALL, both, engine, write};
@@ -325,4 +325,32 @@ fn an_image_that_was_made_is_told_as_made_though_nothing_can_be_read_then() {
         assert_eq!((clone.read_bytes(5, 4).unwrap(), clone.read_bytes(20, 3).unwrap()), ("data".into(), "own".into()));
         assert_eq!(clone.info().unwrap().parent, Some(("disk".into(), "s".into(), 1 << 20)));
     }
+}
+
+/// A store that is restarted once, and loses nothing but says so.
+struct Restarts(MemoryStore, AtomicU64);
+
+impl Forward for Restarts {
+    fn behind(&self) -> &dyn ObjectStore {
+        &self.0
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        Incarnation(self.1.load(Ordering::SeqCst))
+    }
+}
+
+/// Failure: what was written before a restart of the store was lost, and no flush said so. Cause: it was told to the flush in
+/// a resize, which made nothing of it. Fix: the resize says so.
+#[test]
+fn a_restart_is_told_by_the_resize_that_meets_it() {
+    let store = Arc::new(Restarts(MemoryStore::new(), AtomicU64::new(1)));
+    let volumes = Volumes::open(Arc::clone(&store) as _).unwrap();
+    let image = volumes.create("disk", 1 << 20, SMALL, 0).unwrap();
+    write(&image, 0, "data");
+    write(&image, 900_000, "end");
+    store.1.store(2, Ordering::SeqCst);
+    let told = image.resize(1 << 19, true);
+    assert!(matches!(told, Err(Error::Store(StoreError::Restarted))), "{told:?}");
+    assert_eq!(volumes.image("disk").unwrap().size(), 1 << 19);
 }
