@@ -242,7 +242,8 @@ impl Log {
             // Others go on; under a new epoch less may have been handed out.
             until = until.min(handed.position);
             let tail = self.written_below(&self.view(), handed)?.position;
-            if tail == expected {
+            // Others have written since up to where it is expected.
+            if handed.position < expected && tail == expected {
                 return Ok(None);
             }
             if tail >= until || self.view().sealed.is_some() || began.elapsed() > NOT_TAIL {

@@ -86,7 +86,6 @@ fn what_is_made_is_noted_until_a_name_leads_to_it_and_what_is_removed_until_it_i
     assert!(registry.link(&store, "c", made, number(7)).unwrap());
     assert!(!registry.condemn(&store, &left_behind, number(0)).unwrap(), "a name leads to it");
     let mut txn = Transaction::new();
-    registry.forget(&mut txn, other, &[]);
     registry.unlink(&mut txn, "c", made, Bytes::new());
     registry.forget(&mut txn, made, &[]);
     assert_eq!(submit_guarded(&store, txn).unwrap(), None);
