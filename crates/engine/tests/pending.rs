@@ -121,7 +121,7 @@ fn object() -> ObjectId {
 }
 
 fn value(number: u64) -> Bytes {
-    Bytes::from(vec![number as u8 + 1; 5_000])
+    Bytes::from(vec![(number % 255) as u8 + 1; 5_000])
 }
 
 fn key(number: u64) -> Bytes {
