@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! lock → places → unlock → values from memory, or what the device gives at once → completion with the barrier to wait for
-//!                        → the others: begun ahead → reading pool, or whoever waits → the same, later
+//!                        → the others: begun ahead → reading pool, or the waiting caller → the same, later
 //! ```
 //!
 //! Invariants:
@@ -32,8 +32,8 @@ use crate::stages::sampled;
 
 /// After so many pages were read for a call none may leave memory until it is done.
 const PAGES_AT_LEISURE: usize = 4;
-/// So many values that are not in memory are begun to be read before they are waited for: enough to keep a device busy, and
-/// few enough for whoever begins them, and for the memory that they are read into.
+/// So many values that are not in memory a reader has the device begin before it waits for the first: enough to keep
+/// the device busy, and few enough for the calling thread and for the page cache.
 const AHEAD: usize = 128;
 /// At most 2 to this many pages are read at a time.
 const AHEAD_BITS_MAX: usize = 6;

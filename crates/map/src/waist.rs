@@ -214,7 +214,8 @@ impl Waist {
         for (place, touched) in rows {
             self.write(&mut txn, &place, touched)?;
         }
-        if txn.ops.is_empty() {
+        let shows_only = txn.ops.is_empty();
+        if shows_only {
             // Everything is as it should be. Of one row that was so when it was read; several were read at different moments,
             // and the guards alone say whether they are so at one.
             if number > 1 && self.whole() {
@@ -233,7 +234,11 @@ impl Waist {
         let submitted = self.store.submit(txn);
         drop(locks);
         match submitted.into_parts() {
-            (Ok(_), barrier) => Ok(Some(Completion::after(Ok(()), Barrier::later(seen, barrier)))),
+            // A list that changes nothing says what its rows are; one that writes waits for what it wrote alone.
+            (Ok(_), barrier) => {
+                let barrier = if shows_only { Barrier::later(seen, barrier) } else { barrier };
+                Ok(Some(Completion::after(Ok(()), barrier)))
+            }
             (Err(StoreError::GuardFailed { index }), _) => {
                 if index < schemas.len() {
                     mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;

@@ -232,8 +232,8 @@ impl Forward for Restarting {
     }
 }
 
-/// Failure: whoever went over names that are no text, in steps, went over the same ones for ever. Cause: they were told as
-/// other text. Fix: they are told as damage.
+/// Failure: a sweeper that met a name which is no text met it again at each step, for ever. Cause: the directory told it
+/// as another text. Fix: the directory tells it as damage.
 #[test]
 fn a_name_that_is_no_text_is_damage() {
     let (store, registry) = (store(), registry());

@@ -59,8 +59,8 @@ pub(super) struct Outlook {
     pub walked: bool,
     /// Segments were cleaned that only a checkpoint makes free.
     pub spent: bool,
-    /// Segments that hold no values, only log and pieces of checkpoints that the next one does without, and did not before the
-    /// last checkpoint, on a device that had no blocks when it was asked: others there may need them.
+    /// Segments that have come to hold no values since the last checkpoint, only log and pieces of checkpoints that the
+    /// next one does without, on a device that had no blocks when the log asked for some: others there may need them.
     pub wanted: u64,
     pub victim: Victim,
 }

@@ -175,8 +175,8 @@ impl Keeper {
         }
     }
 
-    /// Segments, by generation, in which no value lives and that wait for checkpoints, two of them at most, where the device is
-    /// short of blocks: dead log, and what has pieces of a checkpoint that the next one does without.
+    /// Segments, by generation, in which no value lives and that wait for checkpoints, two of them at most, where the
+    /// device is short of blocks: dead log, and what has pieces of a checkpoint that the next one does without.
     pub(super) fn waiting(&self, work: &Work) -> HashSet<u32> {
         if self.parts.segments.bare_segments() == 0 {
             return HashSet::new();
