@@ -59,7 +59,7 @@ fn what_cannot_be_measured_is_refused_with_the_expected() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, expected) in [
         (["--backends", "tape:x"], "expected esker:PATH, file:PATH, rocksdb:PATH"),
-        (["--sizes", "32m"], "VALUE_BYTES_MAX"),
+        (["--sizes", "37m"], "VALUE_BYTES_MAX"),
         (["--seconds", "0"], "--seconds"),
         (["--warm-up", "nan"], "--warm-up"),
         (["--backends", "leveldb:x?strap=4k"], "expected one of strip"),

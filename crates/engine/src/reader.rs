@@ -397,7 +397,7 @@ impl Reader {
     fn fetch_blocks(&self, loc: Loc, asked: &Asked<'_>, range: Range<usize>, durable: Lsn, how: How) -> Looked<Found> {
         let head = match self.cached(&Key::Head(loc.raw(), self.generation(loc)), loc, asked)? {
             Some(head) => head,
-            // Key and checksums of 16 MiB fit in this: header 32, key up to 64 KiB, 4 bytes for each 4 KiB.
+            // Header, key (up to 64 KiB) and checksums (4 bytes for each 4 KiB, by the span) fit in this.
             None => self.read_head(loc, asked, OP_HEADER_BYTES + (1 << 16) + 8, how)?.0,
         };
         let header = head.header;

@@ -9,10 +9,10 @@
 //! 2. Unknown flags are an error, never guessed at.
 
 use bytes::{Buf, BufMut, Bytes};
-use esker_store::{Error, Result, limits};
+use esker_store::{Error, Result};
 
-/// Largest value, in bytes: what the store takes less room for the header.
-pub const VALUE_BYTES_MAX: usize = limits::VALUE_BYTES_MAX - 16;
+/// Largest value, in bytes: 16 MiB less room for the header.
+pub const VALUE_BYTES_MAX: usize = (16 << 20) - 16;
 /// Largest tag.
 pub const TAG_MAX: u8 = 15;
 

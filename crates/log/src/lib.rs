@@ -68,7 +68,7 @@ pub use log::{Log, Record};
 pub use logs::Logs;
 pub use machine::{MACHINE_NAME_BYTES_MAX, Machine, Replica, SAVED_BYTES_MAX};
 pub use nonce::Nonce;
-pub use options::{ENTRY_BYTES_MAX, Layout, Options, SLOTS_MAX, WIDTH_MAX};
+pub use options::{ENTRY_BYTES_MAX, INLINE_BYTES_MAX, Layout, Options, SLOTS_MAX, WIDTH_MAX};
 pub use read::RANGE_MAX;
 pub use sequencer::{Connect, Leader, Sequencer, Tail, Token};
 pub use session::{Clock, Session};

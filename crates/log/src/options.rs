@@ -1,6 +1,6 @@
 //! How a log keeps its entries: layout, shape of its stripes, limits, retention.
 
-use esker_store::limits::{OBJECT_BYTES_MAX, VALUE_BYTES_MAX};
+use esker_store::limits::OBJECT_BYTES_MAX;
 use esker_store::{Capability, Compression};
 
 use crate::{Error, Result};
@@ -11,6 +11,8 @@ pub const WIDTH_MAX: u32 = 1_024;
 pub const SLOTS_MAX: u32 = 1 << 24;
 /// Largest entry, in bytes of data, that a log can be made for (8 MiB).
 pub const ENTRY_BYTES_MAX: u32 = 8 << 20;
+/// Most bytes of data that an entry of a byte stream may have to stand in the omap altogether (8 MiB).
+pub const INLINE_BYTES_MAX: u32 = 8 << 20;
 
 /// Where the entries of a data object stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -139,8 +141,8 @@ impl Options {
                 format!("{}: expected the largest entry ({bytes}) to {}", self.object_bytes_max, OBJECT_BYTES_MAX / 2);
             return Err(Error::invalid("object_bytes_max", why));
         }
-        if self.inline_bytes_max as usize > VALUE_BYTES_MAX / 2 {
-            let why = format!("{}: expected at most {}", self.inline_bytes_max, VALUE_BYTES_MAX / 2);
+        if self.inline_bytes_max > INLINE_BYTES_MAX {
+            let why = format!("{}: expected at most {INLINE_BYTES_MAX} (INLINE_BYTES_MAX)", self.inline_bytes_max);
             return Err(Error::invalid("inline_bytes_max", why));
         }
         Ok(())

@@ -71,6 +71,7 @@ pub use ops::{
 };
 pub use page::{LOOK_MAX, PAGE_BYTES, SORT_BYTES_MAX, SORT_ROWS_MAX};
 pub use record::{NEVER_MS, Record};
+pub use row::{BEFORE_PREFIX, ROW_BYTES_MAX};
 pub use schema::{Alter, COLUMNS_MAX, Column, Index, KEY_BYTES_MAX, NAME_BYTES_MAX, Schema, Table, check_name};
 pub use storage::{Atomicity, MapCapability, MapStorage};
 pub use value::{DAY_NANOS, DataType, Value};

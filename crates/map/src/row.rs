@@ -16,6 +16,14 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use crate::record::NEVER_MS;
 use crate::schema::Table;
 use crate::value::{DataType, Value};
+use crate::{Error, Result};
+
+/// Longest row as it is stored, in bytes (16 MiB), its before-images left aside. With them it has at most what the store
+/// takes in a value, which is more than twice as much: any row fits beside its before-image.
+pub const ROW_BYTES_MAX: usize = 16 << 20;
+/// A column with this before the name of another holds that one's before-image: what it was before a transaction that is
+/// not decided yet.
+pub const BEFORE_PREFIX: &str = "before_";
 
 /// Version of rows that this code writes, and the highest that it reads.
 pub(crate) const ROW_VERSION: u8 = 1;
@@ -31,6 +39,7 @@ pub struct Row {
 }
 
 impl Row {
+    /// As stored; see the module.
     pub(crate) fn encode(&self) -> Bytes {
         let mut bytes = BytesMut::with_capacity(16 + 16 * self.columns.len());
         bytes.put_u8(ROW_VERSION);
@@ -65,6 +74,26 @@ impl Row {
             }
         }
         bytes.freeze()
+    }
+
+    /// Refuses a row that is longer than [`ROW_BYTES_MAX`]; `bytes` is all of it, as [`Row::encode`] made it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the limit.
+    pub(crate) fn check_len(&self, table: &Table, bytes: usize) -> Result<()> {
+        if bytes <= ROW_BYTES_MAX {
+            return Ok(());
+        }
+        let is_image = |id: u16| {
+            let name = table.column_numbered(id).and_then(|column| column.name.strip_prefix(BEFORE_PREFIX));
+            name.is_some_and(|name| table.column(name).is_ok())
+        };
+        let images = self.columns.iter().filter(|(id, _)| is_image(**id));
+        let own = bytes - images.map(|(_, value)| column_len(value.as_ref())).sum::<usize>();
+        if own > ROW_BYTES_MAX {
+            return Err(Error::invalid("row", format!("{own} bytes exceed ROW_BYTES_MAX = {ROW_BYTES_MAX}")));
+        }
+        Ok(())
     }
 
     pub(crate) fn decode(bytes: &Bytes) -> std::result::Result<Self, String> {
@@ -149,6 +178,18 @@ impl Row {
     }
 }
 
+/// Bytes that a column takes in a row.
+fn column_len(value: Option<&Value>) -> usize {
+    3 + match value {
+        None => 0,
+        Some(Value::Boolean(_)) => 1,
+        Some(Value::Int(_) | Value::Date(_) | Value::Float(_)) => 4,
+        Some(Value::Text(text)) => 4 + text.len(),
+        Some(Value::Blob(blob)) => 4 + blob.len(),
+        Some(_) => 8,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,6 +216,8 @@ mod tests {
     fn rows_are_read_back_and_cut_ones_are_not() {
         let bytes = row().encode();
         assert_eq!(Row::decode(&bytes), Ok(row()));
+        let columns: usize = row().columns.values().map(|value| column_len(value.as_ref())).sum();
+        assert_eq!(4 + 8 + columns, bytes.len());
         for end in 0..bytes.len() {
             assert!(Row::decode(&bytes.slice(..end)).is_err(), "cut to {end}");
         }

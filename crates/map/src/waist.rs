@@ -268,6 +268,9 @@ impl Waist {
         let key = place.key.clustering.clone();
         txn.guards.push(is_still(place, before.as_ref()));
         let after = now.as_ref().map(Row::encode);
+        if let (Some(row), Some(value)) = (&now, &after) {
+            row.check_len(&table, value.len())?;
+        }
         match after {
             Some(value) if before.as_ref() != Some(&value) => {
                 txn.gives_back &= before.as_ref().is_some_and(|before| value.len() < before.len());

@@ -9,8 +9,8 @@ use esker_device::MemoryDevice;
 use esker_engine::{Engine, FormatOptions, Options};
 use esker_map::contract::{Harness, Opened};
 use esker_map::{
-    DataType, Durability, Error, Get, Key, MapCapability, MapStorage, Multi, Mutation, Over, Scan, Schema, TableName,
-    Waist,
+    DataType, Durability, Error, Get, Key, MapCapability, MapStorage, Multi, Mutation, Over, ROW_BYTES_MAX, Scan,
+    Schema, TableName, Value, Waist,
 };
 use esker_memory::MemoryStore;
 use esker_store::ObjectStore;
@@ -200,5 +200,54 @@ fn a_store_of_single_object_transactions_is_refused_by_name() {
     match map.create_table(&TableName::new("ns", "t"), &schema) {
         Err(error @ Error::Unsupported { .. }) => assert!(error.to_string().starts_with("lacking cannot")),
         other => panic!("{other:?}"),
+    }
+}
+
+/// A store on a device with segments that hold the largest row beside its before-image.
+fn wide_engine() -> Arc<dyn ObjectStore> {
+    let device = Arc::new(MemoryDevice::new(1 << 30));
+    Engine::format(&*device, &FormatOptions { segment_bytes: 64 << 20, uuid: [5; 16] }).unwrap();
+    Arc::new(Engine::open(device, Options::default()).unwrap())
+}
+
+/// Failure: a row of more than half of what a value may have could be written, and neither updated nor deleted by a
+/// transaction of two phases, whose before-image did not fit beside it. Cause: both counted against one limit. Fix:
+/// before-images have room of their own.
+#[test]
+fn the_largest_row_fits_beside_its_before_image_and_none_is_larger() {
+    for store in [memory(), wide_engine()] {
+        let map = open(store, &Arc::default());
+        map.create_namespace("ns").unwrap();
+        let table = TableName::new("ns", "t");
+        let blob = DataType::Blob;
+        let columns = Schema::new().column("p", DataType::Int).column("b", blob).column("before_b", blob);
+        map.create_table(&table, &columns.column("before_c", blob).partition("p")).unwrap();
+        let put = |columns: &[(&str, usize)]| {
+            let columns = columns.iter().map(|(name, len)| {
+                let noise: Vec<u8> = (0..*len).map(|at| (at / 7) as u8).collect();
+                ((*name).into(), Value::Blob(noise.into()))
+            });
+            map.mutate(&[Mutation::put(&table, Key::of("p", 1), columns.collect())], Durability::Durable)
+                .and_then(|done| done.wait().map_err(Error::from))
+        };
+        // Beside a column's bytes stand version, flags, number of columns (4), and number, type and length of one (7).
+        let largest = ROW_BYTES_MAX - 4 - 7;
+        put(&[("b", largest)]).unwrap();
+        put(&[("before_b", largest)]).unwrap();
+        let found = map.get(&Get::new(&table, Key::of("p", 1))).unwrap().unwrap();
+        let len = |name| found.value(name).map(|value| matches!(value, Value::Blob(blob) if blob.len() == largest));
+        assert_eq!((len("b"), len("before_b")), (Some(true), Some(true)));
+        // One more, and a column that is named like a before-image and is none.
+        for (columns, bytes) in [([("b", largest + 8)], "16777224"), ([("before_c", 1)], "16777224")] {
+            match put(&columns) {
+                Err(Error::Invalid { what: "row", why }) => {
+                    assert!(why.contains("ROW_BYTES_MAX = 16777216") && why.contains(bytes), "{why}");
+                }
+                other => panic!("{columns:?}: {other:?}"),
+            }
+        }
+        assert_eq!(map.get(&Get::new(&table, Key::of("p", 1))).unwrap().unwrap(), found);
+        map.mutate(&[Mutation::delete(&table, Key::of("p", 1))], Durability::Durable).unwrap().wait().unwrap();
+        assert_eq!(map.get(&Get::new(&table, Key::of("p", 1))).unwrap(), None);
     }
 }

@@ -27,7 +27,7 @@ pub(crate) const COMMITTED_AT: &str = "tx_committed_at";
 /// Columns of users must not begin like this.
 pub const METADATA_PREFIX: &str = "tx_";
 /// Nor like this.
-pub const BEFORE_PREFIX: &str = "before_";
+pub use esker_map::BEFORE_PREFIX;
 
 const METADATA: [(&str, DataType); 5] = [
     (ID, DataType::Text),

@@ -7,9 +7,11 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use esker_device::MemoryDevice;
+use esker_engine::{Engine, FormatOptions, Options as EngineOptions};
 use esker_map::{
     Alter, Atomicity, Bound, Compare, Condition, DataType, Error as MapError, Filter, Get, Key, MapStorage, Mutation,
-    Order, Over, Record, Scan, Schema, TableName, Value,
+    Order, Over, ROW_BYTES_MAX, Record, Scan, Schema, TableName, Value,
 };
 use esker_transaction::{Error, Isolation, Options, Transaction, Transactions};
 use support::*;
@@ -448,6 +450,50 @@ fn rows_written_around_transactions_are_read_and_taken_over(transactions: Transa
     a.commit().unwrap();
     conflicts(b.commit());
     assert_eq!(get(&mut transactions.begin(), 1, 1), Some(5));
+}
+
+/// Failure: a row of more than half of what a row may have could be written once, and neither updated nor deleted by a
+/// transaction that prepares rows, since its before-image did not fit. See the map's `ROW_BYTES_MAX`.
+#[test]
+fn the_largest_row_is_updated_deleted_and_taken_back_in_two_phases() {
+    let device = Arc::new(MemoryDevice::new(4 << 30));
+    Engine::format(&*device, &FormatOptions { segment_bytes: 64 << 20, uuid: [5; 16] }).unwrap();
+    let storage = waist(Arc::new(Engine::open(device, EngineOptions::default()).unwrap()));
+    // Each row is prepared by itself.
+    let tap: Arc<dyn MapStorage> = Arc::new(Tap::new(storage, Atomicity::Record));
+    let time = Time::default();
+    time.pass(1_000);
+    let transactions = open(Arc::clone(&tap), &time, options(Isolation::Serializable));
+    let wide = TableName::new("ns", "wide");
+    let schema = Schema::new().column("p", DataType::Int).column("b", DataType::Blob).partition("p");
+    transactions.create_table(&wide, &schema).unwrap();
+    let blob = |byte: u8| Value::Blob(vec![byte; ROW_BYTES_MAX - 1_000].into());
+    let both = |byte: u8| {
+        let mut txn = transactions.begin();
+        for p in [1, 2] {
+            txn.put(&wide, Key::of("p", p), vec![("b".into(), blob(byte))]).unwrap();
+        }
+        txn
+    };
+    let read = |p: i32| {
+        let found = transactions.begin().get(&Get::new(&wide, Key::of("p", p))).unwrap();
+        found.and_then(|record| record.value("b").cloned())
+    };
+    both(1).commit().unwrap();
+    both(2).commit().unwrap();
+    assert!([1, 2].iter().all(|p| read(*p) == Some(blob(2))));
+    // A row that another changed meanwhile: the first, which is prepared, is taken back.
+    let mut late = both(3);
+    assert!(late.get(&Get::new(&wide, Key::of("p", 2))).unwrap().is_some());
+    let mut other = transactions.begin();
+    other.put(&wide, Key::of("p", 2), vec![("b".into(), blob(4))]).unwrap();
+    other.commit().unwrap();
+    conflicts(late.commit());
+    assert!(read(1) == Some(blob(2)) && read(2) == Some(blob(4)));
+    let mut txn = transactions.begin();
+    [1, 2].iter().for_each(|p| txn.delete(&wide, Key::of("p", *p)).unwrap());
+    txn.commit().unwrap();
+    assert!(read(1).is_none() && read(2).is_none());
 }
 
 fn rows_that_make_no_sense_are_damage_and_not_taken_for_something_else(transactions: Transactions, _: Time) {

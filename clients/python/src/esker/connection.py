@@ -20,7 +20,7 @@ from . import errors
 __all__ = ["MESSAGE_BYTES_MAX", "Connection", "Tls", "connect"]
 
 #: Longest message of the server, in bytes; longer ones are not received.
-MESSAGE_BYTES_MAX = 20 << 20
+MESSAGE_BYTES_MAX = 40 << 20
 
 #: Seconds that a call may take if nothing else is said.
 TIMEOUT_DEFAULT = 10.0

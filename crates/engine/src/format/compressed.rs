@@ -19,8 +19,8 @@ use super::{Kind, Loc, OP_FLAG_COMPRESSED, OpHeader, read_u32, write_u32};
 
 /// Bytes of the header.
 pub const COMPRESSED_HEADER_BYTES: usize = 12;
-/// Largest raw length of a payload, in bytes.
-pub const RAW_BYTES_MAX: usize = esker_store::limits::VALUE_BYTES_MAX;
+/// Largest raw length of a payload that is compressed, in bytes (16 MiB). A larger one stands as it is.
+pub const RAW_BYTES_MAX: usize = 16 << 20;
 /// Smallest and largest unit, in bytes; a power of two.
 pub const UNIT_BYTES_MIN: u32 = 4 << 10;
 /// See [`UNIT_BYTES_MIN`].

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use crate::resp::TlsFiles;
 
-/// Longest message of the services of logs and of the map, in bytes: a batch, with room for what stands beside its data.
+/// Longest message of the service of logs, in bytes: a batch, with room for what stands beside its data.
 pub const MESSAGE_BYTES_MAX: usize = 20 << 20;
+/// Longest message of the service of the map, in bytes: a row with its before-image, with room for what stands beside them.
+pub const MAP_MESSAGE_BYTES_MAX: usize = 40 << 20;
 /// Longest message of the object service, in bytes: a transaction at its limits, with room for its encoding.
 pub const OBJECT_MESSAGE_BYTES_MAX: usize = 96 << 20;
 

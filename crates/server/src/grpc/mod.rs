@@ -37,7 +37,7 @@ use tonic::transport::server::Router;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 use tonic::{Request, Status};
 
-pub use config::{Config, Error, MESSAGE_BYTES_MAX, OBJECT_MESSAGE_BYTES_MAX, Result};
+pub use config::{Config, Error, MAP_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX, OBJECT_MESSAGE_BYTES_MAX, Result};
 pub use listen::Address;
 pub use sequencer::Sequencers;
 
@@ -183,7 +183,7 @@ fn routes(config: &Config, faces: Faces, stopping: &watch::Receiver<bool>) -> Re
     }
     if let Some(map) = faces.map {
         let service = MapService::new(map, config.followers_max, stopping.clone());
-        let server = MapServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let server = MapServer::new(service).max_decoding_message_size(MAP_MESSAGE_BYTES_MAX);
         routes = routes.add_service(tonic::service::interceptor::InterceptedService::new(server, guard.clone()));
         names.push("esker.map.v1.Map");
     }

@@ -26,7 +26,7 @@ use crate::proto::map as proto;
 use crate::proto::map::map_client::MapClient;
 
 /// Longest message either way, in bytes.
-const MESSAGE_BYTES_MAX: usize = 20 << 20;
+const MESSAGE_BYTES_MAX: usize = 40 << 20;
 
 /// The map of a running server. Cloning gives the same one.
 #[derive(Clone)]

@@ -15,7 +15,7 @@ mod wire;
 use clap::{Args, Subcommand};
 use esker::ByteSize;
 use esker::Period;
-use esker::log::{Compression, ENTRY_BYTES_MAX, Layout, Log, Options};
+use esker::log::{Compression, ENTRY_BYTES_MAX, INLINE_BYTES_MAX, Layout, Log, Options};
 use serde_json::{Value, json};
 
 use self::context::Context;
@@ -229,8 +229,7 @@ impl Limits {
             options.entry_bytes_max = small("--entry-bytes", size, ENTRY_BYTES_MAX.into())?;
         }
         if let Some(size) = self.inline_bytes {
-            let max = esker::objects::limits::VALUE_BYTES_MAX as u64 / 2;
-            options.inline_bytes_max = small("--inline-bytes", size, max)?;
+            options.inline_bytes_max = small("--inline-bytes", size, INLINE_BYTES_MAX.into())?;
         }
         if let Some(size) = self.object_bytes {
             options.object_bytes_max = size.0;

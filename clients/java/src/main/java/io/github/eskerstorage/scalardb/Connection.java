@@ -27,7 +27,7 @@ import java.util.function.Function;
  */
 final class Connection implements AutoCloseable {
   /** Longest message that the server takes, in bytes. */
-  static final int MESSAGE_BYTES_MAX = 20 << 20;
+  static final int MESSAGE_BYTES_MAX = 40 << 20;
 
   private static final Metadata.Key<String> ERROR =
       Metadata.Key.of("esker-error", Metadata.ASCII_STRING_MARSHALLER);
@@ -50,7 +50,7 @@ final class Connection implements AutoCloseable {
     channel =
         builder
             // Rows of the greatest length come in a message that is a little longer.
-            .maxInboundMessageSize(2 * MESSAGE_BYTES_MAX)
+            .maxInboundMessageSize(MESSAGE_BYTES_MAX + (4 << 20))
             .keepAliveTime(60, TimeUnit.SECONDS)
             .build();
     MapGrpc.MapBlockingStub plain = MapGrpc.newBlockingStub(channel);

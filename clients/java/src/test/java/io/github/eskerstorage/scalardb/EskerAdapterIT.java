@@ -7,6 +7,9 @@ import com.scalar.db.api.ConditionBuilder;
 import com.scalar.db.api.Delete;
 import com.scalar.db.api.DistributedStorage;
 import com.scalar.db.api.DistributedStorageAdmin;
+import com.scalar.db.api.DistributedTransaction;
+import com.scalar.db.api.DistributedTransactionAdmin;
+import com.scalar.db.api.DistributedTransactionManager;
 import com.scalar.db.api.Get;
 import com.scalar.db.api.Put;
 import com.scalar.db.api.PutBuilder;
@@ -15,6 +18,7 @@ import com.scalar.db.api.Scan;
 import com.scalar.db.api.Scanner;
 import com.scalar.db.api.StorageInfo;
 import com.scalar.db.api.TableMetadata;
+import com.scalar.db.api.Upsert;
 import com.scalar.db.config.DatabaseConfig;
 import com.scalar.db.exception.storage.ExecutionException;
 import com.scalar.db.exception.storage.NoMutationException;
@@ -22,12 +26,15 @@ import com.scalar.db.exception.storage.RetriableExecutionException;
 import com.scalar.db.io.DataType;
 import com.scalar.db.io.Key;
 import com.scalar.db.service.StorageFactory;
+import com.scalar.db.service.TransactionFactory;
+import com.scalar.db.transaction.consensuscommit.ConsensusCommitConfig;
 import java.io.IOException;
 import java.net.InetAddress;
 import java.net.ServerSocket;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Properties;
 import org.junit.jupiter.api.AfterAll;
@@ -176,7 +183,7 @@ class EskerAdapterIT {
 
   @Test
   void whatIsTooLongIsTheCallersMistakeAndTheLimitIsNamed() {
-    Put wide = put("one", 1, 1).blobValue("b", new byte[21 << 20]).build();
+    Put wide = put("one", 1, 1).blobValue("b", new byte[41 << 20]).build();
     // As a failed execution, after which a transaction takes back what it has prepared elsewhere.
     assertThatThrownBy(() -> storage.put(wide))
         .isInstanceOf(ExecutionException.class)
@@ -190,6 +197,57 @@ class EskerAdapterIT {
     assertThatThrownBy(() -> admin.createNamespace("n".repeat(129)))
         .isInstanceOf(IllegalArgumentException.class)
         .hasMessageContaining("128");
+  }
+
+  /** It could be written once, and then neither updated nor deleted: its before-image did not fit beside it. */
+  @Test
+  void aRowOfTheGreatestLengthIsUpdatedAndDeletedInTwoPhases() throws Exception {
+    Properties properties = server.properties();
+    properties.setProperty(ConsensusCommitConfig.ONE_PHASE_COMMIT_ENABLED, "false");
+    TransactionFactory factory = TransactionFactory.create(properties);
+    try (DistributedTransactionAdmin transactionAdmin = factory.getTransactionAdmin();
+        DistributedTransactionManager manager = factory.getTransactionManager()) {
+      transactionAdmin.createCoordinatorTables(true);
+      transactionAdmin.createNamespace("wide", true);
+      transactionAdmin.createTable("wide", "rows", TABLE, true);
+      for (byte round = 1; round <= 3; round++) {
+        byte[] blob = new byte[(16 << 20) - 4_096];
+        Arrays.fill(blob, round);
+        DistributedTransaction writing = manager.begin();
+        for (int p : new int[] {1, 2}) {
+          assertThat(writing.get(get("wide", p, 1)).isPresent()).isEqualTo(round > 1);
+          writing.upsert(
+              Upsert.newBuilder()
+                  .namespace("wide")
+                  .table("rows")
+                  .partitionKey(Key.ofInt("p", p))
+                  .clusteringKey(Key.ofInt("c", 1))
+                  .blobValue("b", blob)
+                  .build());
+        }
+        writing.commit();
+        DistributedTransaction reading = manager.begin();
+        assertThat(reading.get(get("wide", 2, 1)).orElseThrow().getBlobAsBytes("b")).isEqualTo(blob);
+        reading.commit();
+      }
+      DistributedTransaction deleting = manager.begin();
+      for (int p : new int[] {1, 2}) {
+        deleting.get(get("wide", p, 1));
+        deleting.delete(
+            Delete.newBuilder()
+                .namespace("wide")
+                .table("rows")
+                .partitionKey(Key.ofInt("p", p))
+                .clusteringKey(Key.ofInt("c", 1))
+                .build());
+      }
+      deleting.commit();
+      DistributedTransaction reading = manager.begin();
+      assertThat(reading.get(get("wide", 1, 1))).isEmpty();
+      reading.commit();
+      transactionAdmin.dropTable("wide", "rows");
+      transactionAdmin.dropNamespace("wide");
+    }
   }
 
   @Test
