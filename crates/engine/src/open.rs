@@ -105,6 +105,8 @@ impl Engine {
         let mut kept: HashSet<u32> = free_later.iter().map(|segment| segments.generation(*segment)).collect();
         kept.extend(segments.in_use().into_iter().filter(|usage| usage.cold).map(|usage| usage.generation));
         let record_bytes_max = superblock.segment_bytes - 3 * u64::from(superblock.block_bytes);
+        let pool = options.commit_thread.then(|| Pool::new(pool::THREADS_MAX));
+        pool.iter().for_each(|pool| segments.read_by(pool));
         let mut engine = Self {
             superblocks,
             device,
@@ -115,7 +117,7 @@ impl Engine {
             keeper: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
             compress,
-            pool: options.commit_thread.then(|| Pool::new(pool::THREADS_MAX)),
+            pool,
             times: CallTimes::default(),
             seed: store_seed(&superblock.uuid),
             next_number: Arc::new(AtomicU64::new(next_number)),

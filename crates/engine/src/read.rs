@@ -108,14 +108,24 @@ impl Engine {
         }
     }
 
-    /// Does the rest of a call, which has to wait for the device, on a thread of the reading pool.
-    fn defer<T: Send + 'static>(&self, work: impl FnOnce() -> Applied<T> + Send + 'static) -> Completion<T> {
+    /// Does the rest of a call, which has to wait for the device: on the thread that waits for it, or on one of the reading
+    /// pool.
+    ///
+    /// `begin` has the device begin it ahead: called where others are asked for and not waited for yet. The read of a caller
+    /// that waits at once is begun by that.
+    fn defer<T: Send + 'static>(
+        &self,
+        begin: impl FnOnce(),
+        work: impl FnOnce() -> Applied<T> + Send + 'static,
+    ) -> Completion<T> {
         let Some(pool) = &self.pool else {
             let (value, barrier) = work();
             return Completion::after(value, barrier);
         };
-        let (task, completion) = deferred("reading", work);
-        pool.give(task);
+        let (task, completion) = deferred("reading", Some(pool.runner()), work);
+        if pool.offer(task) {
+            begin();
+        }
         completion
     }
 
@@ -154,7 +164,8 @@ impl Engine {
             Ok(Some(found)) => self.completion(Ok(Some(found.value)), found.wait_to.max(shown.present)),
             Ok(None) => {
                 let (carried, what) = (self.carry(pinned), what.keep());
-                self.defer(move || {
+                let begin = || self.reader.begin(loc);
+                self.defer(begin, move || {
                     let asked = Asked { object: shown.owner, what: what.sought() };
                     let found = carried.reader.fetch(loc, &asked, durable);
                     carried.applied(found.map(|found| (Some(found.value), found.wait_to.max(shown.present))))
@@ -208,16 +219,19 @@ impl Engine {
             return self.completion(Ok(values.values), values.wait_to);
         }
         let carried = self.carry(pinned);
-        self.defer(move || {
-            let all = cold.iter().enumerate().try_for_each(|(at, (number, loc, what))| {
-                if let Some((_, next, _)) = cold.get(at + AHEAD) {
-                    carried.reader.begin(*next);
-                }
-                let asked = Asked { object: shown.owner, what: what.sought() };
-                values.set(*number, carried.reader.fetch(*loc, &asked, durable)?)
-            });
-            carried.applied(all.map(|()| (values.values, values.wait_to)))
-        })
+        self.defer(
+            || {},
+            move || {
+                let all = cold.iter().enumerate().try_for_each(|(at, (number, loc, what))| {
+                    if let Some((_, next, _)) = cold.get(at + AHEAD) {
+                        carried.reader.begin(*next);
+                    }
+                    let asked = Asked { object: shown.owner, what: what.sought() };
+                    values.set(*number, carried.reader.fetch(*loc, &asked, durable)?)
+                });
+                carried.applied(all.map(|()| (values.values, values.wait_to)))
+            },
+        )
     }
 
     /// Values of scanned entries, cut where the answer has grown to `SCAN_BYTES_MAX`.
@@ -256,22 +270,25 @@ impl Engine {
                 }
                 let carried = self.carry(pinned);
                 let ahead: Vec<Loc> = places.as_slice().iter().skip(AHEAD - 1).map(|(_, loc)| *loc).collect();
-                return self.defer(move || {
-                    let cold = std::iter::once((key, loc)).chain(places).enumerate();
-                    let whole = cold.into_iter().try_for_each(|(at, (key, loc))| {
-                        if page.is_full() {
-                            return Ok(());
-                        }
-                        if let Some(next) = ahead.get(at) {
-                            carried.reader.begin(*next);
-                        }
-                        let asked = Asked { object: shown.owner, what: what(&key) };
-                        let found = carried.reader.fetch(loc, &asked, durable)?;
-                        page.push(key, found);
-                        Ok(())
-                    });
-                    carried.applied(whole.map(|()| (page.entries, page.wait_to)))
-                });
+                return self.defer(
+                    || {},
+                    move || {
+                        let cold = std::iter::once((key, loc)).chain(places).enumerate();
+                        let whole = cold.into_iter().try_for_each(|(at, (key, loc))| {
+                            if page.is_full() {
+                                return Ok(());
+                            }
+                            if let Some(next) = ahead.get(at) {
+                                carried.reader.begin(*next);
+                            }
+                            let asked = Asked { object: shown.owner, what: what(&key) };
+                            let found = carried.reader.fetch(loc, &asked, durable)?;
+                            page.push(key, found);
+                            Ok(())
+                        });
+                        carried.applied(whole.map(|()| (page.entries, page.wait_to)))
+                    },
+                );
             };
             page.push(key, found);
             if page.is_full() {
@@ -316,10 +333,13 @@ impl Engine {
                 Ok(Some(found)) => self.completion(Ok(found.value), found.wait_to.max(floor)),
                 Ok(None) => {
                     let carried = self.carry(pinned);
-                    self.defer(move || {
-                        let found = carried.reader.fetch_part(extent.loc, &asked, extent.skip, extent.len, durable);
-                        carried.applied(found.map(|found| (found.value, found.wait_to.max(floor))))
-                    })
+                    self.defer(
+                        || {},
+                        move || {
+                            let found = carried.reader.fetch_part(extent.loc, &asked, extent.skip, extent.len, durable);
+                            carried.applied(found.map(|found| (found.value, found.wait_to.max(floor))))
+                        },
+                    )
                 }
                 Err(error) => Completion::ready(Err(error)),
             };
@@ -348,15 +368,18 @@ impl Engine {
             return self.completion(Ok(bytes.freeze()), wait_to);
         }
         let carried = self.carry(pinned);
-        self.defer(move || {
-            let all = cold.iter().try_for_each(|(offset, extent, asked)| {
-                let found = carried.reader.fetch_part(extent.loc, asked, extent.skip, extent.len, durable)?;
-                wait_to = wait_to.max(found.wait_to);
-                place(&mut bytes, *offset, &found.value);
-                Ok(())
-            });
-            carried.applied(all.map(|()| (bytes.freeze(), wait_to)))
-        })
+        self.defer(
+            || {},
+            move || {
+                let all = cold.iter().try_for_each(|(offset, extent, asked)| {
+                    let found = carried.reader.fetch_part(extent.loc, asked, extent.skip, extent.len, durable)?;
+                    wait_to = wait_to.max(found.wait_to);
+                    place(&mut bytes, *offset, &found.value);
+                    Ok(())
+                });
+                carried.applied(all.map(|()| (bytes.freeze(), wait_to)))
+            },
+        )
     }
 }
 

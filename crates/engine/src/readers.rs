@@ -89,8 +89,9 @@ impl Readers {
         self.shards[shard % SHARDS].0[count & 1].fetch_sub(1, Ordering::Release);
     }
 
-    /// Waits until everybody has finished who may have looked at the index before now.
-    pub fn wait(&self) {
+    /// Waits until all have finished that may have looked at the index before now. `hurry` has those begin that nobody
+    /// waits for yet.
+    pub fn wait(&self, hurry: impl Fn()) {
         let former = self.current.load(Ordering::Relaxed);
         self.current.store(1 - former, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -100,6 +101,7 @@ impl Readers {
             if rounds < 100 {
                 std::thread::yield_now();
             } else {
+                hurry();
                 std::thread::sleep(std::time::Duration::from_micros(100));
             }
         }
@@ -132,7 +134,7 @@ mod tests {
             })
             .collect();
         for _ in 0..2_000 {
-            readers.wait();
+            readers.wait(|| {});
             life.fetch_add(1, Ordering::SeqCst);
         }
         stop.store(true, Ordering::Relaxed);

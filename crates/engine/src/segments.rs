@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use crate::buffer::{HandedOut, SegmentBuffer};
 use crate::format::{Loc, WEIGHT_WHOLE};
+use crate::pool::Pool;
 use crate::readers::{Pinned, Readers, StillPinned};
 use crate::sharing::Sharing;
 
@@ -192,6 +193,8 @@ pub struct Segments {
     buffers_max: usize,
     spares_max: usize,
     readers: Readers,
+    /// Where reads are that nobody waits for yet.
+    pool: OnceLock<Arc<Pool>>,
     index_bytes: AtomicI64,
     /// Buffers that only values keep.
     pub handed_out: Arc<HandedOut>,
@@ -247,6 +250,7 @@ impl Segments {
             buffers_max,
             spares_max: buffers.min(SPARES_MAX),
             readers: Readers::default(),
+            pool: OnceLock::new(),
             index_bytes: AtomicI64::new(0),
             handed_out: HandedOut::new(pinned_bytes_max),
             sharing: Sharing::default(),
@@ -263,9 +267,19 @@ impl Segments {
         pinned.keep(Arc::clone(self))
     }
 
+    /// Tells the pool that reads are offered to.
+    pub fn read_by(&self, pool: &Arc<Pool>) {
+        // Told once, when the store is opened.
+        let _ = self.pool.set(Arc::clone(pool));
+    }
+
     /// Waits until nobody reads what was in the index before now.
     pub fn wait_for_readers(&self) {
-        self.readers.wait();
+        self.readers.wait(|| {
+            if let Some(pool) = self.pool.get() {
+                pool.hurry();
+            }
+        });
     }
 
     fn entry(&self, segment: u64) -> &Entry {

@@ -279,7 +279,11 @@ fn what_the_device_has_at_once_is_here_when_the_call_returns() {
 fn reads_that_nobody_wants_any_more_are_not_made_and_a_store_ends_with_those_that_are_wanted() {
     let (device, engine) = filled();
     device.hold(true);
-    let wanted: Vec<_> = (0..KEYS).map(|number| engine.slot_get(&object(), number)).collect();
+    let mut wanted: Vec<_> = (0..KEYS).map(|number| engine.slot_get(&object(), number)).collect();
+    // Tasks poll for some of them, and for the others nobody waits yet.
+    for completion in wanted.iter_mut().step_by(2) {
+        assert!(completion.poll_arrived(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
     until("no thread reads", || device.reading.load(Ordering::SeqCst) > 0);
     let busy = device.reading.load(Ordering::SeqCst);
     let dropped: Vec<_> = (0..KEYS).map(|number| engine.omap_get(&object(), &key(number))).collect();
@@ -314,6 +318,47 @@ fn go_round(engine: &Engine) {
             let _ = engine.checkpoint();
         }
     }
+}
+
+/// A caller that waits at once asks the device once; one that asks for several first has the others begun meanwhile.
+#[test]
+fn single_reads_are_begun_where_several_are_asked_for_before_one_is_waited_for() {
+    let (device, engine) = filled();
+    for number in 0..10 {
+        assert_eq!(engine.slot_get(&object(), number).wait().unwrap(), Some(value(number)));
+    }
+    assert_eq!(device.begun.load(Ordering::SeqCst), 0);
+    let several: Vec<_> = (10..20).map(|number| engine.slot_get(&object(), number)).collect();
+    assert_eq!(device.begun.load(Ordering::SeqCst), 9);
+    for (number, completion) in several.into_iter().enumerate() {
+        assert_eq!(completion.wait().unwrap(), Some(value(10 + number as u64)));
+    }
+}
+
+/// What is asked for and not waited for yet is read when the cleaner comes to it: else a caller that asks, writes and then
+/// waits would wait for room that its own read keeps.
+#[test]
+fn a_caller_that_asks_writes_and_then_waits_finds_what_it_asked_for() {
+    let (_device, engine) = filled();
+    let (one, ten) =
+        (engine.slot_get(&object(), 1), engine.omap_get_many(&object(), &(10..20).map(key).collect::<Vec<_>>()));
+    assert!(!one.is_here() && !ten.is_here());
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            go_round(&engine);
+            ended.store(true, Ordering::SeqCst);
+        });
+        let began = Instant::now();
+        while !ended.load(Ordering::SeqCst) && began.elapsed() < LATE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Lets the writer end, if it hangs.
+        let in_time = ended.load(Ordering::SeqCst);
+        assert_eq!(one.wait().unwrap(), Some(value(1)));
+        assert_eq!(ten.wait().unwrap(), (10..20).map(|number| Some(value(number))).collect::<Vec<_>>());
+        assert!(in_time, "the writer waits for a read that nobody makes");
+    });
 }
 
 /// Failure: a read of a snapshot said that what it read was damaged. Cause: the snapshot was dropped before the read had come

@@ -1,8 +1,8 @@
 //! Outcomes that come later: work that its waiter or a thread of the store does, whoever comes first, and promises.
 //!
 //! ```text
-//! deferred(work) → Task → queue of a thread: run()  ─┐
-//!               └→ Completion → wait(): run() here  ─┴→ outcome → waiting thread or waker
+//! deferred(work) → Task → first poll() → queue of a thread: run()  ─┐
+//!               └→ Completion → wait(): run() here                ─┴→ outcome → waiting thread or waker
 //! promised()     → Promise → fulfil()               ───→ outcome → waiting thread or waker
 //! ```
 //!
@@ -41,23 +41,33 @@ struct Cell<T> {
 pub trait Task: Send + Sync {
     /// Does the work, unless it is done, under way, or not wanted any more.
     fn run(&self);
+
+    /// Whether there is nothing left to be begun.
+    fn is_begun(&self) -> bool;
 }
 
-/// Work whose outcome is waited for as a completion: to be given to threads that run such tasks. `who` names it if it
-/// panics.
+/// Threads that run tasks.
+pub trait Runner: Send + Sync {
+    /// Has a thread run the task, soon.
+    fn give(&self, task: Arc<dyn Task>);
+}
+
+/// Work whose outcome is waited for as a completion. A thread that waits for it does it; `runner` is given it when the
+/// completion is polled first, so that a caller that waits at once wakes no other thread. `who` names it if it panics.
 pub fn deferred<T: Send + 'static>(
     who: &'static str,
+    runner: Option<Arc<dyn Runner>>,
     work: impl FnOnce() -> Applied<T> + Send + 'static,
 ) -> (Arc<dyn Task>, Completion<T>) {
     let state = Mutex::new(State::Todo(Box::new(work), None));
     let cell = Arc::new(Cell { who, state, done: Condvar::new() });
-    (Arc::clone(&cell) as Arc<dyn Task>, Completion::later(Box::new(Waiting(cell))))
+    (Arc::clone(&cell) as Arc<dyn Task>, Completion::later(Box::new(Waiting { cell, runner })))
 }
 
 /// A promise, and the completion that waits for it.
 pub fn promised<T: Send + 'static>(who: &'static str) -> (Promise<T>, Completion<T>) {
     let cell = Arc::new(Cell { who, state: Mutex::new(State::Underway(None)), done: Condvar::new() });
-    (Promise(Arc::clone(&cell)), Completion::later(Box::new(Waiting(cell))))
+    (Promise(Arc::clone(&cell)), Completion::later(Box::new(Waiting { cell, runner: None })))
 }
 
 /// An outcome that somebody has promised. Dropping it unfulfilled answers with [`Error::Stopped`].
@@ -117,16 +127,24 @@ impl<T: Send> Task for Cell<T> {
     fn run(&self) {
         self.do_it();
     }
+
+    fn is_begun(&self) -> bool {
+        !matches!(*self.state.lock(), State::Todo(..))
+    }
 }
 
-struct Waiting<T>(Arc<Cell<T>>);
+struct Waiting<T> {
+    cell: Arc<Cell<T>>,
+    /// Who is to be given the work once it is polled for.
+    runner: Option<Arc<dyn Runner>>,
+}
 
-impl<T: Send> Later<T> for Waiting<T> {
+impl<T: Send + 'static> Later<T> for Waiting<T> {
     fn wait(self: Box<Self>) -> Applied<T> {
-        self.0.do_it();
-        let mut state = self.0.state.lock();
+        self.cell.do_it();
+        let mut state = self.cell.state.lock();
         while matches!(*state, State::Underway(_)) {
-            self.0.done.wait(&mut state);
+            self.cell.done.wait(&mut state);
         }
         match std::mem::replace(&mut *state, State::Over) {
             State::Done(outcome) => outcome,
@@ -135,11 +153,15 @@ impl<T: Send> Later<T> for Waiting<T> {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Applied<T>> {
-        let mut state = self.0.state.lock();
+        let mut state = self.cell.state.lock();
         match &mut *state {
             State::Todo(_, waker) | State::Underway(waker) => {
                 if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
                     *waker = Some(cx.waker().clone());
+                }
+                drop(state);
+                if let Some(runner) = self.runner.take() {
+                    runner.give(Arc::clone(&self.cell) as Arc<dyn Task>);
                 }
                 Poll::Pending
             }
@@ -154,7 +176,7 @@ impl<T: Send> Later<T> for Waiting<T> {
 impl<T> Drop for Waiting<T> {
     fn drop(&mut self) {
         // What is dropped may be large, or the last of a store: without the lock.
-        let dropped = std::mem::replace(&mut *self.0.state.lock(), State::Over);
+        let dropped = std::mem::replace(&mut *self.cell.state.lock(), State::Over);
         drop(dropped);
     }
 }
@@ -183,22 +205,50 @@ mod tests {
             let count = Arc::clone(count);
             move || (Ok(count.fetch_add(1, Ordering::SeqCst)), None)
         };
-        let (task, completion) = deferred("work", work(&count));
+        let (task, completion) = deferred("work", None, work(&count));
         assert!(!completion.is_here());
         // The waiter does it himself.
         assert_eq!(completion.map(|value| value + 10).wait().unwrap(), 10);
         task.run();
         assert_eq!(count.load(Ordering::SeqCst), 1);
-        let (task, completion) = deferred("work", work(&count));
+        let (task, completion) = deferred("work", None, work(&count));
         task.run();
         task.run();
         assert_eq!(completion.wait().unwrap(), 1);
         // Nobody wants it.
-        let (task, completion) = deferred("work", work(&count));
+        let (task, completion) = deferred("work", None, work(&count));
         drop(completion);
         task.run();
         assert_eq!(count.load(Ordering::SeqCst), 2);
         assert_eq!(Arc::strong_count(&count), 1, "the work of nobody is kept");
+    }
+
+    #[test]
+    fn work_is_given_to_a_runner_when_it_is_polled_for_and_only_then() {
+        #[derive(Default)]
+        struct Given(Mutex<Vec<Arc<dyn Task>>>);
+        impl Runner for Given {
+            fn give(&self, task: Arc<dyn Task>) {
+                self.0.lock().push(task);
+            }
+        }
+        let given = Arc::new(Given::default());
+        let runner = || Some(Arc::clone(&given) as Arc<dyn Runner>);
+        let (task, completion) = deferred("work", runner(), || (Ok(1), None));
+        assert!(!task.is_begun());
+        assert_eq!(completion.wait().unwrap(), 1);
+        assert!(task.is_begun() && given.0.lock().is_empty());
+        let (_, completion) = deferred("work", runner(), || (Ok(2), None));
+        let woken = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut completion = std::pin::pin!(completion);
+        for _ in 0..3 {
+            assert!(completion.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        let [task] = &given.0.lock()[..] else { panic!("given once") };
+        task.run();
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        assert!(matches!(completion.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(2))));
     }
 
     #[test]
@@ -219,7 +269,7 @@ mod tests {
 
     #[test]
     fn whoever_waits_is_answered_though_the_work_panics_or_the_promise_is_dropped() {
-        let (_, completion) = deferred::<u32>("reading", || panic!("on purpose"));
+        let (_, completion) = deferred::<u32>("reading", None, || panic!("on purpose"));
         let Err(Error::Stopped { cause }) = completion.wait() else { panic!("no error") };
         assert_eq!(&*cause, "reading panicked: on purpose");
         let (promise, completion) = promised::<u32>("a call");

@@ -44,7 +44,7 @@ use bytes::Bytes;
 
 pub use capability::Capability;
 pub use completion::{Applied, Completion, Later};
-pub use deferred::{Promise, Task, deferred, promised};
+pub use deferred::{Promise, Runner, Task, deferred, promised};
 pub use error::{Error, Result};
 pub use fence::{Fence, Verdict};
 pub use forward::Forward;
