@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod front;
 pub mod grpc;
 pub mod nbd;
 pub mod resp;

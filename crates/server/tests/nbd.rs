@@ -420,18 +420,43 @@ fn the_negotiation_ends_in_time_however_slowly_bytes_come() {
 }
 
 #[test]
-fn connections_above_the_limit_are_closed() {
+fn clients_above_the_limit_are_refused_and_may_ask_again() {
     let disks = MemoryDisks(vec![("disk".into(), Arc::new(MemoryDisk::new(SIZE)))]);
     let server = Running::start(Config { connections_max: 2, ..Config::default() }, disks);
     let (mut first, second) = (server.attach("disk"), server.attach("disk"));
-    let mut third = TcpStream::connect(server.address).unwrap();
-    assert!(matches!(third.read(&mut [0; 18]), Ok(0) | Err(_)));
+    let mut third = server.greet();
+    // What is there may be looked at.
+    assert_eq!(third.ask(option::INFO, &info_data("disk", &[])), option_reply::INFO);
+    while third.option_reply(option::INFO).0 != option_reply::ACK {}
+    assert_eq!(third.ask(option::GO, &info_data("disk", &[])), option_reply::ERR_POLICY);
     assert_eq!(first.read_at(0, 1), [0]);
     drop(second);
-    while server.handle.counts().connections > 1 {
+    while server.handle.counts().connections > 2 {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(server.attach("disk").read_at(0, 1), [0]);
+    third.go("disk");
+    assert_eq!(third.read_at(0, 1), [0]);
+}
+
+/// Failure: 256 connections that said nothing kept every client from its disk for ten seconds at a time. Cause: they took
+/// the places of clients. Fix: strangers have places of their own, and make room.
+#[test]
+fn silent_connections_keep_no_client_from_its_disk() {
+    let disks = MemoryDisks(vec![("disk".into(), Arc::new(MemoryDisk::new(SIZE)))]);
+    let server = Running::start(Config { connections_max: 2, strangers_max: 4, ..Config::default() }, disks);
+    let mut before = server.attach("disk");
+    let silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    let mut after = server.attach("disk");
+    assert_eq!((before.read_at(0, 1), after.read_at(0, 1)), (vec![0], vec![0]));
+    for mut stream in &silent[..20] {
+        let mut greeting = Vec::new();
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        // Ends, though the time for negotiating is not over.
+        if let Err(error) = stream.read_to_end(&mut greeting) {
+            assert!(!matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+        }
+    }
+    assert!(server.handle.counts().rejected >= 20);
 }
 
 /// A disk whose writes become durable when the test says so, and which counts the memory of reads that are under way.

@@ -649,3 +649,40 @@ fn racing_strings_and_hashes_leave_no_fields_behind() {
         eventually("no field is left", || fields.len().wait().unwrap() == 0);
     }
 }
+
+/// Failure: connections that never gave the password took the places of clients. Fix: they have places of their own, make
+/// room for those that come, and have a deadline.
+#[test]
+fn connections_without_the_password_keep_no_client_out() {
+    let password = Some("secret".to_string());
+    let limits = Config { password, clients_max: 2, strangers_max: 4, stranger_seconds: 2, ..config() };
+    let server = Running::start(limits);
+    let enter = || {
+        let mut client = server.client();
+        let answer = client.run("AUTH secret");
+        (client, answer)
+    };
+    let (mut first, answer) = enter();
+    assert_eq!(answer, "+OK\r\n");
+    let silent: Vec<Client<TcpStream>> = (0..30).map(|_| server.client()).collect();
+    let (mut second, answer) = enter();
+    assert_eq!(answer, "+OK\r\n");
+    assert!(second.run("INFO clients").contains("connected_clients:"));
+    // All but as many as may stay made room; those that stay have two seconds, whatever they say.
+    let mut silent = silent.into_iter();
+    silent.by_ref().take(20).for_each(|mut client| assert_eq!(client.expect_end(), b""));
+    let mut talker = server.client();
+    let began = Instant::now();
+    while talker.stream.write_all(b"PING\r\n").is_ok() && began.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(began.elapsed() < PATIENCE, "a stranger may stay for ever");
+    silent.for_each(|mut client| assert_eq!(client.expect_end(), b""));
+    // Clients that gave it may be silent, and are the ones that are counted.
+    assert_eq!((first.run("PING"), second.run("PING")), ("+PONG\r\n".into(), "+PONG\r\n".into()));
+    let (mut third, answer) = enter();
+    assert_eq!(answer, "-ERR max number of clients reached\r\n");
+    assert_eq!(third.expect_end(), b"");
+    drop(first);
+    eventually("a place is free again", || enter().1 == "+OK\r\n");
+}

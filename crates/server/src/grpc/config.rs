@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::front::strangers::{PATIENCE, STRANGERS_MAX};
 use crate::resp::TlsFiles;
 
 /// Longest message of the service of logs, in bytes: a batch, with room for what stands beside its data.
@@ -27,8 +28,15 @@ pub struct Config {
     pub token: Option<String>,
     /// Whether the objects of the store are served as well: whoever reaches them may change everything. Default: false.
     pub objects: bool,
-    /// Most connections at once, 1 to 10,000; others wait to be accepted. Default: 1,024.
+    /// Most connections at once of clients that have made a request, with the token if there is one, 1 to 10,000; the
+    /// requests of others are refused. Default: 1,024.
     pub connections_max: usize,
+    /// Most connections beside those whose clients have made no such request yet, 1 to 10,000; for one more the oldest is
+    /// closed. Default: 1,024.
+    pub strangers_max: usize,
+    /// Seconds in which a connection must make its first request, the handshakes of TLS and HTTP/2 included, from 1.
+    /// Default: 10.
+    pub stranger_seconds: u64,
     /// Most calls under way on a connection, 1 to 65,536; more wait with the client. Default: 1,024.
     pub calls_max: u32,
     /// Most appends of a stream that wait to be durable, 1 to 65,536; above it nothing more of the stream is read. Default: 1,024.
@@ -54,6 +62,8 @@ impl Default for Config {
             token: None,
             objects: false,
             connections_max: 1_024,
+            strangers_max: STRANGERS_MAX,
+            stranger_seconds: PATIENCE.as_secs(),
             calls_max: 1_024,
             in_flight_max: 1_024,
             followers_max: 1_024,
@@ -125,6 +135,8 @@ impl Config {
             Err(Error::Config(format!("{key} = {value} is not within {min}..={max}")))
         };
         within("connections_max", self.connections_max, 1, 10_000)?;
+        within("strangers_max", self.strangers_max, 1, 10_000)?;
+        within("stranger_seconds", self.stranger_seconds as usize, 1, 86_400)?;
         within("calls_max", self.calls_max as usize, 1, 65_536)?;
         within("in_flight_max", self.in_flight_max, 1, 65_536)?;
         within("followers_max", self.followers_max, 1, 65_536)?;

@@ -1,25 +1,21 @@
 //! Addresses that the gRPC server listens on, and the connections that come.
 //!
-//! listener → room for one more connection → accept → the HTTP/2 server
+//! listener → accept → a stranger's connection → the HTTP/2 server
 //!
-//! Invariant: never more than `connections_max` connections are open; others wait in the system's queue.
+//! Invariant: accepting waits for nobody: who may stay is looked at in [`super::visitor`].
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{fmt, io};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Runtime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::Connected;
 
 use super::config::{Config, Error, Result};
+use super::visitor::{Room, Visitor};
 
 /// When the system gives no more connections, accepting starts again after this.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -98,19 +94,18 @@ impl Listeners {
     /// Connections as they come, those over TCP and those over the unix socket, until `stopping`.
     pub(crate) fn incoming(
         self,
-        connections_max: usize,
+        room: &Room,
         stopping: &watch::Receiver<bool>,
     ) -> (Incoming<TcpStream>, Incoming<UnixStream>) {
         let Self { tcp, unix, file, .. } = self;
-        let room = Arc::new(Semaphore::new(connections_max));
         let (tcp_sender, tcp_incoming) = mpsc::channel(1);
         let (unix_sender, unix_incoming) = mpsc::channel(1);
         for listener in tcp {
-            tokio::spawn(accept(TcpDoor(listener), Arc::clone(&room), tcp_sender.clone(), stopping.clone(), None));
+            tokio::spawn(accept(TcpDoor(listener), room.clone(), tcp_sender.clone(), stopping.clone(), None));
         }
         if let Some(listener) = unix {
             let file = Some(file);
-            tokio::spawn(accept(UnixDoor(listener), Arc::clone(&room), unix_sender.clone(), stopping.clone(), file));
+            tokio::spawn(accept(UnixDoor(listener), room.clone(), unix_sender.clone(), stopping.clone(), file));
         }
         // A server without addresses of one kind waits for its end as the other does.
         tokio::spawn(stay(tcp_sender, stopping.clone()));
@@ -120,7 +115,7 @@ impl Listeners {
 }
 
 /// Connections of one kind.
-pub(crate) type Incoming<S> = ReceiverStream<io::Result<Counted<S>>>;
+pub(crate) type Incoming<S> = ReceiverStream<io::Result<Visitor<S>>>;
 
 async fn stay<T>(sender: mpsc::Sender<T>, mut stopping: watch::Receiver<bool>) {
     // Until the server stops, or is gone.
@@ -142,6 +137,8 @@ impl Door for TcpDoor {
     async fn next(&self) -> io::Result<TcpStream> {
         let (stream, _) = self.0.accept().await?;
         stream.set_nodelay(true)?;
+        // A client whose machine is gone would stay for ever.
+        rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
         Ok(stream)
     }
 }
@@ -155,8 +152,8 @@ impl Door for UnixDoor {
 
 async fn accept<D: Door + Sync>(
     door: D,
-    room: Arc<Semaphore>,
-    connections: mpsc::Sender<io::Result<Counted<D::Stream>>>,
+    room: Room,
+    connections: mpsc::Sender<io::Result<Visitor<D::Stream>>>,
     mut stopping: watch::Receiver<bool>,
     file: Option<File>,
 ) {
@@ -164,10 +161,9 @@ async fn accept<D: Door + Sync>(
     let _file = file;
     loop {
         let one = async {
-            let Ok(place) = Arc::clone(&room).acquire_owned().await else { return None };
             loop {
                 match door.next().await {
-                    Ok(stream) => return Some(Counted { stream, _place: place }),
+                    Ok(stream) => return room.enter(stream),
                     Err(error) => {
                         tracing::debug!(%error, "cannot accept; trying again soon");
                         tokio::time::sleep(AGAIN).await;
@@ -179,50 +175,8 @@ async fn accept<D: Door + Sync>(
             connection = one => connection,
             _ = stopping.wait_for(|stopping| *stopping) => return,
         };
-        let Some(connection) = connection else { return };
         if connections.send(Ok(connection)).await.is_err() {
             return;
         }
-    }
-}
-
-/// A connection that takes one of the places there are.
-pub(crate) struct Counted<S> {
-    stream: S,
-    _place: OwnedSemaphorePermit,
-}
-
-impl<S: Connected> Connected for Counted<S> {
-    type ConnectInfo = S::ConnectInfo;
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.stream.connect_info()
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
-    }
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
     }
 }

@@ -22,6 +22,7 @@ pub mod proto;
 mod sequencer;
 mod service;
 mod status;
+mod visitor;
 mod waiting;
 
 use std::sync::Arc;
@@ -33,7 +34,7 @@ use esker_store::ObjectStore;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tonic::service::Routes;
-use tonic::transport::server::Router;
+use tonic::transport::server::{Router, TlsConnectInfo};
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 use tonic::{Request, Status};
 
@@ -49,6 +50,9 @@ use proto::log::sequencer_server::SequencerServer;
 use proto::map::map_server::MapServer;
 use proto::store::objects_server::ObjectsServer;
 use service::LogService;
+use visitor::{Room, Standing};
+
+use crate::front::strangers::Strangers;
 
 /// How long calls have to finish when the server stops.
 const GRACE: Duration = Duration::from_secs(3);
@@ -91,18 +95,36 @@ fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
 
-/// Refuses calls without the token.
+/// Refuses calls without the token; a connection that has made one with it is a known client's.
 #[derive(Clone)]
-struct Guard(Option<Arc<str>>);
+struct Guard {
+    token: Option<Arc<str>>,
+    /// Calls without the token are answered, but leave the connection a stranger's.
+    anybody: bool,
+}
+
+impl Guard {
+    fn has_token(&self, request: &Request<()>) -> bool {
+        let Some(token) = &self.token else { return true };
+        let sent = request.metadata().get("authorization").map(|sent| sent.as_bytes());
+        sent.and_then(|sent| sent.strip_prefix(b"Bearer ")).is_some_and(|sent| same(sent, token.as_bytes()))
+    }
+}
 
 impl tonic::service::Interceptor for Guard {
     fn call(&mut self, request: Request<()>) -> std::result::Result<Request<()>, Status> {
-        let Some(token) = &self.0 else { return Ok(request) };
-        let sent = request.metadata().get("authorization").map(|sent| sent.as_bytes());
-        match sent.and_then(|sent| sent.strip_prefix(b"Bearer ")) {
-            Some(sent) if same(sent, token.as_bytes()) => Ok(request),
-            _ => Err(Status::unauthenticated("expected the server's token, as `authorization: Bearer TOKEN`")),
+        if !self.has_token(&request) {
+            if self.anybody {
+                return Ok(request);
+            }
+            return Err(Status::unauthenticated("expected the server's token, as `authorization: Bearer TOKEN`"));
         }
+        let extensions = request.extensions();
+        let encrypted = || extensions.get::<TlsConnectInfo<Arc<Standing>>>().map(TlsConnectInfo::get_ref);
+        if let Some(standing) = extensions.get::<Arc<Standing>>().or_else(encrypted) {
+            standing.admit()?;
+        }
+        Ok(request)
     }
 }
 
@@ -170,10 +192,11 @@ fn tls(config: &Config) -> Result<Option<ServerTlsConfig>> {
 
 /// All services, behind the token.
 fn routes(config: &Config, faces: Faces, stopping: &watch::Receiver<bool>) -> Result<Routes> {
-    let guard = Guard(config.token.as_deref().map(Arc::from));
+    let guard = Guard { token: config.token.as_deref().map(Arc::from), anybody: false };
     let failed = |error: tonic_reflection::server::Error| Error::Serve { what: "reflect", why: error.to_string() };
     let (health, health_service) = tonic_health::server::health_reporter();
-    let mut routes = Routes::new(health_service);
+    let health_guard = Guard { anybody: true, ..guard.clone() };
+    let mut routes = Routes::new(tonic::service::interceptor::InterceptedService::new(health_service, health_guard));
     let mut names = Vec::new();
     if let Some(logs) = faces.logs {
         let service = LogService::new(logs, config.in_flight_max, config.followers_max, stopping.clone());
@@ -241,7 +264,8 @@ async fn serve(config: &Config, faces: Faces, listeners: Listeners, stopping: wa
         // Nobody is left who could stop it otherwise.
         let _ = stopping.wait_for(|stopping| *stopping).await;
     };
-    let (tcp, unix) = listeners.incoming(config.connections_max, &stopping);
+    let strangers = Strangers::new(config.strangers_max, Duration::from_secs(config.stranger_seconds));
+    let (tcp, unix) = listeners.incoming(&Room::new(strangers, config.connections_max), &stopping);
     let tcp = router(tls(config)?)?.serve_with_incoming_shutdown(tcp, stopped(stopping.clone()));
     let unix = router(None)?.serve_with_incoming_shutdown(unix, stopped(stopping.clone()));
     let both = async { tokio::try_join!(tcp, unix) };

@@ -29,8 +29,11 @@ pub struct Config {
     pub tls: Option<TlsFiles>,
     /// Whether connections must be encrypted, where `tls` is given; a unix socket never needs it. Default: required.
     pub tls_mode: TlsMode,
-    /// Most connections at once, 1 to 10,000; others are closed at once. Default: 256.
+    /// Most clients attached at once, 1 to 10,000; others are refused. Default: 256.
     pub connections_max: usize,
+    /// Most connections beside those that negotiate still, 1 to 10,000; for one more the oldest is closed. Each takes a
+    /// thread. Default: 64.
+    pub strangers_max: usize,
     /// Most requests of a connection that are under way, 1 to 65,536; above it nothing more of it is read. Default: 1,024.
     pub in_flight_max: usize,
     /// Most payload of requests under way on a connection, in bytes, at least [`PAYLOAD_BYTES_MAX`]; above it nothing more of
@@ -57,6 +60,7 @@ impl Default for Config {
             tls: None,
             tls_mode: TlsMode::default(),
             connections_max: 256,
+            strangers_max: 64,
             in_flight_max: 1_024,
             in_flight_bytes_max: 64 << 20,
             threads_per_connection: 8,
@@ -120,6 +124,7 @@ impl Config {
             Err(Error::Config(format!("{key} = {value} is not within {min}..={max}")))
         };
         within("connections_max", self.connections_max, 1, 10_000)?;
+        within("strangers_max", self.strangers_max, 1, 10_000)?;
         within("in_flight_max", self.in_flight_max, 1, 65_536)?;
         within("in_flight_bytes_max", self.in_flight_bytes_max, PAYLOAD_BYTES_MAX as usize, 1 << 40)?;
         within("threads_per_connection", self.threads_per_connection, 2, 64)?;
@@ -165,6 +170,7 @@ mod tests {
         assert!(base.check().is_ok());
         for (config, key) in [
             (Config { connections_max: 0, ..base.clone() }, "connections_max"),
+            (Config { strangers_max: 0, ..base.clone() }, "strangers_max"),
             (Config { in_flight_max: 0, ..base.clone() }, "in_flight_max"),
             (Config { in_flight_bytes_max: 1 << 20, ..base.clone() }, "in_flight_bytes_max"),
             (Config { threads_per_connection: 1, ..base.clone() }, "threads_per_connection"),

@@ -30,7 +30,7 @@ mod transmission;
 mod volumes;
 pub mod wire;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -53,8 +53,12 @@ use negotiate::Negotiation;
 use stream::{Input, Output, Socket};
 use transmission::Transmission;
 
+use crate::front::strangers::{Stranger, Strangers};
+
 /// How long connections have to finish what is under way when the server stops.
 const GRACE: Duration = Duration::from_secs(3);
+/// How long a connection waits for the threads of strangers that had to make room for it.
+const MAKING_ROOM: Duration = Duration::from_secs(1);
 
 /// A server that listens; [`Server::run`] makes it answer.
 pub struct Server {
@@ -74,21 +78,30 @@ pub struct Counts {
     pub connections: u64,
     /// Connections so far.
     pub accepted: u64,
-    /// Connections that were closed at once because there were too many.
+    /// Connections that were refused because there were too many attached clients, or closed to make room for others.
     pub rejected: u64,
 }
 
 struct Shared {
     config: Config,
     exports: Arc<dyn Exports>,
+    strangers: Arc<Strangers>,
     tls: Option<Arc<ServerConfig>>,
     stopping: AtomicBool,
     waker: mio::Waker,
     accepted: AtomicU64,
     rejected: AtomicU64,
-    /// Sockets of the connections by their numbers.
-    open: Mutex<HashMap<u64, Arc<Socket>>>,
+    open: Mutex<Open>,
     closed: Condvar,
+}
+
+/// The connections.
+#[derive(Default)]
+struct Open {
+    /// Sockets by the numbers of their connections.
+    sockets: HashMap<u64, Arc<Socket>>,
+    /// Those of them whose clients are attached to an export.
+    attached: HashSet<u64>,
 }
 
 impl Handle {
@@ -100,9 +113,9 @@ impl Handle {
     /// What was counted.
     pub fn counts(&self) -> Counts {
         Counts {
-            connections: self.0.open.lock().len() as u64,
+            connections: self.0.open.lock().sockets.len() as u64,
             accepted: self.0.accepted.load(Ordering::Relaxed),
-            rejected: self.0.rejected.load(Ordering::Relaxed),
+            rejected: self.0.rejected.load(Ordering::Relaxed) + self.0.strangers.sent_away(),
         }
     }
 }
@@ -121,7 +134,9 @@ impl Server {
         let listeners = Listeners::open(&config)?;
         let addresses = listeners.addresses();
         let waker = listeners.waker()?;
+        let patience = Duration::from_secs(config.negotiation_seconds);
         let shared = Arc::new(Shared {
+            strangers: Strangers::new(config.strangers_max, patience),
             config,
             exports,
             tls,
@@ -173,10 +188,10 @@ impl Shared {
         let mut how = Shutdown::Read;
         let mut open = self.open.lock();
         loop {
-            open.values().for_each(|socket| socket.shutdown(how));
+            open.sockets.values().for_each(|socket| socket.shutdown(how));
             let until = Instant::now() + GRACE;
-            while !open.is_empty() && !self.closed.wait_until(&mut open, until).timed_out() {}
-            if open.is_empty() || how == Shutdown::Both {
+            while !open.sockets.is_empty() && !self.closed.wait_until(&mut open, until).timed_out() {}
+            if open.sockets.is_empty() || how == Shutdown::Both {
                 return;
             }
             how = Shutdown::Both;
@@ -188,18 +203,24 @@ impl Shared {
         let socket = Arc::new(socket);
         let number = self.accepted.fetch_add(1, Ordering::Relaxed);
         {
+            // Strangers that had to make room end soon: their threads are waited for, so that these are bounded.
+            let max = self.config.connections_max + 2 * self.config.strangers_max;
+            let until = Instant::now() + MAKING_ROOM;
             let mut open = self.open.lock();
-            if open.len() >= self.config.connections_max {
+            while open.sockets.len() >= max && !self.closed.wait_until(&mut open, until).timed_out() {}
+            if open.sockets.len() >= max {
                 self.rejected.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(peer, max = self.config.connections_max, "too many connections");
+                tracing::warn!(peer, max, "too many connections");
                 return;
             }
-            open.insert(number, Arc::clone(&socket));
+            open.sockets.insert(number, Arc::clone(&socket));
         }
+        let ended = Arc::clone(&socket);
+        let stranger = self.strangers.enter(Instant::now(), move || ended.shutdown(Shutdown::Both));
         let shared = Arc::clone(self);
         let started = std::thread::Builder::new().name("esker-nbd".into()).spawn(move || {
             // A defect there must not keep the server from stopping.
-            if catch_unwind(AssertUnwindSafe(|| shared.converse(&socket, &peer))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| shared.converse(number, &socket, &peer, stranger))).is_err() {
                 tracing::error!(peer, "a connection panicked");
             }
             socket.shutdown(Shutdown::Both);
@@ -212,25 +233,42 @@ impl Shared {
     }
 
     fn forget(&self, number: u64) {
-        self.open.lock().remove(&number);
+        let mut open = self.open.lock();
+        open.sockets.remove(&number);
+        open.attached.remove(&number);
+        drop(open);
         self.closed.notify_all();
     }
 
+    /// Takes a place of an attached client, unless the connection has one; false if there is none.
+    fn admit(&self, number: u64) -> bool {
+        let mut open = self.open.lock();
+        let admitted = open.attached.contains(&number) || open.attached.len() < self.config.connections_max;
+        if admitted {
+            open.attached.insert(number);
+        } else {
+            self.rejected.fetch_add(1, Ordering::Relaxed);
+        }
+        admitted
+    }
+
     /// A connection from its greeting to its end.
-    fn converse(&self, socket: &Arc<Socket>, peer: &str) {
+    fn converse(&self, number: u64, socket: &Arc<Socket>, peer: &str, stranger: Stranger) {
         let output = Arc::new(Output::new(Arc::clone(socket)));
         let mut input = Input::new(Arc::clone(socket), Arc::clone(&output));
-        let time = Duration::from_secs(self.config.negotiation_seconds);
+        let (time, until) = (Duration::from_secs(self.config.negotiation_seconds), stranger.until());
         let negotiation = Negotiation {
             config: &self.config,
             exports: &*self.exports,
             tls: self.tls.as_ref(),
             socket,
             output: &output,
+            peer,
+            admit: &|| self.admit(number),
         };
         let chosen = socket
             .write_within(Some(time))
-            .and_then(|()| input.until(Some(Instant::now() + time)))
+            .and_then(|()| input.until(Some(until)))
             .and_then(|()| negotiation.run(&mut input));
         let chosen = chosen.and_then(|chosen| {
             input.until(None)?;
@@ -239,6 +277,7 @@ impl Shared {
         });
         match chosen {
             Ok(Some(chosen)) => {
+                drop(stranger);
                 tracing::info!(peer, export = chosen.name, encrypted = input.is_encrypted(), "attached");
                 let name = chosen.name.clone();
                 Transmission::new(&self.config, chosen, input, &output).run();

@@ -37,6 +37,9 @@ pub(crate) struct Negotiation<'n> {
     pub(crate) tls: Option<&'n Arc<ServerConfig>>,
     pub(crate) socket: &'n Socket,
     pub(crate) output: &'n Output,
+    pub(crate) peer: &'n str,
+    /// Takes a place of an attached client for this one, unless it has one; false if there is none.
+    pub(crate) admit: &'n dyn Fn() -> bool,
 }
 
 /// What was agreed so far.
@@ -135,7 +138,10 @@ impl Negotiation<'_> {
             _ if required => self.answer(asked, reply::ERR_TLS_REQD, "encrypt first: STARTTLS")?,
             option::EXPORT_NAME => {
                 let name = wire::name(data).map_err(malformed)?;
-                let chosen = self.choose(name, agreed, true).map_err(io::Error::other)?;
+                let chosen = self.choose(name, agreed, true).map_err(|error| {
+                    self.refused(name, &error);
+                    io::Error::other(error)
+                })?;
                 let mut out = Vec::new();
                 wire::export_name_reply(&mut out, chosen.export.size(), flags(&chosen), zeroes);
                 self.send(&out)?;
@@ -180,6 +186,9 @@ impl Negotiation<'_> {
         let chosen = match self.choose(wanted.name, agreed, asked == option::GO) {
             Ok(chosen) => chosen,
             Err(error) => {
+                if asked == option::GO {
+                    self.refused(wanted.name, &error);
+                }
                 let kind = match error {
                     OpenError::Unknown(_) => reply::ERR_UNKNOWN,
                     OpenError::Refused(_) => reply::ERR_POLICY,
@@ -240,11 +249,19 @@ impl Negotiation<'_> {
     /// The export that `asked` means, with its options; for good if the client `stays`, and may write then unless that is refused.
     fn choose(&self, asked: &str, agreed: &Agreed, stays: bool) -> Result<Chosen, OpenError> {
         let name = self.exports.resolve(asked)?;
+        if stays && !(self.admit)() {
+            let max = self.config.connections_max;
+            return Err(OpenError::Refused(format!("{max} clients are attached (connections_max): try again later")));
+        }
         let shares = Config::names(&self.config.read_only, &name) || Config::names(&self.config.unlocked, &name);
         let export = if stays && !shares { self.exports.attach(&name)? } else { self.exports.open(&name)? };
         let export = Optioned::over(export, self.config, &name);
         let allocation = agreed.structured && agreed.allocation.as_deref() == Some(asked);
         Ok(Chosen { name, export, structured: agreed.structured, allocation })
+    }
+
+    fn refused(&self, export: &str, error: &OpenError) {
+        tracing::warn!(peer = self.peer, export, %error, "attaching is refused");
     }
 
     fn answer(&self, asked: u32, kind: u32, message: &str) -> io::Result<()> {

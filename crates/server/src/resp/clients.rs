@@ -29,6 +29,8 @@ pub(crate) struct ClientEntry {
     created: Instant,
     pub(super) names: Mutex<Names>,
     pub(crate) killed: AtomicBool,
+    /// It has a place of those who may be served.
+    known: AtomicBool,
     pub(crate) database: AtomicU8,
     pub(crate) resp: AtomicU8,
     /// Commands queued by MULTI, or -1.
@@ -84,24 +86,20 @@ impl ClientEntry {
 #[derive(Default)]
 pub(crate) struct Clients {
     connected: Mutex<BTreeMap<u64, Arc<ClientEntry>>>,
+    /// Those who have a place.
     count: AtomicUsize,
     last_id: AtomicU64,
 }
 
 impl Clients {
-    /// Registers a client, if there are fewer than `max`.
+    /// Registers a client.
     pub(crate) fn add(
         &self,
-        max: usize,
         address: String,
         local_address: String,
         event_loop: usize,
         now: Instant,
-    ) -> Option<Arc<ClientEntry>> {
-        if self.count.fetch_add(1, Ordering::SeqCst) >= max {
-            self.count.fetch_sub(1, Ordering::SeqCst);
-            return None;
-        }
+    ) -> Arc<ClientEntry> {
         let id = self.last_id.fetch_add(1, Ordering::SeqCst) + 1;
         let client = Arc::new(ClientEntry {
             id,
@@ -111,6 +109,7 @@ impl Clients {
             created: now,
             names: Mutex::default(),
             killed: AtomicBool::new(false),
+            known: AtomicBool::new(false),
             database: AtomicU8::new(0),
             resp: AtomicU8::new(2),
             queued: AtomicI64::new(-1),
@@ -121,11 +120,26 @@ impl Clients {
             active_ms: AtomicU64::new(0),
         });
         self.connected.lock().insert(id, Arc::clone(&client));
-        Some(client)
+        client
+    }
+
+    /// Takes a place of those who may be served for a client that is registered, unless it has one; false if all `max` are
+    /// taken.
+    pub(crate) fn admit(&self, client: &ClientEntry, max: usize) -> bool {
+        if client.known.load(Ordering::SeqCst) {
+            return true;
+        }
+        if self.count.fetch_add(1, Ordering::SeqCst) >= max {
+            self.count.fetch_sub(1, Ordering::SeqCst);
+            return false;
+        }
+        client.known.store(true, Ordering::SeqCst);
+        true
     }
 
     pub(crate) fn remove(&self, id: u64) {
-        if self.connected.lock().remove(&id).is_some() {
+        let removed = self.connected.lock().remove(&id);
+        if removed.is_some_and(|client| client.known.load(Ordering::SeqCst)) {
             self.count.fetch_sub(1, Ordering::SeqCst);
         }
     }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use esker_kv::{Compression, VALUE_BYTES_MAX};
 
+use crate::front::strangers::PATIENCE;
+
 /// Number of databases that SELECT knows.
 pub const DATABASES: usize = 16;
 
@@ -23,8 +25,13 @@ pub struct Config {
     pub password: Option<String>,
     /// Event loops, each on its own thread: 1 to 64; 0 picks the number of cores, at most 4. Default: 0.
     pub threads: usize,
-    /// Most clients at once. Default: 10,000.
+    /// Most clients at once, those that have not given the password, or finished the handshake of TLS, left aside.
+    /// Default: 10,000.
     pub clients_max: usize,
+    /// Most of those others; for one more the oldest is disconnected. Default: 4,096.
+    pub strangers_max: usize,
+    /// Seconds in which they have to give the password and finish the handshake, from 1. Default: 10.
+    pub stranger_seconds: u64,
     /// Seconds without a byte from a client after which it is disconnected; 0: never. Default: 0.
     pub idle_seconds: u64,
     /// Longest argument of a command, in bytes: at most the largest value of the store. Default: that.
@@ -51,6 +58,8 @@ impl Default for Config {
             password: None,
             threads: 0,
             clients_max: 10_000,
+            strangers_max: 4_096,
+            stranger_seconds: PATIENCE.as_secs(),
             idle_seconds: 0,
             arg_bytes_max: VALUE_BYTES_MAX,
             command_bytes_max: 64 << 20,
@@ -135,6 +144,9 @@ impl Config {
         }
         if self.threads > 64 {
             return refuse(format!("threads = {} is above 64", self.threads));
+        }
+        if self.strangers_max == 0 || self.stranger_seconds == 0 {
+            return refuse("strangers_max and stranger_seconds must be at least 1".into());
         }
         if self.clients_max == 0 {
             return refuse("clients_max must be at least 1".into());

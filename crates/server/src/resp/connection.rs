@@ -12,6 +12,7 @@ use std::task::Context;
 use std::time::Instant;
 
 use crate::resp::commands::Executor;
+use crate::resp::commands::connection::TOO_MANY_CLIENTS;
 use crate::resp::output::{Batch, Output};
 use crate::resp::parse::{Limits, Parser, Step};
 use crate::resp::reply::ReplyWriter;
@@ -232,6 +233,12 @@ impl Connection {
                 Ok(Step::Nothing(len)) => used += len,
                 Ok(Step::Command(len)) => {
                     let from = self.output.bytes.len();
+                    // With TLS and without a password it is known by having sent a command.
+                    if !self.session.admit(shared) {
+                        ReplyWriter::new(&mut self.output.bytes, false).error(TOO_MANY_CLIENTS.as_bytes());
+                        batch.add(from, None);
+                        continue;
+                    }
                     let args = self.parser.args(rest);
                     let barrier = executor.execute(&mut self.session, args, &mut self.output.bytes);
                     used += len;

@@ -18,7 +18,9 @@ use esker_kv::Barrier;
 use mio::{Events, Poll, Token, Waker};
 use parking_lot::Mutex;
 
+use crate::front::strangers::Stranger;
 use crate::resp::clients::ClientEntry;
+use crate::resp::commands::connection::TOO_MANY_CLIENTS;
 use crate::resp::commands::{Executor, Table};
 use crate::resp::config::{Error, Result};
 use crate::resp::connection::{Connection, Fate};
@@ -40,7 +42,7 @@ const LINGER: Duration = Duration::from_secs(3);
 const ACCEPTS_PER_TURN: usize = 256;
 
 /// Connections on their way from the accepting loop to theirs.
-pub(crate) type Inboxes = Arc<Vec<Mutex<Vec<(Transport, Arc<ClientEntry>)>>>>;
+pub(crate) type Inboxes = Arc<Vec<Mutex<Vec<(Transport, Arc<ClientEntry>, Option<Stranger>)>>>>;
 
 /// Wakes a poll when a barrier is reached.
 struct WakePoll(Arc<Waker>);
@@ -272,26 +274,43 @@ impl EventLoop {
         let Accepted { mut transport, address, local_address } = accepted;
         let target = self.next_loop;
         let max = self.shared.settings.clients_max.load(Ordering::Relaxed);
-        let Some(client) = self.shared.clients.add(max, address, local_address, target, now) else {
+        let client = self.shared.clients.add(address, local_address, target, now);
+        let stranger = if matches!(transport, Transport::Tls(..)) || self.shared.settings.password.read().is_some() {
+            Some(self.enter(&client, now))
+        } else if self.shared.clients.admit(&client, max) {
+            None
+        } else {
+            self.shared.clients.remove(client.id);
             self.shared.rejected.fetch_add(1, Ordering::Relaxed);
-            if !matches!(transport, Transport::Tls(..)) {
-                // Whoever is refused may not read why.
-                let _ = transport.write(b"-ERR max number of clients reached\r\n");
-            }
+            // A client that is refused may not read why.
+            let _ = transport.write(format!("-{TOO_MANY_CLIENTS}\r\n").as_bytes());
             return;
         };
         self.next_loop = (self.next_loop + 1) % self.inboxes.len();
         self.shared.connections.fetch_add(1, Ordering::Relaxed);
-        self.inboxes[target].lock().push((transport, client));
+        self.inboxes[target].lock().push((transport, client, stranger));
         if let Some(waker) = self.shared.wakers.get().and_then(|wakers| wakers.get(target)) {
             // A loop that cannot be woken has ended, because the server stops.
             let _ = waker.wake();
         }
     }
 
+    /// A place among the strangers for a client; it is disconnected if it has to make room.
+    fn enter(&self, client: &Arc<ClientEntry>, now: Instant) -> Stranger {
+        let (shared, client) = (Arc::clone(&self.shared), Arc::clone(client));
+        self.shared.strangers.enter(now, move || {
+            client.killed.store(true, Ordering::SeqCst);
+            shared.kills.fetch_add(1, Ordering::SeqCst);
+            if let Some(waker) = shared.wakers.get().and_then(|wakers| wakers.get(client.event_loop)) {
+                // A loop that cannot be woken has ended, because the server stops.
+                let _ = waker.wake();
+            }
+        })
+    }
+
     fn take_inbox(&mut self, executor: &mut Executor<'_>, now: Instant) {
         let arrived = std::mem::take(&mut *self.inboxes[self.index].lock());
-        for (mut transport, client) in arrived {
+        for (mut transport, client, stranger) in arrived {
             let at = self.free.pop().unwrap_or_else(|| {
                 self.connections.push(None);
                 self.connections.len() - 1
@@ -303,7 +322,7 @@ impl EventLoop {
                 continue;
             }
             let authenticated = self.shared.settings.password.read().is_none();
-            let connection = Connection::new(transport, Session::new(client, authenticated), now);
+            let connection = Connection::new(transport, Session::new(client, authenticated, stranger), now);
             self.connections[at] = Some(Box::new(connection));
             self.turn(at, executor, now);
         }
@@ -329,6 +348,13 @@ impl EventLoop {
         for connection in self.connections.iter().flatten() {
             connection.session.client.touch(connection.active);
         }
+        self.close_where(|connection| {
+            let late = connection.session.stranger.as_ref().is_some_and(|stranger| now >= stranger.until());
+            if late {
+                connection.session.stranger.iter().for_each(Stranger::took_too_long);
+            }
+            late
+        });
         let idle_seconds = self.shared.settings.idle_seconds.load(Ordering::Relaxed);
         if idle_seconds > 0 {
             let idle = Duration::from_secs(idle_seconds);
@@ -357,7 +383,7 @@ impl EventLoop {
             self.wait(events, Duration::from_millis(100))?;
         }
         self.close_where(|_| true);
-        for (_, client) in std::mem::take(&mut *self.inboxes[self.index].lock()) {
+        for (_, client, _) in std::mem::take(&mut *self.inboxes[self.index].lock()) {
             self.shared.clients.remove(client.id);
         }
         Ok(())

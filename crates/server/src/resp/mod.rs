@@ -57,6 +57,8 @@ use keyspace::Keyspace;
 use listen::Listener;
 use shared::{LoopStats, Settings, Shared};
 
+use crate::front::strangers::Strangers;
+
 /// Most event loops that `threads = 0` starts.
 const LOOPS_MAX_BY_DEFAULT: usize = 4;
 /// Expired keys are removed so often, and so many at once.
@@ -112,6 +114,7 @@ impl Server {
         let shared = Arc::new(Shared {
             settings: Settings::new(&config),
             clients: clients::Clients::default(),
+            strangers: Strangers::new(config.strangers_max, Duration::from_secs(config.stranger_seconds)),
             cursors: cursors::Cursors::new(keyspace.epoch()),
             engine: info,
             started: Instant::now(),

@@ -5,10 +5,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::front::strangers::Stranger;
 use crate::resp::awaited::Awaited;
 use crate::resp::clients::ClientEntry;
 use crate::resp::keyspace::Keyspace;
 use crate::resp::parse::{Args, Span};
+use crate::resp::shared::Shared;
 
 /// A command waiting for EXEC.
 pub(crate) struct Queued {
@@ -56,6 +58,8 @@ pub(crate) struct Session {
     pub(crate) database: u8,
     pub(crate) resp3: bool,
     pub(crate) authenticated: bool,
+    /// Its place among those who have not shown yet that they may be served.
+    pub(crate) stranger: Option<Stranger>,
     pub(crate) queue: Option<Queue>,
     pub(crate) watched: Vec<Watched>,
     pub(crate) dirty: Arc<AtomicBool>,
@@ -66,18 +70,36 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(client: Arc<ClientEntry>, authenticated: bool) -> Self {
+    pub(crate) fn new(client: Arc<ClientEntry>, authenticated: bool, stranger: Option<Stranger>) -> Self {
         Self {
             client,
             database: 0,
             resp3: false,
             authenticated,
+            stranger,
             queue: None,
             watched: Vec::new(),
             dirty: Arc::default(),
             awaited: None,
             closing: false,
         }
+    }
+
+    /// Takes a place among the clients, if it is a stranger that has shown that it may be served. False if there is none:
+    /// then it has to go.
+    pub(crate) fn admit(&mut self, shared: &Shared) -> bool {
+        if self.stranger.is_none() || !self.authenticated {
+            return true;
+        }
+        let admitted = shared.clients.admit(&self.client, shared.settings.clients_max.load(Ordering::Relaxed));
+        if admitted {
+            self.stranger = None;
+        } else {
+            shared.rejected.fetch_add(1, Ordering::Relaxed);
+            self.authenticated = false;
+            self.closing = true;
+        }
+        admitted
     }
 
     pub(crate) fn unwatch(&mut self, keyspace: &Keyspace) {

@@ -9,6 +9,7 @@ use std::time::Instant;
 use esker_kv::{Barrier, Durability};
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use crate::front::strangers::Strangers;
 use crate::resp::clients::Clients;
 use crate::resp::config::Config;
 use crate::resp::cursors::Cursors;
@@ -102,6 +103,7 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) keyspace: Keyspace,
     pub(crate) clients: Clients,
+    pub(crate) strangers: Arc<Strangers>,
     pub(crate) cursors: Cursors,
     pub(crate) engine: Arc<dyn EngineInfo>,
     pub(crate) started: Instant,

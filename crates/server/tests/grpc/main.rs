@@ -11,3 +11,4 @@ mod objects;
 mod python;
 mod running;
 mod security;
+mod strangers;

@@ -7,6 +7,8 @@ use crate::resp::number::parse_i64;
 
 /// The version of Redis whose commands and replies are followed.
 pub(crate) const REDIS_VERSION: &str = "7.0.15";
+/// What a client is told for whom there is no place.
+pub(crate) const TOO_MANY_CLIENTS: &str = "ERR max number of clients reached";
 const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 
 pub(crate) fn ping(call: &mut Call<'_>) -> Outcome {
@@ -67,6 +69,9 @@ fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
         return Err(WRONG_PASSWORD.into());
     }
     call.session.authenticated = true;
+    if !call.session.admit(call.shared) {
+        return Err(TOO_MANY_CLIENTS.into());
+    }
     Ok(())
 }
 
