@@ -5,9 +5,10 @@
 //! Invariants:
 //! 1. After a page the bounds exclude what it held, so that the next call goes on behind it whatever was written since.
 //! 2. No expired entry is shown.
-//! 3. Keys alone are read only while no entry of the namespace can expire, since the expiry stands before the value.
+//! 3. Where keys alone are asked for, values are read only of those that the expiry index says to be due, and of all where it
+//! says so of very many: the expiry stands before the value.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use bytes::Bytes;
 use esker_store::prefix::{just_above, prefix_end};
@@ -21,6 +22,8 @@ use crate::{Kind, Namespace, OwnedKey, Result};
 
 /// Entries that an iterator fetches at once, if they fit [`limits::SCAN_BYTES_MAX`].
 const ITER_ENTRIES: usize = 512;
+/// With more keys that are due and not removed yet, a scan of keys alone reads all values.
+const DUE_KEYS_MAX: usize = 1_024;
 
 /// Which entries a scan returns, and in which order. Bounds combine: an entry must be inside all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,21 +217,29 @@ impl Walk {
     }
 
     fn page_behind(&mut self, limit: usize, now_ms: Option<u64>, barrier: &mut Option<Barrier>) -> StoreResult<Page> {
-        let mut bare = self.keys_only && (self.with_expired || !self.can_expire(barrier)?);
-        let mut stored = self.fetch(limit, bare, barrier)?;
-        // An entry that expires may have come between: look again with values.
-        if bare && !self.with_expired && self.can_expire(barrier)? {
-            bare = false;
-            stored = self.fetch(limit, bare, barrier)?;
-        }
+        let mut now_ms = now_ms;
+        // Before the keys: what is removed in between is not among them any more.
+        let due = match (self.keys_only, self.with_expired) {
+            (true, false) => {
+                let now_ms = *now_ms.get_or_insert_with(|| self.namespace.shared().clock.now_ms());
+                self.due(now_ms, barrier)?
+            }
+            (bare, _) => bare.then(HashSet::new),
+        };
+        let stored = self.fetch(limit, due.is_some(), barrier)?;
         let Some((last, _)) = stored.last() else { return Ok(None) };
         let mut bounds = std::mem::replace(&mut self.bounds, Bounds::Empty);
         bounds.pass(last, self.reverse);
         self.bounds = bounds;
-        if bare {
-            return Ok(Some(stored.into_iter().map(|(key, _)| (key, Entry::default())).collect()));
+        if let Some(due) = due {
+            let mut page = Vec::with_capacity(stored.len());
+            for (key, _) in stored {
+                if !due.contains(&key) || self.is_live(&key, now_ms.unwrap_or(0), barrier)? {
+                    page.push((key, Entry::default()));
+                }
+            }
+            return Ok(Some(page));
         }
-        let mut now_ms = now_ms;
         let mut page = Vec::with_capacity(stored.len());
         for (key, stored) in stored {
             let entry = decode(&stored)?;
@@ -243,10 +254,31 @@ impl Walk {
         Ok(Some(page))
     }
 
-    fn can_expire(&self, barrier: &mut Option<Barrier>) -> StoreResult<bool> {
-        let (stat, behind) = self.namespace.store().stat(&self.namespace.placement().expiry).into_parts();
+    /// The keys that the expiry index says to have expired by now: some of them may have been given more time since. `None`
+    /// if there are more than [`DUE_KEYS_MAX`].
+    fn due(&self, now_ms: u64, barrier: &mut Option<Barrier>) -> StoreResult<Option<HashSet<OwnedKey>>> {
+        let end = now_ms.checked_add(1).map(|end| Bytes::copy_from_slice(&end.to_be_bytes()));
+        let scan = OmapScan { end, limit: DUE_KEYS_MAX + 1, keys_only: true, ..OmapScan::default() };
+        let placement = self.namespace.placement();
+        let (due, behind) = self.namespace.store().omap_scan(&placement.expiry, &scan).into_parts();
         *barrier = Barrier::later(barrier.take(), behind);
-        Ok(stat?.is_some_and(|stat| stat.omap_keys > 0))
+        let due = due?;
+        if due.len() > DUE_KEYS_MAX {
+            return Ok(None);
+        }
+        let key = |entry: Bytes| match self.namespace.kind() {
+            // What is not a number belongs to no key; checking the store finds it.
+            Kind::Int => entry.get(8..)?.try_into().ok().map(|key| OwnedKey::Int(u64::from_be_bytes(key))),
+            Kind::Bytes => (entry.len() >= 8).then(|| OwnedKey::Bytes(entry.slice(8..))),
+        };
+        Ok(Some(due.into_iter().filter_map(|(entry, _)| key(entry)).collect()))
+    }
+
+    /// Whether a key is there and has not expired.
+    fn is_live(&self, key: &OwnedKey, now_ms: u64, barrier: &mut Option<Barrier>) -> StoreResult<bool> {
+        let (stored, behind) = self.namespace.placement().get(self.namespace.store(), key.into()).into_parts();
+        *barrier = Barrier::later(barrier.take(), behind);
+        Ok(stored?.map(|stored| decode(&stored)).transpose()?.is_some_and(|entry| !entry.is_expired(now_ms)))
     }
 
     fn fetch(

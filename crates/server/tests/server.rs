@@ -401,7 +401,10 @@ fn scans_show_every_key_once_while_others_come_and_go() {
             found.dedup();
             assert_eq!((shown, found.len()), (expected, expected), "{command}");
         }
-        client.check("SCAN 123456789", "-ERR invalid cursor\r\n");
+        // Any number of 53 bits is one, as any of 64 is in Redis.
+        assert!(client.run("SCAN 123456789 COUNT 1").starts_with("*2\r\n"));
+        client.check("SCAN 18446744073709551615", "-ERR invalid cursor\r\n");
+        client.check("HSCAN hash x", "-ERR invalid cursor\r\n");
     }
 }
 
@@ -685,4 +688,58 @@ fn connections_without_the_password_keep_no_client_out() {
     assert_eq!(third.expect_end(), b"");
     drop(first);
     eventually("a place is free again", || enter().1 == "+OK\r\n");
+}
+
+/// Failure: a cursor was invalid after a restart, and after 8,192 others. Fix: it holds where its key begins.
+#[test]
+fn a_scan_goes_on_after_a_restart_and_leaves_nothing_out() {
+    let store = Arc::new(MemoryStore::new());
+    for databases in [vec![], vec![0]] {
+        let start = || {
+            let config = Config { int_databases: databases.clone(), ..config() };
+            Running::start_on(Arc::clone(&store), config, Arc::new(SystemClock), Arc::new(NoEngineInfo))
+        };
+        let server = start();
+        let mut client = server.client();
+        client.check("FLUSHALL", "+OK\r\n");
+        let mut wanted: Vec<String> =
+            (0..60).map(|n| format!("{}:with a long name {n}", ["a", "b", "c"][n % 3])).collect();
+        wanted.extend((0..20).map(|n| format!("s{n}")));
+        wanted.extend((0..20).map(|n| (n * 7).to_string()));
+        wanted.extend((0..20u64).map(|n| (u64::MAX / 20 * n).to_string()));
+        wanted.sort();
+        wanted.dedup();
+        for key in &wanted {
+            assert_eq!(client.call(&["SET", key, "v"]), b"+OK\r\n");
+            client.call(&["HSET", "z:a hash", key, "v"]);
+        }
+        drop((client, server));
+        for (command, more) in [("SCAN", 1), ("HSCAN", 0)] {
+            let (mut cursor, mut found, mut calls) = ("0".to_owned(), Vec::new(), 0);
+            while calls == 0 || cursor != "0" {
+                // A server for every few calls: a call behind a restart may show some again, but the next goes on.
+                let server = start();
+                let mut client = server.client();
+                for _ in 0..4 {
+                    let reply = match more {
+                        1 => client.call(&["SCAN", &cursor, "COUNT", "17"]),
+                        _ => client.call(&["HSCAN", "z:a hash", &cursor, "COUNT", "17"]),
+                    };
+                    let reply = String::from_utf8(reply).unwrap();
+                    let texts: Vec<&str> = reply.lines().filter(|line| !line.starts_with(['*', '$'])).collect();
+                    cursor = texts[0].to_owned();
+                    found.extend(texts[1..].iter().step_by(2 - more).map(|text| (*text).to_owned()));
+                    calls += 1;
+                    assert!(calls < 500, "{command} does not end");
+                    if cursor == "0" {
+                        break;
+                    }
+                }
+            }
+            found.sort();
+            found.dedup();
+            found.retain(|key| key != "z:a hash");
+            assert_eq!(found, wanted, "{command}");
+        }
+    }
 }

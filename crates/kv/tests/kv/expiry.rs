@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use esker_kv::{Durability, Entry, Kind, Kv, ManualClock, Namespace, OwnedKey, Scan};
-use esker_store::{Collection, ObjectId};
+use esker_store::{Collection, Completion, Forward, ObjectId, ObjectStore, OmapScan, SlotScan};
 
 use crate::{Fresh, KINDS, NOON_MS, bytes, fresh, nth};
 
@@ -200,4 +201,78 @@ fn a_key_as_long_as_allowed_can_expire() {
     fresh.clock.advance(1);
     assert_eq!(fresh.kv.expire_due(10).unwrap(), 2);
     assert!(ns.is_empty().wait().unwrap());
+}
+
+/// Counts what is read of values.
+struct Counting {
+    store: Arc<esker_memory::MemoryStore>,
+    values: AtomicUsize,
+}
+
+impl Forward for Counting {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.store
+    }
+
+    fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
+        self.values.fetch_add(1, Ordering::SeqCst);
+        self.store.omap_get(object, key)
+    }
+
+    fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
+        self.values.fetch_add(1, Ordering::SeqCst);
+        self.store.slot_get(object, index)
+    }
+
+    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
+        let found = self.store.omap_scan(object, scan);
+        self.values.fetch_add(if scan.keys_only { 0 } else { 1_000 }, Ordering::SeqCst);
+        found
+    }
+
+    fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
+        let found = self.store.slot_scan(object, scan);
+        self.values.fetch_add(if scan.keys_only { 0 } else { 1_000 }, Ordering::SeqCst);
+        found
+    }
+}
+
+/// Failure: one key with an expiry had a scan of keys read all values. Fix: the expiry index tells which keys are due.
+#[test]
+fn a_scan_of_keys_reads_only_values_of_keys_that_are_due() {
+    for kind in KINDS {
+        let store = Arc::new(Counting { store: Arc::default(), values: AtomicUsize::new(0) });
+        let clock = Arc::new(ManualClock::new(NOON_MS));
+        let kv = Kv::open(Arc::clone(&store) as Arc<dyn ObjectStore>, Arc::clone(&clock) as _).unwrap();
+        let ns = kv.namespace("n", kind).unwrap();
+        for n in 0..200 {
+            ns.put(&nth(kind, n), bytes(n.to_string())).wait().unwrap();
+        }
+        for n in 0..20 {
+            put_until(&ns, &nth(kind, 10 * n), NOON_MS + 1_000 * (n + 1));
+        }
+        let keys = |values: usize| {
+            let before = store.values.load(Ordering::SeqCst);
+            let found: Vec<_> = ns.scan(&Scan::all().keys()).wait().unwrap().into_iter().map(|(key, _)| key).collect();
+            assert_eq!(store.values.load(Ordering::SeqCst) - before, values);
+            found
+        };
+        assert_eq!(keys(0).len(), 200);
+        clock.set(NOON_MS + 5_000);
+        // One that was due is given more time; one is put anew.
+        put_until(&ns, &nth(kind, 10), NOON_MS + 60_000);
+        ns.put(&nth(kind, 20), bytes("anew")).wait().unwrap();
+        let gone: Vec<_> = [0, 30, 40].map(|n| nth(kind, n)).into();
+        let wanted: Vec<_> = (0..200).map(|n| nth(kind, n)).filter(|key| !gone.contains(key)).collect();
+        // Those of the index: it keeps the former time of the two as well.
+        assert_eq!(keys(5), wanted);
+        // With very many that are due all values are read, and the same is found.
+        for n in 1_000..3_000 {
+            put_until(&ns, &nth(kind, n), NOON_MS + 6_000);
+        }
+        clock.set(NOON_MS + 6_000);
+        let found: Vec<_> = ns.scan(&Scan::all().keys()).wait().unwrap().into_iter().map(|(key, _)| key).collect();
+        let wanted: Vec<_> = wanted.into_iter().filter(|key| *key != nth(kind, 50)).collect();
+        assert_eq!(found, wanted);
+    }
 }

@@ -1,7 +1,7 @@
 //! Walks over keys and fields: KEYS, SCAN, HSCAN.
 //!
-//! Invariant: a key or field that is there during the whole scan is shown exactly once, and each call looks at about
-//! COUNT of them.
+//! Invariant: a key or field that is there during the whole scan is shown, once unless the server forgot where the scan was
+//! (see [`crate::resp::cursors`]), and each call looks at about COUNT of them.
 
 use bytes::Bytes;
 use esker_kv::{OwnedKey, Scan, Txn};
@@ -94,18 +94,17 @@ fn cursor_number(text: &[u8]) -> Result<u64, Refusal> {
     number.ok_or_else(|| INVALID_CURSOR.into())
 }
 
-fn resume(call: &Call<'_>, cursor: u64, hash: Option<u64>) -> Result<Option<OwnedKey>, Refusal> {
+fn resume(call: &Call<'_>, cursor: u64, hash: Option<u64>) -> Result<Option<Place>, Refusal> {
     if cursor == 0 {
         return Ok(None);
     }
-    let place = call.shared.cursors.get(cursor);
-    let place = place.filter(|place| place.database == call.session.database && place.hash == hash);
-    Ok(Some(place.ok_or(INVALID_CURSOR)?.after))
+    let place = call.shared.cursors.place((call.session.database, hash), cursor);
+    Ok(Some(place.ok_or(INVALID_CURSOR)?))
 }
 
 fn reply_cursor(call: &mut Call<'_>, hash: Option<u64>, after: Option<OwnedKey>) {
-    let database = call.session.database;
-    let cursor = after.map_or(0, |after| call.shared.cursors.put(Place { database, hash, after }));
+    let (of, client) = ((call.session.database, hash), call.session.client.id);
+    let cursor = after.map_or(0, |after| call.shared.cursors.put(client, of, after));
     call.reply.array(2);
     call.reply.bulk(&i64_text(cursor as i64));
 }
@@ -113,20 +112,26 @@ fn reply_cursor(call: &mut Call<'_>, hash: Option<u64>, after: Option<OwnedKey>)
 pub(crate) fn scan(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     let cursor = cursor_number(call.arg(1))?;
     let options = options(call.args, 2, true)?;
-    let mut after = resume(call, cursor, None)?;
+    let (mut after, from) = match resume(call, cursor, None)? {
+        None => (None, None),
+        Some(Place::After(key)) => (Some(key), None),
+        Some(Place::From(key)) => (None, Some(key)),
+    };
     let database = call.database()?;
     let mut seen = 0;
     let mut found = Vec::new();
     let mut bytes = 0;
     'spaces: for namespace in database.namespaces() {
         // Int keys come first: a byte key to go on from means that they are done, an int key that bytes start afresh.
-        let behind = match (&after, namespace.kind()) {
-            (Some(OwnedKey::Bytes(_)), esker_kv::Kind::Int) => continue,
-            (Some(OwnedKey::Int(_)), esker_kv::Kind::Bytes) => None,
-            (after, _) => after.clone(),
-        };
+        let here = |key: &OwnedKey| matches!(key, OwnedKey::Int(_)) == (namespace.kind() == esker_kv::Kind::Int);
+        if matches!(after.as_ref().or(from.as_ref()), Some(OwnedKey::Bytes(_)))
+            && namespace.kind() == esker_kv::Kind::Int
+        {
+            continue;
+        }
+        let (behind, start) = (after.clone().filter(here), from.clone().filter(here));
         let keys_only = options.kind.is_none();
-        let mut scan = Scan { limit: 0, keys_only, after: behind, ..Scan::default() };
+        let mut scan = Scan { limit: 0, keys_only, after: behind, start, ..Scan::default() };
         loop {
             scan.limit = (options.count - seen).min(PAGE_ENTRIES);
             let page = txn.scan(namespace, &scan)?;
@@ -173,10 +178,10 @@ pub(crate) fn hscan(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
         call.reply.array(0);
         return Ok(());
     };
-    let after = resume(call, cursor, Some(head.id))?;
+    let resumed = resume(call, cursor, Some(head.id))?;
     let count = if head.fields <= SMALL_FIELDS { SMALL_FIELDS as usize } else { options.count };
     let database = call.database()?;
-    let mut fields = Fields::new(database, head, after);
+    let mut fields = Fields::new(database, head, resumed);
     let (mut seen, mut bytes, mut found, mut last) = (0, 0, Vec::new(), None);
     while seen < count && bytes <= call.shared.config.output_bytes_soft {
         let Some(page) = fields.page(txn, (count - seen).min(PAGE_ENTRIES))? else {
@@ -184,7 +189,7 @@ pub(crate) fn hscan(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
             break;
         };
         seen += page.len();
-        last = page.last().map(|(name, _)| OwnedKey::from(&head.field_key(name)[..]));
+        last = page.last().map(|(name, _)| OwnedKey::Bytes(name.clone()));
         for (name, value) in page {
             if options.pattern.is_none_or(|pattern| matches(pattern, &name, false)) {
                 bytes += name.len() + value.len() + 32;
