@@ -187,11 +187,33 @@ impl Log {
         if bytes > BATCH_BYTES_MAX {
             return Err(Error::invalid("batch", format!("{bytes} bytes exceed BATCH_BYTES_MAX = {BATCH_BYTES_MAX}")));
         }
-        if self.needs_several(&view, records.len()) && self.needs_several(&*self.refresh()?, records.len()) {
+        self.check_shape(&view, records.len())
+    }
+
+    /// Refuses as many entries as never stand in one object, and must.
+    fn check_shape(&self, view: &View, count: usize) -> Result<()> {
+        if self.needs_several(view, count) && self.needs_several(&*self.refresh()?, count) {
             return Err(Error::Unsupported {
                 backend: self.inner.capability.backend,
                 what: "append so many entries at once: they stand in several objects, and its transactions reach over one",
             });
+        }
+        Ok(())
+    }
+
+    /// Gives up what is left of an object that has not room for `count` more entries, so that the next batch begins with
+    /// another: batches of a length that their objects' does not divide would meet the end of one for ever.
+    fn pass_object(&self, from: u64, count: u64) -> Result<()> {
+        let view = self.view();
+        let Some(stripe) = view.stripe(from).filter(|stripe| stripe.width == 1) else { return Ok(()) };
+        let left = stripe.end - from;
+        if left < count {
+            match self.token(left as u32, Some(from)) {
+                Ok(token) => self.give_up(token, left),
+                // Others were handed out what is left, or some of it.
+                Err(Error::NotTail { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -276,7 +298,13 @@ impl Log {
                     let view = self.refresh()?;
                     self.check_writer(&view)?;
                 }
-                Outcome::Apart => self.give_up(token, batch.records.len() as u64),
+                Outcome::Apart => {
+                    let count = batch.records.len() as u64;
+                    self.give_up(token, count);
+                    // The log may have been given another shape since.
+                    self.check_shape(&self.view(), batch.records.len())?;
+                    self.pass_object(position + count, count)?;
+                }
                 Outcome::Written(_) | Outcome::Taken | Outcome::Trimmed => {}
             }
             return Ok(ControlFlow::Continue(()));
