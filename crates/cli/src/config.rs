@@ -157,6 +157,8 @@ settings! {
         max_clients: u64 = 10_000,
         /// A client that says nothing for so long is closed; 0 means never.
         idle_timeout: Text<esker::Period> = Text(esker::Period::default()),
+        /// Addresses of loopback to tell how the server stands on, by HTTP: /livez, /readyz and, for Prometheus, /metrics.
+        http_listen: Vec<String> = Vec::new(),
         /// The folder that ESKER.BACKUP makes backups in; empty means that clients cannot ask for any.
         backup_folder: String = String::new(),
         /// Addresses to serve the store's volumes on as disks by NBD; other than loopback only where client certificates are required.

@@ -65,7 +65,7 @@ pub use recover::RecoveryReport;
 pub use repair::{Hooks as RepairHooks, Level, Lost, RepairReport, Shape, What, repair, shape};
 pub use scrub::{ScrubReport, ScrubStatus};
 pub use stages::{Histogram, Latency, NoHistogram};
-pub use stats::Stats;
+pub use stats::{Health, Stats};
 pub use superblocks::used_bytes;
 
 /// Arbitrary bytes through every decoder, for fuzzing: must return, whatever it is given.

@@ -160,7 +160,12 @@ impl Pool {
         let offered = std::mem::take(&mut queue.offered);
         drop(queue);
         self.given.notify_all();
-        offered.into_iter().for_each(|task| task.run());
+        for task in offered {
+            // As in `work`.
+            if catch_unwind(AssertUnwindSafe(move || task.run())).is_err() {
+                tracing::error!("a waker of a read panicked");
+            }
+        }
         for thread in threads {
             // Whoever drops a store in a waker may do it on one of these threads, which cannot wait for itself.
             if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {

@@ -334,7 +334,7 @@ impl Engine {
                 Ok(None) => {
                     let carried = self.carry(pinned);
                     self.defer(
-                        || {},
+                        || self.reader.begin_part(extent.loc, extent.skip, extent.len),
                         move || {
                             let found = carried.reader.fetch_part(extent.loc, &asked, extent.skip, extent.len, durable);
                             carried.applied(found.map(|found| (found.value, found.wait_to.max(floor))))

@@ -2,10 +2,22 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::commit::Gate;
 use crate::engine::Engine;
 use crate::scrub::ScrubStatus;
 use crate::segments::DamageLevel;
 use crate::stages::{Histogram, Latency};
+
+/// How an open store stands.
+#[derive(Clone, Debug)]
+pub enum Health {
+    /// It takes writes.
+    Running,
+    /// It takes what gives space back, and reads.
+    Full,
+    /// It reads what is durable, and takes nothing: this was the cause.
+    Stopped(esker_store::Error),
+}
 
 /// Figures of an open store, at one moment. Counters count since it was opened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -242,6 +254,15 @@ impl Stats {
 }
 
 impl Engine {
+    /// How the store stands. Costs a look at two numbers.
+    pub fn health(&self) -> Health {
+        match (self.mark.failure(), &self.log) {
+            (Some(cause), _) => Health::Stopped(cause),
+            (None, Some(log)) if log.gate() == Gate::Full => Health::Full,
+            (None, _) => Health::Running,
+        }
+    }
+
     /// How long each stage of a write, of a read and of what goes on behind them took, since the store was opened, in the
     /// order of the stages.
     pub fn stages(&self) -> Vec<(&'static str, Histogram)> {

@@ -330,6 +330,12 @@ fn single_reads_are_begun_where_several_are_asked_for_before_one_is_waited_for()
     assert_eq!(device.begun.load(Ordering::SeqCst), 0);
     let several: Vec<_> = (10..20).map(|number| engine.slot_get(&object(), number)).collect();
     assert_eq!(device.begun.load(Ordering::SeqCst), 9);
+    let parts: Vec<_> =
+        (30..40).map(|number| engine.read(&object(), number * 10_000..number * 10_000 + 5_000)).collect();
+    assert_eq!(device.begun.load(Ordering::SeqCst), 9 + 10);
+    for (number, completion) in parts.into_iter().enumerate() {
+        assert_eq!(completion.wait().unwrap(), value(30 + number as u64));
+    }
     for (number, completion) in several.into_iter().enumerate() {
         assert_eq!(completion.wait().unwrap(), Some(value(10 + number as u64)));
     }

@@ -18,12 +18,14 @@ use esker_store::{
 
 use crate::entry::{Entry, decode};
 use crate::placement::{RANGE_BITS, join, split};
-use crate::{Kind, Namespace, OwnedKey, Result};
+use crate::{Key, Kind, Namespace, OwnedKey, Result};
 
 /// Entries that an iterator fetches at once, if they fit [`limits::SCAN_BYTES_MAX`].
 const ITER_ENTRIES: usize = 512;
 /// With more keys that are due and not removed yet, a scan of keys alone reads all values.
 const DUE_KEYS_MAX: usize = 1_024;
+/// A walk goes by what was due for so many milliseconds, and then looks again.
+const DUE_FOR_MS: u64 = 1_000;
 
 /// Which entries a scan returns, and in which order. Bounds combine: an entry must be inside all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,6 +196,14 @@ pub(crate) struct Walk {
     keys_only: bool,
     /// Whether expired entries count too.
     with_expired: bool,
+    /// What was due when it was looked last, where keys alone are walked over.
+    due: Option<Due>,
+}
+
+/// The keys that the expiry index said to be due, at a moment; `None` if they are very many.
+struct Due {
+    now_ms: u64,
+    keys: Option<HashSet<OwnedKey>>,
 }
 
 /// One answer of the store: live entries, perhaps none of them; `None` at the end.
@@ -201,12 +211,12 @@ pub(crate) type Page = Option<Vec<(OwnedKey, Entry)>>;
 
 impl Walk {
     pub(crate) fn new(namespace: &Namespace, bounds: Bounds, reverse: bool, keys_only: bool) -> Self {
-        Self { namespace: namespace.clone(), bounds, reverse, keys_only, with_expired: false }
+        Self { namespace: namespace.clone(), bounds, reverse, keys_only, with_expired: false, due: None }
     }
 
     /// A walk over the keys of all that is stored, live or expired.
     pub(crate) fn over_stored(namespace: &Namespace, bounds: Bounds) -> Self {
-        Self { namespace: namespace.clone(), bounds, reverse: false, keys_only: true, with_expired: true }
+        Self { namespace: namespace.clone(), bounds, reverse: false, keys_only: true, with_expired: true, due: None }
     }
 
     /// The next entries, at most `limit` of them, live at `now_ms` (the clock's reading if `None`).
@@ -217,29 +227,24 @@ impl Walk {
     }
 
     fn page_behind(&mut self, limit: usize, now_ms: Option<u64>, barrier: &mut Option<Barrier>) -> StoreResult<Page> {
-        let mut now_ms = now_ms;
         // Before the keys: what is removed in between is not among them any more.
-        let due = match (self.keys_only, self.with_expired) {
-            (true, false) => {
-                let now_ms = *now_ms.get_or_insert_with(|| self.namespace.shared().clock.now_ms());
-                self.due(now_ms, barrier)?
-            }
-            (bare, _) => bare.then(HashSet::new),
-        };
-        let stored = self.fetch(limit, due.is_some(), barrier)?;
+        if self.keys_only && !self.with_expired {
+            self.look_for_due(now_ms, barrier)?;
+        }
+        let by_index = self.due.as_ref().is_some_and(|due| due.keys.is_some());
+        let bare = self.keys_only && (self.with_expired || by_index);
+        let stored = self.fetch(limit, bare, barrier)?;
         let Some((last, _)) = stored.last() else { return Ok(None) };
         let mut bounds = std::mem::replace(&mut self.bounds, Bounds::Empty);
         bounds.pass(last, self.reverse);
         self.bounds = bounds;
-        if let Some(due) = due {
-            let mut page = Vec::with_capacity(stored.len());
-            for (key, _) in stored {
-                if !due.contains(&key) || self.is_live(&key, now_ms.unwrap_or(0), barrier)? {
-                    page.push((key, Entry::default()));
-                }
-            }
-            return Ok(Some(page));
+        if bare {
+            let gone = self.gone(stored.iter().map(|(key, _)| key), barrier)?;
+            let page =
+                stored.into_iter().filter(|(key, _)| !gone.contains(key)).map(|(key, _)| (key, Entry::default()));
+            return Ok(Some(page.collect()));
         }
+        let mut now_ms = now_ms;
         let mut page = Vec::with_capacity(stored.len());
         for (key, stored) in stored {
             let entry = decode(&stored)?;
@@ -252,6 +257,41 @@ impl Walk {
             page.push((key, if self.keys_only { Entry::default() } else { entry }));
         }
         Ok(Some(page))
+    }
+
+    /// Has the index tell what is due: for the walk, or anew after a while.
+    fn look_for_due(&mut self, now_ms: Option<u64>, barrier: &mut Option<Barrier>) -> StoreResult<()> {
+        let now_ms = now_ms.unwrap_or_else(|| self.namespace.shared().clock.now_ms());
+        if self.due.as_ref().is_none_or(|due| now_ms.abs_diff(due.now_ms) > DUE_FOR_MS) {
+            let keys = self.due(now_ms, barrier)?;
+            self.due = Some(Due { now_ms, keys });
+        }
+        Ok(())
+    }
+
+    /// Those of the keys that are due and have expired, or are not there any more.
+    fn gone<'k>(
+        &self,
+        keys: impl Iterator<Item = &'k OwnedKey>,
+        barrier: &mut Option<Barrier>,
+    ) -> StoreResult<HashSet<OwnedKey>> {
+        let Some(Due { now_ms, keys: Some(due), .. }) = &self.due else { return Ok(HashSet::new()) };
+        let doubtful: Vec<&OwnedKey> = keys.filter(|key| due.contains(*key)).collect();
+        if doubtful.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let asked: Vec<Key<'_>> = doubtful.iter().map(|key| key.as_key()).collect();
+        let (stored, behind) =
+            self.namespace.placement().get_many(self.namespace.store(), self.namespace.kind(), &asked).into_parts();
+        *barrier = Barrier::later(barrier.take(), behind);
+        let mut gone = HashSet::new();
+        for (key, stored) in doubtful.into_iter().zip(stored?) {
+            let entry = stored.map(|stored| decode(&stored)).transpose()?;
+            if entry.is_none_or(|entry| entry.is_expired(*now_ms)) {
+                gone.insert(key.clone());
+            }
+        }
+        Ok(gone)
     }
 
     /// The keys that the expiry index says to have expired by now: some of them may have been given more time since. `None`
@@ -272,13 +312,6 @@ impl Walk {
             Kind::Bytes => (entry.len() >= 8).then(|| OwnedKey::Bytes(entry.slice(8..))),
         };
         Ok(Some(due.into_iter().filter_map(|(entry, _)| key(entry)).collect()))
-    }
-
-    /// Whether a key is there and has not expired.
-    fn is_live(&self, key: &OwnedKey, now_ms: u64, barrier: &mut Option<Barrier>) -> StoreResult<bool> {
-        let (stored, behind) = self.namespace.placement().get(self.namespace.store(), key.into()).into_parts();
-        *barrier = Barrier::later(barrier.take(), behind);
-        Ok(stored?.map(|stored| decode(&stored)).transpose()?.is_some_and(|entry| !entry.is_expired(now_ms)))
     }
 
     fn fetch(

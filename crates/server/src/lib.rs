@@ -11,5 +11,6 @@
 
 mod front;
 pub mod grpc;
+pub mod http;
 pub mod nbd;
 pub mod resp;

@@ -721,3 +721,41 @@ fn where_tls_is_allowed_clients_choose() {
     let server = Running::start(Config { tls, tls_mode: TlsMode::Allowed, ..Config::default() }, disks);
     assert_eq!(server.attach("disk").read_at(0, 4), [0; 4]);
 }
+
+/// Disks of which one takes its time to be attached, and one never is.
+struct Slowly(Arc<MemoryDisk>);
+
+impl Exports for Slowly {
+    fn list(&self) -> Result<Vec<(String, String)>, Fault> {
+        Ok(Vec::new())
+    }
+
+    fn open(&self, _: &str) -> Result<Arc<dyn Export>, OpenError> {
+        Ok(Arc::clone(&self.0) as Arc<dyn Export>)
+    }
+
+    fn attach(&self, name: &str) -> Result<Arc<dyn Export>, OpenError> {
+        if name == "locked" {
+            return Err(OpenError::Refused("locked elsewhere".into()));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        self.open(name)
+    }
+}
+
+/// Failure: a client made room for connections that said nothing while its disk was attached, which takes a lock in the store;
+/// and one whose disk was locked elsewhere kept a place. Fix: it is no stranger once it has chosen, and gives the place back.
+#[test]
+fn a_client_that_has_chosen_makes_room_for_nobody_and_takes_no_place_in_vain() {
+    let config = Config { connections_max: 1, strangers_max: 4, ..Config::default() };
+    let server = Running::start(config, Slowly(Arc::new(MemoryDisk::new(SIZE))));
+    let mut refused = server.greet();
+    assert_eq!(refused.ask(option::GO, &info_data("locked", &[])), option_reply::ERR_POLICY);
+    let mut client = server.greet();
+    client.option(option::GO, &info_data("disk", &[]));
+    std::thread::sleep(Duration::from_millis(100));
+    let silent: Vec<TcpStream> = (0..30).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    while client.option_reply(option::GO).0 != option_reply::ACK {}
+    assert_eq!(client.read_at(0, 1), [0]);
+    drop(silent);
+}

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use esker_kv::{Kv, ManualClock, SystemClock};
 use esker_memory::MemoryStore;
-use esker_server::resp::{Address, Config, EngineInfo, Error, InfoLine, NoEngineInfo, Server, TlsFiles};
+use esker_server::resp::{Address, Config, EngineInfo, Error, Health, InfoLine, NoEngineInfo, Server, TlsFiles};
 use support::{Client, PATIENCE, Running, config, encode, eventually};
 
 #[test]
@@ -742,4 +742,67 @@ fn a_scan_goes_on_after_a_restart_and_leaves_nothing_out() {
             assert_eq!(found, wanted, "{command}");
         }
     }
+}
+
+/// What a test says of the engine.
+#[derive(Default)]
+struct Said(parking_lot::Mutex<Health>);
+
+impl EngineInfo for Said {
+    fn health(&self) -> Health {
+        self.0.lock().clone()
+    }
+
+    fn info(&self) -> Vec<InfoLine> {
+        Vec::new()
+    }
+
+    fn settings(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
+    fn set(&self, _: &str, _: &str) -> Result<bool, String> {
+        Ok(false)
+    }
+}
+
+/// Failure: a server whose store had stopped after a failed sync said `ok` in INFO, took BGSAVE, and told a later LASTSAVE.
+/// Cause: those were literals. Fix: the engine is asked.
+#[test]
+fn a_stopped_store_is_told_and_not_saved() {
+    let said = Arc::new(Said::default());
+    let store = Arc::new(MemoryStore::new());
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let server = Running::start_on(store, config(), Arc::clone(&clock) as _, Arc::clone(&said) as _);
+    let mut client = server.client();
+    let has = |client: &mut Client<TcpStream>, lines: &[&str]| {
+        let info = client.run("INFO persistence");
+        assert!(lines.iter().all(|line| info.lines().any(|have| have == *line)), "{lines:?} in {info}");
+    };
+    has(
+        &mut client,
+        &["engine_state:running", "engine_cause:", "aof_last_write_status:ok", "rdb_last_bgsave_status:ok"],
+    );
+    clock.set(1_700_000_100_000);
+    client.check("BGSAVE", "+Background saving started\r\n");
+    client.check("LASTSAVE", ":1700000100\r\n");
+    *said.0.lock() = Health::Full;
+    has(&mut client, &["engine_state:full", "aof_last_write_status:ok"]);
+    *said.0.lock() = Health::Stopped("the sync failed:\nno medium".into());
+    clock.set(1_700_000_200_000);
+    for command in ["BGSAVE", "SAVE", "BGREWRITEAOF"] {
+        let answer = client.run(command);
+        assert!(answer.starts_with("-MISCONF") && answer.contains("the sync failed"), "{command}: {answer}");
+    }
+    client.check("LASTSAVE", ":1700000100\r\n");
+    has(
+        &mut client,
+        &[
+            "engine_state:stopped",
+            "engine_cause:the sync failed: no medium",
+            "aof_last_write_status:err",
+            "rdb_last_bgsave_status:err",
+        ],
+    );
+    client.check("PING", "+PONG\r\n");
 }

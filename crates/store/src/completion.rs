@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! store → Completion { value, barrier }            → wait() on a thread, or .await in a task
-//!       → Completion { value that comes later }    → the same; its store reads, or asks, meanwhile
+//!       → Completion { value that comes later }    → the same; its store has begun it, or does when it is polled
 //! ```
 //!
 //! Invariants:
@@ -158,7 +158,7 @@ impl<T: Send + 'static> Completion<T> {
             let (result, barrier) = gathered(completions);
             return Completion::after(result, barrier);
         }
-        Completion::later(Box::new(All(completions)))
+        Completion::later(Box::new(All(completions, false)))
     }
 }
 
@@ -187,7 +187,8 @@ fn gathered<T>(completions: Vec<Completion<T>>) -> Applied<Vec<T>> {
     (results.into_iter().collect(), barrier)
 }
 
-struct All<T>(Vec<Completion<T>>);
+/// And whether all of them were polled once.
+struct All<T>(Vec<Completion<T>>, bool);
 
 impl<T: Send> Later<Vec<T>> for All<T> {
     fn wait(self: Box<Self>) -> Applied<Vec<T>> {
@@ -195,11 +196,19 @@ impl<T: Send> Later<Vec<T>> for All<T> {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Applied<Vec<T>>> {
-        // One waker is enough: that of the first that is not here.
+        // One waker is enough, that of the first that is not here; but polling is what has the others begun.
+        let others = !std::mem::replace(&mut self.1, true);
+        let mut here = true;
         for completion in &mut self.0 {
             if completion.poll_arrived(cx).is_pending() {
-                return Poll::Pending;
+                here = false;
+                if !others {
+                    break;
+                }
             }
+        }
+        if !here {
+            return Poll::Pending;
         }
         Poll::Ready(gathered(std::mem::take(&mut self.0)))
     }

@@ -245,10 +245,23 @@ mod tests {
         for _ in 0..3 {
             assert!(completion.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
-        let [task] = &given.0.lock()[..] else { panic!("given once") };
+        let task = given.0.lock().pop().expect("given once");
+        assert!(given.0.lock().is_empty());
         task.run();
         assert_eq!(woken.0.load(Ordering::SeqCst), 1);
         assert!(matches!(completion.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(2))));
+        // Of several all are given at the first poll, so that they are done at the same time.
+        let several = (0..3).map(|number| deferred("work", runner(), move || (Ok(number), None)).1).collect();
+        let mut all = std::pin::pin!(Completion::all(several));
+        for _ in 0..2 {
+            assert!(all.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        let tasks = std::mem::take(&mut *given.0.lock());
+        assert_eq!(tasks.len(), 3);
+        tasks.iter().for_each(|task| task.run());
+        assert!(
+            matches!(all.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(found)) if found == [0, 1, 2])
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod disks;
 mod opening;
 pub mod rpc;
 mod shared;
+mod watched;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,13 +18,15 @@ use std::time::Duration;
 
 use clap::Args;
 use esker::engine::Engine;
-use esker_server::resp::{Address, Config, EngineInfo, InfoLine, Loading, NoEngineInfo, Server, TlsFiles};
+use esker_server::http::Running;
+use esker_server::resp::{Address, Config, EngineInfo, Health, InfoLine, Loading, NoEngineInfo, Server, TlsFiles};
 use signal_hook::iterator::Signals;
 
 use self::disks::{Disks, NbdFlags};
 use self::rpc::{GrpcFlags, Rpc};
 pub use self::shared::addresses;
 use self::shared::failure;
+use self::watched::{Serving, Watched};
 use super::backup::Backups;
 use super::builder;
 use super::tasks::Tasks;
@@ -78,6 +81,9 @@ pub struct Serve {
     /// A client that says nothing for so long is closed, such as 5m; 0 means never
     #[arg(long, value_name = "TIME")]
     idle_timeout: Option<esker::Period>,
+    /// Address of loopback to tell how the server stands on, by HTTP: /livez, /readyz, /metrics; may be given several times
+    #[arg(long, value_name = "ADDRESS")]
+    http: Vec<String>,
     /// Folder that the command ESKER.BACKUP makes backups in; without it clients cannot ask for any
     #[arg(long, value_name = "FOLDER")]
     backup_folder: Option<String>,
@@ -103,12 +109,16 @@ impl Serve {
         if let Some(options) = rpc::sequencers(&settings.serve)? {
             builder = builder.sequencers(options);
         }
+        let watched = Arc::new(Watched::default());
+        let http = watched::start(&addresses(&settings.serve.http_listen)?, &watched)?;
         let Some((loading, store, signals)) = opening::open(&config, builder, &location)? else {
             // The thread that opens the store ends with the process: as after a crash, nothing is lost by that.
             std::process::exit(0);
         };
         let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
-        let served = serve(&store, (loading, config, signals), (disks, rpc), backups.map(PathBuf::from));
+        let served = serve(&store, (loading, config, signals), (disks, rpc), backups.map(PathBuf::from), &watched);
+        // Told until everybody was answered.
+        http.into_iter().for_each(Running::stop);
         // Even if the server failed, what it acknowledged must end up in a clean store.
         let closed = store.close().map_err(Failure::from);
         served.and(closed)
@@ -140,6 +150,7 @@ impl Serve {
         over(&mut serve.compress, self.compress.map(|codec| codec.to_string()));
         over(&mut serve.max_clients, self.max_clients);
         over(&mut serve.idle_timeout, self.idle_timeout.map(Text));
+        over(&mut serve.http_listen, Some(self.http).filter(|listen| !listen.is_empty()));
         over(&mut serve.backup_folder, self.backup_folder);
         over(&mut serve.threads, self.threads);
         self.nbd.apply(serve);
@@ -211,6 +222,7 @@ fn serve(
     (loading, config, mut signals): (Loading, Config, Signals),
     (disks, rpc): (Option<esker_server::nbd::Config>, Option<esker_server::grpc::Config>),
     backups: Option<PathBuf>,
+    watched: &Watched,
 ) -> Result<(), Failure> {
     let kv = store.kv()?;
     let engine: Arc<dyn EngineInfo> = match store.engine() {
@@ -238,10 +250,15 @@ fn serve(
     let rpc = match rpc {
         Some(config) => {
             let handle = handle.clone();
-            Some(Rpc::start(store, config, move || handle.shutdown())?)
+            Some(Rpc::start(store, config, watched::ready(&handle), {
+                let handle = handle.clone();
+                move || handle.shutdown()
+            })?)
         }
         None => None,
     };
+    let nbd = disks.as_ref().map(Disks::handle);
+    watched.serve(Serving { resp: handle.clone(), engine: store.engine().map(Arc::clone), nbd });
     let signals_handle = signals.handle();
     let waiter = std::thread::Builder::new().name("esker-signals".into()).spawn(move || {
         if let Some(signal) = signals.forever().next() {
@@ -313,6 +330,14 @@ struct Wired {
 }
 
 impl EngineInfo for Wired {
+    fn health(&self) -> Health {
+        match self.engine.health() {
+            esker::engine::Health::Running => Health::Running,
+            esker::engine::Health::Full => Health::Full,
+            esker::engine::Health::Stopped(cause) => Health::Stopped(cause.to_string()),
+        }
+    }
+
     fn info(&self) -> Vec<InfoLine> {
         let line =
             |section: &str, key: &str, value: String| InfoLine { section: section.into(), key: key.into(), value };
@@ -435,6 +460,7 @@ mod tests {
             index_bytes: None,
             max_clients: Some(5),
             idle_timeout: Some(esker::Period(Duration::from_millis(1_500))),
+            http: Vec::new(),
             backup_folder: None,
             threads: None,
             nbd: NbdFlags::default(),

@@ -37,6 +37,7 @@ use tonic::service::Routes;
 use tonic::transport::server::{Router, TlsConnectInfo};
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 use tonic::{Request, Status};
+use tonic_health::ServingStatus;
 
 pub use config::{Config, Error, MAP_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX, OBJECT_MESSAGE_BYTES_MAX, Result};
 pub use listen::Address;
@@ -56,6 +57,8 @@ use crate::front::strangers::Strangers;
 
 /// How long calls have to finish when the server stops.
 const GRACE: Duration = Duration::from_secs(3);
+/// Health is looked at so often.
+const HEALTH_EVERY: Duration = Duration::from_millis(200);
 
 /// What is served.
 #[derive(Clone, Default)]
@@ -68,7 +71,12 @@ pub struct Faces {
     pub objects: Option<Arc<dyn ObjectStore>>,
     /// Sequencers, as `esker.log.v1.Sequencer`.
     pub sequencers: Option<Sequencers>,
+    /// Whether writes are taken, for `grpc.health.v1`; `None`: always while the server runs. Asked five times a second.
+    pub ready: Option<Ready>,
 }
+
+/// Whether what is served takes writes.
+pub type Ready = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A server that listens; [`Server::run`] makes it answer.
 pub struct Server {
@@ -122,7 +130,11 @@ impl tonic::service::Interceptor for Guard {
         let extensions = request.extensions();
         let encrypted = || extensions.get::<TlsConnectInfo<Arc<Standing>>>().map(TlsConnectInfo::get_ref);
         if let Some(standing) = extensions.get::<Arc<Standing>>().or_else(encrypted) {
-            standing.admit()?;
+            match standing.admit() {
+                // Who asks for health is answered, also where all places are taken.
+                Err(told) if !self.anybody => return Err(told.into()),
+                _ => {}
+            }
         }
         Ok(request)
     }
@@ -237,9 +249,27 @@ fn routes(config: &Config, faces: Faces, stopping: &watch::Receiver<bool>) -> Re
     routes = routes
         .add_service(tonic::service::interceptor::InterceptedService::new(v1, guard.clone()))
         .add_service(tonic::service::interceptor::InterceptedService::new(v1alpha, guard));
+    // The empty name is the server as a whole.
+    names.push("");
+    let ready = faces.ready;
+    let mut stopping = stopping.clone();
     tokio::spawn(async move {
-        for name in names {
-            health.set_service_status(name, tonic_health::ServingStatus::Serving).await;
+        let mut told = None;
+        loop {
+            let stops = *stopping.borrow();
+            let serving = !stops && ready.as_ref().is_none_or(|ready| ready());
+            if told != Some(serving) {
+                told = Some(serving);
+                let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+                for name in &names {
+                    health.set_service_status(*name, status).await;
+                }
+            }
+            if stops {
+                return;
+            }
+            // One that is gone stops as well.
+            let _ = tokio::time::timeout(HEALTH_EVERY, stopping.wait_for(|stopping| *stopping)).await;
         }
     });
     Ok(routes)

@@ -6,7 +6,8 @@
 //!
 //! Invariants:
 //! 1. Never more than `connections_max` connections are known, and no stranger takes one of those places.
-//! 2. A stranger whose time is over, or who has to make room, is read from no more: its connection ends.
+//! 2. A stranger whose time is over, or who has to make room, is neither read from nor written to: its connection ends. One
+//! that does not read what it is sent is met by the writes.
 
 use std::io;
 use std::pin::Pin;
@@ -18,9 +19,9 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Sleep;
-use tonic::Status;
 use tonic::transport::server::Connected;
 
+use super::status::Told;
 use crate::front::strangers::{Stranger, Strangers};
 
 /// Who may be connected.
@@ -64,18 +65,22 @@ impl Standing {
     /// The client has shown that it may be served.
     ///
     /// # Errors
-    /// `RESOURCE_EXHAUSTED` names the limit, if as many are connected as may be.
-    pub(crate) fn admit(&self) -> Result<(), Status> {
+    /// Busy, with the limit, if as many are connected as may be: nothing was looked at.
+    pub(crate) fn admit(&self) -> Result<(), Told> {
         let mut place = self.place.lock();
         if let Place::Stranger(_) = &*place {
             let permit = Arc::clone(&self.room.known).try_acquire_owned().map_err(|_| {
                 let max = self.room.connections_max;
                 tracing::warn!(max, "a client is refused: too many connections (connections_max)");
-                Status::resource_exhausted(format!("{max} connections are open (connections_max): try again later"))
+                Told::busy(format!("{max} connections are open (connections_max): try again later"))
             })?;
             *place = Place::Known { _permit: permit };
         }
         Ok(())
+    }
+
+    fn is_known(&self) -> bool {
+        matches!(&*self.place.lock(), Place::Known { .. })
     }
 
     /// Whether it is a stranger's still; then it notes that its time is over.
@@ -109,6 +114,8 @@ impl<S> Visitor<S> {
     fn poll_limit(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Some(limit) = &mut self.limit else { return Ok(()) };
         match Pin::new(&mut limit.ended).poll(cx) {
+            // It may have become known just now.
+            Poll::Ready(Ok(())) if self.standing.is_known() => self.limit = None,
             Poll::Ready(Ok(())) => {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "made room for another (strangers_max)"));
             }
@@ -139,9 +146,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Visitor<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Visitor<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_limit(cx)?;
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_limit(cx)?;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -152,6 +161,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Visitor<S> {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.poll_limit(cx)?;
         Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
     }
     fn is_write_vectored(&self) -> bool {

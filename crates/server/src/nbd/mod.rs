@@ -30,6 +30,7 @@ mod transmission;
 mod volumes;
 pub mod wire;
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -57,7 +58,7 @@ use crate::front::strangers::{Stranger, Strangers};
 
 /// How long connections have to finish what is under way when the server stops.
 const GRACE: Duration = Duration::from_secs(3);
-/// How long a connection waits for the threads of strangers that had to make room for it.
+/// How long accepting waits for the threads of strangers that had to make room.
 const MAKING_ROOM: Duration = Duration::from_secs(1);
 
 /// A server that listens; [`Server::run`] makes it answer.
@@ -257,6 +258,7 @@ impl Shared {
         let output = Arc::new(Output::new(Arc::clone(socket)));
         let mut input = Input::new(Arc::clone(socket), Arc::clone(&output));
         let (time, until) = (Duration::from_secs(self.config.negotiation_seconds), stranger.until());
+        let stranger = Cell::new(Some(stranger));
         let negotiation = Negotiation {
             config: &self.config,
             exports: &*self.exports,
@@ -264,7 +266,17 @@ impl Shared {
             socket,
             output: &output,
             peer,
-            admit: &|| self.admit(number),
+            admit: &|| {
+                let admitted = self.admit(number);
+                if admitted {
+                    // From here on it makes room for nobody; attaching may take its time.
+                    stranger.take();
+                }
+                admitted
+            },
+            dismiss: &|| {
+                self.open.lock().attached.remove(&number);
+            },
         };
         let chosen = socket
             .write_within(Some(time))
@@ -277,7 +289,6 @@ impl Shared {
         });
         match chosen {
             Ok(Some(chosen)) => {
-                drop(stranger);
                 tracing::info!(peer, export = chosen.name, encrypted = input.is_encrypted(), "attached");
                 let name = chosen.name.clone();
                 Transmission::new(&self.config, chosen, input, &output).run();

@@ -40,6 +40,8 @@ pub(crate) struct Negotiation<'n> {
     pub(crate) peer: &'n str,
     /// Takes a place of an attached client for this one, unless it has one; false if there is none.
     pub(crate) admit: &'n dyn Fn() -> bool,
+    /// Gives that place back: it was not attached.
+    pub(crate) dismiss: &'n dyn Fn(),
 }
 
 /// What was agreed so far.
@@ -254,7 +256,11 @@ impl Negotiation<'_> {
             return Err(OpenError::Refused(format!("{max} clients are attached (connections_max): try again later")));
         }
         let shares = Config::names(&self.config.read_only, &name) || Config::names(&self.config.unlocked, &name);
-        let export = if stays && !shares { self.exports.attach(&name)? } else { self.exports.open(&name)? };
+        let export = if stays && !shares { self.exports.attach(&name) } else { self.exports.open(&name) };
+        if export.is_err() && stays {
+            (self.dismiss)();
+        }
+        let export = export?;
         let export = Optioned::over(export, self.config, &name);
         let allocation = agreed.structured && agreed.allocation.as_deref() == Some(asked);
         Ok(Chosen { name, export, structured: agreed.structured, allocation })

@@ -45,6 +45,11 @@ pub(crate) struct ClientEntry {
 }
 
 impl ClientEntry {
+    /// Whether it has a place of those who may be served.
+    pub(crate) fn is_known(&self) -> bool {
+        self.known.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn touch(&self, now: Instant) {
         self.active_ms.store(now.duration_since(self.created).as_millis() as u64, Ordering::Relaxed);
     }

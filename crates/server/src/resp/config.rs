@@ -25,12 +25,12 @@ pub struct Config {
     pub password: Option<String>,
     /// Event loops, each on its own thread: 1 to 64; 0 picks the number of cores, at most 4. Default: 0.
     pub threads: usize,
-    /// Most clients at once, those that have not given the password, or finished the handshake of TLS, left aside.
+    /// Most clients at once, those that have not given the password, or over TLS sent a command, left aside.
     /// Default: 10,000.
     pub clients_max: usize,
     /// Most of those others; for one more the oldest is disconnected. Default: 4,096.
     pub strangers_max: usize,
-    /// Seconds in which they have to give the password and finish the handshake, from 1. Default: 10.
+    /// Seconds in which they have to, 1 to 86,400. Default: 10.
     pub stranger_seconds: u64,
     /// Seconds without a byte from a client after which it is disconnected; 0: never. Default: 0.
     pub idle_seconds: u64,
@@ -145,8 +145,8 @@ impl Config {
         if self.threads > 64 {
             return refuse(format!("threads = {} is above 64", self.threads));
         }
-        if self.strangers_max == 0 || self.stranger_seconds == 0 {
-            return refuse("strangers_max and stranger_seconds must be at least 1".into());
+        if self.strangers_max == 0 || !(1..=86_400).contains(&self.stranger_seconds) {
+            return refuse("strangers_max must be at least 1, stranger_seconds 1 to 86400".into());
         }
         if self.clients_max == 0 {
             return refuse("clients_max must be at least 1".into());

@@ -2,6 +2,38 @@
 //!
 //! INFO, CONFIG GET → [`EngineInfo`] ← CONFIG SET; whoever wires server and engine together implements it.
 
+/// How what is below stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Health {
+    /// It takes writes.
+    #[default]
+    Running,
+    /// It is full: it takes what gives space back, and reads.
+    Full,
+    /// It takes no writes any more, for this cause, until it is started again.
+    Stopped(String),
+}
+
+impl Health {
+    /// Its name, as INFO and metrics show it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Full => "full",
+            Self::Stopped(_) => "stopped",
+        }
+    }
+
+    /// Why it takes no writes; nothing while it does.
+    pub fn cause(&self) -> &str {
+        match self {
+            Self::Running => "",
+            Self::Full => "the store is full: writes are refused until space is given back",
+            Self::Stopped(cause) => cause,
+        }
+    }
+}
+
 /// One line of INFO.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InfoLine {
@@ -17,6 +49,11 @@ pub struct InfoLine {
 ///
 /// Called on event loops: answers must not take long.
 pub trait EngineInfo: Send + Sync {
+    /// How the engine stands. Costs nothing to speak of.
+    fn health(&self) -> Health {
+        Health::Running
+    }
+
     /// Lines for INFO, section after section.
     fn info(&self) -> Vec<InfoLine>;
 

@@ -299,6 +299,9 @@ impl EventLoop {
     fn enter(&self, client: &Arc<ClientEntry>, now: Instant) -> Stranger {
         let (shared, client) = (Arc::clone(&self.shared), Arc::clone(client));
         self.shared.strangers.enter(now, move || {
+            if client.is_known() {
+                return;
+            }
             client.killed.store(true, Ordering::SeqCst);
             shared.kills.fetch_add(1, Ordering::SeqCst);
             if let Some(waker) = shared.wakers.get().and_then(|wakers| wakers.get(client.event_loop)) {
@@ -311,6 +314,11 @@ impl EventLoop {
     fn take_inbox(&mut self, executor: &mut Executor<'_>, now: Instant) {
         let arrived = std::mem::take(&mut *self.inboxes[self.index].lock());
         for (mut transport, client, stranger) in arrived {
+            if client.killed.load(Ordering::SeqCst) {
+                // It had to make room before it came here.
+                self.shared.clients.remove(client.id);
+                continue;
+            }
             let at = self.free.pop().unwrap_or_else(|| {
                 self.connections.push(None);
                 self.connections.len() - 1

@@ -18,6 +18,7 @@ mod connection;
 mod cursors;
 mod engine;
 mod event_loop;
+mod figures;
 mod glob;
 mod keyspace;
 mod listen;
@@ -27,6 +28,7 @@ mod output;
 mod parse;
 mod refusal;
 mod reply;
+mod saves;
 mod session;
 mod shared;
 mod tls;
@@ -41,7 +43,7 @@ use esker_kv::Kv;
 use parking_lot::{Condvar, Mutex};
 
 pub use config::{Config, DATABASES, Error, Result, TlsFiles};
-pub use engine::{EngineInfo, InfoLine, NoEngineInfo};
+pub use engine::{EngineInfo, Health, InfoLine, NoEngineInfo};
 pub use listen::Address;
 pub use loading::Loading;
 pub use parse::{
@@ -55,9 +57,11 @@ pub(crate) use tls::server_config as tls_config;
 use event_loop::{EventLoop, Inboxes};
 use keyspace::Keyspace;
 use listen::Listener;
+use saves::Saves;
 use shared::{LoopStats, Settings, Shared};
 
 use crate::front::strangers::Strangers;
+use crate::http::Figure;
 
 /// Most event loops that `threads = 0` starts.
 const LOOPS_MAX_BY_DEFAULT: usize = 4;
@@ -77,6 +81,19 @@ pub struct Server {
 pub struct Handle(Arc<Shared>);
 
 impl Handle {
+    /// How the engine stands, and whether the server stops.
+    pub fn health(&self) -> Health {
+        if self.0.is_stopping() {
+            return Health::Stopped("the server is stopping".into());
+        }
+        self.0.engine.health()
+    }
+
+    /// What was counted, for those who watch.
+    pub fn figures(&self) -> Vec<Figure> {
+        figures::of(&self.0)
+    }
+
     /// Makes [`Server::run`] return soon: replies under way are sent, up to three seconds long.
     pub fn shutdown(&self) {
         self.0.stop();
@@ -115,12 +132,12 @@ impl Server {
             settings: Settings::new(&config),
             clients: clients::Clients::default(),
             strangers: Strangers::new(config.strangers_max, Duration::from_secs(config.stranger_seconds)),
-            cursors: cursors::Cursors::new(keyspace.epoch()),
+            cursors: cursors::Cursors::default(),
             engine: info,
             started: Instant::now(),
             port: port.unwrap_or(0),
             run_id: format!("{:020x}{:020x}", now_ms, keyspace.epoch()),
-            saved_s: AtomicU64::new(now_ms / 1_000),
+            saves: Saves::new(now_ms / 1_000),
             connections: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             expired: AtomicU64::new(0),

@@ -13,8 +13,9 @@ use crate::front::strangers::Strangers;
 use crate::resp::clients::Clients;
 use crate::resp::config::Config;
 use crate::resp::cursors::Cursors;
-use crate::resp::engine::EngineInfo;
+use crate::resp::engine::{EngineInfo, Health};
 use crate::resp::keyspace::Keyspace;
+use crate::resp::saves::Saves;
 
 /// How `appendfsync` of Redis is understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,8 +110,7 @@ pub(crate) struct Shared {
     pub(crate) started: Instant,
     pub(crate) port: u16,
     pub(crate) run_id: String,
-    /// Unix seconds of the last SAVE, or of the start.
-    pub(crate) saved_s: AtomicU64,
+    pub(crate) saves: Saves,
     pub(crate) connections: AtomicU64,
     pub(crate) rejected: AtomicU64,
     pub(crate) expired: AtomicU64,
@@ -164,12 +164,19 @@ impl Shared {
 
     /// Asks for everything written so far to be made durable; the barrier says when it is.
     pub(crate) fn save(&self) -> esker_store::Result<Option<Barrier>> {
+        if let Health::Stopped(cause) = self.engine.health() {
+            self.saves.refused();
+            return Err(esker_store::Error::Stopped { cause: cause.into() });
+        }
         let (saved, barrier) = self.keyspace.kv.store().sync().into_parts();
-        saved?;
+        if let Err(error) = saved {
+            self.saves.refused();
+            return Err(error);
+        }
         if let Some(barrier) = &barrier {
             barrier.want();
         }
-        self.saved_s.store(self.keyspace.kv.clock().now_ms() / 1_000, Ordering::Relaxed);
+        self.saves.began(barrier.clone(), self.keyspace.kv.clock().now_ms() / 1_000);
         Ok(barrier)
     }
 }

@@ -9,7 +9,7 @@ use esker_map::Waist;
 use esker_server::grpc::proto::log as proto;
 use esker_server::grpc::proto::log::log_client::LogClient;
 use esker_server::grpc::proto::map::map_client::MapClient;
-use esker_server::grpc::{Address, Config, Faces, Handle, Result, Server};
+use esker_server::grpc::{Address, Config, Faces, Handle, Ready, Result, Server};
 use esker_store::ObjectStore;
 use tonic::transport::Channel;
 
@@ -28,10 +28,15 @@ pub fn near() -> Config {
 impl Running {
     /// Serves the logs and the map of a store, and its objects if the configuration says so.
     pub fn start(store: Arc<dyn ObjectStore>, config: Config) -> Self {
+        Self::watched(store, config, None)
+    }
+
+    /// The same, with what says whether writes are taken.
+    pub fn watched(store: Arc<dyn ObjectStore>, config: Config, ready: Option<Ready>) -> Self {
         let session = Session::new(Arc::new(|| 1_700_000_000_000), 7);
         let logs = Some(Logs::open(Arc::clone(&store), session).unwrap());
         let map = Waist::open(Arc::clone(&store), Arc::new(|| 1_700_000_000_000), [9; 32]).unwrap();
-        let faces = Faces { logs, map: Some(Arc::new(map)), objects: Some(store), sequencers: None };
+        let faces = Faces { logs, map: Some(Arc::new(map)), objects: Some(store), sequencers: None, ready };
         let server = Server::bind(config, faces).unwrap();
         let address = match &server.addresses()[0] {
             Address::Tcp(address) | Address::Tls(address) => *address,

@@ -155,6 +155,11 @@ impl Disks {
         Ok(Self { handle, thread })
     }
 
+    /// What tells of it.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
     /// Stops it once what is under way is answered.
     pub fn stop(self) -> Result<(), Failure> {
         self.handle.shutdown();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use clap::Args;
-use esker_server::grpc::{self, Address, Config, Faces, Handle, Server};
+use esker_server::grpc::{self, Address, Config, Faces, Handle, Ready, Server};
 use esker_server::resp::TlsFiles;
 
 use super::shared::addresses;
@@ -119,12 +119,18 @@ pub struct Rpc {
 
 impl Rpc {
     /// Listens and says where. `stop` is called if it ends by itself.
-    pub fn start(store: &esker::Store, config: Config, stop: impl FnOnce() + Send + 'static) -> Result<Self, Failure> {
+    /// `ready` says whether writes are taken.
+    pub fn start(
+        store: &esker::Store,
+        config: Config,
+        ready: Ready,
+        stop: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, Failure> {
         let objects = config.objects.then(|| store.objects());
         let open = config.token.is_none() && config.tls.is_none();
         let shown = if objects.is_some() { " (logs, map, and all objects)" } else { "" };
         let map = Some(Arc::new(store.map()?) as _);
-        let faces = Faces { logs: Some(store.logs()?), map, objects, sequencers: None };
+        let faces = Faces { logs: Some(store.logs()?), map, objects, sequencers: None, ready: Some(ready) };
         let server = Server::bind(config, faces).map_err(failure)?;
         for address in server.addresses() {
             println!("grpc       {address}{shown}");

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::resp::commands::connection::REDIS_VERSION;
 use crate::resp::commands::{Call, Outcome, is};
+use crate::resp::engine::Health;
 use crate::resp::shared::{LoopStats, Shared};
 
 type Section = (String, Vec<(String, String)>);
@@ -37,6 +38,8 @@ fn sections(shared: &Shared) -> Vec<Section> {
     let uptime_s = shared.started.elapsed().as_secs();
     let memory_bytes = memory_bytes();
     let clients = shared.clients.all();
+    let (health, saved) = (shared.engine.health(), shared.saves.last());
+    let status = |failed: bool| if failed { "err" } else { "ok" };
     let deepest = |figure: fn(&crate::resp::clients::ClientEntry) -> usize| {
         clients.iter().map(|client| figure(client)).max().unwrap_or(0).to_string()
     };
@@ -83,12 +86,14 @@ fn sections(shared: &Shared) -> Vec<Section> {
             &[
                 ("loading", "0".into()),
                 ("rdb_changes_since_last_save", "0".into()),
-                ("rdb_bgsave_in_progress", "0".into()),
-                ("rdb_last_save_time", shared.saved_s.load(Ordering::Relaxed).to_string()),
-                ("rdb_last_bgsave_status", "ok".into()),
+                ("rdb_bgsave_in_progress", u8::from(saved.under_way).to_string()),
+                ("rdb_last_save_time", saved.saved_s.to_string()),
+                ("rdb_last_bgsave_status", status(saved.failed).into()),
                 ("aof_enabled", "1".into()),
                 ("aof_rewrite_in_progress", "0".into()),
-                ("aof_last_write_status", "ok".into()),
+                ("aof_last_write_status", status(matches!(health, Health::Stopped(_))).into()),
+                ("engine_state", health.name().into()),
+                ("engine_cause", health.cause().replace(['\r', '\n'], " ")),
                 ("appendfsync", shared.fsync().name().into()),
             ],
         ),

@@ -1,7 +1,5 @@
 //! The server itself: saving, waiting for durability, stopping, time, and what commands there are.
 
-use std::sync::atomic::Ordering;
-
 use crate::resp::commands::{
     ADMIN, Call, Command, FAST, NO_AUTH, NO_MULTI, Outcome, READ, Refusal, SYNTAX, WRITE, help, is, shown, subcommand,
 };
@@ -90,7 +88,7 @@ pub(crate) fn grow(call: &mut Call<'_>) -> Outcome {
 }
 
 pub(crate) fn lastsave(call: &mut Call<'_>) -> Outcome {
-    call.reply.int(call.shared.saved_s.load(Ordering::Relaxed) as i64);
+    call.reply.int(call.shared.saves.last().saved_s as i64);
     Ok(())
 }
 

@@ -1,0 +1,152 @@
+//! What `esker serve --http` tells: from the beginning that the store is being opened, then how it and the servers stand.
+//!
+//! Invariant: no figure has a label that tells a key, a client or an address.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use esker::engine::Engine;
+use esker_server::http::{Error, Figure, Running, Server, Source, Value};
+use esker_server::resp::{Handle, Health};
+use esker_server::{nbd, resp};
+
+use crate::exit::{Code, Failure};
+
+/// Figures of the engine that only grow; the others go up and down.
+const COUNTERS: &[&str] = &[
+    "cache_hits",
+    "checkpoint_write_bytes",
+    "checkpoints",
+    "cleaned_copy_bytes",
+    "cleaned_segments",
+    "cold_write_bytes",
+    "compressed_kept",
+    "compressed_raw_bytes",
+    "compressed_refused",
+    "compressed_stored_bytes",
+    "device_read_bytes",
+    "device_reads",
+    "device_write_bytes",
+    "device_writes",
+    "freed_segments",
+    "index_page_reads",
+    "index_pages_dropped",
+    "lost_values",
+    "payload_bytes",
+    "read_retries",
+    "record_bytes",
+    "records",
+    "relocation_bytes",
+    "scrub_read_bytes",
+    "scrub_rounds",
+    "slow_calls",
+    "syncs",
+    "unpacked_bytes",
+];
+
+/// What is being served.
+pub struct Serving {
+    /// The Redis protocol.
+    pub resp: Handle,
+    /// The store, where it is an engine.
+    pub engine: Option<Arc<Engine>>,
+    /// Disks.
+    pub nbd: Option<nbd::Handle>,
+}
+
+/// What is told; of a store that is being opened, until [`Watched::serve`].
+#[derive(Default)]
+pub struct Watched(OnceLock<Serving>);
+
+impl Watched {
+    /// Begins to tell of this.
+    pub fn serve(&self, serving: Serving) {
+        // Told once, when everything listens.
+        let _ = self.0.set(serving);
+    }
+}
+
+impl Source for Watched {
+    fn ready(&self) -> Result<(), String> {
+        let Some(serving) = self.0.get() else { return Err("the store is being opened".into()) };
+        match serving.resp.health() {
+            Health::Running => Ok(()),
+            health => Err(health.cause().to_string()),
+        }
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        let version = env!("CARGO_PKG_VERSION");
+        let build = Figure::new("esker_build_info", "1, with the version of the program", Value::Gauge(1.0));
+        let mut figures = vec![build.labelled("version", version)];
+        let state = self.0.get().map_or("starting", |serving| serving.resp.health().name());
+        figures.extend(["starting", "running", "full", "stopped"].map(|name| {
+            let is = f64::from(u8::from(name == state));
+            Figure::new("esker_state", "1 for the state that the store is in", Value::Gauge(is)).labelled("state", name)
+        }));
+        let Some(serving) = self.0.get() else { return figures };
+        figures.extend(serving.resp.figures());
+        figures.extend(serving.engine.iter().flat_map(|engine| of_engine(engine)));
+        if let Some(nbd) = &serving.nbd {
+            let counts = nbd.counts();
+            let figure = |name: &str, help: &str, value| Figure::new(format!("esker_nbd_{name}"), help, value);
+            figures.extend([
+                figure("connections", "Connections open", Value::Gauge(counts.connections as f64)),
+                figure("connections_accepted", "Connections accepted", Value::Counter(counts.accepted as f64)),
+                figure(
+                    "connections_rejected",
+                    "Connections refused or sent away",
+                    Value::Counter(counts.rejected as f64),
+                ),
+            ]);
+        }
+        figures
+    }
+}
+
+fn of_engine(engine: &Engine) -> Vec<Figure> {
+    let mut figures: Vec<Figure> = engine
+        .stats()
+        .entries()
+        .into_iter()
+        // Shares of times are what the histograms below are for.
+        .filter(|(name, _)| !["_p50_us", "_p99_us", "_max_us"].iter().any(|end| name.ends_with(end)))
+        .filter_map(|(name, value)| {
+            let value: f64 = value.parse().ok()?;
+            let value = if COUNTERS.contains(&name) { Value::Counter(value) } else { Value::Gauge(value) };
+            Some(Figure::new(format!("esker_engine_{name}"), format!("{name} of INFO esker"), value))
+        })
+        .collect();
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    figures.extend(engine.stages().into_iter().map(|(name, times)| {
+        let buckets = times.buckets.iter().map(|(ns, count)| (seconds(*ns), *count)).collect();
+        let help = "How long stages of writes and reads took; of those done very often one of some is timed";
+        Figure::new("esker_engine_stage_seconds", help, Value::Times(buckets)).labelled("stage", name)
+    }));
+    figures
+}
+
+/// Listens and answers, and says where; nothing if no address is given.
+pub fn start(listen: &[SocketAddr], watched: &Arc<Watched>) -> Result<Option<Running>, Failure> {
+    if listen.is_empty() {
+        return Ok(None);
+    }
+    let server = Server::bind(listen).map_err(failure)?;
+    for address in server.addresses() {
+        println!("http       http://{address} (/livez, /readyz, /metrics)");
+    }
+    server.start(Arc::clone(watched) as Arc<dyn Source>).map(Some).map_err(failure)
+}
+
+fn failure(error: Error) -> Failure {
+    match error {
+        Error::Open(_) => Failure::of(Code::Usage, &error),
+        error => Failure::of(Code::Failure, &error),
+    }
+}
+
+/// Whether writes are taken, for those who ask by gRPC.
+pub fn ready(handle: &resp::Handle) -> esker_server::grpc::Ready {
+    let handle = handle.clone();
+    Arc::new(move || handle.health() == Health::Running)
+}
