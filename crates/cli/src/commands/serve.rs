@@ -6,6 +6,7 @@
 //! 1. The store closes after the last client was answered, whatever ends the server.
 //! 2. The figures and settings of the engine reach clients only through [`EngineInfo`].
 
+mod descriptors;
 pub mod disks;
 mod opening;
 pub mod rpc;
@@ -100,9 +101,15 @@ impl Serve {
     /// Runs the command until a signal or SHUTDOWN.
     pub fn run(self, mut settings: Settings) -> Result<(), Failure> {
         self.apply(&mut settings);
-        let config = config(&settings.serve)?;
-        let disks = disks::config(&settings.serve, tls_files(&settings.serve)?)?;
-        let rpc = rpc::config(&settings.serve, tls_files(&settings.serve)?)?;
+        let mut config = config(&settings.serve)?;
+        let mut disks = disks::config(&settings.serve, tls_files(&settings.serve)?)?;
+        let mut rpc = rpc::config(&settings.serve, tls_files(&settings.serve)?)?;
+        let watched_by_http = !settings.serve.http_listen.is_empty();
+        let lowered =
+            descriptors::fit(descriptors::raise(), &mut config, disks.as_mut(), rpc.as_mut(), watched_by_http);
+        if let Some(lowered) = lowered {
+            println!("limits     {lowered}");
+        }
         let location = settings.store.location.clone();
         // Keys are expired by the server itself.
         let mut builder = builder(&settings).expire_interval(Duration::ZERO).map_sweep(settings.serve.map_sweep);

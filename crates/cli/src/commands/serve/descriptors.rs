@@ -1,0 +1,88 @@
+//! File descriptors: the limit is raised, and the servers' limits are kept within it.
+//!
+//! Invariant: what the limits allow together, the process may open: a connection is refused by a limit of the server, by its
+//! name, and never for want of descriptors, which would keep all protocols from accepting.
+
+use esker_server::{grpc, http, nbd, resp};
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+/// Descriptors for the store, the threads, the listeners and what they need meanwhile.
+const OWN: usize = 96;
+/// Each limit is at least this.
+const LEAST: usize = 4;
+
+/// Raises the limit of descriptors to what the system allows; what it is then.
+pub fn raise() -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let current = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(error) => {
+            tracing::warn!(%error, "the limit of file descriptors cannot be raised");
+            limit.current
+        }
+    };
+    current.map_or(usize::MAX, |current| usize::try_from(current).unwrap_or(usize::MAX))
+}
+
+/// Lowers the limits, all in the same proportion, to what fits `descriptors`. A line that says so, if they were lowered.
+pub fn fit(
+    descriptors: usize,
+    resp: &mut resp::Config,
+    nbd: Option<&mut nbd::Config>,
+    grpc: Option<&mut grpc::Config>,
+    http: bool,
+) -> Option<String> {
+    let mut limits: Vec<(&str, &mut usize)> =
+        vec![("max_clients", &mut resp.clients_max), ("unauthenticated clients", &mut resp.strangers_max)];
+    if let Some(nbd) = nbd {
+        limits.push(("nbd_connections", &mut nbd.connections_max));
+        // Twice, until the threads of those that made room have ended.
+        limits.push(("negotiating NBD clients", &mut nbd.strangers_max));
+    }
+    if let Some(grpc) = grpc {
+        limits.push(("grpc_connections", &mut grpc.connections_max));
+        limits.push(("gRPC clients without a request", &mut grpc.strangers_max));
+    }
+    let own = OWN + if http { http::CONNECTIONS_MAX } else { 0 };
+    let room = descriptors.saturating_sub(own);
+    let wanted: usize =
+        limits.iter().map(|(name, max)| **max * if name.starts_with("negotiating") { 2 } else { 1 }).sum();
+    if wanted <= room {
+        return None;
+    }
+    for (_, max) in &mut limits {
+        **max = (max.saturating_mul(room) / wanted).max(LEAST).min(**max);
+    }
+    let now: Vec<String> = limits.iter().map(|(name, max)| format!("{max} {name}")).collect();
+    Some(format!("{descriptors} file descriptors (ulimit -n) are enough for {}", now.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_kept_within_the_descriptors_there_are() {
+        let configs = || (resp::Config::default(), nbd::Config::default(), grpc::Config::default());
+        let (mut resp, mut nbd, mut grpc) = configs();
+        assert_eq!(fit(20_000, &mut resp, Some(&mut nbd), Some(&mut grpc), true), None);
+        assert_eq!((resp.clients_max, nbd.connections_max, grpc.strangers_max), (10_000, 256, 1_024));
+        for descriptors in [1_024, 4_096] {
+            let (mut resp, mut nbd, mut grpc) = configs();
+            let line = fit(descriptors, &mut resp, Some(&mut nbd), Some(&mut grpc), true).unwrap();
+            let all = resp.clients_max
+                + resp.strangers_max
+                + nbd.connections_max
+                + 2 * nbd.strangers_max
+                + grpc.connections_max
+                + grpc.strangers_max
+                + http::CONNECTIONS_MAX;
+            assert!(all + OWN <= descriptors && all > descriptors / 2, "{all} of {descriptors}: {line}");
+            assert!(line.contains(&format!("{} max_clients", resp.clients_max)), "{line}");
+        }
+        let (mut resp, ..) = configs();
+        assert!(fit(64, &mut resp, None, None, false).is_some());
+        assert_eq!((resp.clients_max, resp.strangers_max), (LEAST, LEAST));
+    }
+}
