@@ -173,7 +173,7 @@ settings! {
         nbd_read_only: Vec<String> = Vec::new(),
         /// Exports that are written without their exclusive lock, for clients that share a disk over several servers; "*" means all.
         nbd_unlocked: Vec<String> = Vec::new(),
-        /// Most NBD connections at the same time, from 1 to 10000.
+        /// Most NBD clients attached at the same time, from 1 to 10000; others are refused.
         nbd_connections: u64 = 256,
         /// Most requests of an NBD connection that wait for a sync, from 1 to 65536; above it nothing more of it is read.
         nbd_in_flight: u64 = 1_024,
@@ -191,7 +191,7 @@ settings! {
         grpc_objects: bool = false,
         /// Authorities (PEM) that certificates of the logs' sequencers are checked with; empty means that they are reached without TLS. They are sent the token.
         grpc_sequencer_authorities: String = String::new(),
-        /// Most gRPC connections at the same time, from 1 to 10000; others wait.
+        /// Most gRPC connections at the same time of clients that have made a request, from 1 to 10000; others are refused.
         grpc_connections: u64 = 1_024,
         /// Most appends of a gRPC stream that wait to be durable, from 1 to 65536; above it nothing more of the stream is read.
         grpc_in_flight: u64 = 1_024,
