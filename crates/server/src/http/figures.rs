@@ -1,6 +1,6 @@
 //! Figures as Prometheus reads them.
 //!
-//! [`Source::figures`](super::Source::figures) → [`Figure`]s → the library's encoder → text, format 0.0.4
+//! [`Source::figures`] → [`Figure`]s → the library's encoder → text, format 0.0.4
 //!
 //! Invariant: a family of figures is written once, with all its labels; no label tells a key, a client or an address.
 
@@ -11,7 +11,17 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use super::Source;
+/// What is told. Called on the thread that answers: it must not take long.
+pub trait Source: Send + Sync {
+    /// Whether writes are taken; else why not.
+    ///
+    /// # Errors
+    /// The cause, for people.
+    fn ready(&self) -> std::result::Result<(), String>;
+
+    /// All figures; those of one name one behind the other.
+    fn figures(&self) -> Vec<Figure>;
+}
 
 /// What a figure says.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,7 +11,7 @@
 //! Invariants:
 //! 1. Only loopback addresses are listened on: there is no credential, and figures tell much.
 //! 2. Nothing here waits for the store: all that is told is known without it.
-//! 3. At most [`CONNECTIONS_MAX`] connections are open, each for one request and [`PATIENCE`] at most; for one more the oldest
+//! 3. At most [`CONNECTIONS_MAX`] connections are open, each for one request and ten seconds at most; for one more the oldest
 //!    is closed.
 
 mod figures;
@@ -32,7 +32,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 
-pub use figures::{Figure, Value};
+pub use figures::{Figure, Source, Value};
 
 use crate::front::strangers::{PATIENCE, Strangers};
 
@@ -40,18 +40,6 @@ use crate::front::strangers::{PATIENCE, Strangers};
 pub const CONNECTIONS_MAX: usize = 64;
 /// When the system gives no more connections, accepting starts again after this.
 const AGAIN: Duration = Duration::from_millis(100);
-
-/// What is told. Called on the thread that answers: it must not take long.
-pub trait Source: Send + Sync {
-    /// Whether writes are taken; else why not.
-    ///
-    /// # Errors
-    /// The cause, for people.
-    fn ready(&self) -> std::result::Result<(), String>;
-
-    /// All figures; those of one name one behind the other.
-    fn figures(&self) -> Vec<Figure>;
-}
 
 /// Why nothing can be served.
 #[derive(Debug, thiserror::Error)]

@@ -42,7 +42,7 @@ const WHOLE_BYTES_MAX: usize = 6;
 
 /// Where a scan goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Resume {
     /// Behind this key.
     After(OwnedKey),
     /// With this one, or the first above it.
@@ -97,20 +97,20 @@ impl Cursors {
     }
 
     /// Where the scan of `of` goes on that was given this number, which may be any.
-    pub(crate) fn place(&self, of: Of, cursor: u64) -> Option<Place> {
+    pub(crate) fn place(&self, of: Of, cursor: u64) -> Option<Resume> {
         if let Some(kept) = self.kept.lock().by_cursor.get(&cursor)
             && kept.of == of
         {
-            return Some(Place::After(kept.key.clone()));
+            return Some(Resume::After(kept.key.clone()));
         }
         let rest = cursor & ((1 << KIND_SHIFT) - 1);
         match cursor >> KIND_SHIFT {
-            HASHED_INT => Some(Place::From(OwnedKey::Int((rest & ((1 << HEAD_BITS) - 1)) << (64 - HEAD_BITS)))),
-            HASHED_BYTES => Some(Place::From(OwnedKey::Bytes(head(rest, HEAD_BYTES)))),
-            WHOLE_INT => Some(Place::After(OwnedKey::Int(rest))),
+            HASHED_INT => Some(Resume::From(OwnedKey::Int((rest & ((1 << HEAD_BITS) - 1)) << (64 - HEAD_BITS)))),
+            HASHED_BYTES => Some(Resume::From(OwnedKey::Bytes(head(rest, HEAD_BYTES)))),
+            WHOLE_INT => Some(Resume::After(OwnedKey::Int(rest))),
             WHOLE_BYTES => {
                 let len = (rest >> 48) as usize;
-                (len <= WHOLE_BYTES_MAX).then(|| Place::After(OwnedKey::Bytes(head(rest, len))))
+                (len <= WHOLE_BYTES_MAX).then(|| Resume::After(OwnedKey::Bytes(head(rest, len))))
             }
             _ => None,
         }
@@ -197,7 +197,7 @@ mod tests {
             let cursor = cursors.put(1, KEYS, key.clone());
             assert!(cursor > 0 && cursor < 1 << 53, "{cursor}");
             for cursors in [&cursors, &later] {
-                assert_eq!(cursors.place(KEYS, cursor), Some(Place::After(key.clone())));
+                assert_eq!(cursors.place(KEYS, cursor), Some(Resume::After(key.clone())));
             }
         }
         let long = [
@@ -210,11 +210,11 @@ mod tests {
         for (key, head) in long {
             let cursor = cursors.put(1, (3, Some(9)), key.clone());
             assert!(cursor > 0 && cursor < 1 << 53, "{cursor}");
-            assert_eq!(cursors.place((3, Some(9)), cursor), Some(Place::After(key)));
+            assert_eq!(cursors.place((3, Some(9)), cursor), Some(Resume::After(key)));
             // In another database, of another hash, and of another run of the server.
-            assert_eq!(cursors.place((2, Some(9)), cursor), Some(Place::From(head.clone())));
-            assert_eq!(cursors.place((3, Some(8)), cursor), Some(Place::From(head.clone())));
-            assert_eq!(later.place((3, Some(9)), cursor), Some(Place::From(head)));
+            assert_eq!(cursors.place((2, Some(9)), cursor), Some(Resume::From(head.clone())));
+            assert_eq!(cursors.place((3, Some(8)), cursor), Some(Resume::From(head.clone())));
+            assert_eq!(later.place((3, Some(9)), cursor), Some(Resume::From(head)));
         }
         assert_eq!(cursors.place(KEYS, u64::MAX), None);
         assert_eq!(cursors.place(KEYS, WHOLE_BYTES << 51 | 7 << 48), None);
@@ -228,10 +228,10 @@ mod tests {
         let quiet: Vec<u64> = (0..10).map(|n| cursors.put(1, KEYS, key(n))).collect();
         let busy: Vec<u64> = (0..3 * CURSORS_MAX as u64).map(|n| cursors.put(2, KEYS, key(100 + n))).collect();
         for (n, cursor) in quiet.iter().enumerate() {
-            assert_eq!(cursors.place(KEYS, *cursor), Some(Place::After(key(n as u64))));
+            assert_eq!(cursors.place(KEYS, *cursor), Some(Resume::After(key(n as u64))));
         }
-        assert_eq!(cursors.place(KEYS, busy[0]), Some(Place::From(OwnedKey::Bytes("a ".into()))));
-        assert!(matches!(cursors.place(KEYS, busy[busy.len() - 1]), Some(Place::After(_))));
+        assert_eq!(cursors.place(KEYS, busy[0]), Some(Resume::From(OwnedKey::Bytes("a ".into()))));
+        assert!(matches!(cursors.place(KEYS, busy[busy.len() - 1]), Some(Resume::After(_))));
         assert_eq!(cursors.kept.lock().by_cursor.len(), CLIENT_MAX + 10);
     }
 
@@ -244,7 +244,7 @@ mod tests {
         for client in 0..100_000 {
             let cursor = cursors.put(client, KEYS, key(client % 50_000));
             cursors.put(1_000_000 + client, KEYS, key(60_000 + client));
-            assert_eq!(cursors.place(KEYS, cursor), Some(Place::After(key(client % 50_000))));
+            assert_eq!(cursors.place(KEYS, cursor), Some(Resume::After(key(client % 50_000))));
         }
         let kept = cursors.kept.lock();
         assert!(kept.by_cursor.len() <= CURSORS_MAX && kept.by_age.len() <= 2 * CURSORS_MAX);
@@ -263,8 +263,8 @@ mod tests {
         }
         for (n, cursor) in given.iter().enumerate() {
             match new.place(KEYS, *cursor) {
-                Some(Place::From(head)) => assert_eq!(head, OwnedKey::Bytes("a ".into())),
-                place => assert_eq!(place, Some(Place::After(key(n as u64)))),
+                Some(Resume::From(head)) => assert_eq!(head, OwnedKey::Bytes("a ".into())),
+                place => assert_eq!(place, Some(Resume::After(key(n as u64)))),
             }
         }
     }

@@ -124,6 +124,8 @@ pub(crate) fn session(baton: &Arc<Baton>, desk: Option<&Arc<Desk>>) -> Session {
 /// Whether an error may be told to somebody who did nothing wrong.
 fn excused(error: &Error) -> bool {
     match error {
+        // Sessions here have no lease, so nobody steps back: processes may depose each other for ever, turn by turn.
+        Error::Store(StoreError::Contended { what, .. }) if what.starts_with("taking over") => true,
         Error::Store(error) => {
             matches!(
                 error,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use esker_kv::{Entry, OwnedKey, Scan, Txn};
 
 use crate::resp::commands::{Call, NOT_AN_INTEGER, Outcome, Refusal, SYNTAX, WRONG_TYPE, is};
-use crate::resp::cursors::Place;
+use crate::resp::cursors::Resume;
 use crate::resp::keyspace::{Database, HASH, Head};
 use crate::resp::number::parse_i64;
 
@@ -65,13 +65,13 @@ pub(crate) struct Fields<'d> {
 
 impl<'d> Fields<'d> {
     /// Of all fields, or from a place among their names on.
-    pub(crate) fn new(database: &'d Database, head: Head, place: Option<Place>) -> Self {
+    pub(crate) fn new(database: &'d Database, head: Head, place: Option<Resume>) -> Self {
         let prefix = Some(Bytes::copy_from_slice(&head.id.to_be_bytes()));
         let key = |name: OwnedKey| name.as_bytes().map(|name| OwnedKey::from(&head.field_key(name)[..]));
         let (after, start) = match place {
             None => (None, None),
-            Some(Place::After(name)) => (key(name), None),
-            Some(Place::From(name)) => (None, key(name)),
+            Some(Resume::After(name)) => (key(name), None),
+            Some(Resume::From(name)) => (None, key(name)),
         };
         Self { database, scan: Scan { prefix, after, start, ..Scan::default() }, done: false }
     }

@@ -9,7 +9,7 @@ use esker_kv::{OwnedKey, Scan, Txn};
 use crate::resp::commands::hashes::{Fields, load};
 use crate::resp::commands::keys::type_name;
 use crate::resp::commands::{Call, NOT_AN_INTEGER, Outcome, Refusal, SYNTAX, is};
-use crate::resp::cursors::Place;
+use crate::resp::cursors::Resume;
 use crate::resp::glob::{literal_prefix, matches};
 use crate::resp::keyspace::key_text;
 use crate::resp::number::{i64_text, parse_i64};
@@ -94,7 +94,7 @@ fn cursor_number(text: &[u8]) -> Result<u64, Refusal> {
     number.ok_or_else(|| INVALID_CURSOR.into())
 }
 
-fn resume(call: &Call<'_>, cursor: u64, hash: Option<u64>) -> Result<Option<Place>, Refusal> {
+fn resume(call: &Call<'_>, cursor: u64, hash: Option<u64>) -> Result<Option<Resume>, Refusal> {
     if cursor == 0 {
         return Ok(None);
     }
@@ -114,8 +114,8 @@ pub(crate) fn scan(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     let options = options(call.args, 2, true)?;
     let (mut after, from) = match resume(call, cursor, None)? {
         None => (None, None),
-        Some(Place::After(key)) => (Some(key), None),
-        Some(Place::From(key)) => (None, Some(key)),
+        Some(Resume::After(key)) => (Some(key), None),
+        Some(Resume::From(key)) => (None, Some(key)),
     };
     let database = call.database()?;
     let mut seen = 0;
