@@ -21,10 +21,10 @@ fn the_same_seed_gives_the_same_calls() {
 #[test]
 fn every_breakage_of_the_protocol_is_found() {
     for breakage in Breakage::ALL {
-        // Two need an interleaving that is rare: from 0 on they are found by seeds 1293 and 664.
+        // Two need an interleaving that is rare: from 0 on they are found by seeds 1293 and 6844.
         let from = match breakage {
             Breakage::WriteOverEntry => 1_280,
-            Breakage::NoTrimGuard => 650,
+            Breakage::NoTrimGuard => 6_800,
             _ => 0,
         };
         let found = (from..from + 3_000).find_map(|seed| run(seed, Some(breakage)).err().map(|broken| (seed, broken)));
