@@ -113,8 +113,15 @@ fn of_engine(engine: &Engine) -> Vec<Figure> {
         .filter(|(name, _)| !["_p50_us", "_p99_us", "_max_us"].iter().any(|end| name.ends_with(end)))
         .filter_map(|(name, value)| {
             let value: f64 = value.parse().ok()?;
+            // Prometheus counts time in seconds.
+            let (stem, unit) = [("_us", 1e6), ("_ms", 1e3), ("_s", 1.0)]
+                .into_iter()
+                .find_map(|(end, unit)| Some((name.strip_suffix(end)?, unit)))
+                .map_or((name, None), |(stem, unit)| (stem, Some(unit)));
+            let shown = unit.map_or_else(|| name.to_string(), |_| format!("{stem}_seconds"));
+            let value = value / unit.unwrap_or(1.0);
             let value = if COUNTERS.contains(&name) { Value::Counter(value) } else { Value::Gauge(value) };
-            Some(Figure::new(format!("esker_engine_{name}"), format!("{name} of INFO esker"), value))
+            Some(Figure::new(format!("esker_engine_{shown}"), format!("{name} of INFO esker"), value))
         })
         .collect();
     let seconds = |ns: u64| ns as f64 / 1e9;
