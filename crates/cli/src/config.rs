@@ -157,7 +157,8 @@ settings! {
         max_clients: u64 = 10_000,
         /// A client that says nothing for so long is closed; 0 means never.
         idle_timeout: Text<esker::Period> = Text(esker::Period::default()),
-        /// Addresses of loopback to tell how the server stands on, by HTTP: /livez, /readyz and, for Prometheus, /metrics.
+        /// Addresses of loopback to tell how the server stands on, by HTTP: /livez, /readyz and, for Prometheus,
+        /// /metrics.
         http_listen: Vec<String> = Vec::new(),
         /// The folder that ESKER.BACKUP makes backups in; empty means that clients cannot ask for any.
         backup_folder: String = String::new(),
@@ -191,7 +192,8 @@ settings! {
         grpc_objects: bool = false,
         /// Authorities (PEM) that certificates of the logs' sequencers are checked with; empty means that they are reached without TLS. They are sent the token.
         grpc_sequencer_authorities: String = String::new(),
-        /// Most gRPC connections at the same time of clients that have made a request, from 1 to 10000; others are refused.
+        /// Most gRPC connections at the same time of clients that have made a request, from 1 to 10000; others are
+        /// refused.
         grpc_connections: u64 = 1_024,
         /// Most appends of a gRPC stream that wait to be durable, from 1 to 65536; above it nothing more of the stream is read.
         grpc_in_flight: u64 = 1_024,

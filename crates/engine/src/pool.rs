@@ -8,8 +8,8 @@
 //! itself, and wakes no thread: with two processors that cost a sixth of the reads of a busy store.
 //!
 //! Invariants:
-//! 1. What was given is run, also when the pool is closed meanwhile, and when no thread can be started. What is offered and
-//! neither waited nor polled for is run when the cleaner waits for it, or the pool is closed.
+//! 1. What was given is run, also when the pool is closed meanwhile, and when no thread can be started. What is offered
+//! and neither waited nor polled for is run when the cleaner waits for it, or the pool is closed.
 //! 2. A task waits for the device only: never for room, for another task, or for a lock that is held over I/O.
 
 use std::collections::VecDeque;
@@ -66,8 +66,8 @@ impl Pool {
         Arc::new(Gives(Arc::clone(self)))
     }
 
-    /// Keeps the task for [`Pool::hurry`]; its completion has others do it sooner. Whether others are kept that nobody has
-    /// begun: then one of the callers asks for several before it waits.
+    /// Keeps the task for [`Pool::hurry`]; its completion has others do it sooner. Whether others are kept that nobody
+    /// has begun: then one of the callers asks for several before it waits.
     pub fn offer(&self, task: Arc<dyn Task>) -> bool {
         let mut queue = self.queue.lock();
         if queue.closed {

@@ -108,11 +108,11 @@ impl Engine {
         }
     }
 
-    /// Does the rest of a call, which has to wait for the device: on the thread that waits for it, or on one of the reading
-    /// pool.
+    /// Does the rest of a call, which has to wait for the device: on the thread that waits for it, or on one of the
+    /// reading pool.
     ///
-    /// `begin` has the device begin it ahead: called where others are asked for and not waited for yet. The read of a caller
-    /// that waits at once is begun by that.
+    /// `begin` has the device begin it ahead: called where others are asked for and not waited for yet. The read of a
+    /// caller that waits at once is begun by that.
     fn defer<T: Send + 'static>(
         &self,
         begin: impl FnOnce(),

@@ -341,8 +341,8 @@ fn single_reads_are_begun_where_several_are_asked_for_before_one_is_waited_for()
     }
 }
 
-/// What is asked for and not waited for yet is read when the cleaner comes to it: else a caller that asks, writes and then
-/// waits would wait for room that its own read keeps.
+/// What is asked for and not waited for yet is read when the cleaner comes to it: else a caller that asks, writes and
+/// then waits would wait for room that its own read keeps.
 #[test]
 fn a_caller_that_asks_writes_and_then_waits_finds_what_it_asked_for() {
     let (_device, engine) = filled();

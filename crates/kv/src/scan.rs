@@ -5,8 +5,8 @@
 //! Invariants:
 //! 1. After a page the bounds exclude what it held, so that the next call goes on behind it whatever was written since.
 //! 2. No expired entry is shown.
-//! 3. Where keys alone are asked for, values are read only of those that the expiry index says to be due, and of all where it
-//! says so of very many: the expiry stands before the value.
+//! 3. Where keys alone are asked for, values are read only of those that the expiry index says to be due, and of all
+//! where it says so of very many: the expiry stands before the value.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -294,8 +294,8 @@ impl Walk {
         Ok(gone)
     }
 
-    /// The keys that the expiry index says to have expired by now: some of them may have been given more time since. `None`
-    /// if there are more than [`DUE_KEYS_MAX`].
+    /// The keys that the expiry index says to have expired by now: some of them may have been given more time since.
+    /// `None` if there are more than [`DUE_KEYS_MAX`].
     fn due(&self, now_ms: u64, barrier: &mut Option<Barrier>) -> StoreResult<Option<HashSet<OwnedKey>>> {
         let end = now_ms.checked_add(1).map(|end| Bytes::copy_from_slice(&end.to_be_bytes()));
         let scan = OmapScan { end, limit: DUE_KEYS_MAX + 1, keys_only: true, ..OmapScan::default() };

@@ -201,8 +201,8 @@ impl Log {
         Ok(())
     }
 
-    /// Gives up what is left of an object that has not room for `count` more entries, so that the next batch begins with
-    /// another: batches of a length that their objects' does not divide would meet the end of one for ever.
+    /// Gives up what is left of an object that has not room for `count` more entries, so that the next batch begins
+    /// with another: batches of a length that their objects' does not divide would meet the end of one for ever.
     fn pass_object(&self, from: u64, count: u64) -> Result<()> {
         let view = self.view();
         let Some(stripe) = view.stripe(from).filter(|stripe| stripe.width == 1) else { return Ok(()) };

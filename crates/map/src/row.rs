@@ -18,11 +18,11 @@ use crate::schema::Table;
 use crate::value::{DataType, Value};
 use crate::{Error, Result};
 
-/// Longest row as it is stored, in bytes (16 MiB), its before-images left aside. With them it has at most what the store
-/// takes in a value, which is more than twice as much: any row fits beside its before-image.
+/// Longest row as it is stored, in bytes (16 MiB), its before-images left aside. With them it has at most what the
+/// store takes in a value, which is more than twice as much: any row fits beside its before-image.
 pub const ROW_BYTES_MAX: usize = 16 << 20;
-/// A column with this before the name of another holds that one's before-image: what it was before a transaction that is
-/// not decided yet.
+/// A column with this before the name of another holds that one's before-image: what it was before a transaction that
+/// is not decided yet.
 pub const BEFORE_PREFIX: &str = "before_";
 
 /// Version of rows that this code writes, and the highest that it reads.

@@ -1,4 +1,4 @@
-//! HTTP for those who watch: what is told, to whom, and what clients that say nothing cost.
+//! HTTP for monitors: what the server tells them, where it listens, and what silent clients cost.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::io::{Read, Write};

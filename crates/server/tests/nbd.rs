@@ -438,8 +438,8 @@ fn clients_above_the_limit_are_refused_and_may_ask_again() {
     assert_eq!(third.read_at(0, 1), [0]);
 }
 
-/// Failure: 256 connections that said nothing kept every client from its disk for ten seconds at a time. Cause: they took
-/// the places of clients. Fix: strangers have places of their own, and make room.
+/// Failure: 256 connections that said nothing kept every client from its disk for ten seconds at a time. Cause: they
+/// took the places of clients. Fix: strangers have places of their own, and make room.
 #[test]
 fn silent_connections_keep_no_client_from_its_disk() {
     let disks = MemoryDisks(vec![("disk".into(), Arc::new(MemoryDisk::new(SIZE)))]);
@@ -743,8 +743,9 @@ impl Exports for Slowly {
     }
 }
 
-/// Failure: a client made room for connections that said nothing while its disk was attached, which takes a lock in the store;
-/// and one whose disk was locked elsewhere kept a place. Fix: it is no stranger once it has chosen, and gives the place back.
+/// Failure: a client made room for connections that said nothing while its disk was attached, which takes a lock in the
+/// store; and one whose disk was locked elsewhere kept a place. Fix: it is no stranger once it has chosen, and gives
+/// the place back.
 #[test]
 fn a_client_that_has_chosen_makes_room_for_nobody_and_takes_no_place_in_vain() {
     let config = Config { connections_max: 1, strangers_max: 4, ..Config::default() };

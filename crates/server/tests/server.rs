@@ -653,8 +653,8 @@ fn racing_strings_and_hashes_leave_no_fields_behind() {
     }
 }
 
-/// Failure: connections that never gave the password took the places of clients. Fix: they have places of their own, make
-/// room for those that come, and have a deadline.
+/// Failure: connections that never gave the password took the places of clients. Fix: they have places of their own,
+/// make room for those that come, and have a deadline.
 #[test]
 fn connections_without_the_password_keep_no_client_out() {
     let password = Some("secret".to_string());
@@ -766,8 +766,8 @@ impl EngineInfo for Said {
     }
 }
 
-/// Failure: a server whose store had stopped after a failed sync said `ok` in INFO, took BGSAVE, and told a later LASTSAVE.
-/// Cause: those were literals. Fix: the engine is asked.
+/// Failure: a server whose store had stopped after a failed sync said `ok` in INFO, took BGSAVE, and told a later
+/// LASTSAVE. Cause: those were literals. Fix: the engine is asked.
 #[test]
 fn a_stopped_store_is_told_and_not_saved() {
     let said = Arc::new(Said::default());

@@ -135,7 +135,7 @@ impl<T: Send> Task for Cell<T> {
 
 struct Waiting<T> {
     cell: Arc<Cell<T>>,
-    /// Who is to be given the work once it is polled for.
+    /// The threads that are given the work once a task polls for it.
     runner: Option<Arc<dyn Runner>>,
 }
 

@@ -15,8 +15,8 @@ pub const OMAP_KEY_BYTES_MAX: usize = 4_096;
 pub const XATTR_NAME_BYTES_MAX: usize = 255;
 /// Largest xattr value, in bytes.
 pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
-/// Largest omap or slot value, and largest single write, in bytes (36 MiB). Faces let a value of theirs have 16 MiB: the
-/// map keeps a row and its before-image in one.
+/// Largest omap or slot value, and largest single write, in bytes (36 MiB). Faces let a value of theirs have 16 MiB:
+/// the map keeps a row and its before-image in one.
 pub const VALUE_BYTES_MAX: usize = 36 << 20;
 /// Largest transaction, in bytes of names, keys and payload together (40 MiB).
 pub const TRANSACTION_BYTES_MAX: usize = 40 << 20;

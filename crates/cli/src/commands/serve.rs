@@ -82,7 +82,7 @@ pub struct Serve {
     /// A client that says nothing for so long is closed, such as 5m; 0 means never
     #[arg(long, value_name = "TIME")]
     idle_timeout: Option<esker::Period>,
-    /// Address of loopback to tell how the server stands on, by HTTP: /livez, /readyz, /metrics; may be given several times
+    /// Loopback address that answers /livez, /readyz and /metrics by HTTP; may be given several times
     #[arg(long, value_name = "ADDRESS")]
     http: Vec<String>,
     /// Folder that the command ESKER.BACKUP makes backups in; without it clients cannot ask for any

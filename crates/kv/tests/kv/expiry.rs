@@ -269,7 +269,8 @@ fn a_scan_of_keys_reads_only_values_of_keys_that_are_due() {
         ns.put(&nth(kind, 20), bytes("anew")).wait().unwrap();
         let gone: Vec<_> = [0, 30, 40].map(|n| nth(kind, n)).into();
         let wanted: Vec<_> = (0..200).map(|n| nth(kind, n)).filter(|key| !gone.contains(key)).collect();
-        // Those of the index: it keeps the former time of the two as well. (What slots are asked for together is not counted.)
+        // Those of the index: it keeps the former time of the two as well. (What slots are asked for together is not
+        // counted.)
         assert_eq!(keys(if kind == Kind::Bytes { 5 } else { 0 }), wanted);
         // With very many that are due all values are read, and the same is found.
         for n in 1_000..3_000 {

@@ -301,9 +301,10 @@ fn an_append_is_one_transaction_and_one_record_in_every_layout_and_reads_nothing
     }
 }
 
-/// Failure: a batch was tried a thousand times, each at other positions, which it gave up. Cause: tokens of two positions
-/// never began with an object of two after an odd number of entries; or the log was given objects that the batch does not
-/// fit. Fix: what is left of an object is passed over, and the shape is looked at again. (Found by the simulator.)
+/// Failure: a batch was tried a thousand times, each at other positions, which it gave up. Cause: tokens of two
+/// positions never began with an object of two after an odd number of entries; or the log was given objects that the
+/// batch does not fit. Fix: what is left of an object is passed over, and the shape is looked at again. (Found by the
+/// simulator.)
 #[test]
 fn batches_that_meet_the_end_of_an_object_go_into_the_next() {
     for (layout, _) in Layout::ALL {

@@ -10,7 +10,8 @@ use crate::resp::TlsFiles;
 
 /// Longest message of the service of logs, in bytes: a batch, with room for what stands beside its data.
 pub const MESSAGE_BYTES_MAX: usize = 20 << 20;
-/// Longest message of the service of the map, in bytes: a row with its before-image, with room for what stands beside them.
+/// Longest message of the service of the map, in bytes: a row with its before-image, with room for what stands beside
+/// them.
 pub const MAP_MESSAGE_BYTES_MAX: usize = 40 << 20;
 /// Longest message of the object service, in bytes: a transaction at its limits, with room for its encoding.
 pub const OBJECT_MESSAGE_BYTES_MAX: usize = 96 << 20;
@@ -31,8 +32,8 @@ pub struct Config {
     /// Most connections at once of clients that have made a request, with the token if there is one, 1 to 10,000; the
     /// requests of others are refused. Default: 1,024.
     pub connections_max: usize,
-    /// Most connections beside those whose clients have made no such request yet, 1 to 10,000; for one more the oldest is
-    /// closed. Default: 1,024.
+    /// Most connections beside those whose clients have made no such request yet, 1 to 10,000; for one more the oldest
+    /// is closed. Default: 1,024.
     pub strangers_max: usize,
     /// Seconds in which a connection must make its first request, the handshakes of TLS and HTTP/2 included, from 1.
     /// Default: 10.

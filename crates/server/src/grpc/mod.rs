@@ -131,7 +131,7 @@ impl tonic::service::Interceptor for Guard {
         let encrypted = || extensions.get::<TlsConnectInfo<Arc<Standing>>>().map(TlsConnectInfo::get_ref);
         if let Some(standing) = extensions.get::<Arc<Standing>>().or_else(encrypted) {
             match standing.admit() {
-                // Who asks for health is answered, also where all places are taken.
+                // A health check is answered even while all places are taken.
                 Err(told) if !self.anybody => return Err(told.into()),
                 _ => {}
             }

@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //! 1. Never more than `connections_max` connections are known, and no stranger takes one of those places.
-//! 2. A stranger whose time is over, or who has to make room, is neither read from nor written to: its connection ends. One
-//! that does not read what it is sent is met by the writes.
+//! 2. A stranger whose time is over, or who has to make room, is neither read from nor written to: its connection ends.
+//! One that does not read what it is sent is met by the writes.
 
 use std::io;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! HTTP for those who watch the server: whether it lives, whether it takes writes, and its figures.
+//! HTTP for monitors: whether the server lives, whether it takes writes, and its figures.
 //!
 //! [`Server::bind`] → addresses are open → [`Server::start`] → a thread answers → [`Running::stop`]
 //!
@@ -11,8 +11,8 @@
 //! Invariants:
 //! 1. Only loopback addresses are listened on: there is no credential, and figures tell much.
 //! 2. Nothing here waits for the store: all that is told is known without it.
-//! 3. At most [`CONNECTIONS_MAX`] connections are open, each for one request and ten seconds at most; for one more the oldest
-//!    is closed.
+//! 3. At most [`CONNECTIONS_MAX`] connections are open, each for one request and ten seconds at most; for one more the
+//! oldest    is closed.
 
 mod figures;
 

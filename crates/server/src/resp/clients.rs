@@ -128,8 +128,8 @@ impl Clients {
         client
     }
 
-    /// Takes a place of those who may be served for a client that is registered, unless it has one; false if all `max` are
-    /// taken.
+    /// Takes a place of those who may be served for a client that is registered, unless it has one; false if all `max`
+    /// are taken.
     pub(crate) fn admit(&self, client: &ClientEntry, max: usize) -> bool {
         if client.known.load(Ordering::SeqCst) {
             return true;

@@ -2,9 +2,10 @@
 //!
 //! Keys are kept in order, and a scan goes on behind the last key that it showed, so that every key that is there all
 //! the time is shown. A number of 53 bits, which is what all clients take, holds a short key whole. Of a longer one it
-//! holds the first bytes and a hash of it all, under which the server remembers the key until [`CURSORS_MAX`] others have
-//! come: with that a scan goes on just behind it, and without (after a restart, or many other scans) where those first
-//! bytes begin. So a cursor is valid for ever, and leaves nothing out; it may show again what begins as its key does.
+//! holds the first bytes and a hash of it all, under which the server remembers the key until [`CURSORS_MAX`] others
+//! have come: with that a scan goes on just behind it, and without (after a restart, or many other scans) where those
+//! first bytes begin. So a cursor is valid for ever, and leaves nothing out; it may show again what begins as its key
+//! does.
 //!
 //! ```text
 //! 52 51 | 50 ..
@@ -251,8 +252,8 @@ mod tests {
         assert_eq!(kept.by_client.values().map(VecDeque::len).sum::<usize>(), kept.by_cursor.len());
     }
 
-    /// Failure: a number of an earlier run, or of another server, stood for another key of this one, further on: what was
-    /// between was left out. Fix: a number is that of a key, wherever it is made.
+    /// Failure: a number of an earlier run, or of another server, stood for another key of this one, further on: what
+    /// was between was left out. Fix: a number is that of a key, wherever it is made.
     #[test]
     fn a_number_of_another_run_is_never_taken_for_another_key() {
         let (old, new) = (Cursors::default(), Cursors::default());

@@ -1,4 +1,4 @@
-//! What the Redis protocol's server has counted, for those who watch it.
+//! What the Redis protocol's server has counted, as figures for monitors.
 
 use std::sync::atomic::Ordering;
 

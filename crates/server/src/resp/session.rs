@@ -85,8 +85,8 @@ impl Session {
         }
     }
 
-    /// Takes a place among the clients, if it is a stranger that has shown that it may be served. False if there is none:
-    /// then it has to go.
+    /// Takes a place among the clients, if it is a stranger that has shown that it may be served. False if there is
+    /// none: then it has to go.
     pub(crate) fn admit(&mut self, shared: &Shared) -> bool {
         if self.stranger.is_none() || !self.authenticated {
             return true;

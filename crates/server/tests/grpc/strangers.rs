@@ -142,8 +142,8 @@ async fn health_says_whether_writes_are_taken_and_that_the_server_stops() {
     server.stop().unwrap();
 }
 
-/// Failure: a stranger that did not read what it was sent was never ended, since only reading looked at its time, and was
-/// not counted any more. Fix: writing looks as well.
+/// Failure: a stranger that did not read what it was sent was never ended, since only reading looked at its time, and
+/// was not counted any more. Fix: writing looks as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stranger_that_does_not_read_is_ended_too() {
     let server = start(Config { strangers_max: 4, stranger_seconds: 1, ..near() });

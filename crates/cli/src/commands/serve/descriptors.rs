@@ -1,6 +1,6 @@
 //! File descriptors: the limit is raised, and the servers' limits are kept within it.
 //!
-//! Invariant: what the limits allow together, the process may open: a connection is refused by a limit of the server, by its
+//! Invariant: the process may open what the limits allow together. The server refuses a connection by a limit, with its
 //! name, and never for want of descriptors, which would keep all protocols from accepting.
 
 use esker_server::{grpc, http, nbd, resp};
@@ -25,7 +25,7 @@ pub fn raise() -> usize {
     current.map_or(usize::MAX, |current| usize::try_from(current).unwrap_or(usize::MAX))
 }
 
-/// Lowers the limits, all in the same proportion, to what fits `descriptors`. A line that says so, if they were lowered.
+/// Lowers the limits, all in the same proportion, to what fits `descriptors`; then returns a line that says so.
 pub fn fit(
     descriptors: usize,
     resp: &mut resp::Config,

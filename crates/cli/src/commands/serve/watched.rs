@@ -1,4 +1,4 @@
-//! What `esker serve --http` tells: from the beginning that the store is being opened, then how it and the servers stand.
+//! What `esker serve --http` tells: first that the store is being opened, then how it and the servers stand.
 //!
 //! Invariant: no figure has a label that tells a key, a client or an address.
 
@@ -152,7 +152,7 @@ fn failure(error: Error) -> Failure {
     }
 }
 
-/// Whether writes are taken, for those who ask by gRPC.
+/// Whether writes are taken, for health checks by gRPC.
 pub fn ready(handle: &resp::Handle) -> esker_server::grpc::Ready {
     let handle = handle.clone();
     Arc::new(move || handle.health() == Health::Running)

@@ -7,7 +7,7 @@ use crate::resp::number::parse_i64;
 
 /// The version of Redis whose commands and replies are followed.
 pub(crate) const REDIS_VERSION: &str = "7.0.15";
-/// What a client is told for whom there is no place.
+/// What the server tells a client that finds all places taken.
 pub(crate) const TOO_MANY_CLIENTS: &str = "ERR max number of clients reached";
 const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 

@@ -1,7 +1,7 @@
 //! Walks over keys and fields: KEYS, SCAN, HSCAN.
 //!
-//! Invariant: a key or field that is there during the whole scan is shown, once unless the server forgot where the scan was
-//! (see [`crate::resp::cursors`]), and each call looks at about COUNT of them.
+//! Invariant: a key or field that is there during the whole scan is shown, once unless the server forgot where the scan
+//! was (see [`crate::resp::cursors`]), and each call looks at about COUNT of them.
 
 use bytes::Bytes;
 use esker_kv::{OwnedKey, Scan, Txn};
