@@ -139,16 +139,30 @@ settings! {
         password: String = String::new(),
         /// A file whose first line is the password; empty means none.
         password_file: String = String::new(),
+        /// A file of users (TOML): their roles, faces, names, passwords, tokens and certificates; empty means one, who may do
+        /// everything. Read again at SIGHUP and `esker reload`.
+        users_file: String = String::new(),
         /// Addresses that speak TLS; if empty and there is a certificate, those of listen do.
         tls_listen: Vec<String> = Vec::new(),
         /// A unix socket to listen on as well; empty means none.
         unix_socket: String = String::new(),
+        /// Permissions of the unix sockets, in octal such as 660; empty means what the umask leaves.
+        unix_socket_mode: String = String::new(),
+        /// Group of the unix sockets, by name or number; empty means that of the process.
+        unix_socket_group: String = String::new(),
         /// Certificate chain (PEM) for TLS; empty means no TLS.
         tls_cert: String = String::new(),
         /// Private key (PEM) for TLS; empty means no TLS.
         tls_key: String = String::new(),
         /// Authorities (PEM) of client certificates; if given, TLS clients must show one.
         tls_client_ca: String = String::new(),
+        /// The same for NBD alone: empty means tls_client_ca, none that no certificate is asked for.
+        nbd_tls_client_ca: String = String::new(),
+        /// The same for gRPC.
+        grpc_tls_client_ca: String = String::new(),
+        /// How long clients have to take what is under way when the server stops, from 1s; the store then has as long to
+        /// close.
+        drain: Text<esker::Period> = Text(esker::Period(std::time::Duration::from_secs(8))),
         /// Databases (0 to 15) whose plain u64 keys are kept in slots, 8 bytes of index per key.
         int_databases: Vec<u64> = Vec::new(),
         /// Compression of values written to the databases from now on: none, lz4 or zstd; empty leaves each database as it was.

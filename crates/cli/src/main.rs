@@ -64,6 +64,12 @@ enum Command {
     Copy(commands::copy::Copy),
     /// Show the figures of a running server, once or again and again
     Stat(commands::stat::Stat),
+    /// Have a running server take its certificates, passwords, tokens and users anew
+    Reload(commands::reload::Reload),
+    /// Print the hash of a password, for the users file
+    Password(commands::secrets::Password),
+    /// Make a token for clients of gRPC, and its hash for the users file
+    Token(commands::secrets::Token),
     /// Read and write keys of a store that no server has open
     Kv(commands::kv::KvArguments),
     /// Virtual disks of a store that no server has open: images, snapshots, clones, exports
@@ -114,6 +120,9 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Grow(command) => command.run(&settings),
         Command::Copy(command) => command.run(&settings),
         Command::Stat(command) => command.run(settings),
+        Command::Reload(command) => command.run(&settings),
+        Command::Password(command) => command.run(),
+        Command::Token(command) => command.run(),
         Command::Kv(command) => command.run(&settings),
         Command::Volume(command) => command.run(&settings),
         Command::Log(command) => command.run(&settings),

@@ -1,59 +1,73 @@
-//! The client's side of the Redis protocol, as much as asking a running server takes.
+//! A client of a running server, over the Redis protocol: in the clear on this machine, by TLS elsewhere.
 //!
-//! Invariant: a reply is read no further than its end and never beyond [`REPLY_BYTES_MAX`].
+//! Invariant: a password goes over no connection in the clear to another machine.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
-use std::os::unix::net::UnixStream;
+use std::net::ToSocketAddrs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use redis::{Client as Connector, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, TlsCertificates, Value};
 
 use crate::exit::{Code, Failure};
 
-/// A longer reply is none of the server's.
-const REPLY_BYTES_MAX: usize = 16 << 20;
-/// How long connecting, and each wait for a byte, may take.
+/// How long connecting, and each wait for an answer, may take.
 const WAIT: Duration = Duration::from_secs(10);
 
-trait Stream: Read + Write + Send {}
-impl<T: Read + Write + Send> Stream for T {}
+/// How a server is reached.
+#[derive(Clone, Debug, Default)]
+pub struct Reach {
+    /// The user; without one it is `default`.
+    pub user: Option<String>,
+    /// The password.
+    pub password: Option<String>,
+    /// TLS.
+    pub tls: bool,
+    /// Authorities that the server's certificate is checked with; without them those of this machine.
+    pub authorities: Option<PathBuf>,
+    /// The certificate chain and the key that are shown to the server.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
 
 /// A connection to a server.
 pub struct Client {
     address: String,
-    stream: BufReader<Box<dyn Stream>>,
+    connection: redis::Connection,
 }
 
 impl Client {
     /// Connects to `HOST:PORT`, or to a unix socket if `address` has a slash.
     ///
     /// # Errors
-    /// Names the address.
-    pub fn connect(address: &str, password: Option<&str>) -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| Failure::new(Code::Failure, format!("server {address}: {error}"));
-        let stream: Box<dyn Stream> = if address.contains('/') {
-            let stream = UnixStream::connect(address).map_err(failed)?;
-            stream.set_read_timeout(Some(WAIT)).and_then(|()| stream.set_write_timeout(Some(WAIT))).map_err(failed)?;
-            Box::new(stream)
-        } else {
-            let all = address.to_socket_addrs().map_err(|error| {
-                Failure::usage(format!("address {address:?}: {error}; expected HOST:PORT or the path of a socket"))
-            })?;
-            let mut connected = Err(std::io::Error::other("no such address"));
-            for one in all {
-                connected = TcpStream::connect_timeout(&one, WAIT);
-                if connected.is_ok() {
-                    break;
-                }
-            }
-            let stream = connected.map_err(failed)?;
-            stream.set_read_timeout(Some(WAIT)).and_then(|()| stream.set_write_timeout(Some(WAIT))).map_err(failed)?;
-            Box::new(stream)
-        };
-        let mut client = Self { address: address.to_string(), stream: BufReader::new(stream) };
-        if let Some(password) = password {
-            client.call(&["AUTH", password])?;
+    /// Names the address; a file that cannot be read; a password that would go to another machine in the clear.
+    pub fn connect(address: &str, reach: &Reach) -> Result<Self, Failure> {
+        let failed = |error: redis::RedisError| Failure::new(Code::Failure, format!("server {address}: {error}"));
+        let place = if address.contains('/') { ConnectionAddr::Unix(address.into()) } else { tcp(address, reach)? };
+        let mut login = RedisConnectionInfo::default().set_skip_set_lib_name();
+        if let Some(user) = &reach.user {
+            login = login.set_username(user);
         }
-        Ok(client)
+        if let Some(password) = &reach.password {
+            login = login.set_password(password);
+        }
+        let info: ConnectionInfo = redis::IntoConnectionInfo::into_connection_info(place).map_err(failed)?;
+        let info = info.set_redis_settings(login);
+        let connector = if reach.tls && !address.contains('/') {
+            let read = |path: &Path| {
+                std::fs::read(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+            };
+            let identity = reach.identity.as_ref().map(|(certificate, key)| {
+                Ok::<_, Failure>(redis::ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
+            });
+            let root_cert = reach.authorities.as_deref().map(read).transpose()?;
+            let certificates = TlsCertificates { client_tls: identity.transpose()?, root_cert };
+            Connector::build_with_tls(info, certificates).map_err(failed)?
+        } else {
+            Connector::open(info).map_err(failed)?
+        };
+        let connection = connector.get_connection_with_timeout(WAIT).map_err(failed)?;
+        let timed = connection.set_read_timeout(Some(WAIT)).and_then(|()| connection.set_write_timeout(Some(WAIT)));
+        timed.map_err(failed)?;
+        Ok(Self { address: address.to_string(), connection })
     }
 
     /// Sends a command and returns what its reply says.
@@ -61,56 +75,45 @@ impl Client {
     /// # Errors
     /// What the server refuses, in its words; a reply that is neither a line nor a string; a lost connection.
     pub fn call(&mut self, words: &[&str]) -> Result<String, Failure> {
-        let mut request = format!("*{}\r\n", words.len());
+        let failed = |why: String| Failure::new(Code::Failure, format!("server {}: {why}", self.address));
+        let mut command = redis::Cmd::new();
         for word in words {
-            request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+            command.arg(*word);
         }
-        let replied = self.stream.get_mut().write_all(request.as_bytes()).and_then(|()| reply(&mut self.stream));
-        match replied {
-            Ok(Ok(text)) => Ok(text),
-            Ok(Err(refused)) => Err(Failure::new(Code::Failure, format!("server {}: {refused}", self.address))),
-            Err(error) => Err(Failure::new(Code::Failure, format!("server {}: {error}", self.address))),
+        match command.query::<Value>(&mut self.connection) {
+            Ok(Value::Okay) => Ok("OK".into()),
+            Ok(Value::SimpleString(text)) => Ok(text),
+            Ok(Value::Int(number)) => Ok(number.to_string()),
+            Ok(Value::BulkString(bytes)) => {
+                String::from_utf8(bytes).map_err(|_| failed("a reply that is no text".into()))
+            }
+            Ok(Value::VerbatimString { text, .. }) => Ok(text),
+            Ok(_) => Err(failed("a reply of another kind: does a server of Esker listen there?".into())),
+            Err(error) => Err(failed(match (error.code(), error.detail()) {
+                (Some(code), Some(detail)) => format!("{code} {detail}"),
+                _ => error.to_string(),
+            })),
         }
     }
 }
 
-/// One reply: what it says, or why the server refuses.
-fn reply(stream: &mut impl BufRead) -> std::io::Result<Result<String, String>> {
-    let odd = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, what.to_string());
-    let mut line = String::new();
-    stream.take(REPLY_BYTES_MAX as u64).read_line(&mut line)?;
-    let Some(line) = line.strip_suffix("\r\n") else {
-        return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the connection ended"));
+fn tcp(address: &str, reach: &Reach) -> Result<ConnectionAddr, Failure> {
+    let wrong =
+        |why: &str| Failure::usage(format!("address {address:?}: {why}; expected HOST:PORT or the path of a socket"));
+    let (host, port) = address.rsplit_once(':').ok_or_else(|| wrong("no port"))?;
+    let port = port.parse().map_err(|_| wrong("no number of a port"))?;
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    if reach.tls {
+        return Ok(ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None });
+    }
+    let near = || {
+        let mut all = (host.as_str(), port).to_socket_addrs().ok()?;
+        Some(all.all(|address| address.ip().is_loopback()))
     };
-    let Some((kind, rest)) = line.split_at_checked(1) else { return Err(odd("an empty reply")) };
-    match kind {
-        "+" | ":" => Ok(Ok(rest.to_string())),
-        "-" => Ok(Err(rest.to_string())),
-        "$" => {
-            let len = rest.parse::<usize>().ok().filter(|len| *len <= REPLY_BYTES_MAX);
-            let len = len.ok_or_else(|| odd("a reply without a length"))?;
-            let mut content = vec![0; len + 2];
-            stream.read_exact(&mut content)?;
-            content.truncate(len);
-            String::from_utf8(content).map(Ok).map_err(|_| odd("a reply that is no text"))
-        }
-        _ => Err(odd("a reply of another kind: does a Redis server listen there?")),
+    if reach.password.is_some() && near() == Some(false) {
+        return Err(Failure::usage(format!(
+            "server {address}: the password is not sent to another machine in the clear: use --tls"
+        )));
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn replies_are_read_to_their_end_and_no_further() {
-        let mut stream = BufReader::new(&b"+OK\r\n$5\r\na\r\nbc\r\n:7\r\n-ERR no\r\n*1\r\n$999999999\r\n$4\r\nab"[..]);
-        assert_eq!(reply(&mut stream).unwrap(), Ok("OK".to_string()));
-        assert_eq!(reply(&mut stream).unwrap(), Ok("a\r\nbc".to_string()));
-        assert_eq!(reply(&mut stream).unwrap(), Ok("7".to_string()));
-        assert_eq!(reply(&mut stream).unwrap(), Err("ERR no".to_string()));
-        for _ in 0..4 {
-            assert!(reply(&mut stream).is_err());
-        }
-    }
+    Ok(ConnectionAddr::Tcp(host, port))
 }

@@ -9,7 +9,7 @@
 
 #![forbid(unsafe_code)]
 
-mod front;
+pub mod front;
 pub mod grpc;
 pub mod http;
 pub mod nbd;

@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 
-use scripts::{HASHES, KEYS, NUMBERS, SERVER, STRINGS, TRANSACTIONS};
+use scripts::{ACL, HASHES, KEYS, NUMBERS, SERVER, STRINGS, TRANSACTIONS};
 use support::{Client, Running, config, elements};
 
 /// A redis-server of its own, ended when dropped.
@@ -141,6 +141,12 @@ fn hashes_answer_as_redis_does() {
 fn transactions_answer_as_redis_does() {
     compare("transactions", TRANSACTIONS, false);
     compare("transactions", TRANSACTIONS, true);
+}
+
+#[test]
+fn users_are_told_what_redis_tells_them() {
+    compare("acl", ACL, false);
+    compare("acl", ACL, true);
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use esker_server::front::Users;
 use esker_server::nbd::{Address, Config, MemoryDisk, MemoryDisks, Server, TlsMode};
 
 const MIB: u64 = 1 << 20;
@@ -26,6 +27,11 @@ struct Running {
 
 impl Running {
     fn start(size: u64, encrypted: bool) -> Self {
+        Self::with(size, encrypted, None)
+    }
+
+    /// With the users of this file, if any.
+    fn with(size: u64, encrypted: bool, users: Option<&str>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let disk = Arc::new(MemoryDisk::new(size));
         let disks = MemoryDisks(vec![
@@ -37,6 +43,11 @@ impl Running {
             unix_socket: Some(folder.path().join("nbd.sock")),
             tls: encrypted.then(|| certificates::make(folder.path())),
             tls_mode: TlsMode::Required,
+            users: users.map(|text| {
+                let file = folder.path().join("users.toml");
+                std::fs::write(&file, text).unwrap();
+                Users::open(&file, None, None).unwrap()
+            }),
             ..Config::default()
         };
         let server = Server::bind(config, Arc::new(disks)).unwrap();
@@ -316,4 +327,32 @@ fn fio_finds_what_it_wrote_between_trims() {
             assert!(said.contains("err= 0"), "{said}");
         }
     });
+}
+
+#[test]
+fn the_name_in_a_clients_certificate_says_which_disks_it_may_use_and_how() {
+    if !have("nbdinfo") {
+        return;
+    }
+    let user = |role: &str, names: &str, certificate: &str| {
+        format!("[[user]]\nname = 'ann'\nrole = '{role}'\nnames = ['{names}']\ncertificates = ['{certificate}']\n")
+    };
+    let info = |text: &str, arguments: &[&str]| {
+        let server = Running::with(MIB, true, Some(text));
+        let mut arguments = arguments.to_vec();
+        arguments.push(&server.uri);
+        let output = Command::new("timeout").arg("20").arg("nbdinfo").args(arguments).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (served, text) = info(&user("writer", "di*", "client"), &[]);
+    assert!(served && text.contains("is_read_only: false"), "{text}");
+    let (served, text) = info(&user("reader", "disk", "client"), &[]);
+    assert!(served && text.contains("is_read_only: true"), "{text}");
+    for other in [user("writer", "other", "client"), user("writer", "*", "stranger"), String::new()] {
+        let (served, text) = info(&other, &[]);
+        assert!(!served, "{other}: {text}");
+    }
+    // A list shows what may be used.
+    let (served, text) = info(&user("writer", "disk", "client"), &["--list"]);
+    assert!(served && text.contains("export=\"disk\"") && !text.contains("frozen"), "{text}");
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use esker_kv::{Kv, ManualClock, SystemClock};
 use esker_memory::MemoryStore;
-use esker_server::resp::{Address, Config, EngineInfo, Error, Health, InfoLine, NoEngineInfo, Server, TlsFiles};
+use esker_server::front::TlsFiles;
+use esker_server::resp::{Address, Config, EngineInfo, Error, Health, InfoLine, NoEngineInfo, Server};
 use support::{Client, PATIENCE, Running, config, encode, eventually};
 
 #[test]

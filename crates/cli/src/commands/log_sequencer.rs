@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use esker::log::{Connect, Leader, Log, Session};
 use esker::remote;
+use esker_server::front::TlsFiles;
 use esker_server::grpc::{Address, Config, Faces, Sequencers, Server};
-use esker_server::resp::TlsFiles;
 
 use super::builder;
 use super::serve::rpc::{self, Rpc};

@@ -11,6 +11,7 @@ pub mod disks;
 mod opening;
 pub mod rpc;
 mod shared;
+mod stopping;
 mod watched;
 
 use std::path::PathBuf;
@@ -20,19 +21,21 @@ use std::time::Duration;
 use clap::Args;
 use esker::engine::Engine;
 use esker_server::http::Running;
-use esker_server::resp::{Address, Config, EngineInfo, Health, InfoLine, Loading, NoEngineInfo, Server, TlsFiles};
+use esker_server::resp::{Address, Config, EngineInfo, Health, InfoLine, Loading, NoEngineInfo, Server};
 use signal_hook::iterator::Signals;
 
 use self::disks::{Disks, NbdFlags};
 use self::rpc::{GrpcFlags, Rpc};
-pub use self::shared::addresses;
-use self::shared::failure;
+use self::shared::{Front, failure};
+pub use self::shared::{addresses, password};
+use self::stopping::{Protocols, Stopping};
 use self::watched::{Serving, Watched};
 use super::backup::Backups;
 use super::builder;
+use super::server::password_from_environment;
 use super::tasks::Tasks;
 use crate::config::{ServeSettings, Settings, Text};
-use crate::exit::Failure;
+use crate::exit::{Code, Failure};
 
 /// The arguments of `esker serve`. What is not given comes from the configuration.
 #[derive(Args)]
@@ -50,11 +53,19 @@ pub struct Serve {
     #[arg(long, value_name = "PATH")]
     unix_socket: Option<String>,
     /// Password that clients give with AUTH; better in a file, since others see arguments
-    #[arg(long, env = "ESKER_PASSWORD", hide_env_values = true)]
+    ///
+    /// The variable ESKER_PASSWORD gives it where no flag does.
+    #[arg(long, value_name = "PASSWORD")]
     password: Option<String>,
     /// File whose first line is the password
     #[arg(long, value_name = "FILE", conflicts_with = "password")]
     password_file: Option<String>,
+    /// File of users (TOML), with their roles and what they may reach; without it there is one, who may do everything
+    #[arg(long, value_name = "FILE")]
+    users_file: Option<String>,
+    /// How long clients have to take what is under way when the server stops, such as 8s; the store then has as long to close
+    #[arg(long, value_name = "TIME")]
+    drain: Option<esker::Period>,
     /// Certificate chain (PEM); without --tls-listen all addresses speak TLS then
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<String>,
@@ -101,9 +112,10 @@ impl Serve {
     /// Runs the command until a signal or SHUTDOWN.
     pub fn run(self, mut settings: Settings) -> Result<(), Failure> {
         self.apply(&mut settings);
-        let mut config = config(&settings.serve)?;
-        let mut disks = disks::config(&settings.serve, tls_files(&settings.serve)?)?;
-        let mut rpc = rpc::config(&settings.serve, tls_files(&settings.serve)?)?;
+        let front = Front::of(&settings.serve)?;
+        let mut config = config(&settings.serve, &front)?;
+        let mut disks = disks::config(&settings.serve, &front)?;
+        let mut rpc = rpc::config(&settings.serve, &front)?;
         let watched_by_http = !settings.serve.http_listen.is_empty();
         let lowered =
             descriptors::fit(descriptors::raise(), &mut config, disks.as_mut(), rpc.as_mut(), watched_by_http);
@@ -123,11 +135,15 @@ impl Serve {
             std::process::exit(0);
         };
         let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
-        let served = serve(&store, (loading, config, signals), (disks, rpc), backups.map(PathBuf::from), &watched);
+        let secrets = settings.serve.clone();
+        let stopping = Stopping::new(front, move |front| reread(&secrets, front));
+        let served =
+            serve(&store, (loading, config, signals), (disks, rpc), backups.map(PathBuf::from), &watched, &stopping);
         // Told until everybody was answered.
         http.into_iter().for_each(Running::stop);
         // Even if the server failed, what it acknowledged must end up in a clean store.
         let closed = store.close().map_err(Failure::from);
+        stopping.closed();
         served.and(closed)
     }
 
@@ -143,14 +159,18 @@ impl Serve {
         over(&mut settings.store.cache, self.cache_bytes.map(Text));
         over(&mut settings.store.index, self.index_bytes.map(Text));
         let serve = &mut settings.serve;
-        // A password from the command line replaces the file's, however the file gave it.
-        if self.password.is_some() || self.password_file.is_some() {
-            serve.password = self.password.unwrap_or_default();
+        // A password from the command line, or the environment, replaces the file's, however the file gave it.
+        let from_environment = || password_from_environment().filter(|_| self.password_file.is_none());
+        let given = self.password.or_else(from_environment);
+        if given.is_some() || self.password_file.is_some() {
+            serve.password = given.unwrap_or_default();
             serve.password_file = self.password_file.unwrap_or_default();
         }
         over(&mut serve.listen, Some(self.listen).filter(|listen| !listen.is_empty()));
         over(&mut serve.tls_listen, Some(self.tls_listen).filter(|listen| !listen.is_empty()));
         over(&mut serve.unix_socket, self.unix_socket);
+        over(&mut serve.users_file, self.users_file);
+        over(&mut serve.drain, self.drain.map(Text));
         over(&mut serve.tls_cert, self.tls_cert);
         over(&mut serve.tls_key, self.tls_key);
         over(&mut serve.int_databases, Some(self.int_db).filter(|databases| !databases.is_empty()));
@@ -165,22 +185,10 @@ impl Serve {
     }
 }
 
-/// The files for TLS, if any are given.
-fn tls_files(settings: &ServeSettings) -> Result<Option<TlsFiles>, Failure> {
-    let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
-    match (path(&settings.tls_cert), path(&settings.tls_key)) {
-        (Some(certificate), Some(key)) => {
-            Ok(Some(TlsFiles { certificate, key, client_authorities: path(&settings.tls_client_ca) }))
-        }
-        (None, None) => Ok(None),
-        _ => Err(Failure::usage("tls_cert and tls_key are only of use together")),
-    }
-}
-
 /// The server's configuration.
-fn config(settings: &ServeSettings) -> Result<Config, Failure> {
+fn config(settings: &ServeSettings, front: &Front) -> Result<Config, Failure> {
     let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
-    let tls = tls_files(settings)?;
+    let tls = front.tls.clone();
     let (mut listen, mut tls_listen) = (addresses(&settings.listen)?, addresses(&settings.tls_listen)?);
     if tls.is_some() && tls_listen.is_empty() {
         std::mem::swap(&mut listen, &mut tls_listen);
@@ -195,7 +203,10 @@ fn config(settings: &ServeSettings) -> Result<Config, Failure> {
         tls_listen,
         tls,
         unix_socket: path(&settings.unix_socket),
+        unix_access: front.unix.clone(),
         password: password(settings)?,
+        users: front.users.clone(),
+        linger: front.linger,
         threads: number(settings.threads),
         clients_max: number(settings.max_clients),
         idle_seconds: settings.idle_timeout.0.0.as_millis().div_ceil(1_000) as u64,
@@ -207,35 +218,20 @@ fn config(settings: &ServeSettings) -> Result<Config, Failure> {
     Ok(config)
 }
 
-/// The password that clients give, from the setting or the first line of the file that it names.
-pub fn password(settings: &ServeSettings) -> Result<Option<String>, Failure> {
-    match (settings.password.as_str(), settings.password_file.as_str()) {
-        ("", "") => Ok(None),
-        (password, "") => Ok(Some(password.to_string())),
-        ("", file) => {
-            let text = std::fs::read_to_string(file)
-                .map_err(|error| Failure::usage(format!("password file {file}: {error}")))?;
-            match text.lines().next() {
-                Some(line) if !line.is_empty() => Ok(Some(line.to_string())),
-                _ => Err(Failure::usage(format!("password file {file}: its first line is empty"))),
-            }
-        }
-        _ => Err(Failure::usage("password and password_file are both given; one is enough")),
-    }
-}
-
 fn serve(
     store: &esker::Store,
-    (loading, config, mut signals): (Loading, Config, Signals),
+    (loading, config, signals): (Loading, Config, Signals),
     (disks, rpc): (Option<esker_server::nbd::Config>, Option<esker_server::grpc::Config>),
     backups: Option<PathBuf>,
     watched: &Watched,
+    stopping: &Arc<Stopping>,
 ) -> Result<(), Failure> {
     let kv = store.kv()?;
     let engine: Arc<dyn EngineInfo> = match store.engine() {
         Some(engine) => {
             let (engine, backups) = (Arc::clone(engine), backups.map(Backups::new));
-            Arc::new(Wired { engine, store: store.clone(), backups, tasks: Tasks::default() })
+            let (store, stopping) = (store.clone(), Arc::clone(stopping));
+            Arc::new(Wired { engine, store, backups, tasks: Tasks::default(), stopping })
         }
         None if backups.is_some() => {
             let why = format!("backup_folder: backups need a store on a device; this one is {}", store.backend());
@@ -264,22 +260,25 @@ fn serve(
         }
         None => None,
     };
-    let nbd = disks.as_ref().map(Disks::handle);
-    watched.serve(Serving { resp: handle.clone(), engine: store.engine().map(Arc::clone), nbd });
-    let signals_handle = signals.handle();
-    let waiter = std::thread::Builder::new().name("esker-signals".into()).spawn(move || {
-        if let Some(signal) = signals.forever().next() {
-            tracing::info!(signal, "stopping");
-            handle.shutdown();
-        }
-    })?;
+    let (nbd, grpc) = (disks.as_ref().map(Disks::handle), rpc.as_ref().map(Rpc::handle));
+    watched.serve(Serving { resp: handle.clone(), engine: store.engine().map(Arc::clone), nbd: nbd.clone() });
+    let told = stopping.begin(Protocols { resp: handle, nbd, grpc }, signals)?;
     let served = server.run().map_err(failure);
+    // All were told to stop at once; here their ends are waited for.
     let served = served.and(disks.map_or(Ok(()), Disks::stop)).and(rpc.map_or(Ok(()), Rpc::stop));
-    signals_handle.close();
-    if waiter.join().is_err() {
-        tracing::error!("the thread that waits for signals panicked");
-    }
+    told.end();
     served
+}
+
+/// The password and the token, where a file holds them, as they are now.
+fn reread(settings: &ServeSettings, front: &Front) -> Result<(Option<String>, Option<String>), Failure> {
+    let (password, token) = (password(settings)?, rpc::token(&settings.grpc_token_file)?);
+    if let Some(users) = &front.users {
+        let read = users.reload(password.as_deref(), token.as_deref());
+        read.map_err(|error| Failure::of(Code::Usage, &error))?;
+    }
+    // A password that is a setting itself stays as CONFIG SET left it.
+    Ok((password.filter(|_| !settings.password_file.is_empty()), token))
 }
 
 /// Says where everything is, for the person who has just started it.
@@ -334,9 +333,14 @@ struct Wired {
     store: esker::Store,
     backups: Option<Backups>,
     tasks: Tasks,
+    stopping: Arc<Stopping>,
 }
 
 impl EngineInfo for Wired {
+    fn reload(&self) -> Result<(), String> {
+        self.stopping.reload()
+    }
+
     fn health(&self) -> Health {
         match self.engine.health() {
             esker::engine::Health::Running => Health::Running,
@@ -458,6 +462,8 @@ mod tests {
             unix_socket: None,
             password: None,
             password_file: None,
+            users_file: None,
+            drain: None,
             tls_cert: None,
             tls_key: None,
             policy: Some("group:2ms".parse().unwrap()),
@@ -476,7 +482,7 @@ mod tests {
         serve.apply(&mut settings);
         assert_eq!(settings.store.location, "elsewhere");
         assert_eq!(settings.store.policy.0.to_string(), "group:2ms");
-        let config = config(&settings.serve).unwrap();
+        let config = config(&settings.serve, &Front::of(&settings.serve).unwrap()).unwrap();
         assert_eq!(config.password.as_deref(), Some("from the file"));
         assert_eq!((config.clients_max, config.idle_seconds), (5, 2));
         assert_eq!(config.int_databases, [3]);
@@ -488,7 +494,7 @@ mod tests {
         let check = |change: fn(&mut ServeSettings), expected: &str| {
             let mut settings = ServeSettings::default();
             change(&mut settings);
-            let error = config(&settings).unwrap_err().to_string();
+            let error = Front::of(&settings).and_then(|front| config(&settings, &front)).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
         check(|settings| settings.listen = vec!["0.0.0.0:6379".into()], "password");

@@ -1,13 +1,72 @@
 //! Commands that a running server carries out: which server, and its figures.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 
 use clap::Args;
 
 use super::serve;
 use crate::config::Settings;
 use crate::exit::Failure;
-use crate::resp::Client;
+use crate::resp::{Client, Reach};
+
+/// The variable of the environment with the password of a server, where no flag gives one.
+pub const PASSWORD_VARIABLE: &str = "ESKER_PASSWORD";
+
+/// The password in the environment.
+pub fn password_from_environment() -> Option<String> {
+    std::env::var(PASSWORD_VARIABLE).ok().filter(|password| !password.is_empty())
+}
+
+/// How a running server is reached, and as which user.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Credentials {
+    /// The user to log in as; without it the server's default user
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// The password; better in a file or in ESKER_PASSWORD, since others see arguments
+    #[arg(long, value_name = "PASSWORD")]
+    password: Option<String>,
+    /// File whose first line is the password
+    #[arg(long, value_name = "FILE", conflicts_with = "password")]
+    password_file: Option<String>,
+    /// Speak TLS with the server
+    #[arg(long)]
+    tls: bool,
+    /// Authorities (PEM) that the server's certificate is checked with; without them those of this machine
+    #[arg(long, value_name = "FILE", requires = "tls")]
+    ca: Option<PathBuf>,
+    /// Certificate chain (PEM) to show to the server
+    #[arg(long, value_name = "FILE", requires_all = ["tls", "key"])]
+    cert: Option<PathBuf>,
+    /// The certificate's private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+}
+
+impl Credentials {
+    /// Connects to the server, with the password of the flags, the environment or the configuration.
+    ///
+    /// # Errors
+    /// Names the address, or the file.
+    pub fn connect(&self, address: &str, settings: &Settings) -> Result<Client, Failure> {
+        let mut serve = settings.serve.clone();
+        let from_environment = || password_from_environment().filter(|_| self.password_file.is_none());
+        let given = self.password.clone().or_else(from_environment);
+        if given.is_some() || self.password_file.is_some() {
+            serve.password = given.unwrap_or_default();
+            serve.password_file = self.password_file.clone().unwrap_or_default();
+        }
+        let reach = Reach {
+            user: self.user.clone(),
+            password: serve::password(&serve)?,
+            tls: self.tls,
+            authorities: self.ca.clone(),
+            identity: self.cert.clone().zip(self.key.clone()),
+        };
+        Client::connect(address, &reach)
+    }
+}
 
 /// Which server, for commands that ask one.
 #[derive(Args, Clone, Debug, Default)]
@@ -15,27 +74,28 @@ pub struct ServerArguments {
     /// A running server: HOST:PORT, or the path of its unix socket
     #[arg(long, value_name = "ADDRESS")]
     pub address: Option<String>,
-    /// The server's password; better in a file, since others see arguments
-    #[arg(long, env = "ESKER_PASSWORD", hide_env_values = true, requires = "address")]
-    password: Option<String>,
-    /// File whose first line is the password
-    #[arg(long, value_name = "FILE", conflicts_with = "password", requires = "address")]
-    password_file: Option<String>,
+    #[command(flatten)]
+    credentials: Credentials,
 }
 
 impl ServerArguments {
-    /// Connects to the server, with the password of the flags or the configuration.
+    /// Connects to the server that the flag names.
     ///
     /// # Errors
-    /// Names the address.
+    /// Those of [`Credentials::connect`].
     pub fn connect(&self, settings: &Settings) -> Result<Client, Failure> {
-        let mut serve = settings.serve.clone();
-        if self.password.is_some() || self.password_file.is_some() {
-            serve.password = self.password.clone().unwrap_or_default();
-            serve.password_file = self.password_file.clone().unwrap_or_default();
-        }
         let address = self.address.as_deref().ok_or_else(|| Failure::usage("no address of a server"))?;
-        Client::connect(address, serve::password(&serve)?.as_deref())
+        self.credentials.connect(address, settings)
+    }
+
+    /// The same, or else to the first address that the configuration listens on.
+    ///
+    /// # Errors
+    /// Those of [`Credentials::connect`].
+    pub fn connect_anyway(&self, settings: &Settings) -> Result<Client, Failure> {
+        let configured = settings.serve.listen.first().cloned();
+        let address = self.address.clone().or(configured).ok_or_else(|| Failure::usage("no address of a server"))?;
+        self.credentials.connect(&address, settings)
     }
 }
 

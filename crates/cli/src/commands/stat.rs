@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use esker::engine::Histogram;
 
+use super::server::Credentials;
 use super::{print, serve};
 use crate::config::Settings;
 use crate::exit::{Code, Failure};
-use crate::resp::Client;
 
 /// Lines between two headings of the table.
 const HEADING_LINES: u64 = 20;
@@ -33,12 +33,8 @@ pub struct Stat {
     /// End after so many intervals
     #[arg(long, short = 'n', requires = "interval", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// The server's password; better in a file, since others see arguments
-    #[arg(long, env = "ESKER_PASSWORD", hide_env_values = true)]
-    password: Option<String>,
-    /// File whose first line is the password
-    #[arg(long, value_name = "FILE", conflicts_with = "password")]
-    password_file: Option<String>,
+    #[command(flatten)]
+    credentials: Credentials,
     /// Show how long each stage of writes and reads took, and what the written bytes were, instead of the table
     #[arg(long)]
     stages: bool,
@@ -49,18 +45,14 @@ pub struct Stat {
 
 impl Stat {
     /// Runs the command.
-    pub fn run(self, mut settings: Settings) -> Result<(), Failure> {
-        if self.password.is_some() || self.password_file.is_some() {
-            settings.serve.password = self.password.clone().unwrap_or_default();
-            settings.serve.password_file = self.password_file.clone().unwrap_or_default();
-        }
+    pub fn run(self, settings: Settings) -> Result<(), Failure> {
         let configured = settings.serve.listen.first().cloned();
         let address = self.address.clone().or(configured).ok_or_else(|| Failure::usage("no address of a server"))?;
         let interval = self.interval.map(|interval| interval.0);
         if interval.is_some_and(|interval| interval.is_zero()) {
             return Err(Failure::usage("an interval of 0: expected a time such as 1s"));
         }
-        let mut client = Client::connect(&address, serve::password(&settings.serve)?.as_deref())?;
+        let mut client = self.credentials.connect(&address, &settings)?;
         let mut take = || Sample::parse(&client.call(&["INFO", "server", "esker", serve::STAGES_SECTION])?, &address);
         let Some(interval) = interval else {
             let now = take()?;

@@ -9,19 +9,23 @@
 //! 1. At most `in_flight_max` appends of a stream are applied and not answered: then nothing more of it is read, and HTTP/2 stops the client. So it is
 //!    while the client does not read its answers.
 //! 2. A stream that the client has closed is answered to its end.
+//! 3. Nothing is appended to a log that the stream's user may not write; his rights are those at its begin.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use esker_store::Barrier;
 use tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
+use super::caller::{Access, may};
 use super::proto::log as proto;
 use super::proto::log::append_stream_response::Outcome;
 use super::service::{Done, LogService};
 use super::status::Told;
+use crate::front::users::{Face, User};
 
 /// Answers of a stream of appends.
 pub(crate) type Answers = Pin<Box<dyn Stream<Item = Result<proto::AppendStreamResponse, Status>> + Send>>;
@@ -82,15 +86,16 @@ impl Applied {
 }
 
 /// Answers `requests` from now on.
-pub(crate) fn start(service: LogService, requests: Streaming<proto::AppendRequest>) -> Answers {
+pub(crate) fn start(service: LogService, user: Arc<User>, requests: Streaming<proto::AppendRequest>) -> Answers {
     let mut stopping = service.stopping.clone();
     let stopped = Box::pin(async move { drop(stopping.wait_for(|stopping| *stopping).await) });
     let (log, applied) = (String::new(), VecDeque::new());
-    Box::pin(Appending { service, requests, stopped, log, applying: None, applied, ended: None })
+    Box::pin(Appending { service, user, requests, stopped, log, applying: None, applied, ended: None })
 }
 
 struct Appending {
     service: LogService,
+    user: Arc<User>,
     requests: Streaming<proto::AppendRequest>,
     /// Until the server stops.
     stopped: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -159,6 +164,10 @@ impl Appending {
         if request.log.is_empty() {
             request.log.clone_from(&self.log);
         } else if request.log != self.log {
+            if let Err(denied) = may(&self.user, Face::Log, &request.log, Access::Write) {
+                self.ended = Some(Some(denied));
+                return;
+            }
             self.log.clone_from(&request.log);
         }
         let tag = request.tag;

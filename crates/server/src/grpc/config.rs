@@ -3,10 +3,11 @@
 use std::hash::BuildHasher;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::front::strangers::{PATIENCE, STRANGERS_MAX};
-use crate::resp::TlsFiles;
+use crate::front::{TlsFiles, UnixAccess, Users};
 
 /// Longest message of the service of logs, in bytes: a batch, with room for what stands beside its data.
 pub const MESSAGE_BYTES_MAX: usize = 20 << 20;
@@ -23,10 +24,16 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// Path of a unix socket, replaced if a dead one is there. Default: none.
     pub unix_socket: Option<PathBuf>,
+    /// What may connect to the unix socket. Default: what the umask leaves.
+    pub unix_access: UnixAccess,
     /// Certificate and key; with them all TCP addresses speak TLS, and with authorities clients must show a certificate. Default: none.
     pub tls: Option<TlsFiles>,
     /// What clients send as `authorization: Bearer TOKEN`, over every address. Default: none is asked for.
     pub token: Option<String>,
+    /// The users, where they are more than one with that token. Default: none.
+    pub users: Option<Arc<Users>>,
+    /// How long calls under way have to finish when the server stops. Default: 3 s.
+    pub linger: Duration,
     /// Whether the objects of the store are served as well: whoever reaches them may change everything. Default: false.
     pub objects: bool,
     /// Most connections at once of clients that have made a request, with the token if there is one, 1 to 10,000; the
@@ -59,8 +66,11 @@ impl Default for Config {
         Self {
             listen: Vec::new(),
             unix_socket: None,
+            unix_access: UnixAccess::default(),
             tls: None,
             token: None,
+            users: None,
+            linger: Duration::from_secs(3),
             objects: false,
             connections_max: 1_024,
             strangers_max: STRANGERS_MAX,
@@ -124,6 +134,11 @@ pub enum Error {
 }
 
 impl Config {
+    /// Whether only users with a token or a certificate are served.
+    fn is_closed(&self) -> bool {
+        self.users.as_ref().is_some_and(|users| users.nobody().is_none())
+    }
+
     /// Checks what can be checked without opening anything.
     ///
     /// # Errors
@@ -152,7 +167,10 @@ impl Config {
         {
             return Err(Error::Config("the token is empty, or holds something else than visible ASCII".into()));
         }
-        let certain = self.tls.as_ref().is_some_and(|files| files.client_authorities.is_some() || self.token.is_some());
+        let certain = self
+            .tls
+            .as_ref()
+            .is_some_and(|files| files.client_authorities.is_some() || self.token.is_some() || self.is_closed());
         match self.listen.iter().find(|address| !address.ip().is_loopback()) {
             Some(address) if !certain => Err(Error::Open(*address)),
             _ => Ok(()),

@@ -6,16 +6,21 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::config::{Config, Error, Result};
 use super::visitor::{Room, Visitor};
+use crate::front::tls::Certificates;
+use crate::front::unix;
 
 /// When the system gives no more connections, accepting starts again after this.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -78,8 +83,7 @@ impl Listeners {
         }
         if let Some(path) = &config.unix_socket {
             let failed = || failed(path.display().to_string());
-            let socket = crate::resp::bind_unix(path).map_err(failed())?;
-            let socket = std::os::unix::net::UnixListener::from(std::os::fd::OwnedFd::from(socket));
+            let socket = unix::bind(path, &config.unix_access).map_err(failed())?;
             opened.file = File(Some(path.clone()));
             opened.unix = Some(UnixListener::from_std(socket).map_err(failed())?);
             opened.addresses.push(Address::Unix(path.clone()));
@@ -91,31 +95,71 @@ impl Listeners {
         &self.addresses
     }
 
-    /// Connections as they come, those over TCP and those over the unix socket, until `stopping`.
+    /// Connections as they come, until `stopping`; those over TCP encrypted where there are certificates.
     pub(crate) fn incoming(
         self,
         room: &Room,
+        certificates: Option<Arc<Certificates>>,
         stopping: &watch::Receiver<bool>,
-    ) -> (Incoming<TcpStream>, Incoming<UnixStream>) {
+    ) -> Incoming {
         let Self { tcp, unix, file, .. } = self;
         let (tcp_sender, tcp_incoming) = mpsc::channel(1);
+        let (tls_sender, tls_incoming) = mpsc::channel(1);
         let (unix_sender, unix_incoming) = mpsc::channel(1);
         for listener in tcp {
-            tokio::spawn(accept(TcpDoor(listener), room.clone(), tcp_sender.clone(), stopping.clone(), None));
+            let (room, stopping) = (room.clone(), stopping.clone());
+            match &certificates {
+                None => tokio::spawn(accept(TcpDoor(listener), room, tcp_sender.clone(), stopping, None)),
+                Some(certificates) => {
+                    let (sender, plain) = mpsc::channel(1);
+                    tokio::spawn(encrypt(plain, Arc::clone(certificates), tls_sender.clone()));
+                    tokio::spawn(accept(TcpDoor(listener), room, sender, stopping, None))
+                }
+            };
         }
         if let Some(listener) = unix {
             let file = Some(file);
             tokio::spawn(accept(UnixDoor(listener), room.clone(), unix_sender.clone(), stopping.clone(), file));
         }
-        // A server without addresses of one kind waits for its end as the other does.
+        // A server without addresses of one kind waits for its end as the others do.
         tokio::spawn(stay(tcp_sender, stopping.clone()));
+        tokio::spawn(stay(tls_sender, stopping.clone()));
         tokio::spawn(stay(unix_sender, stopping.clone()));
-        (ReceiverStream::new(tcp_incoming), ReceiverStream::new(unix_incoming))
+        Incoming {
+            tcp: ReceiverStream::new(tcp_incoming),
+            tls: ReceiverStream::new(tls_incoming),
+            unix: ReceiverStream::new(unix_incoming),
+        }
     }
 }
 
 /// Connections of one kind.
-pub(crate) type Incoming<S> = ReceiverStream<io::Result<Visitor<S>>>;
+type Coming<S> = ReceiverStream<io::Result<S>>;
+
+/// Connections as they come.
+pub(crate) struct Incoming {
+    pub(crate) tcp: Coming<Visitor<TcpStream>>,
+    pub(crate) tls: Coming<TlsStream<Visitor<TcpStream>>>,
+    pub(crate) unix: Coming<Visitor<UnixStream>>,
+}
+
+/// Makes the handshakes, each in a task of its own: nobody waits for another's.
+async fn encrypt(
+    mut plain: mpsc::Receiver<io::Result<Visitor<TcpStream>>>,
+    certificates: Arc<Certificates>,
+    encrypted: mpsc::Sender<io::Result<TlsStream<Visitor<TcpStream>>>>,
+) {
+    while let Some(Ok(visitor)) = plain.recv().await {
+        let (acceptor, encrypted) = (TlsAcceptor::from(certificates.current()), encrypted.clone());
+        tokio::spawn(async move {
+            match acceptor.accept(visitor).await {
+                // A server that does not take it has ended.
+                Ok(stream) => drop(encrypted.send(Ok(stream)).await),
+                Err(error) => tracing::debug!(%error, "a TLS handshake failed"),
+            }
+        });
+    }
+}
 
 async fn stay<T>(sender: mpsc::Sender<T>, mut stopping: watch::Receiver<bool>) {
     // Until the server stops, or is gone.
@@ -126,7 +170,8 @@ async fn stay<T>(sender: mpsc::Sender<T>, mut stopping: watch::Receiver<bool>) {
 /// What connections come through.
 trait Door: Send + 'static {
     type Stream: Send;
-    fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+    /// A stream, and where it comes from.
+    fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, String)>> + Send;
 }
 
 struct TcpDoor(TcpListener);
@@ -134,19 +179,19 @@ struct UnixDoor(UnixListener);
 
 impl Door for TcpDoor {
     type Stream = TcpStream;
-    async fn next(&self) -> io::Result<TcpStream> {
-        let (stream, _) = self.0.accept().await?;
+    async fn next(&self) -> io::Result<(TcpStream, String)> {
+        let (stream, peer) = self.0.accept().await?;
         stream.set_nodelay(true)?;
         // A client whose machine is gone would stay for ever.
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
-        Ok(stream)
+        Ok((stream, peer.to_string()))
     }
 }
 
 impl Door for UnixDoor {
     type Stream = UnixStream;
-    async fn next(&self) -> io::Result<UnixStream> {
-        Ok(self.0.accept().await?.0)
+    async fn next(&self) -> io::Result<(UnixStream, String)> {
+        Ok((self.0.accept().await?.0, "unix socket".into()))
     }
 }
 
@@ -163,7 +208,7 @@ async fn accept<D: Door + Sync>(
         let one = async {
             loop {
                 match door.next().await {
-                    Ok(stream) => return room.enter(stream),
+                    Ok((stream, peer)) => return room.enter(stream, peer),
                     Err(error) => {
                         tracing::debug!(%error, "cannot accept; trying again soon");
                         tokio::time::sleep(AGAIN).await;

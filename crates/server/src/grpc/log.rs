@@ -12,6 +12,7 @@ use esker_log::{Layout, Record};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::append;
+use super::caller::{Access, caller, permit};
 use super::convert::{self, durability, record};
 use super::follow::{self, Deliveries};
 use super::proto::log as proto;
@@ -19,6 +20,7 @@ use super::proto::log::log_server::Log;
 use super::service::LogService;
 use super::status::Told;
 use super::waiting::{completed, waiting};
+use crate::front::users::Face;
 
 /// Names that one List returns, at most; and if nothing is said.
 const LIST_MAX: usize = 10_000;
@@ -36,6 +38,7 @@ fn answer<T>(outcome: Result<T, Told>) -> Answer<T> {
 #[tonic::async_trait]
 impl Log for LogService {
     async fn create(&self, request: Request<proto::CreateRequest>) -> Answer<proto::InfoResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let request = request.into_inner();
         let names = Arc::clone(&self.names);
         answer(
@@ -50,6 +53,7 @@ impl Log for LogService {
     }
 
     async fn delete(&self, request: Request<proto::DeleteRequest>) -> Answer<proto::DeleteResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let name = request.into_inner().log;
         let names = Arc::clone(&self.names);
         answer(
@@ -63,6 +67,8 @@ impl Log for LogService {
     }
 
     async fn rename(&self, request: Request<proto::RenameRequest>) -> Answer<proto::RenameResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
+        permit(&request, Face::Log, &request.get_ref().to, Access::Write)?;
         let request = request.into_inner();
         let names = Arc::clone(&self.names);
         answer(
@@ -77,24 +83,39 @@ impl Log for LogService {
     }
 
     async fn list(&self, request: Request<proto::ListRequest>) -> Answer<proto::ListResponse> {
+        let user = caller(&request)?;
         let request = request.into_inner();
         let limit = if request.limit == 0 { LIST_DEFAULT } else { LIST_MAX.min(request.limit as usize) };
         let names = Arc::clone(&self.names);
         answer(
             waiting(move || {
-                let after = Some(request.after.as_str()).filter(|after| !after.is_empty());
-                Ok(proto::ListResponse { logs: names.logs.list(after, limit)? })
+                let mut after = Some(request.after).filter(|after| !after.is_empty());
+                let mut logs = Vec::new();
+                // What the user may not read is passed over, so that an empty answer is the end.
+                while logs.len() < limit {
+                    let page = names.logs.list(after.as_deref(), limit)?;
+                    after = page.last().cloned();
+                    let last = page.len() < limit;
+                    logs.extend(page.into_iter().filter(|name| user.may(Face::Log, name, false)));
+                    if last {
+                        break;
+                    }
+                }
+                logs.truncate(limit);
+                Ok(proto::ListResponse { logs })
             })
             .await,
         )
     }
 
     async fn info(&self, request: Request<proto::InfoRequest>) -> Answer<proto::InfoResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Read)?;
         let name = request.into_inner().log;
         answer(self.with(name.clone(), move |log| convert::info(log, &name)).await)
     }
 
     async fn append(&self, request: Request<proto::AppendRequest>) -> Answer<proto::AppendResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let outcome = async {
             let (position, already_there) = completed(self.apply_one(request.into_inner()).await?).await?;
             Ok(proto::AppendResponse { position, already_there })
@@ -108,10 +129,12 @@ impl Log for LogService {
         &self,
         request: Request<Streaming<proto::AppendRequest>>,
     ) -> Answer<Self::AppendStreamStream> {
-        Ok(Response::new(append::start(self.clone(), request.into_inner())))
+        let user = caller(&request)?;
+        Ok(Response::new(append::start(self.clone(), user, request.into_inner())))
     }
 
     async fn append_batch(&self, request: Request<proto::AppendBatchRequest>) -> Answer<proto::AppendResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
             let records = request.records.into_iter().map(|one| record(Some(one))).collect();
@@ -122,6 +145,7 @@ impl Log for LogService {
     }
 
     async fn append_at(&self, request: Request<proto::AppendAtRequest>) -> Answer<proto::AppendResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
             let records: Vec<Record> = request.records.into_iter().map(|one| record(Some(one))).collect();
@@ -133,6 +157,7 @@ impl Log for LogService {
     }
 
     async fn open_writer(&self, request: Request<proto::OpenWriterRequest>) -> Answer<proto::OpenWriterResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let request = request.into_inner();
         let names = Arc::clone(&self.names);
         let opened = self.with(request.log, move |log| names.open_writer(log, &request.writer)).await;
@@ -140,6 +165,7 @@ impl Log for LogService {
     }
 
     async fn read(&self, request: Request<proto::ReadRequest>) -> Answer<proto::ReadResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Read)?;
         let request = request.into_inner();
         let outcome = async {
             let read = self.with(request.log, move |log| Ok(log.read(request.position)?)).await?;
@@ -149,6 +175,7 @@ impl Log for LogService {
     }
 
     async fn read_range(&self, request: Request<proto::ReadRangeRequest>) -> Answer<proto::ReadRangeResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Read)?;
         let request = request.into_inner();
         let bytes = match request.bytes_max {
             0 => RANGE_BYTES_DEFAULT,
@@ -165,22 +192,26 @@ impl Log for LogService {
     type FollowStream = Deliveries;
 
     async fn follow(&self, request: Request<proto::FollowRequest>) -> Answer<Self::FollowStream> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Read)?;
         answer(follow::start(self, request.into_inner()).await)
     }
 
     async fn fill(&self, request: Request<proto::FillRequest>) -> Answer<proto::FillResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let request = request.into_inner();
         let done = self.with(request.log, move |log| Ok(log.fill(request.position)?)).await;
         answer(done.map(|()| proto::FillResponse {}))
     }
 
     async fn trim(&self, request: Request<proto::TrimRequest>) -> Answer<proto::TrimResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let request = request.into_inner();
         let done = self.with(request.log, move |log| Ok(log.trim(request.position)?)).await;
         answer(done.map(|()| proto::TrimResponse {}))
     }
 
     async fn trim_to(&self, request: Request<proto::TrimToRequest>) -> Answer<proto::TrimToResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let request = request.into_inner();
         let done = self
             .with(request.log, move |log| {
@@ -192,22 +223,26 @@ impl Log for LogService {
     }
 
     async fn tail(&self, request: Request<proto::TailRequest>) -> Answer<proto::TailResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Read)?;
         let tail = self.with(request.into_inner().log, |log| Ok(log.tail()?)).await;
         answer(tail.map(|tail| proto::TailResponse { position: tail.position, epoch: tail.epoch }))
     }
 
     async fn seal(&self, request: Request<proto::SealRequest>) -> Answer<proto::SealResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let sealed = self.with(request.into_inner().log, |log| Ok(log.seal()?)).await;
         answer(sealed.map(|tail| proto::SealResponse { tail }))
     }
 
     async fn reshape(&self, request: Request<proto::ReshapeRequest>) -> Answer<proto::ReshapeResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let request = request.into_inner();
         let done = self.with(request.log, move |log| Ok(log.reshape(request.width, request.slots)?)).await;
         answer(done.map(|()| proto::ReshapeResponse {}))
     }
 
     async fn set_consumer(&self, request: Request<proto::SetConsumerRequest>) -> Answer<proto::SetConsumerResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let request = request.into_inner();
         let done = self
             .with(request.log, move |log| match request.position {
@@ -219,6 +254,7 @@ impl Log for LogService {
     }
 
     async fn get_consumer(&self, request: Request<proto::GetConsumerRequest>) -> Answer<proto::GetConsumerResponse> {
+        permit(&request, Face::Log, &request.get_ref().log, Access::Read)?;
         let request = request.into_inner();
         let found = self.with(request.log, move |log| Ok(log.consumer(&request.consumer)?)).await;
         answer(found.map(|position| proto::GetConsumerResponse { position }))

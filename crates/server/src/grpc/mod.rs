@@ -10,6 +10,7 @@
 //! 3. Who hands out positions of a log in this process does so for all clients: they do not depose each other.
 
 mod append;
+mod caller;
 mod config;
 mod convert;
 mod follow;
@@ -34,16 +35,14 @@ use esker_store::ObjectStore;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tonic::service::Routes;
-use tonic::transport::server::{Router, TlsConnectInfo};
-use tonic::transport::{Certificate, Identity, ServerTlsConfig};
-use tonic::{Request, Status};
 use tonic_health::ServingStatus;
 
 pub use config::{Config, Error, MAP_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX, OBJECT_MESSAGE_BYTES_MAX, Result};
 pub use listen::Address;
 pub use sequencer::Sequencers;
 
-use listen::Listeners;
+use caller::{Guard, Service};
+use listen::{Incoming, Listeners};
 use map::MapService;
 use objects::ObjectService;
 use proto::log::log_server::LogServer;
@@ -51,12 +50,16 @@ use proto::log::sequencer_server::SequencerServer;
 use proto::map::map_server::MapServer;
 use proto::store::objects_server::ObjectsServer;
 use service::LogService;
-use visitor::{Room, Standing};
+use visitor::Room;
 
 use crate::front::strangers::Strangers;
+use crate::front::tls::Certificates;
+use crate::front::users::{Face, Users};
 
-/// How long calls have to finish when the server stops.
-const GRACE: Duration = Duration::from_secs(3);
+/// What ALPN offers.
+const HTTP2: &[&[u8]] = &[b"h2"];
+/// Threads that wait for the store are waited for so long when the server has stopped.
+const SHUTDOWN: Duration = Duration::from_secs(1);
 /// Health is looked at so often.
 const HEALTH_EVERY: Duration = Duration::from_millis(200);
 
@@ -85,58 +88,37 @@ pub struct Server {
     runtime: Runtime,
     listeners: Listeners,
     stop: Arc<watch::Sender<bool>>,
+    certificates: Option<Arc<Certificates>>,
+    users: Arc<Users>,
 }
 
 /// Stops a server from anywhere. Cloning gives another handle of the same server.
 #[derive(Clone)]
-pub struct Handle(Arc<watch::Sender<bool>>);
+pub struct Handle {
+    stop: Arc<watch::Sender<bool>>,
+    certificates: Option<Arc<Certificates>>,
+    users: Arc<Users>,
+}
 
 impl Handle {
-    /// Makes [`Server::run`] return soon: calls under way have three seconds, streams are told that the server stops.
+    /// Takes its certificates anew, for connections that come later, and this token, if one is given, where
+    /// there is no file of users.
+    ///
+    /// # Errors
+    /// [`Error::Tls`]; then nothing changes.
+    pub fn reload(&self, token: Option<&str>) -> Result<()> {
+        if let Some(certificates) = &self.certificates {
+            certificates.reload().map_err(|error| Error::Tls(error.to_string()))?;
+        }
+        if let (Some(token), false) = (token, self.users.has_file()) {
+            self.users.set_token(token);
+        }
+        Ok(())
+    }
+
+    /// Makes [`Server::run`] return soon: calls under way have [`Config::linger`], streams are told that the server stops.
     pub fn shutdown(&self) {
-        self.0.send_replace(true);
-    }
-}
-
-/// Whether two tokens are the same, in a time that tells nothing about where they differ.
-fn same(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
-}
-
-/// Refuses calls without the token; a connection that has made one with it is a known client's.
-#[derive(Clone)]
-struct Guard {
-    token: Option<Arc<str>>,
-    /// Calls without the token are answered, but leave the connection a stranger's.
-    anybody: bool,
-}
-
-impl Guard {
-    fn has_token(&self, request: &Request<()>) -> bool {
-        let Some(token) = &self.token else { return true };
-        let sent = request.metadata().get("authorization").map(|sent| sent.as_bytes());
-        sent.and_then(|sent| sent.strip_prefix(b"Bearer ")).is_some_and(|sent| same(sent, token.as_bytes()))
-    }
-}
-
-impl tonic::service::Interceptor for Guard {
-    fn call(&mut self, request: Request<()>) -> std::result::Result<Request<()>, Status> {
-        if !self.has_token(&request) {
-            if self.anybody {
-                return Ok(request);
-            }
-            return Err(Status::unauthenticated("expected the server's token, as `authorization: Bearer TOKEN`"));
-        }
-        let extensions = request.extensions();
-        let encrypted = || extensions.get::<TlsConnectInfo<Arc<Standing>>>().map(TlsConnectInfo::get_ref);
-        if let Some(standing) = extensions.get::<Arc<Standing>>().or_else(encrypted) {
-            match standing.admit() {
-                // A health check is answered even while all places are taken.
-                Err(told) if !self.anybody => return Err(told.into()),
-                _ => {}
-            }
-        }
-        Ok(request)
+        self.stop.send_replace(true);
     }
 }
 
@@ -155,9 +137,12 @@ impl Server {
             .enable_all()
             .build()
             .map_err(failed("start threads"))?;
-        tls(&config)?;
+        let open = |files| Certificates::open(files, HTTP2).map(Arc::new);
+        let certificates = config.tls.as_ref().map(open).transpose().map_err(|error| Error::Tls(error.to_string()))?;
+        let users = config.users.clone().unwrap_or_else(|| Users::alone(None, config.token.as_deref()));
         let listeners = Listeners::open(&config, &runtime)?;
-        Ok(Self { config, faces, runtime, listeners, stop: Arc::new(watch::Sender::new(false)) })
+        let stop = Arc::new(watch::Sender::new(false));
+        Ok(Self { config, faces, runtime, listeners, stop, certificates, users })
     }
 
     /// Where it listens, with the ports that were picked for port 0.
@@ -167,7 +152,8 @@ impl Server {
 
     /// What stops it.
     pub fn handle(&self) -> Handle {
-        Handle(Arc::clone(&self.stop))
+        let (stop, users) = (Arc::clone(&self.stop), Arc::clone(&self.users));
+        Handle { stop, certificates: self.certificates.clone(), users }
     }
 
     /// Answers clients until [`Handle::shutdown`]. Blocks.
@@ -175,62 +161,51 @@ impl Server {
     /// # Errors
     /// [`Error::Serve`] if serving fails; the server has stopped then.
     pub fn run(self) -> Result<()> {
-        let Self { config, faces, runtime, listeners, stop } = self;
+        let Self { config, faces, runtime, listeners, stop, certificates, users } = self;
         for address in listeners.addresses() {
             tracing::info!(%address, objects = config.objects, "serving gRPC");
         }
         let stopping = stop.subscribe();
-        let served = runtime.block_on(serve(&config, faces, listeners, stopping));
+        let served = runtime.block_on(serve(&config, faces, listeners, (certificates, &users), stopping));
         stop.send_replace(true);
-        runtime.shutdown_timeout(GRACE);
+        runtime.shutdown_timeout(SHUTDOWN);
         served
     }
 }
 
-/// What TLS is made from; without files, nothing.
-fn tls(config: &Config) -> Result<Option<ServerTlsConfig>> {
-    let Some(files) = &config.tls else { return Ok(None) };
-    // Says which file is wrong, and why, better than what is made from them below.
-    crate::resp::tls_config(files).map_err(|error| Error::Tls(error.to_string()))?;
-    let read = |path: &std::path::Path| {
-        std::fs::read(path).map_err(|error| Error::Tls(format!("{}: {error}", path.display())))
-    };
-    let mut tls = ServerTlsConfig::new().identity(Identity::from_pem(read(&files.certificate)?, read(&files.key)?));
-    if let Some(authorities) = &files.client_authorities {
-        tls = tls.client_ca_root(Certificate::from_pem(read(authorities)?));
-    }
-    Ok(Some(tls))
-}
-
-/// All services, behind the token.
-fn routes(config: &Config, faces: Faces, stopping: &watch::Receiver<bool>) -> Result<Routes> {
-    let guard = Guard { token: config.token.as_deref().map(Arc::from), anybody: false };
+/// All services, behind their guards.
+fn routes(config: &Config, faces: Faces, users: &Arc<Users>, stopping: &watch::Receiver<bool>) -> Result<Routes> {
+    let guard = |service| Guard::new(users, service);
     let failed = |error: tonic_reflection::server::Error| Error::Serve { what: "reflect", why: error.to_string() };
     let (health, health_service) = tonic_health::server::health_reporter();
-    let health_guard = Guard { anybody: true, ..guard.clone() };
-    let mut routes = Routes::new(tonic::service::interceptor::InterceptedService::new(health_service, health_guard));
+    let mut routes =
+        Routes::new(tonic::service::interceptor::InterceptedService::new(health_service, guard(Service::Open)));
     let mut names = Vec::new();
     if let Some(logs) = faces.logs {
         let service = LogService::new(logs, config.in_flight_max, config.followers_max, stopping.clone());
         let server = LogServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        routes = routes.add_service(tonic::service::interceptor::InterceptedService::new(server, guard.clone()));
+        routes = routes
+            .add_service(tonic::service::interceptor::InterceptedService::new(server, guard(Service::Of(Face::Log))));
         names.push("esker.log.v1.Log");
     }
     if let Some(map) = faces.map {
         let service = MapService::new(map, config.followers_max, stopping.clone());
         let server = MapServer::new(service).max_decoding_message_size(MAP_MESSAGE_BYTES_MAX);
-        routes = routes.add_service(tonic::service::interceptor::InterceptedService::new(server, guard.clone()));
+        routes = routes
+            .add_service(tonic::service::interceptor::InterceptedService::new(server, guard(Service::Of(Face::Map))));
         names.push("esker.map.v1.Map");
     }
     if let Some(sequencers) = faces.sequencers {
         let server = SequencerServer::new(sequencers);
-        routes = routes.add_service(tonic::service::interceptor::InterceptedService::new(server, guard.clone()));
+        routes = routes
+            .add_service(tonic::service::interceptor::InterceptedService::new(server, guard(Service::Of(Face::Log))));
         names.push("esker.log.v1.Sequencer");
     }
     if let (Some(store), true) = (faces.objects, config.objects) {
         let server = ObjectsServer::new(ObjectService::new(store, config.incarnation))
             .max_decoding_message_size(OBJECT_MESSAGE_BYTES_MAX);
-        routes = routes.add_service(tonic::service::interceptor::InterceptedService::new(server, guard.clone()));
+        routes =
+            routes.add_service(tonic::service::interceptor::InterceptedService::new(server, guard(Service::Operators)));
         names.push("esker.store.v1.Objects");
     }
     let reflection = || {
@@ -247,8 +222,8 @@ fn routes(config: &Config, faces: Faces, stopping: &watch::Receiver<bool>) -> Re
     let v1 = reflection().build_v1().map_err(failed)?;
     let v1alpha = reflection().build_v1alpha().map_err(failed)?;
     routes = routes
-        .add_service(tonic::service::interceptor::InterceptedService::new(v1, guard.clone()))
-        .add_service(tonic::service::interceptor::InterceptedService::new(v1alpha, guard));
+        .add_service(tonic::service::interceptor::InterceptedService::new(v1, guard(Service::Users)))
+        .add_service(tonic::service::interceptor::InterceptedService::new(v1alpha, guard(Service::Users)));
     // The empty name is the server as a whole.
     names.push("");
     let ready = faces.ready;
@@ -275,33 +250,38 @@ fn routes(config: &Config, faces: Faces, stopping: &watch::Receiver<bool>) -> Re
     Ok(routes)
 }
 
-async fn serve(config: &Config, faces: Faces, listeners: Listeners, stopping: watch::Receiver<bool>) -> Result<()> {
+async fn serve(
+    config: &Config,
+    faces: Faces,
+    listeners: Listeners,
+    (certificates, users): (Option<Arc<Certificates>>, &Arc<Users>),
+    stopping: watch::Receiver<bool>,
+) -> Result<()> {
     let failed = |error: tonic::transport::Error| Error::Serve { what: "serve", why: chain(&error) };
-    let routes = routes(config, faces, &stopping)?;
-    let router = |tls: Option<ServerTlsConfig>| -> Result<Router> {
-        let mut builder = tonic::transport::Server::builder()
+    let routes = routes(config, faces, users, &stopping)?;
+    let router = || {
+        tonic::transport::Server::builder()
             .max_concurrent_streams(config.calls_max)
             .concurrency_limit_per_connection(config.calls_max as usize)
             .http2_keepalive_interval(Some(config.ping))
             .http2_keepalive_timeout(Some(config.ping))
-            .tcp_nodelay(true);
-        if let Some(tls) = tls {
-            builder = builder.tls_config(tls).map_err(|error| Error::Tls(chain(&error)))?;
-        }
-        Ok(builder.add_routes(routes.clone()))
+            .tcp_nodelay(true)
+            .add_routes(routes.clone())
     };
     let stopped = |mut stopping: watch::Receiver<bool>| async move {
         // Nobody is left who could stop it otherwise.
         let _ = stopping.wait_for(|stopping| *stopping).await;
     };
     let strangers = Strangers::new(config.strangers_max, Duration::from_secs(config.stranger_seconds));
-    let (tcp, unix) = listeners.incoming(&Room::new(strangers, config.connections_max), &stopping);
-    let tcp = router(tls(config)?)?.serve_with_incoming_shutdown(tcp, stopped(stopping.clone()));
-    let unix = router(None)?.serve_with_incoming_shutdown(unix, stopped(stopping.clone()));
-    let both = async { tokio::try_join!(tcp, unix) };
+    let Incoming { tcp, tls, unix } =
+        listeners.incoming(&Room::new(strangers, config.connections_max), certificates, &stopping);
+    let tcp = router().serve_with_incoming_shutdown(tcp, stopped(stopping.clone()));
+    let tls = router().serve_with_incoming_shutdown(tls, stopped(stopping.clone()));
+    let unix = router().serve_with_incoming_shutdown(unix, stopped(stopping.clone()));
+    let all = async { tokio::try_join!(tcp, tls, unix) };
     tokio::select! {
-        served = both => served.map(|_| ()).map_err(failed),
-        () = async { stopped(stopping.clone()).await; tokio::time::sleep(GRACE).await } => Ok(()),
+        served = all => served.map(|_| ()).map_err(failed),
+        () = async { stopped(stopping.clone()).await; tokio::time::sleep(config.linger).await } => Ok(()),
     }
 }
 

@@ -11,7 +11,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -22,6 +22,7 @@ use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 
 use super::status::Told;
+use crate::front::audit;
 use crate::front::strangers::{Stranger, Strangers};
 
 /// Who may be connected.
@@ -38,14 +39,19 @@ impl Room {
     }
 
     /// Lets a connection in, as a stranger's.
-    pub(crate) fn enter<S>(&self, stream: S) -> Visitor<S> {
+    pub(crate) fn enter<S>(&self, stream: S, peer: String) -> Visitor<S> {
         let (end, ended) = oneshot::channel();
         let stranger = self.strangers.enter(Instant::now(), move || {
             // One that is gone already needs no end.
             let _ = end.send(());
         });
         let deadline = Box::pin(tokio::time::sleep_until(stranger.until().into()));
-        let standing = Arc::new(Standing { place: Mutex::new(Place::Stranger(stranger)), room: self.clone() });
+        let standing = Arc::new(Standing {
+            place: Mutex::new(Place::Stranger(stranger)),
+            room: self.clone(),
+            peer,
+            names: OnceLock::new(),
+        });
         Visitor { stream, standing, limit: Some(Limit { ended, deadline }) }
     }
 }
@@ -59,14 +65,18 @@ enum Place {
 pub(crate) struct Standing {
     place: Mutex<Place>,
     room: Room,
+    /// Where it comes from.
+    peer: String,
+    /// The names in its certificate.
+    names: OnceLock<Vec<String>>,
 }
 
 impl Standing {
-    /// The client has shown that it may be served.
+    /// The client has shown that it is this user's, who may be served.
     ///
     /// # Errors
     /// Busy, with the limit, if as many are connected as may be: nothing was looked at.
-    pub(crate) fn admit(&self) -> Result<(), Told> {
+    pub(crate) fn admit(&self, user: &str) -> Result<(), Told> {
         let mut place = self.place.lock();
         if let Place::Stranger(_) = &*place {
             let permit = Arc::clone(&self.room.known).try_acquire_owned().map_err(|_| {
@@ -75,8 +85,19 @@ impl Standing {
                 Told::busy(format!("{max} connections are open (connections_max): try again later"))
             })?;
             *place = Place::Known { _permit: permit };
+            audit::login(&self.peer, user);
         }
         Ok(())
+    }
+
+    /// Where the client comes from.
+    pub(crate) fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// The names in its certificate, read by the first call.
+    pub(crate) fn names(&self, read: impl FnOnce() -> Vec<String>) -> &[String] {
+        self.names.get_or_init(read)
     }
 
     fn is_known(&self) -> bool {

@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::resp::TlsFiles;
+use crate::front::{TlsFiles, UnixAccess, Users};
 
 /// Longest payload of a READ or WRITE, in bytes; told to clients as the largest block.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
@@ -25,8 +27,14 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// Path of a unix socket, replaced if a dead one is there. Default: none.
     pub unix_socket: Option<PathBuf>,
+    /// What may connect to the unix socket. Default: what the umask leaves.
+    pub unix_access: UnixAccess,
     /// Certificate and key for STARTTLS; with authorities clients must show a certificate. Default: none, and no TLS.
     pub tls: Option<TlsFiles>,
+    /// The users: a client is the one that its certificate names. Default: none, and clients may use every disk.
+    pub users: Option<Arc<Users>>,
+    /// How long connections have to finish what is under way when the server stops; twice so long at most. Default: 3 s.
+    pub linger: Duration,
     /// Whether connections must be encrypted, where `tls` is given; a unix socket never needs it. Default: required.
     pub tls_mode: TlsMode,
     /// Most clients attached at once, 1 to 10,000; others are refused. Default: 256.
@@ -57,7 +65,10 @@ impl Default for Config {
         Self {
             listen: Vec::new(),
             unix_socket: None,
+            unix_access: UnixAccess::default(),
             tls: None,
+            users: None,
+            linger: Duration::from_secs(3),
             tls_mode: TlsMode::default(),
             connections_max: 256,
             strangers_max: 64,

@@ -12,6 +12,7 @@ use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token, Waker};
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode, utf8_percent_encode};
 
+use crate::front::unix;
 use crate::nbd::config::{Config, Error, Result};
 use crate::nbd::stream::Socket;
 
@@ -82,7 +83,8 @@ impl Listeners {
         }
         if let Some(path) = &config.unix_socket {
             let failed = || failed(path.display().to_string());
-            let socket = crate::resp::bind_unix(path).map_err(failed())?;
+            let socket = unix::bind(path, &config.unix_access).map_err(failed())?;
+            let socket = UnixListener::from_std(socket);
             opened.listeners.push((Listener::Unix(socket), Address::Unix(path.clone())));
             let at = Token(opened.listeners.len() - 1);
             if let Some((Listener::Unix(socket), _)) = opened.listeners.last_mut() {

@@ -39,7 +39,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustls::ServerConfig;
 
 pub use attach::{Locking, SERVER_OWNER};
 pub use client::{Client, ClientError, Place, Reply};
@@ -55,9 +54,8 @@ use stream::{Input, Output, Socket};
 use transmission::Transmission;
 
 use crate::front::strangers::{Stranger, Strangers};
+use crate::front::tls::Certificates;
 
-/// How long connections have to finish what is under way when the server stops.
-const GRACE: Duration = Duration::from_secs(3);
 /// How long accepting waits for the threads of strangers that had to make room.
 const MAKING_ROOM: Duration = Duration::from_secs(1);
 
@@ -87,7 +85,7 @@ struct Shared {
     config: Config,
     exports: Arc<dyn Exports>,
     strangers: Arc<Strangers>,
-    tls: Option<Arc<ServerConfig>>,
+    tls: Option<Certificates>,
     stopping: AtomicBool,
     waker: mio::Waker,
     accepted: AtomicU64,
@@ -106,9 +104,18 @@ struct Open {
 }
 
 impl Handle {
-    /// Makes [`Server::run`] return soon: what is under way is answered, up to three seconds long.
+    /// Makes [`Server::run`] return soon: what is under way is answered, within [`Config::linger`].
     pub fn shutdown(&self) {
         self.0.stop();
+    }
+
+    /// Takes its certificates anew, for connections that come later.
+    ///
+    /// # Errors
+    /// [`Error::Tls`]; then nothing changes.
+    pub fn reload(&self) -> Result<()> {
+        let Some(tls) = &self.0.tls else { return Ok(()) };
+        tls.reload().map_err(|error| Error::Tls(error.to_string()))
     }
 
     /// What was counted.
@@ -129,7 +136,7 @@ impl Server {
     pub fn bind(config: Config, exports: Arc<dyn Exports>) -> Result<Self> {
         config.check()?;
         let tls = match &config.tls {
-            Some(files) => Some(crate::resp::tls_config(files).map_err(|error| Error::Tls(error.to_string()))?),
+            Some(files) => Some(Certificates::open(files, &[]).map_err(|error| Error::Tls(error.to_string()))?),
             None => None,
         };
         let listeners = Listeners::open(&config)?;
@@ -190,7 +197,7 @@ impl Shared {
         let mut open = self.open.lock();
         loop {
             open.sockets.values().for_each(|socket| socket.shutdown(how));
-            let until = Instant::now() + GRACE;
+            let until = Instant::now() + self.config.linger;
             while !open.sockets.is_empty() && !self.closed.wait_until(&mut open, until).timed_out() {}
             if open.sockets.is_empty() || how == Shutdown::Both {
                 return;
@@ -262,7 +269,7 @@ impl Shared {
         let negotiation = Negotiation {
             config: &self.config,
             exports: &*self.exports,
-            tls: self.tls.as_ref(),
+            tls: self.tls.as_ref().map(Certificates::current),
             socket,
             output: &output,
             peer,

@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 use rustls::{ServerConfig, ServerConnection};
 
+use crate::front::audit;
+use crate::front::users::{Face, User, Users};
 use crate::nbd::config::{Config, PAYLOAD_BYTES_MAX, TlsMode};
 use crate::nbd::export::{Export, Exports, OpenError};
 use crate::nbd::options::Optioned;
@@ -34,7 +36,7 @@ pub(crate) struct Chosen {
 pub(crate) struct Negotiation<'n> {
     pub(crate) config: &'n Config,
     pub(crate) exports: &'n dyn Exports,
-    pub(crate) tls: Option<&'n Arc<ServerConfig>>,
+    pub(crate) tls: Option<Arc<ServerConfig>>,
     pub(crate) socket: &'n Socket,
     pub(crate) output: &'n Output,
     pub(crate) peer: &'n str,
@@ -47,6 +49,8 @@ pub(crate) struct Negotiation<'n> {
 /// What was agreed so far.
 #[derive(Default)]
 struct Agreed {
+    /// The client's user, where there are users and the client is one.
+    user: Option<Arc<User>>,
     structured: bool,
     /// The export that `base:allocation` was selected for.
     allocation: Option<String>,
@@ -67,7 +71,7 @@ impl Negotiation<'_> {
         }
         let zeroes = flags & u32::from(hello::NO_ZEROES) == 0;
         let fixed = flags & u32::from(hello::FIXED_NEWSTYLE) != 0;
-        let mut agreed = Agreed::default();
+        let mut agreed = self.begin(input);
         loop {
             if !input.fill(OPTION_HEADER_BYTES)? {
                 return Ok(None);
@@ -96,6 +100,33 @@ impl Negotiation<'_> {
         }
     }
 
+    /// What is agreed before any option: nothing, but who the client is, as far as its certificate tells.
+    fn begin(&self, input: &Input) -> Agreed {
+        let find = |users: &Arc<Users>| users.by_certificate(&input.peer_names()).or_else(|| users.nobody());
+        Agreed { user: self.config.users.as_ref().and_then(find), ..Agreed::default() }
+    }
+
+    /// Whether the client may read this export, or an error; and whether it may write it.
+    fn rights(&self, name: &str, agreed: &Agreed) -> Result<bool, OpenError> {
+        if self.config.users.is_none() {
+            return Ok(true);
+        }
+        let refused = |why: String| {
+            let user = agreed.user.as_ref().map_or("", |user| user.name());
+            audit::denied(self.peer, user, &format!("disk {name}"));
+            Err(OpenError::Refused(why))
+        };
+        let Some(user) = &agreed.user else {
+            return refused("no user: show a client certificate that names one".into());
+        };
+        // A snapshot is read by those who may read its image.
+        let image = name.split_once('@').map_or(name, |(image, _)| image);
+        if !user.may(Face::Volume, image, false) {
+            return refused(format!("user {} may not use the disk {image}", user.name()));
+        }
+        Ok(user.may(Face::Volume, image, true))
+    }
+
     /// Answers one option. `Some` ends the negotiation.
     fn option(
         &self,
@@ -121,7 +152,7 @@ impl Negotiation<'_> {
                     self.answer(asked, reply::ERR_INVALID, "STARTTLS has no data")?;
                 } else if input.is_encrypted() {
                     self.answer(asked, reply::ERR_INVALID, "this connection is encrypted already")?;
-                } else if let Some(config) = self.tls {
+                } else if let Some(config) = &self.tls {
                     if !input.buffered().is_empty() {
                         return Err(malformed("bytes in the clear behind STARTTLS"));
                     }
@@ -131,7 +162,10 @@ impl Negotiation<'_> {
                     if !input.handshake()? {
                         return Ok(Some(None));
                     }
-                    *agreed = Agreed::default();
+                    *agreed = self.begin(input);
+                    if let Some(user) = &agreed.user {
+                        audit::login(self.peer, user.name());
+                    }
                 } else {
                     self.answer(asked, reply::ERR_POLICY, "this server has no certificate")?;
                 }
@@ -151,7 +185,7 @@ impl Negotiation<'_> {
             }
             option::INFO | option::GO => return self.info(asked, data, agreed),
             option::LIST if !data.is_empty() => self.answer(asked, reply::ERR_INVALID, "LIST has no data")?,
-            option::LIST => self.list(asked)?,
+            option::LIST => self.list(asked, agreed)?,
             option::STRUCTURED_REPLY if !data.is_empty() => {
                 self.answer(asked, reply::ERR_INVALID, "STRUCTURED_REPLY has no data")?;
             }
@@ -165,13 +199,15 @@ impl Negotiation<'_> {
         Ok(None)
     }
 
-    fn list(&self, asked: u32) -> io::Result<()> {
+    fn list(&self, asked: u32, agreed: &Agreed) -> io::Result<()> {
         let exports = match self.exports.list() {
             Ok(exports) => exports,
             Err(fault) => return self.answer(asked, reply::ERR_POLICY, &fault.to_string()),
         };
         let mut out = Vec::new();
-        for (name, description) in exports {
+        let users = self.config.users.is_some();
+        let shown = |name: &str| !users || agreed.user.as_ref().is_some_and(|user| user.may(Face::Volume, name, false));
+        for (name, description) in exports.into_iter().filter(|(name, _)| shown(name)) {
             let description = wire::clip(&description);
             let data = [&(name.len() as u32).to_be_bytes()[..], name.as_bytes(), description.as_bytes()].concat();
             wire::put_option_reply(&mut out, asked, reply::SERVER, &data);
@@ -230,7 +266,8 @@ impl Negotiation<'_> {
             Ok(wanted) => wanted,
             Err(error) => return self.answer(asked, reply::ERR_INVALID, &error.to_string()),
         };
-        match self.exports.resolve(wanted.name).and_then(|name| self.exports.open(&name)) {
+        let open = |name: String| self.rights(&name, agreed).and_then(|_| self.exports.open(&name));
+        match self.exports.resolve(wanted.name).and_then(open) {
             Ok(_) => {}
             Err(error @ OpenError::Unknown(_)) => return self.answer(asked, reply::ERR_UNKNOWN, &error.to_string()),
             Err(error) => return self.answer(asked, reply::ERR_POLICY, &error.to_string()),
@@ -251,17 +288,19 @@ impl Negotiation<'_> {
     /// The export that `asked` means, with its options; for good if the client `stays`, and may write then unless that is refused.
     fn choose(&self, asked: &str, agreed: &Agreed, stays: bool) -> Result<Chosen, OpenError> {
         let name = self.exports.resolve(asked)?;
+        let writes = self.rights(&name, agreed)?;
         if stays && !(self.admit)() {
             let max = self.config.connections_max;
             return Err(OpenError::Refused(format!("{max} clients are attached (connections_max): try again later")));
         }
-        let shares = Config::names(&self.config.read_only, &name) || Config::names(&self.config.unlocked, &name);
+        let shares =
+            !writes || Config::names(&self.config.read_only, &name) || Config::names(&self.config.unlocked, &name);
         let export = if stays && !shares { self.exports.attach(&name) } else { self.exports.open(&name) };
         if export.is_err() && stays {
             (self.dismiss)();
         }
         let export = export?;
-        let export = Optioned::over(export, self.config, &name);
+        let export = Optioned::over(export, self.config, &name, writes);
         let allocation = agreed.structured && agreed.allocation.as_deref() == Some(asked);
         Ok(Chosen { name, export, structured: agreed.structured, allocation })
     }

@@ -15,9 +15,10 @@ pub(crate) struct Optioned {
 }
 
 impl Optioned {
-    /// `export` itself if the configuration asks nothing of it.
-    pub(crate) fn over(export: Arc<dyn Export>, config: &Config, name: &str) -> Arc<dyn Export> {
-        let (durable, read_only) = (Config::names(&config.durable, name), Config::names(&config.read_only, name));
+    /// `export` itself if the configuration asks nothing of it, and the client `writes`, as far as it may.
+    pub(crate) fn over(export: Arc<dyn Export>, config: &Config, name: &str, writes: bool) -> Arc<dyn Export> {
+        let durable = Config::names(&config.durable, name);
+        let read_only = !writes || Config::names(&config.read_only, name);
         if durable || read_only { Arc::new(Self { export, durable, read_only }) } else { export }
     }
 

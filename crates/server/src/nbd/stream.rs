@@ -17,6 +17,8 @@ use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use rustls::ServerConnection;
 
+use crate::front::certificates::names_in;
+
 /// Bytes that are asked of the socket at once, at least and at most.
 const WINDOW_BYTES_MIN: usize = 8 << 10;
 const WINDOW_BYTES_MAX: usize = 256 << 10;
@@ -254,6 +256,14 @@ impl Input {
                 return Ok(got);
             }
         }
+    }
+
+    /// The names in the client's certificate; none without one.
+    pub(crate) fn peer_names(&self) -> Vec<String> {
+        let Some(tls) = &self.tls else { return Vec::new() };
+        let session = tls.lock();
+        let certificate = session.peer_certificates().and_then(|certificates| certificates.first());
+        certificate.map(|certificate| names_in(certificate)).unwrap_or_default()
     }
 
     /// Finishes the handshake of [`Input::encrypt`]; `false` if the client ends before.

@@ -12,6 +12,7 @@ use esker_store::Completion;
 use crate::resp::keyspace::HASH;
 use crate::resp::refusal::{Refusal, WRONG_TYPE};
 use crate::resp::reply::ReplyWriter;
+use crate::resp::session::Queued;
 use crate::resp::shared::Tally;
 
 /// What is waited for, and what is made of it.
@@ -20,7 +21,24 @@ pub(crate) enum Awaited {
     One(Completion<Option<Entry>>),
     /// MGET.
     Several(Completion<Vec<Option<Entry>>>),
+    /// Whether a password is right: then the command that gave it is run again, since it is known by now.
+    Login(Completion<bool>, Queued),
+    /// Work that says how it went.
+    Work(Completion<Result<(), String>>),
 }
+
+/// What is to be done with what was waited for.
+pub(crate) enum Told {
+    /// It is written, and waits for this.
+    Reply(Option<Barrier>),
+    /// This command is to be run.
+    Again(Queued),
+    /// It is written: the password was wrong.
+    WrongPassword,
+}
+
+/// What a client is told whose password is wrong.
+pub(crate) const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 
 fn count(tally: &mut Tally, hit: bool) {
     if hit { tally.hits += 1 } else { tally.misses += 1 }
@@ -68,16 +86,13 @@ impl Awaited {
         match self {
             Self::One(entry) => entry.poll_arrived(cx),
             Self::Several(entries) => entries.poll_arrived(cx),
+            Self::Login(right, _) => right.poll_arrived(cx),
+            Self::Work(done) => done.poll_arrived(cx),
         }
     }
 
-    /// Writes the reply, once the values are here. Returns what it has to wait for.
-    pub(crate) fn reply(
-        self,
-        reply: &mut ReplyWriter<'_>,
-        tally: &mut Tally,
-        output_bytes_max: usize,
-    ) -> Option<Barrier> {
+    /// Writes the reply, once the values are here, unless a command is to be run again.
+    pub(crate) fn reply(self, reply: &mut ReplyWriter<'_>, tally: &mut Tally, output_bytes_max: usize) -> Told {
         let start = reply.position();
         let (replied, barrier) = match self {
             Self::One(entry) => {
@@ -89,12 +104,29 @@ impl Awaited {
                 let write = |entries| reply_several(entries, reply, tally, output_bytes_max);
                 (entries.map_err(Refusal::from).and_then(write), barrier)
             }
+            Self::Login(right, queued) => match right.into_parts().0 {
+                Ok(true) => return Told::Again(queued),
+                Ok(false) => {
+                    tally.errors += 1;
+                    reply.error(WRONG_PASSWORD.as_bytes());
+                    return Told::WrongPassword;
+                }
+                Err(error) => (Err(error.into()), None),
+            },
+            Self::Work(done) => match done.into_parts().0 {
+                Ok(Ok(())) => {
+                    reply.ok();
+                    (Ok(()), None)
+                }
+                Ok(Err(why)) => (Err(why.into()), None),
+                Err(error) => (Err(error.into()), None),
+            },
         };
         if let Err(refusal) = replied {
             tally.errors += 1;
             reply.rewind(start);
             reply.error(refusal.line().as_bytes());
         }
-        barrier
+        Told::Reply(barrier)
     }
 }

@@ -17,6 +17,8 @@ pub(super) struct Names {
     pub(crate) name: String,
     pub(crate) library: String,
     pub(crate) library_version: String,
+    /// Its user's; empty before he is known.
+    pub(crate) user: String,
 }
 
 /// One connected client.
@@ -65,7 +67,7 @@ impl ClientEntry {
             line,
             "id={} addr={} laddr={} fd={} name={} age={} idle={idle_s} flags={} db={} sub=0 psub=0 ssub=0 multi={queued} \
              watch={} qbuf={} qbuf-free=0 argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={} oll=0 omem=0 tot-mem={} events=r cmd={} \
-             user=default redir=-1 resp={} lib-name={} lib-ver={}",
+             user={} redir=-1 resp={} lib-name={} lib-ver={}",
             self.id,
             self.address,
             self.local_address,
@@ -79,6 +81,7 @@ impl ClientEntry {
             self.output_bytes.load(Ordering::Relaxed),
             self.input_bytes.load(Ordering::Relaxed) + self.output_bytes.load(Ordering::Relaxed),
             command,
+            if names.user.is_empty() { "default" } else { &names.user },
             self.resp.load(Ordering::Relaxed),
             names.library,
             names.library_version,

@@ -2,10 +2,13 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use esker_kv::{Compression, VALUE_BYTES_MAX};
 
 use crate::front::strangers::PATIENCE;
+use crate::front::{TlsError, TlsFiles, UnixAccess, Users};
 
 /// Number of databases that SELECT knows.
 pub const DATABASES: usize = 16;
@@ -21,8 +24,12 @@ pub struct Config {
     pub tls: Option<TlsFiles>,
     /// Path of a unix socket, replaced if a dead one is there. Default: none.
     pub unix_socket: Option<PathBuf>,
+    /// What may connect to the unix socket. Default: what the umask leaves.
+    pub unix_access: UnixAccess,
     /// Password that clients give with AUTH or HELLO, for the user `default`. Default: none.
     pub password: Option<String>,
+    /// The users, where they are more than `default` with that password. Default: none.
+    pub users: Option<Arc<Users>>,
     /// Event loops, each on its own thread: 1 to 64; 0 picks the number of cores, at most 4. Default: 0.
     pub threads: usize,
     /// Most clients at once, those that have not given the password, or over TLS sent a command, left aside.
@@ -32,6 +39,8 @@ pub struct Config {
     pub strangers_max: usize,
     /// Seconds in which they have to, 1 to 86,400. Default: 10.
     pub stranger_seconds: u64,
+    /// How long replies under way may take to be taken when the server stops. Default: 3 s.
+    pub linger: Duration,
     /// Seconds without a byte from a client after which it is disconnected; 0: never. Default: 0.
     pub idle_seconds: u64,
     /// Longest argument of a command, in bytes: at most the largest value of the store. Default: that.
@@ -55,11 +64,14 @@ impl Default for Config {
             tls_listen: Vec::new(),
             tls: None,
             unix_socket: None,
+            unix_access: UnixAccess::default(),
             password: None,
+            users: None,
             threads: 0,
             clients_max: 10_000,
             strangers_max: 4_096,
             stranger_seconds: PATIENCE.as_secs(),
+            linger: Duration::from_secs(3),
             idle_seconds: 0,
             arg_bytes_max: VALUE_BYTES_MAX,
             command_bytes_max: 64 << 20,
@@ -69,17 +81,6 @@ impl Default for Config {
             compression: None,
         }
     }
-}
-
-/// PEM files for TLS.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// Certificate chain, the server's own first.
-    pub certificate: PathBuf,
-    /// Private key: PKCS#8, PKCS#1 or SEC1.
-    pub key: PathBuf,
-    /// Authorities of client certificates; if given, clients must show one.
-    pub client_authorities: Option<PathBuf>,
 }
 
 /// Result of this module.
@@ -105,13 +106,8 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A TLS file cannot be used. Fix it.
-    #[error("TLS file {path}: {why}")]
-    Tls {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// Waiting for sockets failed. Stop.
     #[error("event loop: {what}")]
     Io {
@@ -130,6 +126,11 @@ pub enum Error {
 }
 
 impl Config {
+    /// The users: those given, else `default` with the password.
+    pub(crate) fn users(&self) -> Arc<Users> {
+        self.users.clone().unwrap_or_else(|| Users::alone(self.password.as_deref(), None))
+    }
+
     /// Checks what can be checked without opening anything.
     ///
     /// # Errors
@@ -166,7 +167,9 @@ impl Config {
         if self.password.as_deref() == Some("") {
             return refuse("password is empty".into());
         }
+        let closed = self.users.as_ref().is_some_and(|users| users.nobody().is_none());
         if self.password.is_none()
+            && !closed
             && let Some(address) =
                 self.listen.iter().chain(&self.tls_listen).find(|address| !address.ip().is_loopback())
         {

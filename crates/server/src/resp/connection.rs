@@ -11,6 +11,8 @@ use std::io;
 use std::task::Context;
 use std::time::Instant;
 
+use crate::front::audit;
+use crate::resp::awaited::Told;
 use crate::resp::commands::Executor;
 use crate::resp::commands::connection::TOO_MANY_CLIENTS;
 use crate::resp::output::{Batch, Output};
@@ -179,7 +181,22 @@ impl Connection {
         }
         let from = self.output.bytes.len();
         let mut reply = ReplyWriter::new(&mut self.output.bytes, self.session.resp3);
-        let barrier = awaited.reply(&mut reply, &mut executor.tally, executor.shared.config.output_bytes_max);
+        let barrier = match awaited.reply(&mut reply, &mut executor.tally, executor.shared.config.output_bytes_max) {
+            Told::Reply(barrier) => barrier,
+            Told::WrongPassword => {
+                let (client, user) = (&self.session.client, self.session.logging_in.take().unwrap_or_default());
+                audit::login_failed(&client.address, &user);
+                executor.shared.denials.note("auth", false, "AUTH", &user, client.line("auth"));
+                None
+            }
+            Told::Again(queued) => {
+                let barrier = executor.execute(&mut self.session, queued.args(), &mut self.output.bytes);
+                if self.session.awaited.is_some() {
+                    return false;
+                }
+                barrier
+            }
+        };
         let mut batch = Batch::default();
         batch.add(from, barrier);
         self.output.end_batch(batch);
@@ -213,7 +230,7 @@ impl Connection {
         let mut limits = Limits {
             arg_bytes_max: shared.settings.arg_bytes_max.load(std::sync::atomic::Ordering::Relaxed),
             command_bytes_max: shared.settings.command_bytes_max.load(std::sync::atomic::Ordering::Relaxed),
-            unauthenticated: !self.session.authenticated,
+            unauthenticated: !self.session.is_authenticated(),
         };
         let mut used = 0;
         let mut batch = Batch::default();
@@ -239,10 +256,14 @@ impl Connection {
                         batch.add(from, None);
                         continue;
                     }
+                    if !self.session.renew(shared) {
+                        used = bytes.len();
+                        break;
+                    }
                     let args = self.parser.args(rest);
                     let barrier = executor.execute(&mut self.session, args, &mut self.output.bytes);
                     used += len;
-                    limits.unauthenticated = !self.session.authenticated;
+                    limits.unauthenticated = !self.session.is_authenticated();
                     if self.session.awaited.is_some() {
                         self.stalled = used < bytes.len();
                         break;

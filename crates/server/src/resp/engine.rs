@@ -76,6 +76,14 @@ pub trait EngineInfo: Send + Sync {
         Err("this store makes no backups".into())
     }
 
+    /// Takes certificates, passwords, tokens and users anew, for ESKER.RELOAD and ACL LOAD.
+    ///
+    /// # Errors
+    /// What cannot be read, for people; then nothing changes that depends on it.
+    fn reload(&self) -> std::result::Result<(), String> {
+        Err("this server has nothing to read again".into())
+    }
+
     /// Starts a check in the background, for ESKER.CHECK: of what opening reads, and with `deep` of every value. How far it is
     /// stands in INFO, what it found in [`EngineInfo::check_report`].
     ///

@@ -36,8 +36,6 @@ const EVENTS: usize = 1_024;
 const READ_BYTES: usize = 64 << 10;
 /// Idle clients and settings are looked at so often.
 const TICK: Duration = Duration::from_secs(1);
-/// How long a server that stops waits for replies to be taken.
-const LINGER: Duration = Duration::from_secs(3);
 /// Connections accepted before others have their turn.
 const ACCEPTS_PER_TURN: usize = 256;
 
@@ -140,6 +138,8 @@ impl EventLoop {
             self.serve(&events, &mut executor, now);
             if now >= tick {
                 tick = now + TICK;
+                let since = now.saturating_duration_since(shared.started);
+                shared.loops[self.index].round_ms.store(since.as_millis() as u64, Ordering::Relaxed);
                 self.close_idle(now);
                 if self.accept_again {
                     self.accept_all(now);
@@ -275,7 +275,7 @@ impl EventLoop {
         let target = self.next_loop;
         let max = self.shared.settings.clients_max.load(Ordering::Relaxed);
         let client = self.shared.clients.add(address, local_address, target, now);
-        let stranger = if matches!(transport, Transport::Tls(..)) || self.shared.settings.password.read().is_some() {
+        let stranger = if matches!(transport, Transport::Tls(..)) || self.shared.users.nobody().is_none() {
             Some(self.enter(&client, now))
         } else if self.shared.clients.admit(&client, max) {
             None
@@ -329,8 +329,9 @@ impl EventLoop {
                 self.free.push(at);
                 continue;
             }
-            let authenticated = self.shared.settings.password.read().is_none();
-            let connection = Connection::new(transport, Session::new(client, authenticated, stranger), now);
+            let mut session = Session::new(client, stranger);
+            session.become_nobody(&self.shared);
+            let connection = Connection::new(transport, session, now);
             self.connections[at] = Some(Box::new(connection));
             self.turn(at, executor, now);
         }
@@ -375,7 +376,7 @@ impl EventLoop {
     /// Sends the last replies, for a while, and closes everything.
     fn drain(mut self, events: &mut Events, executor: &mut Executor<'_>) -> Result<()> {
         self.listeners.clear();
-        let until = Instant::now() + LINGER;
+        let until = Instant::now() + self.shared.config.linger;
         for connection in self.connections.iter_mut().flatten() {
             connection.session.closing = true;
         }

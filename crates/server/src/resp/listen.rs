@@ -1,16 +1,17 @@
 //! Addresses that the server listens on.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::{fmt, io};
 
 use mio::net::{TcpListener, UnixListener};
 use mio::{Interest, Registry, Token};
-use rustls::{ServerConfig, ServerConnection};
+use rustls::ServerConnection;
 
+use crate::front::tls::Certificates;
+use crate::front::unix;
 use crate::resp::config::{Config, Error, Result};
-use crate::resp::tls;
 use crate::resp::transport::Transport;
 
 /// An address that is listened on.
@@ -36,7 +37,7 @@ impl fmt::Display for Address {
 
 enum Socket {
     Tcp(TcpListener),
-    Tls(TcpListener, Arc<ServerConfig>),
+    Tls(TcpListener, Arc<Certificates>),
     Unix(UnixListener),
 }
 
@@ -64,7 +65,7 @@ impl Listener {
             listeners.push(Self { socket: Socket::Tcp(socket), address: Address::Tcp(address) });
         }
         if let Some(files) = &config.tls {
-            let tls = tls::server_config(files)?;
+            let tls = Arc::new(Certificates::open(files, &[])?);
             for address in &config.tls_listen {
                 let socket = TcpListener::bind(*address).map_err(failed(address.to_string()))?;
                 let address = socket.local_addr().map_err(failed(address.to_string()))?;
@@ -72,10 +73,19 @@ impl Listener {
             }
         }
         if let Some(path) = &config.unix_socket {
-            let socket = bind_unix(path).map_err(failed(path.display().to_string()))?;
+            let socket = unix::bind(path, &config.unix_access).map_err(failed(path.display().to_string()))?;
+            let socket = UnixListener::from_std(socket);
             listeners.push(Self { socket: Socket::Unix(socket), address: Address::Unix(path.clone()) });
         }
         Ok(listeners)
+    }
+
+    /// What its TLS connections are made from.
+    pub(crate) fn tls(&self) -> Option<&Arc<Certificates>> {
+        match &self.socket {
+            Socket::Tls(_, tls) => Some(tls),
+            Socket::Tcp(_) | Socket::Unix(_) => None,
+        }
     }
 
     pub(crate) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
@@ -101,11 +111,11 @@ impl Listener {
                 let local = stream.local_addr()?.to_string();
                 (Transport::Tcp(stream), address.to_string(), local)
             }
-            Socket::Tls(socket, config) => {
+            Socket::Tls(socket, tls) => {
                 let (stream, address) = socket.accept()?;
                 stream.set_nodelay(true)?;
                 let local = stream.local_addr()?.to_string();
-                let tls = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
+                let tls = ServerConnection::new(tls.current()).map_err(io::Error::other)?;
                 (Transport::Tls(stream, Box::new(tls)), address.to_string(), local)
             }
             Socket::Unix(socket) => {
@@ -124,21 +134,5 @@ impl Drop for Listener {
             // Somebody may have removed it already.
             let _ = std::fs::remove_file(path);
         }
-    }
-}
-
-/// Binds a unix socket, in place of one that nobody listens on any more.
-pub(crate) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            use std::os::unix::fs::FileTypeExt;
-            let is_socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
-            if !is_socket || std::os::unix::net::UnixStream::connect(path).is_ok() {
-                return Err(error);
-            }
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)
-        }
-        other => other,
     }
 }

@@ -16,10 +16,10 @@ pub(crate) mod commands;
 mod config;
 mod connection;
 mod cursors;
+mod denials;
 mod engine;
 mod event_loop;
 mod figures;
-mod glob;
 mod keyspace;
 mod listen;
 mod loading;
@@ -28,10 +28,10 @@ mod output;
 mod parse;
 mod refusal;
 mod reply;
+mod rights;
 mod saves;
 mod session;
 mod shared;
-mod tls;
 mod transport;
 mod watch;
 
@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 use esker_kv::Kv;
 use parking_lot::{Condvar, Mutex};
 
-pub use config::{Config, DATABASES, Error, Result, TlsFiles};
+pub use config::{Config, DATABASES, Error, Result};
 pub use engine::{EngineInfo, Health, InfoLine, NoEngineInfo};
 pub use listen::Address;
 pub use loading::Loading;
@@ -51,15 +51,14 @@ pub use parse::{
     UNAUTHENTICATED_ARGS_MAX, parse,
 };
 
-pub(crate) use listen::bind_unix;
-pub(crate) use tls::server_config as tls_config;
-
+use denials::Denials;
 use event_loop::{EventLoop, Inboxes};
 use keyspace::Keyspace;
 use listen::Listener;
 use saves::Saves;
 use shared::{LoopStats, Settings, Shared};
 
+use crate::front::logins::Logins;
 use crate::front::strangers::Strangers;
 use crate::http::Figure;
 
@@ -94,7 +93,41 @@ impl Handle {
         figures::of(&self.0)
     }
 
-    /// Makes [`Server::run`] return soon: replies under way are sent, up to three seconds long.
+    /// Takes its certificates anew, for connections that come later; and, where there is no file of users, this
+    /// password of `default`, if one is given.
+    ///
+    /// # Errors
+    /// [`Error::Tls`]; then nothing changes.
+    pub fn reload(&self, password: Option<&str>) -> Result<()> {
+        self.0.certificates.iter().try_for_each(|certificates| certificates.reload().map_err(Error::Tls))?;
+        if let (Some(password), false) = (password, self.0.users.has_file()) {
+            self.0.users.set_password(Some(password));
+        }
+        self.0.wake_all();
+        Ok(())
+    }
+
+    /// Whether the server is to stop.
+    pub fn is_stopping(&self) -> bool {
+        self.0.is_stopping()
+    }
+
+    /// Whether every event loop has gone round within this time, of at least two seconds.
+    pub fn goes_round(&self, within: Duration) -> bool {
+        let within = within.max(Duration::from_secs(2)).as_millis() as u64;
+        let now = self.0.started.elapsed().as_millis() as u64;
+        self.0.loops.iter().all(|stats| now.saturating_sub(stats.round_ms.load(Ordering::Relaxed)) <= within)
+    }
+
+    /// Blocks until the server is to stop, whatever the cause.
+    pub fn wait_stopping(&self) {
+        let mut held = self.0.stop_lock.lock();
+        while !self.0.is_stopping() {
+            self.0.stopped.wait(&mut held);
+        }
+    }
+
+    /// Makes [`Server::run`] return soon: replies under way are sent, within [`Config::linger`].
     pub fn shutdown(&self) {
         self.0.stop();
     }
@@ -120,6 +153,7 @@ impl Server {
 
     fn with(listeners: Vec<Listener>, config: Config, kv: Kv, info: Arc<dyn EngineInfo>) -> Result<Self> {
         let addresses: Vec<Address> = listeners.iter().map(|listener| listener.address.clone()).collect();
+        let certificates = listeners.iter().find_map(Listener::tls).cloned();
         let port = addresses.iter().find_map(|address| match address {
             Address::Tcp(address) | Address::Tls(address) => Some(address.port()),
             Address::Unix(_) => None,
@@ -147,7 +181,11 @@ impl Server {
             stopping: AtomicBool::new(false),
             stop_lock: Mutex::new(()),
             stopped: Condvar::new(),
+            users: config.users(),
+            logins: Logins::default(),
+            denials: Denials::default(),
             keyspace,
+            certificates,
             config,
         });
         let inboxes: Inboxes = Arc::new((0..threads).map(|_| Mutex::default()).collect());

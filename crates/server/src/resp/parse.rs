@@ -138,6 +138,11 @@ impl<'a> Args<'a> {
     }
 
     /// A copy that owns its bytes: bytes and spans.
+    /// The same without the first so many.
+    pub(crate) fn after(self, count: usize) -> Self {
+        Self::new(self.bytes, &self.spans[count.min(self.spans.len())..])
+    }
+
     pub(crate) fn to_owned_parts(self) -> (Vec<u8>, Vec<Span>) {
         let mut bytes = Vec::with_capacity(self.from(0).map(<[u8]>::len).sum());
         let spans = self.from(0).map(|arg| {

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::front::strangers::Stranger;
+use crate::front::users::User;
 use crate::resp::awaited::Awaited;
 use crate::resp::clients::ClientEntry;
 use crate::resp::keyspace::Keyspace;
 use crate::resp::parse::{Args, Span};
+use crate::resp::rights::Rights;
 use crate::resp::shared::Shared;
 
 /// A command waiting for EXEC.
@@ -57,7 +59,12 @@ pub(crate) struct Session {
     pub(crate) client: Arc<ClientEntry>,
     pub(crate) database: u8,
     pub(crate) resp3: bool,
-    pub(crate) authenticated: bool,
+    /// What its user may do; `None` before he is known.
+    pub(crate) rights: Option<Arc<Rights>>,
+    /// The name of the user whose password is being checked.
+    pub(crate) logging_in: Option<String>,
+    /// That of the users when the rights were looked up.
+    generation: u64,
     /// Its place among those who have not shown yet that they may be served.
     pub(crate) stranger: Option<Stranger>,
     pub(crate) queue: Option<Queue>,
@@ -70,12 +77,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(client: Arc<ClientEntry>, authenticated: bool, stranger: Option<Stranger>) -> Self {
+    pub(crate) fn new(client: Arc<ClientEntry>, stranger: Option<Stranger>) -> Self {
         Self {
             client,
             database: 0,
             resp3: false,
-            authenticated,
+            rights: None,
+            logging_in: None,
+            generation: 0,
             stranger,
             queue: None,
             watched: Vec::new(),
@@ -85,10 +94,57 @@ impl Session {
         }
     }
 
+    /// Whether its user is known.
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.rights.is_some()
+    }
+
+    /// It is this user's from now on.
+    pub(crate) fn become_user(&mut self, shared: &Shared, user: Arc<User>) {
+        // Before the look, so that a change meanwhile is seen.
+        self.generation = shared.users.generation();
+        user.name().clone_into(&mut self.client.names.lock().user);
+        self.rights = Some(Rights::of(user));
+    }
+
+    /// It is the user's of those who say no name, if he needs no password; else nobody's.
+    pub(crate) fn become_nobody(&mut self, shared: &Shared) {
+        self.generation = shared.users.generation();
+        self.rights = None;
+        if let Some(user) = shared.users.nobody() {
+            self.become_user(shared, user);
+        }
+    }
+
+    /// Looks its user up again, if users have changed. False if he is gone, or may not log in any more: then it has to
+    /// go.
+    pub(crate) fn renew(&mut self, shared: &Shared) -> bool {
+        let generation = shared.users.generation();
+        if self.generation == generation {
+            return true;
+        }
+        self.generation = generation;
+        let Some(rights) = &self.rights else {
+            // It may need no password any more.
+            self.become_nobody(shared);
+            return true;
+        };
+        match shared.users.find(rights.user.name()) {
+            Some(user) if user.enabled => {
+                self.become_user(shared, user);
+                true
+            }
+            _ => {
+                self.closing = true;
+                false
+            }
+        }
+    }
+
     /// Takes a place among the clients, if it is a stranger that has shown that it may be served. False if there is
     /// none: then it has to go.
     pub(crate) fn admit(&mut self, shared: &Shared) -> bool {
-        if self.stranger.is_none() || !self.authenticated {
+        if self.stranger.is_none() || !self.is_authenticated() {
             return true;
         }
         let admitted = shared.clients.admit(&self.client, shared.settings.clients_max.load(Ordering::Relaxed));
@@ -96,7 +152,7 @@ impl Session {
             self.stranger = None;
         } else {
             shared.rejected.fetch_add(1, Ordering::Relaxed);
-            self.authenticated = false;
+            self.rights = None;
             self.closing = true;
         }
         admitted

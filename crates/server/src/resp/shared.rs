@@ -7,12 +7,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use esker_kv::{Barrier, Durability};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex};
 
+use crate::front::logins::Logins;
 use crate::front::strangers::Strangers;
+use crate::front::tls::Certificates;
+use crate::front::users::Users;
 use crate::resp::clients::Clients;
 use crate::resp::config::Config;
 use crate::resp::cursors::Cursors;
+use crate::resp::denials::Denials;
 use crate::resp::engine::{EngineInfo, Health};
 use crate::resp::keyspace::Keyspace;
 use crate::resp::saves::Saves;
@@ -44,7 +48,6 @@ pub(crate) struct Settings {
     pub(crate) idle_seconds: AtomicU64,
     pub(crate) arg_bytes_max: AtomicUsize,
     pub(crate) command_bytes_max: AtomicUsize,
-    pub(crate) password: RwLock<Option<String>>,
     relaxed_fsync: AtomicU8,
 }
 
@@ -55,7 +58,6 @@ impl Settings {
             idle_seconds: AtomicU64::new(config.idle_seconds),
             arg_bytes_max: AtomicUsize::new(config.arg_bytes_max),
             command_bytes_max: AtomicUsize::new(config.command_bytes_max),
-            password: RwLock::new(config.password.clone()),
             relaxed_fsync: AtomicU8::new(0),
         }
     }
@@ -71,6 +73,8 @@ pub(crate) struct LoopStats {
     pub(crate) errors: AtomicU64,
     pub(crate) input_bytes: AtomicU64,
     pub(crate) output_bytes: AtomicU64,
+    /// Milliseconds from the server's start to the last tick.
+    pub(crate) round_ms: AtomicU64,
 }
 
 /// Counts of one batch, added to [`LoopStats`] after it.
@@ -102,6 +106,11 @@ impl LoopStats {
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) settings: Settings,
+    pub(crate) users: Arc<Users>,
+    pub(crate) logins: Logins,
+    pub(crate) denials: Denials,
+    /// What connections over TLS are made from.
+    pub(crate) certificates: Option<Arc<Certificates>>,
     pub(crate) keyspace: Keyspace,
     pub(crate) clients: Clients,
     pub(crate) strangers: Arc<Strangers>,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use esker_server::resp::TlsFiles;
+use esker_server::front::TlsFiles;
 
 /// An authority, and certificates of a server and a client signed by it, under the names that libnbd and QEMU look for.
 pub fn make(folder: &Path) -> TlsFiles {

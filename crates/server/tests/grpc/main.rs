@@ -12,3 +12,4 @@ mod python;
 mod running;
 mod security;
 mod strangers;
+mod users;

@@ -46,6 +46,11 @@ impl Running {
         Self { address, handle, thread: Some(std::thread::spawn(move || server.run())) }
     }
 
+    /// What tells it.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
     /// A server over a new store in memory.
     pub fn in_memory() -> Self {
         Self::start(Arc::new(esker_memory::MemoryStore::new()), near())

@@ -1,7 +1,7 @@
 //! Who is let in: tokens, certificates, and what is not served unless it was asked for.
 
 #[path = "../certificates/mod.rs"]
-mod certificates;
+pub mod certificates;
 
 use std::sync::Arc;
 

@@ -654,3 +654,109 @@ OBJECT HELP x
 RESET
 QUIT x
 "#;
+
+/// Users, and what they may do.
+pub const ACL: &str = r#"
+ACL WHOAMI
+ACL USERS
+ACL LIST
+ACL CAT
+ACL CAT nosuch
+ACL CAT a b
+ACL
+ACL NOSUCH
+ACL GETUSER default
+ACL GETUSER nobody
+ACL SETUSER
+ACL SETUSER a\sb
+ACL SETUSER ann
+ACL LIST
+ACL GETUSER ann
+ACL SETUSER ann blah
+ACL SETUSER ann +nosuch
+ACL SETUSER ann -@nosuch
+ACL SETUSER ann +client|nosuch
+ACL SETUSER ann %X~a
+ACL SETUSER ann %~a
+ACL SETUSER ann #12
+ACL SETUSER ann !30c952fab122c3f9759f02a6d95c3758b246b4fee239957b2d4fee46e26170c4
+ACL SETUSER ann on #30c952fab122c3f9759f02a6d95c3758b246b4fee239957b2d4fee46e26170c4 ~app:* %R~read:* %W~write:* +@connection +@string
+ACL GETUSER ann
+ACL SETUSER ann allkeys
+ACL SETUSER ann ~more
+ACL GETUSER ann
+ACL SETUSER ann resetkeys ~app:* %R~read:* %W~write:*
+ACL SETUSER ann resetpass nopass
+ACL LIST
+ACL DRYRUN ann set app:1 v
+ACL DRYRUN ann set other v
+ACL DRYRUN ann get write:1
+ACL DRYRUN ann get read:1
+ACL DRYRUN ann set read:1 v
+ACL DRYRUN ann del app:1
+ACL DRYRUN ann get
+ACL DRYRUN nobody get a
+ACL DRYRUN ann nosuch a
+ACL DRYRUN ann client id
+AUTH nobody x
+AUTH ann anything
+ACL WHOAMI
+SET app:1 v
+GET app:1
+MGET app:1 app:2
+MGET app:1 other
+GET other
+SET write:1 v
+GET write:1
+GET read:1
+SET read:1 v
+DEL app:1
+CONFIG GET maxclients
+FLUSHALL
+MULTI
+SET app:1 w
+EXEC
+MULTI
+MULTI
+DEL app:1
+EXEC
+PING
+AUTH default x
+AUTH ann x
+?CLIENT LIST
+EXEC
+SELECT 1
+SET app:1 v
+SELECT 0
+RESET
+ACL WHOAMI
+ACL DELUSER default
+ACL DELUSER ann nobody
+ACL USERS
+ACL SETUSER bob +@all -@dangerous +config|get
+ACL GETUSER bob
+ACL SETUSER bob reset
+ACL SETUSER bob on nopass allcommands ~*
+AUTH bob x
+ACL WHOAMI
+CONFIG SET requirepass foo
+ACL WHOAMI
+CONFIG GET requirepass
+RESET
+PING
+AUTH wrong
+AUTH foo
+PING
+HELLO 3 AUTH nobody x
+?HELLO 2 AUTH bob y
+ACL WHOAMI
+CONFIG SET requirepass ""
+ACL GENPASS 0
+ACL GENPASS x
+?ACL GENPASS
+?ACL GENPASS 5
+ACL LOG x
+ACL LOG -1
+ACL LOG RESET
+ACL LOG
+"#;

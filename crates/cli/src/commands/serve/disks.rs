@@ -9,9 +9,8 @@ use std::thread::JoinHandle;
 use clap::Args;
 use esker::kv::{Clock, SystemClock};
 use esker_server::nbd::{self, ClientError, Config, Handle, Locking, SERVER_OWNER, Server, TlsMode, VolumeExports};
-use esker_server::resp::TlsFiles;
 
-use super::shared::addresses;
+use super::shared::{Front, addresses};
 use crate::config::ServeSettings;
 use crate::exit::{Code, Failure};
 
@@ -61,7 +60,8 @@ impl NbdFlags {
 }
 
 /// The NBD server's configuration; `None` if it is not asked for.
-pub fn config(settings: &ServeSettings, tls: Option<TlsFiles>) -> Result<Option<Config>, Failure> {
+pub fn config(settings: &ServeSettings, front: &Front) -> Result<Option<Config>, Failure> {
+    let tls = front.tls_for(&settings.nbd_tls_client_ca);
     let unix_socket = Some(settings.nbd_unix_socket.as_str()).filter(|path| !path.is_empty()).map(PathBuf::from);
     let listen = addresses(&settings.nbd_listen)?;
     let (tls, tls_mode) = match settings.nbd_tls.as_str() {
@@ -77,6 +77,9 @@ pub fn config(settings: &ServeSettings, tls: Option<TlsFiles>) -> Result<Option<
     let config = Config {
         listen,
         unix_socket,
+        unix_access: front.unix.clone(),
+        users: front.users.clone(),
+        linger: front.linger / 2,
         tls,
         tls_mode,
         connections_max: number(settings.nbd_connections),
@@ -160,7 +163,7 @@ impl Disks {
         self.handle.clone()
     }
 
-    /// Stops it once what is under way is answered.
+    /// Waits for its end, once it was told to stop.
     pub fn stop(self) -> Result<(), Failure> {
         self.handle.shutdown();
         match self.thread.join() {

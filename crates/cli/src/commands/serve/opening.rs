@@ -14,6 +14,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::shared::failure;
+use super::stopping::supervisor;
 use crate::exit::Failure;
 
 /// Clients are answered, and signals looked for, so often.
@@ -22,6 +23,9 @@ const TICK: Duration = Duration::from_millis(10);
 const SOON: Duration = Duration::from_millis(300);
 /// A line is printed so often; none where opening takes less.
 const LINE: Duration = Duration::from_secs(1);
+
+/// What a supervisor is asked for each time that it is told how far opening is.
+const MORE: Duration = Duration::from_secs(30);
 
 /// How far opening has come.
 #[derive(Clone, Copy)]
@@ -84,6 +88,7 @@ pub fn open(
         if printed.elapsed() >= LINE && !opening.is_finished() {
             printed = Instant::now();
             println!("opening    {words}");
+            supervisor::opening(&words, MORE);
         }
     }
     let opened = opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

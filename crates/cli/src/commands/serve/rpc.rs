@@ -8,9 +8,9 @@ use std::thread::JoinHandle;
 
 use clap::Args;
 use esker_server::grpc::{self, Address, Config, Faces, Handle, Ready, Server};
-use esker_server::resp::TlsFiles;
 
-use super::shared::addresses;
+pub use super::shared::token;
+use super::shared::{Front, addresses};
 use crate::config::ServeSettings;
 use crate::exit::{Code, Failure};
 
@@ -60,18 +60,6 @@ impl GrpcFlags {
     }
 }
 
-/// The token in the first line of a file; none where no file is named.
-pub fn token(file: &str) -> Result<Option<String>, Failure> {
-    if file.is_empty() {
-        return Ok(None);
-    }
-    let text = std::fs::read_to_string(file).map_err(|error| Failure::usage(format!("token file {file}: {error}")))?;
-    match text.lines().next() {
-        Some(line) if !line.is_empty() => Ok(Some(line.to_string())),
-        _ => Err(Failure::usage(format!("token file {file}: its first line is empty"))),
-    }
-}
-
 /// How the server reaches sequencers of its logs: with the token that it asks for itself, as its clients do. `None` where nothing is said about it.
 pub fn sequencers(settings: &ServeSettings) -> Result<Option<esker::remote::Options>, Failure> {
     let authorities = Some(&settings.grpc_sequencer_authorities).filter(|file| !file.is_empty()).map(PathBuf::from);
@@ -81,7 +69,8 @@ pub fn sequencers(settings: &ServeSettings) -> Result<Option<esker::remote::Opti
 }
 
 /// The gRPC server's configuration; `None` if it is not asked for.
-pub fn config(settings: &ServeSettings, tls: Option<TlsFiles>) -> Result<Option<Config>, Failure> {
+pub fn config(settings: &ServeSettings, front: &Front) -> Result<Option<Config>, Failure> {
+    let tls = front.tls_for(&settings.grpc_tls_client_ca);
     let unix_socket = Some(settings.grpc_unix_socket.as_str()).filter(|path| !path.is_empty()).map(PathBuf::from);
     let listen = addresses(&settings.grpc_listen)?;
     if listen.is_empty() && unix_socket.is_none() {
@@ -91,6 +80,9 @@ pub fn config(settings: &ServeSettings, tls: Option<TlsFiles>) -> Result<Option<
     let config = Config {
         listen,
         unix_socket,
+        unix_access: front.unix.clone(),
+        users: front.users.clone(),
+        linger: front.linger,
         tls,
         token: token(&settings.grpc_token_file)?,
         objects: settings.grpc_objects,
@@ -153,6 +145,11 @@ impl Rpc {
             ended
         })?;
         Ok(Self { handle, thread })
+    }
+
+    /// What tells it.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
     }
 
     /// Stops it once what is under way is answered.

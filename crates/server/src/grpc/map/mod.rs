@@ -16,10 +16,12 @@ use esker_map::{Durability, Error, MUTATIONS_MAX, MapStorage};
 use tokio::sync::{Semaphore, watch};
 use tonic::{Request, Response, Status};
 
+use super::caller::{Access, caller, permit};
 use super::proto::map as proto;
 use super::proto::map::map_server::Map;
 use super::status::Told;
 use super::waiting::{completed, waiting};
+use crate::front::users::Face;
 use scan::Rows;
 
 /// The service.
@@ -95,6 +97,13 @@ impl MapService {
     }
 }
 
+/// Refuses what the user of a call may not do to a table: its name is `namespace.table` then.
+fn permit_table<T>(request: &Request<T>, table: Option<&proto::Table>, access: Access) -> Result<(), Status> {
+    // A call without a table is refused for that.
+    let Some(proto::Table { namespace, table }) = table else { return Ok(()) };
+    permit(request, Face::Map, &format!("{namespace}.{table}"), access)
+}
+
 #[tonic::async_trait]
 impl Map for MapService {
     async fn capability(&self, _: Request<proto::CapabilityRequest>) -> Answer<proto::CapabilityResponse> {
@@ -105,6 +114,7 @@ impl Map for MapService {
         &self,
         request: Request<proto::CreateNamespaceRequest>,
     ) -> Answer<proto::CreateNamespaceResponse> {
+        permit(&request, Face::Map, &request.get_ref().namespace, Access::Write)?;
         let proto::CreateNamespaceRequest { namespace, if_not_exists } = request.into_inner();
         let created =
             self.with(move |map| unless(if_not_exists, is_there("namespace"), map.create_namespace(&namespace)));
@@ -115,6 +125,7 @@ impl Map for MapService {
         &self,
         request: Request<proto::DropNamespaceRequest>,
     ) -> Answer<proto::DropNamespaceResponse> {
+        permit(&request, Face::Map, &request.get_ref().namespace, Access::Write)?;
         let proto::DropNamespaceRequest { namespace, if_exists } = request.into_inner();
         let dropped = self.with(move |map| {
             // The storage refuses that too; here it gets a name of its own.
@@ -132,6 +143,7 @@ impl Map for MapService {
     }
 
     async fn create_table(&self, request: Request<proto::CreateTableRequest>) -> Answer<proto::CreateTableResponse> {
+        permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
             let (name, schema) = (convert::table(request.table)?, convert::schema(request.schema)?);
@@ -144,6 +156,7 @@ impl Map for MapService {
     }
 
     async fn drop_table(&self, request: Request<proto::DropTableRequest>) -> Answer<proto::DropTableResponse> {
+        permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
             let (name, needed) = (convert::table(request.table)?, request.if_exists);
@@ -157,6 +170,7 @@ impl Map for MapService {
         &self,
         request: Request<proto::TruncateTableRequest>,
     ) -> Answer<proto::TruncateTableResponse> {
+        permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let outcome = async {
             let name = convert::table(request.into_inner().table)?;
             self.with(move |map| Ok(map.truncate_table(&name)?)).await?;
@@ -166,6 +180,10 @@ impl Map for MapService {
     }
 
     async fn rename_table(&self, request: Request<proto::RenameTableRequest>) -> Answer<proto::RenameTableResponse> {
+        permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
+        let renamed =
+            request.get_ref().table.clone().map(|table| proto::Table { table: request.get_ref().to.clone(), ..table });
+        permit_table(&request, renamed.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
             let name = convert::table(request.table)?;
@@ -176,14 +194,21 @@ impl Map for MapService {
     }
 
     async fn list_tables(&self, request: Request<proto::ListTablesRequest>) -> Answer<proto::ListTablesResponse> {
+        let user = caller(&request)?;
         let namespace = request.into_inner().namespace;
-        answer(self.with(move |map| Ok(proto::ListTablesResponse { tables: map.tables(&namespace)? })).await)
+        let tables = self.with(move |map| {
+            let mut tables = map.tables(&namespace)?;
+            tables.retain(|table| user.may(Face::Map, &format!("{namespace}.{table}"), false));
+            Ok(proto::ListTablesResponse { tables })
+        });
+        answer(tables.await)
     }
 
     async fn describe_table(
         &self,
         request: Request<proto::DescribeTableRequest>,
     ) -> Answer<proto::DescribeTableResponse> {
+        permit_table(&request, request.get_ref().table.as_ref(), Access::Read)?;
         let outcome = async {
             let name = convert::table(request.into_inner().table)?;
             self.with(move |map| Ok(convert::told_table(&*map.table(&name)?))).await
@@ -192,6 +217,7 @@ impl Map for MapService {
     }
 
     async fn alter_table(&self, request: Request<proto::AlterTableRequest>) -> Answer<proto::AlterTableResponse> {
+        permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
             let (name, needed) = (convert::table(request.table)?, request.if_needed);
@@ -206,6 +232,7 @@ impl Map for MapService {
     }
 
     async fn create_index(&self, request: Request<proto::CreateIndexRequest>) -> Answer<proto::CreateIndexResponse> {
+        permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
             let (name, column, needed) = (convert::table(request.table)?, request.column, request.if_not_exists);
@@ -217,6 +244,7 @@ impl Map for MapService {
     }
 
     async fn drop_index(&self, request: Request<proto::DropIndexRequest>) -> Answer<proto::DropIndexResponse> {
+        permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
             let (name, column, needed) = (convert::table(request.table)?, request.column, request.if_exists);
@@ -228,6 +256,7 @@ impl Map for MapService {
     }
 
     async fn get(&self, request: Request<proto::GetRequest>) -> Answer<proto::GetResponse> {
+        permit_table(&request, request.get_ref().table.as_ref(), Access::Read)?;
         let outcome = async {
             let get = convert::get(request.into_inner())?;
             let record = self.with(move |map| Ok(map.get(&get)?)).await?;
@@ -239,6 +268,7 @@ impl Map for MapService {
     type ScanStream = Rows;
 
     async fn scan(&self, request: Request<proto::ScanRequest>) -> Answer<Self::ScanStream> {
+        permit_table(&request, request.get_ref().table.as_ref(), Access::Read)?;
         let outcome = async {
             let permit = Arc::clone(&self.scans).try_acquire_owned();
             let Ok(permit) = permit else {
@@ -251,6 +281,9 @@ impl Map for MapService {
     }
 
     async fn mutate(&self, request: Request<proto::MutateRequest>) -> Answer<proto::MutateResponse> {
+        for mutation in &request.get_ref().mutations {
+            permit_table(&request, mutation.table.as_ref(), Access::Write)?;
+        }
         answer(self.mutated(request.into_inner()).await)
     }
 }

@@ -54,6 +54,8 @@ pub(crate) const NOT_QUEUED: u16 = 64;
 pub(crate) const MAKES_HASH: u16 = 128;
 /// Gives space back, or says when it will: goes on where the store is full.
 pub(crate) const GIVES: u16 = 256;
+/// Removes so much that it is noted as what operators do is.
+pub(crate) const SWEEPS: u16 = 512;
 
 /// A command.
 pub(crate) struct Command {
@@ -89,6 +91,8 @@ impl Command {
 pub(crate) struct Call<'c> {
     pub(crate) shared: &'c Shared,
     pub(crate) session: &'c mut Session,
+    /// The place of its command among all; of one that is unknown, that of the first.
+    pub(crate) index: usize,
     /// All commands there are.
     pub(crate) commands: &'static [Command],
     pub(crate) args: Args<'c>,

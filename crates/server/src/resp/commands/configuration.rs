@@ -4,9 +4,9 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::front::pattern::matches;
 use crate::resp::commands::{Call, Outcome, help, is, shown, subcommand};
 use crate::resp::config::DATABASES;
-use crate::resp::glob::matches;
 use crate::resp::number::parse_i64;
 use crate::resp::shared::{Fsync, Shared};
 
@@ -48,7 +48,7 @@ fn settings(shared: &Shared) -> Vec<(String, String)> {
         ("maxmemory-policy", "noeviction".into()),
         ("port", shared.port.to_string()),
         ("proto-max-bulk-len", settings.arg_bytes_max.load(Ordering::Relaxed).to_string()),
-        ("requirepass", settings.password.read().clone().unwrap_or_default()),
+        ("requirepass", shared.users.password().unwrap_or_default()),
         ("save", String::new()),
         ("timeout", settings.idle_seconds.load(Ordering::Relaxed).to_string()),
     ];
@@ -127,7 +127,8 @@ fn set_one(shared: &Shared, name: &str, value: &str) -> Result<bool, String> {
             if let (true, Some(address)) = (value.is_empty(), open) {
                 return Err(format!("the server listens on {address}, which needs a password"));
             }
-            *settings.password.write() = Some(value.to_owned()).filter(|password| !password.is_empty());
+            let password = Some(value).filter(|password| !password.is_empty());
+            shared.users.set_password(password);
         }
         "save" if value.is_empty() => {}
         "appendonly" if is(value.as_bytes(), "yes") => {}

@@ -1,15 +1,18 @@
 //! What a client says about its connection: PING, AUTH, HELLO, SELECT, QUIT.
 
+use crate::front::audit;
+use crate::front::users::DEFAULT_USER;
+use crate::resp::awaited::{Awaited, WRONG_PASSWORD};
 use crate::resp::commands::clients::set_name;
 use crate::resp::commands::{Call, Outcome, Refusal, SYNTAX, is, shown};
 use crate::resp::config::DATABASES;
 use crate::resp::number::parse_i64;
+use crate::resp::session::Queued;
 
 /// The version of Redis whose commands and replies are followed.
 pub(crate) const REDIS_VERSION: &str = "7.0.15";
 /// What the server tells a client that finds all places taken.
 pub(crate) const TOO_MANY_CLIENTS: &str = "ERR max number of clients reached";
-const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 
 pub(crate) fn ping(call: &mut Call<'_>) -> Outcome {
     match call.args.len() {
@@ -36,7 +39,7 @@ pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
     call.session.unwatch(&call.shared.keyspace);
     call.session.database = 0;
     call.session.resp3 = false;
-    call.session.authenticated = call.shared.settings.password.read().is_none();
+    call.session.become_nobody(call.shared);
     call.session.client.names.lock().name.clear();
     call.reply.set_resp3(false);
     call.reply.simple("RESET");
@@ -53,40 +56,49 @@ pub(crate) fn select(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Compares in a time that does not tell where the difference is.
-fn same_secret(given: &[u8], secret: &[u8]) -> bool {
-    let differences = given.iter().zip(secret).fold(given.len() ^ secret.len(), |sum, (a, b)| sum | usize::from(a ^ b));
-    differences == 0
-}
-
-/// Authenticates the session, if the password is right.
-fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
-    let right = match call.shared.settings.password.read().as_deref() {
-        None => true,
-        Some(secret) => same_secret(password, secret.as_bytes()),
-    };
-    if user != b"default" || !right {
-        return Err(WRONG_PASSWORD.into());
+/// Makes the session the user's, if the password is right; false if that takes its time: then the session waits, and
+/// the command is run again.
+fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Result<bool, Refusal> {
+    let name = String::from_utf8_lossy(user).into_owned();
+    let user = call.shared.users.find(&name);
+    let client = &call.session.client;
+    let address = client.address.rsplit_once(':').map_or(client.address.as_str(), |(host, _)| host);
+    let right = call.shared.logins.check(user.as_deref(), password, address);
+    if !right.is_here() {
+        tracing::debug!(client = %client.address, user = name, "a login takes its time");
+        let queued = Queued::new(call.index, call.args);
+        call.session.logging_in = Some(name);
+        call.session.awaited = Some(Awaited::Login(right, queued));
+        return Ok(false);
     }
-    call.session.authenticated = true;
+    match (right.into_parts().0?, user) {
+        (true, Some(user)) => {
+            audit::login(&client.address, &name);
+            call.session.logging_in = None;
+            call.session.become_user(call.shared, user);
+        }
+        _ => return Err(WRONG_PASSWORD.into()),
+    }
     if !call.session.admit(call.shared) {
         return Err(TOO_MANY_CLIENTS.into());
     }
-    Ok(())
+    Ok(true)
 }
 
 pub(crate) fn auth(call: &mut Call<'_>) -> Outcome {
-    match call.args.len() {
-        2 if call.shared.settings.password.read().is_none() => {
+    let known = match call.args.len() {
+        2 if call.shared.users.nobody().is_some() => {
             return Err("ERR AUTH <password> called without any password configured for the default user. Are you \
                         sure your configuration is correct?"
                 .into());
         }
-        2 => authenticate(call, b"default", call.arg(1))?,
+        2 => authenticate(call, DEFAULT_USER.as_bytes(), call.arg(1))?,
         3 => authenticate(call, call.arg(1), call.arg(2))?,
         _ => return Err(SYNTAX.into()),
+    };
+    if known {
+        call.reply.ok();
     }
-    call.reply.ok();
     Ok(())
 }
 
@@ -105,7 +117,9 @@ pub(crate) fn hello(call: &mut Call<'_>) -> Outcome {
         let word = call.arg(at);
         let more = call.args.len() - at - 1;
         if is(word, "auth") && more >= 2 {
-            authenticate(call, call.arg(at + 1), call.arg(at + 2))?;
+            if !authenticate(call, call.arg(at + 1), call.arg(at + 2))? {
+                return Ok(());
+            }
             at += 3;
         } else if is(word, "setname") && more >= 1 {
             set_name(call, call.arg(at + 1))?;
@@ -114,7 +128,7 @@ pub(crate) fn hello(call: &mut Call<'_>) -> Outcome {
             return Err(Refusal::from(format!("ERR Syntax error in HELLO option '{}'", shown(word))));
         }
     }
-    if !call.session.authenticated {
+    if !call.session.is_authenticated() {
         return Err("NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO AUTH \
                     <user> <pass> option can be used to authenticate the client and select the RESP protocol version \
                     at the same time"

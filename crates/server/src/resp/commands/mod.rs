@@ -8,6 +8,7 @@
 //! 2. A reply, an error too, waits for the barrier of everything that it was made from.
 //! 3. Handlers of data take no locks of their own: they run under EXEC as well.
 
+pub(crate) mod acl;
 mod call;
 pub(crate) mod clients;
 pub(crate) mod configuration;
@@ -30,12 +31,14 @@ use smallvec::SmallVec;
 
 pub(crate) use self::call::{
     ADMIN, Call, Command, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NO_SUCH_KEY, NOT_AN_INTEGER, NOT_QUEUED, Outcome,
-    READ, Run, SYNTAX, WRITE, WRONG_TYPE, finish, help, is, shown, subcommand, wake_loop_of,
+    READ, Run, SWEEPS, SYNTAX, WRITE, WRONG_TYPE, finish, help, is, shown, subcommand, wake_loop_of,
 };
 pub(crate) use self::table::Table;
+use crate::front::audit;
 use crate::resp::parse::Args;
 pub(crate) use crate::resp::refusal::Refusal;
 use crate::resp::reply::ReplyWriter;
+use crate::resp::rights::{self, Denied};
 use crate::resp::session::{Queued, Session};
 use crate::resp::shared::{Shared, Tally};
 
@@ -60,6 +63,7 @@ impl Executor<'_> {
         let mut call = Call {
             shared: self.shared,
             session,
+            index: found.map_or(0, |(index, _)| index),
             commands: Table::commands(),
             args,
             reply: ReplyWriter::new(out, resp3),
@@ -80,13 +84,13 @@ fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Outco
     let refusal = match found {
         None => Some(unknown(call)),
         Some((_, command)) if !command.accepts(call.args.len()) => Some(call.wrong_args(command.name)),
-        Some((_, command)) if !call.session.authenticated && command.flags & NO_AUTH == 0 => {
+        Some((_, command)) if !call.session.is_authenticated() && command.flags & NO_AUTH == 0 => {
             Some("NOAUTH Authentication required.".into())
         }
         Some((_, command)) if call.session.queue.is_some() && command.flags & NO_MULTI != 0 => {
             Some("ERR Command not allowed inside a transaction".into())
         }
-        Some(_) => None,
+        Some((index, command)) => permit(call, index, command, call.args, false).err(),
     };
     let (index, command) = match (refusal, found) {
         (None, Some((index, command))) => {
@@ -121,6 +125,40 @@ fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Outco
         return Ok(());
     }
     run(call, command)
+}
+
+/// Refuses what the session's user may not do, and notes what only operators do.
+fn permit(call: &Call<'_>, index: usize, command: &Command, args: Args<'_>, again: bool) -> Outcome {
+    // What is allowed without a user needs none.
+    let Some(rights) = &call.session.rights else { return Ok(()) };
+    let (client, user) = (&call.session.client, rights.user.name());
+    let denied = match rights.check(index, command, args) {
+        _ if command.flags & NO_AUTH != 0 => return Ok(()),
+        Ok(()) => {
+            if command.flags & (ADMIN | SWEEPS) != 0
+                && !again
+                && let Some(act) = rights::act(command, args)
+            {
+                audit::act(&client.address, user, &act);
+            }
+            return Ok(());
+        }
+        Err(denied) => denied,
+    };
+    let multi = call.session.queue.is_some() || again;
+    let (reason, object, line) = match denied {
+        Denied::Command(name) => {
+            let line = format!("NOPERM this user has no permissions to run the '{name}' command");
+            ("command", name, line)
+        }
+        Denied::Key(key) => {
+            let line = "NOPERM this user has no permissions to access one of the keys used as arguments".into();
+            ("key", shown(&key), line)
+        }
+    };
+    audit::denied(&client.address, user, &format!("{reason} {object}"));
+    call.shared.denials.note(reason, multi, &object, user, client.line(command.name));
+    Err(Refusal::Text(line.into()))
 }
 
 fn unknown(call: &mut Call<'_>) -> Refusal {

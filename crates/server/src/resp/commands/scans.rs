@@ -6,11 +6,11 @@
 use bytes::Bytes;
 use esker_kv::{OwnedKey, Scan, Txn};
 
+use crate::front::pattern::{literal_prefix, matches};
 use crate::resp::commands::hashes::{Fields, load};
 use crate::resp::commands::keys::type_name;
 use crate::resp::commands::{Call, NOT_AN_INTEGER, Outcome, Refusal, SYNTAX, is};
 use crate::resp::cursors::Resume;
-use crate::resp::glob::{literal_prefix, matches};
 use crate::resp::keyspace::key_text;
 use crate::resp::number::{i64_text, parse_i64};
 use crate::resp::parse::Args;

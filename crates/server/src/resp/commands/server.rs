@@ -4,6 +4,7 @@ use crate::resp::commands::{
     ADMIN, Call, Command, FAST, NO_AUTH, NO_MULTI, Outcome, READ, Refusal, SYNTAX, WRITE, help, is, shown, subcommand,
 };
 use crate::resp::number::{parse_i64, push_u64};
+use crate::resp::rights::categories_of;
 
 pub(crate) fn time(call: &mut Call<'_>) -> Outcome {
     let now_ms = call.shared.keyspace.kv.clock().now_ms();
@@ -257,6 +258,8 @@ fn describe(call: &mut Call<'_>, command: &Command) {
         (NO_AUTH, "no_auth"),
         (NO_MULTI, "no_multi"),
     ];
+    let index = call.commands.iter().position(|known| known.name == command.name);
+    let categories = index.map(categories_of).unwrap_or_default();
     let reply = &mut call.reply;
     reply.array(10);
     reply.bulk(command.name.as_bytes());
@@ -269,8 +272,8 @@ fn describe(call: &mut Call<'_>, command: &Command) {
     reply.int(i64::from(command.keys.0));
     reply.int(i64::from(command.keys.1));
     reply.int(i64::from(command.keys.2));
-    reply.set(1);
-    reply.simple(&format!("@{}", command.group));
+    reply.set(categories.len());
+    categories.iter().for_each(|category| reply.simple(category));
     reply.set(0);
     reply.set(0);
     reply.array(0);

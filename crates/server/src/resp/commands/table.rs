@@ -6,8 +6,9 @@ use std::sync::LazyLock;
 
 use crate::resp::commands::Run::{Data, Exclusive, Fast, Plain};
 use crate::resp::commands::{
-    ADMIN, Command, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, Run, WRITE, clients, configuration,
-    connection, expiry, hash_numbers, hashes, info, keys, numbers, scans, server, set, strings, transactions,
+    ADMIN, Command, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, Run, SWEEPS, WRITE, acl, clients,
+    configuration, connection, expiry, hash_numbers, hashes, info, keys, numbers, scans, server, set, strings,
+    transactions,
 };
 
 /// Longest name of a command.
@@ -151,8 +152,8 @@ static COMMANDS: &[Command] = &[
     command("quit", -1, FAST | NO_AUTH | NOT_QUEUED, (0, 0, 0), "connection", Plain(connection::quit)),
     command("reset", 1, FAST | NO_AUTH | NOT_QUEUED, (0, 0, 0), "connection", Plain(connection::reset)),
     command("select", 2, FAST, (0, 0, 0), "connection", Plain(connection::select)),
-    command("auth", -2, FAST | NO_AUTH, (0, 0, 0), "connection", Plain(connection::auth)),
-    command("hello", -1, FAST | NO_AUTH, (0, 0, 0), "connection", Plain(connection::hello)),
+    command("auth", -2, FAST | NO_AUTH | NO_MULTI, (0, 0, 0), "connection", Plain(connection::auth)),
+    command("hello", -1, FAST | NO_AUTH | NO_MULTI, (0, 0, 0), "connection", Plain(connection::hello)),
     command("client", -2, ADMIN, (0, 0, 0), "connection", Plain(clients::client)),
     command("multi", 1, FAST | NOT_QUEUED, (0, 0, 0), "transactions", Plain(transactions::multi)),
     command("exec", 1, NOT_QUEUED, (0, 0, 0), "transactions", Plain(transactions::exec)),
@@ -160,10 +161,11 @@ static COMMANDS: &[Command] = &[
     command("watch", -2, FAST | NOT_QUEUED, (1, -1, 1), "transactions", Plain(transactions::watch)),
     command("unwatch", 1, FAST, (0, 0, 0), "transactions", Plain(transactions::unwatch)),
     command("dbsize", 1, READ | FAST, (0, 0, 0), "server", Data(keys::dbsize)),
-    command("flushdb", -1, WRITE | GIVES, (0, 0, 0), "server", Exclusive(keys::flushdb)),
-    command("flushall", -1, WRITE | GIVES, (0, 0, 0), "server", Exclusive(keys::flushall)),
+    command("flushdb", -1, WRITE | GIVES | SWEEPS, (0, 0, 0), "server", Exclusive(keys::flushdb)),
+    command("flushall", -1, WRITE | GIVES | SWEEPS, (0, 0, 0), "server", Exclusive(keys::flushall)),
     command("info", -1, 0, (0, 0, 0), "server", Plain(info::info)),
     command("config", -2, ADMIN, (0, 0, 0), "server", Plain(configuration::config)),
+    command("acl", -2, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(acl::acl)),
     command("command", -1, 0, (0, 0, 0), "server", Plain(server::command)),
     command("time", 1, FAST, (0, 0, 0), "server", Plain(server::time)),
     command("role", 1, FAST, (0, 0, 0), "server", Plain(server::role)),
@@ -172,6 +174,7 @@ static COMMANDS: &[Command] = &[
     command("bgrewriteaof", 1, ADMIN, (0, 0, 0), "server", Plain(server::bgrewriteaof)),
     command("esker.backup", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::backup)),
     command("esker.check", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::check)),
+    command("esker.reload", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(acl::reload)),
     command("esker.scrub", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::scrub)),
     command("esker.grow", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::grow)),
     command("lastsave", 1, FAST, (0, 0, 0), "server", Plain(server::lastsave)),

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use esker_kv::{KEY_BYTES_MAX, Txn};
 
-use crate::resp::commands::{Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish};
+use crate::resp::commands::{Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish, permit};
 use crate::resp::reply::ReplyWriter;
 use crate::resp::session::{Queue, Queued, Watched};
 
@@ -132,6 +132,7 @@ fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcom
     let mut inner = Call {
         shared: call.shared,
         session: &mut *call.session,
+        index: queued.command,
         commands: call.commands,
         args: queued.args(),
         reply: ReplyWriter::new(call.reply.buffer(), resp3),
@@ -140,7 +141,9 @@ fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcom
     };
     let start = inner.reply.position();
     let too_long = command.keys_of(inner.args).find(|key| key.len() > KEY_BYTES_MAX);
+    let permitted = permit(&inner, queued.command, command, inner.args, true);
     let outcome = match command.run {
+        _ if let Err(refusal) = permitted => Err(refusal),
         _ if let Some(key) = too_long => {
             Err(format!("ERR key of {} bytes exceeds esker_kv::KEY_BYTES_MAX = {KEY_BYTES_MAX}", key.len()).into())
         }

@@ -1,4 +1,4 @@
-//! Glob patterns as KEYS, SCAN and CONFIG GET take them: `*`, `?`, `[a-z]`, `[^a]`, `\x`.
+//! Glob patterns as KEYS, SCAN, CONFIG GET and the names of users take them: `*`, `?`, `[a-z]`, `[^a]`, `\x`.
 //!
 //! Invariant: time is at most pattern × text: one place to return to is kept, the last star, which is enough
 //! because a later star takes over from an earlier one.

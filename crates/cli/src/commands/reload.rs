@@ -1,0 +1,26 @@
+//! `esker reload`: a running server takes its certificates, passwords, tokens and users anew.
+
+use clap::Args;
+
+use super::print;
+use super::server::ServerArguments;
+use crate::config::Settings;
+use crate::exit::Failure;
+
+/// The arguments of `esker reload`.
+#[derive(Args)]
+#[command(
+    after_help = "As a signal SIGHUP does. Connections that are open stay so; what cannot be read changes nothing."
+)]
+pub struct Reload {
+    #[command(flatten)]
+    server: ServerArguments,
+}
+
+impl Reload {
+    /// Runs the command.
+    pub fn run(self, settings: &Settings) -> Result<(), Failure> {
+        self.server.connect_anyway(settings)?.call(&["ESKER.RELOAD"])?;
+        print("taken anew: certificates, passwords, tokens, users\n")
+    }
+}

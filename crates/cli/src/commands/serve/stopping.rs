@@ -1,0 +1,233 @@
+//! The life of a server after its start: signals, taking anew what was read, and its end.
+//!
+//! SIGHUP → [`Stopping::reload`]; SIGTERM, SIGINT, SHUTDOWN → all protocols stop at once → `drain` → the store closes →
+//! `drain` → the process ends in any case
+//!
+//! Invariants:
+//! 1. A second signal ends the process at once; a device that does not answer does not keep it.
+//! 2. What cannot be read anew changes nothing.
+
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use esker_server::{grpc, nbd, resp};
+use parking_lot::{Condvar, Mutex};
+use signal_hook::consts::SIGHUP;
+use signal_hook::iterator::{Handle, Signals};
+
+use super::shared::Front;
+use crate::exit::{Code, Failure};
+
+/// What is served.
+pub struct Protocols {
+    /// The Redis protocol.
+    pub resp: resp::Handle,
+    /// Disks.
+    pub nbd: Option<nbd::Handle>,
+    /// Logs and map.
+    pub grpc: Option<grpc::Handle>,
+}
+
+impl Protocols {
+    fn stop(&self) {
+        self.resp.shutdown();
+        self.nbd.iter().for_each(nbd::Handle::shutdown);
+        self.grpc.iter().for_each(grpc::Handle::shutdown);
+    }
+}
+
+/// What gives the password and the token anew, where files hold them, after the users were read.
+type Reread = Box<dyn Fn(&Front) -> Result<(Option<String>, Option<String>), Failure> + Send + Sync>;
+
+/// The end of a server, and what it is told before.
+pub struct Stopping {
+    front: Front,
+    reread: Reread,
+    protocols: OnceLock<Arc<Protocols>>,
+    /// Held while something is taken anew, one after the other.
+    reloading: Mutex<()>,
+    closed: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// The threads that listen to signals and wait for the end.
+pub struct Told {
+    signals: Handle,
+    listening: JoinHandle<()>,
+    waiting: JoinHandle<()>,
+}
+
+impl Told {
+    /// Ends them: the server has stopped.
+    pub fn end(self) {
+        self.signals.close();
+        for thread in [self.listening, self.waiting] {
+            if thread.join().is_err() {
+                tracing::error!("a thread that waits for the end panicked");
+            }
+        }
+    }
+}
+
+impl Stopping {
+    /// Nothing is served yet.
+    pub fn new(
+        front: Front,
+        reread: impl Fn(&Front) -> Result<(Option<String>, Option<String>), Failure> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let (reread, protocols): (Reread, _) = (Box::new(reread), OnceLock::new());
+        let (reloading, closed, changed) = (Mutex::new(()), Mutex::new(false), Condvar::new());
+        Arc::new(Self { front, reread, protocols, reloading, closed, changed })
+    }
+
+    /// Takes certificates, passwords, tokens and users anew.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    pub fn reload(&self) -> Result<(), String> {
+        let _one = self.reloading.lock();
+        let Some(protocols) = self.protocols.get() else { return Err("the server starts still".into()) };
+        let (password, token) = (self.reread)(&self.front).map_err(|failure| failure.to_string())?;
+        protocols.resp.reload(password.as_deref()).map_err(|error| error.to_string())?;
+        protocols.nbd.as_ref().map_or(Ok(()), nbd::Handle::reload).map_err(|error| error.to_string())?;
+        protocols
+            .grpc
+            .as_ref()
+            .map_or(Ok(()), |grpc| grpc.reload(token.as_deref()))
+            .map_err(|error| error.to_string())?;
+        tracing::info!("certificates, passwords, tokens and users are taken anew");
+        Ok(())
+    }
+
+    /// Begins to listen to signals, and to wait for the end of the server.
+    pub fn begin(self: &Arc<Self>, protocols: Protocols, mut signals: Signals) -> Result<Told, Failure> {
+        let protocols = Arc::new(protocols);
+        // Set once, here.
+        let _ = self.protocols.set(Arc::clone(&protocols));
+        signals.add_signal(SIGHUP)?;
+        let handle = signals.handle();
+        let (own, all) = (Arc::clone(self), Arc::clone(&protocols));
+        let listening = std::thread::Builder::new().name("esker-signals".into()).spawn(move || {
+            let mut stops = false;
+            for signal in &mut signals {
+                if signal == SIGHUP {
+                    supervisor::reloading();
+                    if let Err(why) = own.reload() {
+                        tracing::error!(why, "nothing was taken anew");
+                    }
+                    supervisor::ready();
+                } else if stops {
+                    tracing::warn!(signal, "a second signal: ending at once");
+                    std::process::exit(Code::Failure as i32);
+                } else {
+                    stops = true;
+                    tracing::info!(signal, "stopping");
+                    all.stop();
+                    own.limit("stopping");
+                }
+            }
+        })?;
+        let (own, all) = (Arc::clone(self), protocols);
+        let waiting = std::thread::Builder::new().name("esker-end".into()).spawn(move || {
+            all.resp.wait_stopping();
+            supervisor::stopping();
+            // Whatever stopped the one stops the others, at once.
+            all.stop();
+            own.limit("stopping");
+        })?;
+        supervisor::ready();
+        if let Some(within) = supervisor::watchdog() {
+            let resp = self.protocols.get().map(|protocols| protocols.resp.clone());
+            std::thread::Builder::new().name("esker-watchdog".into()).spawn(move || watch(resp.as_ref(), within))?;
+        }
+        Ok(Told { signals: handle, listening, waiting })
+    }
+
+    /// Ends the process if the store is not closed in time: after the time to drain, and as long again.
+    fn limit(self: &Arc<Self>, what: &'static str) {
+        let (own, within) = (Arc::clone(self), self.front.linger * 2 + Duration::from_secs(1));
+        let until = Instant::now() + within;
+        let limited = std::thread::Builder::new().name("esker-limit".into()).spawn(move || {
+            let mut closed = own.closed.lock();
+            while !*closed && !own.changed.wait_until(&mut closed, until).timed_out() {}
+            if !*closed {
+                let seconds = within.as_secs();
+                tracing::error!(
+                    what,
+                    seconds,
+                    "the store is not closed: ending as after a crash; nothing acknowledged is lost"
+                );
+                std::process::exit(Code::Failure as i32);
+            }
+        });
+        if let Err(error) = limited {
+            tracing::warn!(%error, "the end has no limit");
+        }
+    }
+
+    /// The store is closed.
+    pub fn closed(&self) {
+        *self.closed.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Tells the supervisor that all is well while the loops that answer go round, until the server stops.
+fn watch(resp: Option<&resp::Handle>, within: Duration) {
+    let Some(resp) = resp else { return };
+    while !resp.is_stopping() {
+        if resp.goes_round(within / 2) {
+            supervisor::alive();
+        }
+        std::thread::sleep((within / 4).clamp(Duration::from_millis(10), Duration::from_secs(5)));
+    }
+}
+
+/// What a supervisor such as systemd is told, if there is one.
+pub mod supervisor {
+    use std::time::Duration;
+
+    use sd_notify::NotifyState;
+
+    fn tell(states: &[NotifyState<'_>]) {
+        // Without a supervisor nothing is told; one that cannot be told is no reason to stop.
+        if let Err(error) = sd_notify::notify(states) {
+            tracing::debug!(%error, "the supervisor cannot be told");
+        }
+    }
+
+    /// The server answers.
+    pub fn ready() {
+        tell(&[NotifyState::Ready, NotifyState::Status("serving")]);
+    }
+
+    /// Opening goes on, and needs so much longer.
+    pub fn opening(words: &str, more: Duration) {
+        tell(&[NotifyState::Status(words), NotifyState::ExtendTimeoutUsec(more.as_micros() as u32)]);
+    }
+
+    /// Files are read anew.
+    pub fn reloading() {
+        // Systemd wants the time with it.
+        match NotifyState::monotonic_usec_now() {
+            Ok(now) => tell(&[NotifyState::Reloading, now]),
+            Err(_) => tell(&[NotifyState::Reloading]),
+        }
+    }
+
+    /// It stops.
+    pub fn stopping() {
+        tell(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
+    }
+
+    /// All is well: told within each half of the time that the supervisor allows.
+    pub fn alive() {
+        tell(&[NotifyState::Watchdog]);
+    }
+
+    /// The time after which a supervisor that heard nothing ends the process.
+    pub fn watchdog() -> Option<Duration> {
+        sd_notify::watchdog_enabled()
+    }
+}
