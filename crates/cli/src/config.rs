@@ -249,7 +249,24 @@ impl Settings {
         let Some(path) = path else { return Ok(Self::default()) };
         let text = std::fs::read_to_string(path)
             .map_err(|error| Failure::usage(format!("configuration {}: {error}", path.display())))?;
-        Self::parse(&text).map_err(|error| Failure::usage(format!("configuration {}: {error}", path.display())))
+        Self::parse(&text).map_err(|error| {
+            let hint = Self::right_section(&error.to_string()).unwrap_or_default();
+            Failure::usage(format!("configuration {}: {error}{hint}", path.display()))
+        })
+    }
+
+    /// Where the key belongs that an error says is unknown where it stands, if it is known elsewhere.
+    fn right_section(error: &str) -> Option<String> {
+        let key = error.split("unknown field `").nth(1)?.split('`').next()?;
+        let printed = Self::default().print();
+        let mut section = "";
+        printed.lines().find_map(|line| {
+            if line.starts_with('[') {
+                section = line;
+            }
+            let found = line.split_once(" = ").is_some_and(|(known, _)| known == key);
+            found.then(|| format!("{key} is a key of another section: it belongs in {section}\n"))
+        })
     }
 
     fn parse(text: &str) -> Result<Self, toml::de::Error> {

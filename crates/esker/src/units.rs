@@ -35,7 +35,7 @@ pub struct UnitError {
     expected: &'static str,
 }
 
-const SIZES: &[(&str, u64)] = &[("t", 1 << 40), ("g", 1 << 30), ("m", 1 << 20), ("k", 1 << 10)];
+const SIZES: &[(&str, u64)] = &[("p", 1 << 50), ("t", 1 << 40), ("g", 1 << 30), ("m", 1 << 20), ("k", 1 << 10)];
 const TIMES: &[(&str, u64)] = &[("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000), ("us", 1)];
 
 fn split(text: &str) -> Option<(u64, String)> {
@@ -49,14 +49,25 @@ impl FromStr for ByteSize {
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let parse = || {
-            let (number, unit) = split(text)?;
-            let unit = unit.strip_suffix("ib").or(unit.strip_suffix('b')).unwrap_or(&unit);
+            let (number, rest) = split(text)?;
+            let (fraction, unit) = match rest.strip_prefix('.') {
+                None => ("", rest.as_str()),
+                Some(rest) => rest.split_at(rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len()),
+            };
+            let unit = unit.trim();
+            let unit = unit.strip_suffix("ib").or(unit.strip_suffix('b')).unwrap_or(unit);
             let factor = if unit.is_empty() { 1 } else { SIZES.iter().find(|(name, _)| *name == unit)?.1 };
-            number.checked_mul(factor)
+            if rest.starts_with('.') && (fraction.is_empty() || fraction.len() > 9 || factor == 1) {
+                return None;
+            }
+            // Whole bytes: what is less than one is left out.
+            let digits = if fraction.is_empty() { 0 } else { fraction.parse::<u128>().ok()? };
+            let part = digits * u128::from(factor) / 10u128.pow(fraction.len() as u32);
+            number.checked_mul(factor)?.checked_add(u64::try_from(part).ok()?)
         };
         parse().map(Self).ok_or_else(|| UnitError {
             found: text.to_string(),
-            expected: "a size such as 4096, 64m or 1g (k, m, g, t: powers of 1,024)",
+            expected: "a size such as 4096, 64m or 1.5g (k, m, g, t, p: powers of 1,024)",
         })
     }
 }
@@ -102,6 +113,23 @@ impl fmt::Display for Period {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_may_have_a_fraction_of_a_unit() {
+        for (text, bytes) in [
+            ("1.5g", 3 << 29),
+            ("0.5k", 512),
+            ("2.25 MiB", 9 << 18),
+            ("1p", 1 << 50),
+            ("1.0005k", 1_024),
+            ("16383.999999999p", u64::MAX - (1 << 50) + 1 + ((999_999_999u128 << 50) / 1_000_000_000) as u64),
+        ] {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+        for text in ["1.5", "1.g", ".5g", "1.5.5g", "1.1234567890g", "16384p", "1,5g", "-1g", "1.-5g"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn what_is_printed_is_read_back_as_the_same() {

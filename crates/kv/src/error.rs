@@ -25,6 +25,10 @@ pub enum Error {
         /// The kind that was asked for.
         wanted: Kind,
     },
+    /// Something that was read is on its way, and the transaction does not wait: see
+    /// [`Txn::do_not_wait`](crate::Txn::do_not_wait). Drop it, await what it gives, and begin anew.
+    #[error("a value is on its way, and the transaction does not wait")]
+    OnItsWay,
     /// There is no such namespace. Create it first.
     #[error("namespace {name} does not exist")]
     NoNamespace {

@@ -40,6 +40,10 @@ pub struct Scan {
     pub reverse: bool,
     /// At most so many entries; without bound by default. An answer is held in memory whole.
     pub limit: usize,
+    /// Ends behind the entry with which an answer of [`Txn::scan`](crate::Txn::scan) holds so many bytes of keys and values;
+    /// without bound by default. Then an answer shorter than `limit` need not hold the last of them: only an empty one
+    /// is the end. Other scans take no heed of it.
+    pub bytes_max: usize,
     /// Leave entries empty (no value, expiry or tag): keys are enough. A key that has expired is left out as well, save one
     /// that is written and removed by others while the scan looks.
     pub keys_only: bool,
@@ -49,7 +53,8 @@ pub struct Scan {
 
 impl Default for Scan {
     fn default() -> Self {
-        Self { start: None, end: None, prefix: None, reverse: false, limit: usize::MAX, keys_only: false, after: None }
+        let (limit, bytes_max) = (usize::MAX, usize::MAX);
+        Self { start: None, end: None, prefix: None, reverse: false, limit, bytes_max, keys_only: false, after: None }
     }
 }
 
@@ -198,6 +203,10 @@ pub(crate) struct Walk {
     with_expired: bool,
     /// What was due when it was looked last, where keys alone are walked over.
     due: Option<Due>,
+    /// It waits for no value that is not in memory.
+    hurries: bool,
+    /// What it would have waited for.
+    awaited: Option<Completion<()>>,
 }
 
 /// The keys that the expiry index said to be due, at a moment; `None` if they are very many.
@@ -211,12 +220,49 @@ pub(crate) type Page = Option<Vec<(OwnedKey, Entry)>>;
 
 impl Walk {
     pub(crate) fn new(namespace: &Namespace, bounds: Bounds, reverse: bool, keys_only: bool) -> Self {
-        Self { namespace: namespace.clone(), bounds, reverse, keys_only, with_expired: false, due: None }
+        Self {
+            namespace: namespace.clone(),
+            bounds,
+            reverse,
+            keys_only,
+            with_expired: false,
+            due: None,
+            hurries: false,
+            awaited: None,
+        }
     }
 
     /// A walk over the keys of all that is stored, live or expired.
     pub(crate) fn over_stored(namespace: &Namespace, bounds: Bounds) -> Self {
-        Self { namespace: namespace.clone(), bounds, reverse: false, keys_only: true, with_expired: true, due: None }
+        Self {
+            namespace: namespace.clone(),
+            bounds,
+            reverse: false,
+            keys_only: true,
+            with_expired: true,
+            due: None,
+            hurries: false,
+            awaited: None,
+        }
+    }
+
+    /// A walk that does not wait: where it would, its page is an error and [`Walk::take_awaited`] what to await.
+    pub(crate) fn hurrying(self, hurries: bool) -> Self {
+        Self { hurries, ..self }
+    }
+
+    /// What the last page would have waited for.
+    pub(crate) fn take_awaited(&mut self) -> Option<Completion<()>> {
+        self.awaited.take()
+    }
+
+    /// What was read, if it is here or may be waited for.
+    fn here<T: Send + 'static>(&mut self, read: Completion<T>, barrier: &mut Option<Barrier>) -> StoreResult<T> {
+        if self.hurries && !read.is_here() {
+            self.awaited = Some(read.map(drop));
+            return Err(esker_store::Error::Closed);
+        }
+        read.applied(barrier)
     }
 
     /// The next entries, at most `limit` of them, live at `now_ms` (the clock's reading if `None`).
@@ -281,11 +327,10 @@ impl Walk {
             return Ok(HashSet::new());
         }
         let asked: Vec<Key<'_>> = doubtful.iter().map(|key| key.as_key()).collect();
-        let (stored, behind) =
-            self.namespace.placement().get_many(self.namespace.store(), self.namespace.kind(), &asked).into_parts();
-        *barrier = Barrier::later(barrier.take(), behind);
+        let read = self.namespace.placement().get_many(self.namespace.store(), self.namespace.kind(), &asked);
+        let stored = read.applied(barrier)?;
         let mut gone = HashSet::new();
-        for (key, stored) in doubtful.into_iter().zip(stored?) {
+        for (key, stored) in doubtful.into_iter().zip(stored) {
             let entry = stored.map(|stored| decode(&stored)).transpose()?;
             if entry.is_none_or(|entry| entry.is_expired(*now_ms)) {
                 gone.insert(key.clone());
@@ -315,31 +360,29 @@ impl Walk {
     }
 
     fn fetch(
-        &self,
+        &mut self,
         limit: usize,
         keys_only: bool,
         barrier: &mut Option<Barrier>,
     ) -> StoreResult<Vec<(OwnedKey, Bytes)>> {
-        let (store, placement) = (self.namespace.store(), self.namespace.placement());
+        let namespace = self.namespace.clone();
+        let (store, placement) = (namespace.store(), namespace.placement());
         let reverse = self.reverse;
-        match &self.bounds {
+        match self.bounds.clone() {
             Bounds::Empty => Ok(Vec::new()),
             Bounds::Bytes { start, end } => {
-                let scan = OmapScan { start: Some(start.clone()), end: end.clone(), reverse, limit, keys_only };
-                let (page, behind) = store.omap_scan(&placement.bytes, &scan).into_parts();
-                *barrier = Barrier::later(barrier.take(), behind);
-                Ok(page?.into_iter().map(|(key, stored)| (OwnedKey::Bytes(key), stored)).collect())
+                let scan = OmapScan { start: Some(start), end, reverse, limit, keys_only };
+                let page = self.here(store.omap_scan(&placement.bytes, &scan), barrier)?;
+                Ok(page.into_iter().map(|(key, stored)| (OwnedKey::Bytes(key), stored)).collect())
             }
             Bounds::Int { first, last } => {
-                let ((mut low, low_index), (mut high, high_index)) = (split(*first), split(*last));
+                let ((mut low, low_index), (mut high, high_index)) = (split(first), split(last));
                 let (first_range, last_range) = (low, high);
                 while let Some((range, object)) = placement.next_range(store, (low, high), reverse, barrier)? {
                     let start = if range == first_range { low_index } else { 0 };
                     let end = if range == last_range { high_index + 1 } else { 1 << RANGE_BITS };
                     let scan = SlotScan { range: start..end, reverse, limit, keys_only };
-                    let (page, behind) = store.slot_scan(&object, &scan).into_parts();
-                    *barrier = Barrier::later(barrier.take(), behind);
-                    let page = page?;
+                    let page = self.here(store.slot_scan(&object, &scan), barrier)?;
                     if !page.is_empty() {
                         let key = |index| OwnedKey::Int(join(range, index));
                         return Ok(page.into_iter().map(|(index, stored)| (key(index), stored)).collect());

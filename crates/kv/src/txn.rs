@@ -44,6 +44,10 @@ pub struct Txn<'a> {
     reads: Vec<Reads>,
     failed: Option<Error>,
     gives_back: bool,
+    /// It waits for no value that is not in memory.
+    hurries: bool,
+    /// What it would have waited for.
+    awaited: Option<Completion<()>>,
     held: Held<'a>,
 }
 
@@ -126,11 +130,17 @@ impl Writes {
     }
 }
 
+/// Bytes that a key takes.
+fn key_bytes(key: &OwnedKey) -> usize {
+    key.as_bytes().map_or(size_of::<u64>(), Bytes::len)
+}
+
 impl<'a> Txn<'a> {
     pub(crate) fn new(shared: &'a Shared, held: Held<'a>) -> Self {
         let (now_ms, barrier) = (Cell::new(None), RefCell::new(None));
         let (writes, reads) = (Vec::new(), Vec::new());
-        Self { shared, now_ms, writes, barrier, reads, failed: None, gives_back: false, held }
+        let (failed, gives_back, hurries, awaited) = (None, false, false, None);
+        Self { shared, now_ms, writes, barrier, reads, failed, gives_back, hurries, awaited, held }
     }
 
     /// The time of this transaction in unix milliseconds: one reading of the clock, at first need.
@@ -140,6 +150,28 @@ impl<'a> Txn<'a> {
             self.now_ms.set(Some(now_ms));
             now_ms
         })
+    }
+
+    /// Makes reads of what is not in memory fail with [`Error::OnItsWay`](crate::Error::OnItsWay) in place of waiting:
+    /// for those who must not sleep. Such a read has begun then, and [`Txn::take_awaited`] is what to await.
+    pub fn do_not_wait(&mut self) {
+        self.hurries = true;
+    }
+
+    /// What a read would have waited for.
+    pub fn take_awaited(&mut self) -> Option<Completion<()>> {
+        self.awaited.take()
+    }
+
+    /// What was read, if it is here or may be waited for.
+    fn here<T: Send + 'static>(&mut self, read: Completion<T>) -> Result<T> {
+        if self.hurries && !read.is_here() {
+            self.awaited = Some(read.map(drop));
+            return Err(crate::Error::OnItsWay);
+        }
+        let (stored, barrier) = read.into_parts();
+        self.behind(barrier);
+        Ok(stored?)
     }
 
     fn writes(&mut self, namespace: &Namespace) -> &mut Writes {
@@ -195,9 +227,8 @@ impl<'a> Txn<'a> {
             }
             Own::Removed => Ok(None),
             Own::Nothing => {
-                let (stored, barrier) = namespace.placement().get(namespace.store(), key).into_parts();
-                self.behind(barrier);
-                self.live(namespace, key, stored?)
+                let stored = self.here(namespace.placement().get(namespace.store(), key))?;
+                self.live(namespace, key, stored)
             }
         }
     }
@@ -225,9 +256,8 @@ impl<'a> Txn<'a> {
         }
         if !wanted.is_empty() {
             let read = namespace.placement().get_many(namespace.store(), namespace.kind(), &wanted);
-            let (stored, barrier) = read.into_parts();
-            self.behind(barrier);
-            for ((at, key), stored) in places.into_iter().zip(wanted).zip(stored?) {
+            let stored = self.here(read)?;
+            for ((at, key), stored) in places.into_iter().zip(wanted).zip(stored) {
                 found[at] = self.live(namespace, key, stored)?;
             }
         }
@@ -312,17 +342,21 @@ impl<'a> Txn<'a> {
         }
         let mut walk = match writes {
             Some(writes) if writes.cleared => None,
-            _ => Some(Walk::new(namespace, bounds, scan.reverse, scan.keys_only)),
+            _ => Some(Walk::new(namespace, bounds, scan.reverse, scan.keys_only).hurrying(self.hurries)),
         };
         let mut page: VecDeque<(OwnedKey, Entry)> = VecDeque::new();
-        let mut found = Vec::new();
-        while found.len() < scan.limit {
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        while found.len() < scan.limit && bytes < scan.bytes_max {
             while page.is_empty()
                 && let Some(under_way) = &mut walk
             {
                 let more = (scan.limit - found.len()).saturating_add(own.len()).min(MERGE_ENTRIES);
                 let (answer, barrier) = under_way.page(more, Some(now_ms));
                 self.behind(barrier);
+                if let Some(awaited) = under_way.take_awaited() {
+                    self.awaited = Some(awaited);
+                    return Err(crate::Error::OnItsWay);
+                }
                 match answer? {
                     Some(answer) => page = answer.into(),
                     None => walk = None,
@@ -344,11 +378,13 @@ impl<'a> Txn<'a> {
                 if let Some((key, Some(entry))) = own.pop_front()
                     && !entry.is_expired(now_ms)
                 {
+                    bytes += key_bytes(key) + if scan.keys_only { 0 } else { entry.value.len() };
                     found.push((key.clone(), if scan.keys_only { Entry::default() } else { entry.clone() }));
                 }
             } else if let Some((key, entry)) = page.pop_front()
                 && !writes.is_some_and(|writes| writes.hides(&key))
             {
+                bytes += key_bytes(&key) + if scan.keys_only { 0 } else { entry.value.len() };
                 found.push((key, if scan.keys_only { Entry::default() } else { entry }));
             }
         }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use esker_kv::{Kv, SystemClock};
 use esker_memory::MemoryStore;
 use esker_server::resp::{Config, NoEngineInfo, Server};
-use esker_store::{Applied, Completion, Error, Forward, ObjectId, ObjectStore, Promise, promised};
+use esker_store::{Applied, Completion, Error, Forward, ObjectId, ObjectStore, OmapScan, Promise, promised};
 use parking_lot::Mutex;
 use support::{Client, PATIENCE, config, encode, eventually};
 
@@ -18,6 +18,7 @@ use support::{Client, PATIENCE, config, encode, eventually};
 enum Waits {
     One(Promise<Option<Bytes>>, Applied<Option<Bytes>>),
     Several(Promise<Vec<Option<Bytes>>>, Applied<Vec<Option<Bytes>>>),
+    Page(Promise<Vec<(Bytes, Bytes)>>, Applied<Vec<(Bytes, Bytes)>>),
 }
 
 impl Waits {
@@ -25,6 +26,7 @@ impl Waits {
         match self {
             Self::One(promise, _) => promise.is_wanted(),
             Self::Several(promise, _) => promise.is_wanted(),
+            Self::Page(promise, _) => promise.is_wanted(),
         }
     }
 
@@ -32,6 +34,7 @@ impl Waits {
         match self {
             Self::One(promise, value) => promise.fulfil(value),
             Self::Several(promise, values) => promise.fulfil(values),
+            Self::Page(promise, page) => promise.fulfil(page),
         }
     }
 }
@@ -79,6 +82,17 @@ impl Forward for Late {
         }
         let (promise, completion) = promised("values");
         self.waits.lock().push(Waits::Several(promise, values.into_parts()));
+        completion
+    }
+
+    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
+        let (page, barrier) = self.store.omap_scan(object, scan).into_parts();
+        // Keys are in memory; and what removes expired keys looks on a thread of its own.
+        if scan.keys_only || !object.name().starts_with(b"db0.fields") || !*self.held.lock() {
+            return Completion::after(page, barrier);
+        }
+        let (promise, completion) = promised("a page");
+        self.waits.lock().push(Waits::Page(promise, (page, barrier)));
         completion
     }
 }
@@ -156,6 +170,93 @@ fn who_waits_for_a_value_holds_up_nobody_and_is_answered_in_order() {
     let refused = "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n";
     assert_eq!(String::from_utf8(one.reply().unwrap()).unwrap(), refused);
     assert_eq!(one.reply().unwrap(), b"+PONG\r\n");
+}
+
+#[test]
+fn commands_that_look_before_they_write_wait_for_what_they_look_at_and_hold_up_nobody() {
+    for (command, reply, after, then) in [
+        ("INCR n", ":6\r\n", "GET n", "$1\r\n6\r\n"),
+        ("APPEND s d", ":4\r\n", "GET s", "$4\r\nabcd\r\n"),
+        ("GETSET s x", "$3\r\nabc\r\n", "GET s", "$1\r\nx\r\n"),
+        ("GETDEL s", "$3\r\nabc\r\n", "EXISTS s", ":0\r\n"),
+        ("DEL s n nothing", ":2\r\n", "EXISTS s", ":0\r\n"),
+        ("SETRANGE s 1 yy", ":3\r\n", "GET s", "$3\r\nayy\r\n"),
+        ("RENAME s t", "+OK\r\n", "GET t", "$3\r\nabc\r\n"),
+        ("COPY s t", ":1\r\n", "GET t", "$3\r\nabc\r\n"),
+        ("HGET h f", "$1\r\nv\r\n", "HLEN h", ":2\r\n"),
+        ("HMGET h f g x", "*3\r\n$1\r\nv\r\n$1\r\nw\r\n$-1\r\n", "HLEN h", ":2\r\n"),
+        ("HSET h f 1 i 2 j 3", ":2\r\n", "HLEN h", ":4\r\n"),
+        ("HINCRBY h k 4", ":4\r\n", "HGET h k", "$1\r\n4\r\n"),
+        ("HDEL h f g x", ":2\r\n", "EXISTS h", ":0\r\n"),
+        ("HGETALL h", "*4\r\n$1\r\nf\r\n$1\r\nv\r\n$1\r\ng\r\n$1\r\nw\r\n", "HLEN h", ":2\r\n"),
+        ("HRANDFIELD h 5 WITHVALUES", "*4", "HLEN h", ":2\r\n"),
+    ] {
+        let server = Running::start();
+        let (mut one, mut other) = (Client::connect(server.address), Client::connect(server.address));
+        other.check("MSET n 5 s abc", "+OK\r\n");
+        other.check("HSET h f v g w", ":2\r\n");
+        server.store.hold(true);
+        one.send(&[encode(&command.split(' ').collect::<Vec<_>>()), encode(&["PING"])].concat());
+        eventually(command, || server.store.waiting() > 0);
+        other.check("PING", "+PONG\r\n");
+        expect_silence(&mut one);
+        server.store.hold(false);
+        let replied = String::from_utf8(one.reply().unwrap()).unwrap();
+        assert!(replied.starts_with(reply), "{command}: {replied}");
+        assert_eq!(one.reply().unwrap(), b"+PONG\r\n", "{command}");
+        one.check(after, then);
+    }
+}
+
+#[test]
+fn a_transaction_waits_for_what_it_looks_at_and_is_done_once() {
+    let server = Running::start();
+    let (mut one, mut other) = (Client::connect(server.address), Client::connect(server.address));
+    other.check("MSET n 5 s abc w 1", "+OK\r\n");
+    for round in 0..3 {
+        one.check("WATCH w", "+OK\r\n");
+        one.check("MULTI", "+OK\r\n");
+        other.check("SELECT 1", "+OK\r\n");
+        other.check("SELECT 0", "+OK\r\n");
+        for command in ["INCR n", "GET s", "SELECT 1", "SET elsewhere x", "SELECT 0", "INCR n"] {
+            one.check(command, "+QUEUED\r\n");
+        }
+        server.store.hold(true);
+        one.send(&encode(&["EXEC"]));
+        eventually("it waits", || server.store.waiting() > 0);
+        other.check("PING", "+PONG\r\n");
+        expect_silence(&mut one);
+        // In the second round a watched key changes while it waits; nothing of it is done then.
+        let changes = round == 1;
+        if changes {
+            other.check("SET w 2", "+OK\r\n");
+        }
+        server.store.hold(false);
+        let replied = String::from_utf8(one.reply().unwrap()).unwrap();
+        let n = if round < 2 { 6 } else { 8 };
+        let done = format!("*6\r\n:{n}\r\n$3\r\nabc\r\n+OK\r\n+OK\r\n+OK\r\n:{}\r\n", n + 1);
+        assert_eq!(replied, if changes { "*-1\r\n".to_owned() } else { done });
+        other.check("GET n", &format!("$1\r\n{}\r\n", if round < 2 { 7 } else { 9 }));
+    }
+}
+
+#[test]
+fn transactions_on_other_keys_do_not_wait_for_one_that_waits() {
+    let server = Running::start();
+    let (mut one, mut other) = (Client::connect(server.address), Client::connect(server.address));
+    other.check("MSET n 5 m 1", "+OK\r\n");
+    one.check("MULTI", "+OK\r\n");
+    one.check("INCR n", "+QUEUED\r\n");
+    server.store.hold(true);
+    one.send(&encode(&["EXEC"]));
+    eventually("it waits", || server.store.waiting() > 0);
+    // Held values come for nobody: what needs none goes on, beside it and on its own keys.
+    other.check("MULTI", "+OK\r\n");
+    other.check("SET k v", "+QUEUED\r\n");
+    other.check("EXEC", "*1\r\n+OK\r\n");
+    other.check("SET n 8", "+OK\r\n");
+    server.store.hold(false);
+    assert_eq!(one.reply().unwrap(), b"*1\r\n:9\r\n");
 }
 
 /// Failure: a client that was alone on its loop was never answered. Cause: what it waited for was looked at only with the next

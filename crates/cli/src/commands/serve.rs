@@ -6,6 +6,14 @@
 //! 1. The store closes after the last client was answered, whatever ends the server.
 //! 2. The figures and settings of the engine reach clients only through [`EngineInfo`].
 
+/// Prints a line for the person who has started the server; if nobody reads it any more, it goes on without.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($words)*);
+    }};
+}
+
 mod descriptors;
 pub mod disks;
 mod opening;
@@ -120,7 +128,7 @@ impl Serve {
         let lowered =
             descriptors::fit(descriptors::raise(), &mut config, disks.as_mut(), rpc.as_mut(), watched_by_http);
         if let Some(lowered) = lowered {
-            println!("limits     {lowered}");
+            say!("limits     {lowered}");
         }
         let location = settings.store.location.clone();
         // Keys are expired by the server itself.
@@ -294,19 +302,19 @@ fn announce(store: &esker::Store, server: &Server) {
             } else {
                 format!("recovered {} transactions in {} ms", recovery.records, recovery.elapsed.as_millis())
             };
-            println!("store      {} ({age}, policy {})", path.display(), engine.policy());
+            say!("store      {} ({age}, policy {})", path.display(), engine.policy());
         }
         (Some(path), None) => {
             let age = if store.created() { "made just now" } else { "opened" };
-            println!("store      {}:{} ({age})", store.backend(), path.display());
+            say!("store      {}:{} ({age})", store.backend(), path.display());
         }
-        _ => println!("store      in memory: gone when this process ends"),
+        _ => say!("store      in memory: gone when this process ends"),
     }
     for address in server.addresses() {
-        println!("listening  {address}");
+        say!("listening  {address}");
     }
     if let Some(address) = server.addresses().first() {
-        println!("try        redis-cli {} set greeting hello", reach(address));
+        say!("try        redis-cli {} set greeting hello", reach(address));
     }
 }
 

@@ -40,7 +40,7 @@ fn random_scan(rng: &mut Rng, kind: Kind) -> Scan {
     let (start, end, after) = (maybe(rng), maybe(rng), maybe(rng));
     let prefix = maybe(rng).and_then(|key| key.as_bytes().cloned());
     let limit = if rng.bool() { usize::MAX } else { rng.usize(..6) };
-    Scan { start, end, prefix, reverse: rng.bool(), limit, keys_only: rng.u8(..4) == 0, after }
+    Scan { start, end, prefix, reverse: rng.bool(), limit, keys_only: rng.u8(..4) == 0, after, ..Scan::default() }
 }
 
 fn model_scan(model: &Model, now_ms: u64, scan: &Scan) -> Vec<(OwnedKey, Entry)> {

@@ -21,6 +21,8 @@ pub(crate) enum Awaited {
     One(Completion<Option<Entry>>),
     /// MGET.
     Several(Completion<Vec<Option<Entry>>>),
+    /// What a command reads: then it is run again, and finds it in memory.
+    Value(Completion<()>, Queued),
     /// Whether a password is right: then the command that gave it is run again, since it is known by now.
     Login(Completion<bool>, Queued),
     /// Work that says how it went.
@@ -86,6 +88,7 @@ impl Awaited {
         match self {
             Self::One(entry) => entry.poll_arrived(cx),
             Self::Several(entries) => entries.poll_arrived(cx),
+            Self::Value(value, _) => value.poll_arrived(cx),
             Self::Login(right, _) => right.poll_arrived(cx),
             Self::Work(done) => done.poll_arrived(cx),
         }
@@ -103,6 +106,11 @@ impl Awaited {
                 let (entries, barrier) = entries.into_parts();
                 let write = |entries| reply_several(entries, reply, tally, output_bytes_max);
                 (entries.map_err(Refusal::from).and_then(write), barrier)
+            }
+            // What is wrong with it the command finds out itself.
+            Self::Value(value, queued) => {
+                drop(value);
+                return Told::Again(queued);
             }
             Self::Login(right, queued) => match right.into_parts().0 {
                 Ok(true) => return Told::Again(queued),

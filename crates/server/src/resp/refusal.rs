@@ -11,6 +11,8 @@ pub(crate) enum Refusal {
     Text(Cow<'static, str>),
     /// The store's error.
     Store(esker_store::Error),
+    /// Nothing is refused: what was to be read is on its way, and nothing was written.
+    OnItsWay,
 }
 
 impl From<&'static str> for Refusal {
@@ -35,6 +37,7 @@ impl From<esker_kv::Error> for Refusal {
     fn from(error: esker_kv::Error) -> Self {
         match error {
             esker_kv::Error::Store(error) => Self::Store(error),
+            esker_kv::Error::OnItsWay => Self::OnItsWay,
             other => Self::Text(format!("ERR {other}").into()),
         }
     }
@@ -56,6 +59,8 @@ impl Refusal {
         match self {
             Self::Text(text) => text.clone(),
             Self::Store(error) => store_error_line(error).into(),
+            // It is met before anybody is told.
+            Self::OnItsWay => "ERR a value is on its way".into(),
         }
     }
 }

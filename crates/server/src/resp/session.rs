@@ -72,6 +72,8 @@ pub(crate) struct Session {
     pub(crate) dirty: Arc<AtomicBool>,
     /// A reply whose values are on their way: no command is run before it is written.
     pub(crate) awaited: Option<Awaited>,
+    /// How often the command under way was begun anew for what it reads.
+    pub(crate) waits: u32,
     /// Close the connection once the replies so far are sent.
     pub(crate) closing: bool,
 }
@@ -90,6 +92,7 @@ impl Session {
             watched: Vec::new(),
             dirty: Arc::default(),
             awaited: None,
+            waits: 0,
             closing: false,
         }
     }

@@ -33,7 +33,7 @@ use process::{GROUPS, SECRET, TableHabits, TableProcess, TableWorld, key_of, nam
 pub use crate::shared::breakage::Sabotage;
 
 /// Steps of the search for an order, for each part of the history.
-const SEARCH_STEPS_MAX: u64 = 3_000_000;
+const SEARCH_STEPS_MAX: u64 = 300_000_000;
 
 /// Runs one seed.
 ///

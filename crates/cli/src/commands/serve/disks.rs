@@ -141,10 +141,10 @@ impl Disks {
         let exports = VolumeExports::new(volumes, locking(alone));
         let server = Server::bind(config, Arc::new(exports)).map_err(failure)?;
         for address in server.addresses() {
-            println!("disks      {address}");
+            say!("disks      {address}");
         }
         if let (Some(address), false) = (server.addresses().first(), encrypted) {
-            println!("try        nbdinfo '{}'", address.uri(example.as_deref().unwrap_or("IMAGE")));
+            say!("try        nbdinfo '{}'", address.uri(example.as_deref().unwrap_or("IMAGE")));
         }
         let handle = server.handle();
         let thread = std::thread::Builder::new().name("esker-nbd-accept".into()).spawn(move || {

@@ -82,12 +82,12 @@ pub fn open(
             loading.wait(TICK, &format!("Esker is opening its store: {words}")).map_err(failure)?;
         }
         if let Some(signal) = signals.pending().next() {
-            println!("stopped    by signal {signal}, before the store was open");
+            say!("stopped    by signal {signal}, before the store was open");
             return Ok(None);
         }
         if printed.elapsed() >= LINE && !opening.is_finished() {
             printed = Instant::now();
-            println!("opening    {words}");
+            say!("opening    {words}");
             supervisor::opening(&words, MORE);
         }
     }

@@ -125,10 +125,10 @@ impl Rpc {
         let faces = Faces { logs: Some(store.logs()?), map, objects, sequencers: None, ready: Some(ready) };
         let server = Server::bind(config, faces).map_err(failure)?;
         for address in server.addresses() {
-            println!("grpc       {address}{shown}");
+            say!("grpc       {address}{shown}");
         }
         if let (Some(Address::Tcp(address)), true) = (server.addresses().first(), open) {
-            println!("try        grpcurl -plaintext {address} list");
+            say!("try        grpcurl -plaintext {address} list");
         }
         Self::run(server, stop)
     }

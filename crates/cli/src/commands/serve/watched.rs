@@ -140,7 +140,7 @@ pub fn start(listen: &[SocketAddr], watched: &Arc<Watched>) -> Result<Option<Run
     }
     let server = Server::bind(listen).map_err(failure)?;
     for address in server.addresses() {
-        println!("http       http://{address} (/livez, /readyz, /metrics)");
+        say!("http       http://{address} (/livez, /readyz, /metrics)");
     }
     server.start(Arc::clone(watched) as Arc<dyn Source>).map(Some).map_err(failure)
 }

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use esker_kv::{Barrier, Entry, Txn};
 use esker_store::Retry;
 
+use crate::resp::awaited::Awaited;
 use crate::resp::keyspace::{Database, HASH};
 use crate::resp::number::parse_i64;
 use crate::resp::parse::Args;
 use crate::resp::refusal::Refusal;
 pub(crate) use crate::resp::refusal::WRONG_TYPE;
 use crate::resp::reply::ReplyWriter;
-use crate::resp::session::Session;
+use crate::resp::session::{Queued, Session};
 use crate::resp::shared::{Shared, Tally};
 
 /// What a handler returns; its reply is written.
@@ -165,6 +166,10 @@ pub(crate) fn shown(arg: &[u8]) -> String {
     String::from_utf8_lossy(&arg[..arg.len().min(128)]).into_owned()
 }
 
+/// How often a command is begun anew because something that it reads is not in memory; then it waits. Each time it finds
+/// in memory what was awaited before, unless that was so much that it is gone again.
+const WAITS_MAX: u32 = 64;
+
 /// Runs a handler in a transaction and commits; again from the beginning where another process changed what it read.
 pub(crate) fn finish<'t>(
     call: &mut Call<'_>,
@@ -175,9 +180,21 @@ pub(crate) fn finish<'t>(
     let mut retry = Retry::default();
     loop {
         let mut txn = begin();
+        if call.session.waits < WAITS_MAX {
+            txn.do_not_wait();
+        }
         let outcome = handler(call, &mut txn);
-        if let Err(Refusal::Store(_)) = outcome {
-            return outcome;
+        match outcome {
+            Err(Refusal::Store(_)) => return outcome,
+            Err(Refusal::OnItsWay) => {
+                call.reply.rewind(start);
+                if let Some(awaited) = txn.take_awaited() {
+                    call.session.waits += 1;
+                    call.session.awaited = Some(Awaited::Value(awaited, Queued::new(call.index, call.args)));
+                }
+                return outcome;
+            }
+            _ => {}
         }
         let (committed, barrier) = txn.commit(call.shared.durability()).into_parts();
         call.behind(barrier);

@@ -3,15 +3,16 @@
 //! Invariant: the number of fields in the head is the number of entries under its id; both change in one transaction.
 
 use bytes::Bytes;
-use esker_kv::{Entry, OwnedKey, Scan, Txn};
+use esker_kv::{Entry, Key, OwnedKey, Scan, Txn};
 
 use crate::resp::commands::{Call, NOT_AN_INTEGER, Outcome, Refusal, SYNTAX, WRONG_TYPE, is};
 use crate::resp::cursors::Resume;
 use crate::resp::keyspace::{Database, HASH, Head};
 use crate::resp::number::parse_i64;
 
-/// Fields fetched at once.
+/// Fields fetched at once, and bytes of them above which no further one is.
 const PAGE_FIELDS: usize = 1_024;
+const PAGE_BYTES: usize = 8 << 20;
 
 /// The head of a hash and when it expires; `None` if there is no key.
 pub(crate) fn load(call: &Call<'_>, txn: &mut Txn<'_>, key: &[u8]) -> Result<Option<(Head, Option<u64>)>, Refusal> {
@@ -76,14 +77,22 @@ impl<'d> Fields<'d> {
         Self { database, scan: Scan { prefix, after, start, ..Scan::default() }, done: false }
     }
 
+    /// Of the names alone: values are left empty.
+    pub(crate) fn names(database: &'d Database, head: Head) -> Self {
+        let all = Self::new(database, head, None);
+        Self { scan: Scan { keys_only: true, ..all.scan }, ..all }
+    }
+
     /// The next fields, at most `limit`: names and values; `None` at the end.
     pub(crate) fn page(&mut self, txn: &mut Txn<'_>, limit: usize) -> Result<Option<Vec<(Bytes, Bytes)>>, Refusal> {
         if self.done {
             return Ok(None);
         }
-        self.scan.limit = limit;
+        (self.scan.limit, self.scan.bytes_max) = (limit, PAGE_BYTES);
         let page = txn.scan(&self.database.fields, &self.scan)?;
-        self.done = page.len() < limit;
+        let bytes: usize =
+            page.iter().map(|(key, entry)| key.as_bytes().map_or(0, Bytes::len) + entry.value.len()).sum();
+        self.done = page.len() < limit && bytes < PAGE_BYTES;
         let Some((last, _)) = page.last() else { return Ok(None) };
         self.scan.after = Some(last.clone());
         let named = page.into_iter().filter_map(|(key, entry)| Some((key.as_bytes()?.slice(8..), entry.value)));
@@ -91,10 +100,21 @@ impl<'d> Fields<'d> {
     }
 }
 
+/// Reads the fields that these arguments name, all at once: what is not in memory is waited for together.
+fn read_ahead(call: &Call<'_>, txn: &mut Txn<'_>, head: Head, at: impl Iterator<Item = usize>) -> Outcome {
+    let keys: Vec<_> = at.map(|at| head.field_key(call.arg(at))).collect();
+    if keys.len() > 1 && head.fields > 0 {
+        let keys: Vec<Key<'_>> = keys.iter().map(|key| Key::Bytes(key)).collect();
+        txn.get_many(&call.database()?.fields, &keys)?;
+    }
+    Ok(())
+}
+
 fn set_pairs(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Result<i64, Refusal> {
     let (key, database) = (call.arg(1), call.database()?);
     let (mut head, expires_ms) = load_or_new(call, txn, key)?;
     let before = head.fields;
+    read_ahead(call, txn, head, (2..call.args.len()).step_by(2))?;
     for at in (2..call.args.len()).step_by(2) {
         let field_key = head.field_key(call.arg(at));
         head.fields += u64::from(txn.get(&database.fields, &field_key[..])?.is_none());
@@ -169,6 +189,9 @@ pub(crate) fn hstrlen(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
 pub(crate) fn hmget(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     let head = load(call, txn, call.arg(1))?.map(|(head, _)| head);
     let database = call.database()?;
+    if let Some(head) = head {
+        read_ahead(call, txn, head, 2..call.args.len())?;
+    }
     call.reply.array(call.args.len() - 2);
     for name in call.args.from(2) {
         let found = match head {
@@ -195,6 +218,7 @@ pub(crate) fn hdel(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     };
     let (keyspace, database) = (&call.shared.keyspace, call.database()?);
     let before = head.fields;
+    read_ahead(call, txn, head, 2..call.args.len())?;
     for name in call.args.from(2) {
         let field_key = head.field_key(name);
         if head.fields > 0 && txn.get(&database.fields, &field_key[..])?.is_some() {
@@ -273,16 +297,23 @@ pub(crate) fn hrandfield(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     if count.is_some_and(|count| count < -(1 << 20)) {
         return Err("ERR value is out of range".into());
     }
+    let found = load(call, txn, call.arg(1))?;
     let mut all = Vec::new();
-    if let Some((head, _)) = load(call, txn, call.arg(1))? {
-        let mut fields = Fields::new(call.database()?, head, None);
+    if let Some((head, _)) = found {
+        let mut fields = Fields::names(call.database()?, head);
+        let (mut len, max) = (0, call.shared.config.output_bytes_max as u64);
         while let Some(page) = fields.page(txn, PAGE_FIELDS)? {
-            all.extend(page);
+            len += page.iter().map(|(name, _)| (name.len() + size_of::<Bytes>()) as u64).sum::<u64>();
+            if len > max {
+                let what = "names of fields";
+                return Err(esker_store::Error::TooLarge { what, len, limit: "output_bytes_max", max }.into());
+            }
+            all.extend(page.into_iter().map(|(name, _)| name));
         }
     }
     let Some(count) = count else {
         let chosen = if all.is_empty() { None } else { Some(draw(all.len())) };
-        call.reply.maybe(chosen.map(|at| &all[at].0[..]));
+        call.reply.maybe(chosen.map(|at| &all[at][..]));
         return Ok(());
     };
     let repeats = count < 0;
@@ -295,13 +326,14 @@ pub(crate) fn hrandfield(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
         if !repeats {
             all.swap(nth, at);
         }
-        let (name, value) = &all[if repeats { at } else { nth }];
+        let name = &all[if repeats { at } else { nth }];
         if nested {
             call.reply.array(2);
         }
         call.reply.bulk(name);
-        if with_values {
-            call.reply.bulk(value);
+        if let (true, Some((head, _))) = (with_values, found) {
+            let value = field(txn, call.database()?, head, name)?;
+            call.reply.maybe(value.as_deref());
         }
         call.check_output()?;
     }

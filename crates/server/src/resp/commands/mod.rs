@@ -70,7 +70,15 @@ impl Executor<'_> {
             barrier: &mut barrier,
             tally: &mut self.tally,
         };
-        if let Err(refusal) = admit(&mut call, found) {
+        let outcome = admit(&mut call, found);
+        if !matches!(outcome, Err(Refusal::OnItsWay)) {
+            call.session.waits = 0;
+        }
+        if let Err(refusal) = outcome {
+            if matches!(refusal, Refusal::OnItsWay) && call.session.awaited.is_some() {
+                call.tally.commands -= 1;
+                return barrier;
+            }
             call.tally.errors += 1;
             call.reply.rewind(start);
             call.reply.error(refusal.line().as_bytes());

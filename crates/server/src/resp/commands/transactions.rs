@@ -10,6 +10,8 @@ use std::sync::atomic::Ordering;
 use esker_kv::{KEY_BYTES_MAX, Txn};
 
 use crate::resp::commands::{Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish, permit};
+use crate::resp::config::DATABASES;
+use crate::resp::number::parse_i64;
 use crate::resp::reply::ReplyWriter;
 use crate::resp::session::{Queue, Queued, Watched};
 
@@ -79,8 +81,16 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
     let database = call.session.database;
     let adds = |queued: &Queued| flags(queued) & WRITE != 0 && flags(queued) & GIVES == 0;
     let gives_back = !queue.commands.iter().any(adds);
+    let mut opened = Vec::new();
+    if let Some(keys) = keys_of(call, &queue) {
+        for (key, index) in keys {
+            opened.push((keyspace.database(index)?, key));
+        }
+    }
+    let located: Vec<_> = opened.iter().map(|(database, key)| database.locate(key)).collect();
+    let alone = located.is_empty();
     let begin = || {
-        let mut txn = keyspace.kv.begin_exclusive();
+        let mut txn = if alone { keyspace.kv.begin_exclusive() } else { keyspace.kv.begin(&located) };
         if gives_back {
             txn.give_back();
         }
@@ -98,8 +108,8 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         let now_ms = txn.now_ms();
         let expired = call.session.watched.iter().any(|watched| watched.expires_ms.is_some_and(|at| at <= now_ms));
         let dirty = call.session.dirty.load(Ordering::SeqCst);
-        call.session.unwatch(&call.shared.keyspace);
         if dirty || expired {
+            call.session.unwatch(&call.shared.keyspace);
             call.reply.null_array();
             return Ok(());
         }
@@ -107,13 +117,43 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         for queued in &queue.commands {
             run_queued(call, txn, queued)?;
         }
+        call.session.unwatch(&call.shared.keyspace);
         Ok(())
     });
     if outcome.is_err() {
         call.session.database = database;
-        call.session.unwatch(keyspace);
+        if matches!(outcome, Err(Refusal::OnItsWay)) {
+            // It is run again, with all that it has.
+            call.session.queue = Some(queue);
+        } else {
+            call.session.unwatch(keyspace);
+        }
     }
     outcome
+}
+
+/// The keys of all commands of a transaction, where that is all they touch; `None`: it keeps everybody else out.
+fn keys_of<'q>(call: &Call<'_>, queue: &'q Queue) -> Option<Vec<(&'q [u8], u8)>> {
+    let mut database = call.session.database;
+    let mut keys = Vec::new();
+    for queued in &queue.commands {
+        let command = &call.commands[queued.command];
+        match command.run {
+            Run::Data(_) | Run::Fast(..) if command.keys.0 > 0 => {
+                keys.extend(command.keys_of(queued.args()).map(|key| (key, database)));
+            }
+            // What it selects counts for those behind it.
+            Run::Plain(_) if command.name == "select" => {
+                database = parse_i64(queued.args().get(1)).and_then(|index| u8::try_from(index).ok())?;
+                if usize::from(database) >= DATABASES {
+                    return None;
+                }
+            }
+            Run::Plain(_) if command.keys.0 == 0 && command.group == "connection" => {}
+            _ => return None,
+        }
+    }
+    Some(keys)
 }
 
 /// Ends MULTI because EXEC itself was refused.
@@ -156,7 +196,7 @@ fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcom
     }
     call.behind(barrier);
     match outcome {
-        Err(Refusal::Store(error)) => Err(Refusal::Store(error)),
+        Err(refusal @ (Refusal::Store(_) | Refusal::OnItsWay)) => Err(refusal),
         _ => call.check_output(),
     }
 }
