@@ -111,6 +111,32 @@ impl Drop for Running {
     }
 }
 
+/// What a command takes until its value is here is its time, and no time of the commands behind it.
+#[test]
+fn the_time_of_a_command_ends_when_its_values_are_here() {
+    let server = Running::start();
+    let (mut one, mut other) = (Client::connect(server.address), Client::connect(server.address));
+    other.check("SET a 1", "+OK\r\n");
+    other.check("CONFIG SET slowlog-log-slower-than 40000", "+OK\r\n");
+    server.store.hold(true);
+    one.send(&[encode(&["ECHO", "x"]), encode(&["GET", "a"]), encode(&["ECHO", "y"])].concat());
+    eventually("it waits", || server.store.waiting() == 1);
+    assert!(!other.run("INFO commandstats").contains("cmdstat_get:"), "it is counted before it ended");
+    std::thread::sleep(Duration::from_millis(60));
+    server.store.hold(false);
+    for expected in ["$1\r\nx\r\n", "$1\r\n1\r\n", "$1\r\ny\r\n"] {
+        assert_eq!(one.reply().unwrap(), expected.as_bytes());
+    }
+    let info = other.run("INFO commandstats");
+    let us = |command: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:"))).unwrap();
+        line.split(',').find_map(|part| part.strip_prefix("usec=")).unwrap().parse::<u64>().unwrap()
+    };
+    assert!(us("get") >= 60_000 && us("echo") < 40_000, "{info}");
+    let slow = other.run("SLOWLOG GET");
+    assert!(slow.starts_with("*1\r\n") && slow.contains("$3\r\nGET\r\n$1\r\na\r\n"), "{slow}");
+}
+
 fn expect_silence(client: &mut Client<std::net::TcpStream>) {
     client.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     assert!(client.stream.peek(&mut [0]).is_err(), "a reply came before its value");

@@ -27,12 +27,14 @@ pub(crate) fn echo(call: &mut Call<'_>) -> Outcome {
 
 pub(crate) fn quit(call: &mut Call<'_>) -> Outcome {
     call.session.closing = true;
+    call.session.monitor = None;
     call.reply.ok();
     Ok(())
 }
 
 pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
     call.session.queue = None;
+    call.session.monitor = None;
     call.session.unwatch(&call.shared.keyspace);
     call.session.database = 0;
     call.session.resp3 = false;

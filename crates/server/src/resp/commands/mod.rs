@@ -17,10 +17,13 @@ pub(crate) mod hash_numbers;
 pub(crate) mod hashes;
 pub(crate) mod info;
 pub(crate) mod keys;
+pub(crate) mod latency;
+pub(crate) mod monitor;
 pub(crate) mod numbers;
 pub(crate) mod scans;
 pub(crate) mod server;
 pub(crate) mod set;
+pub(crate) mod slowlog;
 pub(crate) mod strings;
 pub(crate) mod table;
 pub(crate) mod transactions;
@@ -33,6 +36,7 @@ pub(crate) use self::call::{
     READ, Run, SYNTAX, WRITE, WRONG_TYPE, finish, help, is, shown, subcommand, wake_loop_of,
 };
 pub(crate) use self::table::Table;
+use crate::resp::observer::Observer;
 use crate::resp::parse::Args;
 pub(crate) use crate::resp::refusal::Refusal;
 use crate::resp::reply::ReplyWriter;
@@ -46,6 +50,7 @@ pub(crate) struct Executor<'e> {
     pub(crate) tally: Tally,
     /// Wakes the loop.
     pub(crate) task: std::task::Waker,
+    pub(crate) observer: Observer<'e>,
 }
 
 impl Executor<'_> {
@@ -56,6 +61,7 @@ impl Executor<'_> {
         let start = out.len();
         let mut barrier = None;
         let resp3 = session.resp3;
+        let began = self.observer.begin();
         let found = self.table.find(args.get(0));
         let mut call = Call {
             shared: self.shared,
@@ -66,17 +72,28 @@ impl Executor<'_> {
             barrier: &mut barrier,
             tally: &mut self.tally,
         };
-        if let Err(refusal) = admit(&mut call, found) {
+        let (ran, outcome) = match admit(&mut call, found) {
+            Ok(Some(command)) => (true, run(&mut call, command)),
+            Ok(None) => (false, Ok(())),
+            Err(refusal) => (false, Err(refusal)),
+        };
+        let failed = outcome.is_err();
+        if let Err(refusal) = outcome {
             call.tally.errors += 1;
             call.reply.rewind(start);
             call.reply.error(refusal.line().as_bytes());
+        }
+        match found {
+            Some((index, _)) if ran => self.observer.ran(session, index, args, began, failed),
+            Some((index, _)) if failed => self.observer.refused(index),
+            _ => {}
         }
         barrier
     }
 }
 
-/// Checks what comes before any handler, then queues or runs the command.
-fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Outcome {
+/// Checks what comes before any handler, then queues the command, or returns it to be run.
+fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Result<Option<&'static Command>, Refusal> {
     let refusal = match found {
         None => Some(unknown(call)),
         Some((_, command)) if !command.accepts(call.args.len()) => Some(call.wrong_args(command.name)),
@@ -85,6 +102,9 @@ fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Outco
         }
         Some((_, command)) if call.session.queue.is_some() && command.flags & NO_MULTI != 0 => {
             Some("ERR Command not allowed inside a transaction".into())
+        }
+        Some((_, command)) if call.session.monitor.is_some() && command.flags & (READ | WRITE) != 0 => {
+            Some("ERR Replica can't interact with the keyspace".into())
         }
         Some(_) => None,
     };
@@ -118,9 +138,9 @@ fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Outco
             queue.commands.push(queued);
         }
         call.reply.simple("QUEUED");
-        return Ok(());
+        return Ok(None);
     }
-    run(call, command)
+    Ok(Some(command))
 }
 
 fn unknown(call: &mut Call<'_>) -> Refusal {

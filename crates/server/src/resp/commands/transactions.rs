@@ -6,12 +6,13 @@
 //! and its only reply is the error. (Redis would go on; there a command cannot fail for want of room in a log.)
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use esker_kv::{KEY_BYTES_MAX, Txn};
 
 use crate::resp::commands::{Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish};
 use crate::resp::reply::ReplyWriter;
-use crate::resp::session::{Queue, Queued, Watched};
+use crate::resp::session::{Queue, Queued, Ran, Watched};
 
 pub(crate) fn multi(call: &mut Call<'_>) -> Outcome {
     if call.session.queue.is_some() {
@@ -88,8 +89,11 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
     };
     let watching = !call.session.watched.is_empty();
     let mut tried = false;
+    // Of each command of the last try: how long it took, whether it failed, and the database after it.
+    let mut notes = Vec::new();
     let outcome = finish(call, begin, |call, txn| {
         call.session.database = database;
+        notes.clear();
         if std::mem::replace(&mut tried, true) && watching {
             // Another process changed a key meanwhile: perhaps one that is watched.
             call.reply.null_array();
@@ -104,14 +108,23 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
             return Ok(());
         }
         call.reply.array(queue.commands.len());
+        notes.reserve_exact(queue.commands.len());
+        let mut began = Instant::now();
         for queued in &queue.commands {
-            run_queued(call, txn, queued)?;
+            let failed = run_queued(call, txn, queued)?;
+            let ended = Instant::now();
+            notes.push((ended - began, failed, call.session.database));
+            began = ended;
         }
         Ok(())
     });
     if outcome.is_err() {
         call.session.database = database;
         call.session.unwatch(keyspace);
+    } else {
+        let ran = queue.commands.into_iter().zip(notes);
+        call.session.ran =
+            ran.map(|(queued, (took, failed, database))| Ran { queued, took, failed, database }).collect();
     }
     outcome
 }
@@ -124,8 +137,8 @@ pub(crate) fn abort(call: &mut Call<'_>, refusal: &Refusal) -> Refusal {
     format!("EXECABORT Transaction discarded because of: {}", line.strip_prefix("ERR ").unwrap_or(&line)).into()
 }
 
-/// Runs one queued command; its refusal is its reply, an error of the store ends everything.
-fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcome {
+/// Runs one queued command and returns whether it failed: its refusal is its reply, an error of the store ends EXEC.
+fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Result<bool, Refusal> {
     let resp3 = call.session.resp3;
     let mut barrier = None;
     let command = &call.commands[queued.command];
@@ -144,6 +157,7 @@ fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcom
         _ if let Some(key) = too_long => {
             Err(format!("ERR key of {} bytes exceeds esker_kv::KEY_BYTES_MAX = {KEY_BYTES_MAX}", key.len()).into())
         }
+        Run::Plain(_) if command.name == "monitor" => Err("ERR MONITOR isn't allowed for DENY BLOCKING client".into()),
         Run::Plain(handler) => handler(&mut inner),
         Run::Data(handler) | Run::Exclusive(handler) | Run::Fast(_, handler) => handler(&mut inner, txn),
     };
@@ -154,6 +168,6 @@ fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcom
     call.behind(barrier);
     match outcome {
         Err(Refusal::Store(error)) => Err(Refusal::Store(error)),
-        _ => call.check_output(),
+        outcome => call.check_output().map(|()| outcome.is_err()),
     }
 }
