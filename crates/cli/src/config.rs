@@ -12,6 +12,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::exit::Failure;
+use crate::logging::LogFormat;
 
 /// A value of the configuration that TOML can hold.
 trait Setting {
@@ -225,6 +226,8 @@ settings! {
     LogSettings {
         /// What serve logs: error, warn, info, debug, trace, or a filter such as esker_engine=debug,info. RUST_LOG and --log go before it.
         level: String = "info".into(),
+        /// How lines look, of all commands: text, or json for one object a line. --log-format goes before it.
+        format: Text<LogFormat> = Text(LogFormat::Text),
     }
 }
 
@@ -327,6 +330,7 @@ mod tests {
             ("[store]\npolicy = 'sometimes'\n", "batch"),
             ("[serve]\nidle_timeout = 'never'\n", "10ms"),
             ("[serve]\nmax_clients = -1\n", "u64"),
+            ("[log]\nformat = 'xml'\n", "json"),
         ] {
             let error = Settings::parse(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

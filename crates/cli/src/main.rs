@@ -11,6 +11,7 @@
 mod commands;
 mod config;
 mod exit;
+mod logging;
 mod progress;
 mod resp;
 
@@ -21,6 +22,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::Settings;
 use crate::exit::Failure;
+use crate::logging::LogFormat;
 
 /// A storage engine and server that writes every byte once, in order.
 #[derive(Parser)]
@@ -33,6 +35,10 @@ struct Arguments {
     /// What is logged to stderr: error, warn, info, debug, trace, or a filter; goes before RUST_LOG and the file
     #[arg(long, global = true, value_name = "FILTER")]
     log: Option<String>,
+
+    /// How it is logged: text, or json for one object a line; goes before the file
+    #[arg(long, global = true, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
 
     #[command(subcommand)]
     command: Command,
@@ -106,7 +112,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     let settings = Settings::load(arguments.config.as_deref())?;
     // Only a server has a life to tell of; for the others the result is enough.
     let level = if matches!(arguments.command, Command::Serve(_)) { &settings.log.level } else { "warn" };
-    start_log(arguments.log.as_deref(), level)?;
+    logging::start(arguments.log.as_deref(), level, arguments.log_format.unwrap_or(settings.log.format.0))?;
     match arguments.command {
         Command::Format(command) => command.run(&settings),
         Command::Serve(command) => command.run(settings),
@@ -132,21 +138,6 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Config => commands::print(&Settings::default().print()),
         Command::Completions(command) => command.run(Arguments::command()),
     }
-}
-
-fn start_log(flag: Option<&str>, level: &str) -> Result<(), Failure> {
-    let from_environment = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
-    let filter = flag.map(str::to_string).or(from_environment).unwrap_or_else(|| level.to_string());
-    let filter = tracing_subscriber::EnvFilter::try_new(&filter)
-        .map_err(|error| Failure::usage(format!("log filter {filter:?}: {error}")))?;
-    let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(colour)
-        .with_target(false)
-        .init();
-    Ok(())
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 #[path = "support/resp.rs"]
 mod resp;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use resp::{Client, Running};
@@ -99,6 +100,46 @@ fn values_are_compressed_from_the_start_that_asks_for_it_until_one_that_says_no(
         }
         assert_eq!(server.signal("-TERM"), 0);
     }
+}
+
+/// The first line of a server's log with these arguments, and whether it is JSON that tells the same.
+fn first_logged(folder: &Path, arguments: &[&str]) -> (String, bool) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_esker"))
+        .args(["serve", "--listen", "127.0.0.1:0", "--store", "memory:", "--log", "info"])
+        .args(arguments)
+        .current_dir(folder)
+        .env_remove("ESKER_CONFIG")
+        .env_remove("ESKER_PASSWORD")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("stderr is a pipe")).lines().map_while(Result::ok);
+    let line = lines.find(|line| line.contains("listening")).expect("the server says that it listens");
+    child.kill().expect("the server runs");
+    child.wait().expect("the server ends");
+    let object = serde_json::from_str::<serde_json::Value>(&line).unwrap_or_default();
+    let is = |key: &str, value: &str| object[key].as_str().is_some_and(|have| have.starts_with(value));
+    let json = is("level", "INFO") && is("message", "listening") && is("address", "127.0.0.1:");
+    (line, json && object["timestamp"].is_string())
+}
+
+#[test]
+fn the_log_is_text_or_json_as_the_file_or_the_flag_says() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("json.toml"), "[log]\nformat = 'json'\n").unwrap();
+    for (arguments, json) in [
+        (&[][..], false),
+        (&["--log-format", "json"], true),
+        (&["--config", "json.toml"], true),
+        (&["--config", "json.toml", "--log-format", "text"], false),
+    ] {
+        let (line, is_json) = first_logged(folder.path(), arguments);
+        assert_eq!(is_json, json, "{arguments:?}: {line}");
+    }
+    let refused = Command::new(env!("CARGO_BIN_EXE_esker")).args(["config", "--log-format", "xml"]).output().unwrap();
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && told.contains("text or json"), "{told}");
 }
 
 #[test]

@@ -158,6 +158,11 @@ impl<'a> Txn<'a> {
         self.hurries = true;
     }
 
+    /// Makes reads wait again, after [`Txn::do_not_wait`].
+    pub fn do_wait(&mut self) {
+        self.hurries = false;
+    }
+
     /// What a read would have waited for.
     pub fn take_awaited(&mut self) -> Option<Completion<()>> {
         self.awaited.take()

@@ -266,6 +266,134 @@ QUIT
     }
 }
 
+/// Commands with secrets, bytes of all kinds, errors and transactions, for what shows commands to operators. AUTH with
+/// too many arguments is left out: Redis shows those.
+fn noted_commands() -> Vec<Vec<Vec<u8>>> {
+    let long = format!("MGET {}", (0..40).map(|n| format!("key{n}")).collect::<Vec<_>>().join(" "));
+    let lines = [
+        "GET k",
+        "get K",
+        "INCR k",
+        "AUTH pw",
+        "AUTH default pw",
+        "HELLO 2 AUTH default pw",
+        "HELLO 2 SETNAME me",
+        "CONFIG SET requirepass \"\"",
+        "CONFIG GET save",
+        "CLIENT SETNAME you",
+        "CLIENT LIST",
+        "NOSUCH x",
+        "GET",
+        "SELECT 3",
+        "SET \"\" 1",
+        "MULTI",
+        "INCR n",
+        "GET",
+        "EXEC",
+        "MULTI",
+        "INCR n",
+        "SELECT 1",
+        "APPEND n x",
+        "INCR n",
+        "EXEC",
+        "MULTI",
+        "PING",
+        "DISCARD",
+        "SLOWLOG LEN",
+        "LATENCY LATEST",
+        "EXISTS a b",
+        &long,
+        "WATCH n",
+        "UNWATCH",
+        "TTL n",
+    ];
+    let mut commands = vec![
+        vec![b"SET".to_vec(), b"k".to_vec(), (0..=255).collect()],
+        vec![b"SET".to_vec(), b"long".to_vec(), vec![b'x'; 300]],
+    ];
+    commands.extend(lines.map(args));
+    commands
+}
+
+/// What a monitor is told, without times and addresses.
+#[test]
+fn monitors_are_told_the_same_as_by_redis() {
+    let redis = Redis::start(&[]);
+    let esker = Running::start(config());
+    let told = |address| {
+        let (mut monitor, mut client) = (Client::connect(address), Client::connect(address));
+        (monitor.foreign, client.foreign) = (true, true);
+        assert_eq!(monitor.call(&["MONITOR"]), b"+OK\r\n");
+        for command in noted_commands() {
+            client.call(&command);
+        }
+        client.call(&["ECHO", "the end"]);
+        let own = client.stream.local_addr().unwrap().to_string();
+        let mut lines = Vec::new();
+        while !lines.last().is_some_and(|line: &String| line.contains("the end")) {
+            let line = String::from_utf8(monitor.reply().unwrap()).unwrap();
+            let (time, rest) = line.split_once(' ').unwrap();
+            let (seconds, micros) = time[1..].split_once('.').unwrap();
+            assert!(seconds.parse::<u64>().unwrap() > 1_600_000_000 && micros.len() == 6, "{line}");
+            lines.push(rest.replace(&own, "ADDRESS"));
+        }
+        lines
+    };
+    assert_eq!(told(esker.address()), told(redis.address));
+}
+
+/// Arguments and names of clients, newest first.
+#[test]
+fn the_slow_log_keeps_the_same_as_that_of_redis() {
+    let redis = Redis::start(&[]);
+    let esker = Running::start(config());
+    let kept = |address| {
+        let mut client = Client::connect(address);
+        client.foreign = true;
+        assert_eq!(client.call(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]), b"+OK\r\n");
+        for command in noted_commands() {
+            client.call(&command);
+        }
+        let entries = elements(&client.call(&["SLOWLOG", "GET", "-1"]));
+        let shown = |entry: &Vec<u8>| {
+            let fields = elements(entry);
+            assert!(fields.len() == 6 && fields[..3].iter().all(|field| field[0] == b':') && fields[4][0] == b'$');
+            format!("{} {} {}", fields[0].escape_ascii(), fields[3].escape_ascii(), fields[5].escape_ascii())
+        };
+        entries.iter().map(shown).collect::<Vec<_>>()
+    };
+    assert_eq!(kept(esker.address()), kept(redis.address));
+}
+
+/// Calls, refusals and failures of commands without subcommands, which Redis counts apart.
+#[test]
+fn commands_are_counted_as_by_redis() {
+    let redis = Redis::start(&[]);
+    let esker = Running::start(config());
+    let counted = |address| {
+        let mut client = Client::connect(address);
+        client.foreign = true;
+        for command in noted_commands() {
+            client.call(&command);
+        }
+        let info = client.run("INFO commandstats");
+        let containers = ["client", "config", "slowlog", "latency"];
+        let mut lines: Vec<String> = info
+            .lines()
+            .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="))
+            .filter(|(name, _)| !containers.contains(&name.split('|').next().unwrap()))
+            .map(|(name, rest)| {
+                let fields: Vec<&str> = rest.split(',').collect();
+                assert!(fields.len() == 5 && fields[1].starts_with("usec=") && fields[2].contains("usec_per_call="));
+                format!("{name} {} {} {}", fields[0], fields[3], fields[4])
+            })
+            .collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(counted(esker.address()), counted(redis.address));
+}
+
 /// A random command on few keys, so that they meet; `~`, `=` as in the scripts. Inside MULTI only what is compared exactly.
 fn random_command(random: &mut fastrand::Rng, in_multi: bool) -> String {
     let mut key = || format!("k{}", random.u8(..6));

@@ -88,7 +88,8 @@ impl Forward for Late {
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
         let (page, barrier) = self.store.omap_scan(object, scan).into_parts();
         // Keys are in memory; and what removes expired keys looks on a thread of its own.
-        if scan.keys_only || !object.name().starts_with(b"db0.fields") || !*self.held.lock() {
+        let away = page.as_ref().is_ok_and(Vec::is_empty) || !object.name().starts_with(b"db0.fields");
+        if scan.keys_only || away || !*self.held.lock() {
             return Completion::after(page, barrier);
         }
         let (promise, completion) = promised("a page");
@@ -123,6 +124,32 @@ impl Drop for Running {
         self.handle.shutdown();
         let _ = self.thread.take().map(std::thread::JoinHandle::join);
     }
+}
+
+/// What a command takes until its value is here is its time, and no time of the commands behind it.
+#[test]
+fn the_time_of_a_command_ends_when_its_values_are_here() {
+    let server = Running::start();
+    let (mut one, mut other) = (Client::connect(server.address), Client::connect(server.address));
+    other.check("SET a 1", "+OK\r\n");
+    other.check("CONFIG SET slowlog-log-slower-than 40000", "+OK\r\n");
+    server.store.hold(true);
+    one.send(&[encode(&["ECHO", "x"]), encode(&["GET", "a"]), encode(&["ECHO", "y"])].concat());
+    eventually("it waits", || server.store.waiting() == 1);
+    assert!(!other.run("INFO commandstats").contains("cmdstat_get:"), "it is counted before it ended");
+    std::thread::sleep(Duration::from_millis(60));
+    server.store.hold(false);
+    for expected in ["$1\r\nx\r\n", "$1\r\n1\r\n", "$1\r\ny\r\n"] {
+        assert_eq!(one.reply().unwrap(), expected.as_bytes());
+    }
+    let info = other.run("INFO commandstats");
+    let us = |command: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:"))).unwrap();
+        line.split(',').find_map(|part| part.strip_prefix("usec=")).unwrap().parse::<u64>().unwrap()
+    };
+    assert!(us("get") >= 60_000 && us("echo") < 40_000, "{info}");
+    let slow = other.run("SLOWLOG GET");
+    assert!(slow.starts_with("*1\r\n") && slow.contains("$3\r\nGET\r\n$1\r\na\r\n"), "{slow}");
 }
 
 fn expect_silence(client: &mut Client<std::net::TcpStream>) {
@@ -214,7 +241,7 @@ fn a_transaction_waits_for_what_it_looks_at_and_is_done_once() {
     let (mut one, mut other) = (Client::connect(server.address), Client::connect(server.address));
     other.check("MSET n 5 s abc w 1", "+OK\r\n");
     for round in 0..3 {
-        one.check("WATCH w", "+OK\r\n");
+        one.check("WATCH w n", "+OK\r\n");
         one.check("MULTI", "+OK\r\n");
         other.check("SELECT 1", "+OK\r\n");
         other.check("SELECT 0", "+OK\r\n");

@@ -33,6 +33,8 @@ pub enum Value {
     /// How often something took so long: upper ends of buckets in seconds, ascending, with the counts of each alone;
     /// the sum is not known better than by those ends.
     Times(Vec<(f64, u64)>),
+    /// The same where the sum is known, in seconds.
+    Summed(Vec<(f64, u64)>, f64),
 }
 
 /// A figure.
@@ -64,7 +66,7 @@ impl Figure {
         match self.value {
             Value::Counter(_) => MetricType::Counter,
             Value::Gauge(_) => MetricType::Gauge,
-            Value::Times(_) => MetricType::Histogram,
+            Value::Times(_) | Value::Summed(..) => MetricType::Histogram,
         }
     }
 
@@ -73,12 +75,17 @@ impl Figure {
             Value::Counter(value) => encoder.encode_counter::<NoLabelSet, f64, f64>(value, None),
             Value::Gauge(value) => encoder.encode_gauge(value),
             Value::Times(buckets) => {
-                let count = buckets.iter().map(|(_, count)| count).sum();
                 let sum = buckets.iter().fold(0.0, |sum, (end, count)| sum + end * *count as f64);
-                encoder.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
+                encode_times(encoder, buckets, sum)
             }
+            Value::Summed(buckets, sum) => encode_times(encoder, buckets, *sum),
         }
     }
+}
+
+fn encode_times(encoder: &mut MetricEncoder<'_>, buckets: &[(f64, u64)], sum: f64) -> fmt::Result {
+    let count = buckets.iter().map(|(_, count)| count).sum();
+    encoder.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
 }
 
 /// All figures of a source, as text.

@@ -40,6 +40,13 @@ pub(crate) struct ClientEntry {
     pub(crate) watched: AtomicUsize,
     pub(crate) input_bytes: AtomicUsize,
     pub(crate) output_bytes: AtomicUsize,
+    /// Memory that input and output take, used or not.
+    pub(crate) input_capacity: AtomicUsize,
+    pub(crate) output_capacity: AtomicUsize,
+    /// Memory of what MULTI queued.
+    pub(crate) queued_bytes: AtomicUsize,
+    /// It is told every command.
+    pub(crate) monitors: AtomicBool,
     /// Name of the last command, as an index into the command table.
     pub(crate) last_command: AtomicUsize,
     /// Milliseconds from `created` to the last bytes.
@@ -62,24 +69,32 @@ impl ClientEntry {
         let age_ms = self.created.elapsed().as_millis() as u64;
         let idle_s = age_ms.saturating_sub(self.active_ms.load(Ordering::Relaxed)) / 1_000;
         let queued = self.queued.load(Ordering::Relaxed);
+        let load = |figure: &AtomicUsize| figure.load(Ordering::Relaxed);
+        let (input, queued_bytes) = (load(&self.input_bytes), load(&self.queued_bytes));
+        let (input_capacity, output_capacity) = (load(&self.input_capacity), load(&self.output_capacity));
+        let flags = match (self.monitors.load(Ordering::Relaxed), queued >= 0) {
+            (true, _) => "O",
+            (false, true) => "x",
+            (false, false) => "N",
+        };
         let mut line = String::new();
         let _ = write!(
             line,
             "id={} addr={} laddr={} fd={} name={} age={} idle={idle_s} flags={} db={} sub=0 psub=0 ssub=0 multi={queued} \
-             watch={} qbuf={} qbuf-free=0 argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl={} oll=0 omem=0 tot-mem={} events=r cmd={} \
-             user={} redir=-1 resp={} lib-name={} lib-ver={}",
+             watch={} qbuf={input} qbuf-free={} argv-mem=0 multi-mem={queued_bytes} rbs=0 rbp=0 obl={} oll=0 \
+             omem={output_capacity} tot-mem={} events=r cmd={} user={} redir=-1 resp={} lib-name={} lib-ver={}",
             self.id,
             self.address,
             self.local_address,
             self.id,
             names.name,
             age_ms / 1_000,
-            if queued >= 0 { "x" } else { "N" },
+            flags,
             self.database.load(Ordering::Relaxed),
             self.watched.load(Ordering::Relaxed),
-            self.input_bytes.load(Ordering::Relaxed),
-            self.output_bytes.load(Ordering::Relaxed),
-            self.input_bytes.load(Ordering::Relaxed) + self.output_bytes.load(Ordering::Relaxed),
+            input_capacity.saturating_sub(input),
+            load(&self.output_bytes),
+            input_capacity + output_capacity + queued_bytes + size_of::<Self>(),
             command,
             if names.user.is_empty() { "default" } else { &names.user },
             self.resp.load(Ordering::Relaxed),
@@ -124,6 +139,10 @@ impl Clients {
             watched: AtomicUsize::new(0),
             input_bytes: AtomicUsize::new(0),
             output_bytes: AtomicUsize::new(0),
+            input_capacity: AtomicUsize::new(0),
+            output_capacity: AtomicUsize::new(0),
+            queued_bytes: AtomicUsize::new(0),
+            monitors: AtomicBool::new(false),
             last_command: AtomicUsize::new(usize::MAX),
             active_ms: AtomicU64::new(0),
         });

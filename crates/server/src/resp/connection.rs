@@ -60,6 +60,8 @@ pub(crate) struct Connection {
     pub(crate) waiting: bool,
     /// In its list of those that wait for values.
     pub(crate) suspended: bool,
+    /// In its list of those that are told every command.
+    pub(crate) monitoring: bool,
 }
 
 impl Connection {
@@ -77,6 +79,7 @@ impl Connection {
             active: now,
             waiting: false,
             suspended: false,
+            monitoring: false,
         }
     }
 
@@ -102,6 +105,10 @@ impl Connection {
     }
 
     fn try_turn(&mut self, executor: &mut Executor<'_>, space: &mut [u8], now: Instant) -> io::Result<Fate> {
+        if !self.take_lines() {
+            tracing::warn!(client = %self.session.client.address, "disconnecting a monitor that cannot keep up");
+            return Ok(Fate::Close);
+        }
         let mut again = true;
         for _ in 0..DRAINS_PER_TURN {
             again = self.pump(executor, space, now)?;
@@ -121,6 +128,22 @@ impl Connection {
             return Ok(Fate::Close);
         }
         Ok(if again && !over { Fate::Again } else { Fate::Wait })
+    }
+
+    /// Takes over what there is to tell a monitor; false if it missed some, because more would have waited than may.
+    fn take_lines(&mut self) -> bool {
+        if self.session.closing {
+            self.session.monitor = None;
+        }
+        let Some(monitor) = &self.session.monitor else { return true };
+        let from = self.output.bytes.len();
+        let whole = monitor.take_into(&mut self.output.bytes);
+        if self.output.bytes.len() > from {
+            let mut batch = Batch::default();
+            batch.add(from, None);
+            self.output.end_batch(batch);
+        }
+        whole
     }
 
     /// Whether output has drained so far that commands which waited for it can run.
@@ -180,13 +203,18 @@ impl Connection {
             return false;
         }
         let from = self.output.bytes.len();
+        let errors = executor.tally.errors;
         let mut reply = ReplyWriter::new(&mut self.output.bytes, self.session.resp3);
         let barrier = match awaited.reply(&mut reply, &mut executor.tally, executor.shared.config.output_bytes_max) {
-            Told::Reply(barrier) => barrier,
+            Told::Reply(barrier) => {
+                executor.observer.arrived(&mut self.session, executor.tally.errors > errors);
+                barrier
+            }
             Told::WrongPassword => {
                 let (client, user) = (&self.session.client, self.session.logging_in.take().unwrap_or_default());
                 audit::login_failed(&client.address, &user);
                 executor.shared.denials.note("auth", false, "AUTH", &user, client.line("auth"));
+                executor.observer.failed_late(&mut self.session);
                 None
             }
             Told::Again(queued) => {
@@ -235,6 +263,7 @@ impl Connection {
         let mut used = 0;
         let mut batch = Batch::default();
         self.stalled = false;
+        executor.observer.begin_batch();
         loop {
             if self.session.closing {
                 used = bytes.len();
@@ -302,6 +331,8 @@ impl Connection {
         let client = &self.session.client;
         client.input_bytes.store(self.input.len(), std::sync::atomic::Ordering::Relaxed);
         client.output_bytes.store(self.output.len(), std::sync::atomic::Ordering::Relaxed);
+        client.input_capacity.store(self.input.capacity(), std::sync::atomic::Ordering::Relaxed);
+        client.output_capacity.store(self.output.bytes.capacity(), std::sync::atomic::Ordering::Relaxed);
         Ok(())
     }
 }

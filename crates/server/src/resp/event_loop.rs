@@ -25,6 +25,7 @@ use crate::resp::commands::{Executor, Table};
 use crate::resp::config::{Error, Result};
 use crate::resp::connection::{Connection, Fate};
 use crate::resp::listen::{Accepted, Listener};
+use crate::resp::observer::Observer;
 use crate::resp::session::Session;
 use crate::resp::shared::{Shared, Tally};
 use crate::resp::transport::Transport;
@@ -68,6 +69,8 @@ pub(crate) struct EventLoop {
     again: Vec<usize>,
     /// Connections that wait for values which are on their way.
     suspended: Vec<usize>,
+    /// Connections that are told every command.
+    monitoring: Vec<usize>,
     /// Connections that wait for a barrier.
     waiting: Vec<usize>,
     /// The barrier that wakes this loop.
@@ -107,6 +110,7 @@ impl EventLoop {
             free: Vec::new(),
             again: Vec::new(),
             suspended: Vec::new(),
+            monitoring: Vec::new(),
             waiting: Vec::new(),
             registered: None,
             unasked: None,
@@ -129,7 +133,8 @@ impl EventLoop {
         let mut events = Events::with_capacity(EVENTS);
         let shared = Arc::clone(&self.shared);
         let task = self.task.clone();
-        let mut executor = Executor { shared: &shared, table: Table::get(), tally: Tally::default(), task };
+        let observer = Observer::new(&shared, self.index, Table::commands());
+        let mut executor = Executor { shared: &shared, table: Table::get(), tally: Tally::default(), task, observer };
         let mut tick = Instant::now() + TICK;
         while !shared.is_stopping() {
             let wait = if self.again.is_empty() { TICK } else { Duration::ZERO };
@@ -183,6 +188,11 @@ impl EventLoop {
                 connection.suspended = false;
                 self.turn(at, executor, now);
             }
+            for at in std::mem::take(&mut self.monitoring) {
+                let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { continue };
+                connection.monitoring = false;
+                self.turn(at, executor, now);
+            }
         }
         for at in std::mem::take(&mut self.again) {
             self.turn(at, executor, now);
@@ -210,6 +220,10 @@ impl EventLoop {
         if connection.session.awaited.is_some() && !connection.suspended {
             connection.suspended = true;
             self.suspended.push(at);
+        }
+        if connection.session.monitor.is_some() && !connection.monitoring {
+            connection.monitoring = true;
+            self.monitoring.push(at);
         }
         if let Some(last) = connection.output.last_barrier() {
             if self.unasked.as_ref().is_none_or(|unasked| unasked.position() < last.position()) {
@@ -368,7 +382,8 @@ impl EventLoop {
         if idle_seconds > 0 {
             let idle = Duration::from_secs(idle_seconds);
             self.close_where(|connection| {
-                !connection.waiting && !connection.suspended && now.duration_since(connection.active) >= idle
+                let busy = connection.waiting || connection.suspended || connection.session.monitor.is_some();
+                !busy && now.duration_since(connection.active) >= idle
             });
         }
     }

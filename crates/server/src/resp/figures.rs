@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::http::{Figure, Value};
+use crate::resp::commands::Table;
 use crate::resp::shared::{LoopStats, Shared};
 
 pub(crate) fn of(shared: &Shared) -> Vec<Figure> {
@@ -17,7 +18,7 @@ pub(crate) fn of(shared: &Shared) -> Vec<Figure> {
         clients.iter().map(|client| figure(client) as f64).sum::<f64>()
     };
     let saved = shared.saves.last();
-    vec![
+    let mut figures = vec![
         counter("esker_resp_commands", "Commands run", sum(|stats| &stats.commands)),
         counter("esker_resp_errors", "Commands answered with an error", sum(|stats| &stats.errors)),
         counter("esker_resp_keyspace_hits", "Keys that were there when they were read", sum(|stats| &stats.hits)),
@@ -52,5 +53,32 @@ pub(crate) fn of(shared: &Shared) -> Vec<Figure> {
         gauge("esker_resp_last_save_timestamp_seconds", "Unix time of the last save", saved.saved_s as f64),
         gauge("esker_resp_last_save_failed", "1 if the last save failed", f64::from(u8::from(saved.failed))),
         gauge("esker_uptime_seconds", "Seconds since the server started", shared.started.elapsed().as_secs_f64()),
-    ]
+        counter("esker_resp_slow_commands", "Commands that the slow log has taken in", shared.slowlog.total() as f64),
+        gauge("esker_resp_monitors", "Clients that are told every command", shared.monitors.len() as f64),
+    ];
+    figures.extend(of_commands(shared));
+    figures
+}
+
+/// Times and failures of the commands that were called, one family behind the other.
+fn of_commands(shared: &Shared) -> impl Iterator<Item = Figure> {
+    let (mut times, mut failures) = (Vec::new(), Vec::new());
+    for (index, command) in Table::commands().iter().enumerate() {
+        let Some(figures) = shared.command_stats.figures(index) else { continue };
+        // The last has all that took longer, too.
+        let mut buckets: Vec<(f64, u64)> =
+            figures.by_power().map(|(power, count)| ((1u64 << power) as f64 / 1e9, count)).collect();
+        if let Some(last) = buckets.last_mut() {
+            last.0 = f64::INFINITY;
+        }
+        let value = Value::Summed(buckets, figures.total_ns as f64 / 1e9);
+        let help = "How long commands took on their event loop, and until the values that they read were there";
+        times.push(Figure::new("esker_resp_command_seconds", help, value).labelled("command", command.name));
+        let failed = Value::Counter(figures.failed as f64);
+        failures.push(
+            Figure::new("esker_resp_command_failures", "Commands that were run and answered with an error", failed)
+                .labelled("command", command.name),
+        );
+    }
+    times.into_iter().chain(failures)
 }

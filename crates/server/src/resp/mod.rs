@@ -12,6 +12,7 @@
 
 mod awaited;
 pub(crate) mod clients;
+mod command_stats;
 pub(crate) mod commands;
 mod config;
 mod connection;
@@ -23,15 +24,20 @@ mod figures;
 mod keyspace;
 mod listen;
 mod loading;
+mod monitors;
 mod number;
+mod observer;
 mod output;
 mod parse;
 mod refusal;
 mod reply;
 mod rights;
 mod saves;
+mod secrets;
 mod session;
 mod shared;
+mod slowlog;
+mod spikes;
 mod transport;
 mod watch;
 
@@ -177,6 +183,10 @@ impl Server {
             expired: AtomicU64::new(0),
             kills: AtomicU64::new(0),
             loops: (0..threads).map(|_| LoopStats::default()).collect(),
+            command_stats: command_stats::CommandStats::new(threads, commands::Table::commands().len()),
+            slowlog: slowlog::Slowlog::default(),
+            spikes: spikes::Spikes::default(),
+            monitors: monitors::Monitors::new(config.output_bytes_max),
             wakers: OnceLock::new(),
             stopping: AtomicBool::new(false),
             stop_lock: Mutex::new(()),

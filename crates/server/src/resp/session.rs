@@ -4,15 +4,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::front::strangers::Stranger;
 use crate::front::users::User;
 use crate::resp::awaited::Awaited;
 use crate::resp::clients::ClientEntry;
 use crate::resp::keyspace::Keyspace;
+use crate::resp::monitors::Monitor;
 use crate::resp::parse::{Args, Span};
 use crate::resp::rights::Rights;
 use crate::resp::shared::Shared;
+use crate::resp::slowlog::KeptArgs;
 
 /// A command waiting for EXEC.
 pub(crate) struct Queued {
@@ -36,6 +39,24 @@ impl Queued {
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.len() + self.spans.len() * size_of::<Span>() + size_of::<Self>()
     }
+}
+
+/// A queued command that EXEC has run.
+pub(crate) struct Ran {
+    pub(crate) queued: Queued,
+    pub(crate) took: Duration,
+    pub(crate) failed: bool,
+    /// The database that it left the session in.
+    pub(crate) database: u8,
+}
+
+/// A command whose values are on their way.
+pub(crate) struct Begun {
+    /// Its place among all commands.
+    pub(crate) command: usize,
+    pub(crate) began: Instant,
+    /// What the slow log would show of it; nothing if that was off.
+    pub(crate) args: Option<KeptArgs>,
 }
 
 /// What MULTI collects.
@@ -74,6 +95,14 @@ pub(crate) struct Session {
     pub(crate) awaited: Option<Awaited>,
     /// How often the command under way was begun anew for what it reads.
     pub(crate) waits: u32,
+    /// When the command began that is run again.
+    pub(crate) began: Option<Instant>,
+    /// The command that `awaited` answers.
+    pub(crate) begun: Option<Begun>,
+    /// What EXEC has run and is not noted yet.
+    pub(crate) ran: Vec<Ran>,
+    /// It is told every command.
+    pub(crate) monitor: Option<Monitor>,
     /// Close the connection once the replies so far are sent.
     pub(crate) closing: bool,
 }
@@ -93,6 +122,10 @@ impl Session {
             dirty: Arc::default(),
             awaited: None,
             waits: 0,
+            began: None,
+            begun: None,
+            ran: Vec::new(),
+            monitor: None,
             closing: false,
         }
     }
@@ -177,5 +210,7 @@ impl Session {
         let queued = self.queue.as_ref().map_or(-1, |queue| queue.commands.len() as i64);
         client.queued.store(queued, Ordering::Relaxed);
         client.watched.store(self.watched.len(), Ordering::Relaxed);
+        client.queued_bytes.store(self.queue.as_ref().map_or(0, |queue| queue.bytes), Ordering::Relaxed);
+        client.monitors.store(self.monitor.is_some(), Ordering::Relaxed);
     }
 }

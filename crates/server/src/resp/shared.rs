@@ -14,12 +14,16 @@ use crate::front::strangers::Strangers;
 use crate::front::tls::Certificates;
 use crate::front::users::Users;
 use crate::resp::clients::Clients;
+use crate::resp::command_stats::CommandStats;
 use crate::resp::config::Config;
 use crate::resp::cursors::Cursors;
 use crate::resp::denials::Denials;
 use crate::resp::engine::{EngineInfo, Health};
 use crate::resp::keyspace::Keyspace;
+use crate::resp::monitors::Monitors;
 use crate::resp::saves::Saves;
+use crate::resp::slowlog::Slowlog;
+use crate::resp::spikes::Spikes;
 
 /// How `appendfsync` of Redis is understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +130,10 @@ pub(crate) struct Shared {
     /// How often CLIENT KILL marked somebody.
     pub(crate) kills: AtomicU64,
     pub(crate) loops: Vec<LoopStats>,
+    pub(crate) command_stats: CommandStats,
+    pub(crate) slowlog: Slowlog,
+    pub(crate) spikes: Spikes,
+    pub(crate) monitors: Arc<Monitors>,
     /// Wakes each event loop.
     pub(crate) wakers: OnceLock<Vec<Arc<mio::Waker>>>,
     pub(crate) stopping: AtomicBool,
@@ -148,6 +156,14 @@ impl Shared {
 
     pub(crate) fn wake_all(&self) {
         for waker in self.wakers.get().into_iter().flatten() {
+            // A loop that cannot be woken is one that has ended.
+            let _ = waker.wake();
+        }
+    }
+
+    /// Wakes one event loop.
+    pub(crate) fn wake(&self, event_loop: usize) {
+        if let Some(waker) = self.wakers.get().and_then(|wakers| wakers.get(event_loop)) {
             // A loop that cannot be woken is one that has ended.
             let _ = waker.wake();
         }

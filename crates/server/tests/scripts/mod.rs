@@ -625,6 +625,46 @@ CONFIG SET timeout
 CONFIG SET appendfsync bogus
 CONFIG REWRITE
 CONFIG RESETSTAT
+CONFIG GET slowlog-max-len
+CONFIG GET slowlog-log-slower-than
+CONFIG GET latency-monitor-threshold
+CONFIG SET slowlog-log-slower-than abc
+CONFIG SET slowlog-log-slower-than -2
+CONFIG SET slowlog-max-len abc
+CONFIG SET slowlog-max-len -1
+CONFIG SET latency-monitor-threshold -1
+CONFIG SET slowlog-log-slower-than 1000000000
+CONFIG GET slowlog-log-slower-than
+SLOWLOG RESET
+SLOWLOG LEN
+SLOWLOG LEN x
+SLOWLOG GET
+SLOWLOG GET -1
+SLOWLOG GET 0
+SLOWLOG GET -2
+SLOWLOG GET abc
+SLOWLOG GET 1 2
+SLOWLOG HELP
+SLOWLOG bogus
+SLOWLOG
+LATENCY LATEST
+LATENCY HISTORY command
+LATENCY HISTORY
+LATENCY RESET
+LATENCY RESET a b
+LATENCY HISTOGRAM nosuch
+LATENCY HISTOGRAM hset
+?LATENCY HISTOGRAM
+?LATENCY DOCTOR
+?LATENCY HELP
+LATENCY bogus
+LATENCY
+?INFO commandstats
+?INFO latencystats
+MONITOR x
+MULTI
+MONITOR
+EXEC
 ?COMMAND COUNT
 ?COMMAND
 COMMAND bogus

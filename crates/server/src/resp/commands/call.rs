@@ -237,7 +237,7 @@ pub(crate) fn help(call: &mut Call<'_>, container: &str, lines: &[&str]) -> Outc
         call.reply.simple(line);
     }
     call.reply.simple("HELP");
-    call.reply.simple("    Print this help.");
+    call.reply.simple("    Prints this help.");
     Ok(())
 }
 

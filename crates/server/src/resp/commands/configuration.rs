@@ -43,6 +43,7 @@ fn settings(shared: &Shared) -> Vec<(String, String)> {
         ("client-query-buffer-limit", settings.command_bytes_max.load(Ordering::Relaxed).to_string()),
         ("databases", DATABASES.to_string()),
         ("io-threads", shared.loops.len().to_string()),
+        ("latency-monitor-threshold", shared.spikes.threshold_ms().to_string()),
         ("maxclients", settings.clients_max.load(Ordering::Relaxed).to_string()),
         ("maxmemory", "0".into()),
         ("maxmemory-policy", "noeviction".into()),
@@ -50,6 +51,8 @@ fn settings(shared: &Shared) -> Vec<(String, String)> {
         ("proto-max-bulk-len", settings.arg_bytes_max.load(Ordering::Relaxed).to_string()),
         ("requirepass", shared.users.password().unwrap_or_default()),
         ("save", String::new()),
+        ("slowlog-log-slower-than", shared.slowlog.slower_than_us().to_string()),
+        ("slowlog-max-len", shared.slowlog.len_max().to_string()),
         ("timeout", settings.idle_seconds.load(Ordering::Relaxed).to_string()),
     ];
     let mut all: Vec<(String, String)> = own.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
@@ -98,6 +101,12 @@ fn number(value: &str, min: u64, max: u64) -> Result<u64, String> {
     number.ok_or_else(|| format!("argument must be between {min} and {max} inclusive"))
 }
 
+/// A number, or -1 for none.
+fn number_or_none(value: &str) -> Result<i64, String> {
+    let number = parse_i64(value.as_bytes()).ok_or("argument couldn't be parsed into an integer")?;
+    if number >= -1 { Ok(number) } else { Err(format!("argument must be between -1 and {} inclusive", i64::MAX)) }
+}
+
 /// Changes a setting; false if there is none of this name.
 fn set_one(shared: &Shared, name: &str, value: &str) -> Result<bool, String> {
     let settings = &shared.settings;
@@ -130,6 +139,9 @@ fn set_one(shared: &Shared, name: &str, value: &str) -> Result<bool, String> {
             let password = Some(value).filter(|password| !password.is_empty());
             shared.users.set_password(password);
         }
+        "slowlog-log-slower-than" => shared.slowlog.set_slower_than_us(number_or_none(value)?),
+        "slowlog-max-len" => shared.slowlog.set_len_max(number(value, 0, i64::MAX as u64)?),
+        "latency-monitor-threshold" => shared.spikes.set_threshold_ms(number(value, 0, i64::MAX as u64)?),
         "save" if value.is_empty() => {}
         "appendonly" if is(value.as_bytes(), "yes") => {}
         "maxmemory" if value == "0" => {}
@@ -149,6 +161,7 @@ fn reset_statistics(call: &mut Call<'_>) -> Outcome {
             counter.store(0, Ordering::Relaxed);
         }
     }
+    call.shared.command_stats.reset();
     call.shared.connections.store(0, Ordering::Relaxed);
     call.shared.rejected.store(0, Ordering::Relaxed);
     call.shared.expired.store(0, Ordering::Relaxed);

@@ -30,12 +30,14 @@ pub(crate) fn echo(call: &mut Call<'_>) -> Outcome {
 
 pub(crate) fn quit(call: &mut Call<'_>) -> Outcome {
     call.session.closing = true;
+    call.session.monitor = None;
     call.reply.ok();
     Ok(())
 }
 
 pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
     call.session.queue = None;
+    call.session.monitor = None;
     call.session.unwatch(&call.shared.keyspace);
     call.session.database = 0;
     call.session.resp3 = false;
@@ -56,9 +58,9 @@ pub(crate) fn select(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// Makes the session the user's, if the password is right; false if that takes its time: then the session waits, and
-/// the command is run again.
-fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Result<bool, Refusal> {
+/// Makes the session the user's, if the password is right. Where that takes its time the session waits, and the command
+/// is run again.
+fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
     let name = String::from_utf8_lossy(user).into_owned();
     let user = call.shared.users.find(&name);
     let client = &call.session.client;
@@ -69,7 +71,7 @@ fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Result<boo
         let queued = Queued::new(call.index, call.args);
         call.session.logging_in = Some(name);
         call.session.awaited = Some(Awaited::Login(right, queued));
-        return Ok(false);
+        return Err(Refusal::OnItsWay);
     }
     match (right.into_parts().0?, user) {
         (true, Some(user)) => {
@@ -82,11 +84,11 @@ fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Result<boo
     if !call.session.admit(call.shared) {
         return Err(TOO_MANY_CLIENTS.into());
     }
-    Ok(true)
+    Ok(())
 }
 
 pub(crate) fn auth(call: &mut Call<'_>) -> Outcome {
-    let known = match call.args.len() {
+    match call.args.len() {
         2 if call.shared.users.nobody().is_some() => {
             return Err("ERR AUTH <password> called without any password configured for the default user. Are you \
                         sure your configuration is correct?"
@@ -95,10 +97,8 @@ pub(crate) fn auth(call: &mut Call<'_>) -> Outcome {
         2 => authenticate(call, DEFAULT_USER.as_bytes(), call.arg(1))?,
         3 => authenticate(call, call.arg(1), call.arg(2))?,
         _ => return Err(SYNTAX.into()),
-    };
-    if known {
-        call.reply.ok();
     }
+    call.reply.ok();
     Ok(())
 }
 
@@ -117,9 +117,7 @@ pub(crate) fn hello(call: &mut Call<'_>) -> Outcome {
         let word = call.arg(at);
         let more = call.args.len() - at - 1;
         if is(word, "auth") && more >= 2 {
-            if !authenticate(call, call.arg(at + 1), call.arg(at + 2))? {
-                return Ok(());
-            }
+            authenticate(call, call.arg(at + 1), call.arg(at + 2))?;
             at += 3;
         } else if is(word, "setname") && more >= 1 {
             set_name(call, call.arg(at + 1))?;

@@ -3,18 +3,23 @@
 use std::sync::atomic::Ordering;
 
 use crate::resp::commands::connection::REDIS_VERSION;
-use crate::resp::commands::{Call, Outcome, is};
+use crate::resp::commands::{Call, Command, Outcome, is};
 use crate::resp::engine::Health;
 use crate::resp::shared::{LoopStats, Shared};
 
 type Section = (String, Vec<(String, String)>);
 
+/// Sections that INFO shows only if they, or all, are asked for, as in Redis.
+const EXTRA: [&str; 2] = ["Commandstats", "Latencystats"];
+
 pub(crate) fn info(call: &mut Call<'_>) -> Outcome {
     let wanted: Vec<&[u8]> = call.args.from(1).collect();
-    let everything = wanted.iter().any(|name| ["all", "everything", "default"].iter().any(|word| is(name, word)));
+    let asked = |word: &str| wanted.iter().any(|name| is(name, word));
+    let (all, default) = (asked("all") || asked("everything"), wanted.is_empty() || asked("default"));
     let mut text = String::new();
-    for (name, lines) in sections(call.shared) {
-        if !wanted.is_empty() && !everything && !wanted.iter().any(|wanted| is(wanted, &name)) {
+    for (name, lines) in sections(call.shared, call.commands) {
+        let shown = all || default && !EXTRA.contains(&name.as_str()) || asked(&name);
+        if !shown {
             continue;
         }
         if !text.is_empty() {
@@ -33,7 +38,30 @@ fn section(name: &str, lines: &[(&str, String)]) -> Section {
     (name.to_owned(), lines.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect())
 }
 
-fn sections(shared: &Shared) -> Vec<Section> {
+/// `Commandstats`, a line for each command that was called or refused; `Latencystats`, one for each that was called.
+fn command_sections(shared: &Shared, commands: &[Command]) -> [Section; 2] {
+    let (mut costs, mut latencies) = (Vec::new(), Vec::new());
+    for (index, command) in commands.iter().enumerate() {
+        let Some(figures) = shared.command_stats.figures(index) else { continue };
+        let (calls, us) = (figures.calls(), figures.total_ns as f64 / 1e3);
+        let value = format!(
+            "calls={calls},usec={},usec_per_call={:.2},rejected_calls={},failed_calls={}",
+            figures.total_ns / 1_000,
+            if calls == 0 { 0.0 } else { us / calls as f64 },
+            figures.rejected,
+            figures.failed,
+        );
+        costs.push((format!("cmdstat_{}", command.name), value));
+        if calls > 0 {
+            let us = |permille| figures.at_most_ns(permille) as f64 / 1e3;
+            let value = format!("p50={:.3},p99={:.3},p99.9={:.3}", us(500), us(990), us(999));
+            latencies.push((format!("latency_percentiles_usec_{}", command.name), value));
+        }
+    }
+    [("Commandstats".to_owned(), costs), ("Latencystats".to_owned(), latencies)]
+}
+
+fn sections(shared: &Shared, commands: &[Command]) -> Vec<Section> {
     let sum = |counter: fn(&LoopStats) -> u64| shared.loops.iter().map(counter).sum::<u64>().to_string();
     let uptime_s = shared.started.elapsed().as_secs();
     let memory_bytes = memory_bytes();
@@ -116,8 +144,9 @@ fn sections(shared: &Shared) -> Vec<Section> {
             ],
         ),
         section("Replication", &[("role", "master".into()), ("connected_slaves", "0".into())]),
-        section("Cluster", &[("cluster_enabled", "0".into())]),
     ];
+    sections.extend(command_sections(shared, commands));
+    sections.push(section("Cluster", &[("cluster_enabled", "0".into())]));
     let databases = shared.keyspace.open_databases().filter_map(|database| {
         let keys = database.len_now();
         (keys > 0).then(|| (format!("db{}", database.index), format!("keys={keys},expires=0,avg_ttl=0")))

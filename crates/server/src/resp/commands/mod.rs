@@ -18,10 +18,13 @@ pub(crate) mod hash_numbers;
 pub(crate) mod hashes;
 pub(crate) mod info;
 pub(crate) mod keys;
+pub(crate) mod latency;
+pub(crate) mod monitor;
 pub(crate) mod numbers;
 pub(crate) mod scans;
 pub(crate) mod server;
 pub(crate) mod set;
+pub(crate) mod slowlog;
 pub(crate) mod strings;
 pub(crate) mod table;
 pub(crate) mod transactions;
@@ -35,6 +38,7 @@ pub(crate) use self::call::{
 };
 pub(crate) use self::table::Table;
 use crate::front::audit;
+use crate::resp::observer::Observer;
 use crate::resp::parse::Args;
 pub(crate) use crate::resp::refusal::Refusal;
 use crate::resp::reply::ReplyWriter;
@@ -49,6 +53,7 @@ pub(crate) struct Executor<'e> {
     pub(crate) tally: Tally,
     /// Wakes the loop.
     pub(crate) task: std::task::Waker,
+    pub(crate) observer: Observer<'e>,
 }
 
 impl Executor<'_> {
@@ -59,6 +64,7 @@ impl Executor<'_> {
         let start = out.len();
         let mut barrier = None;
         let resp3 = session.resp3;
+        let began = session.began.take().unwrap_or_else(|| self.observer.begin());
         let found = self.table.find(args.get(0));
         let mut call = Call {
             shared: self.shared,
@@ -70,25 +76,35 @@ impl Executor<'_> {
             barrier: &mut barrier,
             tally: &mut self.tally,
         };
-        let outcome = admit(&mut call, found);
-        if !matches!(outcome, Err(Refusal::OnItsWay)) {
-            call.session.waits = 0;
+        let (ran, outcome) = match admit(&mut call, found) {
+            Ok(Some(command)) => (true, run(&mut call, command)),
+            Ok(None) => (false, Ok(())),
+            Err(refusal) => (false, Err(refusal)),
+        };
+        if matches!(outcome, Err(Refusal::OnItsWay)) && call.session.awaited.is_some() {
+            // It is run again when what it waits for is here, and counts then.
+            call.tally.commands -= 1;
+            call.session.began = Some(began);
+            return barrier;
         }
+        call.session.waits = 0;
+        let failed = outcome.is_err();
         if let Err(refusal) = outcome {
-            if matches!(refusal, Refusal::OnItsWay) && call.session.awaited.is_some() {
-                call.tally.commands -= 1;
-                return barrier;
-            }
             call.tally.errors += 1;
             call.reply.rewind(start);
             call.reply.error(refusal.line().as_bytes());
+        }
+        match found {
+            Some((index, _)) if ran => self.observer.ran(session, index, args, began, failed),
+            Some((index, _)) if failed => self.observer.refused(index),
+            _ => {}
         }
         barrier
     }
 }
 
-/// Checks what comes before any handler, then queues or runs the command.
-fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Outcome {
+/// Checks what comes before any handler, then queues the command, or returns it to be run.
+fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Result<Option<&'static Command>, Refusal> {
     let refusal = match found {
         None => Some(unknown(call)),
         Some((_, command)) if !command.accepts(call.args.len()) => Some(call.wrong_args(command.name)),
@@ -97,6 +113,9 @@ fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Outco
         }
         Some((_, command)) if call.session.queue.is_some() && command.flags & NO_MULTI != 0 => {
             Some("ERR Command not allowed inside a transaction".into())
+        }
+        Some((_, command)) if call.session.monitor.is_some() && command.flags & (READ | WRITE) != 0 => {
+            Some("ERR Replica can't interact with the keyspace".into())
         }
         Some((index, command)) => permit(call, index, command, call.args, false).err(),
     };
@@ -130,9 +149,9 @@ fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Outco
             queue.commands.push(queued);
         }
         call.reply.simple("QUEUED");
-        return Ok(());
+        return Ok(None);
     }
-    run(call, command)
+    Ok(Some(command))
 }
 
 /// Refuses what the session's user may not do, and notes what only operators do.

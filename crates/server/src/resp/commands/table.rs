@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 use crate::resp::commands::Run::{Data, Exclusive, Fast, Plain};
 use crate::resp::commands::{
     ADMIN, Command, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, Run, SWEEPS, WRITE, acl, clients,
-    configuration, connection, expiry, hash_numbers, hashes, info, keys, numbers, scans, server, set, strings,
-    transactions,
+    configuration, connection, expiry, hash_numbers, hashes, info, keys, latency, monitor, numbers, scans, server, set,
+    slowlog, strings, transactions,
 };
 
 /// Longest name of a command.
@@ -166,6 +166,9 @@ static COMMANDS: &[Command] = &[
     command("info", -1, 0, (0, 0, 0), "server", Plain(info::info)),
     command("config", -2, ADMIN, (0, 0, 0), "server", Plain(configuration::config)),
     command("acl", -2, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(acl::acl)),
+    command("latency", -2, ADMIN, (0, 0, 0), "server", Plain(latency::latency)),
+    command("slowlog", -2, ADMIN, (0, 0, 0), "server", Plain(slowlog::slowlog)),
+    command("monitor", 1, ADMIN, (0, 0, 0), "server", Plain(monitor::monitor)),
     command("command", -1, 0, (0, 0, 0), "server", Plain(server::command)),
     command("time", 1, FAST, (0, 0, 0), "server", Plain(server::time)),
     command("role", 1, FAST, (0, 0, 0), "server", Plain(server::role)),

@@ -6,6 +6,7 @@
 //! and its only reply is the error. (Redis would go on; there a command cannot fail for want of room in a log.)
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use esker_kv::{KEY_BYTES_MAX, Txn};
 
@@ -13,7 +14,7 @@ use crate::resp::commands::{Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRIT
 use crate::resp::config::DATABASES;
 use crate::resp::number::parse_i64;
 use crate::resp::reply::ReplyWriter;
-use crate::resp::session::{Queue, Queued, Watched};
+use crate::resp::session::{Queue, Queued, Ran, Watched};
 
 pub(crate) fn multi(call: &mut Call<'_>) -> Outcome {
     if call.session.queue.is_some() {
@@ -98,26 +99,41 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
     };
     let watching = !call.session.watched.is_empty();
     let mut tried = false;
+    // Of each command of the last try: how long it took, whether it failed, and the database after it.
+    let mut notes = Vec::new();
     let outcome = finish(call, begin, |call, txn| {
         call.session.database = database;
+        notes.clear();
         if std::mem::replace(&mut tried, true) && watching {
             // Another process changed a key meanwhile: perhaps one that is watched.
             call.reply.null_array();
             return Ok(());
         }
+        if watching {
+            // All is read before anything is done: what is done is seen by watchers, this session too, and is not done
+            // again.
+            for (namespace, key) in &located {
+                txn.get(namespace, *key)?;
+            }
+            txn.do_wait();
+        }
         let now_ms = txn.now_ms();
         let expired = call.session.watched.iter().any(|watched| watched.expires_ms.is_some_and(|at| at <= now_ms));
         let dirty = call.session.dirty.load(Ordering::SeqCst);
+        call.session.unwatch(&call.shared.keyspace);
         if dirty || expired {
-            call.session.unwatch(&call.shared.keyspace);
             call.reply.null_array();
             return Ok(());
         }
         call.reply.array(queue.commands.len());
+        notes.reserve_exact(queue.commands.len());
+        let mut began = Instant::now();
         for queued in &queue.commands {
-            run_queued(call, txn, queued)?;
+            let failed = run_queued(call, txn, queued)?;
+            let ended = Instant::now();
+            notes.push((ended - began, failed, call.session.database));
+            began = ended;
         }
-        call.session.unwatch(&call.shared.keyspace);
         Ok(())
     });
     if outcome.is_err() {
@@ -128,6 +144,10 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         } else {
             call.session.unwatch(keyspace);
         }
+    } else {
+        let ran = queue.commands.into_iter().zip(notes);
+        call.session.ran =
+            ran.map(|(queued, (took, failed, database))| Ran { queued, took, failed, database }).collect();
     }
     outcome
 }
@@ -164,8 +184,8 @@ pub(crate) fn abort(call: &mut Call<'_>, refusal: &Refusal) -> Refusal {
     format!("EXECABORT Transaction discarded because of: {}", line.strip_prefix("ERR ").unwrap_or(&line)).into()
 }
 
-/// Runs one queued command; its refusal is its reply, an error of the store ends everything.
-fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcome {
+/// Runs one queued command and returns whether it failed: its refusal is its reply, an error of the store ends EXEC.
+fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Result<bool, Refusal> {
     let resp3 = call.session.resp3;
     let mut barrier = None;
     let command = &call.commands[queued.command];
@@ -187,6 +207,7 @@ fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcom
         _ if let Some(key) = too_long => {
             Err(format!("ERR key of {} bytes exceeds esker_kv::KEY_BYTES_MAX = {KEY_BYTES_MAX}", key.len()).into())
         }
+        Run::Plain(_) if command.name == "monitor" => Err("ERR MONITOR isn't allowed for DENY BLOCKING client".into()),
         Run::Plain(handler) => handler(&mut inner),
         Run::Data(handler) | Run::Exclusive(handler) | Run::Fast(_, handler) => handler(&mut inner, txn),
     };
@@ -197,6 +218,6 @@ fn run_queued(call: &mut Call<'_>, txn: &mut Txn<'_>, queued: &Queued) -> Outcom
     call.behind(barrier);
     match outcome {
         Err(refusal @ (Refusal::Store(_) | Refusal::OnItsWay)) => Err(refusal),
-        _ => call.check_output(),
+        outcome => call.check_output().map(|()| outcome.is_err()),
     }
 }

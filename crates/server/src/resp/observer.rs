@@ -1,0 +1,127 @@
+//! What is noted of each command that a loop runs: statistics, the slow log, latency spikes, lines for monitors.
+//!
+//! [`Observer::begin`] → the command is run → [`Observer::ran`], or [`Observer::refused`] → once the values that it
+//! waits for are here, [`Observer::arrived`]
+//!
+//! Invariants:
+//! 1. The clock is read once before the first command of a batch and once after each, commands of EXEC included.
+//! 2. A command that was refused before it was run, or queued by MULTI, is neither timed nor told to monitors.
+//! 3. What EXEC ran is noted once its transaction is committed, before EXEC itself.
+
+use std::time::{Duration, Instant};
+
+use crate::resp::command_stats::LoopCommands;
+use crate::resp::commands::{ADMIN, Command, FAST};
+use crate::resp::monitors;
+use crate::resp::parse::Args;
+use crate::resp::session::{Begun, Session};
+use crate::resp::shared::Shared;
+use crate::resp::slowlog::KeptArgs;
+
+/// Subcommands of CLIENT that monitors are not told, as in Redis. No other command for operators is told either.
+const CLIENT_ADMIN: &[&str] = &["kill", "list", "no-evict", "pause", "unpause"];
+
+/// Notes the commands of one event loop.
+pub(crate) struct Observer<'e> {
+    shared: &'e Shared,
+    stats: &'e LoopCommands,
+    commands: &'static [Command],
+    /// When the command before ended, if it was of the same batch.
+    ended: Option<Instant>,
+}
+
+impl<'e> Observer<'e> {
+    pub(crate) fn new(shared: &'e Shared, event_loop: usize, commands: &'static [Command]) -> Self {
+        Self { shared, stats: shared.command_stats.of_loop(event_loop), commands, ended: None }
+    }
+
+    /// A batch begins: the time since the command before counts for none.
+    pub(crate) fn begin_batch(&mut self) {
+        self.ended = None;
+    }
+
+    /// A command begins.
+    pub(crate) fn begin(&mut self) -> Instant {
+        self.ended.take().unwrap_or_else(Instant::now)
+    }
+
+    /// A command was refused before it was run.
+    pub(crate) fn refused(&self, command: usize) {
+        self.stats.reject(command);
+    }
+
+    /// A command was run that began then; its values may still be on their way.
+    pub(crate) fn ran(&mut self, session: &mut Session, index: usize, args: Args<'_>, began: Instant, failed: bool) {
+        let ended = Instant::now();
+        self.ended = Some(ended);
+        for ran in std::mem::take(&mut session.ran) {
+            let (index, args) = (ran.queued.command, ran.queued.args());
+            self.note(session, index, ran.took, ran.failed, |name| KeptArgs::new(name, args));
+            self.tell_monitors(session, ran.database, index, args);
+        }
+        if session.awaited.is_some() {
+            let args = self.shared.slowlog.is_on().then(|| KeptArgs::new(self.commands[index].name, args));
+            session.begun = Some(Begun { command: index, began, args });
+        } else {
+            self.note(session, index, ended - began, failed, |name| KeptArgs::new(name, args));
+        }
+        self.tell_monitors(session, session.database, index, args);
+    }
+
+    /// The values that the session waited for are here.
+    pub(crate) fn arrived(&self, session: &mut Session, failed: bool) {
+        let Some(begun) = session.begun.take() else { return };
+        let took = begun.began.elapsed();
+        // Nothing is kept of a command that began while the slow log was off.
+        let args = begun.args;
+        self.note(session, begun.command, took, failed, |name| args.unwrap_or_else(|| KeptArgs::of_name(name)));
+    }
+
+    /// The login that the session waited for has failed.
+    pub(crate) fn failed_late(&self, session: &mut Session) {
+        let (Some(began), Some(auth)) = (session.began.take(), self.commands.iter().position(|it| it.name == "auth"))
+        else {
+            return;
+        };
+        self.note(session, auth, began.elapsed(), true, KeptArgs::of_name);
+    }
+
+    fn note(
+        &self,
+        session: &Session,
+        index: usize,
+        took: Duration,
+        failed: bool,
+        args: impl FnOnce(&'static str) -> KeptArgs,
+    ) {
+        self.stats.count(index, took, failed);
+        let (shared, command) = (self.shared, &self.commands[index]);
+        let now_s = || shared.keyspace.kv.clock().now_ms() / 1_000;
+        // What EXEC ran is there by itself, as in Redis.
+        if shared.slowlog.is_slow(took) && command.name != "exec" {
+            let name = session.client.names.lock().name.clone();
+            shared.slowlog.add(now_s(), took, args(command.name), &session.client.address, &name);
+        }
+        shared.spikes.add(command.flags & FAST != 0, took, now_s);
+    }
+
+    fn tell_monitors(&self, session: &Session, database: u8, index: usize, args: Args<'_>) {
+        let shared = self.shared;
+        if !shared.monitors.any() {
+            return;
+        }
+        let command = &self.commands[index];
+        let is_client = command.name == "client";
+        let hidden = if is_client {
+            CLIENT_ADMIN.iter().any(|name| args.get(1).eq_ignore_ascii_case(name.as_bytes()))
+        } else {
+            command.flags & ADMIN != 0
+        };
+        if hidden {
+            return;
+        }
+        let now_ms = shared.keyspace.kv.clock().now_ms();
+        let line = monitors::line(now_ms, database, &session.client.address, command.name, args);
+        shared.monitors.tell(&line, |event_loop| shared.wake(event_loop));
+    }
+}
