@@ -170,6 +170,9 @@ settings! {
         compress: String = String::new(),
         /// Most clients at the same time, from 1.
         max_clients: u64 = 10_000,
+        /// Memory held for all clients of the Redis protocol together: above it those who hold most are disconnected; 0
+        /// means an eighth of the memory there is, 64m to 1g. One reply may take a quarter of it, 256m at most.
+        clients_memory: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
         /// A client that says nothing for so long is closed; 0 means never.
         idle_timeout: Text<esker::Period> = Text(esker::Period::default()),
         /// Addresses of loopback to tell how the server stands on, by HTTP: /livez, /readyz and, for Prometheus,

@@ -130,6 +130,33 @@ fn a_client_that_does_not_read_is_not_read_from_and_harms_nobody() {
 }
 
 #[test]
+fn clients_that_hold_more_than_all_may_are_disconnected_and_others_are_not() {
+    let server = Running::start(Config { clients_bytes_max: 16 << 20, ..config() });
+    let mut other = server.client();
+    other.check("SET k v", "+OK\r\n");
+    other.call(&["SET", "big", &"v".repeat(1 << 20)]);
+    // A hundred that ask and never read.
+    let command = encode(&["MGET", "big", "big", "big", "big"]);
+    let _silent: Vec<_> = (0..100)
+        .map(|_| {
+            let mut client = server.client();
+            // It may be disconnected while it sends.
+            let _ = client.stream.write_all(&command.repeat(4));
+            client
+        })
+        .collect();
+    eventually("some are gone", || {
+        let info = other.run("INFO stats");
+        let figure = |name: &str| {
+            let line = info.lines().find_map(|line| line.strip_prefix(name)).expect("INFO tells");
+            line.trim_start_matches(':').trim().parse::<usize>().unwrap()
+        };
+        figure("evicted_clients") > 0 && figure("clients_held_bytes") <= 16 << 20
+    });
+    other.check("GET k", "$1\r\nv\r\n");
+}
+
+#[test]
 fn a_reply_above_the_limit_is_refused() {
     let server = Running::start(Config { output_bytes_soft: 10_000, output_bytes_max: 100_000, ..config() });
     let mut client = server.client();

@@ -193,6 +193,9 @@ impl Serve {
     }
 }
 
+/// Least and most memory for all clients where nothing is said.
+const CLIENTS_BYTES: (u64, u64) = (64 << 20, 1 << 30);
+
 /// The server's configuration.
 fn config(settings: &ServeSettings, front: &Front) -> Result<Config, Failure> {
     let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
@@ -206,7 +209,14 @@ fn config(settings: &ServeSettings, front: &Front) -> Result<Config, Failure> {
         "" => None,
         name => Some(name.parse().map_err(|error| Failure::usage(format!("compress: {error}")))?),
     };
+    let clients_bytes_max = match settings.clients_memory.0.0 {
+        0 => (esker::memory_bytes().unwrap_or(u64::MAX) / 8).clamp(CLIENTS_BYTES.0, CLIENTS_BYTES.1),
+        given => given,
+    };
+    let clients_bytes_max = number(clients_bytes_max);
     let config = Config {
+        clients_bytes_max,
+        output_bytes_max: Config::default().output_bytes_max.min((clients_bytes_max / 4).max(1 << 20)),
         listen,
         tls_listen,
         tls,

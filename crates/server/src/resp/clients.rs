@@ -45,6 +45,8 @@ pub(crate) struct ClientEntry {
     pub(crate) output_capacity: AtomicUsize,
     /// Memory of what MULTI queued.
     pub(crate) queued_bytes: AtomicUsize,
+    /// What of its memory is counted among all clients'.
+    counted: AtomicUsize,
     /// It is told every command.
     pub(crate) monitors: AtomicBool,
     /// Name of the last command, as an index into the command table.
@@ -61,6 +63,12 @@ impl ClientEntry {
 
     pub(crate) fn touch(&self, now: Instant) {
         self.active_ms.store(now.duration_since(self.created).as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Memory held for it: commands that are not whole or wait, queued ones, replies.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let load = |figure: &AtomicUsize| figure.load(Ordering::Relaxed);
+        load(&self.input_capacity) + load(&self.output_capacity) + load(&self.queued_bytes)
     }
 
     /// One line, as CLIENT LIST has it.
@@ -112,6 +120,8 @@ pub(crate) struct Clients {
     /// Those who have a place.
     count: AtomicUsize,
     last_id: AtomicU64,
+    /// Memory held for all of them.
+    held: AtomicUsize,
 }
 
 impl Clients {
@@ -142,6 +152,7 @@ impl Clients {
             input_capacity: AtomicUsize::new(0),
             output_capacity: AtomicUsize::new(0),
             queued_bytes: AtomicUsize::new(0),
+            counted: AtomicUsize::new(0),
             monitors: AtomicBool::new(false),
             last_command: AtomicUsize::new(usize::MAX),
             active_ms: AtomicU64::new(0),
@@ -166,9 +177,44 @@ impl Clients {
 
     pub(crate) fn remove(&self, id: u64) {
         let removed = self.connected.lock().remove(&id);
-        if removed.is_some_and(|client| client.known.load(Ordering::SeqCst)) {
+        let Some(client) = removed else { return };
+        self.held.fetch_sub(client.counted.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        if client.known.load(Ordering::SeqCst) {
             self.count.fetch_sub(1, Ordering::SeqCst);
         }
+    }
+
+    /// Counts what is held for a client now. Its event loop calls it.
+    pub(crate) fn count(&self, client: &ClientEntry) {
+        let held = client.held_bytes();
+        let counted = client.counted.swap(held, Ordering::Relaxed);
+        if held >= counted {
+            self.held.fetch_add(held - counted, Ordering::Relaxed);
+        } else {
+            self.held.fetch_sub(counted - held, Ordering::Relaxed);
+        }
+    }
+
+    /// Memory held for all clients.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Those for whom most is held, as many as have to go so that no more than `max` is held for the others.
+    pub(crate) fn largest_above(&self, max: usize) -> Vec<Arc<ClientEntry>> {
+        let mut all = self.all();
+        all.retain(|client| !client.killed.load(Ordering::SeqCst));
+        all.sort_by_key(|client| std::cmp::Reverse(client.counted.load(Ordering::Relaxed)));
+        let mut held: usize = all.iter().map(|client| client.counted.load(Ordering::Relaxed)).sum();
+        let mut gone = Vec::new();
+        for client in all {
+            if held <= max {
+                break;
+            }
+            held -= client.counted.load(Ordering::Relaxed).min(held);
+            gone.push(client);
+        }
+        gone
     }
 
     /// Clients by id.

@@ -51,6 +51,9 @@ pub struct Config {
     pub output_bytes_soft: usize,
     /// Unread replies, in bytes, above which a client is disconnected: what a single reply may take. Default: 256 MiB.
     pub output_bytes_max: usize,
+    /// Memory held for all clients together, in bytes: commands that are not whole or wait, queued ones, replies. Above it
+    /// those who hold most are disconnected. From 1 MiB. Default: 1 GiB.
+    pub clients_bytes_max: usize,
     /// Databases, 0 to 15, in which a key that is a plain u64 is kept in slots. Default: none. Fixed per database once it holds keys.
     pub int_databases: Vec<u8>,
     /// Compression of values that are written to the databases from now on; `None` leaves each as it was. Default: `None`.
@@ -77,6 +80,7 @@ impl Default for Config {
             command_bytes_max: 64 << 20,
             output_bytes_soft: 1 << 20,
             output_bytes_max: 256 << 20,
+            clients_bytes_max: 1 << 30,
             int_databases: Vec::new(),
             compression: None,
         }
@@ -148,6 +152,9 @@ impl Config {
         }
         if self.strangers_max == 0 || !(1..=86_400).contains(&self.stranger_seconds) {
             return refuse("strangers_max must be at least 1, stranger_seconds 1 to 86400".into());
+        }
+        if self.clients_bytes_max < 1 << 20 {
+            return refuse("clients_bytes_max must be at least 1 MiB".into());
         }
         if self.clients_max == 0 {
             return refuse("clients_max must be at least 1".into());

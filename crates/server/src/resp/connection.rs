@@ -333,6 +333,7 @@ impl Connection {
         client.output_bytes.store(self.output.len(), std::sync::atomic::Ordering::Relaxed);
         client.input_capacity.store(self.input.capacity(), std::sync::atomic::Ordering::Relaxed);
         client.output_capacity.store(self.output.bytes.capacity(), std::sync::atomic::Ordering::Relaxed);
+        executor.shared.clients.count(client);
         Ok(())
     }
 }

@@ -202,11 +202,29 @@ impl EventLoop {
         if tally.commands > 0 || tally.output_bytes > 0 {
             self.shared.loops[self.index].add(tally);
         }
+        self.keep_within_memory();
         let kills = self.shared.kills.load(Ordering::SeqCst);
         if kills != self.kills {
             self.kills = kills;
             let killed = |connection: &Connection| connection.session.client.killed.load(Ordering::SeqCst);
             self.close_where(killed);
+        }
+    }
+
+    /// Disconnects the clients that hold most, where all together hold more than they may.
+    fn keep_within_memory(&self) {
+        let shared = &self.shared;
+        let max = shared.settings.clients_bytes_max.load(Ordering::Relaxed);
+        if shared.clients.held_bytes() <= max {
+            return;
+        }
+        for client in shared.clients.largest_above(max) {
+            tracing::warn!(client = %client.address, held = client.held_bytes(), max, "disconnecting a client: all \
+                clients together hold more memory than they may (clients_bytes_max)");
+            client.killed.store(true, Ordering::SeqCst);
+            shared.evicted.fetch_add(1, Ordering::Relaxed);
+            shared.kills.fetch_add(1, Ordering::SeqCst);
+            shared.wake(client.event_loop);
         }
     }
 

@@ -32,6 +32,17 @@ pub(crate) fn of(shared: &Shared) -> Vec<Figure> {
             "Connections closed before they were authenticated, to make room or for their time",
             shared.strangers.sent_away() as f64,
         ),
+        counter(
+            "esker_resp_clients_evicted",
+            "Clients disconnected because all together held more than clients_bytes_max",
+            load(&shared.evicted),
+        ),
+        gauge("esker_resp_clients_held_bytes", "Memory held for all clients", shared.clients.held_bytes() as f64),
+        gauge(
+            "esker_resp_clients_held_bytes_max",
+            "Most memory held for all clients (clients_bytes_max)",
+            shared.settings.clients_bytes_max.load(Ordering::Relaxed) as f64,
+        ),
         gauge("esker_resp_strangers", "Connections that are not authenticated yet", shared.strangers.len() as f64),
         gauge("esker_resp_connections", "Connections open", clients.len() as f64),
         gauge(

@@ -108,12 +108,16 @@ impl Listener {
             Socket::Tcp(socket) => {
                 let (stream, address) = socket.accept()?;
                 stream.set_nodelay(true)?;
+                // A client whose machine is gone would stay for ever.
+                rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
                 let local = stream.local_addr()?.to_string();
                 (Transport::Tcp(stream), address.to_string(), local)
             }
             Socket::Tls(socket, tls) => {
                 let (stream, address) = socket.accept()?;
                 stream.set_nodelay(true)?;
+                // A client whose machine is gone would stay for ever.
+                rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
                 let local = stream.local_addr()?.to_string();
                 let tls = ServerConnection::new(tls.current()).map_err(io::Error::other)?;
                 (Transport::Tls(stream, Box::new(tls)), address.to_string(), local)

@@ -180,6 +180,7 @@ impl Server {
             saves: Saves::new(now_ms / 1_000),
             connections: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
             expired: AtomicU64::new(0),
             kills: AtomicU64::new(0),
             loops: (0..threads).map(|_| LoopStats::default()).collect(),

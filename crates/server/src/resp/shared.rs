@@ -49,6 +49,7 @@ impl Fsync {
 /// Settings that CONFIG SET changes.
 pub(crate) struct Settings {
     pub(crate) clients_max: AtomicUsize,
+    pub(crate) clients_bytes_max: AtomicUsize,
     pub(crate) idle_seconds: AtomicU64,
     pub(crate) arg_bytes_max: AtomicUsize,
     pub(crate) command_bytes_max: AtomicUsize,
@@ -59,6 +60,7 @@ impl Settings {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
             clients_max: AtomicUsize::new(config.clients_max),
+            clients_bytes_max: AtomicUsize::new(config.clients_bytes_max),
             idle_seconds: AtomicU64::new(config.idle_seconds),
             arg_bytes_max: AtomicUsize::new(config.arg_bytes_max),
             command_bytes_max: AtomicUsize::new(config.command_bytes_max),
@@ -126,6 +128,8 @@ pub(crate) struct Shared {
     pub(crate) saves: Saves,
     pub(crate) connections: AtomicU64,
     pub(crate) rejected: AtomicU64,
+    /// Clients disconnected for the memory of all.
+    pub(crate) evicted: AtomicU64,
     pub(crate) expired: AtomicU64,
     /// How often CLIENT KILL marked somebody.
     pub(crate) kills: AtomicU64,

@@ -46,6 +46,7 @@ fn settings(shared: &Shared) -> Vec<(String, String)> {
         ("latency-monitor-threshold", shared.spikes.threshold_ms().to_string()),
         ("maxclients", settings.clients_max.load(Ordering::Relaxed).to_string()),
         ("maxmemory", "0".into()),
+        ("maxmemory-clients", settings.clients_bytes_max.load(Ordering::Relaxed).to_string()),
         ("maxmemory-policy", "noeviction".into()),
         ("port", shared.port.to_string()),
         ("proto-max-bulk-len", settings.arg_bytes_max.load(Ordering::Relaxed).to_string()),
@@ -119,6 +120,9 @@ fn set_one(shared: &Shared, name: &str, value: &str) -> Result<bool, String> {
         }
         "maxclients" => {
             settings.clients_max.store(number(value, 1, u64::from(u32::MAX))? as usize, Ordering::Relaxed);
+        }
+        "maxmemory-clients" => {
+            settings.clients_bytes_max.store(number(value, 1 << 20, 1 << 40)? as usize, Ordering::Relaxed);
         }
         "timeout" => {
             settings.idle_seconds.store(number(value, 0, i32::MAX as u64)?, Ordering::Relaxed);

@@ -132,6 +132,8 @@ fn sections(shared: &Shared, commands: &[Command]) -> Vec<Section> {
                 ("total_commands_processed", sum(|stats| stats.commands.load(Ordering::Relaxed))),
                 ("total_net_input_bytes", sum(|stats| stats.input_bytes.load(Ordering::Relaxed))),
                 ("total_net_output_bytes", sum(|stats| stats.output_bytes.load(Ordering::Relaxed))),
+                ("evicted_clients", shared.evicted.load(Ordering::Relaxed).to_string()),
+                ("clients_held_bytes", shared.clients.held_bytes().to_string()),
                 ("unauthenticated_connections", shared.strangers.len().to_string()),
                 ("unauthenticated_sent_away", shared.strangers.sent_away().to_string()),
                 ("rejected_connections", shared.rejected.load(Ordering::Relaxed).to_string()),
