@@ -279,7 +279,8 @@ fn serve(
         None => None,
     };
     let (nbd, grpc) = (disks.as_ref().map(Disks::handle), rpc.as_ref().map(Rpc::handle));
-    watched.serve(Serving { resp: handle.clone(), engine: store.engine().map(Arc::clone), nbd: nbd.clone() });
+    let engine = store.engine().map(Arc::clone);
+    watched.serve(Serving { resp: handle.clone(), engine, nbd: nbd.clone(), grpc: grpc.clone() });
     let told = stopping.begin(Protocols { resp: handle, nbd, grpc }, signals)?;
     let served = server.run().map_err(failure);
     // All were told to stop at once; here their ends are waited for.

@@ -13,6 +13,7 @@ mod append;
 mod caller;
 mod config;
 mod convert;
+mod counts;
 mod follow;
 mod listen;
 mod log;
@@ -42,6 +43,7 @@ pub use listen::Address;
 pub use sequencer::Sequencers;
 
 use caller::{Guard, Service};
+use counts::{Counting, Counts};
 use listen::{Incoming, Listeners};
 use map::MapService;
 use objects::ObjectService;
@@ -90,6 +92,7 @@ pub struct Server {
     stop: Arc<watch::Sender<bool>>,
     certificates: Option<Arc<Certificates>>,
     users: Arc<Users>,
+    counts: Arc<Counts>,
 }
 
 /// Stops a server from anywhere. Cloning gives another handle of the same server.
@@ -98,9 +101,15 @@ pub struct Handle {
     stop: Arc<watch::Sender<bool>>,
     certificates: Option<Arc<Certificates>>,
     users: Arc<Users>,
+    counts: Arc<Counts>,
 }
 
 impl Handle {
+    /// What was counted, for those who watch.
+    pub fn figures(&self) -> Vec<crate::http::Figure> {
+        self.counts.figures()
+    }
+
     /// Takes its certificates anew, for connections that come later, and this token, if one is given, where
     /// there is no file of users.
     ///
@@ -142,7 +151,8 @@ impl Server {
         let users = config.users.clone().unwrap_or_else(|| Users::alone(None, config.token.as_deref()));
         let listeners = Listeners::open(&config, &runtime)?;
         let stop = Arc::new(watch::Sender::new(false));
-        Ok(Self { config, faces, runtime, listeners, stop, certificates, users })
+        let counts = Arc::default();
+        Ok(Self { config, faces, runtime, listeners, stop, certificates, users, counts })
     }
 
     /// Where it listens, with the ports that were picked for port 0.
@@ -153,7 +163,7 @@ impl Server {
     /// What stops it.
     pub fn handle(&self) -> Handle {
         let (stop, users) = (Arc::clone(&self.stop), Arc::clone(&self.users));
-        Handle { stop, certificates: self.certificates.clone(), users }
+        Handle { stop, certificates: self.certificates.clone(), users, counts: Arc::clone(&self.counts) }
     }
 
     /// Answers clients until [`Handle::shutdown`]. Blocks.
@@ -161,12 +171,12 @@ impl Server {
     /// # Errors
     /// [`Error::Serve`] if serving fails; the server has stopped then.
     pub fn run(self) -> Result<()> {
-        let Self { config, faces, runtime, listeners, stop, certificates, users } = self;
+        let Self { config, faces, runtime, listeners, stop, certificates, users, counts } = self;
         for address in listeners.addresses() {
             tracing::info!(%address, objects = config.objects, "serving gRPC");
         }
         let stopping = stop.subscribe();
-        let served = runtime.block_on(serve(&config, faces, listeners, (certificates, &users), stopping));
+        let served = runtime.block_on(serve(&config, faces, listeners, (certificates, &users, &counts), stopping));
         stop.send_replace(true);
         runtime.shutdown_timeout(SHUTDOWN);
         served
@@ -254,7 +264,7 @@ async fn serve(
     config: &Config,
     faces: Faces,
     listeners: Listeners,
-    (certificates, users): (Option<Arc<Certificates>>, &Arc<Users>),
+    (certificates, users, counts): (Option<Arc<Certificates>>, &Arc<Users>, &Arc<Counts>),
     stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     let failed = |error: tonic::transport::Error| Error::Serve { what: "serve", why: chain(&error) };
@@ -266,6 +276,7 @@ async fn serve(
             .http2_keepalive_interval(Some(config.ping))
             .http2_keepalive_timeout(Some(config.ping))
             .tcp_nodelay(true)
+            .layer(Counting(Arc::clone(counts)))
             .add_routes(routes.clone())
     };
     let stopped = |mut stopping: watch::Receiver<bool>| async move {
@@ -273,8 +284,9 @@ async fn serve(
         let _ = stopping.wait_for(|stopping| *stopping).await;
     };
     let strangers = Strangers::new(config.strangers_max, Duration::from_secs(config.stranger_seconds));
-    let Incoming { tcp, tls, unix } =
-        listeners.incoming(&Room::new(strangers, config.connections_max), certificates, &stopping);
+    let room = Room::new(strangers, config.connections_max);
+    counts.watch(&room);
+    let Incoming { tcp, tls, unix } = listeners.incoming(&room, certificates, &stopping);
     let tcp = router().serve_with_incoming_shutdown(tcp, stopped(stopping.clone()));
     let tls = router().serve_with_incoming_shutdown(tls, stopped(stopping.clone()));
     let unix = router().serve_with_incoming_shutdown(unix, stopped(stopping.clone()));

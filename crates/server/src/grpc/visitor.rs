@@ -38,6 +38,26 @@ impl Room {
         Self { strangers, known: Arc::new(Semaphore::new(connections_max)), connections_max }
     }
 
+    /// Connections of known clients.
+    pub(crate) fn known(&self) -> usize {
+        self.connections_max - self.known.available_permits().min(self.connections_max)
+    }
+
+    /// Most of them.
+    pub(crate) fn known_max(&self) -> usize {
+        self.connections_max
+    }
+
+    /// Connections of strangers.
+    pub(crate) fn strangers(&self) -> usize {
+        self.strangers.len()
+    }
+
+    /// Strangers that had to make room, or took too long.
+    pub(crate) fn sent_away(&self) -> u64 {
+        self.strangers.sent_away()
+    }
+
     /// Lets a connection in, as a stranger's.
     pub(crate) fn enter<S>(&self, stream: S, peer: String) -> Visitor<S> {
         let (end, ended) = oneshot::channel();

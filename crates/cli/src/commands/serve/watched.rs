@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use esker::engine::Engine;
 use esker_server::http::{Error, Figure, Running, Server, Source, Value};
 use esker_server::resp::{Handle, Health};
-use esker_server::{nbd, resp};
+use esker_server::{grpc, nbd, resp};
 
 use crate::exit::{Code, Failure};
 
@@ -52,6 +52,8 @@ pub struct Serving {
     pub engine: Option<Arc<Engine>>,
     /// Disks.
     pub nbd: Option<nbd::Handle>,
+    /// Logs and map.
+    pub grpc: Option<grpc::Handle>,
 }
 
 /// What is told; of a store that is being opened, until [`Watched::serve`].
@@ -87,6 +89,7 @@ impl Source for Watched {
         let Some(serving) = self.0.get() else { return figures };
         figures.extend(serving.resp.figures());
         figures.extend(serving.engine.iter().flat_map(|engine| of_engine(engine)));
+        figures.extend(serving.grpc.iter().flat_map(grpc::Handle::figures));
         if let Some(nbd) = &serving.nbd {
             let counts = nbd.counts();
             let figure = |name: &str, help: &str, value| Figure::new(format!("esker_nbd_{name}"), help, value);

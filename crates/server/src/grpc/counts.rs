@@ -1,0 +1,174 @@
+//! What the gRPC server has counted: calls, failures and times by method, connections.
+//!
+//! request → [`Counted`] around all services → answer's head → [`Counts`] → [`Counts::figures`]
+//!
+//! A call's time ends with the head of its answer: that of a stream says how long its begin took.
+//!
+//! Invariant: at most [`METHODS_MAX`] methods are counted by name, whatever clients ask for.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+use tonic::codegen::{Service, http};
+
+use super::visitor::Room;
+use crate::http::{Figure, Value};
+
+/// Methods counted by name; others are `other`.
+const METHODS_MAX: usize = 128;
+/// Powers of two of microseconds that times are counted by: up to 17 s.
+const BUCKETS: usize = 25;
+
+/// What was counted of a method.
+#[derive(Default)]
+struct Method {
+    failed: AtomicU64,
+    micros: AtomicU64,
+    buckets: [AtomicU64; BUCKETS],
+}
+
+/// What was counted.
+#[derive(Default)]
+pub(crate) struct Counts {
+    methods: RwLock<BTreeMap<String, Arc<Method>>>,
+    room: RwLock<Option<Room>>,
+}
+
+impl Counts {
+    /// Tells of these connections too.
+    pub(crate) fn watch(&self, room: &Room) {
+        *self.room.write() = Some(room.clone());
+    }
+
+    fn method(&self, path: &str) -> Arc<Method> {
+        if let Some(method) = self.methods.read().get(path) {
+            return Arc::clone(method);
+        }
+        let mut methods = self.methods.write();
+        // Every service of Esker, and health, begin so; what else is asked for is one figure.
+        let known = path.starts_with("/esker.") || path.starts_with("/grpc.");
+        let name = if known && methods.len() < METHODS_MAX { path } else { "other" };
+        Arc::clone(methods.entry(name.to_owned()).or_default())
+    }
+
+    /// The figures, those of one name one behind the other.
+    pub(crate) fn figures(&self) -> Vec<Figure> {
+        let methods: Vec<(String, Arc<Method>)> =
+            self.methods.read().iter().map(|(name, method)| (name.clone(), Arc::clone(method))).collect();
+        let mut figures: Vec<Figure> = methods
+            .iter()
+            .map(|(name, method)| {
+                let end = |power: usize| (1u64 << power) as f64 / 1e6;
+                let buckets = method.buckets.iter().enumerate();
+                let buckets = buckets.map(|(power, count)| (end(power), count.load(Ordering::Relaxed))).collect();
+                let sum = method.micros.load(Ordering::Relaxed) as f64 / 1e6;
+                let help = "How long gRPC calls took, up to the head of their answers";
+                Figure::new("esker_grpc_call_seconds", help, Value::Summed(buckets, sum)).labelled("method", name)
+            })
+            .collect();
+        figures.extend(methods.iter().map(|(name, method)| {
+            let failed = Value::Counter(method.failed.load(Ordering::Relaxed) as f64);
+            Figure::new("esker_grpc_call_failures", "gRPC calls answered with an error", failed)
+                .labelled("method", name)
+        }));
+        if let Some(room) = &*self.room.read() {
+            let gauge = |name: &str, help: &str, value: usize| Figure::new(name, help, Value::Gauge(value as f64));
+            figures.extend([
+                gauge("esker_grpc_connections", "Connections of clients that have made a request", room.known()),
+                gauge("esker_grpc_connections_max", "Most of them (grpc_connections)", room.known_max()),
+                gauge("esker_grpc_strangers", "Connections without such a request yet", room.strangers()),
+                Figure::new(
+                    "esker_grpc_strangers_sent_away",
+                    "Connections closed before such a request, to make room or for their time",
+                    Value::Counter(room.sent_away() as f64),
+                ),
+            ]);
+        }
+        figures
+    }
+}
+
+impl Method {
+    fn note(&self, took: Duration, failed: bool) {
+        let micros = took.as_micros() as u64;
+        let bucket = (u64::BITS - micros.leading_zeros()) as usize;
+        self.buckets[bucket.min(BUCKETS - 1)].fetch_add(1, Ordering::Relaxed);
+        self.micros.fetch_add(micros, Ordering::Relaxed);
+        self.failed.fetch_add(u64::from(failed), Ordering::Relaxed);
+    }
+}
+
+/// Has everything counted that passes.
+#[derive(Clone)]
+pub(crate) struct Counting(pub(crate) Arc<Counts>);
+
+impl<S> tower::Layer<S> for Counting {
+    type Service = Counted<S>;
+
+    fn layer(&self, inner: S) -> Counted<S> {
+        Counted { inner, counts: Arc::clone(&self.0) }
+    }
+}
+
+/// A service whose calls are counted.
+#[derive(Clone)]
+pub(crate) struct Counted<S> {
+    inner: S,
+    counts: Arc<Counts>,
+}
+
+impl<S, B, R> Service<http::Request<B>> for Counted<S>
+where
+    S: Service<http::Request<B>, Response = http::Response<R>>,
+    S::Future: Send + 'static,
+    S::Error: 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let method = self.counts.method(request.uri().path());
+        let (began, answer) = (Instant::now(), self.inner.call(request));
+        Box::pin(async move {
+            let answer = answer.await;
+            // A call that fails has its status in the head.
+            let status = answer.as_ref().ok().and_then(|answer| answer.headers().get("grpc-status"));
+            let failed = answer.is_err() || status.is_some_and(|status| status != "0");
+            method.note(began.elapsed(), failed);
+            answer
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_fall_into_their_buckets_and_names_are_bounded() {
+        let counts = Counts::default();
+        for (micros, failed) in [(0, false), (1, false), (1_000, true), (u64::MAX >> 20, false)] {
+            counts.method("/esker.log.v1.Log/Append").note(Duration::from_micros(micros), failed);
+        }
+        for n in 0..1_000 {
+            counts.method(&format!("/esker.none/{n}")).note(Duration::ZERO, true);
+            counts.method(&format!("/anything/{n}")).note(Duration::ZERO, true);
+        }
+        let figures = counts.figures();
+        assert!(figures.len() <= 2 * (METHODS_MAX + 1), "{}", figures.len());
+        let first = figures.iter().find(|figure| figure.label == Some(("method", "/esker.log.v1.Log/Append".into())));
+        let Some(Figure { value: Value::Summed(buckets, _), .. }) = first else { panic!("{first:?}") };
+        let filled: Vec<(f64, u64)> = buckets.iter().copied().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(filled, [(1e-6, 1), (2e-6, 1), (1_024e-6, 1), ((1u64 << 24) as f64 / 1e6, 1)]);
+    }
+}
