@@ -103,6 +103,84 @@ fn a_change_of_a_user_is_felt_by_his_connections_at_once() {
 }
 
 #[test]
+fn a_user_of_other_faces_is_nobody_here() {
+    let file = [
+        user("ann", "operator", "faces = [\"log\"]"),
+        "[[user]]\nname = \"default\"\nrole = \"operator\"\nno_password = true\nfaces = [\"map\"]\n".to_owned(),
+    ];
+    let (server, _users, _file) = with_users(&file.concat());
+    let mut client = server.client();
+    assert!(client.run("PING").starts_with("-NOAUTH"));
+    assert!(client.run("AUTH ann ann's").starts_with("-WRONGPASS"));
+    assert!(client.run("GET k").starts_with("-NOAUTH"));
+}
+
+#[test]
+fn nothing_that_changes_later_opens_a_server_that_others_reach() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), user("op", "operator", "")).unwrap();
+    let users = Users::open(file.path(), None, None).unwrap();
+    let listen = vec![std::net::SocketAddr::from(([0, 0, 0, 0], 0))];
+    let server = Running::start(Config { users: Some(Arc::clone(&users)), listen, ..config() });
+    let mut op = Client::connect(std::net::SocketAddr::from(([127, 0, 0, 1], server.address().port())));
+    op.check("AUTH op op's", "+OK\r\n");
+    for open in ["ACL SETUSER default on nopass +@all ~*"] {
+        let refused = op.run(open);
+        assert!(refused.starts_with("-ERR") && refused.contains("needs a password"), "{refused}");
+    }
+    let open = "[[user]]\nname = \"default\"\nrole = \"reader\"\nno_password = true\n";
+    std::fs::write(file.path(), open).unwrap();
+    assert!(users.reload(None, None).unwrap_err().to_string().contains("needs a password"));
+    // Nor is a rule taken that means nothing: a ban that is misspelt would be none.
+    std::fs::write(file.path(), user("op", "operator", "commands = [\"-flusall\"]")).unwrap();
+    assert!(users.reload(None, None).unwrap_err().to_string().contains("-flusall"));
+    op.check("PING", "+PONG\r\n");
+}
+
+#[test]
+fn a_monitor_ends_with_the_rights_of_its_user() {
+    let (server, _users, _file) = with_users(&[user("ann", "operator", ""), user("op", "operator", "")].concat());
+    let (mut ann, mut op) = (server.client(), server.client());
+    ann.check("AUTH ann ann's", "+OK\r\n");
+    op.check("AUTH op op's", "+OK\r\n");
+    ann.check("MONITOR", "+OK\r\n");
+    op.check("ACL SETUSER ann -monitor", "+OK\r\n");
+    op.check("SET secret value", "+OK\r\n");
+    assert!(!String::from_utf8_lossy(&ann.expect_end()).contains("secret"));
+    // One user's connections are ended by his name, and no other's.
+    let mut ann = server.client();
+    ann.check("AUTH ann ann's", "+OK\r\n");
+    op.check("CLIENT KILL USER ann", ":1\r\n");
+    assert_eq!(ann.expect_end(), b"");
+    op.check("PING", "+PONG\r\n");
+}
+
+#[test]
+fn names_that_are_too_long_are_not_kept() {
+    let (server, _users, _file) = with_users(&user("op", "operator", ""));
+    let mut op = server.client();
+    op.check("AUTH op op's", "+OK\r\n");
+    let reply = op.call(&["AUTH", &"n".repeat(60_000), "x"]);
+    assert!(reply.starts_with(b"-WRONGPASS"));
+    assert!(op.run("ACL LOG").len() < 2_000);
+    let reply = op.call(&["AUTH", "op", &"p".repeat(60_000)]);
+    assert!(reply.starts_with(b"-WRONGPASS"));
+}
+
+#[test]
+fn set_with_get_reads() {
+    let (server, _users, _file) = with_users(&user("op", "operator", ""));
+    let mut op = server.client();
+    op.check("AUTH op op's", "+OK\r\n");
+    op.check("SET k secret", "+OK\r\n");
+    op.check("ACL SETUSER w on nopass +set %W~*", "+OK\r\n");
+    let mut writer = server.client();
+    writer.check("AUTH w x", "+OK\r\n");
+    assert!(writer.run("SET k v NX GET").starts_with("-NOPERM"));
+    writer.check("SET k v", "+OK\r\n");
+}
+
+#[test]
 fn guessing_keeps_no_client_out() {
     let (server, _users, _file) = with_users(&user("ann", "writer", ""));
     let address = server.address();

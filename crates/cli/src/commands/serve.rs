@@ -36,7 +36,7 @@ use self::disks::{Disks, NbdFlags};
 use self::rpc::{GrpcFlags, Rpc};
 use self::shared::{Front, failure};
 pub use self::shared::{addresses, password};
-use self::stopping::{Protocols, Stopping};
+use self::stopping::{Anew, Protocols, Stopping, Told};
 use self::watched::{Serving, Watched};
 use super::backup::Backups;
 use super::builder;
@@ -150,8 +150,14 @@ impl Serve {
         // Told until everybody was answered.
         http.into_iter().for_each(Running::stop);
         // Even if the server failed, what it acknowledged must end up in a clean store.
+        let (served, told) = match served {
+            Ok((served, told)) => (served, Some(told)),
+            Err(failure) => (Err(failure), None),
+        };
         let closed = store.close().map_err(Failure::from);
         stopping.closed();
+        // Until here a signal ends the process at once.
+        told.into_iter().for_each(Told::end);
         served.and(closed)
     }
 
@@ -243,7 +249,7 @@ fn serve(
     backups: Option<PathBuf>,
     watched: &Watched,
     stopping: &Arc<Stopping>,
-) -> Result<(), Failure> {
+) -> Result<(Result<(), Failure>, Told), Failure> {
     let kv = store.kv()?;
     let engine: Arc<dyn EngineInfo> = match store.engine() {
         Some(engine) => {
@@ -255,7 +261,7 @@ fn serve(
             let why = format!("backup_folder: backups need a store on a device; this one is {}", store.backend());
             return Err(Failure::usage(why));
         }
-        None => Arc::new(NoEngineInfo),
+        None => Arc::new(Bare { stopping: Arc::clone(stopping) }),
     };
     let server = Server::on(loading, config, kv, engine).map_err(failure)?;
     announce(store, &server);
@@ -285,19 +291,21 @@ fn serve(
     let served = server.run().map_err(failure);
     // All were told to stop at once; here their ends are waited for.
     let served = served.and(disks.map_or(Ok(()), Disks::stop)).and(rpc.map_or(Ok(()), Rpc::stop));
-    told.end();
-    served
+    Ok((served, told))
 }
 
-/// The password and the token, where a file holds them, as they are now.
-fn reread(settings: &ServeSettings, front: &Front) -> Result<(Option<String>, Option<String>), Failure> {
+/// Users, password and token, where files hold them, as they are now.
+fn reread(settings: &ServeSettings, front: &Front) -> Result<Anew, Failure> {
     let (password, token) = (password(settings)?, rpc::token(&settings.grpc_token_file)?);
-    if let Some(users) = &front.users {
-        let read = users.reload(password.as_deref(), token.as_deref());
-        read.map_err(|error| Failure::of(Code::Usage, &error))?;
-    }
+    let users = match &front.users {
+        None => Box::new(|| ()) as Box<dyn FnOnce() + Send>,
+        Some(users) => {
+            let read = users.prepare(password.as_deref(), token.as_deref());
+            read.map_err(|error| Failure::of(Code::Usage, &error))?
+        }
+    };
     // A password that is a setting itself stays as CONFIG SET left it.
-    Ok((password.filter(|_| !settings.password_file.is_empty()), token))
+    Ok((users, password.filter(|_| !settings.password_file.is_empty()), token))
 }
 
 /// Says where everything is, for the person who has just started it.
@@ -353,6 +361,29 @@ struct Wired {
     backups: Option<Backups>,
     tasks: Tasks,
     stopping: Arc<Stopping>,
+}
+
+/// A store that is no engine: nothing is told of it.
+struct Bare {
+    stopping: Arc<Stopping>,
+}
+
+impl EngineInfo for Bare {
+    fn reload(&self) -> Result<(), String> {
+        self.stopping.reload()
+    }
+
+    fn info(&self) -> Vec<InfoLine> {
+        NoEngineInfo.info()
+    }
+
+    fn settings(&self) -> Vec<(String, String)> {
+        NoEngineInfo.settings()
+    }
+
+    fn set(&self, name: &str, value: &str) -> Result<bool, String> {
+        NoEngineInfo.set(name, value)
+    }
 }
 
 impl EngineInfo for Wired {

@@ -4,10 +4,12 @@
 //!
 //! Invariants:
 //! 1. Waiting jobs are bounded: one more is refused.
-//! 2. An address whose logins failed lately waits behind those whose did not, so that guessing keeps no client out.
+//! 2. An address whose logins failed lately, or of which several wait, waits behind the others, so that guessing keeps
+//!    no client of another address out.
 //! 3. A password that was right is right at once until its hash changes; neither it nor what it was is kept.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -27,6 +29,8 @@ const FREE_FAILURES: u32 = 3;
 /// What the first that waits waits for, and the longest.
 const DELAY: Duration = Duration::from_millis(100);
 const DELAY_MAX: Duration = Duration::from_secs(5);
+/// Jobs of one address that go before those of addresses that have failed.
+const OF_ADDRESS_MAX: usize = 8;
 /// An address that has failed is remembered for so long.
 const MEMORY: Duration = Duration::from_secs(60);
 /// Addresses remembered.
@@ -100,6 +104,7 @@ impl Logins {
         if hashes.is_empty() {
             inner.fail(&mut state, address, promise);
         } else {
+            state.forget_unwanted();
             if state.jobs.len() + state.doubtful.len() >= LOGINS_WAITING_MAX {
                 return Completion::ready(Err(Error::Invalid {
                     what: "login",
@@ -110,7 +115,9 @@ impl Logins {
             }
             let job = Job::Check { address: address.into(), hashes, password: password.to_vec(), promise };
             let failed = state.failures.get(address).is_some_and(|(_, when)| when.elapsed() < MEMORY);
-            if failed { &mut state.doubtful } else { &mut state.jobs }.push_back(job);
+            let of_it = |job: &&Job| matches!(job, Job::Check { address: other, .. } if other == address);
+            let several = state.jobs.iter().filter(of_it).nth(OF_ADDRESS_MAX - 1).is_some();
+            if failed || several { &mut state.doubtful } else { &mut state.jobs }.push_back(job);
         }
         inner.start(&mut state);
         drop(state);
@@ -136,6 +143,17 @@ impl User {
             Secret::Argon2(hash) => Some(hash.as_str()),
             _ => None,
         })
+    }
+}
+
+impl State {
+    /// Drops the jobs that nobody waits for any more, where there are many.
+    fn forget_unwanted(&mut self) {
+        if self.jobs.len() + self.doubtful.len() >= LOGINS_WAITING_MAX {
+            let wanted = |job: &Job| !matches!(job, Job::Check { promise, .. } if !promise.is_wanted());
+            self.jobs.retain(wanted);
+            self.doubtful.retain(wanted);
+        }
     }
 }
 
@@ -225,12 +243,17 @@ impl Inner {
 fn work(inner: &Weak<Inner>) {
     // It ends with the server: nobody waits then.
     while let Some(inner) = inner.upgrade() {
-        match inner.next() {
+        let job = inner.next();
+        // A defect in one login is not the end of all.
+        let done = catch_unwind(AssertUnwindSafe(|| match job {
             Some(Job::Check { address, hashes, password, promise }) => {
                 inner.check(&address, &hashes, &password, promise);
             }
             Some(Job::Work(work)) => work(),
             None => {}
+        }));
+        if done.is_err() {
+            tracing::error!("a login panicked");
         }
     }
 }

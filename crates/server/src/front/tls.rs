@@ -1,6 +1,6 @@
 //! TLS: certificate and key from PEM files, by rustls with ring, taken anew while the server runs.
 //!
-//! files → [`Certificates::open`] → [`Certificates::current`] for each connection that comes; [`Certificates::reload`] → those that come later
+//! files → [`Certificates::open`] → [`Certificates::current`] for each connection that comes; [`Certificates::prepare`] → those that come later
 //!
 //! Invariants:
 //! 1. A reload that fails changes nothing: what was there before is still used.
@@ -55,10 +55,10 @@ impl Certificates {
         self.config.load_full()
     }
 
-    /// Reads the files again.
-    pub(crate) fn reload(&self) -> Result<(), TlsError> {
-        self.config.store(server_config(&self.files, self.protocols)?);
-        Ok(())
+    /// Reads the files again; what is returned puts them into force.
+    pub(crate) fn prepare(self: &Arc<Self>) -> Result<Box<dyn FnOnce() + Send>, TlsError> {
+        let (own, config) = (Arc::clone(self), server_config(&self.files, self.protocols)?);
+        Ok(Box::new(move || own.config.store(config)))
     }
 }
 

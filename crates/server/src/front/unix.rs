@@ -20,17 +20,13 @@ pub struct UnixAccess {
 /// Binds a unix socket, in place of one that nobody listens on any more. It does not block.
 pub(crate) fn bind(path: &Path, access: &UnixAccess) -> io::Result<UnixListener> {
     let group = access.group.as_deref().map(group_number).transpose()?;
-    let listener = match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let is_socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
-            if !is_socket || UnixStream::connect(path).is_ok() {
-                return Err(error);
-            }
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)?
-        }
-        other => other?,
-    };
+    // Until it has its mode only the owner may connect.
+    let umask = access.mode.map(|_| rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177)));
+    let bound = replace(path);
+    if let Some(umask) = umask {
+        rustix::process::umask(umask);
+    }
+    let listener = bound?;
     let allow = || -> io::Result<()> {
         if let Some(group) = group {
             chown(path, None, Some(group))?;
@@ -46,6 +42,21 @@ pub(crate) fn bind(path: &Path, access: &UnixAccess) -> io::Result<UnixListener>
         return Err(error);
     }
     Ok(listener)
+}
+
+/// Binds, in place of a socket that nobody listens on any more.
+fn replace(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let is_socket = std::fs::symlink_metadata(path)?.file_type().is_socket();
+            if !is_socket || UnixStream::connect(path).is_ok() {
+                return Err(error);
+            }
+            std::fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        other => other,
+    }
 }
 
 /// The number of a group that is given by name or number.

@@ -10,8 +10,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use argon2::Argon2;
@@ -250,6 +250,9 @@ impl User {
             Role::Writer => &["+@all", "-@admin", "-@dangerous", "+info"],
             Role::Reader => &["-@all", "+@read", "+@connection", "+@transaction", "-@dangerous", "-@admin", "+info"],
         };
+        if let Some(rule) = written.commands.iter().find(|rule| !rule.starts_with(['+', '-']) || rule.len() < 2) {
+            return Err(of(format!("rule {rule:?}: expected such as +get, -keys or +@read")));
+        }
         let commands = base.iter().map(|rule| (*rule).to_owned()).chain(written.commands).collect();
         Ok(Self {
             name: written.name,
@@ -294,11 +297,6 @@ impl User {
             Secret::Argon2(_) => false,
             quick => quick.is(password),
         })
-    }
-
-    /// Whether one of his secrets is this password; takes its time.
-    pub(crate) fn knows(&self, password: &[u8]) -> bool {
-        self.secrets.iter().any(|secret| secret.is(password))
     }
 
     /// His secrets that take their time.
@@ -365,6 +363,10 @@ pub struct Users {
     changing: Mutex<()>,
     directory: ArcSwap<Directory>,
     generation: AtomicU64,
+    /// A client that shows nothing has no user.
+    closed: AtomicBool,
+    /// Whether a rule about commands means something.
+    means: OnceLock<fn(&str) -> bool>,
 }
 
 impl std::fmt::Debug for Users {
@@ -393,6 +395,17 @@ impl Users {
         Arc::new(Self::with(None, Directory::of(vec![user]).unwrap_or_default()))
     }
 
+    /// From now on rules about commands have to mean something to this.
+    ///
+    /// # Errors
+    /// The first that does not, and its user.
+    pub(crate) fn understand(&self, means: fn(&str) -> bool) -> Result<(), String> {
+        let _changing = self.changing.lock();
+        // Set by the first protocol that has commands; there is one.
+        let _ = self.means.set(means);
+        self.allowed(&self.directory.load())
+    }
+
     /// Those of a file, and `default` where a password or a token is given and the file does not name him. Without
     /// either, who says no name may do nothing unless the file names `default`.
     ///
@@ -405,23 +418,42 @@ impl Users {
 
     fn with(file: Option<PathBuf>, directory: Directory) -> Self {
         let (changing, generation) = (Mutex::new(()), AtomicU64::new(1));
-        Self { file, changing, directory: ArcSwap::from_pointee(directory), generation }
+        let (directory, closed, means) = (ArcSwap::from_pointee(directory), AtomicBool::new(false), OnceLock::new());
+        Self { file, changing, directory, generation, closed, means }
     }
 
-    /// Takes the file anew, with the password and the token of the settings. What `ACL SETUSER` has changed is gone then.
+    /// Reads the file anew, with the password and the token of the settings; what is returned puts it into force. What
+    /// `ACL SETUSER` has changed is gone then.
     ///
     /// # Errors
     /// [`UsersError`]; then nothing changes.
-    pub fn reload(&self, password: Option<&str>, token: Option<&str>) -> Result<(), UsersError> {
-        let Some(file) = &self.file else { return Ok(()) };
-        let _changing = self.changing.lock();
-        self.put(read(file, password, token)?);
-        Ok(())
+    pub fn prepare(
+        self: &Arc<Self>,
+        password: Option<&str>,
+        token: Option<&str>,
+    ) -> Result<Box<dyn FnOnce() + Send>, UsersError> {
+        let Some(file) = &self.file else { return Ok(Box::new(|| ())) };
+        let directory = read(file, password, token)?;
+        self.allowed(&directory).map_err(|why| UsersError { path: file.clone(), why })?;
+        let own = Arc::clone(self);
+        Ok(Box::new(move || {
+            let _changing = own.changing.lock();
+            own.put(directory);
+        }))
+    }
+
+    /// [`Users::prepare`], put into force at once.
+    ///
+    /// # Errors
+    /// [`UsersError`]; then nothing changes.
+    pub fn reload(self: &Arc<Self>, password: Option<&str>, token: Option<&str>) -> Result<(), UsersError> {
+        self.prepare(password, token).map(|apply| apply())
     }
 
     /// Gives `default` this token in place of those he has.
     pub(crate) fn set_token(&self, token: &str) {
-        self.change(DEFAULT_USER, |user| {
+        // A user with a token more is no less closed.
+        let _ = self.change(DEFAULT_USER, |user| {
             let mut user = user.unwrap_or_else(|| User::everybody(None));
             (user.no_password, user.tokens) = (false, vec![digest(token.as_bytes())]);
             Some(user)
@@ -438,13 +470,17 @@ impl Users {
     }
 
     /// Gives `default` this password in place of those he has; `None`: he needs none.
-    pub(crate) fn set_password(&self, password: Option<&str>) {
-        self.change(DEFAULT_USER, |user| {
+    ///
+    /// # Errors
+    /// Why he must have one.
+    pub(crate) fn set_password(&self, password: Option<&str>) -> Result<(), String> {
+        let changed = self.change(DEFAULT_USER, |user| {
             let mut user = user.unwrap_or_else(|| User::everybody(None));
             user.no_password = password.is_none();
             user.secrets = password.map(|password| Secret::Plain(password.into())).into_iter().collect();
             Some(user)
         });
+        changed.map(|_| ())
     }
 
     fn put(&self, directory: Directory) {
@@ -489,13 +525,41 @@ impl Users {
         found.find(|user| user.enabled).cloned()
     }
 
-    /// Who somebody is that shows nothing: `default`, where he needs no password.
-    pub(crate) fn nobody(&self) -> Option<Arc<User>> {
-        self.find(DEFAULT_USER).filter(|user| user.enabled && user.no_password)
+    /// The user of a client that shows nothing: `default`, where he needs no password and may use this face.
+    pub(crate) fn nobody(&self, face: Face) -> Option<Arc<User>> {
+        self.find(DEFAULT_USER).filter(|user| user.no_password && user.uses(face))
+    }
+
+    /// A client that shows nothing is to have no user, now and later: an address is listened on that others reach.
+    ///
+    /// # Errors
+    /// Why that is not so now.
+    pub(crate) fn close(&self) -> Result<(), String> {
+        let _changing = self.changing.lock();
+        self.closed.store(true, Ordering::SeqCst);
+        self.allowed(&self.directory.load())
+    }
+
+    fn allowed(&self, directory: &Directory) -> Result<(), String> {
+        if let Some(means) = self.means.get() {
+            for user in directory.users.values() {
+                if let Some(rule) = user.commands.iter().find(|rule| !means(rule)) {
+                    return Err(format!("user {}: rule {rule:?} names no command or category", user.name));
+                }
+            }
+        }
+        let open = directory.users.get(DEFAULT_USER).is_some_and(|user| user.enabled && user.no_password);
+        if open && self.closed.load(Ordering::SeqCst) {
+            return Err("the server listens on addresses that others reach: user default needs a password".into());
+        }
+        Ok(())
     }
 
     /// Changes the user of this name, adds or removes him; true if he was there.
-    pub(crate) fn change(&self, name: &str, change: impl FnOnce(Option<User>) -> Option<User>) -> bool {
+    ///
+    /// # Errors
+    /// Why it must not be: then nothing changes.
+    pub(crate) fn change(&self, name: &str, change: impl FnOnce(Option<User>) -> Option<User>) -> Result<bool, String> {
         let _changing = self.changing.lock();
         let mut users = self.directory.load().users.clone();
         let old = users.remove(name).map(|user| (*user).clone());
@@ -503,19 +567,22 @@ impl Users {
         if let Some(user) = change(old) {
             users.insert(name.to_owned(), Arc::new(user));
         }
-        let users = users.into_values().map(Arc::unwrap_or_clone).collect();
-        // Tokens and certificates come from the file alone, where no two users have one.
-        if let Ok(directory) = Directory::of(users) {
-            self.put(directory);
-        }
-        was_there
+        let directory = Directory::of(users.into_values().map(Arc::unwrap_or_clone).collect())?;
+        self.allowed(&directory)?;
+        self.put(directory);
+        Ok(was_there)
     }
 }
 
 fn read(file: &Path, password: Option<&str>, token: Option<&str>) -> Result<Directory, UsersError> {
     let bad = |why: String| UsersError { path: file.to_owned(), why };
     let text = std::fs::read_to_string(file).map_err(|error| bad(error.to_string()))?;
-    let written: File = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
+    // The line itself may hold a password.
+    let wrong = |error: toml::de::Error| {
+        let line = error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+        bad(format!("line {line}: {}", error.message()))
+    };
+    let written: File = toml::from_str(&text).map_err(wrong)?;
     let mut users = written.user.into_iter().map(User::read).collect::<Result<Vec<_>, _>>().map_err(bad)?;
     let named = users.iter_mut().find(|user| user.name == DEFAULT_USER);
     match named {
@@ -575,7 +642,7 @@ mod tests {
         }
         // Who is not enabled is nobody, and nobody is default without a secret.
         assert!(users.by_certificate(&["bob.example".into()]).is_none());
-        assert!(users.nobody().is_none() && !users.find(DEFAULT_USER).unwrap().enabled);
+        assert!(users.nobody(Face::Log).is_none() && !users.find(DEFAULT_USER).unwrap().enabled);
     }
 
     #[test]

@@ -164,7 +164,7 @@ impl Appending {
         if request.log.is_empty() {
             request.log.clone_from(&self.log);
         } else if request.log != self.log {
-            if let Err(denied) = may(&self.user, Face::Log, &request.log, Access::Write) {
+            if let Err(denied) = may(&self.user, "", Face::Log, &request.log, Access::Write) {
                 self.ended = Some(Some(denied));
                 return;
             }

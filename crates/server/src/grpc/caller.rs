@@ -61,7 +61,8 @@ impl Guard {
             self.users
                 .by_certificate(standing.names(|| certificates().as_deref().map_or_else(Vec::new, |all| first(all))))
         };
-        let user = standing.and_then(of).or_else(|| self.users.nobody());
+        let face = if let Service::Of(face) = self.service { face } else { Face::Log };
+        let user = standing.and_then(of).or_else(|| self.users.nobody(face));
         user.ok_or_else(|| {
             Status::unauthenticated(
                 "expected the token of a user, as `authorization: Bearer TOKEN`, or a client certificate that names one",
@@ -120,16 +121,18 @@ pub(crate) fn caller<T>(request: &Request<T>) -> Result<Arc<User>, Status> {
 
 /// Refuses what the user of a call may not do to a log or a table.
 pub(crate) fn permit<T>(request: &Request<T>, face: Face, name: &str, access: Access) -> Result<(), Status> {
-    may(&*caller(request)?, face, name, access)
+    let encrypted = || request.extensions().get::<TlsConnectInfo<Arc<Standing>>>().map(TlsConnectInfo::get_ref);
+    let standing = request.extensions().get::<Arc<Standing>>().or_else(encrypted);
+    may(&*caller(request)?, standing.map_or("", |standing| standing.peer()), face, name, access)
 }
 
 /// Refuses what a user may not do.
-pub(crate) fn may(user: &User, face: Face, name: &str, access: Access) -> Result<(), Status> {
+pub(crate) fn may(user: &User, peer: &str, face: Face, name: &str, access: Access) -> Result<(), Status> {
     if user.may(face, name, access == Access::Write) {
         return Ok(());
     }
     let verb = if access == Access::Write { "change" } else { "read" };
     let thing = if face == Face::Log { "log" } else { "table" };
-    audit::denied("", user.name(), &format!("{verb} {thing} {name}"));
+    audit::denied(peer, user.name(), &format!("{verb} {thing} {name}"));
     Err(Status::permission_denied(format!("user {} may not {verb} the {thing} {name}", user.name())))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::front::strangers::{PATIENCE, STRANGERS_MAX};
-use crate::front::{TlsFiles, UnixAccess, Users};
+use crate::front::{Face, TlsFiles, UnixAccess, Users};
 
 /// Longest message of the service of logs, in bytes: a batch, with room for what stands beside its data.
 pub const MESSAGE_BYTES_MAX: usize = 20 << 20;
@@ -134,9 +134,15 @@ pub enum Error {
 }
 
 impl Config {
+    /// Whether it listens on addresses that machines without a certificate reach.
+    pub(crate) fn is_reached_by_strangers(&self) -> bool {
+        let asked = self.tls.as_ref().is_some_and(|files| files.client_authorities.is_some());
+        !asked && self.listen.iter().any(|address| !address.ip().is_loopback())
+    }
+
     /// Whether only users with a token or a certificate are served.
     fn is_closed(&self) -> bool {
-        self.users.as_ref().is_some_and(|users| users.nobody().is_none())
+        self.users.as_ref().is_some_and(|users| users.nobody(Face::Log).or(users.nobody(Face::Map)).is_none())
     }
 
     /// Checks what can be checked without opening anything.

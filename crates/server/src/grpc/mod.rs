@@ -110,19 +110,22 @@ impl Handle {
         self.counts.figures()
     }
 
-    /// Takes its certificates anew, for connections that come later, and this token, if one is given, where
-    /// there is no file of users.
+    /// Reads its certificates anew; what is returned puts them into force for connections that come later, and, where
+    /// there is no file of users, this token, if one is given.
     ///
     /// # Errors
     /// [`Error::Tls`]; then nothing changes.
-    pub fn reload(&self, token: Option<&str>) -> Result<()> {
-        if let Some(certificates) = &self.certificates {
-            certificates.reload().map_err(|error| Error::Tls(error.to_string()))?;
-        }
-        if let (Some(token), false) = (token, self.users.has_file()) {
-            self.users.set_token(token);
-        }
-        Ok(())
+    pub fn prepare(&self, token: Option<&str>) -> Result<Box<dyn FnOnce() + Send>> {
+        let prepare = |certificates: &Arc<Certificates>| certificates.prepare();
+        let certificates = self.certificates.as_ref().map(prepare).transpose();
+        let certificates = certificates.map_err(|error| Error::Tls(error.to_string()))?;
+        let (users, token) = (Arc::clone(&self.users), token.map(str::to_owned));
+        Ok(Box::new(move || {
+            certificates.into_iter().for_each(|apply| apply());
+            if let (Some(token), false) = (&token, users.has_file()) {
+                users.set_token(token);
+            }
+        }))
     }
 
     /// Makes [`Server::run`] return soon: calls under way have [`Config::linger`], streams are told that the server stops.
@@ -149,6 +152,9 @@ impl Server {
         let open = |files| Certificates::open(files, HTTP2).map(Arc::new);
         let certificates = config.tls.as_ref().map(open).transpose().map_err(|error| Error::Tls(error.to_string()))?;
         let users = config.users.clone().unwrap_or_else(|| Users::alone(None, config.token.as_deref()));
+        if config.is_reached_by_strangers() {
+            users.close().map_err(Error::Config)?;
+        }
         let listeners = Listeners::open(&config, &runtime)?;
         let stop = Arc::new(watch::Sender::new(false));
         let counts = Arc::default();

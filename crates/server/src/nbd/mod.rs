@@ -85,7 +85,7 @@ struct Shared {
     config: Config,
     exports: Arc<dyn Exports>,
     strangers: Arc<Strangers>,
-    tls: Option<Certificates>,
+    tls: Option<Arc<Certificates>>,
     stopping: AtomicBool,
     waker: mio::Waker,
     accepted: AtomicU64,
@@ -109,13 +109,13 @@ impl Handle {
         self.0.stop();
     }
 
-    /// Takes its certificates anew, for connections that come later.
+    /// Reads its certificates anew; what is returned puts them into force, for connections that come later.
     ///
     /// # Errors
     /// [`Error::Tls`]; then nothing changes.
-    pub fn reload(&self) -> Result<()> {
-        let Some(tls) = &self.0.tls else { return Ok(()) };
-        tls.reload().map_err(|error| Error::Tls(error.to_string()))
+    pub fn prepare(&self) -> Result<Box<dyn FnOnce() + Send>> {
+        let Some(tls) = &self.0.tls else { return Ok(Box::new(|| ())) };
+        tls.prepare().map_err(|error| Error::Tls(error.to_string()))
     }
 
     /// What was counted.
@@ -136,7 +136,9 @@ impl Server {
     pub fn bind(config: Config, exports: Arc<dyn Exports>) -> Result<Self> {
         config.check()?;
         let tls = match &config.tls {
-            Some(files) => Some(Certificates::open(files, &[]).map_err(|error| Error::Tls(error.to_string()))?),
+            Some(files) => {
+                Some(Arc::new(Certificates::open(files, &[]).map_err(|error| Error::Tls(error.to_string()))?))
+            }
             None => None,
         };
         let listeners = Listeners::open(&config)?;
@@ -269,7 +271,7 @@ impl Shared {
         let negotiation = Negotiation {
             config: &self.config,
             exports: &*self.exports,
-            tls: self.tls.as_ref().map(Certificates::current),
+            tls: self.tls.as_ref().map(|tls| tls.current()),
             socket,
             output: &output,
             peer,

@@ -102,7 +102,8 @@ impl Negotiation<'_> {
 
     /// What is agreed before any option: nothing, but who the client is, as far as its certificate tells.
     fn begin(&self, input: &Input) -> Agreed {
-        let find = |users: &Arc<Users>| users.by_certificate(&input.peer_names()).or_else(|| users.nobody());
+        let find =
+            |users: &Arc<Users>| users.by_certificate(&input.peer_names()).or_else(|| users.nobody(Face::Volume));
         Agreed { user: self.config.users.as_ref().and_then(find), ..Agreed::default() }
     }
 

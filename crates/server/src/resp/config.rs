@@ -8,7 +8,7 @@ use std::time::Duration;
 use esker_kv::{Compression, VALUE_BYTES_MAX};
 
 use crate::front::strangers::PATIENCE;
-use crate::front::{TlsError, TlsFiles, UnixAccess, Users};
+use crate::front::{Face, TlsError, TlsFiles, UnixAccess, Users};
 
 /// Number of databases that SELECT knows.
 pub const DATABASES: usize = 16;
@@ -135,6 +135,11 @@ impl Config {
         self.users.clone().unwrap_or_else(|| Users::alone(self.password.as_deref(), None))
     }
 
+    /// Whether it listens on addresses that other machines reach.
+    pub(crate) fn is_reached_by_others(&self) -> bool {
+        self.listen.iter().chain(&self.tls_listen).any(|address| !address.ip().is_loopback())
+    }
+
     /// Checks what can be checked without opening anything.
     ///
     /// # Errors
@@ -174,7 +179,7 @@ impl Config {
         if self.password.as_deref() == Some("") {
             return refuse("password is empty".into());
         }
-        let closed = self.users.as_ref().is_some_and(|users| users.nobody().is_none());
+        let closed = self.users.as_ref().is_some_and(|users| users.nobody(Face::Kv).is_none());
         if self.password.is_none()
             && !closed
             && let Some(address) =

@@ -218,9 +218,13 @@ impl Connection {
                 None
             }
             Told::Again(queued) => {
+                if !self.session.renew(executor.shared) {
+                    return true;
+                }
                 let barrier = executor.execute(&mut self.session, queued.args(), &mut self.output.bytes);
                 if self.session.awaited.is_some() {
-                    return false;
+                    // Something else that it reads: that has to be asked for too, so that the loop is woken.
+                    return self.reply_if_here(executor);
                 }
                 barrier
             }

@@ -19,6 +19,7 @@ use mio::{Events, Poll, Token, Waker};
 use parking_lot::Mutex;
 
 use crate::front::strangers::Stranger;
+use crate::front::users::Face;
 use crate::resp::clients::ClientEntry;
 use crate::resp::commands::connection::TOO_MANY_CLIENTS;
 use crate::resp::commands::{Executor, Table};
@@ -80,6 +81,8 @@ pub(crate) struct EventLoop {
     /// Connections that have begun to wait since the last time.
     arrived: u64,
     kills: u64,
+    /// That of the users when connections looked last.
+    generation: u64,
     space: Box<[u8]>,
 }
 
@@ -116,6 +119,7 @@ impl EventLoop {
             unasked: None,
             arrived: 0,
             kills: 0,
+            generation: 0,
             space: vec![0; READ_BYTES].into(),
         })
     }
@@ -203,11 +207,26 @@ impl EventLoop {
             self.shared.loops[self.index].add(tally);
         }
         self.keep_within_memory();
+        self.look_at_users(executor, now);
         let kills = self.shared.kills.load(Ordering::SeqCst);
         if kills != self.kills {
             self.kills = kills;
             let killed = |connection: &Connection| connection.session.client.killed.load(Ordering::SeqCst);
             self.close_where(killed);
+        }
+    }
+
+    /// Has each connection look what has become of its user, if users have changed.
+    fn look_at_users(&mut self, executor: &mut Executor<'_>, now: Instant) {
+        let generation = self.shared.users.generation();
+        if std::mem::replace(&mut self.generation, generation) == generation {
+            return;
+        }
+        for at in 0..self.connections.len() {
+            let Some(connection) = self.connections[at].as_mut() else { continue };
+            if !connection.session.renew(&self.shared) {
+                self.turn(at, executor, now);
+            }
         }
     }
 
@@ -307,7 +326,7 @@ impl EventLoop {
         let target = self.next_loop;
         let max = self.shared.settings.clients_max.load(Ordering::Relaxed);
         let client = self.shared.clients.add(address, local_address, target, now);
-        let stranger = if matches!(transport, Transport::Tls(..)) || self.shared.users.nobody().is_none() {
+        let stranger = if matches!(transport, Transport::Tls(..)) || self.shared.users.nobody(Face::Kv).is_none() {
             Some(self.enter(&client, now))
         } else if self.shared.clients.admit(&client, max) {
             None
@@ -390,7 +409,10 @@ impl EventLoop {
             connection.session.client.touch(connection.active);
         }
         self.close_where(|connection| {
+            // A client whose password is being checked has done its part.
+            let checked = connection.session.logging_in.is_some() && connection.session.awaited.is_some();
             let late = connection.session.stranger.as_ref().is_some_and(|stranger| now >= stranger.until());
+            let late = late && !checked;
             if late {
                 connection.session.stranger.iter().for_each(Stranger::took_too_long);
             }

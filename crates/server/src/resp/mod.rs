@@ -99,18 +99,27 @@ impl Handle {
         figures::of(&self.0)
     }
 
-    /// Takes its certificates anew, for connections that come later; and, where there is no file of users, this
-    /// password of `default`, if one is given.
+    /// Reads its certificates anew; what is returned puts them into force for connections that come later, and, where
+    /// there is no file of users, this password of `default`, if one is given.
     ///
     /// # Errors
     /// [`Error::Tls`]; then nothing changes.
-    pub fn reload(&self, password: Option<&str>) -> Result<()> {
-        self.0.certificates.iter().try_for_each(|certificates| certificates.reload().map_err(Error::Tls))?;
-        if let (Some(password), false) = (password, self.0.users.has_file()) {
-            self.0.users.set_password(Some(password));
-        }
+    pub fn prepare(&self, password: Option<&str>) -> Result<Box<dyn FnOnce() + Send>> {
+        let certificates = self.0.certificates.as_ref().map(|certificates| certificates.prepare()).transpose()?;
+        let (shared, password) = (Arc::clone(&self.0), password.map(str::to_owned));
+        Ok(Box::new(move || {
+            certificates.into_iter().for_each(|apply| apply());
+            if let (Some(password), false) = (&password, shared.users.has_file()) {
+                // With a password he is closed.
+                let _ = shared.users.set_password(Some(password));
+            }
+            shared.wake_all();
+        }))
+    }
+
+    /// Has all clients' users looked up again, where they have changed.
+    pub fn wake(&self) {
         self.0.wake_all();
-        Ok(())
     }
 
     /// Whether the server is to stop.
@@ -160,6 +169,11 @@ impl Server {
     fn with(listeners: Vec<Listener>, config: Config, kv: Kv, info: Arc<dyn EngineInfo>) -> Result<Self> {
         let addresses: Vec<Address> = listeners.iter().map(|listener| listener.address.clone()).collect();
         let certificates = listeners.iter().find_map(Listener::tls).cloned();
+        let users = config.users();
+        if config.is_reached_by_others() {
+            users.close().map_err(Error::Config)?;
+        }
+        users.understand(rights::is_rule).map_err(Error::Config)?;
         let port = addresses.iter().find_map(|address| match address {
             Address::Tcp(address) | Address::Tls(address) => Some(address.port()),
             Address::Unix(_) => None,
@@ -192,7 +206,7 @@ impl Server {
             stopping: AtomicBool::new(false),
             stop_lock: Mutex::new(()),
             stopped: Condvar::new(),
-            users: config.users(),
+            users,
             logins: Logins::default(),
             denials: Denials::default(),
             keyspace,

@@ -204,7 +204,7 @@ pub(crate) fn add_rule(rules: &mut Vec<String>, rule: &str) {
         "+@all" => *rules = vec![rule],
         "-@all" => *rules = vec![rule],
         _ => {
-            rules.retain(|earlier| earlier[1..] != rule[1..]);
+            rules.retain(|earlier| earlier.get(1..) != rule.get(1..));
             let without = allowed_by(rules);
             rules.push(rule);
             if allowed_by(rules) == without {
@@ -261,6 +261,12 @@ impl Rights {
         Arc::new(Self { user, all, allowed })
     }
 
+    /// Whether the user may be told what others do.
+    pub(crate) fn may_monitor(&self) -> bool {
+        let held = |(unit, held): (&Unit, &bool)| unit.command().name == "monitor" && *held;
+        self.all || units().iter().zip(&self.allowed).any(held)
+    }
+
     /// Whether the user may call this command with these arguments.
     pub(crate) fn check(&self, index: usize, command: &Command, args: Args<'_>) -> Result<(), Denied> {
         if self.all {
@@ -274,7 +280,7 @@ impl Rights {
         if !held {
             return Err(Denied::Command(unit.name()));
         }
-        let (reads, writes) = (command.flags & WRITE == 0 || reads_too(command), command.flags & WRITE != 0);
+        let (reads, writes) = (command.flags & WRITE == 0 || reads_too(command, args), command.flags & WRITE != 0);
         let denied = command.keys_of(args).find(|key| !self.has_key(key, reads, writes));
         denied.map_or(Ok(()), |key| Err(Denied::Key(key.to_vec())))
     }
@@ -288,10 +294,13 @@ impl Rights {
 }
 
 /// Commands that write and show what was there.
-fn reads_too(command: &Command) -> bool {
+fn reads_too(command: &Command, args: Args<'_>) -> bool {
+    if command.name == "set" {
+        return args.from(3.min(args.len())).any(|arg| is(arg, "get"));
+    }
     !matches!(
         command.name,
-        "set" | "mset" | "msetnx" | "setex" | "psetex" | "setnx" | "del" | "unlink" | "hset" | "hmset" | "hdel"
+        "mset" | "msetnx" | "setex" | "psetex" | "setnx" | "del" | "unlink" | "hset" | "hmset" | "hdel"
     )
 }
 

@@ -18,12 +18,11 @@ fn is(arg: &[u8], word: &str) -> bool {
 pub(crate) fn shown_args<'a>(name: &str, args: Args<'a>) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
     let secret_from = match name {
         "auth" => 1,
-        "hello" => args.from(1).position(|arg| is(arg, "auth")).map_or(usize::MAX, |at| at + 2),
         // Whatever an ACL command is given may be a rule with a password, or the name of a user.
         "acl" => 2,
         _ => usize::MAX,
     };
-    let secret_to = if name == "hello" { secret_from.saturating_add(2) } else { usize::MAX };
+    let of_hello = if name == "hello" { secrets_of_hello(args) } else { Vec::new() };
     let sets = name == "config" && is(args.get(1), "set");
     let mut index = 0;
     args.from(0).map(move |arg| {
@@ -31,8 +30,22 @@ pub(crate) fn shown_args<'a>(name: &str, args: Args<'a>) -> impl ExactSizeIterat
         index += 1;
         let is_value = sets && at >= 3 && at % 2 == 1;
         let is_secret_value = is_value && SECRET_SETTINGS.iter().any(|setting| is(args.get(at - 1), setting));
-        if (secret_from..secret_to).contains(&at) || is_secret_value { REDACTED } else { arg }
+        if at >= secret_from || of_hello.contains(&at) || is_secret_value { REDACTED } else { arg }
     })
+}
+
+/// The places of users and passwords in HELLO: its options are walked over as the command does it.
+fn secrets_of_hello(args: Args<'_>) -> Vec<usize> {
+    let (mut at, mut secrets) = (2, Vec::new());
+    while at < args.len() {
+        if is(args.get(at), "auth") {
+            secrets.extend([at + 1, at + 2]);
+            at += 3;
+        } else {
+            at += if is(args.get(at), "setname") { 2 } else { 1 };
+        }
+    }
+    secrets
 }
 
 #[cfg(test)]
@@ -48,6 +61,8 @@ mod tests {
             ("auth default pw more", "auth (redacted) (redacted) (redacted)"),
             ("HELLO 3 AUTH u pw SETNAME me", "HELLO 3 AUTH (redacted) (redacted) SETNAME me"),
             ("HELLO 3 SETNAME me auth u pw", "HELLO 3 SETNAME me auth (redacted) (redacted)"),
+            ("HELLO 3 SETNAME auth AUTH u pw", "HELLO 3 SETNAME auth AUTH (redacted) (redacted)"),
+            ("HELLO 3 AUTH u p1 AUTH u p2", "HELLO 3 AUTH (redacted) (redacted) AUTH (redacted) (redacted)"),
             ("HELLO 3", "HELLO 3"),
             ("CONFIG SET timeout 1 RequirePass pw", "CONFIG SET timeout 1 RequirePass (redacted)"),
             ("CONFIG SET requirepass pw timeout 1", "CONFIG SET requirepass (redacted) timeout 1"),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::front::strangers::Stranger;
-use crate::front::users::User;
+use crate::front::users::{Face, User};
 use crate::resp::awaited::Awaited;
 use crate::resp::clients::ClientEntry;
 use crate::resp::keyspace::Keyspace;
@@ -103,6 +103,8 @@ pub(crate) struct Session {
     pub(crate) ran: Vec<Ran>,
     /// It is told every command.
     pub(crate) monitor: Option<Monitor>,
+    /// What a command under way draws by, in each of its runs the same.
+    pub(crate) seeds: Option<std::hash::RandomState>,
     /// Close the connection once the replies so far are sent.
     pub(crate) closing: bool,
 }
@@ -126,6 +128,7 @@ impl Session {
             begun: None,
             ran: Vec::new(),
             monitor: None,
+            seeds: None,
             closing: false,
         }
     }
@@ -135,20 +138,20 @@ impl Session {
         self.rights.is_some()
     }
 
-    /// It is this user's from now on.
-    pub(crate) fn become_user(&mut self, shared: &Shared, user: Arc<User>) {
-        // Before the look, so that a change meanwhile is seen.
-        self.generation = shared.users.generation();
+    /// It is this user's from now on, who was found when users had this generation.
+    pub(crate) fn become_user(&mut self, user: Arc<User>, generation: u64) {
+        self.generation = generation;
         user.name().clone_into(&mut self.client.names.lock().user);
         self.rights = Some(Rights::of(user));
     }
 
     /// It is the user's of those who say no name, if he needs no password; else nobody's.
     pub(crate) fn become_nobody(&mut self, shared: &Shared) {
-        self.generation = shared.users.generation();
-        self.rights = None;
-        if let Some(user) = shared.users.nobody() {
-            self.become_user(shared, user);
+        // Before the look, so that a change meanwhile is seen.
+        let generation = shared.users.generation();
+        (self.generation, self.rights) = (generation, None);
+        if let Some(user) = shared.users.nobody(Face::Kv) {
+            self.become_user(user, generation);
         }
     }
 
@@ -166,9 +169,11 @@ impl Session {
             return true;
         };
         match shared.users.find(rights.user.name()) {
-            Some(user) if user.enabled => {
-                self.become_user(shared, user);
-                true
+            Some(user) if user.uses(Face::Kv) => {
+                self.become_user(user, generation);
+                let monitors = self.monitor.is_some();
+                self.closing |= monitors && self.rights.as_ref().is_some_and(|rights| !rights.may_monitor());
+                !self.closing
             }
             _ => {
                 self.closing = true;

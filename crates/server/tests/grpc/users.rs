@@ -143,13 +143,13 @@ async fn certificates_are_taken_anew_without_an_error_for_anybody() {
     }
     certificates::make(folder.path());
     encrypted(&server, before.path()).await.unwrap();
-    server.handle().reload(None).unwrap();
+    server.handle().prepare(None).unwrap()();
     assert!(encrypted(&server, before.path()).await.is_err());
     let mut log = LogClient::new(encrypted(&server, folder.path()).await.unwrap());
     log.list(proto::ListRequest::default()).await.unwrap();
     // What cannot be read changes nothing.
     std::fs::write(folder.path().join("server-cert.pem"), "no certificate").unwrap();
-    let error = server.handle().reload(None).unwrap_err().to_string();
+    let error = server.handle().prepare(None).err().unwrap().to_string();
     assert!(error.contains("server-cert.pem"), "{error}");
     encrypted(&server, folder.path()).await.unwrap();
     let so_far = calls.load(Ordering::SeqCst);

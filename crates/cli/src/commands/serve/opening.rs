@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use esker::engine::{Progress, Stage};
 use esker_server::resp::{Config, Loading};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::shared::failure;
@@ -59,7 +59,7 @@ pub fn open(
     location: &str,
 ) -> Result<Option<(Loading, esker::Store, Signals)>, Failure> {
     let mut loading = Loading::bind(config).map_err(failure)?;
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let began = Instant::now();
     let at = Arc::new(Mutex::new(At { stage: Stage::Checkpoint, since: began, done: 0, total: 0 }));
     let told = {
@@ -81,7 +81,8 @@ pub fn open(
         } else {
             loading.wait(TICK, &format!("Esker is opening its store: {words}")).map_err(failure)?;
         }
-        if let Some(signal) = signals.pending().next() {
+        // What is to be taken anew is read later.
+        if let Some(signal) = signals.pending().find(|signal| *signal != SIGHUP) {
             say!("stopped    by signal {signal}, before the store was open");
             return Ok(None);
         }

@@ -37,8 +37,11 @@ impl Protocols {
     }
 }
 
-/// What gives the password and the token anew, where files hold them, after the users were read.
-type Reread = Box<dyn Fn(&Front) -> Result<(Option<String>, Option<String>), Failure> + Send + Sync>;
+/// What was read anew: what puts the users into force, the password and the token, where files hold them.
+pub type Anew = (Box<dyn FnOnce() + Send>, Option<String>, Option<String>);
+
+/// What reads it.
+type Reread = Box<dyn Fn(&Front) -> Result<Anew, Failure> + Send + Sync>;
 
 /// The end of a server, and what it is told before.
 pub struct Stopping {
@@ -72,10 +75,7 @@ impl Told {
 
 impl Stopping {
     /// Nothing is served yet.
-    pub fn new(
-        front: Front,
-        reread: impl Fn(&Front) -> Result<(Option<String>, Option<String>), Failure> + Send + Sync + 'static,
-    ) -> Arc<Self> {
+    pub fn new(front: Front, reread: impl Fn(&Front) -> Result<Anew, Failure> + Send + Sync + 'static) -> Arc<Self> {
         let (reread, protocols): (Reread, _) = (Box::new(reread), OnceLock::new());
         let (reloading, closed, changed) = (Mutex::new(()), Mutex::new(false), Condvar::new());
         Arc::new(Self { front, reread, protocols, reloading, closed, changed })
@@ -88,14 +88,18 @@ impl Stopping {
     pub fn reload(&self) -> Result<(), String> {
         let _one = self.reloading.lock();
         let Some(protocols) = self.protocols.get() else { return Err("the server starts still".into()) };
-        let (password, token) = (self.reread)(&self.front).map_err(|failure| failure.to_string())?;
-        protocols.resp.reload(password.as_deref()).map_err(|error| error.to_string())?;
-        protocols.nbd.as_ref().map_or(Ok(()), nbd::Handle::reload).map_err(|error| error.to_string())?;
-        protocols
-            .grpc
-            .as_ref()
-            .map_or(Ok(()), |grpc| grpc.reload(token.as_deref()))
-            .map_err(|error| error.to_string())?;
+        // All is read before any of it counts.
+        let (users, password, token) = (self.reread)(&self.front).map_err(|failure| failure.to_string())?;
+        let mut all = vec![users];
+        all.push(protocols.resp.prepare(password.as_deref()).map_err(|error| error.to_string())?);
+        if let Some(nbd) = &protocols.nbd {
+            all.push(nbd.prepare().map_err(|error| error.to_string())?);
+        }
+        if let Some(grpc) = &protocols.grpc {
+            all.push(grpc.prepare(token.as_deref()).map_err(|error| error.to_string())?);
+        }
+        all.into_iter().for_each(|apply| apply());
+        protocols.resp.wake();
         tracing::info!("certificates, passwords, tokens and users are taken anew");
         Ok(())
     }
@@ -105,7 +109,6 @@ impl Stopping {
         let protocols = Arc::new(protocols);
         // Set once, here.
         let _ = self.protocols.set(Arc::clone(&protocols));
-        signals.add_signal(SIGHUP)?;
         let handle = signals.handle();
         let (own, all) = (Arc::clone(self), Arc::clone(&protocols));
         let listening = std::thread::Builder::new().name("esker-signals".into()).spawn(move || {

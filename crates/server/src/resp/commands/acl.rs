@@ -196,7 +196,8 @@ fn remove_users(call: &mut Call<'_>) -> Outcome {
         return Err("ERR The 'default' user cannot be removed".into());
     }
     let users = &call.shared.users;
-    let removed = call.args.from(2).filter(|name| users.change(&String::from_utf8_lossy(name), |_| None)).count();
+    let gone = |name: &&[u8]| users.change(&String::from_utf8_lossy(name), |_| None).is_ok_and(|was_there| was_there);
+    let removed = call.args.from(2).filter(gone).count();
     call.shared.wake_all();
     call.reply.int(removed as i64);
     Ok(())
@@ -321,6 +322,8 @@ enum Change {
     Forget(String),
     /// Removes a password by its hash.
     ForgetHash(Secret),
+    /// Removes these.
+    Secrets(Vec<Secret>),
     Keys(Keys),
     ResetKeys,
     Rule(String),
@@ -382,30 +385,40 @@ impl Change {
         matches!(self, Self::Password(_) | Self::Forget(_))
     }
 
+    /// The same with the hash of a password in its place; `user` as he was. Takes its time.
+    fn hashed(self, user: Option<&User>) -> Result<Self, String> {
+        Ok(match self {
+            Self::Password(password) => {
+                let known = user.and_then(|user| user.secrets.iter().find(|secret| secret.is(password.as_bytes())));
+                let secret = known.cloned().map_or_else(|| hash_password(password.as_bytes()).map(Secret::Argon2), Ok);
+                Self::Hash(secret?)
+            }
+            Self::Forget(password) => {
+                let of = |user: &User| {
+                    user.secrets.iter().filter(|secret| secret.is(password.as_bytes())).cloned().collect::<Vec<_>>()
+                };
+                let gone = user.map(of).unwrap_or_default();
+                if gone.is_empty() {
+                    return Err("The password you are trying to remove from the user does not exist".into());
+                }
+                Self::Secrets(gone)
+            }
+            other => other,
+        })
+    }
+
     fn apply(self, user: &mut User) -> Result<(), String> {
         match self {
             Self::Enabled(enabled) => user.enabled = enabled,
             Self::NoPassword => (user.no_password, user.secrets) = (true, Vec::new()),
             Self::ResetPasswords => (user.no_password, user.secrets) = (false, Vec::new()),
-            Self::Password(password) => {
-                if !user.knows(password.as_bytes()) {
-                    user.secrets.push(Secret::Argon2(hash_password(password.as_bytes())?));
-                }
-                user.no_password = false;
-            }
             Self::Hash(hash) => {
                 if !user.secrets.contains(&hash) {
                     user.secrets.push(hash);
                 }
                 user.no_password = false;
             }
-            Self::Forget(password) => {
-                let before = user.secrets.len();
-                user.secrets.retain(|secret| !secret.is(password.as_bytes()));
-                if user.secrets.len() == before {
-                    return Err("The password you are trying to remove from the user does not exist".into());
-                }
-            }
+            Self::Secrets(gone) => user.secrets.retain(|secret| !gone.contains(secret)),
             Self::ForgetHash(hash) => {
                 let before = user.secrets.len();
                 user.secrets.retain(|held| secret(held) != secret(&hash));
@@ -426,7 +439,8 @@ impl Change {
             Self::ResetKeys => user.keys.clear(),
             Self::Rule(rule) => add_rule(&mut user.commands, &rule),
             Self::Reset => *user = User { role: user.role, faces: user.faces.clone(), ..User::new(user.name()) },
-            Self::Nothing => {}
+            // Passwords are hashes and secrets by now.
+            Self::Nothing | Self::Password(_) | Self::Forget(_) => {}
         }
         Ok(())
     }
@@ -449,9 +463,15 @@ fn set_user(call: &mut Call<'_>) -> Outcome {
     let work = move || {
         let (users, wakers) = shared;
         let mut outcome = Ok(());
-        users.change(&name, |old| {
+        // What takes its time is done before anybody else has to wait for it.
+        let known = users.find(&name);
+        let mut ready = Vec::new();
+        for (word, change) in changes {
+            ready.push((change.hashed(known.as_deref()).map_err(|why| wrong(&word, &why))?, word));
+        }
+        let changed = users.change(&name, |old| {
             let mut user = old.clone().unwrap_or_else(|| User::new(&name));
-            for (word, change) in changes {
+            for (change, word) in ready {
                 if let Err(why) = change.apply(&mut user) {
                     outcome = Err(wrong(&word, &why));
                     return old;
@@ -462,6 +482,9 @@ fn set_user(call: &mut Call<'_>) -> Outcome {
             }
             Some(user)
         });
+        if let (Ok(()), Err(why)) = (&outcome, changed) {
+            outcome = Err(format!("ERR {why}"));
+        }
         // Loops look what has become of their clients' users.
         wakers.iter().for_each(|waker| drop(waker.wake()));
         outcome

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use esker_kv::{Barrier, Entry, Txn};
-use esker_store::Retry;
+use esker_store::{Completion, Retry};
 
 use crate::resp::awaited::Awaited;
 use crate::resp::keyspace::{Database, HASH};
@@ -170,6 +170,19 @@ pub(crate) fn shown(arg: &[u8]) -> String {
 /// in memory what was awaited before, unless that was so much that it is gone again.
 const WAITS_MAX: u32 = 64;
 
+/// Whether a command is begun anew for what it reads, or waits.
+pub(crate) fn may_wait_again(call: &Call<'_>) -> bool {
+    call.session.waits < WAITS_MAX
+}
+
+/// Has the session wait for this, and then run its command again.
+pub(crate) fn suspend(call: &mut Call<'_>, awaited: Option<Completion<()>>) {
+    if let Some(awaited) = awaited {
+        call.session.waits += 1;
+        call.session.awaited = Some(Awaited::Value(awaited, Queued::new(call.index, call.args)));
+    }
+}
+
 /// Runs a handler in a transaction and commits; again from the beginning where another process changed what it read.
 pub(crate) fn finish<'t>(
     call: &mut Call<'_>,
@@ -180,18 +193,17 @@ pub(crate) fn finish<'t>(
     let mut retry = Retry::default();
     loop {
         let mut txn = begin();
-        if call.session.waits < WAITS_MAX {
+        if may_wait_again(call) {
             txn.do_not_wait();
         }
+        let before = *call.tally;
         let outcome = handler(call, &mut txn);
         match outcome {
             Err(Refusal::Store(_)) => return outcome,
             Err(Refusal::OnItsWay) => {
                 call.reply.rewind(start);
-                if let Some(awaited) = txn.take_awaited() {
-                    call.session.waits += 1;
-                    call.session.awaited = Some(Awaited::Value(awaited, Queued::new(call.index, call.args)));
-                }
+                *call.tally = before;
+                suspend(call, txn.take_awaited());
                 return outcome;
             }
             _ => {}

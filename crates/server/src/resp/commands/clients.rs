@@ -176,9 +176,11 @@ fn kill(call: &mut Call<'_>) -> Outcome {
         } else if is(option, "type") {
             clients = of_type(clients, value)?;
         } else if is(option, "user") {
-            if value != b"default" {
+            let name = String::from_utf8_lossy(value);
+            if call.shared.users.find(&name).is_none() {
                 return Err(format!("ERR No such user '{}'", shown(value)).into());
             }
+            clients.retain(|client| client.names.lock().user == name);
         } else if is(option, "skipme") && (is(value, "yes") || is(value, "no")) {
             skip_me = is(value, "yes");
         } else {

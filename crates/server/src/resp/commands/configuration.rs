@@ -141,7 +141,8 @@ fn set_one(shared: &Shared, name: &str, value: &str) -> Result<bool, String> {
                 return Err(format!("the server listens on {address}, which needs a password"));
             }
             let password = Some(value).filter(|password| !password.is_empty());
-            shared.users.set_password(password);
+            shared.users.set_password(password)?;
+            shared.wake_all();
         }
         "slowlog-log-slower-than" => shared.slowlog.set_slower_than_us(number_or_none(value)?),
         "slowlog-max-len" => shared.slowlog.set_len_max(number(value, 0, i64::MAX as u64)?),

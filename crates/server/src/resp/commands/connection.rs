@@ -1,7 +1,7 @@
 //! What a client says about its connection: PING, AUTH, HELLO, SELECT, QUIT.
 
 use crate::front::audit;
-use crate::front::users::DEFAULT_USER;
+use crate::front::users::{DEFAULT_USER, Face, USER_NAME_BYTES_MAX};
 use crate::resp::awaited::{Awaited, WRONG_PASSWORD};
 use crate::resp::commands::clients::set_name;
 use crate::resp::commands::{Call, Outcome, Refusal, SYNTAX, is, shown};
@@ -58,11 +58,21 @@ pub(crate) fn select(call: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
+/// Longest password, in bytes.
+const PASSWORD_BYTES_MAX: usize = 4_096;
+
+fn shown_whole(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}
+
 /// Makes the session the user's, if the password is right. Where that takes its time the session waits, and the command
 /// is run again.
 fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
-    let name = String::from_utf8_lossy(user).into_owned();
-    let user = call.shared.users.find(&name);
+    let generation = call.shared.users.generation();
+    let too_long = user.len() > USER_NAME_BYTES_MAX || password.len() > PASSWORD_BYTES_MAX;
+    // What is too long is nobody's, and not kept.
+    let (name, password) = if too_long { (shown(user), &b""[..]) } else { (shown_whole(user), password) };
+    let user = call.shared.users.find(&name).filter(|user| !too_long && user.uses(Face::Kv));
     let client = &call.session.client;
     let address = client.address.rsplit_once(':').map_or(client.address.as_str(), |(host, _)| host);
     let right = call.shared.logins.check(user.as_deref(), password, address);
@@ -77,7 +87,7 @@ fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
         (true, Some(user)) => {
             audit::login(&client.address, &name);
             call.session.logging_in = None;
-            call.session.become_user(call.shared, user);
+            call.session.become_user(user, generation);
         }
         _ => return Err(WRONG_PASSWORD.into()),
     }
@@ -89,7 +99,7 @@ fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
 
 pub(crate) fn auth(call: &mut Call<'_>) -> Outcome {
     match call.args.len() {
-        2 if call.shared.users.nobody().is_some() => {
+        2 if call.shared.users.nobody(Face::Kv).is_some() => {
             return Err("ERR AUTH <password> called without any password configured for the default user. Are you \
                         sure your configuration is correct?"
                 .into());

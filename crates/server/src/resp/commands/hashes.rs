@@ -281,7 +281,8 @@ pub(crate) fn hvals(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
 /// HRANDFIELD: all fields are read, some shown.
 pub(crate) fn hrandfield(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     use std::hash::{BuildHasher, Hasher};
-    let seeds = std::hash::RandomState::new();
+    // A command that is begun anew for what it reads draws the same again.
+    let seeds = call.session.seeds.get_or_insert_with(std::hash::RandomState::new).clone();
     let mut drawn = 0u64;
     let mut draw = |below: usize| {
         drawn += 1;
@@ -321,21 +322,34 @@ pub(crate) fn hrandfield(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     let wanted = if repeats { wanted } else { wanted.min(all.len()) };
     let nested = with_values && call.reply.is_resp3();
     call.reply.array(if with_values && !nested { 2 * wanted } else { wanted });
-    for nth in 0..wanted {
-        let at = if repeats { draw(all.len()) } else { nth + draw(all.len() - nth) };
-        if !repeats {
-            all.swap(nth, at);
+    let mut shown = 0;
+    while shown < wanted {
+        let mut names = Vec::new();
+        for nth in shown..wanted.min(shown + PAGE_FIELDS) {
+            let at = if repeats { draw(all.len()) } else { nth + draw(all.len() - nth) };
+            if !repeats {
+                all.swap(nth, at);
+            }
+            names.push(all[if repeats { at } else { nth }].clone());
         }
-        let name = &all[if repeats { at } else { nth }];
-        if nested {
-            call.reply.array(2);
-        }
-        call.reply.bulk(name);
+        shown += names.len();
+        let mut values = Vec::new();
         if let (true, Some((head, _))) = (with_values, found) {
-            let value = field(txn, call.database()?, head, name)?;
-            call.reply.maybe(value.as_deref());
+            let keys: Vec<_> = names.iter().map(|name| head.field_key(name)).collect();
+            let keys: Vec<Key<'_>> = keys.iter().map(|key| Key::Bytes(key)).collect();
+            values = txn.get_many(&call.database()?.fields, &keys)?;
         }
-        call.check_output()?;
+        for (nth, name) in names.iter().enumerate() {
+            if nested {
+                call.reply.array(2);
+            }
+            call.reply.bulk(name);
+            if with_values {
+                let value = values.get_mut(nth).and_then(Option::take);
+                call.reply.maybe(value.as_ref().map(|entry| &entry.value[..]));
+            }
+            call.check_output()?;
+        }
     }
     Ok(())
 }

@@ -34,7 +34,8 @@ use smallvec::SmallVec;
 
 pub(crate) use self::call::{
     ADMIN, Call, Command, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NO_SUCH_KEY, NOT_AN_INTEGER, NOT_QUEUED, Outcome,
-    READ, Run, SWEEPS, SYNTAX, WRITE, WRONG_TYPE, finish, help, is, shown, subcommand, wake_loop_of,
+    READ, Run, SWEEPS, SYNTAX, WRITE, WRONG_TYPE, finish, help, is, may_wait_again, shown, subcommand, suspend,
+    wake_loop_of,
 };
 pub(crate) use self::table::Table;
 use crate::front::audit;
@@ -87,7 +88,7 @@ impl Executor<'_> {
             call.session.began = Some(began);
             return barrier;
         }
-        call.session.waits = 0;
+        (call.session.waits, call.session.seeds) = (0, None);
         let failed = outcome.is_err();
         if let Err(refusal) = outcome {
             call.tally.errors += 1;

@@ -10,7 +10,9 @@ use std::time::Instant;
 
 use esker_kv::{KEY_BYTES_MAX, Txn};
 
-use crate::resp::commands::{Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish, permit};
+use crate::resp::commands::{
+    Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish, may_wait_again, permit, suspend,
+};
 use crate::resp::config::DATABASES;
 use crate::resp::number::parse_i64;
 use crate::resp::reply::ReplyWriter;
@@ -46,11 +48,19 @@ pub(crate) fn watch(call: &mut Call<'_>) -> Outcome {
         let (namespace, located) = database.locate(key);
         keyspace.expect_watcher();
         let mut txn = keyspace.kv.begin(&[(namespace, located)]);
+        if may_wait_again(call) {
+            txn.do_not_wait();
+        }
         let entry = match txn.get(namespace, located) {
             Ok(entry) => entry,
             Err(error) => {
                 keyspace.forget_watcher();
-                return Err(error.into());
+                let refusal = Refusal::from(error);
+                if matches!(refusal, Refusal::OnItsWay) {
+                    // Keys that are watched by now are passed over then.
+                    suspend(call, txn.take_awaited());
+                }
+                return Err(refusal);
             }
         };
         keyspace.watches.add(database.index, key, &call.session.dirty);
@@ -88,8 +98,14 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
             opened.push((keyspace.database(index)?, key));
         }
     }
+    let alone = opened.is_empty();
+    // Nobody writes what is watched between the look at it and the commit.
+    let seen: Vec<(u8, Vec<u8>)> =
+        call.session.watched.iter().map(|watched| (watched.database, watched.key.clone())).collect();
+    for (index, key) in &seen {
+        opened.push((keyspace.database(*index)?, key));
+    }
     let located: Vec<_> = opened.iter().map(|(database, key)| database.locate(key)).collect();
-    let alone = located.is_empty();
     let begin = || {
         let mut txn = if alone { keyspace.kv.begin_exclusive() } else { keyspace.kv.begin(&located) };
         if gives_back {
@@ -98,6 +114,12 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         txn
     };
     let watching = !call.session.watched.is_empty();
+    // What commands do beside the transaction they must not do twice.
+    let acts = |queued: &Queued| {
+        let command = &commands[queued.command];
+        matches!(command.run, Run::Plain(_)) && !HARMLESS.contains(&command.name)
+    };
+    let once = watching || queue.commands.iter().any(acts);
     let mut tried = false;
     // Of each command of the last try: how long it took, whether it failed, and the database after it.
     let mut notes = Vec::new();
@@ -109,7 +131,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
             call.reply.null_array();
             return Ok(());
         }
-        if watching {
+        if once {
             // All is read before anything is done: what is done is seen by watchers, this session too, and is not done
             // again.
             for (namespace, key) in &located {
@@ -152,6 +174,9 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
     outcome
 }
 
+/// Commands without data that may be run again.
+const HARMLESS: &[&str] = &["ping", "echo", "select", "time", "command", "lastsave", "role", "info", "dbsize"];
+
 /// The keys of all commands of a transaction, where that is all they touch; `None`: it keeps everybody else out.
 fn keys_of<'q>(call: &Call<'_>, queue: &'q Queue) -> Option<Vec<(&'q [u8], u8)>> {
     let mut database = call.session.database;
@@ -164,6 +189,10 @@ fn keys_of<'q>(call: &Call<'_>, queue: &'q Queue) -> Option<Vec<(&'q [u8], u8)>>
             }
             // What it selects counts for those behind it.
             Run::Plain(_) if command.name == "select" => {
+                let allowed = call.session.rights.as_ref();
+                if allowed.is_some_and(|rights| rights.check(queued.command, command, queued.args()).is_err()) {
+                    return None;
+                }
                 database = parse_i64(queued.args().get(1)).and_then(|index| u8::try_from(index).ok())?;
                 if usize::from(database) >= DATABASES {
                     return None;
