@@ -153,7 +153,7 @@ impl<'a> Txn<'a> {
     }
 
     /// Makes reads of what is not in memory fail with [`Error::OnItsWay`](crate::Error::OnItsWay) in place of waiting:
-    /// for those who must not sleep. Such a read has begun then, and [`Txn::take_awaited`] is what to await.
+    /// for callers that must not sleep. Such a read has begun then, and [`Txn::take_awaited`] is what to await.
     pub fn do_not_wait(&mut self) {
         self.hurries = true;
     }

@@ -6,7 +6,7 @@
 //! 1. The store closes after the last client was answered, whatever ends the server.
 //! 2. The figures and settings of the engine reach clients only through [`EngineInfo`].
 
-/// Prints a line for the person who has started the server; if nobody reads it any more, it goes on without.
+/// Prints a line for the person at the terminal; if nothing reads it any more, the server goes on without.
 macro_rules! say {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -71,7 +71,8 @@ pub struct Serve {
     /// File of users (TOML), with their roles and what they may reach; without it there is one, who may do everything
     #[arg(long, value_name = "FILE")]
     users_file: Option<String>,
-    /// How long clients have to take what is under way when the server stops, such as 8s; the store then has as long to close
+    /// How long clients have to take what is under way when the server stops, such as 8s; the store then has twice
+    /// that to close
     #[arg(long, value_name = "TIME")]
     drain: Option<esker::Period>,
     /// Certificate chain (PEM); without --tls-listen all addresses speak TLS then

@@ -1,4 +1,4 @@
-//! The audit log: who came, who was refused, what operators did. Events of their own target, in whatever the process
+//! The audit log: logins, refusals, and what operators did. Events of their own target, in whatever the process
 //! logs to.
 //!
 //! Invariant: no event holds a password, a token, or a value.

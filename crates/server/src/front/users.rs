@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! 1. A file that cannot be read whole changes nothing.
-//! 2. Each change has a new [`Users::generation`]: who keeps a user looks whether he is the same still.
+//! 2. Each change has a new [`Users::generation`]: a session that keeps a user looks whether he is the same still.
 //! 3. Secrets are compared in a time that does not tell where they differ, and are in no message.
 
 use std::collections::{BTreeMap, HashMap};
@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 
 use crate::front::pattern;
 
-/// The user of those who say no name.
+/// The user of clients that say no name.
 pub const DEFAULT_USER: &str = "default";
 /// Longest name of a user, in bytes.
 pub const USER_NAME_BYTES_MAX: usize = 128;
@@ -359,7 +359,7 @@ impl Directory {
 /// The users of a server, for all its protocols.
 pub struct Users {
     file: Option<PathBuf>,
-    /// Held by those who change the directory.
+    /// Held while the directory is changed.
     changing: Mutex<()>,
     directory: ArcSwap<Directory>,
     generation: AtomicU64,
@@ -407,7 +407,7 @@ impl Users {
     }
 
     /// Those of a file, and `default` where a password or a token is given and the file does not name him. Without
-    /// either, who says no name may do nothing unless the file names `default`.
+    /// either, a client that says no name may do nothing unless the file names `default`.
     ///
     /// # Errors
     /// [`UsersError`] says what cannot be read.

@@ -3,7 +3,7 @@
 //! connection → names in the certificate, read once; call → [`Guard`] → [`User`] in the call's extensions → [`permit`]
 //!
 //! Invariants:
-//! 1. No service is called by somebody who is no user, but for health.
+//! 1. A call of a client that is no user reaches no service but health.
 //! 2. What a method does to a log or a table is looked at in the method, before anything is done.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::front::audit;
 use crate::front::certificates::names_in;
 use crate::front::users::{Face, Role, User, Users};
 
-/// Finds out who calls a service, and refuses those who may not use it; a connection on which a user has called is a
+/// Finds the user that calls a service, and refuses users that may not use it; a connection on which a user has called is a
 /// known client's.
 #[derive(Clone)]
 pub(crate) struct Guard {
@@ -28,7 +28,7 @@ pub(crate) struct Guard {
 /// What is guarded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Service {
-    /// Whoever calls is answered, and stays a stranger unless he is a user.
+    /// Every client is answered; one that is no user stays a stranger.
     Open,
     /// For all users.
     Users,

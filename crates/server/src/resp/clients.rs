@@ -200,7 +200,7 @@ impl Clients {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Those for whom most is held, as many as have to go so that no more than `max` is held for the others.
+    /// The clients that hold most, as many as have to go so that the others hold no more than `max`.
     pub(crate) fn largest_above(&self, max: usize) -> Vec<Arc<ClientEntry>> {
         let mut all = self.all();
         all.retain(|client| !client.killed.load(Ordering::SeqCst));

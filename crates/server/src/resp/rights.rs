@@ -216,7 +216,7 @@ pub(crate) fn add_rule(rules: &mut Vec<String>, rule: &str) {
 
 /// What a call does that only operators may, in words without secrets; `None`: nothing that changes something.
 pub(crate) fn act(command: &Command, args: Args<'_>) -> Option<String> {
-    let word = |at: usize| (at < args.len()).then(|| shown(args.get(at)).to_ascii_lowercase()).unwrap_or_default();
+    let word = |at: usize| if at < args.len() { shown(args.get(at)).to_ascii_lowercase() } else { String::new() };
     let sub = word(1);
     match (command.name, sub.as_str()) {
         ("acl", "setuser") => Some(format!("acl setuser {}", word(2))),

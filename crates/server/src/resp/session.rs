@@ -138,14 +138,14 @@ impl Session {
         self.rights.is_some()
     }
 
-    /// It is this user's from now on, who was found when users had this generation.
+    /// It is this user's from now on; he was found when users had this generation.
     pub(crate) fn become_user(&mut self, user: Arc<User>, generation: u64) {
         self.generation = generation;
         user.name().clone_into(&mut self.client.names.lock().user);
         self.rights = Some(Rights::of(user));
     }
 
-    /// It is the user's of those who say no name, if he needs no password; else nobody's.
+    /// It is the user's of clients that say no name, if he needs no password; else nobody's.
     pub(crate) fn become_nobody(&mut self, shared: &Shared) {
         // Before the look, so that a change meanwhile is seen.
         let generation = shared.users.generation();

@@ -1,4 +1,5 @@
-//! What the servers of `esker serve` share: addresses as people write them, certificates, users, failures as exit codes.
+//! What the servers of `esker serve` share: addresses as people write them, certificates, users, failures as exit
+//! codes.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;

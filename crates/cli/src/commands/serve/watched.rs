@@ -44,6 +44,9 @@ const COUNTERS: &[&str] = &[
     "unpacked_bytes",
 ];
 
+/// Powers of two of nanoseconds that times of stages are told by: 1 us to 17 s.
+const STAGE_POWERS: std::ops::RangeInclusive<u32> = 10..=34;
+
 /// What is being served.
 pub struct Serving {
     /// The Redis protocol.
@@ -86,6 +89,7 @@ impl Source for Watched {
             let is = f64::from(u8::from(name == state));
             Figure::new("esker_state", "1 for the state that the store is in", Value::Gauge(is)).labelled("state", name)
         }));
+        figures.extend(of_process());
         let Some(serving) = self.0.get() else { return figures };
         figures.extend(serving.resp.figures());
         figures.extend(serving.engine.iter().flat_map(|engine| of_engine(engine)));
@@ -129,10 +133,38 @@ fn of_engine(engine: &Engine) -> Vec<Figure> {
         .collect();
     let seconds = |ns: u64| ns as f64 / 1e9;
     figures.extend(engine.stages().into_iter().map(|(name, times)| {
-        let buckets = times.buckets.iter().map(|(ns, count)| (seconds(*ns), *count)).collect();
+        // The same buckets at all times: monitors compare them with those before.
+        let mut buckets: Vec<(f64, u64)> = STAGE_POWERS.map(|power| (seconds(1 << power), 0)).collect();
+        for (ns, count) in &times.buckets {
+            let power = u64::BITS - ns.saturating_sub(1).leading_zeros();
+            let last = buckets.len() - 1;
+            buckets[(power.saturating_sub(*STAGE_POWERS.start()) as usize).min(last)].1 += count;
+        }
         let help = "How long stages of writes and reads took; of those done very often one of some is timed";
         Figure::new("esker_engine_stage_seconds", help, Value::Times(buckets)).labelled("stage", name)
     }));
+    figures
+}
+
+/// What the system says of the process, under the names that all exporters use.
+fn of_process() -> Vec<Figure> {
+    let mut figures = Vec::new();
+    let page = rustix::param::page_size() as f64;
+    let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let mut pages = status.split(' ').filter_map(|pages| pages.parse::<f64>().ok());
+    if let (Some(virtual_pages), Some(resident)) = (pages.next(), pages.next()) {
+        let resident = Value::Gauge(resident * page);
+        figures.push(Figure::new("process_resident_memory_bytes", "Memory that the process has", resident));
+        let taken = Value::Gauge(virtual_pages * page);
+        figures.push(Figure::new("process_virtual_memory_bytes", "Addresses that the process has", taken));
+    }
+    let count = |folder: &str| std::fs::read_dir(folder).map(|entries| entries.count() as f64);
+    if let Ok(open) = count("/proc/self/fd") {
+        figures.push(Figure::new("process_open_fds", "File descriptors that are open", Value::Gauge(open)));
+    }
+    if let Ok(threads) = count("/proc/self/task") {
+        figures.push(Figure::new("process_threads", "Threads of the process", Value::Gauge(threads)));
+    }
     figures
 }
 
