@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_an_error_that_shows_what_is_expected() {
-        for text in ["", "m", "-1", "1.5g", "12q", "18446744073709551615t", "１k"] {
+        for text in ["", "m", "-1", "1,5g", "12q", "18446744073709551615t", "１k"] {
             let error = text.parse::<ByteSize>().unwrap_err().to_string();
             assert!(error.contains("64m"), "{error}");
         }
