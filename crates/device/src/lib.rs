@@ -16,7 +16,7 @@ mod file;
 mod memory;
 mod slow;
 
-pub use allocator::give_freed_memory_back;
+pub use allocator::{give_freed_memory_back, give_kept_memory_back};
 pub use error::{Error, Result};
 pub use file::{FileDevice, OpenMode};
 pub use memory::MemoryDevice;

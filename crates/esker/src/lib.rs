@@ -125,7 +125,7 @@ pub use esker_engine::{CommitPolicy, CompressOptions};
 pub use esker_kv::Kv;
 pub use esker_store::{Completion, Compression, Durability, ObjectStore};
 pub use maps::OpenMap;
-pub use memory::{default_segment_bytes, engine_options, heed_memory_limit, memory_bytes};
+pub use memory::{default_segment_bytes, engine_options, give_kept_memory_back, heed_memory_limit, memory_bytes};
 pub use place::{DEVICE_BYTES_DEFAULT, DEVICE_FILE, FREE_PERCENT_MAX, Made, SEGMENTS_MIN};
 pub use store::Store;
 pub use sweep::SweepFigures;

@@ -42,6 +42,11 @@ pub fn heed_memory_limit() {
     }
 }
 
+/// Has the process's allocator give back what it keeps of freed memory, for a program after a peak.
+pub fn give_kept_memory_back() {
+    esker_device::give_kept_memory_back();
+}
+
 /// Where limits are read.
 struct Mounted {
     cgroups: PathBuf,

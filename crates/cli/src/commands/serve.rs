@@ -374,6 +374,10 @@ impl EngineInfo for Bare {
         self.stopping.reload()
     }
 
+    fn give_memory_back(&self) {
+        esker::give_kept_memory_back();
+    }
+
     fn info(&self) -> Vec<InfoLine> {
         NoEngineInfo.info()
     }
@@ -390,6 +394,10 @@ impl EngineInfo for Bare {
 impl EngineInfo for Wired {
     fn reload(&self) -> Result<(), String> {
         self.stopping.reload()
+    }
+
+    fn give_memory_back(&self) {
+        esker::give_kept_memory_back();
     }
 
     fn health(&self) -> Health {

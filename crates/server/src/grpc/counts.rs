@@ -1,6 +1,6 @@
 //! What the gRPC server has counted: calls, failures and times by method, connections.
 //!
-//! request → [`Counted`] around all services → answer's head → [`Counts`] → [`Counts::figures`]
+//! request → [`Counted`] around all services → answer's head → [`CallCounts`] → [`CallCounts::figures`]
 //!
 //! A call's time ends with the head of its answer: that of a stream says how long its begin took.
 //!
@@ -34,12 +34,12 @@ struct Method {
 
 /// What was counted.
 #[derive(Default)]
-pub(crate) struct Counts {
+pub(crate) struct CallCounts {
     methods: RwLock<BTreeMap<String, Arc<Method>>>,
     room: RwLock<Option<Room>>,
 }
 
-impl Counts {
+impl CallCounts {
     /// Tells of these connections too.
     pub(crate) fn watch(&self, room: &Room) {
         *self.room.write() = Some(room.clone());
@@ -105,7 +105,7 @@ impl Method {
 
 /// Has everything counted that passes.
 #[derive(Clone)]
-pub(crate) struct Counting(pub(crate) Arc<Counts>);
+pub(crate) struct Counting(pub(crate) Arc<CallCounts>);
 
 impl<S> tower::Layer<S> for Counting {
     type Service = Counted<S>;
@@ -119,7 +119,7 @@ impl<S> tower::Layer<S> for Counting {
 #[derive(Clone)]
 pub(crate) struct Counted<S> {
     inner: S,
-    counts: Arc<Counts>,
+    counts: Arc<CallCounts>,
 }
 
 impl<S, B, R> Service<http::Request<B>> for Counted<S>
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn times_fall_into_their_buckets_and_names_are_bounded() {
-        let counts = Counts::default();
+        let counts = CallCounts::default();
         for (micros, failed) in [(0, false), (1, false), (1_000, true), (u64::MAX >> 20, false)] {
             counts.method("/esker.log.v1.Log/Append").note(Duration::from_micros(micros), failed);
         }

@@ -43,7 +43,7 @@ pub use listen::Address;
 pub use sequencer::Sequencers;
 
 use caller::{Guard, Service};
-use counts::{Counting, Counts};
+use counts::{CallCounts, Counting};
 use listen::{Incoming, Listeners};
 use map::MapService;
 use objects::ObjectService;
@@ -92,7 +92,7 @@ pub struct Server {
     stop: Arc<watch::Sender<bool>>,
     certificates: Option<Arc<Certificates>>,
     users: Arc<Users>,
-    counts: Arc<Counts>,
+    counts: Arc<CallCounts>,
 }
 
 /// Stops a server from anywhere. Cloning gives another handle of the same server.
@@ -101,7 +101,7 @@ pub struct Handle {
     stop: Arc<watch::Sender<bool>>,
     certificates: Option<Arc<Certificates>>,
     users: Arc<Users>,
-    counts: Arc<Counts>,
+    counts: Arc<CallCounts>,
 }
 
 impl Handle {
@@ -270,7 +270,7 @@ async fn serve(
     config: &Config,
     faces: Faces,
     listeners: Listeners,
-    (certificates, users, counts): (Option<Arc<Certificates>>, &Arc<Users>, &Arc<Counts>),
+    (certificates, users, counts): (Option<Arc<Certificates>>, &Arc<Users>, &Arc<CallCounts>),
     stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     let failed = |error: tonic::transport::Error| Error::Serve { what: "serve", why: chain(&error) };

@@ -10,9 +10,9 @@ use esker_kv::{Barrier, Entry};
 use esker_store::Completion;
 
 use crate::resp::keyspace::HASH;
+use crate::resp::queued::Queued;
 use crate::resp::refusal::{Refusal, WRONG_TYPE};
 use crate::resp::reply::ReplyWriter;
-use crate::resp::session::Queued;
 use crate::resp::shared::Tally;
 
 /// What is waited for, and what is made of it.
@@ -30,7 +30,7 @@ pub(crate) enum Awaited {
 }
 
 /// What is to be done with what was waited for.
-pub(crate) enum Told {
+pub(crate) enum Answered {
     /// It is written, and waits for this.
     Reply(Option<Barrier>),
     /// This command is to be run.
@@ -95,7 +95,7 @@ impl Awaited {
     }
 
     /// Writes the reply, once the values are here, unless a command is to be run again.
-    pub(crate) fn reply(self, reply: &mut ReplyWriter<'_>, tally: &mut Tally, output_bytes_max: usize) -> Told {
+    pub(crate) fn reply(self, reply: &mut ReplyWriter<'_>, tally: &mut Tally, output_bytes_max: usize) -> Answered {
         let start = reply.position();
         let (replied, barrier) = match self {
             Self::One(entry) => {
@@ -110,14 +110,14 @@ impl Awaited {
             // What is wrong with it the command finds out itself.
             Self::Value(value, queued) => {
                 drop(value);
-                return Told::Again(queued);
+                return Answered::Again(queued);
             }
             Self::Login(right, queued) => match right.into_parts().0 {
-                Ok(true) => return Told::Again(queued),
+                Ok(true) => return Answered::Again(queued),
                 Ok(false) => {
                     tally.errors += 1;
                     reply.error(WRONG_PASSWORD.as_bytes());
-                    return Told::WrongPassword;
+                    return Answered::WrongPassword;
                 }
                 Err(error) => (Err(error.into()), None),
             },
@@ -135,6 +135,6 @@ impl Awaited {
             reply.rewind(start);
             reply.error(refusal.line().as_bytes());
         }
-        Told::Reply(barrier)
+        Answered::Reply(barrier)
     }
 }

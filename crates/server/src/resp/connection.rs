@@ -12,7 +12,7 @@ use std::task::Context;
 use std::time::Instant;
 
 use crate::front::audit;
-use crate::resp::awaited::Told;
+use crate::resp::awaited::Answered;
 use crate::resp::commands::Executor;
 use crate::resp::commands::connection::TOO_MANY_CLIENTS;
 use crate::resp::output::{Batch, Output};
@@ -206,18 +206,18 @@ impl Connection {
         let errors = executor.tally.errors;
         let mut reply = ReplyWriter::new(&mut self.output.bytes, self.session.resp3);
         let barrier = match awaited.reply(&mut reply, &mut executor.tally, executor.shared.config.output_bytes_max) {
-            Told::Reply(barrier) => {
+            Answered::Reply(barrier) => {
                 executor.observer.arrived(&mut self.session, executor.tally.errors > errors);
                 barrier
             }
-            Told::WrongPassword => {
+            Answered::WrongPassword => {
                 let (client, user) = (&self.session.client, self.session.logging_in.take().unwrap_or_default());
                 audit::login_failed(&client.address, &user);
                 executor.shared.denials.note("auth", false, "AUTH", &user, client.line("auth"));
                 executor.observer.failed_late(&mut self.session);
                 None
             }
-            Told::Again(queued) => {
+            Answered::Again(queued) => {
                 if !self.session.renew(executor.shared) {
                     return true;
                 }

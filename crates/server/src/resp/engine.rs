@@ -76,6 +76,9 @@ pub trait EngineInfo: Send + Sync {
         Err("this store makes no backups".into())
     }
 
+    /// Clients have given up much memory: the allocator need not keep it. Not called on event loops.
+    fn give_memory_back(&self) {}
+
     /// Takes certificates, passwords, tokens and users anew, for ESKER.RELOAD and ACL LOAD.
     ///
     /// # Errors

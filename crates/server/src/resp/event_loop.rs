@@ -206,7 +206,6 @@ impl EventLoop {
         if tally.commands > 0 || tally.output_bytes > 0 {
             self.shared.loops[self.index].add(tally);
         }
-        self.keep_within_memory();
         self.look_at_users(executor, now);
         let kills = self.shared.kills.load(Ordering::SeqCst);
         if kills != self.kills {
@@ -231,20 +230,25 @@ impl EventLoop {
     }
 
     /// Disconnects the clients that hold most, where all together hold more than they may.
-    fn keep_within_memory(&self) {
-        let shared = &self.shared;
+    /// Its own connections at once, so that the next command of a round finds their memory free. Whether there were any.
+    fn keep_within_memory(&mut self) -> bool {
+        let shared = Arc::clone(&self.shared);
         let max = shared.settings.clients_bytes_max.load(Ordering::Relaxed);
         if shared.clients.held_bytes() <= max {
-            return;
+            return false;
         }
         for client in shared.clients.largest_above(max) {
             tracing::warn!(client = %client.address, held = client.held_bytes(), max, "disconnecting a client: all \
                 clients together hold more memory than they may (clients_bytes_max)");
             client.killed.store(true, Ordering::SeqCst);
             shared.evicted.fetch_add(1, Ordering::Relaxed);
-            shared.kills.fetch_add(1, Ordering::SeqCst);
-            shared.wake(client.event_loop);
+            if client.event_loop != self.index {
+                shared.kills.fetch_add(1, Ordering::SeqCst);
+                shared.wake(client.event_loop);
+            }
         }
+        self.close_where(|connection| connection.session.client.killed.load(Ordering::SeqCst));
+        true
     }
 
     fn turn(&mut self, at: usize, executor: &mut Executor<'_>, now: Instant) {
@@ -254,6 +258,10 @@ impl EventLoop {
             Fate::Again => self.again.push(at),
             Fate::Wait => {}
         }
+        if self.keep_within_memory() && self.connections[at].is_none() {
+            return;
+        }
+        let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
         if connection.session.awaited.is_some() && !connection.suspended {
             connection.suspended = true;
             self.suspended.push(at);

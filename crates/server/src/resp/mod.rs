@@ -21,6 +21,7 @@ mod denials;
 mod engine;
 mod event_loop;
 mod figures;
+mod flags;
 mod keyspace;
 mod listen;
 mod loading;
@@ -29,6 +30,7 @@ mod number;
 mod observer;
 mod output;
 mod parse;
+mod queued;
 mod refusal;
 mod reply;
 mod rights;
@@ -73,6 +75,8 @@ const LOOPS_MAX_BY_DEFAULT: usize = 4;
 /// Expired keys are removed so often, and so many at once.
 const EXPIRE_EVERY: Duration = Duration::from_millis(100);
 const EXPIRE_KEYS: usize = 10_000;
+/// Memory that clients have given up since the last time, above which the allocator is to give it back.
+const GIVE_BACK_BYTES: usize = 32 << 20;
 
 /// A server that listens; [`Server::run`] makes it answer.
 pub struct Server {
@@ -173,6 +177,7 @@ impl Server {
         if config.is_reached_by_others() {
             users.close().map_err(Error::Config)?;
         }
+        commands::Table::get();
         users.understand(rights::is_rule).map_err(Error::Config)?;
         let port = addresses.iter().find_map(|address| match address {
             Address::Tcp(address) | Address::Tls(address) => Some(address.port()),
@@ -280,9 +285,9 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Removes what has expired, until the server stops.
+/// Removes what has expired, and has memory given back that clients held, until the server stops.
 fn expire(shared: &Shared) {
-    let mut failing = false;
+    let (mut failing, mut peak) = (false, 0);
     loop {
         let mut held = shared.stop_lock.lock();
         if !shared.is_stopping() {
@@ -291,6 +296,12 @@ fn expire(shared: &Shared) {
         drop(held);
         if shared.is_stopping() {
             return;
+        }
+        let held = shared.clients.held_bytes();
+        peak = held.max(peak);
+        if peak - held > GIVE_BACK_BYTES {
+            peak = held;
+            shared.engine.give_memory_back();
         }
         let removed = shared.keyspace.sweep().and_then(|()| shared.keyspace.kv.expire_due(EXPIRE_KEYS));
         match removed {

@@ -14,7 +14,8 @@ use crate::resp::command_stats::LoopCommands;
 use crate::resp::commands::{ADMIN, Command, FAST};
 use crate::resp::monitors;
 use crate::resp::parse::Args;
-use crate::resp::session::{Begun, Session};
+use crate::resp::queued::Begun;
+use crate::resp::session::Session;
 use crate::resp::shared::Shared;
 use crate::resp::slowlog::KeptArgs;
 

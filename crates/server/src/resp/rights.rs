@@ -6,11 +6,11 @@
 //! 1. A later rule goes before an earlier one.
 //! 2. A subcommand that is not known here is allowed as the rest of its command is.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::front::pattern::matches;
 use crate::front::users::User;
-use crate::resp::commands::{ADMIN, Command, FAST, READ, Table, WRITE, is, shown};
+use crate::resp::flags::{ADMIN, FAST, READ, WRITE};
 use crate::resp::parse::Args;
 
 /// Categories, in the order in which Redis tells them.
@@ -77,52 +77,75 @@ const SUBCOMMANDS: &[(&str, &str, bool)] = &[
     ("acl", "whoami", false),
 ];
 
+/// What rules have to know of a command.
+#[derive(Clone, Copy)]
+pub(crate) struct Facts {
+    pub(crate) name: &'static str,
+    pub(crate) group: &'static str,
+    pub(crate) flags: u16,
+}
+
 /// A command, or one of its subcommands.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 struct Unit {
     command: usize,
+    facts: Facts,
     subcommand: Option<&'static str>,
     operators: bool,
 }
 
-/// All commands and subcommands; those of one command one behind the other, itself first.
-fn units() -> &'static [Unit] {
-    static UNITS: std::sync::LazyLock<Vec<Unit>> = std::sync::LazyLock::new(|| {
+static UNITS: OnceLock<Vec<Unit>> = OnceLock::new();
+
+/// Learns what commands there are, in the order of their table.
+pub(crate) fn learn(commands: impl Iterator<Item = Facts>) {
+    UNITS.get_or_init(|| {
         let mut units = Vec::new();
-        for (command, known) in Table::commands().iter().enumerate() {
-            let subcommands = SUBCOMMANDS.iter().filter(|(container, ..)| *container == known.name);
+        for (command, facts) in commands.enumerate() {
+            let subcommands = SUBCOMMANDS.iter().filter(|(container, ..)| *container == facts.name);
             // What is a container says of itself only what its subcommands are.
             let container = subcommands.clone().next().is_some();
-            let operators = !container && (known.flags & ADMIN != 0 || OPERATORS.contains(&known.name));
-            units.push(Unit { command, subcommand: None, operators });
+            let operators = !container && (facts.flags & ADMIN != 0 || OPERATORS.contains(&facts.name));
+            units.push(Unit { command, facts, subcommand: None, operators });
             units.extend(subcommands.map(|(_, name, operators)| Unit {
                 command,
+                facts,
                 subcommand: Some(name),
                 operators: *operators,
             }));
         }
         units
     });
-    &UNITS
+}
+
+/// All commands and subcommands; those of one command one behind the other, itself first.
+fn units() -> &'static [Unit] {
+    UNITS.get().map_or(&[], Vec::as_slice)
+}
+
+fn is(arg: &[u8], word: &str) -> bool {
+    arg.eq_ignore_ascii_case(word.as_bytes())
+}
+
+/// An argument as text for messages: at most 128 bytes of it.
+fn shown(arg: &[u8]) -> String {
+    String::from_utf8_lossy(&arg[..arg.len().min(128)]).into_owned()
 }
 
 impl Unit {
-    fn command(&self) -> &'static Command {
-        &Table::commands()[self.command]
-    }
-
     fn name(&self) -> String {
-        let command = self.command().name;
+        let command = self.facts.name;
         self.subcommand.map_or_else(|| command.to_owned(), |subcommand| format!("{command}|{subcommand}"))
     }
 
     fn is_in(&self, category: &str) -> bool {
-        let command = self.command();
+        let command = self.facts;
         let container = SUBCOMMANDS.iter().any(|(container, ..)| *container == command.name);
         let connection = command.group == "connection" || matches!(command.name, "command" | "wait");
         match category {
             "all" => true,
-            "keyspace" => command.group == "generic" && !connection && command.name != "waitaof" || is_of_all(command),
+            "keyspace" => {
+                command.group == "generic" && !connection && command.name != "waitaof" || is_of_all(command.name)
+            }
             "read" => command.flags & READ != 0,
             "write" => command.flags & WRITE != 0,
             "fast" => command.flags & FAST != 0,
@@ -138,8 +161,8 @@ impl Unit {
 }
 
 /// Commands on all keys that the list of groups has with the server's.
-fn is_of_all(command: &Command) -> bool {
-    matches!(command.name, "dbsize" | "flushdb" | "flushall")
+fn is_of_all(name: &str) -> bool {
+    matches!(name, "dbsize" | "flushdb" | "flushall")
 }
 
 /// The names of the commands and subcommands in a category.
@@ -175,7 +198,7 @@ fn apply(allowed: &mut [bool], rule: &str) -> bool {
     };
     let mut found = false;
     for (unit, held) in all.iter().zip(allowed) {
-        let means = unit.command().name == command
+        let means = unit.facts.name == command
             && subcommand.is_none_or(|wanted| unit.subcommand.is_some_and(|name| name == wanted));
         if means {
             (*held, found) = (allow, true);
@@ -215,13 +238,13 @@ pub(crate) fn add_rule(rules: &mut Vec<String>, rule: &str) {
 }
 
 /// What a call does that only operators may, in words without secrets; `None`: nothing that changes something.
-pub(crate) fn act(command: &Command, args: Args<'_>) -> Option<String> {
+pub(crate) fn act(name: &str, args: Args<'_>) -> Option<String> {
     let word = |at: usize| if at < args.len() { shown(args.get(at)).to_ascii_lowercase() } else { String::new() };
     let sub = word(1);
-    match (command.name, sub.as_str()) {
+    match (name, sub.as_str()) {
         ("acl", "setuser") => Some(format!("acl setuser {}", word(2))),
         ("acl", "deluser" | "load") | ("client", "kill") | ("config", "resetstat") => {
-            Some(format!("{} {sub} {}", command.name, word(2)).trim_end().to_owned())
+            Some(format!("{name} {sub} {}", word(2)).trim_end().to_owned())
         }
         ("config", "set") => {
             let pairs = (2..args.len()).step_by(2).map(|at| match word(at) {
@@ -263,12 +286,17 @@ impl Rights {
 
     /// Whether the user may be told what others do.
     pub(crate) fn may_monitor(&self) -> bool {
-        let held = |(unit, held): (&Unit, &bool)| unit.command().name == "monitor" && *held;
+        let held = |(unit, held): (&Unit, &bool)| unit.facts.name == "monitor" && *held;
         self.all || units().iter().zip(&self.allowed).any(held)
     }
 
     /// Whether the user may call this command with these arguments.
-    pub(crate) fn check(&self, index: usize, command: &Command, args: Args<'_>) -> Result<(), Denied> {
+    pub(crate) fn check<'k>(
+        &self,
+        index: usize,
+        args: Args<'k>,
+        mut keys: impl Iterator<Item = &'k [u8]>,
+    ) -> Result<(), Denied> {
         if self.all {
             return Ok(());
         }
@@ -280,8 +308,9 @@ impl Rights {
         if !held {
             return Err(Denied::Command(unit.name()));
         }
-        let (reads, writes) = (command.flags & WRITE == 0 || reads_too(command, args), command.flags & WRITE != 0);
-        let denied = command.keys_of(args).find(|key| !self.has_key(key, reads, writes));
+        let facts = unit.facts;
+        let (reads, writes) = (facts.flags & WRITE == 0 || reads_too(facts.name, args), facts.flags & WRITE != 0);
+        let denied = keys.find(|key| !self.has_key(key, reads, writes));
         denied.map_or(Ok(()), |key| Err(Denied::Key(key.to_vec())))
     }
 
@@ -294,14 +323,11 @@ impl Rights {
 }
 
 /// Commands that write and show what was there.
-fn reads_too(command: &Command, args: Args<'_>) -> bool {
-    if command.name == "set" {
+fn reads_too(name: &str, args: Args<'_>) -> bool {
+    if name == "set" {
         return args.from(3.min(args.len())).any(|arg| is(arg, "get"));
     }
-    !matches!(
-        command.name,
-        "mset" | "msetnx" | "setex" | "psetex" | "setnx" | "del" | "unlink" | "hset" | "hmset" | "hdel"
-    )
+    !matches!(name, "mset" | "msetnx" | "setex" | "psetex" | "setnx" | "del" | "unlink" | "hset" | "hmset" | "hdel")
 }
 
 #[cfg(test)]
@@ -309,6 +335,7 @@ mod tests {
     use super::*;
 
     fn rights(rules: &[&str]) -> Rights {
+        crate::resp::commands::Table::get();
         let mut user = User::new("ann");
         user.commands = rules.iter().map(|rule| (*rule).to_owned()).collect();
         Arc::into_inner(Rights::of(Arc::new(user))).unwrap()
@@ -345,6 +372,7 @@ mod tests {
 
     #[test]
     fn rules_that_change_nothing_are_left_out() {
+        crate::resp::commands::Table::get();
         let mut rules = vec!["-@all".to_owned()];
         for rule in ["+@read", "+get", "+set", "-get", "+get", "-set", "+SET"] {
             add_rule(&mut rules, rule);

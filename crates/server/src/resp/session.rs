@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::front::strangers::Stranger;
 use crate::front::users::{Face, User};
@@ -12,52 +12,9 @@ use crate::resp::awaited::Awaited;
 use crate::resp::clients::ClientEntry;
 use crate::resp::keyspace::Keyspace;
 use crate::resp::monitors::Monitor;
-use crate::resp::parse::{Args, Span};
+use crate::resp::queued::{Begun, Queued, Ran};
 use crate::resp::rights::Rights;
 use crate::resp::shared::Shared;
-use crate::resp::slowlog::KeptArgs;
-
-/// A command waiting for EXEC.
-pub(crate) struct Queued {
-    /// Its place among all commands.
-    pub(crate) command: usize,
-    bytes: Vec<u8>,
-    spans: Vec<Span>,
-}
-
-impl Queued {
-    pub(crate) fn new(command: usize, args: Args<'_>) -> Self {
-        let (bytes, spans) = args.to_owned_parts();
-        Self { command, bytes, spans }
-    }
-
-    pub(crate) fn args(&self) -> Args<'_> {
-        Args::new(&self.bytes, &self.spans)
-    }
-
-    /// Memory that it takes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes.len() + self.spans.len() * size_of::<Span>() + size_of::<Self>()
-    }
-}
-
-/// A queued command that EXEC has run.
-pub(crate) struct Ran {
-    pub(crate) queued: Queued,
-    pub(crate) took: Duration,
-    pub(crate) failed: bool,
-    /// The database that it left the session in.
-    pub(crate) database: u8,
-}
-
-/// A command whose values are on their way.
-pub(crate) struct Begun {
-    /// Its place among all commands.
-    pub(crate) command: usize,
-    pub(crate) began: Instant,
-    /// What the slow log would show of it; nothing if that was off.
-    pub(crate) args: Option<KeptArgs>,
-}
 
 /// What MULTI collects.
 #[derive(Default)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::front::logins::hash_password;
 use crate::front::users::{DEFAULT_USER, Keys, Role, Secret, User, digest, from_hex, is_name};
 use crate::resp::awaited::Awaited;
-use crate::resp::commands::{Call, Outcome, Refusal, Table, help, is, shown, subcommand};
+use crate::resp::commands::{Call, Outcome, Refusal, help, is, shown, subcommand};
 use crate::resp::rights::{CATEGORIES, Denied, Rights, add_rule, commands_in, is_rule};
 
 /// Entries that LOG tells of if nothing is said.
@@ -289,14 +289,15 @@ fn dry_run(call: &mut Call<'_>) -> Outcome {
     let Some(user) = call.shared.users.find(&name) else {
         return Err(format!("ERR User '{name}' not found").into());
     };
-    let Some((index, command)) = Table::get().find(call.arg(3)) else {
+    let found = call.commands.iter().enumerate().find(|(_, command)| is(call.arg(3), command.name));
+    let Some((index, command)) = found else {
         return Err(format!("ERR Command '{}' not found", shown(call.arg(3))).into());
     };
     let args = call.args.after(3);
     if !command.accepts(args.len()) {
         return Err(call.wrong_args(command.name));
     }
-    match Rights::of(user).check(index, command, args) {
+    match Rights::of(user).check(index, args, command.keys_of(args)) {
         Ok(()) => call.reply.ok(),
         Err(Denied::Command(name)) => {
             call.reply.bulk(format!("This user has no permissions to run the '{name}' command").as_bytes());

@@ -11,10 +11,11 @@ use crate::resp::awaited::Awaited;
 use crate::resp::keyspace::{Database, HASH};
 use crate::resp::number::parse_i64;
 use crate::resp::parse::Args;
+use crate::resp::queued::Queued;
 use crate::resp::refusal::Refusal;
 pub(crate) use crate::resp::refusal::WRONG_TYPE;
 use crate::resp::reply::ReplyWriter;
-use crate::resp::session::{Queued, Session};
+use crate::resp::session::Session;
 use crate::resp::shared::{Shared, Tally};
 
 /// What a handler returns; its reply is written.
@@ -36,27 +37,6 @@ pub(crate) enum Run {
     /// Outside MULTI by the first, if that answers true; else as `Data`.
     Fast(fn(&mut Call<'_>) -> Result<bool, Refusal>, fn(&mut Call<'_>, &mut Txn<'_>) -> Outcome),
 }
-
-/// Changes data.
-pub(crate) const WRITE: u16 = 1;
-/// Reads data.
-pub(crate) const READ: u16 = 2;
-/// Takes about constant time.
-pub(crate) const FAST: u16 = 4;
-/// For operators.
-pub(crate) const ADMIN: u16 = 8;
-/// Allowed before authentication.
-pub(crate) const NO_AUTH: u16 = 16;
-/// Refused inside MULTI.
-pub(crate) const NO_MULTI: u16 = 32;
-/// Run, not queued, inside MULTI.
-pub(crate) const NOT_QUEUED: u16 = 64;
-/// May make a hash.
-pub(crate) const MAKES_HASH: u16 = 128;
-/// Gives space back, or says when it will: goes on where the store is full.
-pub(crate) const GIVES: u16 = 256;
-/// Removes so much that it is noted as what operators do is.
-pub(crate) const SWEEPS: u16 = 512;
 
 /// A command.
 pub(crate) struct Command {

@@ -7,7 +7,7 @@ use crate::resp::commands::clients::set_name;
 use crate::resp::commands::{Call, Outcome, Refusal, SYNTAX, is, shown};
 use crate::resp::config::DATABASES;
 use crate::resp::number::parse_i64;
-use crate::resp::session::Queued;
+use crate::resp::queued::Queued;
 
 /// The version of Redis whose commands and replies are followed.
 pub(crate) const REDIS_VERSION: &str = "7.0.15";

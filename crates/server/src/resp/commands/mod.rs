@@ -21,6 +21,7 @@ pub(crate) mod keys;
 pub(crate) mod latency;
 pub(crate) mod monitor;
 pub(crate) mod numbers;
+mod permit;
 pub(crate) mod scans;
 pub(crate) mod server;
 pub(crate) mod set;
@@ -33,18 +34,20 @@ use esker_kv::{Barrier, Key, Namespace, Txn};
 use smallvec::SmallVec;
 
 pub(crate) use self::call::{
-    ADMIN, Call, Command, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NO_SUCH_KEY, NOT_AN_INTEGER, NOT_QUEUED, Outcome,
-    READ, Run, SWEEPS, SYNTAX, WRITE, WRONG_TYPE, finish, help, is, may_wait_again, shown, subcommand, suspend,
-    wake_loop_of,
+    Call, Command, NO_SUCH_KEY, NOT_AN_INTEGER, Outcome, Run, SYNTAX, WRONG_TYPE, finish, help, is, may_wait_again,
+    shown, subcommand, suspend, wake_loop_of,
 };
+pub(crate) use self::permit::permit;
 pub(crate) use self::table::Table;
-use crate::front::audit;
+pub(crate) use crate::resp::flags::{
+    ADMIN, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, SWEEPS, WRITE,
+};
 use crate::resp::observer::Observer;
 use crate::resp::parse::Args;
+use crate::resp::queued::Queued;
 pub(crate) use crate::resp::refusal::Refusal;
 use crate::resp::reply::ReplyWriter;
-use crate::resp::rights::{self, Denied};
-use crate::resp::session::{Queued, Session};
+use crate::resp::session::Session;
 use crate::resp::shared::{Shared, Tally};
 
 /// What a call needs besides its session.
@@ -153,40 +156,6 @@ fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Resul
         return Ok(None);
     }
     Ok(Some(command))
-}
-
-/// Refuses what the session's user may not do, and notes what only operators do.
-fn permit(call: &Call<'_>, index: usize, command: &Command, args: Args<'_>, again: bool) -> Outcome {
-    // What is allowed without a user needs none.
-    let Some(rights) = &call.session.rights else { return Ok(()) };
-    let (client, user) = (&call.session.client, rights.user.name());
-    let denied = match rights.check(index, command, args) {
-        _ if command.flags & NO_AUTH != 0 => return Ok(()),
-        Ok(()) => {
-            if command.flags & (ADMIN | SWEEPS) != 0
-                && !again
-                && let Some(act) = rights::act(command, args)
-            {
-                audit::act(&client.address, user, &act);
-            }
-            return Ok(());
-        }
-        Err(denied) => denied,
-    };
-    let multi = call.session.queue.is_some() || again;
-    let (reason, object, line) = match denied {
-        Denied::Command(name) => {
-            let line = format!("NOPERM this user has no permissions to run the '{name}' command");
-            ("command", name, line)
-        }
-        Denied::Key(key) => {
-            let line = "NOPERM this user has no permissions to access one of the keys used as arguments".into();
-            ("key", shown(&key), line)
-        }
-    };
-    audit::denied(&client.address, user, &format!("{reason} {object}"));
-    call.shared.denials.note(reason, multi, &object, user, client.line(command.name));
-    Err(Refusal::Text(line.into()))
 }
 
 fn unknown(call: &mut Call<'_>) -> Refusal {

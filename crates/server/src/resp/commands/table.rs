@@ -10,6 +10,7 @@ use crate::resp::commands::{
     configuration, connection, expiry, hash_numbers, hashes, info, keys, latency, monitor, numbers, scans, server, set,
     slowlog, strings, transactions,
 };
+use crate::resp::rights::{Facts, learn};
 
 /// Longest name of a command.
 const NAME_BYTES_MAX: usize = 16;
@@ -25,6 +26,7 @@ static TABLE: LazyLock<Table> = LazyLock::new(Table::new);
 
 impl Table {
     fn new() -> Self {
+        learn(COMMANDS.iter().map(|command| Facts { name: command.name, group: command.group, flags: command.flags }));
         let mut places = [0; PLACES];
         for (index, command) in COMMANDS.iter().enumerate() {
             let mut place = place_of(command.name.as_bytes());

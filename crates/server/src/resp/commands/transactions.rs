@@ -15,8 +15,9 @@ use crate::resp::commands::{
 };
 use crate::resp::config::DATABASES;
 use crate::resp::number::parse_i64;
+use crate::resp::queued::{Queued, Ran};
 use crate::resp::reply::ReplyWriter;
-use crate::resp::session::{Queue, Queued, Ran, Watched};
+use crate::resp::session::{Queue, Watched};
 
 pub(crate) fn multi(call: &mut Call<'_>) -> Outcome {
     if call.session.queue.is_some() {
@@ -190,7 +191,9 @@ fn keys_of<'q>(call: &Call<'_>, queue: &'q Queue) -> Option<Vec<(&'q [u8], u8)>>
             // What it selects counts for those behind it.
             Run::Plain(_) if command.name == "select" => {
                 let allowed = call.session.rights.as_ref();
-                if allowed.is_some_and(|rights| rights.check(queued.command, command, queued.args()).is_err()) {
+                if allowed.is_some_and(|rights| {
+                    rights.check(queued.command, queued.args(), command.keys_of(queued.args())).is_err()
+                }) {
                     return None;
                 }
                 database = parse_i64(queued.args().get(1)).and_then(|index| u8::try_from(index).ok())?;

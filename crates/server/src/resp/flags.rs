@@ -1,0 +1,22 @@
+//! What is said of a command in the table: bits of its flags.
+
+/// Changes data.
+pub(crate) const WRITE: u16 = 1;
+/// Reads data.
+pub(crate) const READ: u16 = 2;
+/// Takes about constant time.
+pub(crate) const FAST: u16 = 4;
+/// For operators.
+pub(crate) const ADMIN: u16 = 8;
+/// Allowed before authentication.
+pub(crate) const NO_AUTH: u16 = 16;
+/// Refused inside MULTI.
+pub(crate) const NO_MULTI: u16 = 32;
+/// Run, not queued, inside MULTI.
+pub(crate) const NOT_QUEUED: u16 = 64;
+/// May make a hash.
+pub(crate) const MAKES_HASH: u16 = 128;
+/// Gives space back, or says when it will: goes on where the store is full.
+pub(crate) const GIVES: u16 = 256;
+/// Removes so much that it is noted as what operators do is.
+pub(crate) const SWEEPS: u16 = 512;
