@@ -140,8 +140,8 @@ settings! {
         password: String = String::new(),
         /// A file whose first line is the password; empty means none.
         password_file: String = String::new(),
-        /// A file of users (TOML): their roles, faces, names, passwords, tokens and certificates; empty means one, who may do
-        /// everything. Read again at SIGHUP and `esker reload`.
+        /// A file of users (TOML): their roles, faces, names, passwords, tokens and certificates; empty means one user
+        /// that may do everything. Read again at SIGHUP and `esker reload`.
         users_file: String = String::new(),
         /// Addresses that speak TLS; if empty and there is a certificate, those of listen do.
         tls_listen: Vec<String> = Vec::new(),

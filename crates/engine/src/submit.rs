@@ -343,8 +343,8 @@ impl Engine {
             }
         };
         if plan.is_empty() {
-            // Nothing to do: what this depends on is in the objects' last changes, and in those of names: a collection that
-            // is there, or an object that is not, may be so by a change that is not durable yet.
+            // Nothing to do: what this depends on is in the last changes of the objects, and in those of names. A
+            // collection that is there, or an object that is not, may be so by a change that is not durable yet.
             let lsn = states.iter().map(|state| self.shown_lsn(state)).max().unwrap_or(0);
             let lsn = lsn.max(self.names_lsn.load(Ordering::Acquire));
             return Attempt::Done(Completion::after(Ok(CommitSeq(log.last_seq())), self.barrier(lsn)));

@@ -1,7 +1,7 @@
 //! The life of a server after its start: signals, taking anew what was read, and its end.
 //!
-//! SIGHUP → [`Stopping::reload`]; SIGTERM, SIGINT, SHUTDOWN → all protocols stop at once → `drain` → the store closes
-//! → twice `drain` and a second after the signal the process ends in any case
+//! SIGHUP → [`Stopping::reload`]; SIGTERM, SIGINT, SHUTDOWN → all protocols stop at once → `drain` → the store
+//! closes → twice `drain` and a second after the signal the process ends in any case
 //!
 //! Invariants:
 //! 1. A second signal ends the process at once; a device that does not answer does not keep it.
