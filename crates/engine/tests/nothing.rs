@@ -1,5 +1,4 @@
-//! Transactions that change nothing: what they are answered with depends on changes that others have made, and waits for
-//! those.
+//! Transactions that change nothing: their answers depend on changes that others have made, and wait for those.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

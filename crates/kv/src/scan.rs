@@ -40,8 +40,8 @@ pub struct Scan {
     pub reverse: bool,
     /// At most so many entries; without bound by default. An answer is held in memory whole.
     pub limit: usize,
-    /// Ends behind the entry with which an answer of [`Txn::scan`](crate::Txn::scan) holds so many bytes of keys and values;
-    /// without bound by default. Then an answer shorter than `limit` need not hold the last of them: only an empty one
+    /// Ends behind the entry with which an answer of [`Txn::scan`](crate::Txn::scan) holds so many bytes of keys and
+    /// values; without bound by default. Then an answer shorter than `limit` need not hold the last of them: only an empty one
     /// is the end. Other scans take no heed of it.
     pub bytes_max: usize,
     /// Leave entries empty (no value, expiry or tag): keys are enough. A key that has expired is left out as well, save one

@@ -1,6 +1,6 @@
 //! Checking passwords, which takes its time on purpose: on a thread of its own, never on those that answer.
 //!
-//! password → known at once? → answer; else queue → thread → argon2 → answer, later if an address fails again and again
+//! password → known at once? → answer; else queue → thread → argon2 → answer, later where an address fails often
 //!
 //! Invariants:
 //! 1. Waiting jobs are bounded: one more is refused.
