@@ -231,6 +231,22 @@ func TestPositions(t *testing.T) {
 		}},
 		{"an error, but applied", false, []*Event{line(1, 1, 2, "append", "l", failed).writing("a"), read(3, 4, 0, "a")}},
 		{"a fill is refused where nothing stands", false, []*Event{line(1, 1, 2, "fill", "l", refused).holding(3)}},
+		{"a fill is refused by what was trimmed unread", true, []*Event{
+			line(1, 1, 0, "append", "l", unknown).writing("a"), line(2, 2, 3, "fill", "l", refused).holding(3),
+			line(2, 4, 5, "trim_to", "l", ok).holding(9), read(6, 7, 3, "trimmed"),
+		}},
+		{"a fill is refused by what was appended later", false, []*Event{
+			line(2, 1, 2, "fill", "l", refused).holding(3), line(1, 3, 0, "append", "l", unknown).writing("a"),
+		}},
+		{"a fill is refused by what is not there later", false, []*Event{
+			line(1, 1, 0, "append", "l", unknown).writing("a"), line(2, 2, 3, "fill", "l", refused).holding(3), read(4, 5, 3, "hole"),
+		}},
+		{"a fill is refused by what was read elsewhere", false, []*Event{
+			line(1, 1, 0, "append", "l", unknown).writing("a"), line(2, 2, 3, "fill", "l", refused).holding(3), read(4, 5, 4, "a"),
+		}},
+		{"a fill is refused by what was to be appended elsewhere", false, []*Event{
+			line(1, 1, 0, "append_at", "l", unknown).writing("a").holding(4), line(2, 2, 3, "fill", "l", refused).holding(3),
+		}},
 	})
 }
 

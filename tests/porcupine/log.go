@@ -2,7 +2,8 @@
 // is that of time.
 //
 // A position: nothing -> entry or filled -> trimmed. Anybody may fill what is open, unseen, when nobody says so: a
-// position that is shown as filled was filled by then. The order: what is appended after an answer stands above
+// position that is shown as filled was filled by then. An append whose answer was lost may have written an entry that
+// was trimmed before anybody read it: then only those who were refused its position tell of it. The order: what is appended after an answer stands above
 // everything that the answer showed (an entry, or the tail), and so does every tail that is told.
 
 package main
@@ -27,6 +28,8 @@ const (
 	writes = "write"
 	// Something stands there: it is right below a tail that was told.
 	stands = "stands"
+	// An entry of an append whose answer was lost, which nobody has read: it may stand at any position that is open.
+	unread = "unread"
 )
 
 func positionStep(state string, e *Event) (bool, string) {
@@ -47,6 +50,8 @@ func positionStep(state string, e *Event) (bool, string) {
 			return true, filled
 		}
 		return true, state
+	case unread:
+		return state == nothing, unread
 	case "fill":
 		if e.Outcome == refused {
 			return state != nothing, state
@@ -97,8 +102,10 @@ func (e *Event) perhaps() *Event {
 type aLog struct {
 	positions map[int64][]*Event
 	trims     []*Event
-	above     []mark
-	below     []mark
+	// Appends whose answer was lost and whose entries nobody has read.
+	unread []*Event
+	above  []mark
+	below  []mark
 }
 
 // mark is a position at a time: something stood below it by then, or was put at it or above from then on.
@@ -172,10 +179,36 @@ func (l *aLog) trimsOf(position int64) []*Event {
 	return matter
 }
 
+// unreadAt gives the entry that a refused fill may have met, though nobody has read it: of the appends that may have
+// written it, and had begun by then, the one that began first, since it explains all that the others do.
+func (l *aLog) unreadAt(position int64, events []*Event) []*Event {
+	refusedBy := int64(-1)
+	for _, event := range events {
+		switch {
+		case event.Call == writes:
+			return nil
+		case event.Call == "fill" && event.Outcome == refused:
+			refusedBy = max64(refusedBy, *event.End)
+		}
+	}
+	var first *Event
+	for _, append := range l.unread {
+		elsewhere := append.Call == "append_at" && (position < append.Held || position >= append.Held+int64(len(append.Values)))
+		if append.Begin < refusedBy && !elsewhere && (first == nil || append.Begin < first.Begin) {
+			first = append
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	return []*Event{first.at(unread, nil, nil)}
+}
+
 // parts gives a partition for each position.
 func (l *aLog) parts(name string) []partition {
 	all := make([]partition, 0, len(l.positions))
 	for position, events := range l.positions {
+		events = append(events, l.unreadAt(position, events)...)
 		events = append(events, l.trimsOf(position)...)
 		all = append(all, partition{name: fmt.Sprintf("%s at %d", name, position), events: events, model: positionModel})
 	}
@@ -210,6 +243,8 @@ func logPartitions(events []*Event) ([]partition, []string) {
 			log.add(event.Held, event.perhaps().at("trim", nil, nil))
 		case event.Call == "fill" && (event.Shown() || event.Open()):
 			log.add(event.Held, event.at("fill", nil, nil))
+		case event.Open() && event.seen == 0 && (event.Call == "append" || event.Call == "append_at"):
+			log.unread = append(log.unread, event)
 		case !event.Shown():
 		case event.Call == "read":
 			for i, found := range event.Found {

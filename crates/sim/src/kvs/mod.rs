@@ -52,7 +52,7 @@ pub fn run(seed: u64, breakage: Option<Sabotage>) -> Result<Outcome, String> {
     };
     setting.inhabited(live, |why| world.notes.broken(why))?;
     let KeyWorld { notes, habits, .. } = world;
-    let mut events = notes.history()?;
+    let mut events = swept_again(notes.history()?);
     let line = setting.last_life();
     look(&setting, &habits, line, &mut events)?;
     events.extend(setting.ends(|| KeyTold::Done)?);
@@ -60,6 +60,23 @@ pub fn run(seed: u64, breakage: Option<Sabotage>) -> Result<Outcome, String> {
     let keys = Keys { space_of: habits.space_of(), spaces: process::SPACES.len(), drops: habits.drops };
     check_by_key(&Lasting(keys), &events, SEARCH_STEPS_MAX).map_err(|fault| fault.with(&events))?;
     Ok(setting.outcome(calls))
+}
+
+/// The history with each sweep of a key as often as it may have removed it: once more for each write that gave the key
+/// an expiry meanwhile which had passed already by the sweep's clock.
+fn swept_again(events: Vec<Interval<Deed<KeyCall>, KeyTold>>) -> Vec<Interval<Deed<KeyCall>, KeyTold>> {
+    let mut more = Vec::new();
+    for sweep in &events {
+        let Deed::Ask(KeyCall { ask: KeyAsk::Sweep(key), now_ms }, _) = &sweep.call else { continue };
+        let meanwhile = |other: &Interval<Deed<KeyCall>, KeyTold>| {
+            let Deed::Ask(KeyCall { ask, .. }, _) = &other.call else { return false };
+            let passed = ask.expiry_of(*key).is_some_and(|expires_ms| expires_ms <= *now_ms);
+            passed && other.begin < sweep.end && sweep.begin < other.end
+        };
+        let again = events.iter().filter(|other| meanwhile(other)).take(process::SWEPT_MAX - 1).count();
+        more.extend((0..again).map(|_| sweep.clone()));
+    }
+    events.into_iter().chain(more).collect()
 }
 
 /// Reads everything, undisturbed.

@@ -68,6 +68,24 @@ pub enum KeyAsk {
     Drop(usize),
 }
 
+impl KeyAsk {
+    /// The expiry that it gives a key (unix milliseconds), if it gives it one.
+    pub(super) fn expiry_of(&self, key: Number) -> Option<u64> {
+        let items: &[(Number, Item)] = match self {
+            Self::Put(entries) => entries,
+            Self::Add(number, item) => &[(*number, *item)],
+            Self::Expire(number, expires_ms) => return (*number == key && *expires_ms != 0).then_some(*expires_ms),
+            Self::Transact(_, writes) => {
+                let (_, item) = writes.iter().find(|(number, _)| *number == key)?;
+                return item.map(|item| item.expires_ms).filter(|expires_ms| *expires_ms != 0);
+            }
+            _ => return None,
+        };
+        let (_, item) = items.iter().find(|(number, _)| *number == key)?;
+        (item.expires_ms != 0).then_some(item.expires_ms)
+    }
+}
+
 /// What is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyTold {

@@ -22,6 +22,8 @@ use crate::shared::wire::Wire;
 pub(crate) const SPACES: [(&str, Kind); 2] = [("numbers", Kind::Int), ("words", Kind::Bytes)];
 /// The namespace whose entries one call of the store counts.
 const WORDS: usize = 1;
+/// Entries that one sweep removes, at most.
+pub(super) const SWEPT_MAX: usize = 4;
 
 /// What the processes of a run do.
 pub(crate) struct KeyHabits {
@@ -466,7 +468,7 @@ impl<'a> KeyProcess<'a> {
         let numbers: Vec<Number> = (0..self.world.habits.keys.len()).collect();
         let sweep = |number| self.begin(KeyAsk::Sweep(number), Lasts::UntilPowerLoss);
         let noted: Vec<usize> = numbers.into_iter().map(sweep).collect();
-        let limit = self.rng.usize(1..5);
+        let limit = self.rng.usize(1..SWEPT_MAX + 1);
         let answer = self.kv.expire_due(limit);
         // What an error leaves open may come later, too.
         if let Sorted::Told(_) = self.face(answer).map_err(|why| format!("expire_due: {why}"))? {
