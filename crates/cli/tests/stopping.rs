@@ -119,6 +119,9 @@ fn all_protocols_end_within_the_drain_and_a_second_signal_ends_at_once() {
         for _ in 0..128 {
             client.send(&["GET", "k"]);
         }
+        // What it has not read by the signal it does not answer.
+        let held = |line: &str| line.split(' ').any(|field| field.starts_with("omem=") && field != "omem=0");
+        eventually("replies wait for their client", || server.client().call(&["CLIENT", "LIST"]).lines().any(held));
         (server, client)
     };
     let (mut server, client) = start("1s");

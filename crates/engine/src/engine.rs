@@ -21,6 +21,7 @@ use crate::pool::Pool;
 use crate::reader::Reader;
 use crate::readers::Pinned;
 use crate::recover::RecoveryReport;
+use crate::rooms::Rooms;
 use crate::scrub::Scrub;
 use crate::segments::Segments;
 use crate::stages::CallTimes;
@@ -39,6 +40,8 @@ pub struct Engine {
     pub(crate) objects: Arc<Objects>,
     pub(crate) log: Option<Arc<Log>>,
     pub(crate) keeper: Option<Arc<Keeper>>,
+    /// Waits for room in place of callers that must not. None without threads.
+    pub(crate) rooms: Option<Arc<Rooms>>,
     pub(crate) mark: Arc<DurableMark>,
     /// Reads what is not in memory. None without threads: then callers do.
     pub(crate) pool: Option<Arc<Pool>>,

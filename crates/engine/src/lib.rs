@@ -42,6 +42,7 @@ mod readers;
 mod recover;
 mod repair;
 mod replay;
+mod rooms;
 mod scrub;
 mod segments;
 mod sharing;

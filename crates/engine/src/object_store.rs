@@ -43,6 +43,15 @@ impl ObjectStore for Engine {
         self.submit_transaction(&txn)
     }
 
+    fn room(&self) -> Completion<()> {
+        match (&self.rooms, &self.log) {
+            (Some(rooms), _) => rooms.room(),
+            // Without threads waiting is doing it.
+            (None, Some(log)) => Completion::ready(log.wait_for_room()),
+            (None, None) => Completion::ready(Ok(())),
+        }
+    }
+
     fn sync(&self) -> Completion<CommitSeq> {
         let Some(log) = &self.log else { return Completion::ready(Ok(CommitSeq(0))) };
         let end = log.end();

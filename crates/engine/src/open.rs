@@ -35,6 +35,7 @@ use crate::engine::Engine;
 use crate::format::{DEVICE_BYTES_MAX, ReplayFrom, store_seed};
 use crate::keeper::{Keeper, RecoveryTime};
 use crate::pool::{self, Pool};
+use crate::rooms::Rooms;
 use crate::scrub::{Scrub, Scrubber};
 use crate::segments::{DamageLevel, Lsn, Usage};
 use crate::stages::CallTimes;
@@ -115,6 +116,7 @@ impl Engine {
             objects,
             log: None,
             keeper: None,
+            rooms: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
             compress,
             pool,
@@ -215,6 +217,9 @@ impl Engine {
         if options.commit_thread {
             self.spawn("esker-move", &keeper, Keeper::run_moving)?;
             self.spawn("esker-clean", &keeper, Keeper::run)?;
+            let rooms = Rooms::new(log, &keeper);
+            self.rooms = Some(Arc::clone(&rooms));
+            self.spawn("esker-room", &rooms, Rooms::run)?;
         }
         Ok(())
     }
@@ -228,6 +233,7 @@ impl Engine {
             objects: Arc::clone(&self.objects),
             log: self.log.clone(),
             keeper: self.keeper.clone(),
+            rooms: self.rooms.clone(),
             mark: Arc::clone(&self.mark),
             pool: None,
             compress: Compress::new(self.compress.options())?,
@@ -315,6 +321,9 @@ impl Engine {
         let put_off = |error: Error| tracing::warn!(%error, "no checkpoint was written at the end");
         if let Some(keeper) = &self.keeper {
             keeper.end().unwrap_or_else(put_off);
+        }
+        if let Some(rooms) = &self.rooms {
+            rooms.stop();
         }
         log.stop();
         for thread in std::mem::take(&mut *self.threads.lock()) {

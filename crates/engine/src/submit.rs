@@ -21,7 +21,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use esker_store::{
     Barrier, Change, CommitSeq, Completion, Compression, Condition, Durability, Error, ObjectId, Op, Result,
-    Transaction, limits,
+    Transaction, WhenBusy, limits,
 };
 use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
@@ -53,8 +53,21 @@ impl Engine {
             Ok(log) => log,
             Err(error) => return Completion::ready(Err(error)),
         };
+        let waited = match txn.when_busy {
+            WhenBusy::Wait => None,
+            WhenBusy::Refuse { waited } => {
+                log.note_waited(waited > 0);
+                Some(waited)
+            }
+        };
         if let Some(keeper) = &self.keeper {
-            keeper.wait_for_index_room();
+            match waited {
+                None => keeper.wait_for_index_room(),
+                // Waiting has not made it less.
+                Some(1..) => {}
+                Some(0) if keeper.is_crowded() => return Completion::ready(Err(Error::Busy)),
+                Some(0) => {}
+            }
         }
         let began = sampled();
         let hint = self.compress.hint(txn.compression);
@@ -77,8 +90,20 @@ impl Engine {
         let mut pinned = Some(self.segments.pin());
         let (mut looks, mut full_since) = (if txn.gives_back { GIVING_LOOKS } else { 1 }, None);
         let (mut gathering, mut brought) = (None, 0);
+        let full = |engine: &Self| {
+            let needed = engine.record_bytes_max.min(txn_bytes(txn));
+            Completion::ready(Err(Error::Full { needed, free: 0 }))
+        };
         loop {
             match self.attempt(log, txn, &ready, &fetched) {
+                Attempt::Full if waited.is_some_and(|waited| waited < looks) => {
+                    if let Some(rooms) = &self.rooms {
+                        rooms.look_again();
+                    }
+                    return Completion::ready(Err(Error::Busy));
+                }
+                Attempt::Full if waited.is_some() => return full(self),
+                Attempt::Busy if waited.is_some() => return Completion::ready(Err(Error::Busy)),
                 Attempt::Full if looks > 0 && !full_since.is_some_and(waited_enough) => {
                     // Perhaps something was removed since the cleaner looked last.
                     looks -= 1;
@@ -87,10 +112,7 @@ impl Engine {
                     log.look_again(*full_since.get_or_insert_with(Instant::now));
                     pinned = pinned.or_else(|| Some(self.segments.pin()));
                 }
-                Attempt::Full => {
-                    let error = Error::Full { needed: self.record_bytes_max.min(txn_bytes(txn)), free: 0 };
-                    return Completion::ready(Err(error));
-                }
+                Attempt::Full => return full(self),
                 Attempt::Done(completion) => {
                     drop(gathering.take());
                     self.index_has_grown();

@@ -68,6 +68,7 @@ impl Engine {
             objects,
             log: None,
             keeper: None,
+            rooms: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
             pool: self.pool.clone(),
             seed: self.seed,

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use esker_store::registry::open_collection;
 use esker_store::{
-    Change, Collection, Compression, Durability, Error as StoreError, ObjectId, ObjectStore, Result as StoreResult,
-    Retry, Transaction, prefix, submit_guarded,
+    Change, Collection, Completion, Compression, Durability, Error as StoreError, ObjectId, ObjectStore,
+    Result as StoreResult, Retry, Transaction, prefix, submit_guarded,
 };
 use parking_lot::Mutex;
 
@@ -74,6 +74,11 @@ impl Kv {
     /// The store below.
     pub fn store(&self) -> &Arc<dyn ObjectStore> {
         &self.shared.store
+    }
+
+    /// Ready when a write that was refused as busy may be tried again: see [`ObjectStore::room`].
+    pub fn room(&self) -> Completion<()> {
+        self.shared.store.room()
     }
 
     /// The clock that decides what has expired: the one that was given, but for steps back.

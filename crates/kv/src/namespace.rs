@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use bytes::Bytes;
 use esker_store::{
-    Barrier, Collection, Completion, Compression, Durability, Error, ObjectStore, Result, Transaction, due, retried,
+    Barrier, Collection, Completion, Compression, Durability, Error, ObjectStore, Result, Transaction, WhenBusy, due,
+    retried,
 };
 
 use crate::catalogue::{self, compression_from_stored, stored_compression};
@@ -219,13 +220,24 @@ impl Namespace {
 
     /// Writes a value, without expiry and with tag 0, whatever was there.
     pub fn put<'k>(&self, key: impl Into<Key<'k>>, value: impl AsRef<[u8]>) -> Completion<()> {
+        self.put_when(key, value, WhenBusy::Wait)
+    }
+
+    /// As [`Namespace::put`], and what is done where the store has no room now. With [`WhenBusy::Refuse`] the error is
+    /// `Busy`, and [`Kv::room`](crate::Kv::room) what to await.
+    pub fn put_when<'k>(
+        &self,
+        key: impl Into<Key<'k>>,
+        value: impl AsRef<[u8]>,
+        when_busy: WhenBusy,
+    ) -> Completion<()> {
         let value = value.as_ref();
-        self.write(key.into(), || encode(value, None, 0), None, self.default_durability())
+        self.write(key.into(), || encode(value, None, 0), None, self.default_durability(), when_busy)
     }
 
     /// Writes an entry, whatever was there.
     pub fn put_with<'k>(&self, key: impl Into<Key<'k>>, entry: Entry, durability: Durability) -> Completion<()> {
-        self.write(key.into(), || entry.encode(), entry.expires_ms, durability)
+        self.write(key.into(), || entry.encode(), entry.expires_ms, durability, WhenBusy::Wait)
     }
 
     fn write(
@@ -234,12 +246,14 @@ impl Namespace {
         stored: impl Fn() -> Result<Bytes>,
         expires_ms: Option<u64>,
         durability: Durability,
+        when_busy: WhenBusy,
     ) -> Completion<()> {
         attempt!(self.check_key(key), None);
         let inner = &*self.0;
         let _held = inner.shared.locks.one(self.stripe(key));
         let build = || {
             let mut txn = self.transaction(durability);
+            txn.when_busy = when_busy;
             inner.placement.set(&mut txn, key, stored()?);
             if let Some(at) = expires_ms {
                 inner.placement.index_set(&mut txn, key, at);

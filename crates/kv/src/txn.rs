@@ -16,7 +16,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 use esker_store::prefix::prefix_end;
-use esker_store::{Barrier, Change, Completion, Compression, Durability, Error, Result as StoreResult, Transaction};
+use esker_store::{
+    Barrier, Change, Completion, Compression, Durability, Error, Result as StoreResult, Transaction, WhenBusy,
+};
 use smallvec::SmallVec;
 
 use crate::catalogue;
@@ -48,6 +50,7 @@ pub struct Txn<'a> {
     hurries: bool,
     /// What it would have waited for.
     awaited: Option<Completion<()>>,
+    when_busy: WhenBusy,
     held: Held<'a>,
 }
 
@@ -140,7 +143,8 @@ impl<'a> Txn<'a> {
         let (now_ms, barrier) = (Cell::new(None), RefCell::new(None));
         let (writes, reads) = (Vec::new(), Vec::new());
         let (failed, gives_back, hurries, awaited) = (None, false, false, None);
-        Self { shared, now_ms, writes, barrier, reads, failed, gives_back, hurries, awaited, held }
+        let when_busy = WhenBusy::Wait;
+        Self { shared, now_ms, writes, barrier, reads, failed, gives_back, hurries, awaited, when_busy, held }
     }
 
     /// The time of this transaction in unix milliseconds: one reading of the clock, at first need.
@@ -161,6 +165,12 @@ impl<'a> Txn<'a> {
     /// Makes reads wait again, after [`Txn::do_not_wait`].
     pub fn do_wait(&mut self) {
         self.hurries = false;
+    }
+
+    /// What [`Txn::commit`] does where the store has no room now: with [`WhenBusy::Refuse`] it fails with
+    /// [`Error::Busy`], and [`Kv::room`](crate::Kv::room) is what to await before the transaction is begun anew.
+    pub fn when_busy(&mut self, when_busy: WhenBusy) {
+        self.when_busy = when_busy;
     }
 
     /// What a read would have waited for.
@@ -462,7 +472,7 @@ impl<'a> Txn<'a> {
     /// key that was read by itself; of a scan, only what [`Txn::get`] read as well.
     ///
     /// # Errors
-    /// `GuardFailed` if another process changed a key that was read: begin anew. The store's; `TooLarge` or `Invalid` if one of its
+    /// `GuardFailed` if another process changed a key that was read: begin anew. `Busy` after [`Txn::when_busy`]. The store's; `TooLarge` or `Invalid` if one of its
     /// writes could not be. Nothing was applied then.
     pub fn commit(self, durability: Durability) -> Completion<()> {
         let barrier = self.barrier.take();
@@ -480,6 +490,7 @@ impl<'a> Txn<'a> {
         let build = || {
             let mut txn = Transaction::with(durability).compress(hint).once();
             txn.gives_back = self.gives_back;
+            txn.when_busy = self.when_busy;
             for reads in &self.reads {
                 for (key, found) in &reads.found {
                     reads.namespace.placement().guard(&mut txn, key.as_key(), found.clone());

@@ -11,8 +11,11 @@ use bytes::Bytes;
 use esker_kv::{Kv, SystemClock};
 use esker_memory::MemoryStore;
 use esker_server::resp::{Config, NoEngineInfo, Server};
-use esker_store::{Applied, Completion, Error, Forward, ObjectId, ObjectStore, OmapScan, Promise, promised};
-use parking_lot::Mutex;
+use esker_store::{
+    Applied, CommitSeq, Completion, Error, Forward, ObjectId, ObjectStore, OmapScan, Op, Promise, Transaction,
+    WhenBusy, promised,
+};
+use parking_lot::{Condvar, Mutex};
 use support::{Client, PATIENCE, config, encode, eventually};
 
 /// What is to be given later, and to whom.
@@ -48,6 +51,10 @@ struct Late {
     waits: Mutex<Vec<Waits>>,
     /// Each value comes by itself, and is in memory from then on: what was asked for, if so.
     one_by_one: Mutex<Option<HashSet<Vec<u8>>>>,
+    /// It has no room for what is written to databases.
+    busy: Mutex<bool>,
+    has_room: Condvar,
+    rooms: Mutex<Vec<Promise<()>>>,
 }
 
 impl Late {
@@ -58,6 +65,23 @@ impl Late {
         }
     }
 
+    fn set_busy(&self, busy: bool) {
+        *self.busy.lock() = busy;
+        if !busy {
+            self.has_room.notify_all();
+            self.let_try();
+        }
+    }
+
+    /// Tells those who wait for room that there may be some.
+    fn let_try(&self) {
+        self.rooms.lock().drain(..).for_each(|promise| promise.fulfil((Ok(()), None)));
+    }
+
+    fn waiting_for_room(&self) -> usize {
+        self.rooms.lock().iter().filter(|promise| promise.is_wanted()).count()
+    }
+
     fn waiting(&self) -> usize {
         self.waits.lock().iter().filter(|waits| waits.is_wanted()).count()
     }
@@ -66,6 +90,28 @@ impl Late {
 impl Forward for Late {
     fn behind(&self) -> &dyn ObjectStore {
         &self.store
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        let of_database = |op: &Op| matches!(op, Op::Object(object, _) if object.name().starts_with(b"db"));
+        let mut busy = self.busy.lock();
+        while *busy && txn.ops.iter().any(of_database) {
+            if let WhenBusy::Refuse { .. } = txn.when_busy {
+                return Completion::ready(Err(Error::Busy));
+            }
+            self.has_room.wait(&mut busy);
+        }
+        drop(busy);
+        self.store.submit(txn)
+    }
+
+    fn room(&self) -> Completion<()> {
+        if !*self.busy.lock() {
+            return Completion::ready(Ok(()));
+        }
+        let (promise, completion) = promised("room");
+        self.rooms.lock().push(promise);
+        completion
     }
 
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
@@ -136,6 +182,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.store.hold(false);
+        self.store.set_busy(false);
         self.handle.shutdown();
         let _ = self.thread.take().map(std::thread::JoinHandle::join);
     }
@@ -391,4 +438,90 @@ fn a_client_that_leaves_is_not_read_for_and_a_server_that_stops_answers() {
     std::thread::sleep(Duration::from_millis(50));
     server.store.hold(false);
     assert_eq!(stays.reply().unwrap(), b"$1\r\n1\r\n");
+}
+
+#[test]
+fn who_waits_for_room_holds_up_nobody_and_is_answered_in_order() {
+    for (command, reply, after, then) in [
+        ("SET s new", "+OK\r\n", "GET s", "$3\r\nnew\r\n"),
+        ("SET s new EX 100", "+OK\r\n", "GET s", "$3\r\nnew\r\n"),
+        ("MSET s x t y", "+OK\r\n", "GET t", "$1\r\ny\r\n"),
+        ("INCR n", ":6\r\n", "GET n", "$1\r\n6\r\n"),
+        ("APPEND s d", ":4\r\n", "GET s", "$4\r\nabcd\r\n"),
+        ("DEL s n nothing", ":2\r\n", "EXISTS s", ":0\r\n"),
+        ("HSET h f 1 i 2", ":1\r\n", "HLEN h", ":3\r\n"),
+        ("EXPIRE s 100", ":1\r\n", "TTL s", ":100\r\n"),
+        ("FLUSHDB", "+OK\r\n", "DBSIZE", ":0\r\n"),
+    ] {
+        let server = Running::start();
+        let (mut one, mut other) = (Client::connect(server.address), Client::connect(server.address));
+        other.check("MSET n 5 s abc", "+OK\r\n");
+        if command.starts_with('H') {
+            other.check("HSET h f v g w", ":2\r\n");
+        }
+        server.store.set_busy(true);
+        one.send(&[encode(&command.split(' ').collect::<Vec<_>>()), encode(&["PING"])].concat());
+        for _ in 0..3 {
+            eventually(command, || server.store.waiting_for_room() == 1);
+            other.check("PING", "+PONG\r\n");
+            other.check("GET n", "$1\r\n5\r\n");
+            expect_silence(&mut one);
+            // There is none after all.
+            server.store.let_try();
+        }
+        eventually(command, || server.store.waiting_for_room() == 1);
+        server.store.set_busy(false);
+        assert_eq!(String::from_utf8(one.reply().unwrap()).unwrap(), reply, "{command}");
+        assert_eq!(one.reply().unwrap(), b"+PONG\r\n", "{command}");
+        one.check(after, then);
+    }
+}
+
+#[test]
+fn a_transaction_waits_for_room_and_is_done_once() {
+    for watches in [false, true] {
+        let server = Running::start();
+        let (mut one, mut other) = (Client::connect(server.address), Client::connect(server.address));
+        other.check("MSET n 5 w 1", "+OK\r\n");
+        for round in 0..3 {
+            if watches {
+                one.check("WATCH w n", "+OK\r\n");
+            }
+            one.check("MULTI", "+OK\r\n");
+            for command in ["INCR n", "SELECT 1", "SET elsewhere x", "SELECT 0", "INCR n"] {
+                one.check(command, "+QUEUED\r\n");
+            }
+            // In the last round a watched key has changed before.
+            let changes = watches && round == 2;
+            if changes {
+                other.check("SET w 2", "+OK\r\n");
+            }
+            server.store.set_busy(true);
+            one.send(&encode(&["EXEC"]));
+            eventually("it waits", || server.store.waiting_for_room() == 1);
+            other.check("GET n", &format!("$1\r\n{}\r\n", 5 + 2 * round));
+            expect_silence(&mut one);
+            server.store.set_busy(false);
+            let n = 6 + 2 * round;
+            let done = format!("*5\r\n:{n}\r\n+OK\r\n+OK\r\n+OK\r\n:{}\r\n", n + 1);
+            let replied = String::from_utf8(one.reply().unwrap()).unwrap();
+            assert_eq!(replied, if changes { "*-1\r\n".to_owned() } else { done });
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_ended_while_it_waits_for_room_has_written_nothing() {
+    let server = Running::start();
+    let (mut ends, mut stays) = (Client::connect(server.address), Client::connect(server.address));
+    stays.check("SET a 1", "+OK\r\n");
+    ends.send(&encode(&["CLIENT", "ID"]));
+    let id = String::from_utf8(ends.reply().unwrap()).unwrap();
+    server.store.set_busy(true);
+    ends.send(&encode(&["SET", "a", "2"]));
+    eventually("it waits", || server.store.waiting_for_room() == 1);
+    stays.check(&format!("CLIENT KILL ID {}", id.trim_start_matches(':').trim()), ":1\r\n");
+    eventually("nobody waits any more", || server.store.waiting_for_room() == 0);
+    server.store.set_busy(false);
+    stays.check("GET a", "$1\r\n1\r\n");
 }

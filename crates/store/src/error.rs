@@ -72,6 +72,11 @@ pub enum Error {
         /// Bytes free for it.
         free: u64,
     },
+    /// The store has no room for this transaction now, and was told not to wait for it
+    /// ([`WhenBusy::Refuse`](crate::WhenBusy)); nothing was applied. Await [`ObjectStore::room`](crate::ObjectStore::room)
+    /// and submit it again.
+    #[error("the store is busy: it has no room for this now")]
+    Busy,
     /// The store was opened read-only. Open it for writing.
     #[error("the store is open read-only")]
     ReadOnly,

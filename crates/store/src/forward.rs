@@ -46,6 +46,11 @@ pub trait Forward: Send + Sync {
         self.behind().submit(txn)
     }
 
+    /// As [`ObjectStore::room`].
+    fn room(&self) -> Completion<()> {
+        self.behind().room()
+    }
+
     /// As [`ObjectStore::incarnation`].
     fn incarnation(&self) -> Incarnation {
         self.behind().incarnation()
@@ -113,6 +118,9 @@ impl<F: Forward> ObjectStore for F {
     }
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
         Forward::submit(self, txn)
+    }
+    fn room(&self) -> Completion<()> {
+        Forward::room(self)
     }
     fn incarnation(&self) -> Incarnation {
         Forward::incarnation(self)

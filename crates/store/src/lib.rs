@@ -56,7 +56,7 @@ pub use retry::{ATTEMPTS_MAX, Attempt, Retry, change_guarded, retried, submit_gu
 pub use stripes::{Held, Stripes};
 pub use transaction::{
     Change, CommitCursor, CommitEntry, Compare, Compression, Condition, Durability, Guard, OmapScan, Op, Order,
-    SlotScan, Transaction,
+    SlotScan, Transaction, WhenBusy,
 };
 pub use unsynced::{Unsynced, Written};
 
@@ -111,6 +111,13 @@ pub trait ObjectStore: Send + Sync {
     /// # Errors
     /// Every variant of [`Error`]; see there. After one of which [`Error::is_unknown`] is false nothing was applied.
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq>;
+
+    /// Ready once a submit that was refused with [`Error::Busy`] may succeed, at once if it may now; then it is to be
+    /// submitted again, and may be refused again, since others want the room as well. An error of the store is told
+    /// by the submit.
+    fn room(&self) -> Completion<()> {
+        Completion::ready(Ok(()))
+    }
 
     /// The life of the store that answered last. It changes when the store is restarted under its user, which only one on the
     /// other side of a network can be; [`Unsynced`] tells by it whether a sync covers what was applied before.

@@ -335,6 +335,24 @@ pub struct Transaction {
     /// A store whose answers can be lost on the way sends it again until it is told what became of it, in a way that
     /// applies it once: [`Error::Unknown`] is answered only after some seconds. Others need not look at it.
     pub once: bool,
+    /// What the store does where it would have to wait for room. A store on the other side of a network waits.
+    pub when_busy: WhenBusy,
+}
+
+/// What a store does with a transaction for which it would have to wait: for the cleaner to make room on the device,
+/// for what is written but not yet on it, or for memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenBusy {
+    /// It waits, on the caller's thread.
+    #[default]
+    Wait,
+    /// It refuses it with [`Error::Busy`], for callers that must not sleep: they await
+    /// [`ObjectStore::room`](crate::ObjectStore::room) and submit it again.
+    Refuse {
+        /// How often its caller has awaited room for it. Those who have go before those who come now, and a store that
+        /// still has no room for it then says that it is full.
+        waited: u32,
+    },
 }
 
 impl Transaction {

@@ -35,6 +35,7 @@ const ORDER: &[&str] = &[
     "clean",
     "evict",
     "keeper",
+    "rooms",
     "load",
     "recover",
     "replay",

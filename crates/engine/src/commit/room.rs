@@ -59,6 +59,11 @@ impl Log {
         let _ = self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
+    /// This thread has waited for credit, or another in its place, or it has not: see [`Log::spend`].
+    pub fn note_waited(&self, waited: bool) {
+        WAITED.set(waited);
+    }
+
     /// Gives writers so many bytes, or with `None` as many as they like; of what they have they keep `keeps` at most.
     pub fn pace(&self, bytes: Option<i64>, keeps: i64) {
         let pace = |credit| Some(bytes.map_or(i64::MAX, |bytes| bytes.max(keeps.min(credit))));
@@ -211,6 +216,19 @@ impl Log {
         waited
     }
 
+    /// Whether a write that comes now need not wait.
+    pub fn has_room(&self) -> bool {
+        let state = self.state.lock();
+        state.stopping || !self.is_shut() && (!state.next.is_empty() || state.full)
+    }
+
+    /// Whether writes wait for what is pending, for the cleaner, or for credit.
+    fn is_shut(&self) -> bool {
+        self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max
+            || self.gate() == Gate::Wait
+            || self.credit.load(Ordering::Relaxed) <= 0
+    }
+
     fn wait_until_there_is_room(&self) -> Result<()> {
         let mut state = self.state.lock();
         let queues = self.is_paced();
@@ -220,14 +238,12 @@ impl Log {
             if state.stopping {
                 break Err(self.mark().failure().unwrap_or(Error::Closed));
             }
-            let pending = self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max;
-            let shut = self.gate() == Gate::Wait || self.credit.load(Ordering::Relaxed) <= 0;
-            if !pending && !shut && !behind && (!state.next.is_empty() || state.full) {
+            if !self.is_shut() && !behind && (!state.next.is_empty() || state.full) {
                 break Ok(());
             }
             state.starved |= state.next.is_empty();
             self.nudge();
-            if shut {
+            if self.gate() == Gate::Wait || self.credit.load(Ordering::Relaxed) <= 0 {
                 self.wake_keeper();
             }
             self.room.wait_for(&mut state, Duration::from_millis(10));

@@ -58,11 +58,17 @@ impl Keeper {
         work.whole && self.parts.objects.page_bytes() > self.index_bytes_wait()
     }
 
+    /// Whether a call that may wait would wait for memory.
+    #[inline]
+    pub fn is_crowded(&self) -> bool {
+        self.threaded && self.parts.objects.page_bytes() > self.index_bytes_wait()
+    }
+
     /// Waits while index pages take far more than their budget: until some have left, or the thread has tried. The
     /// caller holds no lock, and is not pinned: the thread may wait for those who are.
     #[inline]
     pub fn wait_for_index_room(&self) {
-        if self.threaded && self.parts.objects.page_bytes() > self.index_bytes_wait() {
+        if self.is_crowded() {
             self.wait_for_fewer_pages();
         }
     }

@@ -105,7 +105,7 @@ impl Connection {
     }
 
     fn try_turn(&mut self, executor: &mut Executor<'_>, space: &mut [u8], now: Instant) -> io::Result<Fate> {
-        if !self.take_lines() {
+        if !self.take_lines(executor.shared) {
             tracing::warn!(client = %self.session.client.address, "disconnecting a monitor that cannot keep up");
             return Ok(Fate::Close);
         }
@@ -131,13 +131,19 @@ impl Connection {
     }
 
     /// Takes over what there is to tell a monitor; false if it missed some, because more would have waited than may.
-    fn take_lines(&mut self) -> bool {
+    fn take_lines(&mut self, shared: &Shared) -> bool {
         if self.session.closing {
             self.session.monitor = None;
         }
         let Some(monitor) = &self.session.monitor else { return true };
         let from = self.output.bytes.len();
         let whole = monitor.take_into(&mut self.output.bytes);
+        // Its user may have changed since the last look: a line that was told after that was taken after it, too.
+        if !self.session.renew(shared) {
+            self.output.bytes.truncate(from);
+            self.session.monitor = None;
+            return true;
+        }
         if self.output.bytes.len() > from {
             let mut batch = Batch::default();
             batch.add(from, None);

@@ -52,6 +52,8 @@ pub(crate) struct Session {
     pub(crate) awaited: Option<Awaited>,
     /// How often the command under way was begun anew for what it reads.
     pub(crate) waits: u32,
+    /// How often it has waited for room.
+    pub(crate) room_waits: u32,
     /// When the command began that is run again.
     pub(crate) began: Option<Instant>,
     /// The command that `awaited` answers.
@@ -81,6 +83,7 @@ impl Session {
             dirty: Arc::default(),
             awaited: None,
             waits: 0,
+            room_waits: 0,
             began: None,
             begun: None,
             ran: Vec::new(),

@@ -3,7 +3,7 @@
 use super::Harness;
 use super::actions::*;
 use crate::limits::{OMAP_KEY_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
-use crate::{Change, Condition, Error, ObjectStore, Stat, Transaction};
+use crate::{Change, Condition, Error, ObjectStore, Stat, Transaction, WhenBusy};
 
 /// Writes, zeros and truncates in a row.
 pub fn operations_see_the_operations_before_them_in_bytes(harness: &dyn Harness) {
@@ -227,4 +227,19 @@ pub fn an_empty_transaction_is_accepted(harness: &dyn Harness) {
     ok(store, Transaction::new());
     ok(store, Transaction::with(crate::Durability::Applied));
     assert_eq!(before, snapshot(store));
+}
+
+/// Where there is room, callers that do not wait for it are served as others are.
+pub fn a_transaction_that_does_not_wait_for_room_is_applied_where_there_is_some(harness: &dyn Harness) {
+    let opened = furnished(harness);
+    let store = opened.store();
+    let object = object("o");
+    assert!(store.room().wait().is_ok());
+    for (waited, index) in [(0, 1), (1, 2), (u32::MAX, 3)] {
+        let change = Change::SlotSet { index, value: "value".into() };
+        let mut txn = Transaction::new().change(&object, change);
+        txn.when_busy = WhenBusy::Refuse { waited };
+        store.submit(txn).wait().unwrap();
+        assert_eq!(store.slot_get(&object, index).wait().unwrap().as_deref(), Some(&b"value"[..]));
+    }
 }

@@ -140,6 +140,7 @@ macro_rules! contract_suite {
             atomicity: operations_see_the_operations_before_them_in_names;
             atomicity: a_transaction_over_objects_and_collections_is_applied_whole;
             atomicity: a_failed_guard_changes_nothing;
+            atomicity: a_transaction_that_does_not_wait_for_room_is_applied_where_there_is_some;
             atomicity: a_missing_collection_changes_nothing;
             atomicity: a_collection_that_is_not_empty_changes_nothing;
             atomicity: an_exceeded_limit_changes_nothing;

@@ -72,6 +72,9 @@ impl ObjectStore for Watched {
             Err(error) => Completion::ready(Err(error)),
         }
     }
+    fn room(&self) -> Completion<()> {
+        self.store.room()
+    }
     fn sync(&self) -> Completion<CommitSeq> {
         self.store.sync()
     }

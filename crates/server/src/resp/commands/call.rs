@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use esker_kv::{Barrier, Entry, Txn};
-use esker_store::{Completion, Retry};
+use esker_store::{Completion, Retry, WhenBusy};
 
 use crate::resp::awaited::Awaited;
 use crate::resp::keyspace::{Database, HASH};
@@ -163,6 +163,18 @@ pub(crate) fn suspend(call: &mut Call<'_>, awaited: Option<Completion<()>>) {
     }
 }
 
+/// What the store does with what a command writes while it has no room: it does not wait on the loop.
+pub(crate) fn when_busy(call: &Call<'_>) -> WhenBusy {
+    WhenBusy::Refuse { waited: call.session.room_waits }
+}
+
+/// Has the session wait until the store has room, and then run its command again.
+pub(crate) fn suspend_for_room(call: &mut Call<'_>) {
+    call.session.room_waits = call.session.room_waits.saturating_add(1);
+    let room = call.shared.keyspace.kv.room();
+    call.session.awaited = Some(Awaited::Value(room, Queued::new(call.index, call.args)));
+}
+
 /// Runs a handler in a transaction and commits; again from the beginning where another process changed what it read.
 pub(crate) fn finish<'t>(
     call: &mut Call<'_>,
@@ -176,6 +188,7 @@ pub(crate) fn finish<'t>(
         if may_wait_again(call) {
             txn.do_not_wait();
         }
+        txn.when_busy(when_busy(call));
         let before = *call.tally;
         let outcome = handler(call, &mut txn);
         match outcome {
@@ -191,6 +204,12 @@ pub(crate) fn finish<'t>(
         let (committed, barrier) = txn.commit(call.shared.durability()).into_parts();
         call.behind(barrier);
         match committed {
+            Err(esker_store::Error::Busy) => {
+                call.reply.rewind(start);
+                *call.tally = before;
+                suspend_for_room(call);
+                return Err(Refusal::OnItsWay);
+            }
             Err(esker_store::Error::GuardFailed { .. }) => {
                 retry.again(|| "the keys of a command".into())?;
                 call.reply.rewind(start);

@@ -35,7 +35,7 @@ use smallvec::SmallVec;
 
 pub(crate) use self::call::{
     Call, Command, NO_SUCH_KEY, NOT_AN_INTEGER, Outcome, Run, SYNTAX, WRONG_TYPE, finish, help, is, may_wait_again,
-    shown, subcommand, suspend, wake_loop_of,
+    shown, subcommand, suspend, suspend_for_room, wake_loop_of, when_busy,
 };
 pub(crate) use self::permit::permit;
 pub(crate) use self::table::Table;
@@ -91,7 +91,7 @@ impl Executor<'_> {
             call.session.began = Some(began);
             return barrier;
         }
-        (call.session.waits, call.session.seeds) = (0, None);
+        (call.session.waits, call.session.room_waits, call.session.seeds) = (0, 0, None);
         let failed = outcome.is_err();
         if let Err(refusal) = outcome {
             call.tally.errors += 1;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use esker_kv::Txn;
 
 use crate::resp::commands::expiry::{ExpiryOption, expiry_option};
-use crate::resp::commands::{Call, Outcome, Refusal, SYNTAX, WRONG_TYPE, is};
+use crate::resp::commands::{Call, Outcome, Refusal, SYNTAX, WRONG_TYPE, is, suspend_for_room, when_busy};
 use crate::resp::keyspace::HASH;
 
 /// Options of SET.
@@ -24,10 +24,15 @@ pub(crate) fn set_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
     }
     let (namespace, key) = call.database()?.locate(call.arg(1));
     let value = call.arg(2);
-    let written = call.shared.keyspace.blindly(|| namespace.put(key, Bytes::copy_from_slice(value)));
+    let when_busy = when_busy(call);
+    let written = call.shared.keyspace.blindly(|| namespace.put_when(key, value, when_busy));
     let Some(written) = written else { return Ok(false) };
     let (written, barrier) = written.into_parts();
     call.behind(barrier);
+    if matches!(written, Err(esker_store::Error::Busy)) {
+        suspend_for_room(call);
+        return Err(Refusal::OnItsWay);
+    }
     written?;
     call.reply.ok();
     Ok(true)

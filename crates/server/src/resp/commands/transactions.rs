@@ -9,9 +9,10 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use esker_kv::{KEY_BYTES_MAX, Txn};
+use esker_store::WhenBusy;
 
 use crate::resp::commands::{
-    Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish, may_wait_again, permit, suspend,
+    Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish, may_wait_again, permit, suspend, suspend_for_room,
 };
 use crate::resp::config::DATABASES;
 use crate::resp::number::parse_i64;
@@ -138,7 +139,13 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
             for (namespace, key) in &located {
                 txn.get(namespace, *key)?;
             }
+            // Nor can it be begun anew once it has acted.
+            if !keyspace.kv.room().is_here() {
+                suspend_for_room(call);
+                return Err(Refusal::OnItsWay);
+            }
             txn.do_wait();
+            txn.when_busy(WhenBusy::Wait);
         }
         let now_ms = txn.now_ms();
         let expired = call.session.watched.iter().any(|watched| watched.expires_ms.is_some_and(|at| at <= now_ms));

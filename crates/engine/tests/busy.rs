@@ -1,0 +1,216 @@
+//! Writes that would have to wait for room, of callers that must not sleep: refused at once, and let in when there is some.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+#[path = "support/hooked.rs"]
+mod hooked;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use esker_device::{Device, Error as DeviceError, MemoryDevice};
+use esker_engine::{Engine, FormatOptions, Options};
+use esker_store::{
+    Change, Collection, CommitSeq, Durability, Error, ObjectId, ObjectStore, Result, Transaction, WhenBusy,
+};
+use hooked::{Call, Hooked};
+use parking_lot::{Condvar, Mutex};
+
+const SEGMENT_BYTES: u64 = 1 << 20;
+const VALUE_BYTES: usize = 32 << 10;
+const LATE: Duration = Duration::from_secs(30);
+
+/// Holds up writes and syncs while it is shut, and has them fail once it is broken.
+#[derive(Default)]
+struct Gate {
+    shut: Mutex<bool>,
+    opened: Condvar,
+    broken: AtomicBool,
+}
+
+impl Gate {
+    fn shut(&self, shut: bool) {
+        *self.shut.lock() = shut;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let mut shut = self.shut.lock();
+        while *shut {
+            self.opened.wait(&mut shut);
+        }
+    }
+}
+
+fn object() -> ObjectId {
+    ObjectId::new(Collection::from("c"), "o")
+}
+
+fn put(index: u64, waited: u32) -> Transaction {
+    let change = Change::SlotSet { index, value: Bytes::from(vec![index as u8; VALUE_BYTES]) };
+    let mut txn = Transaction::with(Durability::Applied).change(&object(), change);
+    txn.when_busy = WhenBusy::Refuse { waited };
+    txn
+}
+
+fn remove(indexes: std::ops::Range<u64>) -> Transaction {
+    let change = Change::SlotRemoveRange { start: indexes.start, end: indexes.end };
+    Transaction::with(Durability::Applied).change(&object(), change)
+}
+
+/// Submits without waiting on this thread's time: it is asked once more each time there is room.
+fn patiently(engine: &Engine, index: u64) -> Result<CommitSeq> {
+    let began = Instant::now();
+    for waited in 0.. {
+        match engine.submit(put(index, waited)).into_parts().0 {
+            Err(Error::Busy) => engine.room().wait()?,
+            done => return done,
+        }
+        assert!(began.elapsed() < LATE, "busy for ever");
+    }
+    unreachable!("it is asked without end")
+}
+
+fn open(segments: u64, gate: &Arc<Gate>, options: Options) -> Arc<Engine> {
+    let device = MemoryDevice::new(segments * SEGMENT_BYTES);
+    Engine::format(&device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [5; 16] }).unwrap();
+    let before = {
+        let gate = Arc::clone(gate);
+        move |call| {
+            if !matches!(call, Call::Sync | Call::Other) {
+                return Ok(());
+            }
+            gate.pass();
+            if gate.broken.load(Ordering::SeqCst) {
+                let source = std::io::Error::other("broken");
+                return Err(DeviceError::Io { name: "hooked".into(), what: "write", offset: 0, source });
+            }
+            Ok(())
+        }
+    };
+    let device = Arc::new(Hooked { device, before }) as Arc<dyn Device>;
+    let engine = Arc::new(Engine::open(device, options).unwrap());
+    engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
+    engine.submit(Transaction::new().change(&object(), Change::Touch)).wait().unwrap();
+    engine
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < LATE, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Writes until one is refused as busy; how many were let in.
+fn fill_what_is_pending(engine: &Engine) -> u64 {
+    (0..).find(|index| matches!(engine.submit(put(*index, 0)).into_parts().0, Err(Error::Busy))).unwrap()
+}
+
+#[test]
+fn a_write_that_would_wait_for_a_device_that_hangs_is_refused_at_once_and_let_in_when_it_goes_on() {
+    let gate = Arc::new(Gate::default());
+    let engine = open(64, &gate, Options { pending_bytes_max: 1 << 20, ..Options::default() });
+    until("there is room", || engine.room().is_here());
+    gate.shut(true);
+    let let_in = fill_what_is_pending(&engine);
+    assert!(let_in > 0, "some of it is pending");
+    // Each of a thousand callers is answered, though nothing goes on.
+    for waited in 0..1_000 {
+        assert!(matches!(engine.submit(put(9_999, waited)).into_parts().0, Err(Error::Busy)));
+    }
+    let rooms: Vec<_> = (0..100).map(|_| engine.room()).collect();
+    assert!(rooms.iter().all(|room| !room.is_here()), "there is no room");
+    // One gives up; the others are told all the same.
+    let mut rooms = rooms.into_iter();
+    drop(rooms.next());
+    gate.shut(false);
+    rooms.for_each(|room| room.wait().unwrap());
+    patiently(&engine, 9_999).unwrap();
+    assert_eq!(engine.slot_get(&object(), 9_999).wait().unwrap().unwrap().len(), VALUE_BYTES);
+    assert_eq!(engine.slot_get(&object(), let_in).wait().unwrap(), None, "a refused write has changed something");
+    engine.close().unwrap();
+}
+
+#[test]
+fn those_who_wait_for_room_are_answered_when_the_store_is_closed_or_stops() {
+    for fails in [false, true] {
+        let gate = Arc::new(Gate::default());
+        let engine = open(64, &gate, Options { pending_bytes_max: 1 << 20, ..Options::default() });
+        gate.shut(true);
+        fill_what_is_pending(&engine);
+        let rooms: Vec<_> = (0..10).map(|_| engine.room()).collect();
+        let closing = {
+            let engine = Arc::clone(&engine);
+            std::thread::spawn(move || engine.close())
+        };
+        gate.broken.store(fails, Ordering::SeqCst);
+        gate.shut(false);
+        for room in rooms {
+            // An error of the store is the submit's to tell.
+            room.wait().unwrap();
+        }
+        let _ = closing.join().unwrap();
+        let refused = engine.submit(put(1, 1)).into_parts().0.unwrap_err();
+        assert!(matches!(refused, Error::Closed | Error::Stopped { .. }), "{refused}");
+        assert!(engine.room().is_here(), "nobody waits for a store that takes no more");
+    }
+}
+
+#[test]
+fn a_full_store_says_so_to_those_who_do_not_wait_and_takes_writes_again_after_deletes() {
+    let gate = Arc::new(Gate::default());
+    let engine = open(48, &gate, Options::default());
+    for round in 0..3 {
+        let mut written = 0;
+        let full = loop {
+            match patiently(&engine, written) {
+                Ok(_) => written += 1,
+                Err(error) => break error,
+            }
+            assert!(written < 10_000, "a store of 48 MiB is never full");
+        };
+        assert!(matches!(full, Error::Full { .. }), "{full}");
+        assert!(written > 500, "round {round}: full at {written} values of 32 KiB in 48 MiB");
+        engine.submit(remove(0..written / 2)).wait().unwrap();
+        until("writes resume", || patiently(&engine, 0).is_ok());
+        engine.submit(remove(0..written)).wait().unwrap();
+    }
+    engine.close().unwrap();
+}
+
+/// Writers that wait on their own threads and such that are asked again share the room while the cleaner can hardly keep up.
+#[test]
+fn those_who_do_not_wait_are_not_kept_out_by_those_who_do() {
+    let gate = Arc::new(Gate::default());
+    let engine = open(64, &gate, Options { pending_bytes_max: 1 << 20, ..Options::default() });
+    let written = [0; 4].map(|_| AtomicU64::new(0));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (number, count) in written.iter().enumerate() {
+            let (engine, stop) = (&engine, &stop);
+            scope.spawn(move || {
+                let mut index = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    // 800 values of 32 KiB live of 1,500 that fit.
+                    let key = number as u64 * 200 + index % 200;
+                    if number < 3 {
+                        let mut txn = put(key, 0);
+                        txn.when_busy = WhenBusy::Wait;
+                        engine.submit(txn).into_parts().0.unwrap();
+                    } else {
+                        patiently(engine, key).unwrap();
+                    }
+                    index += 1;
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        until("all write", || written.iter().all(|count| count.load(Ordering::Relaxed) > 2_000));
+        stop.store(true, Ordering::Relaxed);
+    });
+    engine.close().unwrap();
+}
