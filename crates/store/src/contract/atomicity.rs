@@ -239,7 +239,7 @@ pub fn a_transaction_that_does_not_wait_for_room_is_applied_where_there_is_some(
         let change = Change::SlotSet { index, value: "value".into() };
         let mut txn = Transaction::new().change(&object, change);
         txn.when_busy = WhenBusy::Refuse { waited };
-        store.submit(txn).wait().unwrap();
-        assert_eq!(store.slot_get(&object, index).wait().unwrap().as_deref(), Some(&b"value"[..]));
+        store.submit(txn).wait().expect("there is room");
+        assert_eq!(store.slot_get(&object, index).wait().expect("it is readable").as_deref(), Some(&b"value"[..]));
     }
 }
