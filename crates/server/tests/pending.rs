@@ -169,9 +169,13 @@ struct Running {
 impl Running {
     /// One loop, so that whoever holds it up holds up everybody.
     fn start() -> Self {
+        Self::with(config())
+    }
+
+    fn with(config: Config) -> Self {
         let store = Arc::new(Late::default());
         let kv = Kv::open(Arc::clone(&store) as _, Arc::new(SystemClock)).unwrap();
-        let server = Server::bind(Config { threads: 1, ..config() }, kv, Arc::new(NoEngineInfo)).unwrap();
+        let server = Server::bind(Config { threads: 1, ..config }, kv, Arc::new(NoEngineInfo)).unwrap();
         let esker_server::resp::Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP address") };
         let handle = server.handle();
         let thread = Some(std::thread::spawn(move || server.run().unwrap()));
@@ -524,4 +528,89 @@ fn a_client_that_is_ended_while_it_waits_for_room_has_written_nothing() {
     eventually("nobody waits any more", || server.store.waiting_for_room() == 0);
     server.store.set_busy(false);
     stays.check("GET a", "$1\r\n1\r\n");
+}
+
+/// Failure: values that a transaction read were waited for on the loop, with everybody else kept out. Cause: what its
+/// commands read was read ahead only where keys were all that they touched. Fix: the keys that they name are, in any case.
+#[test]
+fn a_transaction_that_keeps_others_out_does_so_only_once_it_has_what_it_reads() {
+    for (watches, beside) in [(true, "TIME"), (true, "DBSIZE"), (false, "CONFIG GET maxmemory"), (true, "SCAN 0")] {
+        let server = Running::start();
+        let (mut one, mut other) = (Client::connect(server.address), Client::connect(server.address));
+        other.check("MSET n 5 s abc w 1", "+OK\r\n");
+        if watches {
+            one.check("WATCH w", "+OK\r\n");
+        }
+        one.check("MULTI", "+OK\r\n");
+        for command in ["GET s", beside, "INCR n"] {
+            one.check(command, "+QUEUED\r\n");
+        }
+        server.store.hold(true);
+        one.send(&encode(&["EXEC"]));
+        eventually("it waits", || server.store.waiting() > 0);
+        other.check("PING", "+PONG\r\n");
+        other.check("SET elsewhere x", "+OK\r\n");
+        expect_silence(&mut one);
+        server.store.hold(false);
+        let replied = String::from_utf8(one.reply().unwrap()).unwrap();
+        assert!(replied.starts_with("*3\r\n$3\r\nabc\r\n") && replied.ends_with(":6\r\n"), "{beside}: {replied}");
+        // What it kept for EXEC is its memory no more.
+        let clients = other.run("CLIENT LIST");
+        assert!(clients.lines().filter(|line| line.contains("id=")).all(|line| line.contains("multi=-1")), "{clients}");
+    }
+}
+
+/// Failure: a command that waited was run for a user who was off by then. Cause: the look that found it noted that it had
+/// looked, and the next one, before the command, found nothing new. Fix: who is refused has no rights any more.
+#[test]
+fn a_command_that_waits_is_not_run_for_a_user_who_is_gone() {
+    let server = Running::start();
+    let (mut bob, mut op) = (Client::connect(server.address), Client::connect(server.address));
+    op.check("ACL SETUSER bob on >bobs ~* +@all", "+OK\r\n");
+    op.check("SET k abc", "+OK\r\n");
+    bob.check("AUTH bob bobs", "+OK\r\n");
+    server.store.hold(true);
+    bob.send(&encode(&["APPEND", "k", "x"]));
+    eventually("it waits", || server.store.waiting() > 0);
+    op.check("ACL SETUSER bob off", "+OK\r\n");
+    op.check("PING", "+PONG\r\n");
+    server.store.hold(false);
+    let end = String::from_utf8(bob.expect_end()).unwrap();
+    assert!(end.is_empty() || end.starts_with("-NOAUTH"), "{end}");
+    op.check("GET k", "$3\r\nabc\r\n");
+}
+
+/// Failure: a value was removed, and the reply that held it closed the connection. Cause: whether a reply may be sent was
+/// looked at after the commit. Fix: before it, by name.
+#[test]
+fn what_cannot_be_sent_is_not_taken_away() {
+    let server = Running::with(Config { output_bytes_max: 1 << 20, ..config() });
+    let mut client = Client::connect(server.address);
+    let value = "v".repeat(2 << 20);
+    assert_eq!(client.call(&["SET", "k", &value]), b"+OK\r\n");
+    for command in [
+        &["GET", "k"][..],
+        &["GETDEL", "k"],
+        &["GETEX", "k", "EX", "9"],
+        &["SET", "k", "x", "GET"],
+        &["GETSET", "k", "x"],
+    ] {
+        let reply = String::from_utf8(client.call(command)).unwrap();
+        assert!(reply.starts_with("-ERR output of") && reply.contains("output_bytes_max"), "{command:?}: {reply}");
+    }
+    client.check("STRLEN k", &format!(":{}\r\n", 2 << 20));
+    client.check("TTL k", ":-1\r\n");
+}
+
+#[test]
+fn fields_drawn_at_random_within_one_transaction_differ() {
+    let server = Running::start();
+    let mut client = Client::connect(server.address);
+    let fields: Vec<String> = (0..100).flat_map(|field| [format!("f{field}"), "v".into()]).collect();
+    client.check(&format!("HSET h {}", fields.join(" ")), ":100\r\n");
+    client.check("MULTI", "+OK\r\n");
+    (0..40).for_each(|_| client.check("HRANDFIELD h", "+QUEUED\r\n"));
+    let replied = client.run("EXEC");
+    let drawn: HashSet<&str> = replied.lines().filter(|line| line.starts_with('f')).collect();
+    assert!(drawn.len() > 5, "{replied}");
 }

@@ -46,13 +46,29 @@ fn count(tally: &mut Tally, hit: bool) {
     if hit { tally.hits += 1 } else { tally.misses += 1 }
 }
 
-/// The reply of GET.
-pub(crate) fn reply_one(entry: Option<Entry>, reply: &mut ReplyWriter<'_>, tally: &mut Tally) -> Result<(), Refusal> {
+/// Refuses replies that no client could be sent.
+pub(crate) fn check_output(reply: &ReplyWriter<'_>, output_bytes_max: usize) -> Result<(), Refusal> {
+    let (len, max) = (reply.position() as u64, output_bytes_max as u64);
+    if len > max {
+        // An error of the store, so that EXEC ends with it and nothing is committed.
+        return Err(esker_store::Error::TooLarge { what: "output", len, limit: "output_bytes_max", max }.into());
+    }
+    Ok(())
+}
+
+/// The reply of GET, unless it has more than `output_bytes_max`.
+pub(crate) fn reply_one(
+    entry: Option<Entry>,
+    reply: &mut ReplyWriter<'_>,
+    tally: &mut Tally,
+    output_bytes_max: usize,
+) -> Result<(), Refusal> {
     match entry {
         Some(entry) if entry.tag == HASH => return Err(WRONG_TYPE.into()),
         Some(entry) => {
             count(tally, true);
             reply.bulk(&entry.value);
+            check_output(reply, output_bytes_max)?;
         }
         None => {
             count(tally, false);
@@ -74,15 +90,20 @@ pub(crate) fn reply_several(
         let entry = entry.filter(|entry| entry.tag != HASH);
         count(tally, entry.is_some());
         reply.maybe(entry.as_ref().map(|entry| &entry.value[..]));
-        let (len, max) = (reply.position() as u64, output_bytes_max as u64);
-        if len > max {
-            return Err(esker_store::Error::TooLarge { what: "output", len, limit: "output_bytes_max", max }.into());
-        }
+        check_output(reply, output_bytes_max)?;
     }
     Ok(())
 }
 
 impl Awaited {
+    /// Memory of the command that is to be run again, in bytes.
+    pub(crate) fn queued_bytes(&self) -> usize {
+        match self {
+            Self::Value(_, queued) | Self::Login(_, queued) => queued.bytes(),
+            Self::One(_) | Self::Several(_) | Self::Work(_) => 0,
+        }
+    }
+
     /// Ready once the values are here; the task of `cx` is woken then.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self {
@@ -100,7 +121,10 @@ impl Awaited {
         let (replied, barrier) = match self {
             Self::One(entry) => {
                 let (entry, barrier) = entry.into_parts();
-                (entry.map_err(Refusal::from).and_then(|entry| reply_one(entry, reply, tally)), barrier)
+                (
+                    entry.map_err(Refusal::from).and_then(|entry| reply_one(entry, reply, tally, output_bytes_max)),
+                    barrier,
+                )
             }
             Self::Several(entries) => {
                 let (entries, barrier) = entries.into_parts();

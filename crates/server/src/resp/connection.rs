@@ -238,6 +238,8 @@ impl Connection {
         let mut batch = Batch::default();
         batch.add(from, barrier);
         self.output.end_batch(batch);
+        // What it kept to be run it keeps no more.
+        self.session.publish();
         true
     }
 

@@ -64,6 +64,8 @@ pub(crate) struct Session {
     pub(crate) monitor: Option<Monitor>,
     /// What a command under way draws by, in each of its runs the same.
     pub(crate) seeds: Option<std::hash::RandomState>,
+    /// How many commands of this run of the command have drawn by them.
+    pub(crate) draws: u64,
     /// Close the connection once the replies so far are sent.
     pub(crate) closing: bool,
 }
@@ -89,6 +91,7 @@ impl Session {
             ran: Vec::new(),
             monitor: None,
             seeds: None,
+            draws: 0,
             closing: false,
         }
     }
@@ -136,7 +139,8 @@ impl Session {
                 !self.closing
             }
             _ => {
-                self.closing = true;
+                // Nor does it do with the rights that he had what it does before it goes.
+                (self.closing, self.rights) = (true, None);
                 false
             }
         }
@@ -175,7 +179,9 @@ impl Session {
         let queued = self.queue.as_ref().map_or(-1, |queue| queue.commands.len() as i64);
         client.queued.store(queued, Ordering::Relaxed);
         client.watched.store(self.watched.len(), Ordering::Relaxed);
-        client.queued_bytes.store(self.queue.as_ref().map_or(0, |queue| queue.bytes), Ordering::Relaxed);
+        let queued_bytes = self.queue.as_ref().map_or(0, |queue| queue.bytes);
+        let waits_bytes = self.awaited.as_ref().map_or(0, Awaited::queued_bytes);
+        client.queued_bytes.store(queued_bytes + waits_bytes, Ordering::Relaxed);
         client.monitors.store(self.monitor.is_some(), Ordering::Relaxed);
     }
 }

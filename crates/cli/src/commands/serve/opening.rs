@@ -73,6 +73,8 @@ pub fn open(
     let builder = builder.opening(Progress(Arc::new(told)));
     let location = location.to_owned();
     let opening = std::thread::Builder::new().name("esker-open".into()).spawn(move || builder.open(&location))?;
+    // Users and certificates were read before: once it serves, it takes them anew.
+    let mut anew = false;
     let mut printed = began;
     while !opening.is_finished() {
         let words = at.lock().unwrap_or_else(PoisonError::into_inner).words();
@@ -81,8 +83,14 @@ pub fn open(
         } else {
             loading.wait(TICK, &format!("Esker is opening its store: {words}")).map_err(failure)?;
         }
-        // What is to be taken anew is read later.
-        if let Some(signal) = signals.pending().find(|signal| *signal != SIGHUP) {
+        let mut stops = None;
+        for signal in signals.pending() {
+            match signal {
+                SIGHUP => anew = true,
+                signal => stops = stops.or(Some(signal)),
+            }
+        }
+        if let Some(signal) = stops {
             say!("stopped    by signal {signal}, before the store was open");
             return Ok(None);
         }
@@ -93,5 +101,9 @@ pub fn open(
         }
     }
     let opened = opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    Ok(Some((loading, opened?, signals)))
+    let opened = opened?;
+    if anew {
+        signal_hook::low_level::raise(SIGHUP)?;
+    }
+    Ok(Some((loading, opened, signals)))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use esker_kv::{Barrier, Entry, Txn};
 use esker_store::{Completion, Retry, WhenBusy};
 
-use crate::resp::awaited::Awaited;
+use crate::resp::awaited::{Awaited, check_output};
 use crate::resp::keyspace::{Database, HASH};
 use crate::resp::number::parse_i64;
 use crate::resp::parse::Args;
@@ -127,12 +127,7 @@ impl<'c> Call<'c> {
 
     /// Refuses replies that no client could be sent.
     pub(crate) fn check_output(&self) -> Outcome {
-        let (len, max) = (self.reply.position() as u64, self.shared.config.output_bytes_max as u64);
-        if len > max {
-            // An error of the store, so that EXEC ends with it and nothing is committed.
-            return Err(esker_store::Error::TooLarge { what: "output", len, limit: "output_bytes_max", max }.into());
-        }
-        Ok(())
+        check_output(&self.reply, self.shared.config.output_bytes_max)
     }
 }
 
@@ -146,13 +141,13 @@ pub(crate) fn shown(arg: &[u8]) -> String {
     String::from_utf8_lossy(&arg[..arg.len().min(128)]).into_owned()
 }
 
-/// How often a command is begun anew because something that it reads is not in memory; then it waits. Each time it finds
-/// in memory what was awaited before, unless that was so much that it is gone again.
-const WAITS_MAX: u32 = 64;
+/// How often a command is begun anew because something that it reads is not in memory, beside once for each argument;
+/// then it waits. Each time it finds in memory what was awaited before, unless that was so much that it is gone again.
+const WAITS_MAX: usize = 64;
 
 /// Whether a command is begun anew for what it reads, or waits.
 pub(crate) fn may_wait_again(call: &Call<'_>) -> bool {
-    call.session.waits < WAITS_MAX
+    (call.session.waits as usize) < WAITS_MAX + call.args.len()
 }
 
 /// Has the session wait for this, and then run its command again.
@@ -191,6 +186,10 @@ pub(crate) fn finish<'t>(
         txn.when_busy(when_busy(call));
         let before = *call.tally;
         let outcome = handler(call, &mut txn);
+        if outcome.is_ok() {
+            // Before what it does is done: a client that cannot be told what it took away would have lost it.
+            call.check_output()?;
+        }
         match outcome {
             Err(Refusal::Store(_)) => return outcome,
             Err(Refusal::OnItsWay) => {

@@ -283,7 +283,9 @@ pub(crate) fn hrandfield(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     use std::hash::{BuildHasher, Hasher};
     // A command that is begun anew for what it reads draws the same again.
     let seeds = call.session.seeds.get_or_insert_with(std::hash::RandomState::new).clone();
-    let mut drawn = 0u64;
+    // Several within one EXEC do not draw alike.
+    call.session.draws += 1;
+    let mut drawn = call.session.draws << 32;
     let mut draw = |below: usize| {
         drawn += 1;
         let mut hasher = seeds.build_hasher();

@@ -65,6 +65,7 @@ impl Executor<'_> {
     /// for.
     pub(crate) fn execute(&mut self, session: &mut Session, args: Args<'_>, out: &mut Vec<u8>) -> Option<Barrier> {
         self.tally.commands += 1;
+        session.draws = 0;
         let start = out.len();
         let mut barrier = None;
         let resp3 = session.resp3;

@@ -22,7 +22,7 @@ pub(crate) fn get_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
     }
     let (entry, barrier) = entry.into_parts();
     call.behind(barrier);
-    reply_one(entry?, &mut call.reply, call.tally)?;
+    reply_one(entry?, &mut call.reply, call.tally, call.shared.config.output_bytes_max)?;
     Ok(true)
 }
 

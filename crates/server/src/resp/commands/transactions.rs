@@ -94,19 +94,22 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
     let database = call.session.database;
     let adds = |queued: &Queued| flags(queued) & WRITE != 0 && flags(queued) & GIVES == 0;
     let gives_back = !queue.commands.iter().any(adds);
-    let mut opened = Vec::new();
-    if let Some(keys) = keys_of(call, &queue) {
-        for (key, index) in keys {
-            opened.push((keyspace.database(index)?, key));
-        }
-    }
-    let alone = opened.is_empty();
+    let (keys, all_told) = keys_of(call, &queue);
+    let alone = !all_told || keys.is_empty();
     // Nobody writes what is watched between the look at it and the commit.
     let seen: Vec<(u8, Vec<u8>)> =
         call.session.watched.iter().map(|watched| (watched.database, watched.key.clone())).collect();
-    for (index, key) in &seen {
-        opened.push((keyspace.database(*index)?, key));
-    }
+    let watched = seen.iter().map(|(index, key)| (&key[..], *index));
+    // A command with a key that is too long is refused by itself.
+    let keys = keys.into_iter().filter(|(key, _)| key.len() <= KEY_BYTES_MAX);
+    let databases = keys.chain(watched).map(|(key, index)| Ok((keyspace.database(index)?, key)));
+    let opened: Vec<_> = match databases.collect::<Result<_, Refusal>>() {
+        Ok(opened) => opened,
+        Err(refusal) => {
+            call.session.unwatch(keyspace);
+            return Err(refusal);
+        }
+    };
     let located: Vec<_> = opened.iter().map(|(database, key)| database.locate(key)).collect();
     let begin = || {
         let mut txn = if alone { keyspace.kv.begin_exclusive() } else { keyspace.kv.begin(&located) };
@@ -185,34 +188,36 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
 /// Commands without data that may be run again.
 const HARMLESS: &[&str] = &["ping", "echo", "select", "time", "command", "lastsave", "role", "info", "dbsize"];
 
-/// The keys of all commands of a transaction, where that is all they touch; `None`: it keeps everybody else out.
-fn keys_of<'q>(call: &Call<'_>, queue: &'q Queue) -> Option<Vec<(&'q [u8], u8)>> {
+/// The keys that the commands of a transaction name, and whether that is all they touch; if not, it keeps everybody else
+/// out.
+fn keys_of<'q>(call: &Call<'_>, queue: &'q Queue) -> (Vec<(&'q [u8], u8)>, bool) {
     let mut database = call.session.database;
-    let mut keys = Vec::new();
+    let (mut keys, mut all_told) = (Vec::new(), true);
     for queued in &queue.commands {
         let command = &call.commands[queued.command];
         match command.run {
-            Run::Data(_) | Run::Fast(..) if command.keys.0 > 0 => {
+            Run::Data(_) | Run::Fast(..) | Run::Exclusive(_) if command.keys.0 > 0 => {
+                all_told &= !matches!(command.run, Run::Exclusive(_));
                 keys.extend(command.keys_of(queued.args()).map(|key| (key, database)));
             }
             // What it selects counts for those behind it.
             Run::Plain(_) if command.name == "select" => {
                 let allowed = call.session.rights.as_ref();
-                if allowed.is_some_and(|rights| {
+                let refused = allowed.is_some_and(|rights| {
                     rights.check(queued.command, queued.args(), command.keys_of(queued.args())).is_err()
-                }) {
-                    return None;
-                }
-                database = parse_i64(queued.args().get(1)).and_then(|index| u8::try_from(index).ok())?;
-                if usize::from(database) >= DATABASES {
-                    return None;
+                });
+                let index = parse_i64(queued.args().get(1)).and_then(|index| u8::try_from(index).ok());
+                match index.filter(|index| !refused && usize::from(*index) < DATABASES) {
+                    Some(index) => database = index,
+                    // It is refused, and what is behind it is for the database as before.
+                    None => all_told = false,
                 }
             }
             Run::Plain(_) if command.keys.0 == 0 && command.group == "connection" => {}
-            _ => return None,
+            _ => all_told = false,
         }
     }
-    Some(keys)
+    (keys, all_told)
 }
 
 /// Ends MULTI because EXEC itself was refused.
