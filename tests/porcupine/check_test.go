@@ -244,6 +244,13 @@ func TestPositions(t *testing.T) {
 		{"a fill is refused by what was read elsewhere", false, []*Event{
 			line(1, 1, 0, "append", "l", unknown).writing("a"), line(2, 2, 3, "fill", "l", refused).holding(3), read(4, 5, 4, "a"),
 		}},
+		{"a fill is refused by what was trimmed, or appended unread", true, []*Event{
+			line(1, 1, 0, "trim_to", "l", unknown).holding(5), read(2, 3, 3, "trimmed"),
+			line(1, 4, 0, "append", "l", unknown).writing("a"), line(2, 5, 6, "fill", "l", refused).holding(3),
+		}},
+		{"a fill is refused below a tail that was told before anything was appended", false, []*Event{
+			tail(1, 2, 5), line(1, 3, 0, "append", "l", unknown).writing("a"), line(2, 4, 5, "fill", "l", refused).holding(3),
+		}},
 		{"a fill is refused by what was to be appended elsewhere", false, []*Event{
 			line(1, 1, 0, "append_at", "l", unknown).writing("a").holding(4), line(2, 2, 3, "fill", "l", refused).holding(3),
 		}},

@@ -51,7 +51,11 @@ func positionStep(state string, e *Event) (bool, string) {
 		}
 		return true, state
 	case unread:
-		return state == nothing, unread
+		// Where something else stands it was not put.
+		if state != nothing {
+			return true, state
+		}
+		return true, unread
 	case "fill":
 		if e.Outcome == refused {
 			return state != nothing, state
@@ -162,6 +166,17 @@ func (l *aLog) disorder(name string) []string {
 	return wrong
 }
 
+// floor gives the highest position that something was shown below before this time: what begins then is put at it or above.
+func (l *aLog) floor(time int64) int64 {
+	highest := int64(0)
+	for _, mark := range l.below {
+		if mark.time < time {
+			highest = max64(highest, mark.position)
+		}
+	}
+	return highest
+}
+
 // trimsOf gives the trims of a position that matter: those after one that was answered change nothing more.
 func (l *aLog) trimsOf(position int64) []*Event {
 	first := int64(math.MaxInt64)
@@ -180,7 +195,8 @@ func (l *aLog) trimsOf(position int64) []*Event {
 }
 
 // unreadAt gives the entry that a refused fill may have met, though nobody has read it: of the appends that may have
-// written it, and had begun by then, the one that began first, since it explains all that the others do.
+// written it, and had begun by then, the one that began first, since it explains all that the others do. Each position is
+// judged by itself: that one append explains more positions than it has entries is not seen.
 func (l *aLog) unreadAt(position int64, events []*Event) []*Event {
 	refusedBy := int64(-1)
 	for _, event := range events {
@@ -194,6 +210,7 @@ func (l *aLog) unreadAt(position int64, events []*Event) []*Event {
 	var first *Event
 	for _, append := range l.unread {
 		elsewhere := append.Call == "append_at" && (position < append.Held || position >= append.Held+int64(len(append.Values)))
+		elsewhere = elsewhere || position < l.floor(append.Begin)
 		if append.Begin < refusedBy && !elsewhere && (first == nil || append.Begin < first.Begin) {
 			first = append
 		}
