@@ -40,6 +40,7 @@ use esker_device::Device;
 use esker_store::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
+pub use budget::CrowdedSince;
 pub use grow::GrowReport;
 pub use recovery::RecoveryTime;
 pub use reserve::kept_back;

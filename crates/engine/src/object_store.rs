@@ -10,7 +10,7 @@ use bytes::Bytes;
 use esker_store::limits::OBJECT_BYTES_MAX;
 use esker_store::{
     Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId, ObjectStore,
-    OmapScan, Result, SlotScan, Snapshot, Stat, Transaction,
+    OmapScan, Result, SlotScan, Snapshot, Stall, Stat, Transaction, Waits,
 };
 
 use crate::engine::Engine;
@@ -43,13 +43,17 @@ impl ObjectStore for Engine {
         self.submit_transaction(&txn)
     }
 
-    fn room(&self) -> Completion<()> {
+    fn room(&self, stall: Stall) -> Completion<()> {
         match (&self.rooms, &self.log) {
-            (Some(rooms), _) => rooms.room(),
+            (Some(rooms), _) => rooms.room(stall),
             // Without threads waiting is doing it.
             (None, Some(log)) => Completion::ready(log.wait_for_room()),
             (None, None) => Completion::ready(Ok(())),
         }
+    }
+
+    fn stall(&self, waits: Waits) -> Option<Stall> {
+        self.rooms.as_ref()?.stall(waits)
     }
 
     fn sync(&self) -> Completion<CommitSeq> {

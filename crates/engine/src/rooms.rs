@@ -1,27 +1,60 @@
 //! Room for callers that must not wait for it: a thread waits in their place.
 //!
-//! submit refused as busy → [`Rooms::room`] → the thread waits for the cleaner, the log or memory → completion → submitted again
+//! submit, refused as busy → [`Rooms::room`] → the thread looks whether there is some → completion → submitted again
 //!
 //! Invariants:
 //! 1. Who waits is answered, also when the store stops or the thread ends.
 //! 2. The thread holds nothing while it waits, and no call of the store waits for it.
+//! 3. Who waits for one thing is not kept waiting by what others wait for.
+//! 4. A look of the cleaner answers those who asked before it began.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use esker_store::{Completion, Promise, promised};
+use esker_store::{Completion, Promise, Stall, Waits, promised};
 use parking_lot::{Condvar, Mutex};
 
-use crate::commit::Log;
-use crate::keeper::Keeper;
+use crate::commit::{Log, waited_enough};
+use crate::keeper::{CrowdedSince, Keeper};
+
+/// So many of those who wait for the log are told at once that it has room: all of them would only take it from each
+/// other, and do the work of their transactions for nothing.
+const TOLD_AT_ONCE: usize = 64;
+/// How long those have for it before more are told.
+const TURN: Duration = Duration::from_millis(1);
+/// The thread looks so often whether there is room: at most this passes until it sees something that nobody told it.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 #[derive(Default)]
 struct Waiting {
-    promises: Vec<Promise<()>>,
-    /// Something was refused because the store is full: the cleaner is to look once more.
-    looks: bool,
-    /// Nobody waits for them any more.
+    /// Index pages take too much memory, since then.
+    memory: Vec<(CrowdedSince, Promise<()>)>,
+    /// The log takes no more now: in the order in which they came.
+    backlog: VecDeque<Promise<()>>,
+    /// The store is full: the look that was asked for, and when.
+    full: Vec<(u64, Instant, Promise<()>)>,
+    /// Nobody is waited for any more.
     over: bool,
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.memory.is_empty() && self.backlog.is_empty() && self.full.is_empty()
+    }
+
+    fn take_all(&mut self) -> Vec<Promise<()>> {
+        let memory = self.memory.drain(..).map(|(_, promise)| promise);
+        let full = self.full.drain(..).map(|(_, _, promise)| promise);
+        memory.chain(self.backlog.drain(..)).chain(full).collect()
+    }
+
+    /// Takes those out who have given up.
+    fn prune(&mut self) {
+        self.memory.retain(|(_, promise)| promise.is_wanted());
+        self.backlog.retain(Promise::is_wanted);
+        self.full.retain(|(_, _, promise)| promise.is_wanted());
+    }
 }
 
 /// See the module.
@@ -38,7 +71,8 @@ struct Ends<'a>(&'a Rooms);
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
         self.0.stop();
-        answer(std::mem::take(&mut self.0.waiting.lock().promises));
+        let left = self.0.waiting.lock().take_all();
+        answer(left);
     }
 }
 
@@ -54,26 +88,41 @@ impl Rooms {
         Arc::new(Self { log: Arc::clone(log), keeper: Arc::clone(keeper), waiting, asked })
     }
 
-    /// The store is full to somebody who does not wait: the cleaner looks once more before there is room.
-    pub fn look_again(&self) {
-        self.waiting.lock().looks = true;
-    }
-
-    /// Ready when there may be room.
-    pub fn room(&self) -> Completion<()> {
+    /// Ready when there may be room of this kind.
+    pub fn room(&self, stall: Stall) -> Completion<()> {
         let mut waiting = self.waiting.lock();
-        let is_there = !waiting.looks && self.log.has_room() && !self.keeper.is_crowded();
+        let is_there = match stall {
+            Stall::Memory => !self.keeper.is_crowded(),
+            Stall::Backlog => waiting.backlog.is_empty() && self.log.has_room(false),
+            Stall::Full => self.log.is_stopping(),
+        };
         if is_there || waiting.over {
             return Completion::ready(Ok(()));
         }
         let (promise, completion) = promised("the thread that waits for room");
-        waiting.promises.push(promise);
+        match stall {
+            Stall::Memory => waiting.memory.push((self.keeper.crowded_since(), promise)),
+            Stall::Backlog => waiting.backlog.push_back(promise),
+            Stall::Full => waiting.full.push((self.log.ask_for_look(), Instant::now(), promise)),
+        }
         drop(waiting);
         self.asked.notify_one();
         completion
     }
 
-    /// Ends the thread, once the log has stopped or has room.
+    /// Why a write that adds something, and has waited so often, would be refused as busy now.
+    pub fn stall(&self, waits: Waits) -> Option<Stall> {
+        let waited = waits.all() > 0;
+        if !waited && self.keeper.is_crowded() {
+            Some(Stall::Memory)
+        } else if !self.log.has_room(waited) {
+            Some(Stall::Backlog)
+        } else {
+            (waits.full() == 0 && self.log.is_full()).then_some(Stall::Full)
+        }
+    }
+
+    /// Nobody waits from now on, and the thread ends.
     pub fn stop(&self) {
         self.waiting.lock().over = true;
         self.asked.notify_one();
@@ -82,25 +131,49 @@ impl Rooms {
     /// The thread's life.
     pub fn run(&self) {
         let _ends = Ends(self);
+        let mut queues = false;
         loop {
-            let looks = {
+            let (told, left) = {
                 let mut waiting = self.waiting.lock();
-                while waiting.promises.is_empty() && !waiting.over {
+                while waiting.is_empty() && !waiting.over {
                     self.asked.wait(&mut waiting);
                 }
                 if waiting.over {
-                    return;
+                    break;
                 }
-                std::mem::take(&mut waiting.looks)
+                waiting.prune();
+                let told = self.take_told(&mut waiting);
+                let waits = !waiting.backlog.is_empty();
+                if waits != queues {
+                    self.log.queue(waits);
+                    queues = waits;
+                }
+                (told, !waiting.is_empty())
             };
-            if looks {
-                self.log.look_again(Instant::now());
+            let some = !told.is_empty();
+            answer(told);
+            if left {
+                self.log.wait_a_moment(if some { TURN } else { LOOK_EVERY });
             }
-            self.keeper.wait_for_index_room();
-            // A log that has stopped has no room, and nobody is to wait for it.
-            let _ = self.log.wait_for_room();
-            // Who came meanwhile found no room either, and looks as the others do.
-            answer(std::mem::take(&mut self.waiting.lock().promises));
         }
+        if queues {
+            self.log.queue(false);
+        }
+    }
+
+    /// Takes those out for whom there may be room.
+    fn take_told(&self, waiting: &mut Waiting) -> Vec<Promise<()>> {
+        if self.log.is_stopping() {
+            return waiting.take_all();
+        }
+        let fewer = waiting.memory.extract_if(.., |(since, _)| !self.keeper.is_crowded_still(*since));
+        let mut told: Vec<_> = fewer.map(|(_, promise)| promise).collect();
+        let looked = |(asked, since, _): &mut (u64, Instant, _)| self.log.is_looked(*asked) || waited_enough(*since);
+        told.extend(waiting.full.extract_if(.., looked).map(|(_, _, promise)| promise));
+        if !waiting.backlog.is_empty() && self.log.has_room(true) {
+            let turn = waiting.backlog.len().min(TOLD_AT_ONCE);
+            told.extend(waiting.backlog.drain(..turn));
+        }
+        told
     }
 }

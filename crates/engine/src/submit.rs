@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use esker_store::{
-    Barrier, Change, CommitSeq, Completion, Compression, Condition, Durability, Error, ObjectId, Op, Result,
+    Barrier, Change, CommitSeq, Completion, Compression, Condition, Durability, Error, ObjectId, Op, Result, Stall,
     Transaction, WhenBusy, limits,
 };
 use parking_lot::RwLockWriteGuard;
@@ -53,21 +53,25 @@ impl Engine {
             Ok(log) => log,
             Err(error) => return Completion::ready(Err(error)),
         };
-        let waited = match txn.when_busy {
+        let busy = |stall| Completion::ready(Err(Error::Busy { stall }));
+        let waits = match txn.when_busy {
             WhenBusy::Wait => None,
-            WhenBusy::Refuse { waited } => {
-                log.note_waited(waited > 0);
-                Some(waited)
-            }
+            WhenBusy::Refuse(waits) => Some(waits),
         };
-        if let Some(keeper) = &self.keeper {
-            match waited {
-                None => keeper.wait_for_index_room(),
-                // Waiting has not made it less.
-                Some(1..) => {}
-                Some(0) if keeper.is_crowded() => return Completion::ready(Err(Error::Busy)),
-                Some(0) => {}
+        if let Some(waits) = waits {
+            let waited = waits.all() > 0;
+            let class = if !txn.gives_back && !txn.ops.iter().all(takes_away) { Class::Write } else { Class::TakeAway };
+            // Before the work that it would be to find that out again.
+            if log.is_busy_for(class, waited) {
+                return busy(Stall::Backlog);
             }
+            // Who has waited goes on, also where that has not made it less.
+            if !waited && self.keeper.as_ref().is_some_and(|keeper| keeper.is_crowded()) {
+                return busy(Stall::Memory);
+            }
+            log.note_waited(waited);
+        } else if let Some(keeper) = &self.keeper {
+            keeper.wait_for_index_room();
         }
         let began = sampled();
         let hint = self.compress.hint(txn.compression);
@@ -96,14 +100,9 @@ impl Engine {
         };
         loop {
             match self.attempt(log, txn, &ready, &fetched) {
-                Attempt::Full if waited.is_some_and(|waited| waited < looks) => {
-                    if let Some(rooms) = &self.rooms {
-                        rooms.look_again();
-                    }
-                    return Completion::ready(Err(Error::Busy));
-                }
-                Attempt::Full if waited.is_some() => return full(self),
-                Attempt::Busy if waited.is_some() => return Completion::ready(Err(Error::Busy)),
+                Attempt::Full if waits.is_some_and(|waits| waits.full() < looks) => return busy(Stall::Full),
+                Attempt::Full if waits.is_some() => return full(self),
+                Attempt::Busy if waits.is_some() => return busy(Stall::Backlog),
                 Attempt::Full if looks > 0 && !full_since.is_some_and(waited_enough) => {
                     // Perhaps something was removed since the cleaner looked last.
                     looks -= 1;

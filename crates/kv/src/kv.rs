@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use esker_store::registry::open_collection;
 use esker_store::{
     Change, Collection, Completion, Compression, Durability, Error as StoreError, ObjectId, ObjectStore,
-    Result as StoreResult, Retry, Transaction, prefix, submit_guarded,
+    Result as StoreResult, Retry, Stall, Transaction, Waits, prefix, submit_guarded,
 };
 use parking_lot::Mutex;
 
@@ -77,8 +77,13 @@ impl Kv {
     }
 
     /// Ready when a write that was refused as busy may be tried again: see [`ObjectStore::room`].
-    pub fn room(&self) -> Completion<()> {
-        self.shared.store.room()
+    pub fn room(&self, stall: Stall) -> Completion<()> {
+        self.shared.store.room(stall)
+    }
+
+    /// Why a write would be refused as busy now: see [`ObjectStore::stall`].
+    pub fn stall(&self, waits: Waits) -> Option<Stall> {
+        self.shared.store.stall(waits)
     }
 
     /// The clock that decides what has expired: the one that was given, but for steps back.

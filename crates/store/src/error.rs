@@ -75,8 +75,11 @@ pub enum Error {
     /// The store has no room for this transaction now, and was told not to wait for it
     /// ([`WhenBusy::Refuse`](crate::WhenBusy)); nothing was applied. Await [`ObjectStore::room`](crate::ObjectStore::room)
     /// and submit it again.
-    #[error("the store is busy: it has no room for this now")]
-    Busy,
+    #[error("the store has no room for this now: {stall}")]
+    Busy {
+        /// What to await.
+        stall: crate::Stall,
+    },
     /// The store was opened read-only. Open it for writing.
     #[error("the store is open read-only")]
     ReadOnly,

@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use crate::{
     Barrier, Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Incarnation, ObjectId,
-    ObjectStore, OmapScan, Result, SlotScan, Snapshot, Stat, Transaction,
+    ObjectStore, OmapScan, Result, SlotScan, Snapshot, Stall, Stat, Transaction, Waits,
 };
 
 /// What differs from the store behind. Implementing this implements [`ObjectStore`].
@@ -47,8 +47,13 @@ pub trait Forward: Send + Sync {
     }
 
     /// As [`ObjectStore::room`].
-    fn room(&self) -> Completion<()> {
-        self.behind().room()
+    fn room(&self, stall: Stall) -> Completion<()> {
+        self.behind().room(stall)
+    }
+
+    /// As [`ObjectStore::stall`].
+    fn stall(&self, waits: Waits) -> Option<Stall> {
+        self.behind().stall(waits)
     }
 
     /// As [`ObjectStore::incarnation`].
@@ -119,8 +124,11 @@ impl<F: Forward> ObjectStore for F {
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
         Forward::submit(self, txn)
     }
-    fn room(&self) -> Completion<()> {
-        Forward::room(self)
+    fn room(&self, stall: Stall) -> Completion<()> {
+        Forward::room(self, stall)
+    }
+    fn stall(&self, waits: Waits) -> Option<Stall> {
+        Forward::stall(self, waits)
     }
     fn incarnation(&self) -> Incarnation {
         Forward::incarnation(self)

@@ -56,7 +56,7 @@ pub use retry::{ATTEMPTS_MAX, Attempt, Retry, change_guarded, retried, submit_gu
 pub use stripes::{Held, Stripes};
 pub use transaction::{
     Change, CommitCursor, CommitEntry, Compare, Compression, Condition, Durability, Guard, OmapScan, Op, Order,
-    SlotScan, Transaction, WhenBusy,
+    SlotScan, Stall, Transaction, Waits, WhenBusy,
 };
 pub use unsynced::{Unsynced, Written};
 
@@ -112,11 +112,19 @@ pub trait ObjectStore: Send + Sync {
     /// Every variant of [`Error`]; see there. After one of which [`Error::is_unknown`] is false nothing was applied.
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq>;
 
-    /// Ready once a submit that was refused with [`Error::Busy`] may succeed, at once if it may now; then it is to be
-    /// submitted again, and may be refused again, since others want the room as well. An error of the store is told
-    /// by the submit.
-    fn room(&self) -> Completion<()> {
+    /// Ready once a submit that was refused with [`Error::Busy`] for this reason may succeed, at once if it may now; then
+    /// it is to be submitted again, and may be refused again, since others want the room as well. Of a store that is
+    /// full: once it has looked whether it still is. An error of the store is told by the submit.
+    fn room(&self, stall: Stall) -> Completion<()> {
+        let _ = stall;
         Completion::ready(Ok(()))
+    }
+
+    /// Why a write that adds something would be refused with [`Error::Busy`] now, if it has waited so often. Others may
+    /// take the room before it comes.
+    fn stall(&self, waits: Waits) -> Option<Stall> {
+        let _ = waits;
+        None
     }
 
     /// The life of the store that answered last. It changes when the store is restarted under its user, which only one on the

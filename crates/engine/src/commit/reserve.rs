@@ -80,17 +80,27 @@ impl Log {
     ) -> std::result::Result<Reservation<'_>, Refused> {
         if class == Class::Write && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
             let full = self.gate.load(Ordering::Relaxed) == Gate::Full as u8;
-            return Err(if full { Refused::Error(Error::Full { needed: len, free: 0 }) } else { Refused::Busy });
+            return Err(if full { Refused::Error(Error::Full { needed: len, free: 0 }) } else { self.busy() });
         }
         let paced = class == Class::Write && self.is_paced();
         if paced && !self.spend(len) {
-            return Err(Refused::Busy);
+            return Err(self.busy());
         }
         let given = self.reserve_at_end(len, payload_bytes, replay_ns, class);
         if paced && given.is_err() {
             self.unspend(len);
         }
         given
+    }
+
+    /// For a log that takes no more nobody is to wait.
+    #[cold]
+    fn busy(&self) -> Refused {
+        if self.is_stopping() { self.ended() } else { Refused::Busy }
+    }
+
+    fn ended(&self) -> Refused {
+        Refused::Error(self.mark().failure().unwrap_or(Error::Closed))
     }
 
     fn reserve_at_end(
@@ -102,7 +112,7 @@ impl Log {
     ) -> std::result::Result<Reservation<'_>, Refused> {
         let mut state = self.state.lock();
         if state.stopping {
-            return Err(Refused::Error(self.mark().failure().unwrap_or(Error::Closed)));
+            return Err(self.ended());
         }
         if class == Class::GiveBack && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
             // What only takes away has a segment to itself.

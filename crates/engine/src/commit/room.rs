@@ -11,8 +11,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use esker_store::{Error, Result};
+use parking_lot::MutexGuard;
 
-use super::{Gate, Log};
+use super::state::State;
+use super::{Class, Gate, Log};
 
 /// How long a write that does not fit waits in all for the cleaner to say so once more, or several times.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -40,7 +42,8 @@ impl Log {
     /// Takes bytes of the credit that writers have while the cleaner can hardly keep up; whether there was enough, and
     /// nobody else's turn.
     pub(super) fn spend(&self, len: u64) -> bool {
-        if self.queued.load(Ordering::Relaxed) > 0 && !WAITED.take() {
+        let waited = WAITED.take();
+        if self.queued.load(Ordering::Relaxed) > 0 && !waited {
             // Those who run would take it all before those who sleep are awake.
             return false;
         }
@@ -160,16 +163,27 @@ impl Log {
 
     /// A write was refused because the device is full: has the cleaner look once more, and waits until it has.
     pub fn look_again(&self, full_since: Instant) {
-        let Some(keeper) = self.keeper.get() else { return };
-        let asked = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
-        keeper();
-        while self.shape.threaded && self.looked.load(Ordering::Acquire) < asked && !waited_enough(full_since) {
+        let asked = self.ask_for_look();
+        while self.shape.threaded && !self.is_looked(asked) && !waited_enough(full_since) {
             let mut state = self.state.lock();
             if state.stopping {
                 return;
             }
             self.room.wait_for(&mut state, Duration::from_millis(1));
         }
+    }
+
+    /// Has the cleaner look once more; what [`Log::is_looked`] is to be asked.
+    pub fn ask_for_look(&self) -> u64 {
+        let Some(keeper) = self.keeper.get() else { return 0 };
+        let asked = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        keeper();
+        asked
+    }
+
+    /// Whether the cleaner has looked since it was asked to.
+    pub fn is_looked(&self, asked: u64) -> bool {
+        self.looked.load(Ordering::Acquire) >= asked
     }
 
     /// How often somebody has asked for another look.
@@ -179,7 +193,10 @@ impl Log {
 
     /// The cleaner has looked, for everybody who had asked before it began.
     pub fn has_looked(&self, asked: u64) {
-        self.looked.fetch_max(asked, Ordering::AcqRel);
+        if self.looked.fetch_max(asked, Ordering::AcqRel) < asked {
+            let _state = self.state.lock();
+            self.room.notify_all();
+        }
     }
 
     /// Writes out what is pending, for the cleaner, which waits for nobody else.
@@ -216,17 +233,69 @@ impl Log {
         waited
     }
 
-    /// Whether a write that comes now need not wait.
-    pub fn has_room(&self) -> bool {
+    /// Whether a write that comes now, or has `waited`, need not wait.
+    pub fn has_room(&self, waited: bool) -> bool {
         let state = self.state.lock();
-        state.stopping || !self.is_shut() && (!state.next.is_empty() || state.full)
+        state.stopping || !self.is_shut() && !self.is_behind(waited) && (!state.next.is_empty() || state.full)
+    }
+
+    /// Whether writes that do not fit into the open segment are refused for good, as of the last look.
+    pub fn is_full(&self) -> bool {
+        self.gate() == Gate::Full || {
+            let state = self.state.lock();
+            state.full && state.next.is_empty()
+        }
+    }
+
+    /// Whether it takes no more, and nobody is to wait for it.
+    pub fn is_stopping(&self) -> bool {
+        self.state.lock().stopping
+    }
+
+    /// Whether a write of this class that comes now, or has `waited`, is refused as busy whatever it writes.
+    pub fn is_busy_for(&self, class: Class, waited: bool) -> bool {
+        let busy = self.is_over_pending() || class == Class::Write && (self.is_shut() || self.is_behind(waited));
+        busy && !self.is_stopping()
+    }
+
+    /// Whether others have waited for credit and go first.
+    fn is_behind(&self, waited: bool) -> bool {
+        !waited && self.is_paced() && self.queued.load(Ordering::Relaxed) > 0
+    }
+
+    fn is_over_pending(&self) -> bool {
+        self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max
     }
 
     /// Whether writes wait for what is pending, for the cleaner, or for credit.
     fn is_shut(&self) -> bool {
-        self.unwritten.load(Ordering::Relaxed) > self.shape.pending_bytes_max
-            || self.gate() == Gate::Wait
-            || self.credit.load(Ordering::Relaxed) <= 0
+        self.is_over_pending() || self.gate() == Gate::Wait || self.credit.load(Ordering::Relaxed) <= 0
+    }
+
+    /// Callers that wait elsewhere for credit are in the queue of those who do here, or no more.
+    pub fn queue(&self, waits: bool) {
+        if waits {
+            self.queued.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.queued.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits for a moment, and until something may have changed for those who wait for room.
+    pub fn wait_a_moment(&self, longest: Duration) {
+        let mut state = self.state.lock();
+        if !state.stopping {
+            self.wait_in(&mut state, longest);
+        }
+    }
+
+    fn wait_in(&self, state: &mut MutexGuard<'_, State>, longest: Duration) {
+        state.starved |= state.next.is_empty();
+        self.nudge();
+        if self.gate() == Gate::Wait || self.credit.load(Ordering::Relaxed) <= 0 {
+            self.wake_keeper();
+        }
+        self.room.wait_for(state, longest);
     }
 
     fn wait_until_there_is_room(&self) -> Result<()> {
@@ -241,12 +310,7 @@ impl Log {
             if !self.is_shut() && !behind && (!state.next.is_empty() || state.full) {
                 break Ok(());
             }
-            state.starved |= state.next.is_empty();
-            self.nudge();
-            if self.gate() == Gate::Wait || self.credit.load(Ordering::Relaxed) <= 0 {
-                self.wake_keeper();
-            }
-            self.room.wait_for(&mut state, Duration::from_millis(10));
+            self.wait_in(&mut state, Duration::from_millis(10));
             behind = false;
         };
         if queues {

@@ -13,6 +13,14 @@ const WAIT_MAX: Duration = Duration::from_millis(250);
 /// And for so many looks of the thread, the first of which may have begun before.
 const LOOKS: u64 = 2;
 
+/// When a wait for memory began.
+#[derive(Clone, Copy)]
+pub struct CrowdedSince {
+    began: Instant,
+    /// How often the thread had looked then.
+    looks: u64,
+}
+
 impl Keeper {
     /// Has index pages leave memory as the budget asks; whether it is still exceeded.
     pub(super) fn drop_pages(&self, work: &mut Work) -> bool {
@@ -58,7 +66,7 @@ impl Keeper {
         work.whole && self.parts.objects.page_bytes() > self.index_bytes_wait()
     }
 
-    /// Whether a call that may wait would wait for memory.
+    /// Whether index pages take far more than their budget, so that calls that change something wait.
     #[inline]
     pub fn is_crowded(&self) -> bool {
         self.threaded && self.parts.objects.page_bytes() > self.index_bytes_wait()
@@ -73,17 +81,27 @@ impl Keeper {
         }
     }
 
-    #[cold]
-    fn wait_for_fewer_pages(&self) {
-        let (began, looks) = (Instant::now(), self.looks.load(Ordering::Acquire));
+    /// The beginning of a wait while index pages take far more than their budget.
+    pub fn crowded_since(&self) -> CrowdedSince {
+        let since = CrowdedSince { began: Instant::now(), looks: self.looks.load(Ordering::Acquire) };
         self.wake();
-        let mut left = self.pages_left.lock();
-        while self.parts.objects.page_bytes() > self.index_bytes_wait()
-            && self.looks.load(Ordering::Acquire) < looks + LOOKS
-            && began.elapsed() < WAIT_MAX
+        since
+    }
+
+    /// Whether such a wait goes on: until some have left, or the thread has tried.
+    pub fn is_crowded_still(&self, since: CrowdedSince) -> bool {
+        self.is_crowded()
+            && self.looks.load(Ordering::Acquire) < since.looks + LOOKS
+            && since.began.elapsed() < WAIT_MAX
             && !self.stopping.load(Ordering::Acquire)
             && self.parts.log.mark().failure().is_none()
-        {
+    }
+
+    #[cold]
+    fn wait_for_fewer_pages(&self) {
+        let since = self.crowded_since();
+        let mut left = self.pages_left.lock();
+        while self.is_crowded_still(since) {
             self.pages_leave.wait_for(&mut left, Duration::from_millis(5));
             self.wake();
         }

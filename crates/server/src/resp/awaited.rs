@@ -4,6 +4,7 @@
 //!
 //! Invariant: commands of one connection are answered in order, so that one that waits keeps those behind it.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use esker_kv::{Barrier, Entry};
@@ -22,9 +23,9 @@ pub(crate) enum Awaited {
     /// MGET.
     Several(Completion<Vec<Option<Entry>>>),
     /// What a command reads: then it is run again, and finds it in memory.
-    Value(Completion<()>, Queued),
+    Value(Completion<()>, Arc<Queued>),
     /// Whether a password is right: then the command that gave it is run again, since it is known by now.
-    Login(Completion<bool>, Queued),
+    Login(Completion<bool>, Arc<Queued>),
     /// Work that says how it went.
     Work(Completion<Result<(), String>>),
 }
@@ -34,7 +35,7 @@ pub(crate) enum Answered {
     /// It is written, and waits for this.
     Reply(Option<Barrier>),
     /// This command is to be run.
-    Again(Queued),
+    Again(Arc<Queued>),
     /// It is written: the password was wrong.
     WrongPassword,
 }

@@ -8,11 +8,12 @@
 //! 3. A connection that ends is closed only once its replies are sent, if it still takes them.
 
 use std::io;
+use std::sync::Arc;
 use std::task::Context;
 use std::time::Instant;
 
 use crate::front::audit;
-use crate::resp::awaited::Answered;
+use crate::resp::awaited::{Answered, Awaited};
 use crate::resp::commands::Executor;
 use crate::resp::commands::connection::TOO_MANY_CLIENTS;
 use crate::resp::output::{Batch, Output};
@@ -26,6 +27,8 @@ use crate::resp::transport::{Arrived, Transport};
 const READS_PER_TURN: usize = 8;
 /// How often commands that waited for output to drain are gone on with before others have their turn.
 const DRAINS_PER_TURN: usize = 8;
+/// How often a command that waits is run before others have their turn.
+const TRIES_PER_TURN: usize = 8;
 /// Memory that the input of a quiet connection keeps.
 const KEEP_BYTES: usize = 16 << 10;
 
@@ -38,6 +41,17 @@ pub(crate) enum Fate {
     Again,
     /// It is over.
     Close,
+}
+
+/// What becomes of a reply that waits for something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Late {
+    /// There is none, or none any more.
+    Nothing,
+    /// It waits, and the loop is woken when it may be written.
+    Reply,
+    /// It may be written, and others have their turn first.
+    Turn,
 }
 
 /// A connected client.
@@ -163,8 +177,10 @@ impl Connection {
     /// Reads and runs commands; whether there may be more at once.
     fn pump(&mut self, executor: &mut Executor<'_>, space: &mut [u8], now: Instant) -> io::Result<bool> {
         let soft = executor.shared.config.output_bytes_soft;
-        if !self.reply_if_here(executor) {
-            return Ok(false);
+        match self.reply_if_here(executor) {
+            Late::Nothing => {}
+            Late::Reply => return Ok(false),
+            Late::Turn => return Ok(true),
         }
         if self.stalled && !self.session.closing {
             let input = std::mem::take(&mut self.input);
@@ -197,17 +213,29 @@ impl Connection {
             }
         }
         // Nobody would wake the loop for a reply that was not asked for since its command was run.
-        let here = self.reply_if_here(executor);
-        Ok(here && (self.stalled || self.readable))
+        Ok(match self.reply_if_here(executor) {
+            Late::Nothing => self.stalled || self.readable,
+            Late::Reply => false,
+            Late::Turn => true,
+        })
     }
 
-    /// Writes the reply that was waited for; whether none is any more.
-    fn reply_if_here(&mut self, executor: &mut Executor<'_>) -> bool {
-        let Some(mut awaited) = self.session.awaited.take() else { return true };
-        if awaited.poll(&mut Context::from_waker(&executor.task)).is_pending() {
-            self.session.awaited = Some(awaited);
-            return false;
+    /// Writes the reply that was waited for, if it is here.
+    fn reply_if_here(&mut self, executor: &mut Executor<'_>) -> Late {
+        for _ in 0..TRIES_PER_TURN {
+            let Some(mut awaited) = self.session.awaited.take() else { return Late::Nothing };
+            if awaited.poll(&mut Context::from_waker(&executor.task)).is_pending() {
+                self.session.awaited = Some(awaited);
+                return Late::Reply;
+            }
+            // It may wait for something else then: that has to be asked for too, so that the loop is woken.
+            self.reply(awaited, executor);
         }
+        if self.session.awaited.is_some() { Late::Turn } else { Late::Nothing }
+    }
+
+    /// Writes the reply that has come, or runs the command that waited for it.
+    fn reply(&mut self, awaited: Awaited, executor: &mut Executor<'_>) {
         let from = self.output.bytes.len();
         let errors = executor.tally.errors;
         let mut reply = ReplyWriter::new(&mut self.output.bytes, self.session.resp3);
@@ -225,12 +253,13 @@ impl Connection {
             }
             Answered::Again(queued) => {
                 if !self.session.renew(executor.shared) {
-                    return true;
+                    return;
                 }
+                self.session.again = Some(Arc::clone(&queued));
                 let barrier = executor.execute(&mut self.session, queued.args(), &mut self.output.bytes);
+                self.session.again = None;
                 if self.session.awaited.is_some() {
-                    // Something else that it reads: that has to be asked for too, so that the loop is woken.
-                    return self.reply_if_here(executor);
+                    return;
                 }
                 barrier
             }
@@ -240,7 +269,6 @@ impl Connection {
         self.output.end_batch(batch);
         // What it kept to be run it keeps no more.
         self.session.publish();
-        true
     }
 
     fn take(&mut self, bytes: &[u8], executor: &mut Executor<'_>) {

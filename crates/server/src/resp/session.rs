@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use esker_store::Waits;
+
 use crate::front::strangers::Stranger;
 use crate::front::users::{Face, User};
 use crate::resp::awaited::Awaited;
@@ -53,7 +55,9 @@ pub(crate) struct Session {
     /// How often the command under way was begun anew for what it reads.
     pub(crate) waits: u32,
     /// How often it has waited for room.
-    pub(crate) room_waits: u32,
+    pub(crate) room_waits: Waits,
+    /// The command under way, if it was kept to be run again.
+    pub(crate) again: Option<Arc<Queued>>,
     /// When the command began that is run again.
     pub(crate) began: Option<Instant>,
     /// The command that `awaited` answers.
@@ -85,7 +89,8 @@ impl Session {
             dirty: Arc::default(),
             awaited: None,
             waits: 0,
-            room_waits: 0,
+            room_waits: Waits::default(),
+            again: None,
             began: None,
             begun: None,
             ran: Vec::new(),

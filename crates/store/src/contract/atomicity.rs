@@ -3,7 +3,7 @@
 use super::Harness;
 use super::actions::*;
 use crate::limits::{OMAP_KEY_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
-use crate::{Change, Condition, Error, ObjectStore, Stat, Transaction, WhenBusy};
+use crate::{Change, Condition, Error, ObjectStore, Stall, Stat, Transaction, Waits, WhenBusy};
 
 /// Writes, zeros and truncates in a row.
 pub fn operations_see_the_operations_before_them_in_bytes(harness: &dyn Harness) {
@@ -234,12 +234,16 @@ pub fn a_transaction_that_does_not_wait_for_room_is_applied_where_there_is_some(
     let opened = furnished(harness);
     let store = opened.store();
     let object = object("o");
-    assert!(store.room().wait().is_ok());
-    for (waited, index) in [(0, 1), (1, 2), (u32::MAX, 3)] {
+    let mut waited = Waits::default();
+    for (index, stall) in [Stall::Memory, Stall::Backlog, Stall::Full].into_iter().enumerate() {
+        let index = index as u64;
+        assert_eq!(store.stall(waited), None);
+        assert!(store.room(stall).wait().is_ok());
         let change = Change::SlotSet { index, value: "value".into() };
         let mut txn = Transaction::new().change(&object, change);
-        txn.when_busy = WhenBusy::Refuse { waited };
+        txn.when_busy = WhenBusy::Refuse(waited);
         store.submit(txn).wait().expect("there is room");
         assert_eq!(store.slot_get(&object, index).wait().expect("it is readable").as_deref(), Some(&b"value"[..]));
+        waited.note(stall);
     }
 }

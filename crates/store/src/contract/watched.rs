@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::{
     Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, ObjectId, ObjectStore, OmapScan,
-    Result, SlotScan, Stat, Transaction,
+    Result, SlotScan, Stall, Stat, Transaction, Waits,
 };
 
 /// A call on a store.
@@ -72,8 +72,12 @@ impl ObjectStore for Watched {
             Err(error) => Completion::ready(Err(error)),
         }
     }
-    fn room(&self) -> Completion<()> {
-        self.store.room()
+    fn room(&self, stall: Stall) -> Completion<()> {
+        self.store.room(stall)
+    }
+
+    fn stall(&self, waits: Waits) -> Option<Stall> {
+        self.store.stall(waits)
     }
     fn sync(&self) -> Completion<CommitSeq> {
         self.store.sync()

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use esker_kv::{Barrier, Entry, Txn};
-use esker_store::{Completion, Retry, WhenBusy};
+use esker_store::{Completion, Retry, Stall, WhenBusy};
 
 use crate::resp::awaited::{Awaited, check_output};
 use crate::resp::keyspace::{Database, HASH};
@@ -154,23 +154,29 @@ pub(crate) fn may_wait_again(call: &Call<'_>) -> bool {
 pub(crate) fn suspend(call: &mut Call<'_>, awaited: Option<Completion<()>>) {
     if let Some(awaited) = awaited {
         call.session.waits += 1;
-        call.session.awaited = Some(Awaited::Value(awaited, Queued::new(call.index, call.args)));
+        call.session.awaited = Some(Awaited::Value(awaited, again(call)));
     }
 }
 
 /// What the store does with what a command writes while it has no room: it does not wait on the loop.
 pub(crate) fn when_busy(call: &Call<'_>) -> WhenBusy {
-    WhenBusy::Refuse { waited: call.session.room_waits }
+    WhenBusy::Refuse(call.session.room_waits)
 }
 
 /// Has the session wait until the store has room, and then run its command again.
-pub(crate) fn suspend_for_room(call: &mut Call<'_>) {
-    call.session.room_waits = call.session.room_waits.saturating_add(1);
-    let room = call.shared.keyspace.kv.room();
-    call.session.awaited = Some(Awaited::Value(room, Queued::new(call.index, call.args)));
+pub(crate) fn suspend_for_room(call: &mut Call<'_>, stall: Stall) {
+    call.session.room_waits.note(stall);
+    let room = call.shared.keyspace.kv.room(stall);
+    call.session.awaited = Some(Awaited::Value(room, again(call)));
 }
 
-/// Runs a handler in a transaction and commits; again from the beginning where another process changed what it read.
+/// The command as it is kept to be run again: what was kept of it before, if it was.
+fn again(call: &mut Call<'_>) -> Arc<Queued> {
+    call.session.again.take().unwrap_or_else(|| Arc::new(Queued::new(call.index, call.args)))
+}
+
+/// Runs a handler in a transaction and commits; again from the beginning where another process changed what it read, and
+/// when there is room where there was none.
 pub(crate) fn finish<'t>(
     call: &mut Call<'_>,
     begin: impl Fn() -> Txn<'t>,
@@ -203,10 +209,10 @@ pub(crate) fn finish<'t>(
         let (committed, barrier) = txn.commit(call.shared.durability()).into_parts();
         call.behind(barrier);
         match committed {
-            Err(esker_store::Error::Busy) => {
+            Err(esker_store::Error::Busy { stall }) => {
                 call.reply.rewind(start);
                 *call.tally = before;
-                suspend_for_room(call);
+                suspend_for_room(call, stall);
                 return Err(Refusal::OnItsWay);
             }
             Err(esker_store::Error::GuardFailed { .. }) => {

@@ -1,5 +1,7 @@
 //! What a client says about its connection: PING, AUTH, HELLO, SELECT, QUIT.
 
+use std::sync::Arc;
+
 use crate::front::audit;
 use crate::front::users::{DEFAULT_USER, Face, USER_NAME_BYTES_MAX};
 use crate::resp::awaited::{Awaited, WRONG_PASSWORD};
@@ -78,7 +80,7 @@ fn authenticate(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
     let right = call.shared.logins.check(user.as_deref(), password, address);
     if !right.is_here() {
         tracing::debug!(client = %client.address, user = name, "a login takes its time");
-        let queued = Queued::new(call.index, call.args);
+        let queued = Arc::new(Queued::new(call.index, call.args));
         call.session.logging_in = Some(name);
         call.session.awaited = Some(Awaited::Login(right, queued));
         return Err(Refusal::OnItsWay);

@@ -31,6 +31,7 @@ pub(crate) mod table;
 pub(crate) mod transactions;
 
 use esker_kv::{Barrier, Key, Namespace, Txn};
+use esker_store::Waits;
 use smallvec::SmallVec;
 
 pub(crate) use self::call::{
@@ -92,7 +93,7 @@ impl Executor<'_> {
             call.session.began = Some(began);
             return barrier;
         }
-        (call.session.waits, call.session.room_waits, call.session.seeds) = (0, 0, None);
+        (call.session.waits, call.session.room_waits, call.session.seeds) = (0, Waits::default(), None);
         let failed = outcome.is_err();
         if let Err(refusal) = outcome {
             call.tally.errors += 1;

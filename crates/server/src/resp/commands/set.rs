@@ -29,8 +29,8 @@ pub(crate) fn set_fast(call: &mut Call<'_>) -> Result<bool, Refusal> {
     let Some(written) = written else { return Ok(false) };
     let (written, barrier) = written.into_parts();
     call.behind(barrier);
-    if matches!(written, Err(esker_store::Error::Busy)) {
-        suspend_for_room(call);
+    if let Err(esker_store::Error::Busy { stall }) = written {
+        suspend_for_room(call, stall);
         return Err(Refusal::OnItsWay);
     }
     written?;

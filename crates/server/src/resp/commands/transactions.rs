@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use esker_kv::{KEY_BYTES_MAX, Txn};
-use esker_store::WhenBusy;
+use esker_store::{Stall, WhenBusy};
 
 use crate::resp::commands::{
     Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish, may_wait_again, permit, suspend, suspend_for_room,
@@ -124,8 +124,8 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         let command = &commands[queued.command];
         matches!(command.run, Run::Plain(_)) && !HARMLESS.contains(&command.name)
     };
-    let once = watching || queue.commands.iter().any(acts);
-    let mut tried = false;
+    let once = queue.commands.iter().any(acts);
+    let (mut tried, mut acted) = (false, false);
     // Of each command of the last try: how long it took, whether it failed, and the database after it.
     let mut notes = Vec::new();
     let outcome = finish(call, begin, |call, txn| {
@@ -136,47 +136,60 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
             call.reply.null_array();
             return Ok(());
         }
-        if once {
-            // All is read before anything is done: what is done is seen by watchers, this session too, and is not done
-            // again.
+        if once || watching {
+            // All is read before anything is done: what is done beside the transaction is not done again, and what is
+            // watched is guarded.
             for (namespace, key) in &located {
                 txn.get(namespace, *key)?;
             }
-            // Nor can it be begun anew once it has acted.
-            if !keyspace.kv.room().is_here() {
-                suspend_for_room(call);
-                return Err(Refusal::OnItsWay);
-            }
-            txn.do_wait();
-            txn.when_busy(WhenBusy::Wait);
         }
         let now_ms = txn.now_ms();
         let expired = call.session.watched.iter().any(|watched| watched.expires_ms.is_some_and(|at| at <= now_ms));
-        let dirty = call.session.dirty.load(Ordering::SeqCst);
-        call.session.unwatch(&call.shared.keyspace);
-        if dirty || expired {
+        if call.session.dirty.load(Ordering::SeqCst) || expired {
             call.reply.null_array();
             return Ok(());
+        }
+        if once {
+            let waits = call.session.room_waits;
+            if !gives_back && let Some(stall) = keyspace.kv.stall(waits) {
+                suspend_for_room(call, stall);
+                return Err(Refusal::OnItsWay);
+            }
+            acted = true;
+            txn.do_wait();
+            txn.when_busy(WhenBusy::Refuse(waits.told_if_full()));
         }
         call.reply.array(queue.commands.len());
         notes.reserve_exact(queue.commands.len());
         let mut began = Instant::now();
-        for queued in &queue.commands {
+        let ran = queue.commands.iter().try_for_each(|queued| {
             let failed = run_queued(call, txn, queued)?;
             let ended = Instant::now();
             notes.push((ended - began, failed, call.session.database));
             began = ended;
-        }
-        Ok(())
+            Ok(())
+        });
+        // What it has told itself, while nobody else changes what it watches.
+        call.session.dirty.store(false, Ordering::SeqCst);
+        ran
     });
+    let outcome = match outcome {
+        // Others took the room that there was before it acted.
+        Err(Refusal::OnItsWay) if acted => {
+            call.session.awaited = None;
+            Err(esker_store::Error::Busy { stall: Stall::Backlog }.into())
+        }
+        outcome => outcome,
+    };
+    if matches!(outcome, Err(Refusal::OnItsWay)) {
+        // It is run again, with all that it has.
+        call.session.database = database;
+        call.session.queue = Some(queue);
+        return outcome;
+    }
+    call.session.unwatch(keyspace);
     if outcome.is_err() {
         call.session.database = database;
-        if matches!(outcome, Err(Refusal::OnItsWay)) {
-            // It is run again, with all that it has.
-            call.session.queue = Some(queue);
-        } else {
-            call.session.unwatch(keyspace);
-        }
     } else {
         let ran = queue.commands.into_iter().zip(notes);
         call.session.ran =
