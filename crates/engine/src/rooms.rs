@@ -115,7 +115,7 @@ impl Rooms {
         let waited = waits.all() > 0;
         if !waited && self.keeper.is_crowded() {
             Some(Stall::Memory)
-        } else if !self.log.has_room(waited) {
+        } else if self.log.is_busy(waited) {
             Some(Stall::Backlog)
         } else {
             (waits.full() == 0 && self.log.is_full()).then_some(Stall::Full)

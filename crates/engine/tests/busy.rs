@@ -21,6 +21,8 @@ use parking_lot::{Condvar, Mutex};
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 const VALUE_BYTES: usize = 32 << 10;
+/// Less than a segment takes: whether the next one is ready makes no difference.
+const PENDING_BYTES: u64 = 256 << 10;
 const LATE: Duration = Duration::from_secs(30);
 
 /// Holds up writes and syncs while it is shut, and has them fail once it is broken.
@@ -42,6 +44,15 @@ impl Gate {
         while *shut {
             self.opened.wait(&mut shut);
         }
+    }
+}
+
+/// Opens the gate where a test ends early: the store could not be closed otherwise.
+struct Opens(Arc<Gate>);
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.0.shut(false);
     }
 }
 
@@ -115,23 +126,32 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Writes until one is refused as busy; how many were let in.
+/// Writes until one is refused as busy, and for good: the device has held up all that was on its way to it. How many were
+/// let in.
 fn fill_what_is_pending(engine: &Engine) -> u64 {
-    let is_busy = |index: &u64| {
-        matches!(
-            engine.submit(put(*index, Waits::default())).into_parts().0,
-            Err(Error::Busy { stall: Stall::Backlog })
-        )
+    let is_busy = |index: u64| {
+        let refused = engine.submit(put(index, Waits::default())).into_parts().0;
+        matches!(refused, Err(Error::Busy { stall: Stall::Backlog }))
     };
-    (0..).find(is_busy).unwrap()
+    let (mut let_in, mut in_turn) = (0, 0);
+    while in_turn < 20 {
+        if is_busy(let_in) {
+            in_turn += 1;
+            std::thread::sleep(Duration::from_millis(5));
+        } else {
+            (let_in, in_turn) = (let_in + 1, 0);
+        }
+    }
+    let_in
 }
 
 #[test]
 fn a_write_that_would_wait_for_a_device_that_hangs_is_refused_at_once_and_let_in_when_it_goes_on() {
     let gate = Arc::new(Gate::default());
-    let engine = open(64, &gate, Options { pending_bytes_max: 1 << 20, ..Options::default() });
+    let engine = open(64, &gate, Options { pending_bytes_max: PENDING_BYTES, ..Options::default() });
     until("there is room", || engine.room(Stall::Backlog).is_here());
     gate.shut(true);
+    let _opens = Opens(Arc::clone(&gate));
     let let_in = fill_what_is_pending(&engine);
     assert!(let_in > 0, "some of it is pending");
     // Each of a thousand callers is answered, though nothing goes on.
@@ -159,8 +179,9 @@ fn a_write_that_would_wait_for_a_device_that_hangs_is_refused_at_once_and_let_in
 fn those_who_wait_for_room_are_answered_when_the_store_is_closed_or_stops() {
     for fails in [false, true] {
         let gate = Arc::new(Gate::default());
-        let engine = open(64, &gate, Options { pending_bytes_max: 1 << 20, ..Options::default() });
+        let engine = open(64, &gate, Options { pending_bytes_max: PENDING_BYTES, ..Options::default() });
         gate.shut(true);
+        let _opens = Opens(Arc::clone(&gate));
         fill_what_is_pending(&engine);
         let stalls = [Stall::Backlog, Stall::Full, Stall::Memory];
         let rooms: Vec<_> = (0..12).map(|nth| engine.room(stalls[nth % 3])).collect();
@@ -215,7 +236,7 @@ fn a_full_store_says_so_to_those_who_do_not_wait_and_takes_writes_again_after_de
 #[test]
 fn those_who_do_not_wait_are_not_kept_out_by_those_who_do() {
     let gate = Arc::new(Gate::default());
-    let engine = open(64, &gate, Options { pending_bytes_max: 1 << 20, ..Options::default() });
+    let engine = open(64, &gate, Options { pending_bytes_max: PENDING_BYTES, ..Options::default() });
     let written = [0; 4].map(|_| AtomicU64::new(0));
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

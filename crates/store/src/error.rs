@@ -5,6 +5,8 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use crate::Stall;
+
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -78,7 +80,7 @@ pub enum Error {
     #[error("the store has no room for this now: {stall}")]
     Busy {
         /// What to await.
-        stall: crate::Stall,
+        stall: Stall,
     },
     /// The store was opened read-only. Open it for writing.
     #[error("the store is open read-only")]

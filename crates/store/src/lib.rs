@@ -33,6 +33,7 @@ pub mod number;
 pub mod prefix;
 pub mod registry;
 mod retry;
+mod stall;
 mod stripes;
 mod transaction;
 mod unsynced;
@@ -53,10 +54,11 @@ pub use incarnation::Incarnation;
 pub use mark::{Barrier, DurableMark};
 pub use registry::{Directory, Registry};
 pub use retry::{ATTEMPTS_MAX, Attempt, Retry, change_guarded, retried, submit_guarded};
+pub use stall::{Stall, Waits};
 pub use stripes::{Held, Stripes};
 pub use transaction::{
     Change, CommitCursor, CommitEntry, Compare, Compression, Condition, Durability, Guard, OmapScan, Op, Order,
-    SlotScan, Stall, Transaction, Waits, WhenBusy,
+    SlotScan, Transaction, WhenBusy,
 };
 pub use unsynced::{Unsynced, Written};
 

@@ -7,7 +7,6 @@
 //!
 //! Invariant: [`Transaction::check`] is called by every store where a transaction enters, so that limits hold everywhere.
 
-use std::fmt;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -17,7 +16,7 @@ use crate::limits::{
     COLLECTION_BYTES_MAX, GUARDS_BYTES_MAX, OBJECT_BYTES_MAX, OBJECT_NAME_BYTES_MAX, OMAP_KEY_BYTES_MAX,
     TRANSACTION_BYTES_MAX, TRANSACTION_OPS_MAX, VALUE_BYTES_MAX, XATTR_NAME_BYTES_MAX, XATTR_VALUE_BYTES_MAX,
 };
-use crate::{Collection, Error, ObjectId, Result};
+use crate::{Collection, Error, ObjectId, Result, Waits};
 
 /// When a submit counts as done, and what its readers may see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -350,58 +349,6 @@ pub enum WhenBusy {
     /// It refuses it with [`Error::Busy`], for callers that must not sleep: they await
     /// [`ObjectStore::room`](crate::ObjectStore::room), count that in these, and submit it again.
     Refuse(Waits),
-}
-
-/// Why a store has no room for a transaction now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stall {
-    /// The index has to take less memory.
-    Memory,
-    /// What is written has to reach the device first, or the cleaner to free some of it.
-    Backlog,
-    /// The device is full, unless the cleaner finds more to free than it did last.
-    Full,
-}
-
-impl fmt::Display for Stall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "its index has to take less memory",
-            Self::Backlog => "what is written has to reach the device, or the cleaner to free some of it",
-            Self::Full => "it is full, unless the cleaner finds more to free",
-        })
-    }
-}
-
-/// How often room was awaited for one transaction. Those who have waited go before those who come now; and a store that is
-/// full to a transaction says so ([`Error::Full`]) once it has looked often enough for it whether it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waits {
-    all: u32,
-    full: u32,
-}
-
-impl Waits {
-    /// One more, for this reason.
-    pub fn note(&mut self, stall: Stall) {
-        self.all = self.all.saturating_add(1);
-        self.full = self.full.saturating_add(u32::from(stall == Stall::Full));
-    }
-
-    /// Of any kind.
-    pub fn all(self) -> u32 {
-        self.all
-    }
-
-    /// Of these, of a store that was full.
-    pub fn full(self) -> u32 {
-        self.full
-    }
-
-    /// The same, and no more of a store that is full: it is to say so.
-    pub fn told_if_full(self) -> Self {
-        Self { full: u32::MAX, ..self }
-    }
 }
 
 impl Transaction {

@@ -239,6 +239,13 @@ impl Log {
         state.stopping || !self.is_shut() && !self.is_behind(waited) && (!state.next.is_empty() || state.full)
     }
 
+    /// Whether a write of up to a quarter of a segment that comes now, or has `waited`, is refused as busy.
+    pub fn is_busy(&self, waited: bool) -> bool {
+        let state = self.state.lock();
+        let ends = state.tail > self.segments.segment_bytes / 4 * 3 && state.next.is_empty() && !state.full;
+        !state.stopping && (ends || self.is_shut() || self.is_behind(waited))
+    }
+
     /// Whether writes that do not fit into the open segment are refused for good, as of the last look.
     pub fn is_full(&self) -> bool {
         self.gate() == Gate::Full || {
