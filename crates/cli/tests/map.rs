@@ -144,6 +144,14 @@ fn of_a_server() {
     soon("the disk is dead", || File::open(&mapped.file).and_then(|file| file.read_at(&mut [0; 4_096], 0)).is_err());
     send(&mapped.child, "-TERM");
     assert_eq!(mapped.child.wait().unwrap().code(), Some(1), "the last flush failed");
+    // Also if another has come in its place, which would flush nothing and say that all is durable.
+    let mut server = Running::start(folder, &["--nbd-unix-socket", socket.to_str().unwrap()]);
+    let mut mapped = Mapped::start(folder, &unix, "file", &[]);
+    server.signal("-KILL");
+    let mut server = Running::start(folder, &["--nbd-unix-socket", socket.to_str().unwrap()]);
+    send(&mapped.child, "-TERM");
+    assert_eq!(mapped.child.wait().unwrap().code(), Some(1), "another server has flushed");
+    assert_eq!(server.signal("-TERM"), Some(0));
 
     let mapped = Mapped::start(folder, "disk@a", "file", &[]);
     let mut found = [0; 4];

@@ -6,9 +6,10 @@
 //! 1. Who waits is answered, also when the store stops or the thread ends.
 //! 2. The thread holds nothing while it waits, and no call of the store waits for it.
 //! 3. Who waits for one thing is not kept waiting by what others wait for.
-//! 4. A look of the cleaner answers those who asked before it began.
+//! 4. A look of the cleaner answers those who asked before it began, unless two seconds have done so before.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ use crate::keeper::{CrowdedSince, Keeper};
 const TOLD_AT_ONCE: usize = 64;
 /// How long those have for it before more are told.
 const TURN: Duration = Duration::from_millis(1);
+/// So often the cleaner looks once more before a store counts as full: its first look may only find that out.
+const LOOKS_IF_FULL: u32 = 3;
 /// The thread looks so often whether there is room: at most this passes until it sees something that nobody told it.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -34,6 +37,8 @@ struct Waiting {
     backlog: VecDeque<Promise<()>>,
     /// The store is full: the look that was asked for, and when.
     full: Vec<(u64, Instant, Promise<()>)>,
+    /// They stand in the log's queue.
+    queues: bool,
     /// Nobody is waited for any more.
     over: bool,
 }
@@ -71,14 +76,24 @@ struct Ends<'a>(&'a Rooms);
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
         self.0.stop();
-        let left = self.0.waiting.lock().take_all();
+        let left = {
+            let mut waiting = self.0.waiting.lock();
+            self.0.queue(&mut waiting, false);
+            waiting.take_all()
+        };
         answer(left);
     }
 }
 
 /// What is wrong, if anything, the next submit says.
 fn answer(promises: Vec<Promise<()>>) {
-    promises.into_iter().for_each(|promise| promise.fulfil((Ok(()), None)));
+    for promise in promises {
+        // It wakes a task of the caller's, whose fault is not to be that of all who write.
+        let told = catch_unwind(AssertUnwindSafe(|| promise.fulfil((Ok(()), None))));
+        if told.is_err() {
+            tracing::error!("a program that waited for room has panicked when it was told");
+        }
+    }
 }
 
 impl Rooms {
@@ -94,7 +109,7 @@ impl Rooms {
         let is_there = match stall {
             Stall::Memory => !self.keeper.is_crowded(),
             Stall::Backlog => waiting.backlog.is_empty() && self.log.has_room(false),
-            Stall::Full => self.log.is_stopping(),
+            Stall::Full => self.log.has_stopped(),
         };
         if is_there || waiting.over {
             return Completion::ready(Ok(()));
@@ -113,12 +128,13 @@ impl Rooms {
     /// Why a write that adds something, and has waited so often, would be refused as busy now.
     pub fn stall(&self, waits: Waits) -> Option<Stall> {
         let waited = waits.all() > 0;
-        if !waited && self.keeper.is_crowded() {
+        if waits.memory() == 0 && self.keeper.is_crowded() {
             Some(Stall::Memory)
-        } else if self.log.is_busy(waited) {
-            Some(Stall::Backlog)
+        } else if self.log.is_full() {
+            // What gives back goes on all the same, and is not to wait for room that never comes.
+            (waits.full() < LOOKS_IF_FULL).then_some(Stall::Full)
         } else {
-            (waits.full() == 0 && self.log.is_full()).then_some(Stall::Full)
+            self.log.is_busy(waited).then_some(Stall::Backlog)
         }
     }
 
@@ -128,43 +144,48 @@ impl Rooms {
         self.asked.notify_one();
     }
 
+    /// Whether those who wait for the log are to be in its queue.
+    fn queue(&self, waiting: &mut Waiting, queues: bool) {
+        if waiting.queues != queues {
+            self.log.queue(queues);
+            waiting.queues = queues;
+        }
+    }
+
     /// The thread's life.
     pub fn run(&self) {
         let _ends = Ends(self);
-        let mut queues = false;
         loop {
-            let (told, left) = {
+            let (told, left, queues) = {
                 let mut waiting = self.waiting.lock();
-                while waiting.is_empty() && !waiting.over {
+                while waiting.is_empty() && !waiting.queues && !waiting.over {
                     self.asked.wait(&mut waiting);
                 }
                 if waiting.over {
                     break;
                 }
                 waiting.prune();
+                // Those who are told now keep their place in the queue for their turn.
+                let queues = !waiting.backlog.is_empty();
+                self.queue(&mut waiting, queues);
                 let told = self.take_told(&mut waiting);
-                let waits = !waiting.backlog.is_empty();
-                if waits != queues {
-                    self.log.queue(waits);
-                    queues = waits;
-                }
-                (told, !waiting.is_empty())
+                (told, queues || !waiting.is_empty(), queues)
             };
             let some = !told.is_empty();
             answer(told);
             if left {
-                self.log.wait_a_moment(if some { TURN } else { LOOK_EVERY });
+                self.log.wait_a_moment(if some { TURN } else { LOOK_EVERY }, queues);
             }
-        }
-        if queues {
-            self.log.queue(false);
         }
     }
 
     /// Takes those out for whom there may be room.
     fn take_told(&self, waiting: &mut Waiting) -> Vec<Promise<()>> {
-        if self.log.is_stopping() {
+        if self.log.has_stopped() {
             return waiting.take_all();
+        }
+        if !waiting.memory.is_empty() {
+            self.keeper.wake();
         }
         let fewer = waiting.memory.extract_if(.., |(since, _)| !self.keeper.is_crowded_still(*since));
         let mut told: Vec<_> = fewer.map(|(_, promise)| promise).collect();

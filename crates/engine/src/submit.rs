@@ -65,8 +65,8 @@ impl Engine {
             if log.is_busy_for(class, waited) {
                 return busy(Stall::Backlog);
             }
-            // Who has waited goes on, also where that has not made it less.
-            if !waited && self.keeper.as_ref().is_some_and(|keeper| keeper.is_crowded()) {
+            // Who has waited for that goes on, also where it is not less.
+            if waits.memory() == 0 && self.keeper.as_ref().is_some_and(|keeper| keeper.is_crowded()) {
                 return busy(Stall::Memory);
             }
             log.note_waited(waited);

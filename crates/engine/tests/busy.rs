@@ -95,8 +95,12 @@ fn waited(times: u32, stall: Stall) -> Waits {
 }
 
 fn open(segments: u64, gate: &Arc<Gate>, options: Options) -> Arc<Engine> {
-    let device = MemoryDevice::new(segments * SEGMENT_BYTES);
-    Engine::format(&device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [5; 16] }).unwrap();
+    open_with(SEGMENT_BYTES, segments, gate, options)
+}
+
+fn open_with(segment_bytes: u64, segments: u64, gate: &Arc<Gate>, options: Options) -> Arc<Engine> {
+    let device = MemoryDevice::new(segments * segment_bytes);
+    Engine::format(&device, &FormatOptions { segment_bytes, uuid: [5; 16] }).unwrap();
     let before = {
         let gate = Arc::clone(gate);
         move |call| {
@@ -126,8 +130,8 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Writes until one is refused as busy, and for good: the device has held up all that was on its way to it. How many were
-/// let in.
+/// Writes until one is refused as busy, and for good: the device has held up all that was on its way to it. How many
+/// were let in.
 fn fill_what_is_pending(engine: &Engine) -> u64 {
     let is_busy = |index: u64| {
         let refused = engine.submit(put(index, Waits::default())).into_parts().0;
@@ -206,6 +210,35 @@ fn those_who_wait_for_room_are_answered_when_the_store_is_closed_or_stops() {
     }
 }
 
+/// Failure: in a steady backlog no write was kept waiting for memory. Cause: who had waited for the log counted as one
+/// who had waited for memory. Fix: each is counted by what was awaited.
+#[test]
+fn who_has_waited_for_the_log_waits_for_memory_all_the_same() {
+    let gate = Arc::new(Gate::default());
+    let engine = open_with(32 << 20, 8, &gate, Options { index_bytes: 1 << 20, ..Options::default() });
+    // No page leaves memory before it is on the device.
+    gate.shut(true);
+    let _opens = Opens(Arc::clone(&gate));
+    let put = |number: u64, waits| {
+        let key = Bytes::from(format!("{number:0200}"));
+        let change = Change::OmapSet { key, value: Bytes::from_static(b"value") };
+        let mut txn = Transaction::with(Durability::Applied).change(&object(), change);
+        txn.when_busy = WhenBusy::Refuse(waits);
+        engine.submit(txn).into_parts().0
+    };
+    let has_waited = waited(1, Stall::Backlog);
+    let refused = (0..60_000).find_map(|number| put(number, has_waited).err());
+    assert!(matches!(refused, Some(Error::Busy { stall: Stall::Memory })), "{refused:?}");
+    assert_eq!(engine.stall(has_waited), Some(Stall::Memory));
+    // Once is enough.
+    let mut waits = has_waited;
+    waits.note(Stall::Memory);
+    put(60_000, waits).unwrap();
+    assert_eq!(engine.stall(waits), None);
+    gate.shut(false);
+    engine.close().unwrap();
+}
+
 #[test]
 fn a_full_store_says_so_to_those_who_do_not_wait_and_takes_writes_again_after_deletes() {
     let gate = Arc::new(Gate::default());
@@ -232,7 +265,8 @@ fn a_full_store_says_so_to_those_who_do_not_wait_and_takes_writes_again_after_de
     engine.close().unwrap();
 }
 
-/// Writers that wait on their own threads share the room with such as are asked again, while the cleaner can hardly keep up.
+/// Writers that wait on their own threads share the room with such as are asked again, while the cleaner can hardly keep
+/// up.
 #[test]
 fn those_who_do_not_wait_are_not_kept_out_by_those_who_do() {
     let gate = Arc::new(Gate::default());

@@ -122,8 +122,9 @@ pub trait ObjectStore: Send + Sync {
         Completion::ready(Ok(()))
     }
 
-    /// Why a write that adds something would be refused with [`Error::Busy`] now, if it has waited so often. Others may
-    /// take the room before it comes.
+    /// Why a write that has waited so often is better put off than submitted now: it would be refused with
+    /// [`Error::Busy`], or is if it is large; where the store is full, also because it has not looked often enough. Others
+    /// may take the room before it comes, and a store without threads of its own never says so.
     fn stall(&self, waits: Waits) -> Option<Stall> {
         let _ = waits;
         None

@@ -23,11 +23,13 @@ impl fmt::Display for Stall {
     }
 }
 
-/// How often room was awaited for one transaction. Those who have waited go before those who come now; and a store that is
-/// full to a transaction says so ([`Error::Full`]) once it has looked often enough for it whether it is.
+/// How often room was awaited for one transaction. While a store paces its writers, those who have waited go before those
+/// who come now. A store waits for memory once for a transaction; and where it is full to one it says so
+/// ([`Error::Full`](crate::Error::Full)) once it has looked often enough whether it is, or could not for some seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
     all: u32,
+    memory: u32,
     full: u32,
 }
 
@@ -35,6 +37,7 @@ impl Waits {
     /// One more, for this reason.
     pub fn note(&mut self, stall: Stall) {
         self.all = self.all.saturating_add(1);
+        self.memory = self.memory.saturating_add(u32::from(stall == Stall::Memory));
         self.full = self.full.saturating_add(u32::from(stall == Stall::Full));
     }
 
@@ -43,13 +46,18 @@ impl Waits {
         self.all
     }
 
+    /// Of these, for memory.
+    pub fn memory(self) -> u32 {
+        self.memory
+    }
+
     /// Of these, of a store that was full.
     pub fn full(self) -> u32 {
         self.full
     }
 
-    /// The same, and no more of a store that is full: it is to say so.
+    /// The same, and no more for memory, nor of a store that is full: it is to say so.
     pub fn told_if_full(self) -> Self {
-        Self { full: u32::MAX, ..self }
+        Self { memory: u32::MAX, full: u32::MAX, ..self }
     }
 }

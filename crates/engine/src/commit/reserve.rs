@@ -96,7 +96,7 @@ impl Log {
     /// For a log that takes no more nobody is to wait.
     #[cold]
     fn busy(&self) -> Refused {
-        if self.is_stopping() { self.ended() } else { Refused::Busy }
+        if self.has_stopped() { self.ended() } else { Refused::Busy }
     }
 
     fn ended(&self) -> Refused {

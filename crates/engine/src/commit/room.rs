@@ -16,7 +16,8 @@ use parking_lot::MutexGuard;
 use super::state::State;
 use super::{Class, Gate, Log};
 
-/// How long a write that does not fit waits in all for the cleaner to say so once more, or several times.
+/// How long a write that does not fit waits for the cleaner to say so once more, or several times; one that is refused
+/// meanwhile, each time.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Whether a write that did not fit for the first time then is to wait no longer.
@@ -254,15 +255,10 @@ impl Log {
         }
     }
 
-    /// Whether it takes no more, and nobody is to wait for it.
-    pub fn is_stopping(&self) -> bool {
-        self.state.lock().stopping
-    }
-
     /// Whether a write of this class that comes now, or has `waited`, is refused as busy whatever it writes.
     pub fn is_busy_for(&self, class: Class, waited: bool) -> bool {
         let busy = self.is_over_pending() || class == Class::Write && (self.is_shut() || self.is_behind(waited));
-        busy && !self.is_stopping()
+        busy && !self.has_stopped()
     }
 
     /// Whether others have waited for credit and go first.
@@ -288,11 +284,17 @@ impl Log {
         }
     }
 
-    /// Waits for a moment, and until something may have changed for those who wait for room.
-    pub fn wait_a_moment(&self, longest: Duration) {
+    /// Waits for a moment, and until something may have changed for those who wait for room; `presses` if some wait for
+    /// room in the log.
+    pub fn wait_a_moment(&self, longest: Duration, presses: bool) {
         let mut state = self.state.lock();
-        if !state.stopping {
+        if state.stopping {
+            return;
+        }
+        if presses {
             self.wait_in(&mut state, longest);
+        } else {
+            self.room.wait_for(&mut state, longest);
         }
     }
 

@@ -54,7 +54,7 @@ impl Log {
         }
     }
 
-    /// The log takes no records any more.
+    /// The log takes no records any more, and nobody is to wait for it.
     pub fn has_stopped(&self) -> bool {
         self.state.lock().stopping
     }

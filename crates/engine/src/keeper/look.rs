@@ -33,10 +33,7 @@ impl Keeper {
             return Err(failure);
         }
         let asked = self.parts.log.asked();
-        let outcome = self.step_locked(work);
-        self.parts.log.has_looked(asked);
-        self.has_looked();
-        match outcome {
+        let outcome = match self.step_locked(work) {
             Err(Error::Stopped { cause }) => Err(Error::Stopped { cause }),
             // Nothing is lost by that: it is tried again when the thread wakes.
             Err(error) => {
@@ -49,7 +46,11 @@ impl Keeper {
                 Ok(false)
             }
             done => done,
-        }
+        };
+        // Those who asked find what it has decided.
+        self.parts.log.has_looked(asked);
+        self.has_looked();
+        outcome
     }
 
     fn step_locked(&self, work: &mut Work) -> Result<bool> {

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use esker_server::nbd::{Client, Config, Place};
+use esker_server::nbd::{Client, ClientError, Config, Place};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -121,21 +121,19 @@ impl Map {
         let export = self.export(uri.clone());
         let reads = self.read_only || snapshot.is_some();
         let mut signals = Signals::new([SIGINT, SIGTERM])?;
-        // It stays until the tool is attached, so that both are served alike.
-        let first = match &place {
+        // It is there before the tool is, so that both are served alike, and stays: it ends when the server does.
+        let watch = match &place {
             // Where that fails the tool says so too.
             Some(place) if !reads => Client::connect(place, Some(FLUSH)).ok(),
             _ => None,
         };
-        if first.as_ref().is_some_and(Client::read_only) {
+        if watch.as_ref().is_some_and(Client::read_only) {
             eprintln!("{} is served read-only: another process has it locked, or its server says so", self.image);
         }
         let mut attached = tool.attach(&export, folder.path(), &mut || signals.pending().next().is_some())?;
-        drop(first);
         stay(&mut attached, &mut signals, &export.uri, &self.image, json)?;
         if let Some(place) = place.filter(|_| !reads) {
-            let mut client = Client::connect(&place, Some(FLUSH)).map_err(client_failure)?;
-            client.flush().map_err(client_failure)?;
+            flush_last(watch, &place)?;
         }
         drop(attached);
         Ok(())
@@ -173,6 +171,26 @@ impl Unmap {
     pub(super) fn run(self) -> Result<(), Failure> {
         super::tool::unmap(&self.mapped)
     }
+}
+
+/// Has the server make durable what was written to the disk, by the connection that was there all the time if there is one: a
+/// server that came in the place of another would say that all is durable, and know nothing of what that one has lost.
+fn flush_last(watch: Option<Client>, place: &Place) -> Result<(), Failure> {
+    let Some(mut client) = watch else {
+        let mut client = Client::connect(place, Some(FLUSH)).map_err(client_failure)?;
+        return client.flush().map_err(client_failure);
+    };
+    client.flush().map_err(|error| match error {
+        ClientError::Lost(_) => {
+            let why = format!(
+                "the server of {:?} went away, or was restarted, while the disk was mapped: what was written and not \
+                 synced may be lost ({error})",
+                place.export
+            );
+            Failure::new(Code::Failure, why)
+        }
+        error => client_failure(error),
+    })
 }
 
 /// Stays until somebody detaches, a signal comes, or the tool ends.

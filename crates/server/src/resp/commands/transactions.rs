@@ -151,7 +151,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         }
         if once {
             let waits = call.session.room_waits;
-            if !gives_back && let Some(stall) = keyspace.kv.stall(waits) {
+            if let Some(stall) = keyspace.kv.stall(waits) {
                 suspend_for_room(call, stall);
                 return Err(Refusal::OnItsWay);
             }
@@ -174,7 +174,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         ran
     });
     let outcome = match outcome {
-        // Others took the room that there was before it acted.
+        // Others took the room that there was before it acted, or the log came to what it keeps back.
         Err(Refusal::OnItsWay) if acted => {
             call.session.awaited = None;
             Err(esker_store::Error::Busy { stall: Stall::Backlog }.into())
