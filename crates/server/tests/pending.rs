@@ -112,7 +112,9 @@ impl Forward for Late {
     }
 
     fn room(&self, _: Stall) -> Completion<()> {
-        if !*self.busy.lock() {
+        // Held until it waits: who says that there is room tells all who were told that there is none.
+        let busy = self.busy.lock();
+        if !*busy {
             return Completion::ready(Ok(()));
         }
         let (promise, completion) = promised("room");
@@ -165,6 +167,15 @@ impl Forward for Late {
     }
 }
 
+/// The same store, as another process has it: it waits for nothing.
+struct Beside(Arc<Late>);
+
+impl Forward for Beside {
+    fn behind(&self) -> &dyn ObjectStore {
+        &self.0.store
+    }
+}
+
 struct Running {
     store: Arc<Late>,
     address: std::net::SocketAddr,
@@ -180,7 +191,17 @@ impl Running {
 
     fn with(config: Config) -> Self {
         let store = Arc::new(Late::default());
-        let kv = Kv::open(Arc::clone(&store) as _, Arc::new(SystemClock)).unwrap();
+        Self::over(config, &store, Arc::clone(&store) as _)
+    }
+
+    /// Another process that has the store of this one.
+    fn beside(&self) -> Self {
+        Self::over(config(), &self.store, Arc::new(Beside(Arc::clone(&self.store))))
+    }
+
+    fn over(config: Config, store: &Arc<Late>, seen: Arc<dyn ObjectStore>) -> Self {
+        let store = Arc::clone(store);
+        let kv = Kv::open(seen, Arc::new(SystemClock)).unwrap();
         let server = Server::bind(Config { threads: 1, ..config }, kv, Arc::new(NoEngineInfo)).unwrap();
         let esker_server::resp::Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP address") };
         let handle = server.handle();
@@ -602,6 +623,55 @@ fn what_is_watched_is_watched_while_its_transaction_waits_for_room() {
         multi(&mut one, &["GET w"]);
         one.check("EXEC", "*1\r\n$1\r\n9\r\n");
     }
+}
+
+/// Failure: EXEC was done though another process had changed what it watches: before it, or while it waited for room.
+/// Cause: each beginning read anew what is watched, and guarded that. Fix: it is compared with what WATCH saw.
+#[test]
+fn what_is_watched_is_watched_beside_another_process() {
+    for waits in [false, true] {
+        for (set, seen) in [(Some("SET w 2"), false), (Some("DEL w"), false), (Some("SET w 1"), true), (None, true)] {
+            let server = Running::start();
+            let beside = server.beside();
+            let (mut one, mut other) = (Client::connect(server.address), Client::connect(beside.address));
+            one.check("MSET n 5 w 1", "+OK\r\n");
+            one.check("WATCH none w", "+OK\r\n");
+            multi(&mut one, &["INCR n"]);
+            server.store.set_busy(waits);
+            if waits {
+                one.send(&encode(&["EXEC"]));
+                eventually("it waits", || server.store.waiting_for_room() == 1);
+            }
+            if let Some(set) = set {
+                other.run(set);
+            }
+            server.store.set_busy(false);
+            if !waits {
+                one.send(&encode(&["EXEC"]));
+            }
+            let replied = String::from_utf8(one.reply().unwrap()).unwrap();
+            assert_eq!(replied, if seen { "*1\r\n:6\r\n" } else { "*-1\r\n" }, "{set:?}, waits: {waits}");
+            other.check("GET n", if seen { "$1\r\n6\r\n" } else { "$1\r\n5\r\n" });
+        }
+    }
+}
+
+/// Failure: EXEC that acts and takes away was refused for want of room, half of it done. Cause: it did not ask whether
+/// there is any. Fix: whoever writes asks.
+#[test]
+fn a_transaction_that_acts_and_takes_away_waits_for_room_before_it_does() {
+    let server = Running::start();
+    let (mut one, mut other) = (Client::connect(server.address), Client::connect(server.address));
+    other.check("SET n 5", "+OK\r\n");
+    multi(&mut one, &["CLIENT SETNAME me", "DEL n"]);
+    server.store.set_busy(true);
+    one.send(&encode(&["EXEC"]));
+    eventually("it waits", || server.store.waiting_for_room() == 1);
+    assert!(!other.run("CLIENT LIST").contains("name=me"), "it has acted");
+    expect_silence(&mut one);
+    server.store.set_busy(false);
+    assert_eq!(one.reply().unwrap(), b"*2\r\n+OK\r\n:1\r\n");
+    other.check("EXISTS n", ":0\r\n");
 }
 
 #[test]

@@ -236,6 +236,8 @@ impl Connection {
 
     /// Writes the reply that has come, or runs the command that waited for it.
     fn reply(&mut self, awaited: Awaited, executor: &mut Executor<'_>) {
+        // What it waited for was not its client's time.
+        self.active = Instant::now();
         let from = self.output.bytes.len();
         let errors = executor.tally.errors;
         let mut reply = ReplyWriter::new(&mut self.output.bytes, self.session.resp3);

@@ -27,11 +27,12 @@ pub(crate) struct Queue {
     pub(crate) broken: bool,
 }
 
-/// A watched key, and until when the entry lasts that was seen.
+/// A watched key, until when the entry lasts that was seen, and its digest.
 pub(crate) struct Watched {
     pub(crate) database: u8,
     pub(crate) key: Vec<u8>,
     pub(crate) expires_ms: Option<u64>,
+    pub(crate) seen: u64,
 }
 
 /// State of one connection.
@@ -140,8 +141,9 @@ impl Session {
             Some(user) if user.uses(Face::Kv) => {
                 self.become_user(user, generation);
                 let monitors = self.monitor.is_some();
-                self.closing |= monitors && self.rights.as_ref().is_some_and(|rights| !rights.may_monitor());
-                !self.closing
+                let goes = monitors && self.rights.as_ref().is_some_and(|rights| !rights.may_monitor());
+                self.closing |= goes;
+                !goes
             }
             _ => {
                 // Nor does it do with the rights that he had what it does before it goes.

@@ -5,13 +5,17 @@
 //! Invariants:
 //! 1. A writer tells watchers while it holds the stripe that the watcher held when it registered: a watcher that
 //!    read the old value is told, before EXEC can get its own lock.
-//! 2. Writers that take no transaction ask [`Keyspace::blindly`](crate::resp::keyspace::Keyspace::blindly) first, whose lock a
+//! 2. EXEC compares what watched keys hold with what WATCH saw: a change by another process, of which nobody is told, is
+//!    found by that, unless it was taken back or is one of a hash's fields.
+//! 3. Writers that take no transaction ask [`Keyspace::blindly`](crate::resp::keyspace::Keyspace::blindly) first, whose lock a
 //!    watcher takes to announce itself.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use esker_kv::Entry;
 use parking_lot::Mutex;
 
 use crate::resp::config::DATABASES;
@@ -23,11 +27,21 @@ type Watchers = Vec<Arc<AtomicBool>>;
 pub(crate) struct Watches {
     databases: [Mutex<HashMap<Vec<u8>, Watchers>>; DATABASES],
     count: AtomicUsize,
+    seeds: RandomState,
 }
 
 impl Watches {
     pub(crate) fn new() -> Self {
-        Self { databases: std::array::from_fn(|_| Mutex::default()), count: AtomicUsize::new(0) }
+        Self {
+            databases: std::array::from_fn(|_| Mutex::default()),
+            count: AtomicUsize::new(0),
+            seeds: RandomState::new(),
+        }
+    }
+
+    /// A digest of what a key holds; of a hash, of its head.
+    pub(crate) fn seen(&self, entry: Option<&Entry>) -> u64 {
+        self.seeds.hash_one(entry.map(|entry| (entry.tag, entry.expires_ms, &entry.value[..])))
     }
 
     /// Tells watchers of the key that it changes.

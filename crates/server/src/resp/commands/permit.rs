@@ -15,6 +15,8 @@ pub(crate) fn permit(call: &Call<'_>, index: usize, command: &Command, args: Arg
         Ok(()) => {
             if command.flags & (ADMIN | SWEEPS) != 0
                 && !again
+                // It was noted when it was begun for the first time.
+                && call.session.again.is_none()
                 && let Some(act) = rights::act(command.name, args)
             {
                 audit::act(&client.address, user, &act);

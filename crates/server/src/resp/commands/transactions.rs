@@ -66,8 +66,9 @@ pub(crate) fn watch(call: &mut Call<'_>) -> Outcome {
             }
         };
         keyspace.watches.add(database.index, key, &call.session.dirty);
+        let seen = keyspace.watches.seen(entry.as_ref());
         let expires_ms = entry.and_then(|entry| entry.expires_ms);
-        call.session.watched.push(Watched { database: database.index, key: key.to_vec(), expires_ms });
+        call.session.watched.push(Watched { database: database.index, key: key.to_vec(), expires_ms, seen });
     }
     call.reply.ok();
     Ok(())
@@ -94,6 +95,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
     let database = call.session.database;
     let adds = |queued: &Queued| flags(queued) & WRITE != 0 && flags(queued) & GIVES == 0;
     let gives_back = !queue.commands.iter().any(adds);
+    let writes = queue.commands.iter().any(|queued| flags(queued) & WRITE != 0);
     let (keys, all_told) = keys_of(call, &queue);
     let alone = !all_told || keys.is_empty();
     // Nobody writes what is watched between the look at it and the commit.
@@ -139,8 +141,15 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         if once || watching {
             // All is read before anything is done: what is done beside the transaction is not done again, and what is
             // watched is guarded.
-            for (namespace, key) in &located {
-                txn.get(namespace, *key)?;
+            let first_watched = located.len() - seen.len();
+            for (index, (namespace, key)) in located.iter().enumerate() {
+                let entry = txn.get(namespace, *key)?;
+                // Another process may have changed it, of which nobody here is told.
+                let watched = index.checked_sub(first_watched).and_then(|index| call.session.watched.get(index));
+                if watched.is_some_and(|watched| watched.seen != keyspace.watches.seen(entry.as_ref())) {
+                    call.reply.null_array();
+                    return Ok(());
+                }
             }
         }
         let now_ms = txn.now_ms();
@@ -151,7 +160,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         }
         if once {
             let waits = call.session.room_waits;
-            if let Some(stall) = keyspace.kv.stall(waits) {
+            if writes && let Some(stall) = keyspace.kv.stall(waits) {
                 suspend_for_room(call, stall);
                 return Err(Refusal::OnItsWay);
             }
