@@ -33,8 +33,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 struct Waiting {
     /// Index pages take too much memory, since then.
     memory: Vec<(CrowdedSince, Promise<()>)>,
-    /// The log takes no more now: in the order in which they came.
-    backlog: VecDeque<Promise<()>>,
+    /// The log takes no more now: since when, in the order in which they came.
+    backlog: VecDeque<(Instant, Promise<()>)>,
     /// The store is full: the look that was asked for, and when.
     full: Vec<(u64, Instant, Promise<()>)>,
     /// They stand in the log's queue.
@@ -51,13 +51,14 @@ impl Waiting {
     fn take_all(&mut self) -> Vec<Promise<()>> {
         let memory = self.memory.drain(..).map(|(_, promise)| promise);
         let full = self.full.drain(..).map(|(_, _, promise)| promise);
-        memory.chain(self.backlog.drain(..)).chain(full).collect()
+        let backlog = self.backlog.drain(..).map(|(_, promise)| promise);
+        memory.chain(backlog).chain(full).collect()
     }
 
     /// Takes those out who have given up.
     fn prune(&mut self) {
         self.memory.retain(|(_, promise)| promise.is_wanted());
-        self.backlog.retain(Promise::is_wanted);
+        self.backlog.retain(|(_, promise)| promise.is_wanted());
         self.full.retain(|(_, _, promise)| promise.is_wanted());
     }
 }
@@ -109,15 +110,15 @@ impl Rooms {
         let is_there = match stall {
             Stall::Memory => !self.keeper.is_crowded(),
             Stall::Backlog => waiting.backlog.is_empty() && self.log.has_room(false),
-            Stall::Full => self.log.has_stopped(),
+            Stall::Full => false,
         };
-        if is_there || waiting.over {
+        if is_there || waiting.over || self.is_over() {
             return Completion::ready(Ok(()));
         }
         let (promise, completion) = promised("the thread that waits for room");
         match stall {
             Stall::Memory => waiting.memory.push((self.keeper.crowded_since(), promise)),
-            Stall::Backlog => waiting.backlog.push_back(promise),
+            Stall::Backlog => waiting.backlog.push_back((Instant::now(), promise)),
             Stall::Full => waiting.full.push((self.log.ask_for_look(), Instant::now(), promise)),
         }
         drop(waiting);
@@ -125,9 +126,17 @@ impl Rooms {
         completion
     }
 
+    /// Whether the log takes no more, or will not.
+    fn is_over(&self) -> bool {
+        self.log.has_stopped() || self.log.mark().failure().is_some()
+    }
+
     /// Why a write that adds something, and has waited so often, would be refused as busy now.
     pub fn stall(&self, waits: Waits) -> Option<Stall> {
-        let waited = waits.all() > 0;
+        if self.is_over() {
+            return None;
+        }
+        let waited = waits.backlog() > 0;
         if waits.memory() == 0 && self.keeper.is_crowded() {
             Some(Stall::Memory)
         } else if self.log.is_full() {
@@ -155,6 +164,8 @@ impl Rooms {
     /// The thread's life.
     pub fn run(&self) {
         let _ends = Ends(self);
+        // The last turn of those who wait for the log, and the last look for such as have given up.
+        let (mut told_at, mut pruned_at) = (None::<Instant>, Instant::now());
         loop {
             let (told, left, queues) = {
                 let mut waiting = self.waiting.lock();
@@ -164,24 +175,48 @@ impl Rooms {
                 if waiting.over {
                     break;
                 }
-                waiting.prune();
-                // Those who are told now keep their place in the queue for their turn.
-                let queues = !waiting.backlog.is_empty();
+                if pruned_at.elapsed() >= LOOK_EVERY {
+                    waiting.prune();
+                    pruned_at = Instant::now();
+                }
+                // Those who are told keep their place in the queue for their turn.
+                let in_turn = told_at.is_some_and(|at| at.elapsed() < TURN);
+                let queues = in_turn || !waiting.backlog.is_empty();
                 self.queue(&mut waiting, queues);
-                let told = self.take_told(&mut waiting);
+                let mut told = self.take_told(&mut waiting);
+                if !in_turn && self.take_turn(&mut waiting, &mut told) {
+                    told_at = Some(Instant::now());
+                }
                 (told, queues || !waiting.is_empty(), queues)
             };
-            let some = !told.is_empty();
             answer(told);
             if left {
-                self.log.wait_a_moment(if some { TURN } else { LOOK_EVERY }, queues);
+                let turn = told_at.map_or(Duration::ZERO, |at| TURN.saturating_sub(at.elapsed()));
+                self.log.wait_a_moment(if turn.is_zero() { LOOK_EVERY } else { turn }, queues);
             }
         }
     }
 
-    /// Takes those out for whom there may be room.
+    /// Takes those out whose turn it is, if the log has room; whether there are any.
+    fn take_turn(&self, waiting: &mut Waiting, told: &mut Vec<Promise<()>>) -> bool {
+        if waiting.backlog.is_empty() || !self.log.has_room(true) {
+            return false;
+        }
+        let before = told.len();
+        while told.len() < before + TOLD_AT_ONCE
+            && let Some((since, promise)) = waiting.backlog.pop_front()
+        {
+            if promise.is_wanted() {
+                self.log.note_room(since.elapsed());
+                told.push(promise);
+            }
+        }
+        told.len() > before
+    }
+
+    /// Takes those out for whom there may be room that is not in the log.
     fn take_told(&self, waiting: &mut Waiting) -> Vec<Promise<()>> {
-        if self.log.has_stopped() {
+        if self.is_over() {
             return waiting.take_all();
         }
         if !waiting.memory.is_empty() {
@@ -191,10 +226,6 @@ impl Rooms {
         let mut told: Vec<_> = fewer.map(|(_, promise)| promise).collect();
         let looked = |(asked, since, _): &mut (u64, Instant, _)| self.log.is_looked(*asked) || waited_enough(*since);
         told.extend(waiting.full.extract_if(.., looked).map(|(_, _, promise)| promise));
-        if !waiting.backlog.is_empty() && self.log.has_room(true) {
-            let turn = waiting.backlog.len().min(TOLD_AT_ONCE);
-            told.extend(waiting.backlog.drain(..turn));
-        }
         told
     }
 }

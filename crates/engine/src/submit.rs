@@ -59,7 +59,7 @@ impl Engine {
             WhenBusy::Refuse(waits) => Some(waits),
         };
         if let Some(waits) = waits {
-            let waited = waits.all() > 0;
+            let waited = waits.backlog() > 0;
             let class = if !txn.gives_back && !txn.ops.iter().all(takes_away) { Class::Write } else { Class::TakeAway };
             // Before the work that it would be to find that out again.
             if log.is_busy_for(class, waited) {

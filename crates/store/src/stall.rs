@@ -23,12 +23,12 @@ impl fmt::Display for Stall {
     }
 }
 
-/// How often room was awaited for one transaction. While a store paces its writers, those who have waited go before those
-/// who come now. A store waits for memory once for a transaction; and where it is full to one it says so
+/// How often room was awaited for one transaction. While a store paces its writers, those who have waited for its log go
+/// before those who come now. A store waits for memory once for a transaction; and where it is full to one it says so
 /// ([`Error::Full`](crate::Error::Full)) once it has looked often enough whether it is, or could not for some seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
-    all: u32,
+    backlog: u32,
     memory: u32,
     full: u32,
 }
@@ -36,22 +36,22 @@ pub struct Waits {
 impl Waits {
     /// One more, for this reason.
     pub fn note(&mut self, stall: Stall) {
-        self.all = self.all.saturating_add(1);
+        self.backlog = self.backlog.saturating_add(u32::from(stall == Stall::Backlog));
         self.memory = self.memory.saturating_add(u32::from(stall == Stall::Memory));
         self.full = self.full.saturating_add(u32::from(stall == Stall::Full));
     }
 
-    /// Of any kind.
-    pub fn all(self) -> u32 {
-        self.all
+    /// For the log.
+    pub fn backlog(self) -> u32 {
+        self.backlog
     }
 
-    /// Of these, for memory.
+    /// For memory.
     pub fn memory(self) -> u32 {
         self.memory
     }
 
-    /// Of these, of a store that was full.
+    /// Of a store that was full.
     pub fn full(self) -> u32 {
         self.full
     }

@@ -80,7 +80,11 @@ impl Log {
     ) -> std::result::Result<Reservation<'_>, Refused> {
         if class == Class::Write && self.gate.load(Ordering::Relaxed) != Gate::Open as u8 {
             let full = self.gate.load(Ordering::Relaxed) == Gate::Full as u8;
-            return Err(if full { Refused::Error(Error::Full { needed: len, free: 0 }) } else { self.busy() });
+            return Err(match full {
+                true if self.has_stopped() => self.ended(),
+                true => Refused::Error(Error::Full { needed: len, free: 0 }),
+                false => self.busy(),
+            });
         }
         let paced = class == Class::Write && self.is_paced();
         if paced && !self.spend(len) {

@@ -284,6 +284,11 @@ impl Log {
         }
     }
 
+    /// A write has waited so long for room elsewhere.
+    pub fn note_room(&self, waited: Duration) {
+        self.counters.room.add(waited);
+    }
+
     /// Waits for a moment, and until something may have changed for those who wait for room; `presses` if some wait for
     /// room in the log.
     pub fn wait_a_moment(&self, longest: Duration, presses: bool) {
