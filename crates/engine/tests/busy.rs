@@ -262,7 +262,8 @@ fn a_full_store_says_so_to_those_who_do_not_wait_and_takes_writes_again_after_de
         until("writes resume", || patiently(&engine, 0).is_ok());
         engine.submit(remove(0..written)).wait().unwrap();
     }
-    // Failure: a store that is closed while it is full said that it is full. Fix: whether it is closed is looked at first.
+    // Failure: a store that was closed while it was full said that it is full. Fix: whether it is closed is looked at
+    // first.
     let full = (0..10_000).find_map(|index| patiently(&engine, index).err());
     assert!(matches!(full, Some(Error::Full { .. })), "{full:?}");
     engine.close().unwrap();
