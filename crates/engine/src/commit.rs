@@ -30,7 +30,7 @@ mod write;
 
 pub use gate::{Class, Gate};
 pub use reserve::{Refused, Reservation, record_header};
-pub use room::waited_enough;
+pub use room::{GIVING_LOOKS, waited_enough};
 pub use state::{EpochEnd, LogCounters, LogEnd, LogShape};
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};

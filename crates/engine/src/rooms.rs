@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use esker_store::{Completion, Promise, Stall, Waits, promised};
 use parking_lot::{Condvar, Mutex};
 
-use crate::commit::{Log, waited_enough};
+use crate::commit::{GIVING_LOOKS, Log, waited_enough};
 use crate::keeper::{CrowdedSince, Keeper};
 
 /// So many of those who wait for the log are told at once that it has room: all of them would only take it from each
@@ -24,8 +24,6 @@ use crate::keeper::{CrowdedSince, Keeper};
 const TOLD_AT_ONCE: usize = 64;
 /// How long those have for it before more are told.
 const TURN: Duration = Duration::from_millis(1);
-/// So often the cleaner looks once more before a store counts as full: its first look may only find that out.
-const LOOKS_IF_FULL: u32 = 3;
 /// The thread looks so often whether there is room: at most this passes until it sees something that nobody told it.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -131,7 +129,7 @@ impl Rooms {
         self.log.has_stopped() || self.log.mark().failure().is_some()
     }
 
-    /// Why a write that adds something, and has waited so often, would be refused as busy now.
+    /// See [`ObjectStore::stall`](esker_store::ObjectStore::stall).
     pub fn stall(&self, waits: Waits) -> Option<Stall> {
         if self.is_over() {
             return None;
@@ -141,7 +139,7 @@ impl Rooms {
             Some(Stall::Memory)
         } else if self.log.is_full() {
             // What gives back goes on all the same, and is not to wait for room that never comes.
-            (waits.full() < LOOKS_IF_FULL).then_some(Stall::Full)
+            (waits.full() < GIVING_LOOKS).then_some(Stall::Full)
         } else {
             self.log.is_busy(waited).then_some(Stall::Backlog)
         }
@@ -197,7 +195,7 @@ impl Rooms {
         }
     }
 
-    /// Takes those out whose turn it is, if the log has room; whether there are any.
+    /// If the log has room, the thread takes out the writers whose turn it is; whether there are any.
     fn take_turn(&self, waiting: &mut Waiting, told: &mut Vec<Promise<()>>) -> bool {
         if waiting.backlog.is_empty() || !self.log.has_room(true) {
             return false;
@@ -214,7 +212,8 @@ impl Rooms {
         told.len() > before
     }
 
-    /// Takes those out for whom there may be room that is not in the log.
+    /// The thread takes out the writers that waited for memory, or for a look of the cleaner, and may submit again; all
+    /// writers once the log has stopped.
     fn take_told(&self, waiting: &mut Waiting) -> Vec<Promise<()>> {
         if self.is_over() {
             return waiting.take_all();

@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 use self::guards::{Fetched, Verdict, Wanted, sought_by};
 use self::missing::{missing_of, missing_pages};
 use self::plan::{Body, Planned, Ready, plan_change, takes_away, target_ids};
-use crate::commit::{Class, Log, Refused, Reservation, record_header, waited_enough};
+use crate::commit::{Class, GIVING_LOOKS, Log, Refused, Reservation, record_header, waited_enough};
 use crate::engine::Engine;
 use crate::format::{
     Kind, OP_FLAG_APPLIED, OP_FLAG_COMPRESSED, OpHeader, RECORD_HEADER_BYTES, checksum_payload, encode_operation,
@@ -42,10 +42,6 @@ use crate::reader::Asked;
 use crate::segments::Lsn;
 use crate::spaces::walk_ns;
 use crate::stages::sampled;
-
-/// How often the cleaner looks again before what leads to giving back is refused: the first look may only find that the
-/// device is full.
-const GIVING_LOOKS: u32 = 3;
 
 impl Engine {
     pub(crate) fn submit_transaction(&self, txn: &Transaction) -> Completion<CommitSeq> {

@@ -272,8 +272,8 @@ fn a_full_store_says_so_to_those_who_do_not_wait_and_takes_writes_again_after_de
     assert_eq!(engine.stall(Waits::default()), None);
 }
 
-/// Writers that wait on their own threads share the room with such as are asked again, while the cleaner can hardly keep
-/// up.
+/// While the cleaner can hardly keep up, writers that wait on their own threads share the room with writers that submit
+/// again.
 #[test]
 fn those_who_do_not_wait_are_not_kept_out_by_those_who_do() {
     let gate = Arc::new(Gate::default());

@@ -656,8 +656,8 @@ fn what_is_watched_is_watched_beside_another_process() {
     }
 }
 
-/// Failure: EXEC that acts and takes away was refused for want of room, half of it done. Cause: it did not ask whether
-/// there is any. Fix: whoever writes asks.
+/// Failure: EXEC that acts and takes away was refused for want of room, half of it done. Cause: the server did
+/// not ask the store whether there is any. Fix: it asks for every EXEC that writes.
 #[test]
 fn a_transaction_that_acts_and_takes_away_waits_for_room_before_it_does() {
     let server = Running::start();

@@ -122,9 +122,10 @@ pub trait ObjectStore: Send + Sync {
         Completion::ready(Ok(()))
     }
 
-    /// Why a write that has waited so often is better put off than submitted now: it would be refused with
-    /// [`Error::Busy`], or is if it is large; where the store is full, also because it has not looked often enough. Others
-    /// may take the room before it comes, and a store without threads of its own never says so.
+    /// Why a writer that has waited so often had better wait than submit now: the store would refuse what it writes
+    /// with [`Error::Busy`], or would if that is large; where the store is full, also because the cleaner has not
+    /// looked often enough. Other writers may take the room before it comes, and a store without threads of its own
+    /// never says so.
     fn stall(&self, waits: Waits) -> Option<Stall> {
         let _ = waits;
         None

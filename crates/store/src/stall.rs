@@ -23,9 +23,9 @@ impl fmt::Display for Stall {
     }
 }
 
-/// How often room was awaited for one transaction. While a store paces its writers, those who have waited for its log go
-/// before those who come now. A store waits for memory once for a transaction; and where it is full to one it says so
-/// ([`Error::Full`](crate::Error::Full)) once it has looked often enough whether it is, or could not for some seconds.
+/// How often a writer has awaited room for one transaction. While a store paces its writers, those who have waited for
+/// its log go before those who come now. A writer waits for memory once; and where the store is full it is told so
+/// ([`Error::Full`](crate::Error::Full)) once the cleaner has looked often enough, or could not for some seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
     backlog: u32,

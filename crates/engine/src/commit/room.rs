@@ -20,6 +20,10 @@ use super::{Class, Gate, Log};
 /// meanwhile, each time.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
+/// How often the cleaner looks again before what leads to giving back is refused: the first look may only find that the
+/// device is full.
+pub const GIVING_LOOKS: u32 = 3;
+
 /// Whether a write that did not fit for the first time then is to wait no longer.
 pub fn waited_enough(full_since: Instant) -> bool {
     full_since.elapsed() >= LOOK_AGAIN

@@ -173,8 +173,9 @@ impl Unmap {
     }
 }
 
-/// Has the server make durable what was written to the disk, by the connection that was there all the time if there is one: a
-/// server that came in the place of another would say that all is durable, and know nothing of what that one has lost.
+/// Has the server make durable what the tool has written to the disk, by the connection that was there all the time if
+/// there is one: a server that came in the place of another would say that all is durable, and know nothing of what
+/// that one has lost.
 fn flush_last(watch: Option<Client>, place: &Place) -> Result<(), Failure> {
     let Some(mut client) = watch else {
         let mut client = Client::connect(place, Some(FLUSH)).map_err(client_failure)?;
