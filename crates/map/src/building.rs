@@ -3,7 +3,9 @@
 //! Invariants:
 //! 1. While an index is built every mutation keeps it, and no scan uses it; it is live only when each row has its
 //!    entry.
-//! 2. One that cannot be built is dropped. One whose building was interrupted stays as building, and is gone on with by
+//! 2. It is made live only under the schema by which the entries were written: a table that was dropped and made again
+//!    may have an index of the same number.
+//! 3. One that cannot be built is dropped. One whose building was interrupted stays as building, and is gone on with by
 //!    adding it again.
 
 use std::sync::Arc;
@@ -30,10 +32,7 @@ impl Waist {
             retry.attempt(|| format!("the schema of table {name}"))?;
             let table = self.load(name)?;
             let wanted = table.column(column)?.id;
-            let there = match begun {
-                None => table.index_of(wanted).cloned(),
-                Some(id) => table.indexes.iter().find(|index| index.id == id).cloned(),
-            };
+            let there = table.index_of(wanted).filter(|index| begun.is_none_or(|id| index.id == id)).cloned();
             // A schema that is as it should be is not changed: other builders would have to begin anew.
             let (id, table) = match there {
                 Some(index) if index.building => (index.id, table),
@@ -54,23 +53,27 @@ impl Waist {
             match self.fill_index(&table) {
                 // The schema changed: perhaps the rows have another number. Or what was written may be lost.
                 Ok(false) => continue,
-                Err(error) => return Err(self.give_up(name, column, id, error)),
+                Err(error) => return Err(self.give_up(name, column, (table.id, id), error)),
                 Ok(true) => {}
             }
-            self.change_table(name, |table, _| {
-                let index = table.indexes.iter_mut().find(|index| index.id == id);
-                let index = index.ok_or_else(|| Error::missing("index", column))?;
-                index.building = false;
+            let mut changed = false;
+            let live = self.change_table(name, |now, _| {
+                changed = (now.id, now.generation) != (table.id, table.generation);
+                let index = now.indexes.iter_mut().find(|index| index.id == id && !changed);
+                index.ok_or_else(|| Error::missing("index", column))?.building = false;
                 Ok(())
-            })?;
-            return Ok(());
+            });
+            if !changed {
+                return live.map(drop);
+            }
         }
     }
 
-    /// Drops what could not be built, and says why it could not.
-    fn give_up(&self, name: &TableName, column: &str, id: u16, error: Error) -> Error {
+    /// Drops what could not be built, and says why it could not. `of` are the numbers of the table and of the index.
+    fn give_up(&self, name: &TableName, column: &str, of: (u64, u16), error: Error) -> Error {
         let gone = self.change_table(name, |table, txn| {
-            if !table.indexes.iter().any(|index| index.id == id && index.building) {
+            let (id, building) = table.index_of(table.column(column)?.id).map_or((0, false), |it| (it.id, it.building));
+            if (table.id, id) != of || !building {
                 return Err(Error::missing("index", column));
             }
             table.drop_index(column)?;

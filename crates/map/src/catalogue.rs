@@ -223,8 +223,7 @@ impl Waist {
     /// The store's; what is left then is removed next time.
     pub fn work(&self) -> Result<u64> {
         let (registry, mut removed) = (names::tables(), 0);
-        'left: for left in registry.leftovers(&*self.store) {
-            let left = left?;
+        'left: for left in registry.leftovers(&*self.store)? {
             let prefixes = match left.part[..] {
                 [] => vec![names::partition_prefix(left.id), names::indexes_prefix(left.id)],
                 [high, low] => vec![names::index_prefix(left.id, u16::from_be_bytes([high, low]))],

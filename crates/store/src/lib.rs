@@ -60,7 +60,7 @@ pub use transaction::{
     Change, CommitCursor, CommitEntry, Compare, Compression, Condition, Durability, Guard, OmapScan, Op, Order,
     SlotScan, Transaction, WhenBusy,
 };
-pub use unsynced::{Unsynced, Written};
+pub use unsynced::{Unsynced, Written, read_durably};
 
 /// What an object is, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

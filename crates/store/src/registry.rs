@@ -11,7 +11,9 @@
 //! Invariants:
 //! 1. An id is given once: the last one that was given is guarded where the next is.
 //! 2. A name is given only where it is free, and taken away only from what it was read to lead to.
-//! 3. A note of what is being removed goes after the last of its objects, when they are gone for good ([`remove_objects`]).
+//! 3. Who removes what a note leads to has seen that the note is durable: else a restart of the store could bring a
+//!    name back to what is half removed.
+//! 4. A note of what is being removed goes after the last of its objects, when they are gone for good ([`remove_objects`]).
 
 use std::ops::Deref;
 
@@ -21,7 +23,7 @@ use crate::number::{first_number, number, number_from, numbered};
 use crate::retry::{Attempt, Retry, change_guarded, submit_guarded};
 use crate::{
     Change, Collection, Compare, Completion, Condition, Durability, Error, Guard, Incarnation, ObjectId, ObjectStore,
-    OmapScan, Result, Transaction, Unsynced, prefix,
+    OmapScan, Result, Transaction, Unsynced, prefix, read_durably,
 };
 
 /// Objects that one transaction removes, at most: few enough for what a full store keeps back for those who remove.
@@ -319,13 +321,20 @@ impl Registry {
         Ok(submit_guarded(store, txn)?.is_none())
     }
 
-    /// What is being made or removed, by id.
-    pub fn leftovers<'a>(&self, store: &'a dyn ObjectStore) -> impl Iterator<Item = Result<Leftover>> + use<'a> {
-        prefix::omap(store, &self.object, OmapScan::of([self.left])).filter_map(|entry| {
-            let read =
-                |(key, value): (Bytes, Bytes)| Some(Leftover { id: first_number(&key)?, part: key.slice(9..), value });
-            entry.map(read).transpose()
-        })
+    /// What is being made or removed, by id. The notes are durable: who removes what they lead to removes nothing that
+    /// a restart of the store brings back.
+    ///
+    /// # Errors
+    /// The store's; [`Error::Contended`] where it was restarted all the time.
+    pub fn leftovers(&self, store: &dyn ObjectStore) -> Result<Vec<Leftover>> {
+        let read =
+            |(key, value): (Bytes, Bytes)| Some(Leftover { id: first_number(&key)?, part: key.slice(9..), value });
+        let found = read_durably(store, self.what, || {
+            let notes = prefix::omap(store, &self.object, OmapScan::of([self.left]));
+            let notes: Vec<_> = notes.collect::<Result<_>>()?;
+            Ok::<_, Error>(Some(notes).filter(|notes| !notes.is_empty()))
+        });
+        Ok(found?.unwrap_or_default().into_iter().filter_map(read).collect())
     }
 
     /// Lets a name lead to something of which the note still says `noted`, that it is being made, and forgets the note. False if

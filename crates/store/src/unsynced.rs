@@ -14,6 +14,7 @@
 use parking_lot::Mutex;
 
 use crate::incarnation::Incarnation;
+use crate::retry::Retry;
 use crate::{CommitSeq, Completion, Error, ObjectStore, Result};
 
 /// What one writer has had applied since its last sync.
@@ -91,6 +92,34 @@ impl Written<'_> {
         match noted.lives.iter_mut().find(|(life, _)| *life == self.life) {
             Some((_, last)) => *last = number,
             None => noted.lives.push((self.life, number)),
+        }
+    }
+}
+
+/// Reads something, again until it is durable; `None` is nothing to rely on, and is not looked at twice. A store that is
+/// restarted beneath its users takes back what others had applied and were not told of: who removes something for what
+/// it has read so would remove what is in use again. What a store holds that ends with its user is not synced: what is
+/// removed for it is no sooner durable.
+///
+/// # Errors
+/// Those of `read` and of [`ObjectStore::sync`]; [`Error::Contended`] about `what` if the store was restarted each time.
+pub fn read_durably<T, E: From<Error>>(
+    store: &dyn ObjectStore,
+    what: &str,
+    mut read: impl FnMut() -> std::result::Result<Option<T>, E>,
+) -> std::result::Result<Option<T>, E> {
+    let mut retry = Retry::default();
+    loop {
+        let unsynced = Unsynced::default();
+        unsynced.begin(store).applied();
+        let found = read()?;
+        if found.is_none() || store.incarnation() == Incarnation::LOCAL {
+            return Ok(found);
+        }
+        match unsynced.sync(store) {
+            Ok(()) => return Ok(found),
+            Err(Error::Restarted) => retry.again(|| what.to_owned())?,
+            Err(error) => return Err(error.into()),
         }
     }
 }

@@ -315,7 +315,7 @@ impl Image {
     }
 }
 
-fn load(store: &dyn ObjectStore, id: u64, name: &str) -> Result<Live> {
+pub(crate) fn load(store: &dyn ObjectStore, id: u64, name: &str) -> Result<Live> {
     let mut retry = Retry::default();
     loop {
         retry.attempt(|| header::called(name))?;

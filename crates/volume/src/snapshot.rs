@@ -14,7 +14,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_store::{
     Change, Compare, Completion, Condition, Durability, Error as StoreError, ObjectStore, OmapScan, Retry, Transaction,
-    prefix,
+    prefix, read_durably,
 };
 
 use crate::format::{self, ParentLink, SEQ, SnapRecord, State};
@@ -344,16 +344,18 @@ impl Image {
     /// Removes the clones that only removed snapshots saw. Returns false if `progress` stopped it.
     pub(crate) fn trim_snapshots(&self, progress: Progress<'_>) -> Result<bool> {
         let header = format::header(self.inner.id);
-        let removed = header::entries(self.store(), &header, b't', true)?;
-        if removed.is_empty() {
-            return Ok(true);
-        }
-        // Snapshots made from now on, and the clones that are made for them, are above this: not to be judged by the list below.
-        let Some(youngest) = header::load(self.store(), self.inner.id)?.map(|state| state.snap_seq) else {
-            return Ok(true);
-        };
-        let live = header::entries(self.store(), &header, b's', true)?;
-        let live: BTreeSet<u64> = live.iter().filter_map(|(key, _)| format::key_number(key)).collect();
+        let found = read_durably(self.store(), "removed snapshots", || {
+            let removed = header::entries(self.store(), &header, b't', true)?;
+            if removed.is_empty() {
+                return Ok(None);
+            }
+            // Snapshots made from now on, and the clones that are made for them, are above this: not to be judged by the list below.
+            let Some(state) = header::load(self.store(), self.inner.id)? else { return Ok(None) };
+            let live = header::entries(self.store(), &header, b's', true)?;
+            let live: BTreeSet<u64> = live.iter().filter_map(|(key, _)| format::key_number(key)).collect();
+            Ok::<_, Error>(Some((removed, state.snap_seq, live)))
+        });
+        let Some((removed, youngest, live)) = found? else { return Ok(true) };
         self.relies_on_what_is_there();
         let clones = format::clones(self.inner.id);
         let mut done = 0;
