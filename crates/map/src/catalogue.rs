@@ -13,6 +13,8 @@ use esker_store::number::number;
 use esker_store::registry::remove_objects;
 use esker_store::{Attempt, Change, Collection, ObjectId, Retry, Transaction, change_guarded, prefix, submit_guarded};
 
+use sha2::{Digest, Sha256};
+
 use crate::guards::guarded;
 use crate::names::{self, GENERATION};
 use crate::ops::TableName;
@@ -21,9 +23,24 @@ use crate::schema::check_name;
 use crate::waist::Waist;
 use crate::{Error, Result, Schema, Table};
 
+/// Numbers of two generations are so far apart at most. Thousands of millions of changes fit.
+const GENERATIONS_APART: u64 = 1 << 31;
+
+/// A later changed schema has a larger number, and two that change one schema differently have two: a store that is
+/// restarted beneath its users takes back what was not durable yet, and a client that has read it meanwhile must not
+/// write by it under the number of what came instead.
+fn next_generation(name: &TableName, changed: &Table) -> Result<u64> {
+    let digest = Sha256::new().chain_update(name.to_string()).chain_update(json(changed)?).finalize();
+    let drawn = u64::from_le_bytes(digest[..8].try_into().unwrap_or_default()) % GENERATIONS_APART;
+    Ok(changed.generation + 1 + drawn)
+}
+
+fn json(table: &Table) -> Result<Vec<u8>> {
+    serde_json::to_vec(table).map_err(|error| Error::invalid("schema", error.to_string()))
+}
+
 fn set_schema(txn: &mut Transaction, name: &TableName, table: &Table) -> Result<()> {
-    let json = serde_json::to_vec(table).map_err(|error| Error::invalid("schema", error.to_string()))?;
-    names::tables().set(txn, &names::table_name(name), json.into());
+    names::tables().set(txn, &names::table_name(name), json(table)?.into());
     txn.push(&names::head(table.id), Change::number(GENERATION, table.generation));
     Ok(())
 }
@@ -138,7 +155,7 @@ impl Waist {
                 let mut txn = Transaction::new();
                 guarded(&mut txn, &table);
                 change(&mut next, &mut txn)?;
-                next.generation += 1;
+                next.generation = next_generation(name, &next)?;
                 set_schema(&mut txn, name, &next)?;
                 Ok::<_, Error>(Attempt::Submit(txn, next))
             },
@@ -194,7 +211,7 @@ impl Waist {
             retry.attempt(|| format!("table {name}"))?;
             let table = self.load(name)?;
             let mut next = (*table).clone();
-            next.generation += 1;
+            next.generation = next_generation(&new, &next)?;
             let mut txn = Transaction::new();
             txn.guards.push(registry.is_free(&names::table_name(&new)));
             guarded(&mut txn, &table);

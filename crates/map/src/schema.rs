@@ -45,7 +45,8 @@ pub struct Index {
 pub struct Table {
     /// Its number: as long as its rows live, whatever it is called.
     pub id: u64,
-    /// Grows with every change.
+    /// Grows with every change, by one and what the changed schema makes of itself: two changes of one schema have two
+    /// numbers, though a restart of the store take the first back.
     pub generation: u64,
     /// The columns in the order that they were named.
     pub columns: Vec<Column>,
