@@ -11,9 +11,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_store::number::number;
 use esker_store::registry::remove_objects;
-use esker_store::{Attempt, Change, Collection, ObjectId, Retry, Transaction, change_guarded, prefix, submit_guarded};
-
-use sha2::{Digest, Sha256};
+use esker_store::{
+    Attempt, Change, Collection, ObjectId, Retry, Transaction, change_guarded, next_generation, prefix, submit_guarded,
+};
 
 use crate::guards::guarded;
 use crate::names::{self, GENERATION};
@@ -22,18 +22,6 @@ use crate::schema::Alter;
 use crate::schema::check_name;
 use crate::waist::Waist;
 use crate::{Error, Result, Schema, Table};
-
-/// Numbers of two generations are so far apart at most. Thousands of millions of changes fit.
-const GENERATIONS_APART: u64 = 1 << 31;
-
-/// A later changed schema has a larger number, and two that change one schema differently have two: a store that is
-/// restarted beneath its users takes back what was not durable yet, and a client that has read it meanwhile must not
-/// write by it under the number of what came instead.
-fn next_generation(name: &TableName, changed: &Table) -> Result<u64> {
-    let digest = Sha256::new().chain_update(name.to_string()).chain_update(json(changed)?).finalize();
-    let drawn = u64::from_le_bytes(digest[..8].try_into().unwrap_or_default()) % GENERATIONS_APART;
-    Ok(changed.generation + 1 + drawn)
-}
 
 fn json(table: &Table) -> Result<Vec<u8>> {
     serde_json::to_vec(table).map_err(|error| Error::invalid("schema", error.to_string()))
@@ -155,7 +143,8 @@ impl Waist {
                 let mut txn = Transaction::new();
                 guarded(&mut txn, &table);
                 change(&mut next, &mut txn)?;
-                next.generation = next_generation(name, &next)?;
+                next.generation =
+                    next_generation(next.generation, &[name.to_string().as_bytes(), &json(&next)?].concat());
                 set_schema(&mut txn, name, &next)?;
                 Ok::<_, Error>(Attempt::Submit(txn, next))
             },
@@ -211,7 +200,7 @@ impl Waist {
             retry.attempt(|| format!("table {name}"))?;
             let table = self.load(name)?;
             let mut next = (*table).clone();
-            next.generation = next_generation(&new, &next)?;
+            next.generation = next_generation(next.generation, &[new.to_string().as_bytes(), &json(&next)?].concat());
             let mut txn = Transaction::new();
             txn.guards.push(registry.is_free(&names::table_name(&new)));
             guarded(&mut txn, &table);

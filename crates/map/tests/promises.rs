@@ -13,6 +13,7 @@ use esker_map::{
 };
 use esker_memory::MemoryStore;
 use esker_store::contract::deaf::Deaf;
+use esker_store::contract::restored::Restored;
 use esker_store::{
     Change, CommitSeq, Completion, Error as StoreError, Forward, Incarnation, ObjectId, ObjectStore, OmapScan,
     Transaction,
@@ -263,36 +264,20 @@ fn an_index_of_a_table_that_was_made_again_is_live_only_when_its_rows_have_entri
     }
 }
 
-/// A store that is restarted as another one: as if the last changes had been taken back, and others been made.
-struct Restored {
-    lives: [Arc<MemoryStore>; 2],
-    life: Arc<AtomicU64>,
-}
-
-impl Forward for Restored {
-    fn behind(&self) -> &dyn ObjectStore {
-        &*self.lives[self.life.load(Ordering::SeqCst) as usize]
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        Incarnation(self.life.load(Ordering::SeqCst) + 1)
-    }
-}
-
 /// A client wrote rows without their entries by a schema that a restart had taken back: that of another change, made after
 /// it, had the same number.
 #[test]
 fn a_schema_that_a_restart_took_back_is_written_by_no_more() {
     let [(taken_back, first), (kept, second)] = [with_rows(4), with_rows(4)];
-    let life = Arc::new(AtomicU64::new(0));
-    let seen = waist(Arc::new(Restored { lives: [taken_back, kept], life: Arc::clone(&life) }));
+    let store = Restored::new(taken_back, kept);
+    let seen = waist(Arc::clone(&store) as _);
     first.alter_table(&table(), &Alter::AddColumn("y".into(), DataType::Int)).unwrap();
     done(&seen, &[Mutation::put(&table(), key(0), vec![("y".into(), Value::Int(1))])]);
     second.create_index(&table(), "x").unwrap();
     // The index was begun and made live: one change more than the column is.
     first.alter_table(&table(), &Alter::RenameColumn("y".into(), "z".into())).unwrap();
     done(&seen, &[Mutation::put(&table(), key(0), vec![("z".into(), Value::Int(1))])]);
-    life.store(1, Ordering::SeqCst);
+    store.restart();
     done(&seen, &[put(1_000, "odd")]);
     assert_eq!((by_index(&second, "even").unwrap(), by_index(&second, "odd").unwrap()), (2, 3));
 }

@@ -8,7 +8,8 @@
 
 use bytes::Bytes;
 use esker_store::{
-    Attempt, Change, Compare, Condition, ObjectId, ObjectStore, OmapScan, Transaction, change_guarded, prefix,
+    Attempt, Change, Compare, Condition, ObjectId, ObjectStore, OmapScan, Transaction, change_guarded, next_generation,
+    prefix,
 };
 
 use crate::format::{self, GENERATION, ParentLink, STATE, SnapRecord, State};
@@ -82,7 +83,7 @@ pub(crate) fn change(
             // Of a change whose answer is lost nobody could tell by the header whether it was this one that was applied.
             let mut txn = guarded(Transaction::new().once(), image, state.generation);
             change(&mut next, &mut txn)?;
-            next.generation += 1;
+            next.generation = next_generation(next.generation, &next.encode());
             put(&mut txn, image, &next);
             Ok(Attempt::Submit(txn, next))
         },
