@@ -163,8 +163,8 @@ impl Log {
     /// # Errors
     /// [`Error::PastTail`] above the tail; the store's. After an error positions are trimmed, but space may not be back: call it again.
     pub fn trim_to(&self, position: u64) -> Result<u64> {
-        let view = read_durably(self.store(), "what is trimmed", || self.trim_view(position).map(Some))?;
-        let Some(view) = view else { return Ok(0) };
+        // Another may have trimmed so far, and not durably yet.
+        let view = read_durably(self.store(), "what is trimmed", || self.trim_view(position), |_| true)?;
         self.met(view.clone());
         self.inner.shared.applied.notify(usize::MAX);
         // In the order of positions: a crash leaves whole objects behind that the next call finds.

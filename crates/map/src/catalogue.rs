@@ -27,6 +27,11 @@ fn json(table: &Table) -> Result<Vec<u8>> {
     serde_json::to_vec(table).map_err(|error| Error::invalid("schema", error.to_string()))
 }
 
+/// The generation of a table that is changed to this, under this name.
+fn generation_after(name: &TableName, changed: &Table) -> Result<u64> {
+    Ok(next_generation(changed.generation, &[name.to_string().as_bytes(), &json(changed)?].concat()))
+}
+
 fn set_schema(txn: &mut Transaction, name: &TableName, table: &Table) -> Result<()> {
     names::tables().set(txn, &names::table_name(name), json(table)?.into());
     txn.push(&names::head(table.id), Change::number(GENERATION, table.generation));
@@ -143,8 +148,7 @@ impl Waist {
                 let mut txn = Transaction::new();
                 guarded(&mut txn, &table);
                 change(&mut next, &mut txn)?;
-                next.generation =
-                    next_generation(next.generation, &[name.to_string().as_bytes(), &json(&next)?].concat());
+                next.generation = generation_after(name, &next)?;
                 set_schema(&mut txn, name, &next)?;
                 Ok::<_, Error>(Attempt::Submit(txn, next))
             },
@@ -200,7 +204,7 @@ impl Waist {
             retry.attempt(|| format!("table {name}"))?;
             let table = self.load(name)?;
             let mut next = (*table).clone();
-            next.generation = next_generation(next.generation, &[new.to_string().as_bytes(), &json(&next)?].concat());
+            next.generation = generation_after(&new, &next)?;
             let mut txn = Transaction::new();
             txn.guards.push(registry.is_free(&names::table_name(&new)));
             guarded(&mut txn, &table);

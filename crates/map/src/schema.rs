@@ -45,8 +45,7 @@ pub struct Index {
 pub struct Table {
     /// Its number: as long as its rows live, whatever it is called.
     pub id: u64,
-    /// Grows with every change, by one and what the changed schema makes of itself: two changes of one schema have two
-    /// numbers, though a restart of the store take the first back.
+    /// Grows with every change, as [`next_generation`](esker_store::next_generation) says.
     pub generation: u64,
     /// The columns in the order that they were named.
     pub columns: Vec<Column>,

@@ -1,14 +1,13 @@
 //! Generations: numbers by which writers guard that something is still what they have read of it.
 //!
-//! A store that is restarted beneath its users takes back what was not durable yet. If each change only counted, what is
-//! changed after that would have the number of what was taken back, and a client that has read the one would pass for
-//! knowing the other.
+//! A server that is restarted takes back what was not durable yet. If each change only counted, the next change would
+//! get the number of the one that was taken back, and the guard of a client that has read the old state would hold.
 
 /// Two generations are so far apart at most. Thousands of millions of changes fit.
 const APART_BITS: u32 = 31;
 
-/// The generation behind `now` of what is stored as `changed`: larger, and for two changes of one state in all likelihood
-/// (all but one of 2^31) not the same.
+/// The generation behind `now` of what is stored as `changed`: larger than `now`, by 2^31 at most. Two changes of one
+/// state get the same one with a chance of 1 in 2^31.
 pub fn next_generation(now: u64, changed: &[u8]) -> u64 {
     now + 1 + u64::from(crc32c::crc32c(changed) >> (u32::BITS - APART_BITS))
 }

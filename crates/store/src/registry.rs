@@ -13,7 +13,8 @@
 //! 2. A name is given only where it is free, and taken away only from what it was read to lead to.
 //! 3. Who removes what a note leads to has seen that the note is durable: else a restart of the store could bring a
 //!    name back to what is half removed.
-//! 4. A note of what is being removed goes after the last of its objects, when they are gone for good ([`remove_objects`]).
+//! 4. A note of what is being removed goes after the last of its objects, when they are gone for good
+//!    ([`remove_objects`]).
 
 use std::ops::Deref;
 
@@ -329,12 +330,9 @@ impl Registry {
     pub fn leftovers(&self, store: &dyn ObjectStore) -> Result<Vec<Leftover>> {
         let read =
             |(key, value): (Bytes, Bytes)| Some(Leftover { id: first_number(&key)?, part: key.slice(9..), value });
-        let found = read_durably(store, self.what, || {
-            let notes = prefix::omap(store, &self.object, OmapScan::of([self.left]));
-            let notes: Vec<_> = notes.collect::<Result<_>>()?;
-            Ok::<_, Error>(Some(notes).filter(|notes| !notes.is_empty()))
-        });
-        Ok(found?.unwrap_or_default().into_iter().filter_map(read).collect())
+        let notes = || prefix::omap(store, &self.object, OmapScan::of([self.left])).collect::<Result<Vec<_>>>();
+        let noted = read_durably(store, self.what, notes, |notes| !notes.is_empty())?;
+        Ok(noted.into_iter().filter_map(read).collect())
     }
 
     /// Lets a name lead to something of which the note still says `noted`, that it is being made, and forgets the note. False if

@@ -96,24 +96,26 @@ impl Written<'_> {
     }
 }
 
-/// Reads something, again until it is durable; `None` is nothing to rely on, and is not looked at twice. A store that is
-/// restarted beneath its users takes back what others had applied and were not told of: who removes something for what
-/// it has read so would remove what is in use again. What a store holds that ends with its user is not synced: what is
-/// removed for it is no sooner durable.
+/// Reads what is to be relied on, and returns it when it is durable. A server that is restarted takes back what it had
+/// applied and not synced: a client that removes something because of what it has read would then remove what is in
+/// use again. Nothing is synced where `relied_on` says no, and where the store ends with its process: there the
+/// removal cannot become durable before its reason.
 ///
 /// # Errors
-/// Those of `read` and of [`ObjectStore::sync`]; [`Error::Contended`] about `what` if the store was restarted each time.
+/// Those of `read` and of [`ObjectStore::sync`]; [`Error::Contended`] about `what` if the store was restarted in
+/// each of [`ATTEMPTS_MAX`](crate::ATTEMPTS_MAX) attempts.
 pub fn read_durably<T, E: From<Error>>(
     store: &dyn ObjectStore,
     what: &str,
-    mut read: impl FnMut() -> std::result::Result<Option<T>, E>,
-) -> std::result::Result<Option<T>, E> {
+    mut read: impl FnMut() -> std::result::Result<T, E>,
+    relied_on: impl Fn(&T) -> bool,
+) -> std::result::Result<T, E> {
     let mut retry = Retry::default();
     loop {
         let unsynced = Unsynced::default();
         unsynced.begin(store).applied();
         let found = read()?;
-        if found.is_none() || store.incarnation() == Incarnation::LOCAL {
+        if !relied_on(&found) || store.incarnation() == Incarnation::LOCAL {
             return Ok(found);
         }
         match unsynced.sync(store) {

@@ -99,8 +99,8 @@ pub(crate) struct Live {
     pub(crate) point: Point,
 }
 
-/// The last state that was seen, and by which look. A restart of the store may take a state back: what a later look finds
-/// counts, though its generation be smaller.
+/// The last state that was seen, and by which look. A restart of the store may take a state back: what a later look
+/// finds counts, though its generation is smaller.
 struct Seen {
     live: Arc<Live>,
     look: u64,

@@ -95,10 +95,11 @@ impl Image {
             if !shrunk(&self.live()) {
                 return Ok(true);
             }
-            let found = read_durably(self.store(), "the size of an image", || {
-                Ok::<_, Error>(Some(Arc::new(load(self.store(), self.inner.id, &self.inner.name)?)).filter(shrunk))
-            });
-            let Some(live) = found? else { return Ok(true) };
+            let look = || load(self.store(), self.inner.id, &self.inner.name).map(Arc::new);
+            let live = read_durably(self.store(), "the size of an image", look, shrunk)?;
+            if !shrunk(&live) {
+                return Ok(true);
+            }
             let (size, end) = (live.state.size, live.state.dirty_end);
             self.relies_on_what_is_there();
             let mut done = 0;

@@ -344,18 +344,20 @@ impl Image {
     /// Removes the clones that only removed snapshots saw. Returns false if `progress` stopped it.
     pub(crate) fn trim_snapshots(&self, progress: Progress<'_>) -> Result<bool> {
         let header = format::header(self.inner.id);
-        let found = read_durably(self.store(), "removed snapshots", || {
+        let look = || {
             let removed = header::entries(self.store(), &header, b't', true)?;
             if removed.is_empty() {
-                return Ok(None);
+                return Ok::<_, Error>(None);
             }
-            // Snapshots made from now on, and the clones that are made for them, are above this: not to be judged by the list below.
+            // Snapshots made from now on, and the clones that are made for them, are above this: not to be judged by
+            // the list below.
             let Some(state) = header::load(self.store(), self.inner.id)? else { return Ok(None) };
             let live = header::entries(self.store(), &header, b's', true)?;
             let live: BTreeSet<u64> = live.iter().filter_map(|(key, _)| format::key_number(key)).collect();
-            Ok::<_, Error>(Some((removed, state.snap_seq, live)))
-        });
-        let Some((removed, youngest, live)) = found? else { return Ok(true) };
+            Ok(Some((removed, state.snap_seq, live)))
+        };
+        let found = read_durably(self.store(), "removed snapshots", look, Option::is_some)?;
+        let Some((removed, youngest, live)) = found else { return Ok(true) };
         self.relies_on_what_is_there();
         let clones = format::clones(self.inner.id);
         let mut done = 0;

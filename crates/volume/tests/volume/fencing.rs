@@ -366,8 +366,8 @@ fn filled() -> (Arc<dyn ObjectStore>, Image) {
     (store, image)
 }
 
-/// A handle that had seen a change which a restart took back could not write any more: it held the state of a generation that
-/// was not there, and looked for none below.
+/// A handle that had seen a change which a restart took back could not write any more: it held the state of a
+/// generation that was not there, and looked for none below.
 #[test]
 fn a_state_that_a_restart_took_back_is_given_up() {
     let [(taken_back, first), (kept, second)] = [filled(), filled()];
