@@ -39,7 +39,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use esker_device::Device;
-use esker_store::{DurableMark, Error};
+use esker_store::{Durability, DurableMark, Error};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use self::fill::Fill;
@@ -92,6 +92,8 @@ pub struct Log {
     credit: AtomicI64,
     /// Writers that wait for credit.
     queued: AtomicU64,
+    /// Those who waited for it elsewhere, were told that there is some, and have not come yet: they go first, too.
+    expected: AtomicU64,
     /// How often a refused write has asked the cleaner to look again, and up to which of these it has.
     asked: AtomicU64,
     looked: AtomicU64,
@@ -137,6 +139,7 @@ impl Log {
             giving_refused: AtomicU64::new(0),
             credit: AtomicI64::new(i64::MAX),
             queued: AtomicU64::new(0),
+            expected: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             looked: AtomicU64::new(0),
             keeper: OnceLock::new(),
@@ -161,9 +164,13 @@ impl Log {
         *self.policy.read()
     }
 
-    /// Whether the policy in force acknowledges before the sync, see [`CommitPolicy`].
-    pub fn acknowledges_applied(&self) -> bool {
-        self.applied.load(Ordering::Relaxed)
+    /// Whether a write of this durability is acknowledged, and shown to readers, before the sync: see [`CommitPolicy`].
+    pub fn is_applied_only(&self, durability: Durability) -> bool {
+        match durability {
+            Durability::Applied => true,
+            Durability::Durable => self.applied.load(Ordering::Relaxed),
+            Durability::Always => false,
+        }
     }
 
     /// Changes the policy; the next group obeys it.

@@ -6,7 +6,9 @@
 //! 1. Who waits is answered, also when the store stops or the thread ends.
 //! 2. The thread holds nothing while it waits, and no call of the store waits for it.
 //! 3. Who waits for one thing is not kept waiting by what others wait for.
-//! 4. A look of the cleaner answers those who asked before it began, unless two seconds have done so before.
+//! 4. Who is told that the log has room goes before those who come now, until all who were told have come: for a
+//!    millisecond at most.
+//! 5. A look of the cleaner answers those who asked before it began, unless two seconds have done so before.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +24,7 @@ use crate::keeper::{CrowdedSince, Keeper};
 /// So many of those who wait for the log are told at once that it has room: all of them would only take it from each
 /// other, and do the work of their transactions for nothing.
 const TOLD_AT_ONCE: usize = 64;
-/// How long those have for it before more are told.
+/// How long those have for it before more are told, unless they have all come before.
 const TURN: Duration = Duration::from_millis(1);
 /// The thread looks so often whether there is room: at most this passes until it sees something that nobody told it.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -78,6 +80,7 @@ impl Drop for Ends<'_> {
         let left = {
             let mut waiting = self.0.waiting.lock();
             self.0.queue(&mut waiting, false);
+            self.0.log.expect(0);
             waiting.take_all()
         };
         answer(left);
@@ -139,7 +142,8 @@ impl Rooms {
             Some(Stall::Memory)
         } else if self.log.is_full() {
             // What gives back goes on all the same, and is not to wait for room that never comes.
-            (waits.full() < GIVING_LOOKS).then_some(Stall::Full)
+            let busy = self.log.is_busy_when_full().then_some(Stall::Backlog);
+            if waits.full() < GIVING_LOOKS { Some(Stall::Full) } else { busy }
         } else {
             self.log.is_busy(waited).then_some(Stall::Backlog)
         }
@@ -162,12 +166,12 @@ impl Rooms {
     /// The thread's life.
     pub fn run(&self) {
         let _ends = Ends(self);
-        // The last turn of those who wait for the log, and the last look for such as have given up.
+        // The turn of those who were told that the log has room, and the last look for such as have given up.
         let (mut told_at, mut pruned_at) = (None::<Instant>, Instant::now());
         loop {
             let (told, left, queues) = {
                 let mut waiting = self.waiting.lock();
-                while waiting.is_empty() && !waiting.queues && !waiting.over {
+                while waiting.is_empty() && !waiting.queues && told_at.is_none() && !waiting.over {
                     self.asked.wait(&mut waiting);
                 }
                 if waiting.over {
@@ -177,15 +181,22 @@ impl Rooms {
                     waiting.prune();
                     pruned_at = Instant::now();
                 }
-                // Those who are told keep their place in the queue for their turn.
-                let in_turn = told_at.is_some_and(|at| at.elapsed() < TURN);
-                let queues = in_turn || !waiting.backlog.is_empty();
-                self.queue(&mut waiting, queues);
-                let mut told = self.take_told(&mut waiting);
-                if !in_turn && self.take_turn(&mut waiting, &mut told) {
-                    told_at = Some(Instant::now());
+                if told_at.is_some_and(|at| at.elapsed() >= TURN || !self.log.expects()) {
+                    self.log.expect(0);
+                    told_at = None;
                 }
-                (told, queues || !waiting.is_empty(), queues)
+                let mut told = self.take_told(&mut waiting);
+                if told_at.is_none() {
+                    let before = told.len();
+                    self.take_turn(&mut waiting, &mut told);
+                    if told.len() > before {
+                        self.log.expect((told.len() - before) as u64);
+                        told_at = Some(Instant::now());
+                    }
+                }
+                let queues = !waiting.backlog.is_empty();
+                self.queue(&mut waiting, queues);
+                (told, told_at.is_some() || !waiting.is_empty(), queues)
             };
             answer(told);
             if left {
@@ -195,10 +206,10 @@ impl Rooms {
         }
     }
 
-    /// If the log has room, the thread takes out the writers whose turn it is; whether there are any.
-    fn take_turn(&self, waiting: &mut Waiting, told: &mut Vec<Promise<()>>) -> bool {
+    /// If the log has room, the thread takes out the writers whose turn it is.
+    fn take_turn(&self, waiting: &mut Waiting, told: &mut Vec<Promise<()>>) {
         if waiting.backlog.is_empty() || !self.log.has_room(true) {
-            return false;
+            return;
         }
         let before = told.len();
         while told.len() < before + TOLD_AT_ONCE
@@ -209,7 +220,6 @@ impl Rooms {
                 told.push(promise);
             }
         }
-        told.len() > before
     }
 
     /// The thread takes out the writers that waited for memory, or for a look of the cleaner, and may submit again; all

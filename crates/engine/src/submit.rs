@@ -209,7 +209,7 @@ impl Engine {
         if !matches!(change, Change::SlotSet { .. } | Change::OmapSet { .. } | Change::Write { .. }) {
             return None;
         }
-        let applied_only = durability == Durability::Applied || log.acknowledges_applied();
+        let applied_only = log.is_applied_only(durability);
         let (seq, lsn_end) = self.objects.with(id, |object| {
             let mut state = object?.state.write();
             if !state.exists() {
@@ -409,7 +409,7 @@ impl Engine {
             Err(Refused::Error(Error::Full { .. })) => return Attempt::Full,
             Err(Refused::Error(error)) => return Attempt::Done(Completion::ready(Err(error))),
         };
-        let applied_only = txn.durability == Durability::Applied || log.acknowledges_applied();
+        let applied_only = log.is_applied_only(txn.durability);
         let lsn_end = reservation.lsn + len;
         let readers_wait_to = if applied_only { 0 } else { lsn_end };
         let seq = CommitSeq(reservation.seq);

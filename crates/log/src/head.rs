@@ -5,7 +5,8 @@
 //! Invariants:
 //! 1. A view is only ever replaced by one made from it: the version is guarded in the same transaction.
 //! 2. Everything here touches one object per transaction, so that stores which are atomic per object only will do.
-//! 3. A head stands before a name leads to it; it goes before its data.
+//! 3. No view that was read is taken back by a crash, whatever the store's commit policy.
+//! 4. A head stands before a name leads to it; it goes before its data.
 
 use bytes::Bytes;
 use esker_store::{Change, Compare, Condition, ObjectStore, Retry, Transaction, submit_guarded};
@@ -27,6 +28,7 @@ fn version_is(version: u64) -> Condition {
 
 fn put(txn: &mut Transaction, log: u64, view: &View) {
     let head = format::head(log);
+    txn.be_relied_on();
     txn.push(&head, Change::number(VERSION, view.version));
     txn.push(&head, Change::XattrSet { name: Bytes::from_static(VIEW), value: view.encode() });
 }

@@ -191,7 +191,8 @@ impl Logs {
     pub fn work(&self) -> Result<u64> {
         let (store, registry) = (&*self.inner.store, format::registry());
         let (now, mut done) = (self.now_ms(), 0);
-        for left in registry.leftovers(store)? {
+        for left in registry.leftovers(store) {
+            let left = left?;
             let Some(began) = number_from(&left.value) else { continue };
             if now.saturating_sub(began) < LEFT_BEHIND_MS {
                 continue;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use esker_store::{ATTEMPTS_MAX, Barrier, Condition, Error as StoreError, ObjectId, Transaction};
+use esker_store::{ATTEMPTS_MAX, Barrier, Condition, Durability, Error as StoreError, ObjectId, Transaction};
 
 use crate::cells;
 use crate::format::{LABEL, newer_absent};
@@ -133,7 +133,8 @@ impl Log {
     }
 
     fn seal_object(&self, view: &View, object: &ObjectId) -> Result<Option<Option<Barrier>>> {
-        let txn = Transaction::new()
+        // A crash that opened it again would let in what comes late under an older epoch.
+        let txn = Transaction::with(Durability::Always)
             .giving_back()
             .guard(object, Condition::Exists)
             .guard(object, newer_absent(view.epoch))

@@ -8,7 +8,7 @@
 //! 3. Deleting objects may stop at any point: the next trim-to goes on.
 
 use esker_store::registry::remove_objects;
-use esker_store::{Change, Condition, Error as StoreError, Retry, read_durably, submit_guarded};
+use esker_store::{Change, Condition, Error as StoreError, Retry, submit_guarded};
 
 use crate::cells::{self, Found, Guarded, Guards};
 use crate::format::{self, Kind, Placed, Stored, TRIM};
@@ -163,8 +163,7 @@ impl Log {
     /// # Errors
     /// [`Error::PastTail`] above the tail; the store's. After an error positions are trimmed, but space may not be back: call it again.
     pub fn trim_to(&self, position: u64) -> Result<u64> {
-        // Another may have trimmed so far, and not durably yet.
-        let view = read_durably(self.store(), "what is trimmed", || self.trim_view(position), |_| true)?;
+        let view = self.trim_view(position)?;
         self.met(view.clone());
         self.inner.shared.applied.notify(usize::MAX);
         // In the order of positions: a crash leaves whole objects behind that the next call finds.

@@ -11,9 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_store::number::number;
 use esker_store::registry::remove_objects;
-use esker_store::{
-    Attempt, Change, Collection, ObjectId, Retry, Transaction, change_guarded, next_generation, prefix, submit_guarded,
-};
+use esker_store::{Attempt, Change, Collection, ObjectId, Retry, Transaction, change_guarded, prefix, submit_guarded};
 
 use crate::guards::guarded;
 use crate::names::{self, GENERATION};
@@ -23,17 +21,9 @@ use crate::schema::check_name;
 use crate::waist::Waist;
 use crate::{Error, Result, Schema, Table};
 
-fn json(table: &Table) -> Result<Vec<u8>> {
-    serde_json::to_vec(table).map_err(|error| Error::invalid("schema", error.to_string()))
-}
-
-/// The generation of a table that is changed to this, under this name.
-fn generation_after(name: &TableName, changed: &Table) -> Result<u64> {
-    Ok(next_generation(changed.generation, &[name.to_string().as_bytes(), &json(changed)?].concat()))
-}
-
 fn set_schema(txn: &mut Transaction, name: &TableName, table: &Table) -> Result<()> {
-    names::tables().set(txn, &names::table_name(name), json(table)?.into());
+    let json = serde_json::to_vec(table).map_err(|error| Error::invalid("schema", error.to_string()))?;
+    names::tables().set(txn, &names::table_name(name), json.into());
     txn.push(&names::head(table.id), Change::number(GENERATION, table.generation));
     Ok(())
 }
@@ -148,7 +138,7 @@ impl Waist {
                 let mut txn = Transaction::new();
                 guarded(&mut txn, &table);
                 change(&mut next, &mut txn)?;
-                next.generation = generation_after(name, &next)?;
+                next.generation += 1;
                 set_schema(&mut txn, name, &next)?;
                 Ok::<_, Error>(Attempt::Submit(txn, next))
             },
@@ -204,7 +194,7 @@ impl Waist {
             retry.attempt(|| format!("table {name}"))?;
             let table = self.load(name)?;
             let mut next = (*table).clone();
-            next.generation = generation_after(&new, &next)?;
+            next.generation += 1;
             let mut txn = Transaction::new();
             txn.guards.push(registry.is_free(&names::table_name(&new)));
             guarded(&mut txn, &table);
@@ -233,7 +223,8 @@ impl Waist {
     /// The store's; what is left then is removed next time.
     pub fn work(&self) -> Result<u64> {
         let (registry, mut removed) = (names::tables(), 0);
-        'left: for left in registry.leftovers(&*self.store)? {
+        'left: for left in registry.leftovers(&*self.store) {
+            let left = left?;
             let prefixes = match left.part[..] {
                 [] => vec![names::partition_prefix(left.id), names::indexes_prefix(left.id)],
                 [high, low] => vec![names::index_prefix(left.id, u16::from_be_bytes([high, low]))],

@@ -45,7 +45,7 @@ pub struct Index {
 pub struct Table {
     /// Its number: as long as its rows live, whatever it is called.
     pub id: u64,
-    /// Grows with every change, as [`next_generation`](esker_store::next_generation) says.
+    /// Grows with every change.
     pub generation: u64,
     /// The columns in the order that they were named.
     pub columns: Vec<Column>,

@@ -13,7 +13,6 @@ use esker_map::{
 };
 use esker_memory::MemoryStore;
 use esker_store::contract::deaf::Deaf;
-use esker_store::contract::restored::Restored;
 use esker_store::{
     Change, CommitSeq, Completion, Error as StoreError, Forward, Incarnation, ObjectId, ObjectStore, OmapScan,
     Transaction,
@@ -270,24 +269,6 @@ fn an_index_of_a_table_that_was_made_again_is_live_only_when_its_rows_have_entri
         assert!(between.before.lock().is_none(), "the table was made again while its index was built");
         assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (0, 40), "before {others}");
     }
-}
-
-/// A client wrote rows without their entries by a schema that a restart had taken back: that of another change, made
-/// after it, had the same number.
-#[test]
-fn a_schema_that_a_restart_took_back_is_written_by_no_more() {
-    let [(taken_back, first), (kept, second)] = [with_rows(4), with_rows(4)];
-    let store = Restored::new(taken_back, kept);
-    let seen = waist(Arc::clone(&store) as _);
-    first.alter_table(&table(), &Alter::AddColumn("y".into(), DataType::Int)).unwrap();
-    done(&seen, &[Mutation::put(&table(), key(0), vec![("y".into(), Value::Int(1))])]);
-    second.create_index(&table(), "x").unwrap();
-    // The index was begun and made live: one change more than the column is.
-    first.alter_table(&table(), &Alter::RenameColumn("y".into(), "z".into())).unwrap();
-    done(&seen, &[Mutation::put(&table(), key(0), vec![("z".into(), Value::Int(1))])]);
-    store.restart();
-    done(&seen, &[put(1_000, "odd")]);
-    assert_eq!((by_index(&second, "even").unwrap(), by_index(&second, "odd").unwrap()), (2, 3));
 }
 
 /// A builder that fails leaves what another has begun on a table of the same name.

@@ -134,7 +134,11 @@ impl Run {
                 // A transaction that changes nothing has no record and no number of its own.
                 recorded = seq.0 > before && engine.stats().records > records;
                 if recorded {
-                    let applied_only = txn.durability == Durability::Applied || self.acknowledges_applied;
+                    let applied_only = match txn.durability {
+                        Durability::Applied => true,
+                        Durability::Durable => self.acknowledges_applied,
+                        Durability::Always => false,
+                    };
                     self.history.order = order;
                     self.history.push(state, seq, applied_only);
                     self.outcome.transactions += 1;

@@ -22,7 +22,6 @@ pub mod due;
 mod error;
 mod fence;
 mod forward;
-mod generation;
 mod id;
 mod incarnation;
 pub mod limits;
@@ -50,7 +49,6 @@ pub use deferred::{Promise, Runner, Task, deferred, promised};
 pub use error::{Error, Result};
 pub use fence::{Fence, Verdict};
 pub use forward::Forward;
-pub use generation::next_generation;
 pub use id::{Collection, CommitSeq, IdHasher, ObjectId, ObjectMap};
 pub use incarnation::Incarnation;
 pub use mark::{Barrier, DurableMark};
@@ -62,7 +60,7 @@ pub use transaction::{
     Change, CommitCursor, CommitEntry, Compare, Compression, Condition, Durability, Guard, OmapScan, Op, Order,
     SlotScan, Transaction, WhenBusy,
 };
-pub use unsynced::{Unsynced, Written, read_durably};
+pub use unsynced::{Unsynced, Written};
 
 /// What an object is, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,10 +11,9 @@
 //! Invariants:
 //! 1. An id is given once: the last one that was given is guarded where the next is.
 //! 2. A name is given only where it is free, and taken away only from what it was read to lead to.
-//! 3. Who removes what a note leads to has seen that the note is durable: else a restart of the store could bring a
-//!    name back to what is half removed.
-//! 4. A note of what is being removed goes after the last of its objects, when they are gone for good
-//!    ([`remove_objects`]).
+//! 3. A note of what is being removed goes after the last of its objects, when they are gone for good ([`remove_objects`]).
+//! 4. What is read here no crash takes back, whatever the store's commit policy: others remove things because of it
+//!    ([`Durability::Always`]).
 
 use std::ops::Deref;
 
@@ -24,7 +23,7 @@ use crate::number::{first_number, number, number_from, numbered};
 use crate::retry::{Attempt, Retry, change_guarded, submit_guarded};
 use crate::{
     Change, Collection, Compare, Completion, Condition, Durability, Error, Guard, Incarnation, ObjectId, ObjectStore,
-    OmapScan, Result, Transaction, Unsynced, prefix, read_durably,
+    OmapScan, Result, Transaction, Unsynced, prefix,
 };
 
 /// Objects that one transaction removes, at most: few enough for what a full store keeps back for those who remove.
@@ -220,6 +219,7 @@ impl Directory {
 
     /// Adds what lets a name lead to something.
     pub fn set(&self, txn: &mut Transaction, name: &str, value: Bytes) {
+        txn.be_relied_on();
         if let (Some(ids), Some(id)) = (self.ids, number_from(&value)) {
             txn.push(&self.object, Change::OmapSet { key: self.key(name), value });
             let name = Bytes::copy_from_slice(name.as_bytes());
@@ -231,6 +231,7 @@ impl Directory {
 
     /// Adds what takes a name away.
     pub fn unset(&self, txn: &mut Transaction, name: &str) {
+        txn.be_relied_on();
         txn.push(&self.object, Change::OmapRemove { key: self.key(name) });
     }
 
@@ -265,6 +266,7 @@ impl Registry {
         let last = store.xattr(&self.object, self.last_id).wait()?;
         let last = last.map_or(Some(0), |last| number_from(&last)).ok_or_else(|| self.damaged("its last id"))?;
         let id = last.checked_add(1).ok_or_else(|| self.damaged("no ids are left"))?;
+        txn.be_relied_on();
         txn.push_guard(&self.object, Condition::compare(self.last_id, Compare::Equal, last, last == 0));
         txn.push(&self.object, Change::number(self.last_id, id));
         Ok(id)
@@ -294,12 +296,14 @@ impl Registry {
 
     /// Adds the note that something is being made or removed, or a part of it.
     pub fn note(&self, txn: &mut Transaction, id: u64, part: &[u8], value: Bytes) {
+        txn.be_relied_on();
         let key = [&numbered(self.left, id), part].concat().into();
         txn.push(&self.object, Change::OmapSet { key, value });
     }
 
     /// Adds what forgets such a note.
     pub fn forget(&self, txn: &mut Transaction, id: u64, part: &[u8]) {
+        txn.be_relied_on();
         let key = [&numbered(self.left, id), part].concat().into();
         txn.push(&self.object, Change::OmapRemove { key });
     }
@@ -322,17 +326,13 @@ impl Registry {
         Ok(submit_guarded(store, txn)?.is_none())
     }
 
-    /// What is being made or removed, by id. The notes are durable: who removes what they lead to removes nothing that
-    /// a restart of the store brings back.
-    ///
-    /// # Errors
-    /// The store's; [`Error::Contended`] where it was restarted all the time.
-    pub fn leftovers(&self, store: &dyn ObjectStore) -> Result<Vec<Leftover>> {
-        let read =
-            |(key, value): (Bytes, Bytes)| Some(Leftover { id: first_number(&key)?, part: key.slice(9..), value });
-        let notes = || prefix::omap(store, &self.object, OmapScan::of([self.left])).collect::<Result<Vec<_>>>();
-        let noted = read_durably(store, self.what, notes, |notes| !notes.is_empty())?;
-        Ok(noted.into_iter().filter_map(read).collect())
+    /// What is being made or removed, by id.
+    pub fn leftovers<'a>(&self, store: &'a dyn ObjectStore) -> impl Iterator<Item = Result<Leftover>> + use<'a> {
+        prefix::omap(store, &self.object, OmapScan::of([self.left])).filter_map(|entry| {
+            let read =
+                |(key, value): (Bytes, Bytes)| Some(Leftover { id: first_number(&key)?, part: key.slice(9..), value });
+            entry.map(read).transpose()
+        })
     }
 
     /// Lets a name lead to something of which the note still says `noted`, that it is being made, and forgets the note. False if

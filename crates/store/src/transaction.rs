@@ -24,6 +24,10 @@ pub enum Durability {
     /// Acknowledged when it survives power loss (ZDB's safe mode). Readers other than the writer wait for that too.
     #[default]
     Durable,
+    /// As durable, also where a store's commit policy acknowledges durable writes when they are applied. For what others
+    /// rely on when they change something: names and ids, states that writes are guarded by, locks and fences. A crash
+    /// that took it back would take it back under those who have seen it.
+    Always,
     /// Acknowledged when applied (ZDB's asynchronous mode): a power cut may take back the last moments. Readers need not wait.
     Applied,
 }
@@ -360,6 +364,11 @@ impl Transaction {
     /// An empty transaction with this durability.
     pub fn with(durability: Durability) -> Self {
         Self { durability, ..Self::default() }
+    }
+
+    /// Has it be durable under every commit policy: see [`Durability::Always`].
+    pub fn be_relied_on(&mut self) {
+        self.durability = Durability::Always;
     }
 
     /// With this hint for what it writes.

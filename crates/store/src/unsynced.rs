@@ -14,7 +14,6 @@
 use parking_lot::Mutex;
 
 use crate::incarnation::Incarnation;
-use crate::retry::Retry;
 use crate::{CommitSeq, Completion, Error, ObjectStore, Result};
 
 /// What one writer has had applied since its last sync.
@@ -92,36 +91,6 @@ impl Written<'_> {
         match noted.lives.iter_mut().find(|(life, _)| *life == self.life) {
             Some((_, last)) => *last = number,
             None => noted.lives.push((self.life, number)),
-        }
-    }
-}
-
-/// Reads what is to be relied on, and returns it when it is durable. A server that is restarted takes back what it had
-/// applied and not synced: a client that removes something because of what it has read would then remove what is in
-/// use again. Nothing is synced where `relied_on` says no, and where the store ends with its process: there the
-/// removal cannot become durable before its reason.
-///
-/// # Errors
-/// Those of `read` and of [`ObjectStore::sync`]; [`Error::Contended`] about `what` if the store was restarted in
-/// each of [`ATTEMPTS_MAX`](crate::ATTEMPTS_MAX) attempts.
-pub fn read_durably<T, E: From<Error>>(
-    store: &dyn ObjectStore,
-    what: &str,
-    mut read: impl FnMut() -> std::result::Result<T, E>,
-    relied_on: impl Fn(&T) -> bool,
-) -> std::result::Result<T, E> {
-    let mut retry = Retry::default();
-    loop {
-        let unsynced = Unsynced::default();
-        unsynced.begin(store).applied();
-        let found = read()?;
-        if !relied_on(&found) || store.incarnation() == Incarnation::LOCAL {
-            return Ok(found);
-        }
-        match unsynced.sync(store) {
-            Ok(()) => return Ok(found),
-            Err(Error::Restarted) => retry.again(|| what.to_owned())?,
-            Err(error) => return Err(error.into()),
         }
     }
 }

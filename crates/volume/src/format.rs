@@ -276,7 +276,7 @@ impl State {
         if size > IMAGE_BYTES_MAX || state.dirty_end > IMAGE_BYTES_MAX || state.newest > state.snap_seq {
             return Err(damaged(format!("{state:?}")));
         }
-        // They grow with each change, and do not get there by that.
+        // They grow by one with each change; none of them gets there by that.
         if [state.generation, state.snap_seq, state.lock_epoch].contains(&u64::MAX) {
             return Err(damaged(format!("{state:?}")));
         }

@@ -4,12 +4,12 @@
 //!
 //! Invariants:
 //! 1. Every change of a state raises its generation, in the same transaction. So whoever guards the generation acts on the state he knows.
-//! 2. What a change returns is durable.
+//! 2. What a change returns, and what is read of a state, is durable, whatever the store's commit policy: no crash takes back a lock or a snapshot
+//!    under those who have seen it.
 
 use bytes::Bytes;
 use esker_store::{
-    Attempt, Change, Compare, Condition, ObjectId, ObjectStore, OmapScan, Transaction, change_guarded, next_generation,
-    prefix,
+    Attempt, Change, Compare, Condition, ObjectId, ObjectStore, OmapScan, Transaction, change_guarded, prefix,
 };
 
 use crate::format::{self, GENERATION, ParentLink, STATE, SnapRecord, State};
@@ -56,6 +56,7 @@ pub(crate) fn guarded(txn: Transaction, image: u64, generation: u64) -> Transact
 /// Adds what writes `state`.
 pub(crate) fn put(txn: &mut Transaction, image: u64, state: &State) {
     let header = format::header(image);
+    txn.be_relied_on();
     txn.push(&header, Change::number(GENERATION, state.generation));
     txn.push(&header, Change::XattrSet { name: Bytes::from_static(STATE), value: state.encode() });
 }
@@ -83,7 +84,7 @@ pub(crate) fn change(
             // Of a change whose answer is lost nobody could tell by the header whether it was this one that was applied.
             let mut txn = guarded(Transaction::new().once(), image, state.generation);
             change(&mut next, &mut txn)?;
-            next.generation = next_generation(next.generation, &next.encode());
+            next.generation += 1;
             put(&mut txn, image, &next);
             Ok(Attempt::Submit(txn, next))
         },

@@ -99,13 +99,6 @@ pub(crate) struct Live {
     pub(crate) point: Point,
 }
 
-/// The last state that was seen, and by which look. A restart of the store may take a state back: what a later look
-/// finds counts, though its generation is smaller.
-struct Seen {
-    live: Arc<Live>,
-    look: u64,
-}
-
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) capability: Capability,
@@ -113,9 +106,7 @@ pub(crate) struct Inner {
     pub(crate) name: String,
     /// Its header.
     header: ObjectId,
-    live: RwLock<Seen>,
-    /// Looks at the state that were begun.
-    looks: AtomicU64,
+    live: RwLock<Arc<Live>>,
     /// Epoch of the lock that this handle holds, 0 without.
     pub(crate) held: AtomicU64,
     /// What was written through this handle and is still to be flushed.
@@ -147,8 +138,7 @@ impl Image {
             id,
             name: name.to_owned(),
             header: format::header(id),
-            live: RwLock::new(Seen { live: Arc::new(live), look: 0 }),
-            looks: AtomicU64::new(0),
+            live: RwLock::new(Arc::new(live)),
             held: AtomicU64::new(0),
             unsynced: Unsynced::default(),
         };
@@ -180,7 +170,7 @@ impl Image {
 
     /// The state as last seen.
     pub(crate) fn live(&self) -> Arc<Live> {
-        Arc::clone(&self.inner.live.read().live)
+        Arc::clone(&self.inner.live.read())
     }
 
     /// Epoch of the lock that this handle holds, 0 without.
@@ -211,12 +201,10 @@ impl Image {
 
     /// Takes a state as seen that this handle has written; false if it stands on a parent of which more has to be looked up.
     fn see(&self, next: State) -> bool {
-        let look = self.looks();
-        let mut seen = self.inner.live.write();
-        if look < seen.look {
+        let mut live = self.inner.live.write();
+        if next.generation < live.state.generation {
             return true;
         }
-        let live = &seen.live;
         let same = |one: ParentLink, other: ParentLink| (one.image, one.snap) == (other.image, other.snap);
         let parent = match (next.parent, live.state.parent, &live.point.parent) {
             (None, ..) => None,
@@ -226,13 +214,8 @@ impl Image {
             _ => return false,
         };
         let point = Point { size: next.size, layout: next.layout, parent, ..live.point.clone() };
-        *seen = Seen { live: Arc::new(Live { state: next, point }), look };
+        *live = Arc::new(Live { state: next, point });
         true
-    }
-
-    /// Begins a look at the state; its number.
-    fn looks(&self) -> u64 {
-        self.inner.looks.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Looks at the state in the store: sizes, locks and snapshots that other handles changed. Writes do it by themselves where it matters.
@@ -240,12 +223,11 @@ impl Image {
     /// # Errors
     /// [`Error::NoImage`] if it was removed; the store's.
     pub fn refresh(&self) -> Result<()> {
-        let look = self.looks();
-        let live = Arc::new(load(self.store(), self.inner.id, &self.inner.name)?);
-        let mut seen = self.inner.live.write();
-        // Of two that look at once what the later one finds stays.
-        if look > seen.look {
-            *seen = Seen { live, look };
+        let next = Arc::new(load(self.store(), self.inner.id, &self.inner.name)?);
+        let mut live = self.inner.live.write();
+        // Of two that refresh at once the later state stays.
+        if next.state.generation >= live.state.generation {
+            *live = next;
         }
         Ok(())
     }
@@ -333,7 +315,7 @@ impl Image {
     }
 }
 
-pub(crate) fn load(store: &dyn ObjectStore, id: u64, name: &str) -> Result<Live> {
+fn load(store: &dyn ObjectStore, id: u64, name: &str) -> Result<Live> {
     let mut retry = Retry::default();
     loop {
         retry.attempt(|| header::called(name))?;

@@ -6,11 +6,8 @@
 //! 1. Nothing that shrinking took away is ever read again: an image grows only when what lay past its end is gone.
 //! 2. Shrinking below data needs the caller's word.
 
-use std::sync::Arc;
+use esker_store::{Durability, Error as StoreError, Retry};
 
-use esker_store::{Durability, Error as StoreError, Retry, read_durably};
-
-use crate::image::{Live, load};
 use crate::progress::Progress;
 use crate::volumes::check_size;
 use crate::write::Writer;
@@ -91,16 +88,11 @@ impl Image {
         let mut retry = Retry::default();
         loop {
             retry.attempt(|| format!("the size of image {}", self.inner.name))?;
-            let shrunk = |live: &Arc<Live>| live.state.size < live.state.dirty_end;
-            if !shrunk(&self.live()) {
-                return Ok(true);
-            }
-            let look = || load(self.store(), self.inner.id, &self.inner.name).map(Arc::new);
-            let live = read_durably(self.store(), "the size of an image", look, shrunk)?;
-            if !shrunk(&live) {
-                return Ok(true);
-            }
+            let live = self.live();
             let (size, end) = (live.state.size, live.state.dirty_end);
+            if end <= size {
+                return Ok(true);
+            }
             self.relies_on_what_is_there();
             let mut done = 0;
             let finished = self.each_own(&mut |number| {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_store::{
     Change, Compare, Completion, Condition, Durability, Error as StoreError, ObjectStore, OmapScan, Retry, Transaction,
-    prefix, read_durably,
+    prefix,
 };
 
 use crate::format::{self, ParentLink, SEQ, SnapRecord, State};
@@ -344,20 +344,16 @@ impl Image {
     /// Removes the clones that only removed snapshots saw. Returns false if `progress` stopped it.
     pub(crate) fn trim_snapshots(&self, progress: Progress<'_>) -> Result<bool> {
         let header = format::header(self.inner.id);
-        let look = || {
-            let removed = header::entries(self.store(), &header, b't', true)?;
-            if removed.is_empty() {
-                return Ok::<_, Error>(None);
-            }
-            // Snapshots made from now on, and the clones that are made for them, are above this: not to be judged by
-            // the list below.
-            let Some(state) = header::load(self.store(), self.inner.id)? else { return Ok(None) };
-            let live = header::entries(self.store(), &header, b's', true)?;
-            let live: BTreeSet<u64> = live.iter().filter_map(|(key, _)| format::key_number(key)).collect();
-            Ok(Some((removed, state.snap_seq, live)))
+        let removed = header::entries(self.store(), &header, b't', true)?;
+        if removed.is_empty() {
+            return Ok(true);
+        }
+        // Snapshots made from now on, and the clones that are made for them, are above this: not to be judged by the list below.
+        let Some(youngest) = header::load(self.store(), self.inner.id)?.map(|state| state.snap_seq) else {
+            return Ok(true);
         };
-        let found = read_durably(self.store(), "removed snapshots", look, Option::is_some)?;
-        let Some((removed, youngest, live)) = found else { return Ok(true) };
+        let live = header::entries(self.store(), &header, b's', true)?;
+        let live: BTreeSet<u64> = live.iter().filter_map(|(key, _)| format::key_number(key)).collect();
         self.relies_on_what_is_there();
         let clones = format::clones(self.inner.id);
         let mut done = 0;

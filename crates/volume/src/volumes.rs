@@ -251,8 +251,8 @@ impl Volumes {
     /// # Errors
     /// The store's.
     pub fn work(&self, progress: Progress<'_>) -> Result<bool> {
-        for left in format::registry().leftovers(&*self.store)? {
-            if !self.finish_removing(left.id, progress)? {
+        for left in format::registry().leftovers(&*self.store) {
+            if !self.finish_removing(left?.id, progress)? {
                 return Ok(false);
             }
         }

@@ -188,7 +188,7 @@ impl Open {
         if let Err(error) = txn.check().and_then(|()| self.commit.wait_for_room()) {
             return Completion::ready(Err(error));
         }
-        let durable = txn.durability == Durability::Durable;
+        let durable = txn.durability != Durability::Applied;
         let mut stripes: Vec<usize> = txn.guards.iter().map(|guard| self.stripe(&guard.object)).collect();
         let mut alone = false;
         for op in &txn.ops {

@@ -10,10 +10,9 @@ use esker_store::number::number;
 use esker_store::prefix::{names, objects, omap, omap_pages};
 use esker_store::registry::{Directory, Leftover, Renamed, open_collection, remove_objects};
 use esker_store::{
-    Attempt, Change, Collection, Completion, Condition, Error, Forward, Incarnation, ObjectId, ObjectStore, OmapScan,
-    Registry, Transaction, change_guarded, submit_guarded,
+    Attempt, Change, Collection, Condition, Error, Forward, Incarnation, ObjectId, ObjectStore, OmapScan, Registry,
+    Transaction, change_guarded, submit_guarded,
 };
-use parking_lot::Mutex;
 
 const HOME: &str = "home";
 
@@ -65,7 +64,7 @@ fn ids_are_given_once_whatever_becomes_of_what_has_them() {
 #[test]
 fn what_is_made_is_noted_until_a_name_leads_to_it_and_what_is_removed_until_it_is_gone() {
     let (store, registry) = (store(), registry());
-    let left = || registry.leftovers(&store).unwrap();
+    let left = || registry.leftovers(&store).map(|left| left.unwrap()).collect::<Vec<_>>();
     let note = |txn: &mut Transaction, id| registry.note(txn, id, &[], number(7));
     let id = registry.new_id(&store, &Transaction::new(), note).unwrap();
     assert_eq!(left(), [Leftover { id, part: Bytes::new(), value: number(7) }]);
@@ -256,55 +255,4 @@ fn what_may_have_come_back_in_a_restart_is_not_taken_for_gone() {
     assert!(!remove_objects(&store, all(), &mut |_| true).unwrap());
     let settled = store.behind;
     assert!(remove_objects(&settled, objects(&settled, &HOME.into(), b"d/1/", None), &mut |_| true).unwrap());
-}
-
-/// A store that is restarted behind the next scan, and so takes back what was applied before and not synced.
-struct TakingBack {
-    behind: MemoryStore,
-    life: AtomicU64,
-    back: Mutex<Option<Transaction>>,
-}
-
-impl Forward for TakingBack {
-    fn behind(&self) -> &dyn ObjectStore {
-        &self.behind
-    }
-
-    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
-        let found = self.behind.omap_scan(object, scan);
-        if let Some(back) = self.back.lock().take() {
-            ObjectStore::submit(&self.behind, back).wait().unwrap();
-            self.life.fetch_add(1, Ordering::Relaxed);
-        }
-        found
-    }
-
-    fn incarnation(&self) -> Incarnation {
-        Incarnation(self.life.load(Ordering::Relaxed))
-    }
-}
-
-/// A client removed what another had said was to be removed, while a restart took that back: it was in use again.
-#[test]
-fn what_a_restart_takes_back_is_not_told_as_left() {
-    let (behind, registry) = (store(), registry());
-    let id = make(&behind, "a");
-    let mut gone = Transaction::new();
-    registry.unlink(&mut gone, "a", id, number(0));
-    assert_eq!(submit_guarded(&behind, gone).unwrap(), None);
-    let mut back = Transaction::new();
-    registry.set(&mut back, "a", number(id));
-    registry.forget(&mut back, id, &[]);
-    let store = TakingBack { behind, life: AtomicU64::new(1), back: Mutex::new(Some(back)) };
-    assert_eq!(registry.leftovers(&store).unwrap(), []);
-    assert!(store.back.lock().is_none(), "it was restarted");
-    // What is told is there after that, and where nothing is taken back.
-    let mut gone = Transaction::new();
-    registry.unlink(&mut gone, "a", id, number(0));
-    assert_eq!(submit_guarded(&store, gone).unwrap(), None);
-    *store.back.lock() = Some(Transaction::new().change(&object("other"), Change::Touch));
-    assert_eq!(registry.leftovers(&store).unwrap().len(), 1);
-    // One that is restarted all the time is given up.
-    let store = Restarting { behind: store.behind, lives: AtomicU64::new(0) };
-    assert!(matches!(registry.leftovers(&store), Err(Error::Contended { .. })));
 }

@@ -63,6 +63,7 @@ pub(crate) fn transaction(txn: Transaction) -> proto::SubmitRequest {
         guards,
         ops,
         applied_only: txn.durability == Durability::Applied,
+        always: txn.durability == Durability::Always,
         compression: compression.into(),
         gives_back: txn.gives_back,
     }

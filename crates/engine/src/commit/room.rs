@@ -48,7 +48,7 @@ impl Log {
     /// nobody else's turn.
     pub(super) fn spend(&self, len: u64) -> bool {
         let waited = WAITED.take();
-        if self.queued.load(Ordering::Relaxed) > 0 && !waited {
+        if self.is_behind(waited) {
             // Those who run would take it all before those who sleep are awake.
             return false;
         }
@@ -70,6 +70,23 @@ impl Log {
     /// This thread has waited for credit, or another in its place, or it has not: see [`Log::spend`].
     pub fn note_waited(&self, waited: bool) {
         WAITED.set(waited);
+        let come = |expected: u64| expected.checked_sub(1);
+        if waited && self.expected.fetch_update(Ordering::Relaxed, Ordering::Relaxed, come) == Ok(1) {
+            // Nobody else is to be waited for.
+            let _state = self.state.lock();
+            self.room.notify_all();
+        }
+    }
+
+    /// So many who waited elsewhere are about to come, and go before all others until they have, or are expected no
+    /// more (0).
+    pub fn expect(&self, callers: u64) {
+        self.expected.store(callers, Ordering::Relaxed);
+    }
+
+    /// Whether some of those are still to come.
+    pub fn expects(&self) -> bool {
+        self.expected.load(Ordering::Relaxed) > 0
     }
 
     /// Gives writers so many bytes, or with `None` as many as they like; of what they have they keep `keeps` at most.
@@ -259,6 +276,11 @@ impl Log {
         }
     }
 
+    /// Whether a write that comes now waits for what is pending, or for the cleaner, though the store is full.
+    pub fn is_busy_when_full(&self) -> bool {
+        !self.has_stopped() && (self.is_over_pending() || self.gate() == Gate::Wait)
+    }
+
     /// Whether a write of this class that comes now, or has `waited`, is refused as busy whatever it writes.
     pub fn is_busy_for(&self, class: Class, waited: bool) -> bool {
         let busy = self.is_over_pending() || class == Class::Write && (self.is_shut() || self.is_behind(waited));
@@ -267,7 +289,7 @@ impl Log {
 
     /// Whether others have waited for credit and go first.
     fn is_behind(&self, waited: bool) -> bool {
-        !waited && self.is_paced() && self.queued.load(Ordering::Relaxed) > 0
+        !waited && self.is_paced() && (self.queued.load(Ordering::Relaxed) > 0 || self.expects())
     }
 
     fn is_over_pending(&self) -> bool {

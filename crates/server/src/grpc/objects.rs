@@ -149,7 +149,12 @@ fn transaction(message: proto::SubmitRequest) -> Result<Transaction, Status> {
         proto::Compression::Lz4 => Compression::Lz4,
         proto::Compression::Zstd => Compression::Zstd,
     };
-    let durability = if message.applied_only { Durability::Applied } else { Durability::Durable };
+    let durability = match (message.applied_only, message.always) {
+        (true, true) => return Err(invalid("transaction", "applied_only and always exclude each other".into())),
+        (true, false) => Durability::Applied,
+        (false, true) => Durability::Always,
+        (false, false) => Durability::Durable,
+    };
     let mut txn = Transaction { gives_back: message.gives_back, ..Transaction::with(durability).compress(compression) };
     let listed: Result<_, Status> = message.objects.into_iter().map(|one| object(Some(one))).collect();
     let listed = Listed(listed?);

@@ -191,6 +191,8 @@ impl Client {
             Address::Tcp(address) => {
                 let stream = TcpStream::connect(address).map_err(failed)?;
                 stream.set_nodelay(true)?;
+                // What stands between forgets a connection on which nothing happens for long.
+                rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
                 stream.set_read_timeout(within)?;
                 Socket::Tcp(stream)
             }

@@ -179,7 +179,7 @@ impl Shared {
 
     pub(crate) fn fsync(&self) -> Fsync {
         match (self.durability(), self.settings.relaxed_fsync.load(Ordering::Relaxed)) {
-            (Durability::Durable, _) => Fsync::Always,
+            (Durability::Durable | Durability::Always, _) => Fsync::Always,
             (Durability::Applied, 0) => Fsync::EverySecond,
             (Durability::Applied, _) => Fsync::No,
         }

@@ -28,7 +28,6 @@ mod lacking;
 pub mod limits;
 pub mod names;
 pub mod omap;
-pub mod restored;
 pub mod slots;
 pub mod snapshots;
 mod watched;

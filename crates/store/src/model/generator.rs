@@ -87,8 +87,11 @@ impl Generator {
         reason = "an iterator would wrap every transaction in an Option that is never None"
     )]
     pub fn next(&mut self) -> Transaction {
-        let durability =
-            if self.percent(self.options.applied_percent) { Durability::Applied } else { Durability::Durable };
+        let durability = match self.percent(self.options.applied_percent) {
+            true => Durability::Applied,
+            false if self.percent(10) => Durability::Always,
+            false => Durability::Durable,
+        };
         let mut txn = Transaction::with(durability).compress(Compression::ALL[self.rng.usize(..3)].0);
         self.room = self.options.transaction_bytes_max;
         if self.model.live_bytes() >= self.options.live_bytes_max {

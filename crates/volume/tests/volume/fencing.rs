@@ -6,13 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use esker_memory::MemoryStore;
 use esker_store::contract::deaf::Deaf;
-use esker_store::contract::restored::Restored;
 use esker_store::{Error as StoreError, Forward, Incarnation, ObjectStore};
 use esker_volume::{Durability, Error, Image, Volumes};
 
 use crate::support::{SMALL, both, engine, write};
-
-const OBJECT: u64 = 64 << 10;
 
 #[test]
 fn a_second_writer_is_refused_and_a_late_one_is_fenced() {
@@ -356,44 +353,4 @@ fn a_restart_is_told_by_the_resize_that_meets_it() {
     let told = image.resize(1 << 19, true);
     assert!(matches!(told, Err(Error::Store(StoreError::Restarted))), "{told:?}");
     assert_eq!(volumes.image("disk").unwrap().size(), 1 << 19);
-}
-
-/// An image of two objects, filled with ones, in a store of its own.
-fn filled() -> (Arc<dyn ObjectStore>, Image) {
-    let store = Arc::new(MemoryStore::new()) as Arc<dyn ObjectStore>;
-    let image = Volumes::open(Arc::clone(&store)).unwrap().create("disk", 2 * OBJECT, SMALL, 0).unwrap();
-    write(&image, 0, vec![1; 2 * OBJECT as usize]);
-    (store, image)
-}
-
-/// A handle that had seen a change which a restart took back could not write any more: it held the state of a
-/// generation that was not there, and looked for none below.
-#[test]
-fn a_state_that_a_restart_took_back_is_given_up() {
-    let [(taken_back, first), (kept, second)] = [filled(), filled()];
-    let store = Restored::new(taken_back, kept);
-    let image = Volumes::open(Arc::clone(&store) as _).unwrap().image("disk").unwrap();
-    first.snapshot_create("taken back", 0).unwrap();
-    write(&image, 0, vec![2; 4_096]);
-    assert_eq!(image.snapshots().unwrap().len(), 1);
-    store.restart();
-    write(&image, 0, vec![3; 4_096]);
-    assert_eq!(second.read_bytes(0, 4_096).unwrap(), vec![3; 4_096]);
-    assert_eq!(image.snapshots().unwrap().len(), 0);
-}
-
-/// A handle wrote by a state that a restart had taken back: that of another change, made after it, had the same number.
-#[test]
-fn a_state_that_another_change_has_come_instead_of_is_written_by_no_more() {
-    let [(taken_back, first), (kept, second)] = [filled(), filled()];
-    let store = Restored::new(taken_back, kept);
-    let image = Volumes::open(Arc::clone(&store) as _).unwrap().image("disk").unwrap();
-    first.resize(3 * OBJECT, false).unwrap();
-    write(&image, 0, vec![2; 4_096]);
-    second.snapshot_create("kept", 0).unwrap();
-    store.restart();
-    write(&image, 0, vec![3; 4_096]);
-    let snapshot = second.snapshot("kept").unwrap();
-    assert_eq!(snapshot.read_bytes(0, 4_096).unwrap(), vec![1; 4_096], "what the snapshot saw is kept");
-    assert_eq!(second.read_bytes(0, 4_096).unwrap(), vec![3; 4_096]);
 }

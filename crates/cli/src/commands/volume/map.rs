@@ -8,6 +8,7 @@
 //! 1. What is mapped is detached before the store closes, and never while it is in use: a first signal waits for that, a second does not.
 //! 2. The tool gets no signal of the terminal: it would drop a disk that is mounted.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -123,8 +124,12 @@ impl Map {
         let mut signals = Signals::new([SIGINT, SIGTERM])?;
         // It is there before the tool is, so that both are served alike, and stays: it ends when the server does.
         let watch = match &place {
-            // Where that fails the tool says so too.
-            Some(place) if !reads => Client::connect(place, Some(FLUSH)).ok(),
+            Some(place) if !reads => Client::connect(place, Some(FLUSH))
+                .inspect_err(|error| {
+                    let why = Failure::of(Code::Failure, error);
+                    eprintln!("nobody watches whether the server of {} is restarted meanwhile: {why}", self.image);
+                })
+                .ok(),
             _ => None,
         };
         if watch.as_ref().is_some_and(Client::read_only) {
@@ -177,21 +182,31 @@ impl Unmap {
 /// there is one: a server that came in the place of another would say that all is durable, and know nothing of what
 /// that one has lost.
 fn flush_last(watch: Option<Client>, place: &Place) -> Result<(), Failure> {
-    let Some(mut client) = watch else {
-        let mut client = Client::connect(place, Some(FLUSH)).map_err(client_failure)?;
-        return client.flush().map_err(client_failure);
+    let afresh = || Client::connect(place, Some(FLUSH))?.flush();
+    let Some(mut client) = watch else { return afresh().map_err(client_failure) };
+    let cause = match client.flush() {
+        Ok(()) => return Ok(()),
+        Err(ClientError::Lost(cause)) => cause,
+        Err(error) => return Err(client_failure(error)),
     };
-    client.flush().map_err(|error| match error {
-        ClientError::Lost(_) => {
-            let why = format!(
-                "the server of {:?} went away, or was restarted, while the disk was mapped: what was written and not \
-                 synced may be lost ({error})",
-                place.export
-            );
-            Failure::new(Code::Failure, why)
-        }
-        error => client_failure(error),
-    })
+    let server = format!("the server of {:?}", place.export);
+    let why = if matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) {
+        format!(
+            "{server} has not answered the last flush within {} s: what was written may not be durable",
+            FLUSH.as_secs()
+        )
+    } else {
+        // Perhaps only the connection is gone: then this makes durable what is there.
+        let now = match afresh() {
+            Ok(()) => "what it has now is synced".to_owned(),
+            Err(error) => format!("what it has now could not be synced ({})", Failure::of(Code::Failure, &error)),
+        };
+        format!(
+            "{server} went away, or was restarted, or the connection to it was cut, while the disk was mapped ({cause}): \
+             what was written and not synced before may be lost; {now}"
+        )
+    };
+    Err(Failure::new(Code::Failure, why))
 }
 
 /// Stays until somebody detaches, a signal comes, or the tool ends.

@@ -138,6 +138,16 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
             call.reply.null_array();
             return Ok(());
         }
+        // It may be over before anything is read.
+        let is_over = |call: &Call<'_>, now_ms| {
+            let mut watched = call.session.watched.iter();
+            call.session.dirty.load(Ordering::SeqCst)
+                || watched.any(|watched| watched.expires_ms.is_some_and(|at| at <= now_ms))
+        };
+        if is_over(call, txn.now_ms()) {
+            call.reply.null_array();
+            return Ok(());
+        }
         if once || watching {
             // All is read before anything is done: what is done beside the transaction is not done again, and what is
             // watched is guarded.
@@ -152,9 +162,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
                 }
             }
         }
-        let now_ms = txn.now_ms();
-        let expired = call.session.watched.iter().any(|watched| watched.expires_ms.is_some_and(|at| at <= now_ms));
-        if call.session.dirty.load(Ordering::SeqCst) || expired {
+        if is_over(call, txn.now_ms()) {
             call.reply.null_array();
             return Ok(());
         }
