@@ -150,7 +150,7 @@ fn transaction(message: proto::SubmitRequest) -> Result<Transaction, Status> {
         proto::Compression::Zstd => Compression::Zstd,
     };
     let durability = match (message.applied_only, message.always) {
-        (true, true) => return Err(invalid("transaction", "applied_only and always exclude each other".into())),
+        (true, true) => return Err(invalid("transaction", "applied_only and always exclude each other")),
         (true, false) => Durability::Applied,
         (false, true) => Durability::Always,
         (false, false) => Durability::Durable,

@@ -192,7 +192,7 @@ impl Client {
                 let stream = TcpStream::connect(address).map_err(failed)?;
                 stream.set_nodelay(true)?;
                 // What stands between forgets a connection on which nothing happens for long.
-                rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
+                rustix::net::sockopt::set_socket_keepalive(&stream, true).map_err(io::Error::from)?;
                 stream.set_read_timeout(within)?;
                 Socket::Tcp(stream)
             }
