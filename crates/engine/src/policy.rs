@@ -15,7 +15,8 @@ pub enum CommitPolicy {
     Adaptive,
     /// Sync as soon as the last sync is done, if anybody waits.
     Batch,
-    /// Sync at this interval, and acknowledge when applied: a power cut takes back up to the interval.
+    /// Sync at this interval, and acknowledge when applied: a power cut takes back up to the interval, but for what is to
+    /// be durable [always](esker_store::Durability::Always).
     Periodic {
         /// Time between syncs, 1 ms to 1 h.
         interval: Duration,
@@ -47,7 +48,7 @@ impl std::fmt::Display for PolicyError {
 impl std::error::Error for PolicyError {}
 
 impl CommitPolicy {
-    /// Whether a transaction is acknowledged before it is durable.
+    /// Whether a transaction that is to be durable, and not always so, is acknowledged before it is.
     pub fn acknowledges_applied(&self) -> bool {
         matches!(self, Self::Periodic { .. })
     }

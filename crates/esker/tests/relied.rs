@@ -11,7 +11,10 @@ use esker::map::{Alter, DataType, Error as MapError, MapStorage, Schema, TableNa
 use esker::volume::{Error as VolumeError, Layout, Volumes};
 use esker_device::{Device, MemoryDevice};
 use esker_engine::{CommitPolicy, Engine, FormatOptions, Options};
-use esker_store::ObjectStore;
+use esker_store::{
+    Change, CommitSeq, Completion, Durability, Forward, Incarnation, ObjectId, ObjectStore, Op, Transaction,
+};
+use parking_lot::Mutex;
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 
@@ -23,8 +26,8 @@ struct Faces {
 }
 
 impl Faces {
-    fn of(engine: &Arc<Engine>) -> Self {
-        let store = || Arc::clone(engine) as Arc<dyn ObjectStore>;
+    fn of(store: &Arc<impl ObjectStore + 'static>) -> Self {
+        let store = || Arc::clone(store) as Arc<dyn ObjectStore>;
         Self {
             kv: Kv::open(store(), Arc::new(SystemClock)).unwrap(),
             map: Waist::open(store(), Arc::new(|| 1_000), [3; 32]).unwrap(),
@@ -55,7 +58,7 @@ fn steps() -> Vec<Step> {
         ),
         (
             "a namespace of keys is removed",
-            |faces| drop(faces.kv.remove_namespace("names").unwrap()),
+            |faces| faces.kv.remove_namespace("names").unwrap(),
             |faces| faces.kv.namespaces().unwrap().is_empty(),
         ),
     ];
@@ -146,7 +149,7 @@ fn volumes() -> Vec<Step> {
         ),
         (
             "a lock",
-            |faces| drop(faces.volumes.image("disk").unwrap().lock("ada").unwrap()),
+            |faces| assert_eq!(faces.volumes.image("disk").unwrap().lock("ada").unwrap(), 1),
             |faces| faces.volumes.image("disk").unwrap().lock_info().is_some_and(|lock| lock.owner == "ada"),
         ),
         (
@@ -200,5 +203,83 @@ fn what_others_rely_on_survives_a_kill_under_every_policy() {
         let after = open(&left);
         assert!(is_there(&Faces::of(&after)), "{what}: a kill has taken it back");
     }
+    engine.close().unwrap();
+}
+
+/// Notes each transaction on what others rely on that is not durable always. It may be restarted under its users, as the
+/// store of a server.
+struct Watched {
+    engine: Arc<Engine>,
+    met: Mutex<Vec<String>>,
+    relied: Mutex<u64>,
+}
+
+/// Whether others act by what this changes, or are let in by it.
+fn is_relied_on(object: &ObjectId, change: &Change) -> bool {
+    let (collection, name) = (object.collection().name(), object.name());
+    match change {
+        Change::OmapSet { .. } | Change::OmapRemove { .. } => {
+            let directories: [&[u8]; 3] = [b"directory", b"catalogue", b"namespaces"];
+            directories.contains(&&name[..])
+        }
+        // Of heads, headers and directories; of data of logs, which they seal and trim. What `last` and `r/` count in
+        // the catalogue of keys is the keys' own.
+        Change::XattrSet { name: xattr, .. } => {
+            let names = ["generation", "state", "version", "view", "last", "next", "secret", "epoch", "trim"];
+            &collection[..] != b"kv" && names.iter().any(|name| name.as_bytes() == &xattr[..])
+        }
+        _ => false,
+    }
+}
+
+impl Forward for Watched {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.engine
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        Incarnation(1)
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        for op in &txn.ops {
+            if let Op::Object(object, change) = op
+                && is_relied_on(object, change)
+            {
+                *self.relied.lock() += 1;
+                if txn.durability != Durability::Always {
+                    self.met.lock().push(format!("{:?} of {object:?}: {change:?}", txn.durability));
+                }
+            }
+        }
+        ObjectStore::submit(&*self.engine, txn)
+    }
+}
+
+/// Each of them, not only the last of each change, which would cover those before it.
+#[test]
+fn whatever_others_rely_on_is_submitted_as_always_durable() {
+    let device = Arc::new(MemoryDevice::new(64 * SEGMENT_BYTES));
+    Engine::format(&*device, &FormatOptions { segment_bytes: SEGMENT_BYTES, uuid: [7; 16] }).unwrap();
+    let engine = open(&device);
+    let store = Arc::new(Watched { engine: Arc::clone(&engine), met: Mutex::default(), relied: Mutex::new(0) });
+    let faces = Faces::of(&store);
+    for (what, act, is_there) in steps() {
+        let before = *store.relied.lock();
+        act(&faces);
+        assert!(is_there(&faces), "{what}");
+        assert_eq!(*store.met.lock(), Vec::<String>::new(), "{what}");
+        assert!(*store.relied.lock() > before, "{what}: it was changed without a trace");
+    }
+    // Objects of a log are sealed and trimmed, and an int namespace is removed by its count of ranges.
+    let log = faces.logs.create("log", LogOptions { slots: 4, ..LogOptions::default() }).unwrap();
+    (0..40).for_each(|_| assert!(log.append(vec![7]).unwrap().wait().is_ok()));
+    log.reshape(3, 4).unwrap();
+    (0..40).for_each(|_| assert!(log.append(vec![7]).unwrap().wait().is_ok()));
+    log.trim_to(70).unwrap();
+    let numbers = faces.kv.namespace("numbers", Kind::Int).unwrap();
+    numbers.put(5, "five").wait().unwrap();
+    faces.kv.remove_namespace("numbers").unwrap();
+    assert_eq!(*store.met.lock(), Vec::<String>::new());
     engine.close().unwrap();
 }

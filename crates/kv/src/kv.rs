@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use esker_store::registry::open_collection;
 use esker_store::{
-    Change, Collection, Completion, Compression, Durability, Error as StoreError, ObjectId, ObjectStore,
+    Change, Collection, Completion, Compression, Durability, Error as StoreError, Incarnation, ObjectId, ObjectStore,
     Result as StoreResult, Retry, Stall, Transaction, Waits, prefix, submit_guarded,
 };
 use parking_lot::Mutex;
@@ -239,11 +239,32 @@ impl Kv {
         Ok(ours.take(limit).collect::<StoreResult<_>>()?)
     }
 
+    /// Raises the number of ranges made, so that no crash of the store takes it back to what it is now: ranges that were
+    /// made and taken back are not to be counted as others are that are made then. Returns it.
+    fn raise_made(&self, name: &str, record: Record) -> Result<u64> {
+        let (store, mut retry) = (&*self.shared.store, Retry::default());
+        loop {
+            let (mut txn, mut barrier) = (Transaction::with(Durability::Always).giving_back().once(), None);
+            txn.guards.push(record.still(name));
+            let made = catalogue::count_made(&mut txn, store, name, &mut barrier)?;
+            if submit_guarded(store, txn)?.is_none() {
+                return Ok(made);
+            }
+            if catalogue::find(store, name).wait()? != Some(record) {
+                return Err(Error::NoNamespace { name: name.to_owned() });
+            }
+            retry.again(|| format!("namespace {name}"))?;
+        }
+    }
+
     /// What removes a namespace at once; `None` if it is too large for that.
     fn removal(&self, name: &str, record: Record) -> Result<Option<Transaction>> {
         // Counted before they are listed.
         let made = match record.kind {
-            Kind::Int => Some(catalogue::ranges_made(&*self.shared.store, name).wait()?),
+            Kind::Int if self.shared.store.incarnation() == Incarnation::LOCAL => {
+                Some(catalogue::ranges_made(&*self.shared.store, name).wait()?)
+            }
+            Kind::Int => Some(Some(self.raise_made(name, record)?)),
             Kind::Bytes => None,
         };
         let most = objects_max(&*self.shared.store, name);
@@ -278,7 +299,8 @@ impl Kv {
             }
             let made = catalogue::ranges_made(store, name).wait()?;
             let objects = self.objects(name, objects_max(store, name).min(REMOVE_OBJECTS))?;
-            let mut txn = Transaction::new().once();
+            // That none is left is seen in the next step: no crash is to bring any back behind that.
+            let mut txn = Transaction::with(Durability::Always).once();
             txn.guards.push(record.still(name));
             objects.iter().for_each(|object| txn.push(object, Change::Remove));
             let last = objects.is_empty();
@@ -300,7 +322,8 @@ impl Kv {
         self.shared.default_durability()
     }
 
-    /// Switches between safe and asynchronous mode, from the next call on, for all namespaces.
+    /// Switches between safe and asynchronous mode, from the next call on, for all namespaces; always durable counts as
+    /// durable.
     pub fn set_default_durability(&self, durability: Durability) {
         self.shared.applied_by_default.store(durability == Durability::Applied, Ordering::Relaxed);
     }

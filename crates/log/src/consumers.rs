@@ -10,7 +10,7 @@ use crate::log::Log;
 use crate::{Error, Result};
 
 impl Log {
-    /// Notes where `consumer` goes on, durably.
+    /// Notes where `consumer` goes on, as durably as the store's commit policy says.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a bad name; [`Error::NoLog`] if the log was deleted; the store's.

@@ -313,7 +313,9 @@ pub(crate) fn make_stripe(store: &dyn ObjectStore, log: u64, view: &View, stripe
         guards.add(&object, Guarded::Epoch, newer_absent(view.epoch));
         guards.txn.push(&object, cells::seal_change(view.epoch));
         if !capability.atomic_across_objects || column + 1 == stripe.width {
-            let txn: Transaction = std::mem::take(&mut guards.txn);
+            let mut txn: Transaction = std::mem::take(&mut guards.txn);
+            // A view that no crash takes back is to lead to them.
+            txn.be_relied_on();
             guards.meaning.clear();
             match store.submit(txn).wait() {
                 // Somebody of a newer epoch was here: publishing this stripe will fail.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use esker_store::registry::{Renamed, open_collection, remove_objects};
-use esker_store::{Change, ObjectStore, Transaction, limits, submit_guarded};
+use esker_store::{Change, Durability, ObjectStore, Transaction, limits, submit_guarded};
 use parking_lot::Mutex;
 
 use crate::format::{self, COLLECTION, NAME_BYTES_MAX, number, number_from};
@@ -172,7 +172,7 @@ impl Logs {
     /// Removes all objects of a log that no name leads to.
     fn remove(&self, id: u64) -> Result<()> {
         let store = &*self.inner.store;
-        store.submit(Transaction::new().change(&format::head(id), Change::Remove)).wait()?;
+        store.submit(Transaction::with(Durability::Always).change(&format::head(id), Change::Remove)).wait()?;
         let below = [format::data_prefix(id), format::checkpoint_prefix(id)];
         let all = below.iter().flat_map(|prefix| format::objects(store, prefix));
         if !remove_objects(store, all, &mut |_| true)? {

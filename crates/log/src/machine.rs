@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use esker_store::number::{u32_at, u64_at};
-use esker_store::{Change, Condition, Error as StoreError, ObjectId, Transaction, submit_guarded};
+use esker_store::{Change, Condition, Durability, Error as StoreError, ObjectId, Transaction, submit_guarded};
 
 use crate::follow::{Delivery, Follow, Follower, GapKind, Start};
 use crate::format;
@@ -209,21 +209,22 @@ impl<M: Machine> Replica<M> {
         let mine = Bytes::from([nonce.writer.to_le_bytes(), nonce.number.to_le_bytes()].concat());
         let writing = Bytes::from_static(WRITING);
         let still_mine = Condition::XattrEquals { name: writing.clone(), value: mine.clone() };
-        let submit = |condition: &Condition, changes: Vec<Change>| {
-            let mut txn = Transaction::new().guard(&object, condition.clone());
+        let submit = |durability, condition: &Condition, changes: Vec<Change>| {
+            let mut txn = Transaction::with(durability).guard(&object, condition.clone());
             for change in changes {
                 txn.push(&object, change);
             }
             submit_guarded(store, txn)?.map_or(Ok(()), |_| Err(Error::from(contended())))
         };
-        submit(&as_seen, vec![Change::Remove, Change::XattrSet { name: writing, value: mine }])?;
+        submit(Durability::Durable, &as_seen, vec![Change::Remove, Change::XattrSet { name: writing, value: mine }])?;
         for (number, piece) in saved.chunks(PIECE).enumerate() {
             let (offset, data) = ((number * PIECE) as u64, saved.slice_ref(piece));
-            submit(&still_mine, vec![Change::Write { offset, data }])?;
+            submit(Durability::Durable, &still_mine, vec![Change::Write { offset, data }])?;
         }
         let whole = Whole { position: self.applied, len: saved.len() as u64, crc: crc32c::crc32c(&saved) };
         let change = Change::XattrSet { name: Bytes::from_static(WHOLE), value: whole.encode() };
-        submit(&still_mine, vec![change])
+        // The log is trimmed by it: no crash is to take it back, nor what it covers.
+        submit(Durability::Always, &still_mine, vec![change])
     }
 
     /// Trims what no state on this log needs any more: all below the oldest of their newest checkpoints. Returns the position.

@@ -226,6 +226,7 @@ impl Log {
             // Others may have trimmed further meanwhile: what is trimmed never becomes less.
             let mut guards = Guards::default();
             guards.untrimmed(&object, below);
+            guards.txn.be_relied_on();
             let mut txn = guards
                 .txn
                 .giving_back()

@@ -132,7 +132,8 @@ impl Log {
         let mut last: BTreeMap<u64, u64> = BTreeMap::new();
         self.each_object(first, |object| {
             let all = Change::number(TRIM, u64::MAX);
-            let txn = Transaction::new().giving_back().guard(object, Condition::Exists).change(object, all);
+            let txn = Transaction::with(Durability::Always).giving_back().guard(object, Condition::Exists);
+            let txn = txn.change(object, all);
             // A guard that fails: gone already, others trim too.
             submit_guarded(self.store(), txn)?;
             for entry in prefix::omap(self.store(), object, OmapScan::of(b"w").keys()) {

@@ -80,7 +80,7 @@ impl Waist {
             None => {
                 let name = Bytes::from_static(SECRET);
                 let value = Bytes::copy_from_slice(&random);
-                let txn = Transaction::new()
+                let txn = Transaction::with(Durability::Always)
                     .giving_back()
                     .guard(&catalogue, Guarded::XattrAbsent { name: name.clone() })
                     .change(&catalogue, StoreChange::XattrSet { name, value });

@@ -87,8 +87,9 @@ pub enum Renamed {
 ///
 /// # Errors
 /// The store's.
-pub fn open_collection(store: &dyn ObjectStore, collection: &Collection, txn: Transaction) -> Result<()> {
+pub fn open_collection(store: &dyn ObjectStore, collection: &Collection, mut txn: Transaction) -> Result<()> {
     if !store.collections().wait()?.contains(collection) {
+        txn.be_relied_on();
         store.submit(txn.giving_back().create_collection(collection)).wait()?;
     }
     Ok(())

@@ -249,7 +249,7 @@ impl Transaction {
                     row::prepare(layout, &place.key, image.as_ref(), write, &self.id, now_ms)
                 })
                 .collect();
-            match self.shared.storage.mutate(&mutations, Durability::Durable) {
+            match self.shared.storage.mutate(&mutations, Durability::Always) {
                 // They become durable together.
                 Ok(done) => begun.push((group.clone(), Some(done))),
                 Err(error) => {

@@ -116,7 +116,7 @@ impl Coordinator {
             Wish::Bury => State::TakenForDead,
         };
         let put = self.put(id, state, now_ms).when(Condition::NotExists);
-        match self.storage.mutate(&[put], Durability::Durable) {
+        match self.storage.mutate(&[put], Durability::Always) {
             Ok(done) => {
                 done.wait().map_err(MapError::from)?;
                 Ok(Decision { committed: wish == Wish::Commit, by_others: wish == Wish::Bury, at_ms: now_ms })
@@ -157,7 +157,7 @@ impl Coordinator {
         let put = self.put(FORGOTTEN, State::Aborted, until_ms);
         let lower = Condition::If(Filter::Compare(CREATED_AT.into(), Compare::Less, Value::BigInt(until_ms)));
         for condition in [Condition::NotExists, lower] {
-            match self.storage.mutate(&[put.clone().when(condition)], Durability::Durable) {
+            match self.storage.mutate(&[put.clone().when(condition)], Durability::Always) {
                 Ok(done) => return Ok(done.wait().map_err(MapError::from)?),
                 Err(MapError::ConditionFailed { .. }) => {}
                 Err(error) => return Err(error.into()),

@@ -157,7 +157,7 @@ impl Shared {
             (row::back(layout, key, id, row.state, row.before.as_ref()), row.before)
         };
         let done = self.storage.mutate(&[mutation], durability);
-        if durability == Durability::Durable {
+        if durability == Durability::Always {
             match done {
                 // Another was faster.
                 Err(MapError::ConditionFailed { .. }) => {}

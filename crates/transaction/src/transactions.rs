@@ -169,7 +169,7 @@ impl Transactions {
                 };
                 shared.each_row(&layout, &Over::All, false, 0, &mut |key, row| {
                     if row.is_prepared() {
-                        let now = shared.settle_with(&layout, &key, row, Durability::Durable)?;
+                        let now = shared.settle_with(&layout, &key, row, Durability::Always)?;
                         settled &= matches!(now, Settled::Now(_));
                     } else if row.state == State::Gone && row.image.committed_ms.is_none_or(|at| at < old_ms) {
                         match shared.storage.mutate(&[row::bury(&layout, &key, &row.image)], Durability::Applied) {

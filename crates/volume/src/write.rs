@@ -253,7 +253,7 @@ impl Image {
                     Some(Ok(_)) | None => {}
                 }
                 // What makes it unnecessary may be in the log's memory only.
-                let wanted = (durability == Durability::Durable).then(|| self.flush().into_parts());
+                let wanted = (durability != Durability::Applied).then(|| self.flush().into_parts());
                 let Some((seq, barrier)) = wanted else { return Ok(None) };
                 seq?;
                 return Ok(barrier);

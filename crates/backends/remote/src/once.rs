@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use esker_store::{
-    Change, Collection, CommitSeq, Compare, Condition, Error, Guard, ObjectId, ObjectStore, Op, Result, Retry,
-    Transaction,
+    Change, Collection, CommitSeq, Compare, Condition, Durability, Error, Guard, ObjectId, ObjectStore, Op, Result,
+    Retry, Transaction,
 };
 use parking_lot::Mutex;
 
@@ -237,7 +237,7 @@ impl Lane {
             value: number,
             absent_holds: false,
         };
-        let txn = Transaction::new().giving_back().guard(&self.object, condition);
+        let txn = Transaction::with(Durability::Always).giving_back().guard(&self.object, condition);
         match store.submit(txn.change(&self.object, self.put_number())).wait() {
             Ok(_) => Ok(Looked::Fenced),
             Err(Error::GuardFailed { .. }) => self.look(store, number),
@@ -309,6 +309,8 @@ fn make_lanes(store: &dyn ObjectStore, object: &ObjectId, first: u64) -> Result<
         txn.push(object, Change::XattrSet { name: lane_name(index), value: encode(0) });
     }
     txn.gives_back = true;
+    // Numbers that a crash took back would be used again, by another.
+    txn.be_relied_on();
     let mut pause = Pause::new();
     loop {
         match store.submit(txn.clone()).wait() {
@@ -334,6 +336,7 @@ fn register(store: &dyn ObjectStore) -> Result<ObjectId> {
         let mut txn = Transaction::new().giving_back().create_collection(&collection);
         txn = txn.guard(&object, Condition::Absent);
         txn.push(&object, Change::Touch);
+        txn.be_relied_on();
         names.truncate((names.len() + 1).saturating_sub(CLIENTS_MAX));
         for name in names {
             txn.push(&ObjectId::new(collection.clone(), name), Change::Remove);

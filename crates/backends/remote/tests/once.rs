@@ -377,3 +377,39 @@ fn a_fence_whose_answer_is_lost_is_not_taken_for_what_it_fences() {
         store.submit(count_on(count())).wait().unwrap();
     }
 }
+
+/// Notes what is asked of it.
+#[derive(Default)]
+struct Asked {
+    memory: MemoryStore,
+    durabilities: parking_lot::Mutex<Vec<Durability>>,
+}
+
+impl Forward for Asked {
+    fn behind(&self) -> &dyn ObjectStore {
+        &self.memory
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        self.durabilities.lock().push(txn.durability);
+        ObjectStore::submit(&self.memory, txn)
+    }
+}
+
+/// Failure: a client was told that its write was applied, and it was not. Cause: a crash of a store that acknowledges what
+/// is applied took back the object of a client, and another got the same, and the same numbers.
+#[test]
+fn what_is_asked_of_a_write_is_told_the_server_and_clients_are_durable_always() {
+    let asked = Arc::new(Asked::default());
+    let server = Running::start(0, Some(Arc::clone(&asked) as _), None);
+    let store = open(server.place());
+    home(&asked.memory);
+    for durability in [Durability::Durable, Durability::Always, Durability::Applied] {
+        asked.durabilities.lock().clear();
+        store.submit(Transaction::with(durability).change(&object(), Change::Touch)).wait().unwrap();
+        assert_eq!(*asked.durabilities.lock(), [durability]);
+    }
+    asked.durabilities.lock().clear();
+    store.submit(count_on(0)).wait().unwrap();
+    assert_eq!(*asked.durabilities.lock(), [Durability::Always, Durability::Always, Durability::Durable]);
+}

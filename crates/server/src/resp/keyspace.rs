@@ -412,7 +412,7 @@ impl Keyspace {
 
 /// Counts a start of a server, and returns how many there were with this one.
 fn count_start(kv: &Kv, server: &Namespace) -> Result<u64> {
-    kv.transact(&[(server, Key::Bytes(b"epoch"))], Durability::Durable, |txn| {
+    kv.transact(&[(server, Key::Bytes(b"epoch"))], Durability::Always, |txn| {
         // A server starts on a full store.
         txn.give_back();
         let last = txn.get(server, "epoch")?.map_or(Some(0), |entry| number_from(&entry.value));

@@ -85,7 +85,7 @@ fn equals(name: &str, value: V) -> proto::Filter {
 }
 
 fn mutations(mutations: Vec<proto::Mutation>) -> proto::MutateRequest {
-    proto::MutateRequest { mutations, applied_only: false }
+    proto::MutateRequest { mutations, applied_only: false, always: false }
 }
 
 async fn mutate(client: &mut Client, list: Vec<proto::Mutation>) -> Outcome {
@@ -254,6 +254,8 @@ async fn a_mutation_is_answered_only_when_it_is_durable() {
     assert!(!durable.is_finished(), "answered before it was durable");
     let applied = proto::MutateRequest { applied_only: true, ..mutations(vec![put("p", 2, Vec::new())]) };
     tokio::time::timeout(LATE, client.mutate(applied)).await.unwrap().unwrap();
+    let both = proto::MutateRequest { applied_only: true, always: true, ..mutations(vec![put("p", 2, Vec::new())]) };
+    assert_eq!(client.mutate(both).await.unwrap_err().code(), Code::InvalidArgument);
     store.release();
     tokio::time::timeout(LATE, durable).await.unwrap().unwrap().unwrap();
     // A deadline is kept, whatever becomes of the mutation.

@@ -71,6 +71,7 @@ async fn messages_that_make_no_sense_are_refused() {
         ..Default::default()
     };
     check(op(0, None), "empty").await;
+    check(proto::SubmitRequest { always: true, ..set("both", true) }, "exclude each other").await;
     check(op(1, Some(proto::op::Op::Touch(proto::Nothing {}))), "object 1 of 1").await;
     check(op(0, Some(proto::op::Op::CloneTo(u32::MAX))), "object 4294967295 of 1").await;
     let nameless = proto::SubmitRequest { objects: vec![proto::ObjectId::default()], ..set("x", false) };

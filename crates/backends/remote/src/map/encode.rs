@@ -190,5 +190,6 @@ pub(super) fn mutate(mutations: &[Mutation], durability: Durability) -> proto::M
     proto::MutateRequest {
         mutations: mutations.iter().map(mutation).collect(),
         applied_only: durability == Durability::Applied,
+        always: durability == Durability::Always,
     }
 }

@@ -33,7 +33,7 @@ const FLUSH: Duration = Duration::from_secs(60);
 /// The arguments of `esker volume map`.
 #[derive(Args)]
 #[command(
-    after_help = "The disk is there until Ctrl-C, SIGTERM or `esker volume unmap`, and durable when the command has ended. \
+    after_help = "The disk is there until Ctrl-C, SIGTERM or `esker volume unmap`, and durable when the command has ended (not by nbds://: there nothing is flushed at the end). \
     A file needs nbdfuse (Debian: libnbd-bin or nbdfuse, and fuse3), a device nbd-client and the kernel's module nbd. \
     File systems are mounted with `mount -o loop FILE FOLDER` or `mount DEVICE FOLDER`."
 )]
@@ -190,7 +190,7 @@ fn flush_last(watch: Option<Client>, place: &Place) -> Result<(), Failure> {
         Err(error) => return Err(client_failure(error)),
     };
     let server = format!("the server of {:?}", place.export);
-    let why = if matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) {
+    let why = if cause.kind() == ErrorKind::WouldBlock {
         format!(
             "{server} has not answered the last flush within {} s: what was written may not be durable",
             FLUSH.as_secs()

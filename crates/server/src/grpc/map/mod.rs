@@ -70,7 +70,12 @@ impl MapService {
 
     async fn mutated(&self, request: proto::MutateRequest) -> Result<proto::MutateResponse, Told> {
         use proto::mutate_response::Outcome;
-        let durability = if request.applied_only { Durability::Applied } else { Durability::Durable };
+        let durability = match (request.applied_only, request.always) {
+            (true, true) => return Err(Told::invalid("applied_only and always exclude each other".to_owned())),
+            (true, false) => Durability::Applied,
+            (false, true) => Durability::Always,
+            (false, false) => Durability::Durable,
+        };
         let mutations = request.mutations;
         if mutations.len() > MUTATIONS_MAX {
             let why = format!("{} mutations: expected 1 to {MUTATIONS_MAX} (MUTATIONS_MAX)", mutations.len());
