@@ -54,7 +54,7 @@ impl ObjectStore for Slow {
         self.inner.capability()
     }
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
-        let durable = txn.durability == Durability::Durable;
+        let durable = txn.durability != Durability::Applied;
         let (done, _) = self.inner.submit(txn).into_parts();
         let refused = done.is_err();
         let done = Completion::ready(done);

@@ -71,7 +71,7 @@ impl ObjectStore for Held {
         self.store.capability()
     }
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
-        let durable = txn.durability == Durability::Durable;
+        let durable = txn.durability != Durability::Applied;
         let (outcome, _) = self.store.submit(txn).into_parts();
         let position = self.submitted.fetch_add(1, Ordering::SeqCst) + 1;
         if !self.held.load(Ordering::SeqCst) {
