@@ -151,7 +151,7 @@ pub(crate) fn none_made(name: &str, made: Option<u64>) -> Guard {
     is_still(made_name(name), made)
 }
 
-/// Adds what counts that objects of ranges are made, with its guards, and returns the number then. The number of the first is taken from those of
+/// Adds what counts that objects of ranges are made, with its guards. The number of the first is taken from those of
 /// all namespaces, so that it
 /// is never one of an earlier namespace of that name.
 pub(crate) fn count_made(
@@ -159,7 +159,7 @@ pub(crate) fn count_made(
     store: &dyn ObjectStore,
     name: &str,
     barrier: &mut Option<Barrier>,
-) -> Result<u64> {
+) -> Result<()> {
     let made = ranges_made(store, name).applied(barrier)?;
     txn.guards.push(none_made(name, made));
     let next = match made {
@@ -184,7 +184,7 @@ pub(crate) fn count_made(
         }
     };
     txn.push(&object(), Change::XattrSet { name: made_name(name), value: number(next) });
-    Ok(next)
+    Ok(())
 }
 
 /// Adds what forgets a namespace.

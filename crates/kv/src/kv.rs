@@ -239,32 +239,13 @@ impl Kv {
         Ok(ours.take(limit).collect::<StoreResult<_>>()?)
     }
 
-    /// Raises the number of ranges made, so that no crash of the store takes it back to what it is now: ranges that were
-    /// made and taken back are not to be counted as others are that are made then. Returns it.
-    fn raise_made(&self, name: &str, record: Record) -> Result<u64> {
-        let (store, mut retry) = (&*self.shared.store, Retry::default());
-        loop {
-            let (mut txn, mut barrier) = (Transaction::with(Durability::Always).giving_back().once(), None);
-            txn.guards.push(record.still(name));
-            let made = catalogue::count_made(&mut txn, store, name, &mut barrier)?;
-            if submit_guarded(store, txn)?.is_none() {
-                return Ok(made);
-            }
-            if catalogue::find(store, name).wait()? != Some(record) {
-                return Err(Error::NoNamespace { name: name.to_owned() });
-            }
-            retry.again(|| format!("namespace {name}"))?;
-        }
-    }
-
-    /// What removes a namespace at once; `None` if it is too large for that.
+    /// What removes a namespace at once; `None` if it is too large for that, or the store may be restarted meanwhile: ranges
+    /// that a crash takes back would be counted as others are that are made then.
     fn removal(&self, name: &str, record: Record) -> Result<Option<Transaction>> {
         // Counted before they are listed.
         let made = match record.kind {
-            Kind::Int if self.shared.store.incarnation() == Incarnation::LOCAL => {
-                Some(catalogue::ranges_made(&*self.shared.store, name).wait()?)
-            }
-            Kind::Int => Some(Some(self.raise_made(name, record)?)),
+            Kind::Int if self.shared.store.incarnation() != Incarnation::LOCAL => return Ok(None),
+            Kind::Int => Some(catalogue::ranges_made(&*self.shared.store, name).wait()?),
             Kind::Bytes => None,
         };
         let most = objects_max(&*self.shared.store, name);
