@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use esker_store::registry::open_collection;
 use esker_store::{
-    Change, Collection, Completion, Compression, Durability, Error as StoreError, Incarnation, ObjectId, ObjectStore,
+    Change, Collection, Completion, Compression, Durability, Error as StoreError, ObjectId, ObjectStore,
     Result as StoreResult, Retry, Stall, Transaction, Waits, prefix, submit_guarded,
 };
 use parking_lot::Mutex;
@@ -239,12 +239,10 @@ impl Kv {
         Ok(ours.take(limit).collect::<StoreResult<_>>()?)
     }
 
-    /// What removes a namespace at once; `None` if it is too large for that, or the store may be restarted meanwhile: ranges
-    /// that a crash takes back would be counted as others are that are made then.
+    /// What removes a namespace at once; `None` if it is too large for that.
     fn removal(&self, name: &str, record: Record) -> Result<Option<Transaction>> {
         // Counted before they are listed.
         let made = match record.kind {
-            Kind::Int if self.shared.store.incarnation() != Incarnation::LOCAL => return Ok(None),
             Kind::Int => Some(catalogue::ranges_made(&*self.shared.store, name).wait()?),
             Kind::Bytes => None,
         };
