@@ -15,7 +15,8 @@ pub enum CommitPolicy {
     Adaptive,
     /// Sync as soon as the last sync is done, if anybody waits.
     Batch,
-    /// Sync at this interval, and acknowledge when applied: a power cut takes back up to the interval, but for what is to
+    /// Sync at this interval, and acknowledge when applied: a power cut takes back up to the interval, but for what
+    /// is to
     /// be durable [always](esker_store::Durability::Always).
     Periodic {
         /// Time between syncs, 1 ms to 1 h.

@@ -205,7 +205,8 @@ fn a_full_device_refuses_and_opens_again() {
 }
 
 /// Failure: a lock of an image was acknowledged twice under one epoch, and what a client had seen as removed was there
-/// again, where a store that acknowledges what is applied was killed in between. Cause: such a policy held for what others
+/// again, where a store that acknowledges what is applied was killed in between. Cause: such a policy held for what
+/// others
 /// rely on, too.
 #[test]
 fn what_is_always_durable_is_acknowledged_and_shown_then_under_every_policy() {

@@ -11,7 +11,8 @@
 //! Invariants:
 //! 1. An id is given once: the last one that was given is guarded where the next is.
 //! 2. A name is given only where it is free, and taken away only from what it was read to lead to.
-//! 3. A note of what is being removed goes after the last of its objects, when they are gone for good ([`remove_objects`]).
+//! 3. A note of what is being removed goes after the last of its objects, when they are gone for good
+//!    ([`remove_objects`]).
 //! 4. What is read here no crash takes back, whatever the store's commit policy: others remove things because of it
 //!    ([`Durability::Always`]).
 

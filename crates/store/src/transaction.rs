@@ -24,7 +24,8 @@ pub enum Durability {
     /// Acknowledged when it survives power loss (ZDB's safe mode). Readers other than the writer wait for that too.
     #[default]
     Durable,
-    /// As durable, also where a store's commit policy acknowledges durable writes when they are applied. For what others
+    /// As durable, also where a store's commit policy acknowledges durable writes when they are applied. For what
+    /// others
     /// rely on when they change something: names and ids, states that writes are guarded by, locks and fences. A crash
     /// that took it back would take it back under those who have seen it.
     Always,

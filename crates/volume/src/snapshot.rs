@@ -348,7 +348,8 @@ impl Image {
         if removed.is_empty() {
             return Ok(true);
         }
-        // Snapshots made from now on, and the clones that are made for them, are above this: not to be judged by the list below.
+        // Snapshots made from now on, and the clones that are made for them, are above this: not to be judged by the
+        // list below.
         let Some(youngest) = header::load(self.store(), self.inner.id)?.map(|state| state.snap_seq) else {
             return Ok(true);
         };
