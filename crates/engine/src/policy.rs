@@ -16,8 +16,7 @@ pub enum CommitPolicy {
     /// Sync as soon as the last sync is done, if anybody waits.
     Batch,
     /// Sync at this interval, and acknowledge when applied: a power cut takes back up to the interval, but for what
-    /// is to
-    /// be durable [always](esker_store::Durability::Always).
+    /// is to be durable [always](esker_store::Durability::Always).
     Periodic {
         /// Time between syncs, 1 ms to 1 h.
         interval: Duration,

@@ -206,8 +206,7 @@ fn a_full_device_refuses_and_opens_again() {
 
 /// Failure: a lock of an image was acknowledged twice under one epoch, and what a client had seen as removed was there
 /// again, where a store that acknowledges what is applied was killed in between. Cause: such a policy held for what
-/// others
-/// rely on, too.
+/// others rely on, too.
 #[test]
 fn what_is_always_durable_is_acknowledged_and_shown_then_under_every_policy() {
     let device = device();
@@ -222,7 +221,6 @@ fn what_is_always_durable_is_acknowledged_and_shown_then_under_every_policy() {
     for index in 0..20 {
         let (_, barrier) = set(Durability::Durable, "data", index);
         assert!(barrier.is_none(), "the policy acknowledges what is applied");
-        // Of one object, and of several.
         let (done, barrier) = set(Durability::Always, "state", index);
         done.unwrap();
         let barrier = barrier.expect("it is not durable yet");

@@ -207,8 +207,7 @@ fn what_others_rely_on_survives_a_kill_under_every_policy() {
 }
 
 /// Notes each transaction on what others rely on that is not durable always. It may be restarted under its users, as
-/// the
-/// store of a server.
+/// the store of a server.
 struct Watched {
     engine: Arc<Engine>,
     met: Mutex<Vec<String>>,

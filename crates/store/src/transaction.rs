@@ -25,9 +25,8 @@ pub enum Durability {
     #[default]
     Durable,
     /// As durable, also where a store's commit policy acknowledges durable writes when they are applied. For what
-    /// others
-    /// rely on when they change something: names and ids, states that writes are guarded by, locks and fences. A crash
-    /// that took it back would take it back under those who have seen it.
+    /// others rely on when they change something: names and ids, states that writes are guarded by, locks and fences. A
+    /// crash that took it back would take it back under those who have seen it.
     Always,
     /// Acknowledged when applied (ZDB's asynchronous mode): a power cut may take back the last moments. Readers need not wait.
     Applied,

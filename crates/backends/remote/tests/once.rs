@@ -397,8 +397,7 @@ impl Forward for Asked {
 }
 
 /// Failure: a client was told that its write was applied, and it was not. Cause: a crash of a store that
-/// acknowledges what
-/// is applied took back the object of a client, and another got the same, and the same numbers.
+/// acknowledges what is applied took back the object of a client, and another got the same, and the same numbers.
 #[test]
 fn what_is_asked_of_a_write_is_told_the_server_and_clients_are_durable_always() {
     let asked = Arc::new(Asked::default());
