@@ -5,8 +5,7 @@
 //! Invariants:
 //! 1. Every change of a state raises its generation, in the same transaction. So whoever guards the generation acts on the state he knows.
 //! 2. What a change returns, and what is read of a state, is durable, whatever the store's commit policy: no crash
-//!    takes back a lock or a snapshot
-//!    under those who have seen it.
+//!    takes back a lock or a snapshot under those who have seen it.
 
 use bytes::Bytes;
 use esker_store::{
