@@ -200,8 +200,11 @@ impl Rooms {
             };
             answer(told);
             if left {
-                let turn = told_at.map_or(Duration::ZERO, |at| TURN.saturating_sub(at.elapsed()));
-                self.log.wait_a_moment(if turn.is_zero() { LOOK_EVERY } else { turn }, queues);
+                // A turn that is over by now is not waited for.
+                let longest = told_at.map_or(LOOK_EVERY, |at| TURN.saturating_sub(at.elapsed()));
+                if !longest.is_zero() {
+                    self.log.wait_a_moment(longest, queues);
+                }
             }
         }
     }

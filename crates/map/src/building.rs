@@ -53,6 +53,8 @@ impl Waist {
             match self.fill_index(&table) {
                 // The schema changed: perhaps the rows have another number. Or what was written may be lost.
                 Ok(false) => continue,
+                // The rows that it was about are gone: those that are there now may be another matter.
+                Err(_) if self.load(name)?.id != table.id => continue,
                 Err(error) => return Err(self.give_up(name, column, (table.id, id), error)),
                 Ok(true) => {}
             }

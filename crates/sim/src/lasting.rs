@@ -112,6 +112,10 @@ impl<M: Parted> Model for Lasting<M> {
     fn only_reads(&self, act: &Self::Call, answer: &M::Answer) -> bool {
         matches!(act, Deed::Ask(call, _) if self.0.only_reads(call, answer))
     }
+
+    fn may_do_nothing(&self, act: &Self::Call, answer: &M::Answer) -> bool {
+        matches!(act, Deed::Ask(call, _) if self.0.may_do_nothing(call, answer))
+    }
 }
 
 impl<M: Parted> Keyed for Lasting<M> {
@@ -131,7 +135,7 @@ mod tests {
     /// Two numbers.
     struct Pair;
 
-    #[derive(Clone, Debug)]
+    #[derive(Clone, Debug, PartialEq)]
     enum Ask {
         Write(usize, u32),
         Read(usize),

@@ -6,8 +6,9 @@
 //!
 //! The search is Wing and Gong's with Lowe's memory, as in Porcupine: of all calls that began before any other ended
 //! one is taken, the model says what may come of it, and the rest is searched; a set of taken calls with a state is
-//! never searched twice. A call that only reads, and fits, is taken at once. A call that was not answered ends never: it may be taken at any time after it began, or not at
-//! all, and is tried last.
+//! never searched twice. A call that only reads, and fits, is taken at once. A call that may have done nothing, because
+//! it was not answered or because its answer does not tell, is taken only where it does something: at any time between
+//! its beginning and its end, or not at all, and it is tried last. Whoever was not answered ends never.
 //!
 //! Invariants:
 //! 1. `Ok` means that an order was found. A search that was given up says so ([`Fault::Undecided`]), and never passes.
@@ -24,9 +25,9 @@ pub trait Model {
     /// What the object is between two calls.
     type State: Clone + Eq + Hash + Debug;
     /// What is asked.
-    type Call: Clone + Debug;
+    type Call: Clone + PartialEq + Debug;
     /// What is answered.
-    type Answer: Clone + Debug;
+    type Answer: Clone + PartialEq + Debug;
 
     /// The state before the first call.
     fn start(&self) -> Self::State;
@@ -37,6 +38,13 @@ pub trait Model {
 
     /// Whether a call that is answered so changes nothing, in whatever state.
     fn only_reads(&self, call: &Self::Call, answer: &Self::Answer) -> bool {
+        let _ = (call, answer);
+        false
+    }
+
+    /// Whether a call that is answered so may have changed nothing, in whatever state: one that may leave for later
+    /// what it is for. Then [`Model::step`] gives the same state, among others, in every state.
+    fn may_do_nothing(&self, call: &Self::Call, answer: &Self::Answer) -> bool {
         let _ = (call, answer);
         false
     }
@@ -113,52 +121,123 @@ impl Taken {
         self.0[call / 64] >> (call % 64) & 1 == 1
     }
 
+    fn take(&mut self, call: usize) {
+        self.0[call / 64] |= 1 << (call % 64);
+    }
+
     fn with(&self, call: usize) -> Self {
         let mut with = self.clone();
-        with.0[call / 64] |= 1 << (call % 64);
+        with.take(call);
         with
     }
 }
 
-/// A place in the search: what was taken, what that came to, and where the first call stands that was not.
+/// A call as the search sees it.
+struct Piece<'a, C, A> {
+    event: &'a Interval<C, A>,
+    /// Whether it has to be taken; else it may have done nothing.
+    owed: bool,
+    /// The first call that is asked and answered as this one.
+    like: usize,
+}
+
+/// What is judged, in the order of the beginnings.
+struct Pieces<'a, C, A>(Vec<Piece<'a, C, A>>);
+
+impl<'a, C: Clone + PartialEq + Debug, A: Clone + PartialEq + Debug> Pieces<'a, C, A> {
+    fn new<M: Model<Call = C, Answer = A>>(model: &M, events: &'a [Interval<C, A>]) -> Self {
+        let mut events: Vec<&Interval<C, A>> = events.iter().collect();
+        events.sort_by_key(|event| event.begin);
+        let like = |one: &Interval<C, A>| {
+            let first = events.iter().position(|event| event.call == one.call && event.answer == one.answer);
+            first.unwrap_or_default()
+        };
+        let piece = |event: &&'a Interval<C, A>| {
+            let owed = event.answer.as_ref().is_some_and(|answer| !model.may_do_nothing(&event.call, answer));
+            Piece { event, owed, like: like(event) }
+        };
+        Self(events.iter().map(piece).collect())
+    }
+
+    fn owed(&self) -> usize {
+        self.0.iter().filter(|piece| piece.owed).count()
+    }
+
+    /// The calls that may be next: those that began before any ended that is left and has to be taken. Those that
+    /// have to be taken stand first, and among them those that ended first.
+    fn next<S>(&self, place: &Place<S>) -> Vec<usize> {
+        let (mut least, mut found) = (u64::MAX, Vec::new());
+        for (number, piece) in self.0.iter().enumerate().skip(place.first) {
+            if piece.event.begin > least {
+                break;
+            }
+            if place.taken.has(number) {
+                continue;
+            }
+            if piece.owed {
+                least = least.min(piece.event.end);
+            }
+            found.push(number);
+        }
+        found.sort_by_key(|number| (!self.0[*number].owed, self.0[*number].event.end));
+        // Of those that need not be taken, and are alike, the first to end is: the others can do later what it could.
+        let mut kept: Vec<usize> = Vec::with_capacity(found.len());
+        for number in found {
+            let again = |other: &usize| !self.0[*other].owed && self.0[*other].like == self.0[number].like;
+            if self.0[number].owed || !kept.iter().any(again) {
+                kept.push(number);
+            }
+        }
+        kept
+    }
+
+    /// Those left out for good when `call` is taken: they had ended before it began, and have done nothing.
+    fn left_out<S>(&self, place: &Place<S>, call: usize) -> impl Iterator<Item = usize> {
+        let began = self.0[call].event.begin;
+        let out = move |number: &usize| !place.taken.has(*number) && self.0[*number].event.end < began;
+        (place.first..call).filter(out)
+    }
+}
+
+/// A place in the search: what was taken or left out, what that came to, and where the first call stands that was
+/// neither.
 struct Place<S> {
     taken: Taken,
     state: S,
     first: usize,
-    /// Answered calls among the taken.
+    /// Calls among the taken that had to be.
     answered: usize,
 }
 
 /// Searches for an order of the whole history, in at most `steps_max` steps for the longest of several
 /// searches, which have as many again together.
 ///
-/// Who ended first is tried first. Where that leads astray early on, the rest of the search is spent far from any order; so
-/// searches that are given up after a while are begun anew, each with another taste, before one is made to the end.
+/// Who ended first is tried first. Where that leads astray early on, the rest of the search is spent far from any
+/// order; so searches that are given up after a while are begun anew, each with another taste, before one is made to
+/// the end.
 ///
 /// # Errors
 /// [`Fault::Broken`] with the calls that fit nowhere; [`Fault::Undecided`].
 pub fn check<M: Model>(model: &M, events: &[Interval<M::Call, M::Answer>], steps_max: u64) -> Result<(), Fault> {
-    let at_once = steps_max / 32;
+    let (pieces, at_once) = (Pieces::new(model, events), steps_max / 32);
     for taste in 0..32 {
-        match search(model, events, at_once, taste) {
+        match search(model, &pieces, at_once, taste) {
             Err(Fault::Undecided(..)) => {}
             decided => return decided,
         }
     }
-    search(model, events, steps_max, 0)
+    search(model, &pieces, steps_max, 0)
 }
 
 /// A search with a taste: 0 always tries first who ended first.
 fn search<M: Model>(
     model: &M,
-    events: &[Interval<M::Call, M::Answer>],
+    pieces: &Pieces<'_, M::Call, M::Answer>,
     steps_max: u64,
     taste: u64,
 ) -> Result<(), Fault> {
     let mut rng = fastrand::Rng::with_seed(taste);
-    let mut calls: Vec<&Interval<M::Call, M::Answer>> = events.iter().collect();
-    calls.sort_by_key(|event| event.begin);
-    let owed = calls.iter().filter(|event| event.answer.is_some()).count();
+    let (calls, owed) = (&pieces.0, pieces.owed());
     let start = Place { taken: Taken::none(calls.len()), state: model.start(), first: 0, answered: 0 };
     let mut seen: HashSet<(Taken, M::State)> = HashSet::new();
     let mut deepest: Option<(usize, Vec<usize>, M::State)> = None;
@@ -167,7 +246,7 @@ fn search<M: Model>(
         if place.answered == owed {
             return Ok(());
         }
-        let mut next = candidates(&calls, &place);
+        let mut next = pieces.next(&place);
         if taste > 0 {
             let mut tasted: Vec<(usize, usize)> = Vec::with_capacity(next.len());
             tasted.extend(next.iter().enumerate().map(|(rank, call)| (rank + rng.usize(0..4), *call)));
@@ -177,26 +256,30 @@ fn search<M: Model>(
         if deepest.as_ref().is_none_or(|(answered, ..)| place.answered > *answered) {
             deepest = Some((place.answered, next.clone(), place.state.clone()));
         }
-        // What changes nothing and may be next may as well be next: in any order that has it later it can be moved to here.
+        // What changes nothing and may be next may as well be next: in any order that has it later it can be moved to
+        // here, unless one that would be left out for it comes before it there.
         let is_here = |call: &usize| {
-            let Interval { call: asked, answer, .. } = calls[*call];
+            let Interval { call: asked, answer, .. } = calls[*call].event;
             let reads = answer.as_ref().is_some_and(|answer| model.only_reads(asked, answer));
-            reads && model.step(&place.state, asked, answer.as_ref()).first() == Some(&place.state)
+            reads
+                && pieces.left_out(&place, *call).next().is_none()
+                && model.step(&place.state, asked, answer.as_ref()).first() == Some(&place.state)
         };
         let next = next.iter().copied().find(is_here).map_or(next, |read| vec![read]);
         // Pushed last, tried first: who ended first has the least choice.
         for call in next.into_iter().rev() {
-            let Interval { call: asked, answer, .. } = calls[call];
+            let Piece { event: Interval { call: asked, answer, .. }, owed, .. } = &calls[call];
             steps += 1;
             if steps > steps_max {
-                return Err(Fault::Undecided(steps_max, stuck(model, &calls, deepest, owed)));
+                return Err(Fault::Undecided(steps_max, stuck(model, pieces, deepest)));
             }
             for state in model.step(&place.state, asked, answer.as_ref()).into_iter().rev() {
-                // Nobody can tell whether a call that nobody was answered for, and that changes nothing, was made.
-                if answer.is_none() && state == place.state {
+                // Nobody can tell whether a call that need not be taken, and changes nothing, was made.
+                if !owed && state == place.state {
                     continue;
                 }
-                let taken = place.taken.with(call);
+                let mut taken = place.taken.with(call);
+                pieces.left_out(&place, call).for_each(|out| taken.take(out));
                 if !seen.insert((taken.clone(), state.clone())) {
                     continue;
                 }
@@ -204,40 +287,23 @@ fn search<M: Model>(
                 while first < calls.len() && taken.has(first) {
                     first += 1;
                 }
-                places.push(Place { taken, state, first, answered: place.answered + usize::from(answer.is_some()) });
+                places.push(Place { taken, state, first, answered: place.answered + usize::from(*owed) });
             }
         }
     }
-    Err(Fault::Broken(stuck(model, &calls, deepest, owed)))
+    Err(Fault::Broken(stuck(model, pieces, deepest)))
 }
 
 /// Where a search has got stuck that came furthest here.
 fn stuck<M: Model>(
     model: &M,
-    calls: &[&Interval<M::Call, M::Answer>],
+    pieces: &Pieces<'_, M::Call, M::Answer>,
     deepest: Option<(usize, Vec<usize>, M::State)>,
-    owed: usize,
 ) -> String {
     let (answered, next, state) = deepest.unwrap_or((0, Vec::new(), model.start()));
-    let shown: Vec<String> = next.iter().take(SHOWN).map(|call| format!("{:?}", calls[*call])).collect();
-    let fits = shown.join("; ");
+    let shown: Vec<String> = next.iter().take(SHOWN).map(|call| format!("{:?}", pieces.0[*call].event)).collect();
+    let (owed, fits) = (pieces.owed(), shown.join("; "));
     format!("after {answered} of {owed} answered calls, in state {state:?}, none of these fits: {fits}")
-}
-
-/// The calls that may be next: those that began before any that is left ended. Those that ended first stand first.
-fn candidates<C, A, S>(calls: &[&Interval<C, A>], place: &Place<S>) -> Vec<usize> {
-    let (mut least, mut found) = (u64::MAX, Vec::new());
-    for (number, call) in calls.iter().enumerate().skip(place.first) {
-        if call.begin > least {
-            break;
-        }
-        if !place.taken.has(number) {
-            least = least.min(call.end);
-            found.push(number);
-        }
-    }
-    found.sort_by_key(|number| calls[*number].end);
-    found
 }
 
 /// Searches for an order key by key; keys that one call touches together are judged together.
@@ -310,6 +376,8 @@ mod tests {
         Add(usize, u64),
         /// Compare and set.
         Swap(usize, u64, u64),
+        /// Set to nothing, or left as it is.
+        Sweep(usize),
         WriteBoth(u64),
         ReadBoth,
     }
@@ -322,7 +390,7 @@ mod tests {
         Swapped(bool),
     }
 
-    use Ask::{Add, Read, ReadBoth, Swap, Write, WriteBoth};
+    use Ask::{Add, Read, ReadBoth, Swap, Sweep, Write, WriteBoth};
     use Told::{Both, Done, Number, Swapped};
 
     impl Model for Numbers {
@@ -354,6 +422,12 @@ mod tests {
                     }
                     Swapped(swaps)
                 }
+                Sweep(_) if answer.is_some_and(|answer| *answer != Done) => return vec![],
+                Sweep(key) => {
+                    let left = next.clone();
+                    next[*key] = 0;
+                    return vec![left, next];
+                }
                 WriteBoth(number) => {
                     next.fill(*number);
                     Done
@@ -366,12 +440,16 @@ mod tests {
         fn only_reads(&self, call: &Ask, answer: &Told) -> bool {
             matches!(call, Read(_) | ReadBoth) || *answer == Swapped(false)
         }
+
+        fn may_do_nothing(&self, call: &Ask, _: &Told) -> bool {
+            matches!(call, Sweep(_))
+        }
     }
 
     impl Keyed for Numbers {
         fn keys(&self, call: &Ask) -> Vec<usize> {
             match call {
-                Write(key, _) | Read(key) | Add(key, _) | Swap(key, ..) => vec![*key],
+                Write(key, _) | Read(key) | Add(key, _) | Swap(key, ..) | Sweep(key) => vec![*key],
                 WriteBoth(_) | ReadBoth => vec![0, 1],
             }
         }
@@ -472,6 +550,47 @@ mod tests {
     }
 
     #[test]
+    fn what_may_do_nothing_does_it_between_its_beginning_and_its_end_or_never() {
+        let check = |name: &str, holds_so: bool, events: &[Seen]| assert_eq!(holds(events), holds_so, "{name}");
+        let write = event(1, 2, Write(0, 5), Done);
+        let read = |begin, number| event(begin, begin + 1, Read(0), Number(number));
+        check("it did nothing", true, &[write.clone(), event(3, 4, Sweep(0), Done), read(5, 5), read(7, 5)]);
+        check("it did something", true, &[write.clone(), event(3, 4, Sweep(0), Done), read(5, 0), read(7, 0)]);
+        check("once", false, &[write.clone(), event(3, 4, Sweep(0), Done), read(5, 5), read(7, 0)]);
+        check("late", true, &[write.clone(), event(3, 8, Sweep(0), Done), read(5, 5), read(7, 0)]);
+        check("not before it began", false, &[write.clone(), read(3, 0), event(5, 6, Sweep(0), Done)]);
+        check("not answered", true, &[write.clone(), lost(3, Sweep(0)), read(5, 5), read(7, 0)]);
+        // Of two keys: what is read of the other neither keeps it from the first nor lets it come late.
+        let other = |begin| event(begin, begin + 1, Read(1), Number(0));
+        let sweep = event(3, 4, Sweep(0), Done);
+        let both = |begin, one| event(begin, begin + 1, ReadBoth, Both(one, 0));
+        check("a read of another key", true, &[write.clone(), sweep.clone(), other(5), both(7, 0)]);
+        check("and once for good", false, &[write.clone(), sweep, other(5), both(7, 5), both(9, 0)]);
+        // Two that are the same do something twice.
+        let again = event(4, 12, Write(0, 6), Done);
+        let twice = [event(3, 11, Sweep(0), Done), event(3, 11, Sweep(0), Done)];
+        check(
+            "two",
+            true,
+            &[&[write.clone()][..], &twice, &[again.clone(), read(5, 0), read(7, 6), read(9, 0)]].concat(),
+        );
+        check("one", false, &[write, twice[0].clone(), again, read(5, 0), read(7, 6), read(9, 0)]);
+    }
+
+    #[test]
+    fn many_that_may_do_nothing_do_not_keep_a_search_from_its_end() {
+        // A write that has to be late, told only at the end, beside sweeps of everything.
+        let mut events = vec![event(1, 100, Write(0, 1), Done)];
+        events.extend((0..40).map(|n| event(2 + n, 200 + n, Sweep(n as usize % 2), Done)));
+        events.extend((0..40).map(|n| lost(2 + n, Sweep(n as usize % 2))));
+        events.extend((0..10).map(|n| event(50 + 2 * n, 51 + 2 * n, Write(1, n + 1), Done)));
+        events.extend((0..10).map(|n| event(101 + 2 * n, 102 + 2 * n, ReadBoth, Both(1, 10))));
+        assert_eq!(check(&Numbers(2), &events, 100_000), Ok(()));
+        events.push(event(300, 301, ReadBoth, Both(1, 9)));
+        assert!(matches!(check(&Numbers(2), &events, 100_000), Err(Fault::Broken(_))));
+    }
+
+    #[test]
     fn a_search_that_is_given_up_says_so() {
         let mut events: Vec<Seen> = (0..20).map(|n| lost(n, Write(0, n + 1))).collect();
         events.push(event(30, 31, Read(0), Number(77)));
@@ -502,13 +621,14 @@ mod tests {
 
     fn ask(rng: &mut fastrand::Rng) -> Ask {
         let (key, one, other) = (rng.usize(0..2), rng.u64(0..3), rng.u64(0..3));
-        match rng.u8(0..6) {
+        match rng.u8(0..8) {
             0 => Write(key, one),
             1 => Read(key),
             2 => Add(key, one),
             3 => Swap(key, one, other),
             4 => WriteBoth(one),
-            _ => ReadBoth,
+            5 => ReadBoth,
+            _ => Sweep(key),
         }
     }
 
@@ -536,7 +656,8 @@ mod tests {
                 let all = all.chain([Done, Swapped(true), Swapped(false)]).chain((16..64).map(Number));
                 let all: Vec<Told> = all.chain((0..64).flat_map(|a| (0..64).map(move |b| Both(a, b)))).collect();
                 let told = all.into_iter().find(|told| !model.step(&state, &asked, Some(told)).is_empty()).unwrap();
-                state = model.step(&state, &asked, Some(&told)).remove(0);
+                let mut left = model.step(&state, &asked, Some(&told));
+                state = left.swap_remove(rng.usize(0..left.len()));
                 events[number].answer = Some(told);
                 under_way[at].1 = true;
             } else {

@@ -242,6 +242,10 @@ impl Model for Tables {
             matches!(call.ask, TableAsk::Get(_) | TableAsk::Scan(_) | TableAsk::NotAmong(..) | TableAsk::Nothing);
         reads || matches!(answer, T::Missing | T::NoColumn | T::Exists | T::Failed(..))
     }
+
+    fn may_do_nothing(&self, call: &TableCall, answer: &TableTold) -> bool {
+        matches!((&call.ask, answer), (TableAsk::Sweep(_), TableTold::Done))
+    }
 }
 
 impl Tables {
