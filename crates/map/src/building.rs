@@ -32,7 +32,9 @@ impl Waist {
             retry.attempt(|| format!("the schema of table {name}"))?;
             let table = self.load(name)?;
             let wanted = table.column(column)?.id;
-            let there = table.index_of(wanted).filter(|index| begun.is_none_or(|id| index.id == id)).cloned();
+            // Numbers of indexes are a table's own: of one that was made again, whatever is there counts.
+            let counts = |id| begun.is_none_or(|begun: (u64, u16)| begun.0 != table.id || begun.1 == id);
+            let there = table.index_of(wanted).filter(|index| counts(index.id)).cloned();
             // A schema that is as it should be is not changed: other builders would have to begin anew.
             let (id, table) = match there {
                 Some(index) if index.building => (index.id, table),
@@ -49,13 +51,13 @@ impl Waist {
                     (id, Arc::new(table))
                 }
             };
-            begun = Some(id);
+            begun = Some((table.id, id));
             match self.fill_index(&table) {
                 // The schema changed: perhaps the rows have another number. Or what was written may be lost.
                 Ok(false) => continue,
+                Err(error) if self.give_up(name, column, (table.id, id)) => return Err(error),
                 // The rows that it was about are gone: those that are there now may be another matter.
-                Err(_) if self.load(name)?.id != table.id => continue,
-                Err(error) => return Err(self.give_up(name, column, (table.id, id), error)),
+                Err(_) => continue,
                 Ok(true) => {}
             }
             let mut changed = false;
@@ -71,11 +73,14 @@ impl Waist {
         }
     }
 
-    /// Drops what could not be built, and says why it could not. `of` are the numbers of the table and of the index.
-    fn give_up(&self, name: &TableName, column: &str, of: (u64, u16), error: Error) -> Error {
+    /// Drops what could not be built, if it is there still. `of` are the numbers of the table and of the index. False if
+    /// that table is no more.
+    fn give_up(&self, name: &TableName, column: &str, of: (u64, u16)) -> bool {
+        let mut is_another = false;
         let gone = self.change_table(name, |table, txn| {
+            is_another = table.id != of.0;
             let (id, building) = table.index_of(table.column(column)?.id).map_or((0, false), |it| (it.id, it.building));
-            if (table.id, id) != of || !building {
+            if is_another || id != of.1 || !building {
                 return Err(Error::missing("index", column));
             }
             table.drop_index(column)?;
@@ -83,11 +88,13 @@ impl Waist {
             names::tables().note(txn, table.id, &id.to_be_bytes(), Bytes::new());
             Ok(())
         });
-        // What it leaves is removed now, or when something is dropped next.
-        if gone.is_ok() {
-            self.collect();
+        match gone {
+            // What it leaves is removed now, or when something is dropped next.
+            Ok(_) => self.collect(),
+            Err(Error::Missing { what: "table", .. }) => return false,
+            Err(_) => {}
         }
-        error
+        !is_another
     }
 
     /// Writes the entries of indexes for the rows that are there. False if it has to be done again: the schema changed,

@@ -296,6 +296,36 @@ fn a_builder_begins_anew_when_the_row_is_gone_that_no_index_can_lead_to() {
         assert!(between.behind_get.lock().is_none(), "change {number}");
         assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (0, 1), "change {number}");
     }
+    // And when it is about to drop what it could not build.
+    let (store, map) = with_rows(0);
+    done(&map, &[put(0, &"l".repeat(2_000))]);
+    let between = Between::new(&store);
+    let builder = waist(Arc::clone(&between) as _);
+    let other = map.clone();
+    between.before(1, move || {
+        other.truncate_table(&table()).unwrap();
+        done(&other, &[put(5, "odd")]);
+    });
+    builder.create_index(&table(), "x").unwrap();
+    assert!(between.before.lock().is_none());
+    assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (0, 1));
+    // An index of the table that was made again may have another number.
+    let (store, map) = with_rows(60);
+    done(&map, &[put(0, &"l".repeat(2_000))]);
+    let between = Between::new(&store);
+    let builder = waist(Arc::clone(&between) as _);
+    let other = map.clone();
+    between.behind_get(move || {
+        other.drop_table(&table()).unwrap();
+        other.create_table(&table(), &schema()).unwrap();
+        for _ in 0..2 {
+            other.create_index(&table(), "x").unwrap();
+            other.drop_index(&table(), "x").unwrap();
+        }
+        other.create_index(&table(), "x").unwrap();
+    });
+    builder.create_index(&table(), "x").unwrap();
+    by_index(&map, "even").unwrap();
     // Dropped meanwhile and not made again, it is missing.
     let (store, map) = with_rows(60);
     done(&map, &[put(0, &"l".repeat(2_000))]);

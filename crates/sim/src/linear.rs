@@ -5,7 +5,7 @@
 //! it got stuck
 //!
 //! The search is Wing and Gong's with Lowe's memory, as in Porcupine: of all calls that began before any other ended
-//! one is taken, the model says what may come of it, and the rest is searched; a set of taken calls with a state is
+//! that has to be taken one is, the model says what may come of it, and the rest is searched; a set of taken calls with a state is
 //! never searched twice. A call that only reads, and fits, is taken at once. A call that may have done nothing, because
 //! it was not answered or because its answer does not tell, is taken only where it does something: at any time between
 //! its beginning and its end, or not at all, and it is tried last. Whoever was not answered ends never.
@@ -180,11 +180,16 @@ impl<'a, C: Clone + PartialEq + Debug, A: Clone + PartialEq + Debug> Pieces<'a, 
             found.push(number);
         }
         found.sort_by_key(|number| (!self.0[*number].owed, self.0[*number].event.end));
-        // Of those that need not be taken, and are alike, the first to end is: the others can do later what it could.
+        // Of those that need not be taken, and are alike, the first to end is: the others can do later what it could. But
+        // not if more is left out for it than for the other, as it began later.
         let mut kept: Vec<usize> = Vec::with_capacity(found.len());
         for number in found {
-            let again = |other: &usize| !self.0[*other].owed && self.0[*other].like == self.0[number].like;
-            if self.0[number].owed || !kept.iter().any(again) {
+            let began = self.0[number].event.begin;
+            let stands_in = |other: &usize| {
+                let is_alike = !self.0[*other].owed && self.0[*other].like == self.0[number].like;
+                is_alike && self.left_out(place, *other).all(|out| self.0[out].event.end < began)
+            };
+            if self.0[number].owed || !kept.iter().any(stands_in) {
                 kept.push(number);
             }
         }
@@ -206,7 +211,7 @@ struct Place<S> {
     state: S,
     first: usize,
     /// Calls among the taken that had to be.
-    answered: usize,
+    owed: usize,
 }
 
 /// Searches for an order of the whole history, in at most `steps_max` steps for the longest of several
@@ -238,12 +243,12 @@ fn search<M: Model>(
 ) -> Result<(), Fault> {
     let mut rng = fastrand::Rng::with_seed(taste);
     let (calls, owed) = (&pieces.0, pieces.owed());
-    let start = Place { taken: Taken::none(calls.len()), state: model.start(), first: 0, answered: 0 };
+    let start = Place { taken: Taken::none(calls.len()), state: model.start(), first: 0, owed: 0 };
     let mut seen: HashSet<(Taken, M::State)> = HashSet::new();
     let mut deepest: Option<(usize, Vec<usize>, M::State)> = None;
     let (mut places, mut steps) = (vec![start], 0);
     while let Some(place) = places.pop() {
-        if place.answered == owed {
+        if place.owed == owed {
             return Ok(());
         }
         let mut next = pieces.next(&place);
@@ -253,14 +258,14 @@ fn search<M: Model>(
             tasted.sort_by_key(|(rank, _)| *rank);
             next = tasted.into_iter().map(|(_, call)| call).collect();
         }
-        if deepest.as_ref().is_none_or(|(answered, ..)| place.answered > *answered) {
-            deepest = Some((place.answered, next.clone(), place.state.clone()));
+        if deepest.as_ref().is_none_or(|(most, ..)| place.owed > *most) {
+            deepest = Some((place.owed, next.clone(), place.state.clone()));
         }
         // What changes nothing and may be next may as well be next: in any order that has it later it can be moved to
         // here, unless one that would be left out for it comes before it there.
         let is_here = |call: &usize| {
-            let Interval { call: asked, answer, .. } = calls[*call].event;
-            let reads = answer.as_ref().is_some_and(|answer| model.only_reads(asked, answer));
+            let Piece { event: Interval { call: asked, answer, .. }, owed, .. } = &calls[*call];
+            let reads = *owed && answer.as_ref().is_some_and(|answer| model.only_reads(asked, answer));
             reads
                 && pieces.left_out(&place, *call).next().is_none()
                 && model.step(&place.state, asked, answer.as_ref()).first() == Some(&place.state)
@@ -287,7 +292,7 @@ fn search<M: Model>(
                 while first < calls.len() && taken.has(first) {
                     first += 1;
                 }
-                places.push(Place { taken, state, first, answered: place.answered + usize::from(*owed) });
+                places.push(Place { taken, state, first, owed: place.owed + usize::from(*owed) });
             }
         }
     }
@@ -300,10 +305,10 @@ fn stuck<M: Model>(
     pieces: &Pieces<'_, M::Call, M::Answer>,
     deepest: Option<(usize, Vec<usize>, M::State)>,
 ) -> String {
-    let (answered, next, state) = deepest.unwrap_or((0, Vec::new(), model.start()));
+    let (taken, next, state) = deepest.unwrap_or((0, Vec::new(), model.start()));
     let shown: Vec<String> = next.iter().take(SHOWN).map(|call| format!("{:?}", pieces.0[*call].event)).collect();
     let (owed, fits) = (pieces.owed(), shown.join("; "));
-    format!("after {answered} of {owed} answered calls, in state {state:?}, none of these fits: {fits}")
+    format!("after {taken} of {owed} calls that were made, in state {state:?}, none of these fits: {fits}")
 }
 
 /// Searches for an order key by key; keys that one call touches together are judged together.
@@ -441,8 +446,8 @@ mod tests {
             matches!(call, Read(_) | ReadBoth) || *answer == Swapped(false)
         }
 
-        fn may_do_nothing(&self, call: &Ask, _: &Told) -> bool {
-            matches!(call, Sweep(_))
+        fn may_do_nothing(&self, call: &Ask, answer: &Told) -> bool {
+            matches!((call, answer), (Sweep(_), Done))
         }
     }
 
@@ -566,6 +571,11 @@ mod tests {
         let both = |begin, one| event(begin, begin + 1, ReadBoth, Both(one, 0));
         check("a read of another key", true, &[write.clone(), sweep.clone(), other(5), both(7, 0)]);
         check("and once for good", false, &[write.clone(), sweep, other(5), both(7, 5), both(9, 0)]);
+        // One that ends earlier than another like it, and began later, does not stand in for it.
+        let both = |begin, end, one, two| event(begin, end, ReadBoth, Both(one, two));
+        let sweeps = [event(3, 60, Sweep(0), Done), event(4, 6, Sweep(1), Done), event(10, 50, Sweep(0), Done)];
+        let written = event(1, 2, WriteBoth(5), Done);
+        check("another", true, &[&[written][..], &sweeps, &[both(5, 70, 0, 5), both(80, 81, 0, 0)]].concat());
         // Two that are the same do something twice.
         let again = event(4, 12, Write(0, 6), Done);
         let twice = [event(3, 11, Sweep(0), Done), event(3, 11, Sweep(0), Done)];

@@ -9,7 +9,7 @@ use super::{CROWDED_WAKE_US, Keeper};
 /// Index pages may take a quarter more than their budget, and so many bytes: then calls wait until some have left.
 const OVER_BYTES: u64 = 2 << 20;
 /// A call waits for so long at most.
-const WAIT_MAX: Duration = Duration::from_secs(1);
+const WAIT_MAX: Duration = Duration::from_millis(250);
 /// And for so many looks of the thread, the first of which may have begun before.
 const LOOKS: u64 = 2;
 

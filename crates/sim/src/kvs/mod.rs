@@ -31,9 +31,9 @@ use process::{KeyHabits, KeyProcess, KeyWorld};
 
 pub use crate::shared::breakage::Sabotage;
 
-/// Steps of the search for an order, for each part of the history: those that find one take thousands, and so many end
-/// before a run counts as hanging.
-const SEARCH_STEPS_MAX: u64 = 20_000_000;
+/// Steps of the search for an order, for each part of the history. Those that find one take some thousands; so many
+/// take some seconds, and end before a run counts as hanging.
+const SEARCH_STEPS_MAX: u64 = 5_000_000;
 
 /// Runs one seed.
 ///
