@@ -5,10 +5,11 @@
 //! it got stuck
 //!
 //! The search is Wing and Gong's with Lowe's memory, as in Porcupine: of all calls that began before any other ended
-//! that has to be taken one is, the model says what may come of it, and the rest is searched; a set of taken calls with a state is
-//! never searched twice. A call that only reads, and fits, is taken at once. A call that may have done nothing, because
-//! it was not answered or because its answer does not tell, is taken only where it does something: at any time between
-//! its beginning and its end, or not at all, and it is tried last. Whoever was not answered ends never.
+//! that has to be taken one is, the model says what may come of it, and the rest is searched; a set of taken calls with
+//! a state is never searched twice. A call that only reads, and fits, is taken at once. A call that may have done
+//! nothing, because it was not answered or because its answer does not tell, is taken only where it does something: at
+//! any time between its beginning and its end, or not at all, and it is tried last. Whoever was not answered ends
+//! never.
 //!
 //! Invariants:
 //! 1. `Ok` means that an order was found. A search that was given up says so ([`Fault::Undecided`]), and never passes.
@@ -180,8 +181,8 @@ impl<'a, C: Clone + PartialEq + Debug, A: Clone + PartialEq + Debug> Pieces<'a, 
             found.push(number);
         }
         found.sort_by_key(|number| (!self.0[*number].owed, self.0[*number].event.end));
-        // Of those that need not be taken, and are alike, the first to end is: the others can do later what it could. But
-        // not if more is left out for it than for the other, as it began later.
+        // Of those that need not be taken, and are alike, the first to end is: the others can do later what it could.
+        // But not if more is left out for it than for the other, as it began later.
         let mut kept: Vec<usize> = Vec::with_capacity(found.len());
         for number in found {
             let began = self.0[number].event.begin;
