@@ -271,6 +271,15 @@ fn an_index_of_a_table_that_was_made_again_is_live_only_when_its_rows_have_entri
     }
 }
 
+/// A table with so many rows, and one that no index can lead to; a client, and one whose calls others come between.
+fn with_a_row_too_long(rows: i32) -> (Arc<MemoryStore>, Waist, Arc<Between>, Waist) {
+    let (store, map) = with_rows(rows);
+    done(&map, &[put(0, &"l".repeat(2_000))]);
+    let between = Between::new(&store);
+    let builder = waist(Arc::clone(&between) as _);
+    (store, map, between, builder)
+}
+
 /// Failure: an index stayed as being built though nobody built it. Cause: the builder had read a row that no index can
 /// lead to, and then the table was truncated: it ended, and dropped nothing, as that table was another. Fix: it goes on
 /// with the rows that are there now; an index that another has begun on a table of the same name is not dropped.
@@ -285,10 +294,7 @@ fn a_builder_begins_anew_when_the_row_is_gone_that_no_index_can_lead_to() {
         |map, store| make_again(map, store, 1),
     ];
     for (number, change) in all.into_iter().enumerate() {
-        let (store, map) = with_rows(60);
-        done(&map, &[put(0, &"l".repeat(2_000))]);
-        let between = Between::new(&store);
-        let builder = waist(Arc::clone(&between) as _);
+        let (store, map, between, builder) = with_a_row_too_long(60);
         let (other, behind) = (map.clone(), Arc::clone(&store));
         // When it has read the row.
         between.behind_get(move || change(&other, &behind));
@@ -297,10 +303,7 @@ fn a_builder_begins_anew_when_the_row_is_gone_that_no_index_can_lead_to() {
         assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (0, 1), "change {number}");
     }
     // And when it is about to drop what it could not build.
-    let (store, map) = with_rows(0);
-    done(&map, &[put(0, &"l".repeat(2_000))]);
-    let between = Between::new(&store);
-    let builder = waist(Arc::clone(&between) as _);
+    let (_, map, between, builder) = with_a_row_too_long(0);
     let other = map.clone();
     between.before(1, move || {
         other.truncate_table(&table()).unwrap();
@@ -310,10 +313,7 @@ fn a_builder_begins_anew_when_the_row_is_gone_that_no_index_can_lead_to() {
     assert!(between.before.lock().is_none());
     assert_eq!((by_index(&map, "even").unwrap(), by_index(&map, "odd").unwrap()), (0, 1));
     // An index of the table that was made again may have another number.
-    let (store, map) = with_rows(60);
-    done(&map, &[put(0, &"l".repeat(2_000))]);
-    let between = Between::new(&store);
-    let builder = waist(Arc::clone(&between) as _);
+    let (_, map, between, builder) = with_a_row_too_long(60);
     let other = map.clone();
     between.behind_get(move || {
         other.drop_table(&table()).unwrap();
@@ -327,10 +327,7 @@ fn a_builder_begins_anew_when_the_row_is_gone_that_no_index_can_lead_to() {
     builder.create_index(&table(), "x").unwrap();
     by_index(&map, "even").unwrap();
     // Dropped meanwhile and not made again, it is missing.
-    let (store, map) = with_rows(60);
-    done(&map, &[put(0, &"l".repeat(2_000))]);
-    let between = Between::new(&store);
-    let builder = waist(Arc::clone(&between) as _);
+    let (_, map, between, builder) = with_a_row_too_long(60);
     between.behind_get(move || map.drop_table(&table()).unwrap());
     assert!(matches!(builder.create_index(&table(), "x"), Err(Error::Missing { what: "table", .. })));
 }

@@ -8,8 +8,8 @@
 //! that has to be taken one is, the model says what may come of it, and the rest is searched; a set of taken calls with
 //! a state is never searched twice. A call that only reads, and fits, is taken at once. A call that may have done
 //! nothing, because it was not answered or because its answer does not tell, is taken only where it does something: at
-//! any time between its beginning and its end, or not at all, and it is tried last. Whoever was not answered ends
-//! never.
+//! any time between its beginning and its end, or not at all, and it is tried last. A call that was not
+//! answered never ends.
 //!
 //! Invariants:
 //! 1. `Ok` means that an order was found. A search that was given up says so ([`Fault::Undecided`]), and never passes.
