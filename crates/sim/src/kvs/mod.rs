@@ -22,7 +22,7 @@ use esker_kv::{Clock, Kv, ManualClock};
 use esker_store::ObjectStore;
 
 use crate::lasting::{Deed, Lasting, Lasts};
-use crate::linear::{Interval, check_by_key};
+use crate::linear::{Interval, SEARCH_STEPS_MAX, check_by_key};
 use crate::outcome::Outcome;
 use crate::shared::notes::Diary;
 use crate::shared::setting::{NOBODY, NOON_MS, Setting};
@@ -30,10 +30,6 @@ use model::{KeyAsk, KeyCall, KeyTold, Keys};
 use process::{KeyHabits, KeyProcess, KeyWorld};
 
 pub use crate::shared::breakage::Sabotage;
-
-/// Steps of the search for an order, for each part of the history. Those that find one take some thousands; so many
-/// take some seconds, and end before a run counts as hanging.
-const SEARCH_STEPS_MAX: u64 = 5_000_000;
 
 /// Runs one seed.
 ///
