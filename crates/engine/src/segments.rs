@@ -614,6 +614,17 @@ impl Segments {
         }
     }
 
+    /// Takes a free segment that has blocks and need not: there are more than are to be kept.
+    pub fn take_surplus(&self) -> Option<u64> {
+        let mut lists = self.lists.lock();
+        if lists.backed.len() as u64 > self.backed_wanted(&lists) { lists.backed.pop_back() } else { None }
+    }
+
+    /// Puts back a free segment whose blocks were given back.
+    pub fn put_unbacked(&self, segment: u64) {
+        self.lists.lock().unbacked.push_back(segment);
+    }
+
     /// Asks the device for the blocks of one segment that it had none for. If it has them, this one is free, and so are
     /// up to `more` others, whose blocks it is asked for when they are taken. Whether it had.
     ///

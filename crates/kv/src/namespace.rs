@@ -77,7 +77,16 @@ impl Namespace {
 
     /// An empty transaction with this namespace's hint.
     pub(crate) fn transaction(&self, durability: Durability) -> Transaction {
-        Transaction::with(durability).compress(self.compression()).once()
+        let mut txn = Transaction::new();
+        self.begin(&mut txn, durability);
+        txn
+    }
+
+    /// Gives an empty transaction this durability and this namespace's hint.
+    fn begin(&self, txn: &mut Transaction, durability: Durability) {
+        txn.durability = durability;
+        txn.compression = self.compression();
+        txn.once = true;
     }
 
     pub(crate) fn mark_removed(&self) {
@@ -168,20 +177,24 @@ impl Namespace {
 
     /// The value of a key.
     pub fn get<'k>(&self, key: impl Into<Key<'k>>) -> Completion<Option<Bytes>> {
-        self.entry(key).map(|entry| entry.map(|entry| entry.value))
+        self.found(key.into(), |entry| entry.value)
     }
 
     /// The value of a key with its expiry and tag.
     pub fn entry<'k>(&self, key: impl Into<Key<'k>>) -> Completion<Option<Entry>> {
-        let key = key.into();
+        self.found(key.into(), |entry| entry)
+    }
+
+    /// What `part` takes of the entry of a key.
+    fn found<T: 'static>(&self, key: Key<'_>, part: impl Fn(Entry) -> T + Send + 'static) -> Completion<Option<T>> {
         attempt!(self.check_key(key), None);
         let found = self.0.placement.get(self.store(), key);
         if found.is_here() {
             let (stored, barrier) = found.into_parts();
-            return Completion::after(stored.and_then(|stored| self.live(stored)), barrier);
+            return Completion::after(stored.and_then(|stored| Ok(self.live(stored)?.map(part))), barrier);
         }
         let own = self.clone();
-        found.then(move |stored| own.live(stored?))
+        found.then(move |stored| Ok(own.live(stored?)?.map(part)))
     }
 
     /// Whether the key is there.
@@ -251,14 +264,14 @@ impl Namespace {
         attempt!(self.check_key(key), None);
         let inner = &*self.0;
         let _held = inner.shared.locks.one(self.stripe(key));
-        let build = || {
-            let mut txn = self.transaction(durability);
+        let build = |txn: &mut Transaction| {
+            self.begin(txn, durability);
             txn.when_busy = when_busy;
-            inner.placement.set(&mut txn, key, stored()?);
+            inner.placement.set(txn, key, stored()?);
             if let Some(at) = expires_ms {
-                inner.placement.index_set(&mut txn, key, at);
+                inner.placement.index_set(txn, key, at);
             }
-            Ok(txn)
+            Ok(())
         };
         submit(&inner.shared, &[self.target()], build).map(|_| ())
     }
@@ -293,22 +306,22 @@ impl Namespace {
         let Some(new) = decide(old.filter(|_| !expired)) else {
             return Completion::after(Ok(false), barrier);
         };
-        let build = || {
-            let mut txn = self.transaction(durability);
-            placement.guard(&mut txn, key, stored.clone());
+        let build = |txn: &mut Transaction| {
+            self.begin(txn, durability);
+            placement.guard(txn, key, stored.clone());
             let new_expiry = match &new {
                 Become::Gone => {
-                    placement.remove(&mut txn, key);
+                    placement.remove(txn, key);
                     None
                 }
                 Become::Entry(entry) => {
-                    placement.set(&mut txn, key, entry.encode()?);
+                    placement.set(txn, key, entry.encode()?);
                     entry.expires_ms
                 }
             };
             let [old, new] = [old_expiry, new_expiry].map(|at| at.map(|at| key.index_key(at)));
-            due::replace(&mut txn, &placement.expiry, old, new);
-            Ok(txn)
+            due::replace(txn, &placement.expiry, old, new);
+            Ok(())
         };
         submit(&self.0.shared, &[self.target()], build).map(|_| true).behind(barrier)
     }
@@ -408,12 +421,12 @@ impl Namespace {
             return Completion::ready(Ok(()));
         }
         let _held = self.0.shared.locks.many(entries.iter().map(|(key, _)| self.stripe(*key)));
-        let build = || {
-            let mut txn = self.transaction(durability);
+        let build = |txn: &mut Transaction| {
+            self.begin(txn, durability);
             for ((key, _), stored) in entries.iter().zip(&encoded) {
-                self.0.placement.set(&mut txn, *key, stored.clone());
+                self.0.placement.set(txn, *key, stored.clone());
             }
-            Ok(txn)
+            Ok(())
         };
         submit(&self.0.shared, &[self.target()], build).map(|_| ())
     }

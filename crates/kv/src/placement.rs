@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 
 use bytes::Bytes;
 use esker_store::{
-    Barrier, Change, Collection, Completion, Condition, Guard, ObjectId, ObjectStore, Result, Transaction,
+    Barrier, Change, Collection, Completion, Condition, Guard, ObjectId, ObjectStore, Op, Result, Transaction,
 };
 use parking_lot::RwLock;
 
@@ -251,7 +251,7 @@ impl Placement {
         match key {
             Key::Int(key) => {
                 let (range, index) = split(key);
-                txn.push(&self.range(range), Change::SlotSet { index, value: stored });
+                txn.ops.push(Op::Object(self.range(range), Change::SlotSet { index, value: stored }));
             }
             Key::Bytes(key) => {
                 txn.push(&self.bytes, Change::OmapSet { key: Bytes::copy_from_slice(key), value: stored });

@@ -1,12 +1,11 @@
 //! Submitting what adds entries: only to namespaces that are there, whichever process removes them.
 //!
-//! transaction → guard: each object that it writes to exists → submit; an object that is missing is made under a guard of the
-//! namespace's record instead
+//! transaction → guard: each object that it writes to exists → submit; an object that is missing is made under a guard
+//! of the namespace's record instead
 //!
 //! Invariants:
 //! 1. A write that was acknowledged went to a namespace that was not removed yet; where a removal in several steps has
-//!    begun, to
-//!    one whose object was not removed yet, and goes with it.
+//!    begun, to one whose object was not removed yet, and goes with it.
 //! 2. The guards that the caller has set come first, and their failure is the caller's.
 
 use esker_store::{Barrier, CommitSeq, Completion, Condition, Error, Guard, ObjectId, Op, Result, Retry, Transaction};
@@ -25,18 +24,19 @@ pub(crate) struct Target<'a> {
     pub placement: &'a Placement,
 }
 
-/// Submits what `build` makes: writes of entries in these namespaces. It is called again when objects have to be made.
+/// Submits what `build` fills an empty transaction with: writes of entries in these namespaces. It is called again when
+/// objects have to be made.
 ///
 /// A failed guard of its own is [`Error::GuardFailed`]; a namespace that is gone is `Invalid`.
 pub(crate) fn submit(
     shared: &Shared,
     targets: &[Target<'_>],
-    build: impl Fn() -> Result<Transaction>,
+    build: impl Fn(&mut Transaction) -> Result<()>,
 ) -> Completion<CommitSeq> {
-    let mut txn = match build() {
-        Ok(txn) => txn,
-        Err(error) => return Completion::ready(Err(error)),
-    };
+    let mut txn = Transaction::new();
+    if let Err(error) = build(&mut txn) {
+        return Completion::ready(Err(error));
+    }
     let own = txn.guards.len();
     if let ([Op::Object(object, change)], [target]) = (&txn.ops[..], targets) {
         // The commonest write: one entry.
@@ -48,6 +48,10 @@ pub(crate) fn submit(
         txn.guards.extend(objects.into_iter().map(|object| Guard { object, condition: Condition::Exists }));
     }
     let done = shared.store.submit(txn);
+    if matches!(done.outcome(), Some(Ok(_))) {
+        // The commonest outcome goes on as it is.
+        return done;
+    }
     let (outcome, barrier) = done.into_parts();
     match outcome {
         Err(Error::GuardFailed { index }) if index >= own => make(shared, targets, own, build).behind(barrier),
@@ -77,7 +81,7 @@ fn make(
     shared: &Shared,
     targets: &[Target<'_>],
     own: usize,
-    build: impl Fn() -> Result<Transaction>,
+    build: impl Fn(&mut Transaction) -> Result<()>,
 ) -> Completion<CommitSeq> {
     let (mut retry, mut barrier) = (Retry::default(), None);
     loop {
@@ -97,10 +101,11 @@ fn make(
 fn guarded(
     shared: &Shared,
     targets: &[Target<'_>],
-    build: impl Fn() -> Result<Transaction>,
+    build: impl Fn(&mut Transaction) -> Result<()>,
     barrier: &mut Option<Barrier>,
 ) -> Result<Transaction> {
-    let mut txn = build()?;
+    let mut txn = Transaction::new();
+    build(&mut txn)?;
     let store = &*shared.store;
     for Target { name, kind, .. } in targets {
         let record = catalogue::find(store, name).applied(barrier)?.filter(|record| !record.removing);

@@ -487,19 +487,19 @@ impl<'a> Txn<'a> {
         let hint = hints.into_iter().find(|hint| *hint != Compression::None).unwrap_or_default();
         // What it takes to know which objects a clear removes.
         let listed = RefCell::new(None);
-        let build = || {
-            let mut txn = Transaction::with(durability).compress(hint).once();
+        let build = |txn: &mut Transaction| {
+            (txn.durability, txn.compression, txn.once) = (durability, hint, true);
             txn.gives_back = self.gives_back;
             txn.when_busy = self.when_busy;
             for reads in &self.reads {
                 for (key, found) in &reads.found {
-                    reads.namespace.placement().guard(&mut txn, key.as_key(), found.clone());
+                    reads.namespace.placement().guard(txn, key.as_key(), found.clone());
                 }
             }
             let mut behind = listed.take();
-            let pushed = self.writes.iter().try_for_each(|writes| writes.push(&mut txn, &mut behind));
+            let pushed = self.writes.iter().try_for_each(|writes| writes.push(txn, &mut behind));
             listed.replace(behind);
-            pushed.map(|()| txn)
+            pushed
         };
         let writing = self.writes.iter().filter(|writes| writes.entries.values().any(Option::is_some));
         let targets: SmallVec<[Target<'_>; 4]> = writing.map(|writes| writes.namespace.target()).collect();

@@ -80,7 +80,14 @@ impl<T> Completion<T> {
     ///
     /// # Errors
     /// Those of the call; [`Error::Stopped`] when the store failed before the barrier.
+    #[inline]
     pub fn wait(self) -> Result<T> {
+        if let Outcome::Here(result) = self.outcome {
+            if let Some(barrier) = self.barrier {
+                barrier.wait()?;
+            }
+            return result;
+        }
         let (result, barrier) = self.into_parts();
         if let Some(barrier) = barrier {
             barrier.wait()?;
@@ -88,8 +95,17 @@ impl<T> Completion<T> {
         result
     }
 
+    /// The outcome as applied, if it is here: for who hands the completion on.
+    pub fn outcome(&self) -> Option<&Result<T>> {
+        match &self.outcome {
+            Outcome::Here(result) => Some(result),
+            Outcome::Later(_) | Outcome::Taken => None,
+        }
+    }
+
     /// The outcome as applied, and the barrier that has to be reached before anybody else is shown it. Blocks until the
     /// outcome is here.
+    #[inline]
     pub fn into_parts(self) -> Applied<T> {
         match self.outcome {
             Outcome::Here(result) => (result, self.barrier),

@@ -2,6 +2,8 @@
 //!
 //! Invariant: numbers are little-endian and of a fixed width.
 
+use super::crc;
+
 /// Version of the format that this code writes, and the newest that it opens. It opens version 1 as well, which had no
 /// checkpoints, version 2, which had no compressed payloads, version 3, whose checkpoints had no table of segments and
 /// whose superblocks stood once each, and version 4, whose relocations were not packed.
@@ -9,7 +11,7 @@ pub const FORMAT_VERSION: u32 = 5;
 
 /// The number that all checksums of a store start from, made of its 128-bit id.
 pub fn store_seed(uuid: &[u8; 16]) -> u32 {
-    crc32c::crc32c(uuid)
+    crc::crc32c(uuid)
 }
 
 /// Checksum seed of what stands at device offset `offset` in the segment of this generation.
@@ -17,7 +19,7 @@ pub fn place_seed(store_seed: u32, generation: u32, offset: u64) -> u32 {
     let mut place = [0u8; 12];
     place[..4].copy_from_slice(&generation.to_le_bytes());
     place[4..].copy_from_slice(&offset.to_le_bytes());
-    crc32c::crc32c_append(store_seed, &place)
+    crc::crc32c_append(store_seed, &place)
 }
 
 /// `len` rounded up to a multiple of `align`, a power of two.

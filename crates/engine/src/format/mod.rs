@@ -12,6 +12,7 @@
 
 mod checkpoint;
 mod compressed;
+mod crc;
 mod field;
 mod loc;
 mod name;

@@ -12,7 +12,7 @@
 //! 3. Kinds are explicit and never reused.
 //! Format: docs/format.md#operation-header
 
-use super::{RECORD_ALIGN, place_seed, read_u32, read_u64, round_up, write_u32, write_u64};
+use super::{RECORD_ALIGN, crc, place_seed, read_u32, read_u64, round_up, write_u32, write_u64};
 
 /// Bytes of an operation header.
 pub const OP_HEADER_BYTES: usize = 32;
@@ -222,8 +222,8 @@ impl OpHeader {
     pub fn decode(bytes: &[u8], store_seed: u32, generation: u32, offset: u64) -> Option<Self> {
         let header = Self::decode_trusted(bytes)?;
         let key = bytes.get(OP_HEADER_BYTES..OP_HEADER_BYTES + usize::from(header.key_len))?;
-        let crc = crc32c::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..28]);
-        (crc32c::crc32c_append(crc, key) == read_u32(bytes, 28)).then_some(header)
+        let crc = crc::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..28]);
+        (crc::crc32c_append(crc, key) == read_u32(bytes, 28)).then_some(header)
     }
 }
 
@@ -249,13 +249,13 @@ impl OpHeader {
 /// Checksums a payload.
 pub fn checksum_payload(payload: &[u8]) -> Payload {
     if payload.len() <= CRC_BLOCK_BYTES {
-        return Payload { crc: crc32c::crc32c(payload), block_crcs: Vec::new() };
+        return Payload { crc: crc::crc32c(payload), block_crcs: Vec::new() };
     }
     let mut block_crcs = Vec::with_capacity(crcs_bytes(payload.len()));
     for block in payload.chunks(CRC_BLOCK_BYTES) {
-        block_crcs.extend_from_slice(&crc32c::crc32c(block).to_le_bytes());
+        block_crcs.extend_from_slice(&crc::crc32c(block).to_le_bytes());
     }
-    Payload { crc: crc32c::crc32c(&block_crcs), block_crcs }
+    Payload { crc: crc::crc32c(&block_crcs), block_crcs }
 }
 
 /// Bytes of an operation with a key and a payload of these lengths, padding included.
@@ -287,8 +287,8 @@ pub fn encode_operation(
     write_u64(bytes, 8, header.object);
     write_u64(bytes, 16, header.argument);
     write_u32(bytes, 24, sums.crc);
-    let crc = crc32c::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..28]);
-    write_u32(bytes, 28, crc32c::crc32c_append(crc, key));
+    let crc = crc::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..28]);
+    write_u32(bytes, 28, crc::crc32c_append(crc, key));
     let key_end = OP_HEADER_BYTES + key.len();
     bytes[OP_HEADER_BYTES..key_end].copy_from_slice(key);
     let payload_start = key_end + sums.block_crcs.len();
@@ -302,14 +302,14 @@ pub fn encode_operation(
 pub fn verify_payload(header: &OpHeader, operation: &[u8]) -> bool {
     let Some(payload) = operation.get(header.payload_start()..header.payload_end()) else { return false };
     if payload.len() <= CRC_BLOCK_BYTES {
-        return crc32c::crc32c(payload) == header.payload_crc;
+        return crc::crc32c(payload) == header.payload_crc;
     }
     let crcs = &operation[OP_HEADER_BYTES + usize::from(header.key_len)..header.payload_start()];
-    crc32c::crc32c(crcs) == header.payload_crc
+    crc::crc32c(crcs) == header.payload_crc
         && payload
             .chunks(CRC_BLOCK_BYTES)
             .zip(crcs.chunks(4))
-            .all(|(block, crc)| crc32c::crc32c(block).to_le_bytes() == crc)
+            .all(|(block, crc)| crc::crc32c(block).to_le_bytes() == crc)
 }
 
 /// Whether `blocks`, the payload's bytes from block number `first_block` on (whole blocks, the last may be short),
@@ -318,7 +318,7 @@ pub fn verify_payload(header: &OpHeader, operation: &[u8]) -> bool {
 pub fn verify_payload_part(crcs: &[u8], first_block: usize, blocks: &[u8]) -> bool {
     blocks.chunks(CRC_BLOCK_BYTES).enumerate().all(|(i, block)| {
         crcs.get((first_block + i) * 4..(first_block + i) * 4 + 4)
-            .is_some_and(|crc| crc32c::crc32c(block).to_le_bytes() == crc)
+            .is_some_and(|crc| crc::crc32c(block).to_le_bytes() == crc)
     })
 }
 

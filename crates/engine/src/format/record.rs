@@ -7,7 +7,7 @@
 //! 3. The last record of a synced group has no operations and the flag [`RECORD_FLAG_GROUP_END`].
 //! Format: docs/format.md#record-header
 
-use super::{NUMBER_MAX, place_seed, read_u32, read_u64, write_u32, write_u64};
+use super::{NUMBER_MAX, crc, place_seed, read_u32, read_u64, write_u32, write_u64};
 
 /// Bytes of a record header.
 pub const RECORD_HEADER_BYTES: usize = 40;
@@ -58,7 +58,7 @@ impl RecordHeader {
         write_u32(bytes, 24, self.generation);
         write_u32(bytes, 28, self.op_count);
         write_u32(bytes, 32, self.flags);
-        let crc = crc32c::crc32c_append(place_seed(store_seed, self.generation, offset), &bytes[..36]);
+        let crc = crc::crc32c_append(place_seed(store_seed, self.generation, offset), &bytes[..36]);
         write_u32(bytes, 36, crc);
     }
 
@@ -69,7 +69,7 @@ impl RecordHeader {
             return None;
         }
         let generation = read_u32(bytes, 24);
-        let crc = crc32c::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..36]);
+        let crc = crc::crc32c_append(place_seed(store_seed, generation, offset), &bytes[..36]);
         if crc != read_u32(bytes, 36) || read_u64(bytes, 8) > NUMBER_MAX || read_u64(bytes, 16) > NUMBER_MAX {
             return None;
         }

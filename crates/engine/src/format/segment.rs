@@ -7,7 +7,7 @@
 //!    the previous segment is not part of the log.
 //! Format: docs/format.md#segment-header
 
-use super::{FORMAT_VERSION, GENERATION_MAX, NUMBER_MAX, read_u32, read_u64, write_u32, write_u64};
+use super::{FORMAT_VERSION, GENERATION_MAX, NUMBER_MAX, crc, read_u32, read_u64, write_u32, write_u64};
 
 /// Bytes of a segment header; the rest of its block is zero.
 pub const SEGMENT_HEADER_BYTES: usize = 76;
@@ -73,7 +73,7 @@ impl SegmentHeader {
         write_u64(block, 56, self.group);
         write_u32(block, 64, self.previous_generation);
         write_u32(block, 68, u32::from(self.stream == Stream::Cold));
-        let crc = crc32c::crc32c(&block[..72]);
+        let crc = crc::crc32c(&block[..72]);
         write_u32(block, 72, crc);
     }
 
@@ -82,7 +82,7 @@ impl SegmentHeader {
         if block.len() < SEGMENT_HEADER_BYTES
             || read_u64(block, 0) != MAGIC
             || !(1..=FORMAT_VERSION).contains(&read_u32(block, 8))
-            || crc32c::crc32c(&block[..72]) != read_u32(block, 72)
+            || crc::crc32c(&block[..72]) != read_u32(block, 72)
             || block[16..32] != uuid[..]
             || read_u64(block, 32) != segment
             || !(1..=GENERATION_MAX).contains(&read_u32(block, 12))

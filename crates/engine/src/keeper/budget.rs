@@ -51,11 +51,13 @@ impl Keeper {
         self.index_bytes.max(self.index_stays.load(Ordering::Relaxed)).saturating_add(part)
     }
 
-    /// Has pages leave after a checkpoint, and notes what stays if none could.
+    /// Has pages leave after a checkpoint, and notes what stays if none could: not where all have changed while it was
+    /// written, which the next one mends.
     pub(super) fn drop_saved_pages(&self, work: &mut Work) {
         let before = self.counters.pages_dropped.load(Ordering::Relaxed);
         let over = self.drop_pages(work);
-        let none_left = self.counters.pages_dropped.load(Ordering::Relaxed) == before;
+        let unchanged = work.covered == Some(self.parts.log.last_seq()) || self.parts.objects.is_gathering();
+        let none_left = unchanged && self.counters.pages_dropped.load(Ordering::Relaxed) == before;
         let stays = if over && none_left { self.parts.objects.page_bytes() } else { 0 };
         self.index_stays.store(stays, Ordering::Relaxed);
         self.pages_leave.notify_all();

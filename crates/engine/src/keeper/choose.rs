@@ -141,17 +141,20 @@ impl Outlook {
         self.left < self.low && !(self.walked && self.left > self.reserve)
     }
 
-    /// A checkpoint is due, however many segments are left.
-    fn is_checkpoint_due(&self) -> bool {
-        // What is left above the budget has changed: a checkpoint makes it fit to leave.
-        let crowded = match self.index {
+    /// The index takes more than its budget, and what is above it has changed: a checkpoint makes it fit to leave.
+    fn is_crowded(&self) -> bool {
+        match self.index {
             IndexSize::Fits => false,
             IndexSize::Over => self.tail_changes >= self.index_bytes / CROWDED_LOG_SHARE,
             IndexSize::FarOver => self.tail_bytes >= 1,
-        };
+        }
+    }
+
+    /// A checkpoint is due, however many segments are left.
+    fn is_checkpoint_due(&self) -> bool {
         let long = self.tail_bytes >= CHECKPOINT_LOG_BYTES.max(CHECKPOINT_LOG_FACTOR * self.checkpoint_bytes)
             && self.tail_bytes >= 4 * self.segment_bytes;
-        crowded || self.replay_is_long || long || self.renew && !self.is_tight()
+        self.is_crowded() || self.replay_is_long || long || self.renew && !self.is_tight()
     }
 
     /// Others get back what is dead, though this store has room enough.
@@ -181,8 +184,9 @@ impl Outlook {
 pub(super) fn choose(outlook: &Outlook) -> Choice {
     let hurry = outlook.is_short() || outlook.index == IndexSize::FarOver;
     if outlook.is_still_full() {
-        // What deletes change stays in memory as well.
-        return Choice::StayFull { checkpoint: outlook.fits() && outlook.index == IndexSize::FarOver };
+        // What deletes and the cleaner change stays in memory as well, and the cleaner has changed much before it finds
+        // the device full.
+        return Choice::StayFull { checkpoint: outlook.fits() && outlook.is_crowded() };
     }
     if outlook.is_checkpoint_due() || outlook.gives_back() {
         return Choice::Checkpoint { hurry };
@@ -412,6 +416,21 @@ mod tests {
             ("still full", FULL, Choice::StayFull { checkpoint: false }),
             ("whatever is due", Outlook { replay_is_long: true, ..FULL }, Choice::StayFull { checkpoint: false }),
             ("calls wait there", Outlook { index: IndexSize::FarOver, ..FULL }, Choice::StayFull { checkpoint: true }),
+            (
+                "a crowded index there",
+                Outlook { index: IndexSize::Over, tail_changes: 4 << 20, ..FULL },
+                Choice::StayFull { checkpoint: true },
+            ),
+            (
+                "that a checkpoint would not help much",
+                Outlook { index: IndexSize::Over, tail_changes: (4 << 20) - 1, ..FULL },
+                Choice::StayFull { checkpoint: false },
+            ),
+            (
+                "whose checkpoint finds no room",
+                Outlook { index: IndexSize::Over, tail_changes: 4 << 20, left: 4, ..FULL },
+                Choice::StayFull { checkpoint: false },
+            ),
             (
                 "and wait",
                 Outlook { index: IndexSize::FarOver, left: 4, ..FULL },

@@ -59,6 +59,21 @@ impl Keeper {
         Ok(true)
     }
 
+    /// Gives back the blocks of free segments that are more than what is kept back, where others may need them: the
+    /// device had none when it was asked.
+    pub(super) fn give_surplus_back(&self) -> Result<()> {
+        let segments = &self.parts.segments;
+        if segments.bare_segments() == 0 || self.device.geometry().zone_bytes.is_some() {
+            return Ok(());
+        }
+        while let Some(segment) = segments.take_surplus() {
+            let discarded = self.device.discard(segment * segments.segment_bytes, segments.segment_bytes);
+            segments.put_unbacked(segment);
+            discarded.map_err(|error| self.stop_if_failed(stopped("discarding a segment", &error)))?;
+        }
+        Ok(())
+    }
+
     /// Gives a free segment's blocks back, unless it is one of a few that are kept for what comes next.
     pub(super) fn device_keeps(&self, segment: u64) -> Result<bool> {
         let zoned = self.device.geometry().zone_bytes.is_some();

@@ -107,6 +107,7 @@ impl Keeper {
             // What was begun before may have made room.
             self.settle(work)?;
             done |= self.free_dead(work, true)?;
+            self.give_surplus_back()?;
         }
         let left = log.segments_left();
         let (written, _) = log.appended_kinds();
