@@ -85,7 +85,7 @@ const IDLE: Duration = Duration::from_secs(1);
 /// How long the cleaner leaves everything in place after somebody has walked part of the log.
 const WALK: Duration = Duration::from_secs(5);
 /// Free segments that keep their blocks, ready to be written again without a change of the file; where few are free,
-/// all do.
+/// all do, until the device has no blocks for others (see `give_surplus_back`).
 const WARM_SEGMENTS: u64 = 8;
 /// How often the thread is woken at most because the index takes more than its budget, in microseconds.
 const CROWDED_WAKE_US: u64 = 5_000;
@@ -142,7 +142,7 @@ pub struct Keeper {
     open_cold_room: Arc<AtomicU64>,
     /// How often the thread has looked what is to be done.
     looks: AtomicU64,
-    /// Bytes of index pages after the last checkpoint if none could leave; else 0.
+    /// Bytes of index pages after the last checkpoint if none could leave though nothing was written beside it; else 0.
     index_stays: AtomicU64,
     pages_left: Mutex<()>,
     pages_leave: Condvar,

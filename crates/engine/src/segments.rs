@@ -207,6 +207,8 @@ struct Lists {
     backed: VecDeque<u64>,
     /// Free segments of which that is not known.
     unbacked: VecDeque<u64>,
+    /// Free segments whose blocks the store has given back.
+    given: VecDeque<u64>,
     /// Segments that hold nothing and that the device had no blocks for when it was asked: not free.
     bare: VecDeque<u64>,
     recent: VecDeque<u64>,
@@ -214,9 +216,19 @@ struct Lists {
 }
 
 impl Lists {
-    /// The device is taken to have no blocks for any of those of which nothing is known.
+    /// The device is taken to have no blocks for any of those of which it is not known that it has.
     fn all_bare(&mut self) {
         self.bare.append(&mut self.unbacked);
+        self.bare.append(&mut self.given);
+    }
+
+    /// Takes a free segment that may have no blocks.
+    fn pop_unbacked(&mut self) -> Option<u64> {
+        self.unbacked.pop_front().or_else(|| self.given.pop_front())
+    }
+
+    fn free(&self) -> u64 {
+        (self.backed.len() + self.unbacked.len() + self.given.len()) as u64
     }
 }
 
@@ -236,6 +248,7 @@ impl Segments {
         let lists = Lists {
             backed: VecDeque::new(),
             unbacked: VecDeque::new(),
+            given: VecDeque::new(),
             bare: VecDeque::new(),
             recent: VecDeque::new(),
             spare: Vec::new(),
@@ -307,8 +320,7 @@ impl Segments {
 
     /// Number of free segments.
     pub fn free_segments(&self) -> u64 {
-        let lists = self.lists.lock();
-        (lists.backed.len() + lists.unbacked.len()) as u64
+        self.lists.lock().free()
     }
 
     /// Number of segments that can hold log and that the device has blocks for, as far as is known.
@@ -531,8 +543,8 @@ impl Segments {
             let taken = {
                 let mut lists = self.lists.lock();
                 let kept = if sparing { self.backed_wanted(&lists) } else { 0 };
-                let spared = lists.backed.len() as u64 <= kept && !lists.unbacked.is_empty();
-                if spared { None } else { lists.backed.pop_front() }.or_else(|| lists.unbacked.pop_front())
+                let spared = lists.backed.len() as u64 <= kept && lists.free() > lists.backed.len() as u64;
+                if spared { None } else { lists.backed.pop_front() }.or_else(|| lists.pop_unbacked())
             };
             let Some(segment) = taken else { return Ok(None) };
             match self.reserve(device, segment) {
@@ -580,8 +592,7 @@ impl Segments {
     /// Free segments that are to have blocks: a small store keeps as many as its reserve would be if the device had no
     /// more than it has used.
     fn backed_wanted(&self, lists: &Lists) -> u64 {
-        let free = lists.backed.len() + lists.unbacked.len() + lists.bare.len();
-        let used = self.log_segments().saturating_sub(free as u64);
+        let used = self.log_segments().saturating_sub(lists.free() + lists.bare.len() as u64);
         self.kept_backed.load(Ordering::Relaxed).min(BACKED_MIN + used / 2)
     }
 
@@ -596,7 +607,7 @@ impl Segments {
             let taken = {
                 let mut lists = self.lists.lock();
                 let enough = lists.backed.len() as u64 >= self.backed_wanted(&lists);
-                if enough { None } else { lists.unbacked.pop_front() }
+                if enough { None } else { lists.pop_unbacked() }
             };
             let Some(segment) = taken else { return Ok(()) };
             match self.reserve(device, segment) {
@@ -614,15 +625,49 @@ impl Segments {
         }
     }
 
-    /// Takes a free segment that has blocks and need not: there are more than are to be kept.
-    pub fn take_surplus(&self) -> Option<u64> {
-        let mut lists = self.lists.lock();
-        if lists.backed.len() as u64 > self.backed_wanted(&lists) { lists.backed.pop_back() } else { None }
+    /// Gives the device back the blocks of up to `most` free segments that are more than are to be kept. They stay free,
+    /// and are taken last.
+    ///
+    /// # Errors
+    /// Those of a discard: the segment keeps its blocks, as far as is known.
+    pub fn give_back(&self, device: &dyn Device, most: u64) -> esker_device::Result<()> {
+        for _ in 0..most {
+            let surplus = {
+                let mut lists = self.lists.lock();
+                if lists.backed.len() as u64 > self.backed_wanted(&lists) { lists.backed.pop_back() } else { None }
+            };
+            let Some(segment) = surplus else { return Ok(()) };
+            let given = device.discard(segment * self.segment_bytes, self.segment_bytes);
+            let mut lists = self.lists.lock();
+            if given.is_ok() { &mut lists.given } else { &mut lists.backed }.push_back(segment);
+            given?;
+        }
+        Ok(())
     }
 
-    /// Puts back a free segment whose blocks were given back.
-    pub fn put_unbacked(&self, segment: u64) {
-        self.lists.lock().unbacked.push_back(segment);
+    /// Free segments whose blocks the store has given back.
+    pub fn given_segments(&self) -> u64 {
+        self.lists.lock().given.len() as u64
+    }
+
+    /// Takes the blocks of up to `most` segments again that were given back. What others have taken meanwhile is not free
+    /// any more.
+    ///
+    /// # Errors
+    /// As for [`Segments::take_reserved`].
+    pub fn take_back(&self, device: &dyn Device, most: u64) -> esker_device::Result<()> {
+        for _ in 0..most {
+            let Some(segment) = self.lists.lock().given.pop_front() else { return Ok(()) };
+            match self.reserve(device, segment) {
+                Ok(true) => self.lists.lock().backed.push_back(segment),
+                Ok(false) => {}
+                Err(error) => {
+                    self.lists.lock().given.push_front(segment);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Asks the device for the blocks of one segment that it had none for. If it has them, this one is free, and so are
@@ -653,6 +698,7 @@ impl Segments {
         let mut lists = self.lists.lock();
         lists.backed.retain(|free| *free != segment);
         lists.unbacked.retain(|free| *free != segment);
+        lists.given.retain(|free| *free != segment);
         lists.bare.retain(|bare| *bare != segment);
     }
 

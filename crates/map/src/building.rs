@@ -73,8 +73,8 @@ impl Waist {
         }
     }
 
-    /// Drops what could not be built, if it is there still. `of` are the numbers of the table and of the index. False
-    /// if that table is no more.
+    /// Drops what could not be built, if it is there still. `of` are the numbers of the table and of the index. Whether
+    /// the table is the one that it was; false means that it was dropped, and perhaps another made of its name.
     fn give_up(&self, name: &TableName, column: &str, of: (u64, u16)) -> bool {
         let mut is_another = false;
         let gone = self.change_table(name, |table, txn| {

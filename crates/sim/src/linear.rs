@@ -4,9 +4,9 @@
 //! events (begin, end, call, answer) → by key, where the model is per key → a search over orders → an order, or where
 //! it got stuck
 //!
-//! The search is Wing and Gong's with Lowe's memory, as in Porcupine: of all calls that began before any other ended
-//! that has to be taken one is, the model says what may come of it, and the rest is searched; a set of taken calls with
-//! a state is never searched twice. A call that only reads, and fits, is taken at once. A call that may have done
+//! The search is Wing and Gong's with Lowe's memory, as in Porcupine. Among the calls that are not taken, one that has to
+//! be taken ends first; the search takes one of those that began before that, the model says what may come of it, and
+//! the rest is searched; a set of taken calls with a state is never searched twice. A call that only reads, and fits, is taken at once. A call that may have done
 //! nothing, because it was not answered or because its answer does not tell, is taken only where it does something: at
 //! any time between its beginning and its end, or not at all, and it is tried last. A call that was not
 //! answered never ends.
@@ -313,7 +313,7 @@ fn stuck<M: Model>(
     let (taken, next, state) = deepest.unwrap_or((0, Vec::new(), model.start()));
     let shown: Vec<String> = next.iter().take(SHOWN).map(|call| format!("{:?}", pieces.0[*call].event)).collect();
     let (owed, fits) = (pieces.owed(), shown.join("; "));
-    format!("after {taken} of {owed} calls that were made, in state {state:?}, none of these fits: {fits}")
+    format!("after {taken} of {owed} calls that had to be taken, in state {state:?}, none of these fits: {fits}")
 }
 
 /// Searches for an order key by key; keys that one call touches together are judged together.

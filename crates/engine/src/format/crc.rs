@@ -1,7 +1,9 @@
-//! CRC32C, also of the few bytes that a header or a small value has.
+//! CRC32C of what a put and a read sum: headers, places, and values, which are often of few bytes. What is written
+//! seldom is summed by the library.
 //!
-//! A put takes six sums of 12 to a hundred bytes. The library, made for long buffers, spends over a hundred instructions
-//! on each before it comes to the bytes: a quarter of the put. What is short is summed here, by the same instruction.
+//! A put takes six sums of 12 to a hundred bytes. The library, made for long buffers, spends over a hundred
+//! instructions on each before it comes to the bytes: a quarter of the put. Short ones take the same instruction of the
+//! processor here.
 //!
 //! Invariant: the sum is the library's, whatever the length.
 

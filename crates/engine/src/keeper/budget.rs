@@ -44,15 +44,15 @@ impl Keeper {
         dropped
     }
 
-    /// Bytes of index pages above which calls wait. Where none could leave after the last checkpoint, it is so much
-    /// more: for what does not leave nobody waits again and again.
+    /// Bytes of index pages above which calls wait. Where none could leave after a checkpoint beside which nothing was
+    /// written, it is so much more: for what does not leave nobody waits again and again.
     pub(super) fn index_bytes_wait(&self) -> u64 {
         let part = (self.index_bytes / 4).saturating_add(OVER_BYTES);
         self.index_bytes.max(self.index_stays.load(Ordering::Relaxed)).saturating_add(part)
     }
 
-    /// Has pages leave after a checkpoint, and notes what stays if none could: not where all have changed while it was
-    /// written, which the next one mends.
+    /// Has pages leave after a checkpoint, and notes what stays if none could: not where something was written since it
+    /// began, for what has changed leaves after the next one.
     pub(super) fn drop_saved_pages(&self, work: &mut Work) {
         let before = self.counters.pages_dropped.load(Ordering::Relaxed);
         let over = self.drop_pages(work);

@@ -9,7 +9,6 @@ use esker_store::Result;
 
 use super::work::Work;
 use super::{Keeper, WARM_SEGMENTS};
-use crate::commit::stopped;
 use crate::segments::Usage;
 
 impl Keeper {
@@ -45,7 +44,7 @@ impl Keeper {
         }
         self.parts.segments.wait_for_readers();
         for usage in &dead {
-            let warm = self.device_keeps(usage.segment)?;
+            let warm = self.device_keeps(usage.segment);
             work.spent.remove(&usage.generation);
             work.unread.remove(&usage.generation);
             work.shared_tries.remove(&usage.generation);
@@ -59,30 +58,15 @@ impl Keeper {
         Ok(true)
     }
 
-    /// Gives back the blocks of free segments that are more than what is kept back, where others may need them: the
-    /// device had none when it was asked.
-    pub(super) fn give_surplus_back(&self) -> Result<()> {
-        let segments = &self.parts.segments;
-        if segments.bare_segments() == 0 || self.device.geometry().zone_bytes.is_some() {
-            return Ok(());
-        }
-        while let Some(segment) = segments.take_surplus() {
-            let discarded = self.device.discard(segment * segments.segment_bytes, segments.segment_bytes);
-            segments.put_unbacked(segment);
-            discarded.map_err(|error| self.stop_if_failed(stopped("discarding a segment", &error)))?;
-        }
-        Ok(())
-    }
-
-    /// Gives a free segment's blocks back, unless it is one of a few that are kept for what comes next.
-    pub(super) fn device_keeps(&self, segment: u64) -> Result<bool> {
+    /// Gives a free segment's blocks back, unless it is one of a few that are kept for what comes next. Whether it still
+    /// has them; what the device does not take stays, for a hole may need blocks itself.
+    pub(super) fn device_keeps(&self, segment: u64) -> bool {
         let zoned = self.device.geometry().zone_bytes.is_some();
         if zoned || self.parts.segments.free_segments() < self.low(self.reserve()).max(WARM_SEGMENTS) {
-            return Ok(true);
+            return true;
         }
         let bytes = self.parts.segments.segment_bytes;
         let discarded = self.device.discard(segment * bytes, bytes);
-        discarded.map_err(|error| self.stop_if_failed(stopped("discarding a segment", &error)))?;
-        Ok(false)
+        discarded.inspect_err(|error| tracing::debug!(%error, "free blocks were not given back")).is_err()
     }
 }

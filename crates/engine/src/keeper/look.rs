@@ -107,7 +107,7 @@ impl Keeper {
             // What was begun before may have made room.
             self.settle(work)?;
             done |= self.free_dead(work, true)?;
-            self.give_surplus_back()?;
+            self.give_surplus_back();
         }
         let left = log.segments_left();
         let (written, _) = log.appended_kinds();
@@ -214,11 +214,15 @@ impl Keeper {
     }
 
     /// Keeps what takes away going on a device that is still full.
-    fn stay_full(&self, work: &mut Work, full: Full, checkpoint: bool, reserve: [u64; 2]) -> Result<()> {
+    fn stay_full(&self, work: &mut Work, mut full: Full, checkpoint: bool, reserve: [u64; 2]) -> Result<()> {
         if checkpoint {
             self.checkpoint_now(work, true, &mut || ())?;
             self.free_dead(work, true)?;
             self.drop_saved_pages(work);
+            // What was removed until then needs no other.
+            let seq = work.covered.unwrap_or(full.seq);
+            full = Full { left: self.parts.log.segments_left(), seq, ..full };
+            work.full_at = Some(full);
         }
         // What is removed may be worth more than what is added for it: for that, lenders are to be known.
         learn_sharers(&self.parts)?;

@@ -15,6 +15,10 @@ use crate::commit::{Gate, stopped};
 const WRITES_LEAVE: u64 = 12;
 /// Segments that are cleaned at most, before what leads to giving back is refused.
 const GIVING_ROUNDS: u32 = 8;
+/// With so many free segments more than where it is time to clean, and a twentieth of all, what others may need is given
+/// back: so many segments at once, and taken again.
+const EASE_SEGMENTS: u64 = 2;
+const GIVEN_AT_ONCE: u64 = 16;
 /// How long the device is not asked for blocks that it had not, if no write was refused since.
 const QUIET: Duration = Duration::from_secs(30);
 
@@ -147,7 +151,13 @@ impl Keeper {
         // A file system that is asked may have to look long: if nobody was refused, it is left alone for longer.
         let asked = self.parts.log.asked();
         let pause = if asked == asking.asked { QUIET } else { IDLE };
-        let due = !self.threaded || goes_on || asking.at.is_none_or(|at| at.elapsed() >= pause);
+        // The blocks that the store has given back are no sign that others have given back any: while it is at ease they
+        // will do, and where it is not it takes them again first.
+        if !self.is_at_ease(0) {
+            segments.take_back(&*self.device, GIVEN_AT_ONCE).map_err(failed)?;
+        }
+        let asks = segments.given_segments() == 0;
+        let due = asks && (!self.threaded || goes_on || asking.at.is_none_or(|at| at.elapsed() >= pause));
         if segments.bare_segments() == 0 {
             *asking = Asking::default();
         } else if due {
@@ -162,6 +172,27 @@ impl Keeper {
         }
         segments.keep_backed(self.checkpoint_segments() + WRITES_LEAVE);
         segments.back(&*self.device).map_err(failed)
+    }
+
+    /// Gives back the blocks of free segments that are more than what is kept back, where others may need them: the
+    /// device had none when it was asked. Not where the store may need them soon, nor while a snapshot or backup has it
+    /// keep more. A few each time that there is nothing else to do; what the device does not take stays.
+    pub(super) fn give_surplus_back(&self) {
+        let segments = &self.parts.segments;
+        let others_need = segments.bare_segments() > 0 && self.device.geometry().zone_bytes.is_none();
+        let band = EASE_SEGMENTS + segments.usable_segments() / 20;
+        if others_need
+            && self.is_at_ease(band)
+            && !self.holds.are_there()
+            && let Err(error) = segments.give_back(&*self.device, GIVEN_AT_ONCE)
+        {
+            tracing::debug!(%error, "free blocks were not given back");
+        }
+    }
+
+    /// More segments are free, by so many, than where it is time to clean.
+    fn is_at_ease(&self, by: u64) -> bool {
+        self.parts.log.segments_left() > self.low(self.reserve()) + by
     }
 
     /// With fewer free segments than this it is time to clean.
