@@ -625,8 +625,8 @@ impl Segments {
         }
     }
 
-    /// Gives the device back the blocks of up to `most` free segments that are more than are to be kept. They stay free,
-    /// and are taken last.
+    /// Gives the device back the blocks of up to `most` free segments that are more than are to be kept. They stay
+    /// free, and are taken last.
     ///
     /// # Errors
     /// Those of a discard: the segment keeps its blocks, as far as is known.
@@ -650,8 +650,8 @@ impl Segments {
         self.lists.lock().given.len() as u64
     }
 
-    /// Takes the blocks of up to `most` segments again that were given back. What others have taken meanwhile is not free
-    /// any more.
+    /// Takes the blocks of up to `most` segments again that were given back. What others have taken meanwhile is not
+    /// free any more.
     ///
     /// # Errors
     /// As for [`Segments::take_reserved`].

@@ -304,8 +304,8 @@ fn what_is_removed_after_an_opening_is_given_back_to_the_file_system() {
     fill(&engine, 0, 2);
 }
 
-/// Failure: of a file system with room for 27 segments an emptied store kept 20, so that others could not get a third of
-/// it. Cause: the blocks of whatever had become free stayed, up to where cleaning begins. Fix: beyond what is kept back
+/// Failure: of a file system with room for 27 segments an emptied store kept 20, so that others could not get a third
+/// of it. Cause: the blocks of whatever had become free stayed, up to where cleaning begins. Fix: beyond what is kept back
 /// they are given back, where the file system had none when it was asked.
 #[test]
 fn of_a_small_file_system_an_emptied_store_keeps_only_its_reserve() {

@@ -4,12 +4,12 @@
 //! events (begin, end, call, answer) → by key, where the model is per key → a search over orders → an order, or where
 //! it got stuck
 //!
-//! The search is Wing and Gong's with Lowe's memory, as in Porcupine. Among the calls that are not taken, one that has to
-//! be taken ends first; the search takes one of those that began before that, the model says what may come of it, and
-//! the rest is searched; a set of taken calls with a state is never searched twice. A call that only reads, and fits, is taken at once. A call that may have done
-//! nothing, because it was not answered or because its answer does not tell, is taken only where it does something: at
-//! any time between its beginning and its end, or not at all, and it is tried last. A call that was not
-//! answered never ends.
+//! The search is Wing and Gong's with Lowe's memory, as in Porcupine. Among the calls that are not taken, one that
+//! has to be taken ends first; the search takes one of those that began before that, the model says what may come of
+//! it, and the rest is searched; a set of taken calls with a state is never searched twice. A call that only reads,
+//! and fits, is taken at once. A call that may have done nothing, because it was not answered or because its answer
+//! does not tell, is taken only where it does something: at any time between its beginning and its end, or not at
+//! all, and it is tried last. A call that was not answered never ends.
 //!
 //! Invariants:
 //! 1. `Ok` means that an order was found. A search that was given up says so ([`Fault::Undecided`]), and never passes.

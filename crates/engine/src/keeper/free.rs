@@ -58,8 +58,8 @@ impl Keeper {
         Ok(true)
     }
 
-    /// Gives a free segment's blocks back, unless it is one of a few that are kept for what comes next. Whether it still
-    /// has them; what the device does not take stays, for a hole may need blocks itself.
+    /// Gives a free segment's blocks back, unless it is one of a few that are kept for what comes next. Whether it
+    /// still has them; what the device does not take stays, for a hole may need blocks itself.
     pub(super) fn device_keeps(&self, segment: u64) -> bool {
         let zoned = self.device.geometry().zone_bytes.is_some();
         if zoned || self.parts.segments.free_segments() < self.low(self.reserve()).max(WARM_SEGMENTS) {

@@ -15,8 +15,8 @@ use crate::commit::{Gate, stopped};
 const WRITES_LEAVE: u64 = 12;
 /// Segments that are cleaned at most, before what leads to giving back is refused.
 const GIVING_ROUNDS: u32 = 8;
-/// With so many free segments more than where it is time to clean, and a twentieth of all, what others may need is given
-/// back: so many segments at once, and taken again.
+/// With so many free segments more than where it is time to clean, and a twentieth of all, what others may need is
+/// given back: so many segments at once, and taken again.
 const EASE_SEGMENTS: u64 = 2;
 const GIVEN_AT_ONCE: u64 = 16;
 /// How long the device is not asked for blocks that it had not, if no write was refused since.
@@ -151,8 +151,8 @@ impl Keeper {
         // A file system that is asked may have to look long: if nobody was refused, it is left alone for longer.
         let asked = self.parts.log.asked();
         let pause = if asked == asking.asked { QUIET } else { IDLE };
-        // The blocks that the store has given back are no sign that others have given back any: while it is at ease they
-        // will do, and where it is not it takes them again first.
+        // The blocks that the store has given back are no sign that others have given back any: while it is at ease
+        // they will do, and where it is not it takes them again first.
         if !self.is_at_ease(0) {
             segments.take_back(&*self.device, GIVEN_AT_ONCE).map_err(failed)?;
         }
