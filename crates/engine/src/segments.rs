@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! 1. A buffer leaves memory only when all of it has been written to the device.
-//! 2. `base_lsn + offset in the segment` grows along the log: a place is durable exactly if that is below the durable mark.
+//! 2. `base_lsn + offset in the segment` grows along the log: a place is durable exactly if that is below the durable
+//!    mark.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -339,7 +340,8 @@ impl Segments {
         self.lists.lock().recent.len() as u64
     }
 
-    /// Says that a segment holds this generation of the log, or with `cold` of what was moved; `age` tells how old it is.
+    /// Says that a segment holds this generation of the log, or with `cold` of what was moved; `age` tells how old it
+    /// is.
     pub fn place(&self, segment: u64, generation: u32, base_lsn: Lsn, age: u64, cold: bool) {
         let entry = self.entry(segment);
         entry.base_lsn.store(base_lsn, Ordering::Release);

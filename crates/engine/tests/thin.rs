@@ -171,9 +171,9 @@ fn fill(engine: &Engine, mut key: u64, life: u64) -> u64 {
     }
 }
 
-/// Failure: 109 MiB of a file system filled with small values and emptied again; others there got 29 MB of it. Cause: what
-/// was dead waited for a checkpoint, as log or as pieces of the last one in every other segment, and none was due, since the
-/// store itself had room enough. Fix: where the file system had no blocks when it was asked, one is.
+/// Failure: 109 MiB of a file system filled with small values and emptied again; others there got 29 MB of it. Cause:
+/// what was dead waited for a checkpoint, as log or as pieces of the last one in every other segment, and none was due,
+/// since the store itself had room enough. Fix: where the file system had no blocks when it was asked, one is.
 #[test]
 fn others_get_back_what_is_dead_though_the_store_has_room_enough() {
     for closed in [true, false] {
@@ -202,9 +202,9 @@ fn others_get_back_what_is_dead_though_the_store_has_room_enough() {
     }
 }
 
-/// Failure: a store of many small objects wrote a checkpoint at every look while others had the file system full. Cause: pieces
-/// of checkpoints that live counted as such as the next does without. Fix: what one checkpoint did not make free is no reason
-/// for the next.
+/// Failure: a store of many small objects wrote a checkpoint at every look while others had the file system full.
+/// Cause: pieces of checkpoints that live counted as such as the next does without. Fix: what one checkpoint did not
+/// make free is no reason for the next.
 #[test]
 fn what_no_checkpoint_makes_free_leads_to_none() {
     let device = Thin::new(400);
@@ -287,9 +287,9 @@ fn a_store_that_has_filled_its_file_system_can_be_emptied_and_filled_again() {
     assert!(filled.iter().all(|keys| *keys > half && *keys * 5 > filled[0] * 4), "{filled:?}");
 }
 
-/// Failure: a store that was opened on a full file system, and then emptied, kept every block for as long as nothing was
-/// written. Cause: it learned of one segment a second that it had no blocks, and took all others for free. Fix: what it
-/// wants to keep back it asks for until it has it.
+/// Failure: a store that was opened on a full file system, and then emptied, kept every block for as long as nothing
+/// was written. Cause: it learned of one segment a second that it had no blocks, and took all others for free. Fix:
+/// what it wants to keep back it asks for until it has it.
 #[test]
 fn what_is_removed_after_an_opening_is_given_back_to_the_file_system() {
     let device = Thin::new(100);
@@ -305,8 +305,8 @@ fn what_is_removed_after_an_opening_is_given_back_to_the_file_system() {
 }
 
 /// Failure: of a file system with room for 27 segments an emptied store kept 20, so that others could not get a third
-/// of it. Cause: the blocks of whatever had become free stayed, up to where cleaning begins. Fix: beyond what is kept back
-/// they are given back, where the file system had none when it was asked.
+/// of it. Cause: the blocks of whatever had become free stayed, up to where cleaning begins. Fix: beyond what is kept
+/// back they are given back, where the file system had none when it was asked.
 #[test]
 fn of_a_small_file_system_an_emptied_store_keeps_only_its_reserve() {
     let device = Thin::new(27);

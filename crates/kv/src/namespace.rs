@@ -202,8 +202,8 @@ impl Namespace {
         self.entry(key).map(|entry| entry.is_some())
     }
 
-    /// The values of several keys, at one moment; of numbers in several ranges of 2^20, as far as other processes do not write
-    /// meanwhile. Those that are not in memory are read at the same time.
+    /// The values of several keys, at one moment; of numbers in several ranges of 2^20, as far as other processes do
+    /// not write meanwhile. Those that are not in memory are read at the same time.
     pub fn get_many(&self, keys: &[Key<'_>]) -> Completion<Vec<Option<Bytes>>> {
         self.entries(keys).map(|entries| entries.into_iter().map(|entry| entry.map(|entry| entry.value)).collect())
     }
@@ -276,8 +276,8 @@ impl Namespace {
         submit(&inner.shared, &[self.target()], build).map(|_| ())
     }
 
-    /// Reads the entry under the stripe of `key`, lets `decide` say what becomes of it, and does that; again if another process
-    /// changed the entry meanwhile.
+    /// Reads the entry under the stripe of `key`, lets `decide` say what becomes of it, and does that; again if another
+    /// process changed the entry meanwhile.
     ///
     /// `decide` is given the live entry. `None` changes nothing and answers false.
     fn modify(

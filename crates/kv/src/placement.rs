@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //! 1. Names of namespaces hold no `/`, so no two namespaces share an object.
-//! 2. Which range objects there are only the store knows, since other processes make some too; ids are kept here to save making
-//!    them again, and say nothing about what there is.
+//! 2. Which range objects there are only the store knows, since other processes make some too; ids are kept here to
+//!    save making them again, and say nothing about what there is.
 //! 3. Every stored entry with an expiry has its key in the expiry index; the index may hold more (see `expiry`).
 
 use std::collections::BTreeMap;
@@ -204,8 +204,8 @@ impl Placement {
         }
     }
 
-    /// The stored bytes of several keys of one kind: all at one moment, if they are of one object. All reads are begun when this
-    /// returns.
+    /// The stored bytes of several keys of one kind: all at one moment, if they are of one object. All reads are begun
+    /// when this returns.
     pub(crate) fn get_many(
         &self,
         store: &dyn ObjectStore,

@@ -8,8 +8,8 @@
 //!    of a range or of all takes the entries of its keys with it, so that what is left was written after it.
 //! 3. The first write that cannot be (key too long, wrong kind) makes commit fail with nothing applied.
 //! 4. The answer waits for the barriers of all that was read.
-//! 5. What is written stands under a guard of every key that was read: another process that changed one makes it fail whole.
-//!    A key that is read again by itself is what it was the first time; what scans show is not guarded.
+//! 5. What is written stands under a guard of every key that was read: another process that changed one makes it fail
+//!    whole. A key that is read again by itself is what it was the first time; what scans show is not guarded.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -468,12 +468,12 @@ impl<'a> Txn<'a> {
     /// Ends the transaction: applies its writes as one store transaction, if there are any, and unlocks. What it
     /// answers waits for everything that was read, too.
     ///
-    /// A transaction that writes nothing shows what it read at several moments, if other processes write meanwhile. Guarded is each
-    /// key that was read by itself; of a scan, only what [`Txn::get`] read as well.
+    /// A transaction that writes nothing shows what it read at several moments, if other processes write meanwhile.
+    /// Guarded is each key that was read by itself; of a scan, only what [`Txn::get`] read as well.
     ///
     /// # Errors
-    /// `GuardFailed` if another process changed a key that was read: begin anew. `Busy` after [`Txn::when_busy`]. The store's; `TooLarge` or `Invalid` if one of its
-    /// writes could not be. Nothing was applied then.
+    /// `GuardFailed` if another process changed a key that was read: begin anew. `Busy` after [`Txn::when_busy`]. The
+    /// store's; `TooLarge` or `Invalid` if one of its writes could not be. Nothing was applied then.
     pub fn commit(self, durability: Durability) -> Completion<()> {
         let barrier = self.barrier.take();
         if let Some(error) = self.failed {

@@ -632,8 +632,8 @@ fn what_is_read_of_rows_is_read_by_the_schema_of_that_moment() {
     }
 }
 
-/// Failure: a table was changed, or dropped, and the answer was an error as if it were not. Cause: what was read behind the
-/// change found no answer. Fix: nothing that an answer depends on is read behind it.
+/// Failure: a table was changed, or dropped, and the answer was an error as if it were not. Cause: what was read behind
+/// the change found no answer. Fix: nothing that an answer depends on is read behind it.
 #[test]
 fn a_schema_that_was_changed_is_told_as_changed_though_nothing_can_be_read_then() {
     type Changes = fn(&Waist) -> Result<(), Error>;
@@ -674,8 +674,9 @@ fn a_schema_that_was_changed_is_told_as_changed_though_nothing_can_be_read_then(
     }
 }
 
-/// Failure: a list that was to change nothing was done, though at no moment both of its conditions held. Cause: its rows were
-/// read one after the other, and nothing was submitted. Fix: several rows are looked at once more, at one moment.
+/// Failure: a list that was to change nothing was done, though at no moment both of its conditions held. Cause: its
+/// rows were read one after the other, and nothing was submitted. Fix: several rows are looked at once more, at one
+/// moment.
 #[test]
 fn a_list_that_changes_nothing_holds_at_one_moment() {
     let (store, map) = with_rows(0);

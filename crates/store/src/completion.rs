@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Invariants:
-//! 1. Whoever takes the value with [`Completion::into_parts`] before the barrier is reached must not show it, or anything that
-//!    depends on it, to others until it is.
+//! 1. Whoever takes the value with [`Completion::into_parts`] before the barrier is reached must not show it, or
+//!    anything that depends on it, to others until it is.
 //! 2. Whoever drops a completion waits for nothing; the work for its value ends as soon as it can.
 
 use std::future::{Future, poll_fn};
