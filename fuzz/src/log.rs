@@ -1,6 +1,7 @@
 //! Target `log`: what the log face keeps in a store, entries and views, given as any bytes.
 //!
-//! Inputs are entries and heads that a log in memory wrote, damaged; some have their checksum made right again, so that what is behind it is reached.
+//! Inputs are entries and heads that a log in memory wrote, damaged; some have their checksum made right again, so that
+//! what is behind it is reached.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Target `nbd`: a server of a disk in memory, fed damaged negotiations and requests over a socket pair's worth of loopback.
+//! Target `nbd`: a server of a disk in memory, fed damaged negotiations and requests over a socket pair's worth of
+//! loopback.
 //!
 //! Invariants:
 //! 1. Decoders return, whatever they are given, and what they accept comes out as it went in.

@@ -1,4 +1,5 @@
-//! Target `volume`: what volumes keep in a store (headers, records of snapshots, the list of clones) and streams of exported images, damaged.
+//! Target `volume`: what volumes keep in a store (headers, records of snapshots, the list of clones) and streams of
+//! exported images, damaged.
 //!
 //! kind, bytes → put in the place of the good ones, or imported → everything that reads them is called
 //!

@@ -101,7 +101,8 @@ pub struct Load {
     pub think_us: u64,
     /// How it is spread.
     pub spread: Spread,
-    /// The time counts from when the client should have begun last, so that the rate is fixed; else from when it was done.
+    /// The time counts from when the client should have begun last, so that the rate is fixed; else from when it was
+    /// done.
     pub paced: bool,
 }
 

@@ -141,7 +141,8 @@ impl Compared<'_> {
         self.outcomes.iter().find(|outcome| outcome.policy == policy)
     }
 
-    /// The best of those that `adaptive` is measured by. `periodic` acknowledges before the sync: it is not one of them.
+    /// The best of those that `adaptive` is measured by. `periodic` acknowledges before the sync: it is not one of
+    /// them.
     ///
     /// Best is the lowest mean latency: with a given think time that is the highest throughput, too, and it tells
     /// policies apart where the rate is given.

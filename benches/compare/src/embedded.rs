@@ -1,6 +1,7 @@
 //! `esker-compare run`: the embedded stores, in turn, on one device.
 //!
-//! for each round → each data set → each peer: fresh folder → write → settle → warm → read → close → delete → sync, pause
+//! for each round → each data set → each peer: fresh folder → write → settle → warm → read → close → delete → sync,
+//! pause
 //!
 //! Invariants:
 //! 1. Peers take turns inside a round, and start one place further on in the next, so that drift hits all alike.

@@ -46,8 +46,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Writes keys from `threads` threads until all are written or `time_max` is over. Says also how many keys, from the
-    /// first on, are there now.
+    /// Writes keys from `threads` threads until all are written or `time_max` is over. Says also how many keys, from
+    /// the first on, are there now.
     pub fn write(&self, peer: &dyn Peer, threads: u32, run: u32, time_max: Duration) -> Result<(Reached, u32)> {
         let next = AtomicU32::new(0);
         let reached = together(peer, threads, |thread, session, start| {

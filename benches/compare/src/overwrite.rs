@@ -1,6 +1,7 @@
 //! `esker-compare overwrite`: what stays when a store of fixed size is overwritten at random for long.
 //!
-//! for each fill level → each store: fresh folder → load N values → settle → overwrite, a sample a second → check → delete
+//! for each fill level → each store: fresh folder → load N values → settle → overwrite, a sample a second → check →
+//! delete
 //!
 //! Invariants:
 //! 1. Fill is payload that lives over the size of the device; framing, index and the engine's reserve come on top.

@@ -1,6 +1,7 @@
 //! `esker-compare redis`: Redis and `esker serve` under redis-benchmark, in turn.
 //!
-//! for each round → each target: fresh folder → start → wait for PONG → redis-benchmark per pipeline depth → stop → delete
+//! for each round → each target: fresh folder → start → wait for PONG → redis-benchmark per pipeline depth → stop →
+//! delete
 //!
 //! Invariants:
 //! 1. Only one server runs at a time, on loopback, and it is stopped however the run ends.

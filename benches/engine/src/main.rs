@@ -4,8 +4,8 @@
 //! - `clone`: time and bytes written of cloning a large object and a large omap.
 //! - `fill`: fills the device, reads, deletes, opens again, and starts over.
 //!
-//! Figures go to stdout, as JSON with `--json`, and `open` draws a plot with `--plot`. The file is on the disk of `--folder`, opened past
-//! the page cache where the file system can.
+//! Figures go to stdout, as JSON with `--json`, and `open` draws a plot with `--plot`. The file is on the disk of
+//! `--folder`, opened past the page cache where the file system can.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

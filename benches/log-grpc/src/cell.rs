@@ -2,8 +2,9 @@
 //!
 //! writers connect → warm up → measured → stop → the follower has everything → [`Figures`]
 //!
-//! An entry begins with the time of its append's call, its writer and its number there, so that the follower knows how long it was on its way.
-//! What ends in the measured time counts: appends by their acknowledgement, the follower's entries by their coming.
+//! An entry begins with the time of its append's call, its writer and its number there, so that the follower knows how
+//! long it was on its way. What ends in the measured time counts: appends by their acknowledgement, the follower's
+//! entries by their coming.
 //!
 //! Invariant: the follower is handed each acknowledged entry once, those of a writer in their order, or the cell fails.
 

@@ -1,4 +1,5 @@
-//! `esker-log-grpc`: durable appends to a log over the network, by 1 to 256 writers, and the time until a follower has them, beside Redis Streams and Kafka.
+//! `esker-log-grpc`: durable appends to a log over the network, by 1 to 256 writers, and the time until a follower has
+//! them, beside Redis Streams and Kafka.
 //!
 //! rounds → numbers of writers → servers, in turn, each fresh → [`cell::measure`] → medians, ratios → text, JSON, plot
 //!

@@ -1,6 +1,8 @@
-//! The report's table as SVG: appends per second, and the 99th percentiles of appends and of the follower, over the number of writers.
+//! The report's table as SVG: appends per second, and the 99th percentiles of appends and of the follower, over the
+//! number of writers.
 //!
-//! Invariant: what is drawn is read from the table, as it is printed and as docs/measurements keep it, so that the two never differ.
+//! Invariant: what is drawn is read from the table, as it is printed and as docs/measurements keep it, so that the two
+//! never differ.
 
 use std::collections::BTreeMap;
 use std::path::Path;

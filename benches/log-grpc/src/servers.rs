@@ -2,8 +2,8 @@
 //!
 //! peer → files, arguments → process → answers on its port → [`Running`]
 //!
-//! Each acknowledges an append when it is durable: Esker by its default policy, Redis with `appendfsync always` (and without rewriting its file
-//! meanwhile), Kafka with `log.flush.interval.messages=1` and one replica.
+//! Each acknowledges an append when it is durable: Esker by its default policy, Redis with `appendfsync always` (and
+//! without rewriting its file meanwhile), Kafka with `log.flush.interval.messages=1` and one replica.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener, TcpStream};

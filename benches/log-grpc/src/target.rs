@@ -1,6 +1,7 @@
 //! What is measured: how each peer's clients append and follow.
 //!
-//! [`Log::open`] (makes the log) → [`Log::writer`] (a connection each) → [`Writer::append`] · [`Log::follower`] → [`Follower::next`]
+//! [`Log::open`] (makes the log) → [`Log::writer`] (a connection each) → [`Writer::append`] · [`Log::follower`] →
+//! [`Follower::next`]
 
 use std::net::SocketAddr;
 
@@ -228,7 +229,8 @@ impl Writer {
 }
 
 impl Follower {
-    /// Entries that came, waited for. They are pushed to `entries`. If the call is dropped, the next one brings what it would have brought.
+    /// Entries that came, waited for. They are pushed to `entries`. If the call is dropped, the next one brings what it
+    /// would have brought.
     ///
     /// # Errors
     /// What the server says; a gap where no position was given up.
@@ -297,7 +299,8 @@ mod kafka {
     }
 
     pub fn producer(address: SocketAddr) -> Result<FutureProducer> {
-        // One request under way: what gathers meanwhile goes together, and shares a sync. With more of them each entry has a sync of its own.
+        // One request under way: what gathers meanwhile goes together, and shares a sync. With more of them each entry
+        // has a sync of its own.
         let mut config = config(address);
         config.set("acks", "all").set("linger.ms", "0").set("max.in.flight.requests.per.connection", "1");
         Ok(config.create()?)

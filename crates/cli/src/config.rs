@@ -108,7 +108,8 @@ settings! {
         /// Segment size of a store that is created, a power of two from 1m to 1g; 0 means 64m, or a 64th of the
         /// memory there is if that is less; a small store has smaller ones.
         segment: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
-        /// When commits are synced: adaptive, batch, group:WINDOW (such as group:2ms) or periodic:INTERVAL (such as periodic:1s).
+        /// When commits are synced: adaptive, batch, group:WINDOW (such as group:2ms) or periodic:INTERVAL (such as
+        /// periodic:1s).
         policy: Text<esker::CommitPolicy> = Text(esker::CommitPolicy::default()),
         /// Memory for data that was just written; 0, here and below, means what fits into the cgroup's limit or the
         /// machine's memory: 128m at most.
@@ -166,7 +167,8 @@ settings! {
         drain: Text<esker::Period> = Text(esker::Period(std::time::Duration::from_secs(8))),
         /// Databases (0 to 15) whose plain u64 keys are kept in slots, 8 bytes of index per key.
         int_databases: Vec<u64> = Vec::new(),
-        /// Compression of values written to the databases from now on: none, lz4 or zstd; empty leaves each database as it was.
+        /// Compression of values written to the databases from now on: none, lz4 or zstd; empty leaves each database as
+        /// it was.
         compress: String = String::new(),
         /// Most clients at the same time, from 1.
         max_clients: u64 = 10_000,
@@ -180,44 +182,54 @@ settings! {
         http_listen: Vec<String> = Vec::new(),
         /// The folder that ESKER.BACKUP makes backups in; empty means that clients cannot ask for any.
         backup_folder: String = String::new(),
-        /// Addresses to serve the store's volumes on as disks by NBD; other than loopback only where client certificates are required.
+        /// Addresses to serve the store's volumes on as disks by NBD; other than loopback only where client
+        /// certificates are required.
         nbd_listen: Vec<String> = Vec::new(),
         /// A unix socket to serve disks on; empty means none.
         nbd_unix_socket: String = String::new(),
-        /// With tls_cert and tls_key, whether NBD clients must use TLS: required, allowed or off. Never over the unix socket.
+        /// With tls_cert and tls_key, whether NBD clients must use TLS: required, allowed or off. Never over the unix
+        /// socket.
         nbd_tls: String = "required".into(),
         /// Exports whose writes are acknowledged only when durable; "*" means all. Others are durable at FLUSH or FUA.
         nbd_durable: Vec<String> = Vec::new(),
         /// Exports that refuse writes; "*" means all.
         nbd_read_only: Vec<String> = Vec::new(),
-        /// Exports that are written without their exclusive lock, for clients that share a disk over several servers; "*" means all.
+        /// Exports that are written without their exclusive lock, for clients that share a disk over several servers;
+        /// "*" means all.
         nbd_unlocked: Vec<String> = Vec::new(),
         /// Most NBD clients attached at the same time, from 1 to 10000; others are refused.
         nbd_connections: u64 = 256,
-        /// Most requests of an NBD connection that wait for a sync, from 1 to 65536; above it nothing more of it is read.
+        /// Most requests of an NBD connection that wait for a sync, from 1 to 65536; above it nothing more of it is
+        /// read.
         nbd_in_flight: u64 = 1_024,
-        /// Most payload of large requests under way on an NBD connection, from 32m; above it nothing more of it is read.
+        /// Most payload of large requests under way on an NBD connection, from 32m; above it nothing more of it is
+        /// read.
         nbd_in_flight_bytes: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),
         /// Most threads of an NBD connection, from 2 to 64; they start when there is work for them.
         nbd_threads: u64 = 8,
-        /// Addresses to serve the store's logs and its map on by gRPC; with TLS where there is a certificate. Other than loopback only with TLS and, of its clients, a certificate or the token.
+        /// Addresses to serve the store's logs and its map on by gRPC; with TLS where there is a certificate. Other
+        /// than loopback only with TLS and, of its clients, a certificate or the token.
         grpc_listen: Vec<String> = Vec::new(),
         /// A unix socket to serve gRPC on; empty means none.
         grpc_unix_socket: String = String::new(),
-        /// A file whose first line gRPC clients have to send as "authorization: Bearer TOKEN"; empty means that none is asked for.
+        /// A file whose first line gRPC clients have to send as "authorization: Bearer TOKEN"; empty means that none is
+        /// asked for.
         grpc_token_file: String = String::new(),
         /// Whether gRPC serves the objects below all faces as well: whoever reaches them may change everything.
         grpc_objects: bool = false,
-        /// Authorities (PEM) that certificates of the logs' sequencers are checked with; empty means that they are reached without TLS. They are sent the token.
+        /// Authorities (PEM) that certificates of the logs' sequencers are checked with; empty means that they are
+        /// reached without TLS. They are sent the token.
         grpc_sequencer_authorities: String = String::new(),
         /// Most gRPC connections at the same time of clients that have made a request, from 1 to 10000; others are
         /// refused.
         grpc_connections: u64 = 1_024,
-        /// Most appends of a gRPC stream that wait to be durable, from 1 to 65536; above it nothing more of the stream is read.
+        /// Most appends of a gRPC stream that wait to be durable, from 1 to 65536; above it nothing more of the stream
+        /// is read.
         grpc_in_flight: u64 = 1_024,
         /// Most gRPC followers of logs at the same time, and most scans of the map, each from 1 to 65536.
         grpc_followers: u64 = 1_024,
-        /// Expired rows of the map that are removed per second in the background, at most; 0 means none. Where gRPC is served.
+        /// Expired rows of the map that are removed per second in the background, at most; 0 means none. Where gRPC is
+        /// served.
         map_sweep: u64 = 10_000,
         /// Threads that serve clients, up to 64; 0 means one per processor, at most 4.
         threads: u64 = 0,
@@ -227,7 +239,8 @@ settings! {
 settings! {
     /// The section `[log]`: what the server writes to stderr. Other commands write warnings only.
     LogSettings {
-        /// What serve logs: error, warn, info, debug, trace, or a filter such as esker_engine=debug,info. RUST_LOG and --log go before it.
+        /// What serve logs: error, warn, info, debug, trace, or a filter such as esker_engine=debug,info. RUST_LOG and
+        /// --log go before it.
         level: String = "info".into(),
         /// How lines look, of all commands: text, or json for one object a line. --log-format goes before it.
         format: Text<LogFormat> = Text(LogFormat::Text),

@@ -12,8 +12,8 @@ pub enum Code {
     Failure = 1,
     /// The command line or the configuration is wrong. (clap ends with this code as well.)
     Usage = 2,
-    /// What was asked for does not exist: the store, the namespace or the key, the image or the snapshot, the log or the consumer, the table, column
-    /// or row.
+    /// What was asked for does not exist: the store, the namespace or the key, the image or the snapshot, the log or
+    /// the consumer, the table, column or row.
     NotFound = 3,
     /// The store is damaged.
     Damage = 4,

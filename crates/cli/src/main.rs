@@ -1,4 +1,5 @@
-//! The `esker` binary: formats, serves, watches, checks, repairs, compacts, grows, backs up, dumps, loads and measures stores.
+//! The `esker` binary: formats, serves, watches, checks, repairs, compacts, grows, backs up, dumps, loads and measures
+//! stores.
 //!
 //! arguments → [`config::Settings`] (file under flags) → one file of [`commands`] each → exit code
 //!

@@ -1,4 +1,5 @@
-//! kill -9 of `esker serve --nbd` under writers with flushes: what a flush covered is there, no block is torn, and what is lost is an end.
+//! kill -9 of `esker serve --nbd` under writers with flushes: what a flush covered is there, no block is torn, and what
+//! is lost is an end.
 //!
 //! `ESKER_ROUNDS` sets the rounds (4 by default).
 

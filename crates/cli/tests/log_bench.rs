@@ -42,7 +42,8 @@ fn every_layout_and_part_is_measured_and_drawn_and_nothing_is_left() {
         assert!(!on_disk || cell["syncs"].as_u64().unwrap() > 0, "durable appends without a sync: {cell}");
     }
     let tables = run["tables"].as_array().unwrap();
-    // Ratios, positions here and over the network, taking over from sessions and processes, opening (on disk only), trimming.
+    // Ratios, positions here and over the network, taking over from sessions and processes, opening (on disk only),
+    // trimming.
     let rows: Vec<usize> = tables.iter().map(|table| table["rows"].as_array().unwrap().len()).collect();
     assert_eq!(rows, [4, 2 * 4, 2 * 5, 2 * 2, 2, 1, 2], "{tables:#?}");
     let ratio = tables[0]["rows"].as_array().unwrap().iter().find(|row| row[0] != "memory").unwrap();

@@ -1,4 +1,5 @@
-//! Logs between real processes: a server of objects, sequencers that are killed, writers over the network, a server that is killed.
+//! Logs between real processes: a server of objects, sequencers that are killed, writers over the network, a server
+//! that is killed.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
@@ -197,8 +198,8 @@ fn a_log_whose_only_sequencer_was_killed_goes_on_without_it() {
     assert_ne!(log.refresh().unwrap().sequencer, "");
 }
 
-// Failure: of two sequencers with certificates each took the other for silent, and took over from him once in every lease. Cause: they were asked without
-// TLS whether they are alive.
+// Failure: of two sequencers with certificates each took the other for silent, and took over from him once in every
+// lease. Cause: they were asked without TLS whether they are alive.
 #[test]
 fn a_sequencer_behind_tls_is_asked_whether_it_is_alive() {
     let folder = tempfile::tempdir().unwrap();
@@ -257,8 +258,9 @@ fn a_sequencer_behind_tls_is_asked_whether_it_is_alive() {
     assert_eq!(alone.child.wait().unwrap().code(), Some(2));
 }
 
-// Failure: a change of shape took 25 s and a thousand epochs on a busy machine, and nobody appended meanwhile. Cause: the sequencer, told of the new epoch by
-// its writers, took over anew before the change was done, each time. Fix: it leaves who raised the epoch time, more each time.
+// Failure: a change of shape took 25 s and a thousand epochs on a busy machine, and nobody appended meanwhile. Cause:
+// the sequencer, told of the new epoch by its writers, took over anew before the change was done, each time. Fix: it
+// leaves who raised the epoch time, more each time.
 #[test]
 fn the_shape_changes_beside_a_sequencer_and_its_writers() {
     let folder = tempfile::tempdir().unwrap();

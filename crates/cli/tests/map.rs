@@ -1,7 +1,7 @@
 //! `esker volume map` and `unmap`: disks as files, by nbdfuse.
 //!
-//! Mounts and processes live in namespaces of their own where that is possible, so that none is left whatever ends a test. Skipped, with a
-//! line that says so, where there is no FUSE; `scripts/test` installs the programs.
+//! Mounts and processes live in namespaces of their own where that is possible, so that none is left whatever ends a
+//! test. Skipped, with a line that says so, where there is no FUSE; `scripts/test` installs the programs.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

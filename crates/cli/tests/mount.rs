@@ -1,7 +1,8 @@
-//! ext4 and XFS on a mapped disk: a tree unpacked and compared, a snapshot taken while somebody writes, a clone of it mounted, rollback.
+//! ext4 and XFS on a mapped disk: a tree unpacked and compared, a snapshot taken while somebody writes, a clone of it
+//! mounted, rollback.
 //!
-//! Mounts, loop devices and all processes live in namespaces of their own, which end with the test whatever ends it. Skipped, with a
-//! line that says so, where that or FUSE is not possible; `scripts/test` installs the programs.
+//! Mounts, loop devices and all processes live in namespaces of their own, which end with the test whatever ends it.
+//! Skipped, with a line that says so, where that or FUSE is not possible; `scripts/test` installs the programs.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -31,7 +31,8 @@ fn every_phase_is_measured_on_every_backend_and_drawn() {
     let run: serde_json::Value =
         serde_json::from_slice(&std::fs::read(folder.path().join("run.json")).unwrap()).unwrap();
     let cells = run["cells"].as_array().unwrap();
-    // Write and both reads at two sizes, both overwrites, omap, create, list, delete: each at two numbers in flight, twice.
+    // Write and both reads at two sizes, both overwrites, omap, create, list, delete: each at two numbers in flight,
+    // twice.
     assert_eq!(cells.len(), (3 * 2 + 2 + 4) * 2 * 2);
     for cell in cells {
         assert!(cell["operations"].as_u64().unwrap() > 0, "{cell}");

@@ -2,12 +2,12 @@
 //!
 //! unit of raw bytes → [`compress`] → fewer bytes, or `None` → … → [`decompress`] → the unit
 //!
-//! A crate of its own because one of the codecs is a library in C. What stands on the device around a unit is the engine's
-//! affair; this crate knows neither headers nor limits.
+//! A crate of its own because one of the codecs is a library in C. What stands on the device around a unit is the
+//! engine's affair; this crate knows neither headers nor limits.
 //!
 //! Invariants:
-//! 1. [`decompress`] writes into the slice that it is given and nowhere else, whatever bytes it is fed, and allocates nothing
-//!    that those bytes could make large.
+//! 1. [`decompress`] writes into the slice that it is given and nowhere else, whatever bytes it is fed, and allocates
+//!    nothing that those bytes could make large.
 //! 2. The numbers of codecs are persisted and never reused.
 
 #![forbid(unsafe_code)]
@@ -50,8 +50,8 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Appends `raw` to `out` in fewer than `below` bytes and says in how many; `None`, and `out` as it was, if it takes as many
-/// or the codec fails.
+/// Appends `raw` to `out` in fewer than `below` bytes and says in how many; `None`, and `out` as it was, if it takes as
+/// many or the codec fails.
 pub fn compress(codec: Codec, raw: &[u8], below: usize, out: &mut Vec<u8>) -> Option<usize> {
     SCRATCH.with_borrow_mut(|scratch| {
         let Scratch { room, compressor, .. } = scratch;

@@ -1,7 +1,8 @@
 //! Regular files and raw block devices.
 //!
 //! write → direct I/O from the engine's aligned buffers, past the page cache → sync → fdatasync
-//! read → the page cache, or past it where the medium itself is to be looked at; `read_now` takes what the page cache has
+//! read → the page cache, or past it where the medium itself is to be looked at; `read_now` takes what the page cache
+//! has
 //!
 //! The kernel tells of a failed write-back once to each open description of the file, and not again. So every sync that
 //! is under way has a description of its own, and the first failure stays.
@@ -70,8 +71,8 @@ pub struct FileDevice {
 }
 
 impl Drop for FileDevice {
-    /// Gives the lock up by name: a process that is being started by another thread has a copy of the file until it runs its program, and closing
-    /// alone would leave the lock with it.
+    /// Gives the lock up by name: a process that is being started by another thread has a copy of the file until it
+    /// runs its program, and closing alone would leave the lock with it.
     fn drop(&mut self) {
         // Closing does it otherwise.
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
@@ -448,8 +449,8 @@ mod tests {
 
     #[test]
     fn a_closed_device_may_be_opened_at_once_while_processes_are_started() {
-        // Failure: a store that was closed was found in use. Cause: a child between fork and exec still had the file, and with it the lock.
-        // Fix: closing unlocks.
+        // Failure: a store that was closed was found in use. Cause: a child between fork and exec still had the file,
+        // and with it the lock. Fix: closing unlocks.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("device");
         let device = FileDevice::open(&path, OpenMode::Create { len: 1 << 20 }).unwrap();

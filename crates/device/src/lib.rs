@@ -66,8 +66,8 @@ pub trait Device: Send + Sync {
         self.read(offset, buffer)
     }
 
-    /// As [`Device::read`], if that needs no wait for the medium, as for what the operating system has in its cache. False, and
-    /// `buffer` holds anything, where it does, or fails, or the device cannot tell: [`Device::read`] says.
+    /// As [`Device::read`], if that needs no wait for the medium, as for what the operating system has in its cache.
+    /// False, and `buffer` holds anything, where it does, or fails, or the device cannot tell: [`Device::read`] says.
     fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
         let _ = (offset, buffer);
         false
@@ -110,8 +110,8 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
-    /// All of these bytes will soon be read: a device that can begins with it now, and does not wait. No promise; what is out
-    /// of range or fails is told by the read.
+    /// All of these bytes will soon be read: a device that can begins with it now, and does not wait. No promise; what
+    /// is out of range or fails is told by the read.
     fn will_read(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }
@@ -123,9 +123,9 @@ pub trait Device: Send + Sync {
     /// [`Error::OutOfRange`], [`Error::Unaligned`], [`Error::Io`].
     fn discard(&self, offset: u64, len: u64) -> Result<()>;
 
-    /// Looks how long the device is by now: where it has become longer, [`Device::geometry`] tells the new length from then
-    /// on. Returns the length in bytes, in whole blocks. A device that has become shorter keeps its length here: what is
-    /// past its end fails when it is used.
+    /// Looks how long the device is by now: where it has become longer, [`Device::geometry`] tells the new length from
+    /// then on. Returns the length in bytes, in whole blocks. A device that has become shorter keeps its length here:
+    /// what is past its end fails when it is used.
     ///
     /// # Errors
     /// [`Error::Io`]: the length could not be found out, and stays what it was.

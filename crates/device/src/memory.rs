@@ -50,8 +50,8 @@ impl MemoryDevice {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Makes the device `len` bytes long, in whole blocks or zones, as soon as [`Device::refresh_len`] looks; a length that
-    /// is not above the present one changes nothing.
+    /// Makes the device `len` bytes long, in whole blocks or zones, as soon as [`Device::refresh_len`] looks; a length
+    /// that is not above the present one changes nothing.
     pub fn lengthen(&self, len: u64) {
         let len = len - len % self.zone_bytes.unwrap_or(u64::from(BLOCK_BYTES));
         self.longer.fetch_max(len, Ordering::AcqRel);
@@ -106,7 +106,8 @@ impl State {
         });
     }
 
-    /// Moves the write pointers of all zones in the range, or of none: then the offset that was refused and the pointer.
+    /// Moves the write pointers of all zones in the range, or of none: then the offset that was refused and the
+    /// pointer.
     fn advance(&mut self, offset: u64, len: u64, zone_bytes: u64) -> std::result::Result<(), (u64, u64)> {
         let mut moved = Vec::new();
         let (mut at, end) = (offset, offset + len);

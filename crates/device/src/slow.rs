@@ -2,8 +2,8 @@
 //!
 //! write, read → the device below · sync → its own, or a sleep in its place
 //!
-//! Invariant: with [`Pace::Own`] everything reaches the device below. With another pace no sync does, so that one takes what it is told to and no
-//! more: nothing is durable then.
+//! Invariant: with [`Pace::Own`] everything reaches the device below. With another pace no sync does, so that one takes
+//! what it is told to and no more: nothing is durable then.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ pub enum Pace {
     Own,
     /// Each takes so long.
     Takes(Duration),
-    /// Each takes `takes`, and begins no sooner than a second's `per_second`-th part after the last one began: a rented volume that is sold by its
-    /// operations.
+    /// Each takes `takes`, and begins no sooner than a second's `per_second`-th part after the last one began: a rented
+    /// volume that is sold by its operations.
     Limited {
         /// Syncs per second, from 1.
         per_second: u64,
@@ -126,7 +126,8 @@ impl<D: Device> Device for SlowDevice<D> {
     fn prefill(&self, offset: u64, len: u64) -> Result<()> {
         match self.pace {
             Pace::Own => self.device.prefill(offset, len),
-            // It helps the device's own syncs, of which there are none; its writes would be in the way of what is measured.
+            // It helps the device's own syncs, of which there are none; its writes would be in the way of what is
+            // measured.
             Pace::Takes(_) | Pace::Limited { .. } => Ok(()),
         }
     }

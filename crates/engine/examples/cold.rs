@@ -1,4 +1,5 @@
-//! Measures reads of values that are not in memory: `cargo run --release -p esker-engine --example cold -- FILE [VALUES]`.
+//! Measures reads of values that are not in memory: `cargo run --release -p esker-engine --example cold -- FILE
+//! [VALUES]`.
 //!
 //! Makes a store of VALUES (200,000) values of 4,000 bytes in FILE, drops it from the page cache, and reads a hundred
 //! values at random places, many times: one after the other, and by one call. Prints the medians, and their ratio.

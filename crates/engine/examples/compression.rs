@@ -1,8 +1,8 @@
 //! Measures compression by hint: `cargo run --release -p esker-engine --example compression -- FOLDER [MIB]`.
 //!
-//! For values of 100 KiB that look like JSON, and for random ones: how fast one thread puts them (acknowledged when applied, one
-//! sync at the end), how fast it gets them from the page cache of the system, and 4 KiB of them at a time; the
-//! engine's own cache is too small to help. One line per content and codec.
+//! For values of 100 KiB that look like JSON, and for random ones: how fast one thread puts them (acknowledged when
+//! applied, one sync at the end), how fast it gets them from the page cache of the system, and 4 KiB of them at a time;
+//! the engine's own cache is too small to help. One line per content and codec.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that cannot go on ends")]
 

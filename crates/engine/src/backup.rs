@@ -101,9 +101,9 @@ impl Engine {
     /// them are refused with [`Error::Full`] until it is done.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] names the place of damage; the backup is not made then. [`Error::Invalid`] if the folder holds backups
-    /// of another store, or another backup into it is under way. [`Error::ReadOnly`], [`Error::Full`] without room for the checkpoint,
-    /// [`Error::Stopped`], [`Error::Io`].
+    /// [`Error::Corrupt`] names the place of damage; the backup is not made then. [`Error::Invalid`] if the folder
+    /// holds backups of another store, or another backup into it is under way. [`Error::ReadOnly`], [`Error::Full`]
+    /// without room for the checkpoint, [`Error::Stopped`], [`Error::Io`].
     pub fn backup(&self, folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<BackupReport> {
         let began = Instant::now();
         let pieces_folder = segments_of(folder);

@@ -118,13 +118,14 @@ impl std::fmt::Display for CheckReport {
     }
 }
 
-/// Checks the store on `device`: what opening reads (superblocks, segment headers, checkpoint, the log after it), that the
-/// counts of live bytes are what the index adds up to, and with `deep` that every entry of the index points to a whole
-/// value which is its own. `progress(done, total)` is told entries. Takes as much memory as opening the store: its index.
+/// Checks the store on `device`: what opening reads (superblocks, segment headers, checkpoint, the log after it), that
+/// the counts of live bytes are what the index adds up to, and with `deep` that every entry of the index points to a
+/// whole value which is its own. `progress(done, total)` is told entries. Takes as much memory as opening the store:
+/// its index.
 ///
 /// # Errors
-/// What opening would refuse: [`Corrupt`](esker_store::Error::Corrupt) with the place of damage that the store does not open with.
-/// Damage behind the index is in the report.
+/// What opening would refuse: [`Corrupt`](esker_store::Error::Corrupt) with the place of damage that the store does not
+/// open with. Damage behind the index is in the report.
 pub fn check(device: Arc<dyn Device>, deep: bool, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport> {
     let options = Options { read_only: true, cache_bytes: 16 << 20, recent_bytes: 0, ..Options::default() };
     let engine = Engine::open(device, options)?;
@@ -246,8 +247,8 @@ impl Engine {
         Ok(report)
     }
 
-    /// Looks at some pages of an object's index from number `first` on, as they are now, and with `deep` reads everything
-    /// that they point to. Where to go on, if there are more. Between two calls segments can be made free.
+    /// Looks at some pages of an object's index from number `first` on, as they are now, and with `deep` reads
+    /// everything that they point to. Where to go on, if there are more. Between two calls segments can be made free.
     fn check_pages(
         &self,
         object: &Arc<Object>,

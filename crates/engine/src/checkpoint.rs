@@ -162,7 +162,8 @@ impl Saved {
         }
         let root = run.table_and_root(replay)?;
         run.cold.write_batch()?;
-        // Where the log stands in it is of a later moment than the rest. One sync is for both: they stand on one device.
+        // Where the log stands in it is of a later moment than the rest. One sync is for both: they stand on one
+        // device.
         parts.log.commit(true);
         if let Some(failure) = parts.log.mark().failure() {
             return Err(failure);

@@ -10,8 +10,8 @@
 //! 2. A relocation is written and applied under the object's lock, for entries that still point to the old place: what
 //!    was deleted or overwritten meanwhile stays so, whatever the order of crash and cleaning.
 //! 3. Data that several objects share is copied once in a run, but for that of a clone which is made meanwhile.
-//! 4. What is compressed is moved as it stands, in whole units; only where that would take more than the bytes of them that
-//!    live is it decompressed first. So a copy never takes more than what lives.
+//! 4. What is compressed is moved as it stands, in whole units; only where that would take more than the bytes of them
+//!    that live is it decompressed first. So a copy never takes more than what lives.
 //! Source: Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured File System (1992), section 3.
 
 mod sharers;
@@ -146,8 +146,9 @@ impl Clean<'_> {
     /// Moves all that lives in a segment, which is sealed and covered by a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Full`](esker_store::Error::Full) without room for copies; [`Error::Stopped`](esker_store::Error::Stopped);
-    /// [`Error::Io`](esker_store::Error::Io). What was moved stays moved.
+    /// [`Error::Full`](esker_store::Error::Full) without room for copies;
+    /// [`Error::Stopped`](esker_store::Error::Stopped); [`Error::Io`](esker_store::Error::Io). What was moved stays
+    /// moved.
     pub fn segment(&mut self, victim: Usage) -> Result<Cleaned> {
         let segment_bytes = self.parts.segments.segment_bytes;
         let base = victim.segment * segment_bytes;
@@ -314,8 +315,8 @@ impl Clean<'_> {
         Ok(())
     }
 
-    /// Copies a value to the cold segment, or the stretch of it that an entry has: of a compressed one these units, or the
-    /// decompressed bytes. `None` if it does not decompress.
+    /// Copies a value to the cold segment, or the stretch of it that an entry has: of a compressed one these units, or
+    /// the decompressed bytes. `None` if it does not decompress.
     #[expect(clippy::too_many_arguments, reason = "a value, what of it is wanted, and what gathers")]
     fn copy(
         &mut self,
@@ -606,7 +607,8 @@ impl Batch {
     ///
     /// # Errors
     /// [`Error::Full`](esker_store::Error::Full), [`Error::Stopped`](esker_store::Error::Stopped); of the index's pages
-    /// [`Error::Io`](esker_store::Error::Io) and [`Error::Corrupt`](esker_store::Error::Corrupt). What was moved stays moved.
+    /// [`Error::Io`](esker_store::Error::Io) and [`Error::Corrupt`](esker_store::Error::Corrupt). What was moved stays
+    /// moved.
     pub fn relocate(self, parts: &Parts, seed: u32) -> Result<u64> {
         let mut logged = 0;
         for (number, (object, moved)) in self.objects {
@@ -716,8 +718,8 @@ impl<'a> Value<'a> {
         Some(Self { payload, sums: header.sums(operation), table, raw_len: raw_len(header, payload)? })
     }
 
-    /// The units that these stretches touch, neighbours together, if moving them takes no more than the stretches would,
-    /// decompressed; else none.
+    /// The units that these stretches touch, neighbours together, if moving them takes no more than the stretches
+    /// would, decompressed; else none.
     fn runs(&self, stretches: &[(u32, u32)]) -> Vec<Range<u32>> {
         let Some(table) = &self.table else { return Vec::new() };
         let mut runs: Vec<Range<u32>> = Vec::new();

@@ -19,8 +19,8 @@ pub struct CompressOptions {
     pub default: Compression,
     /// Smaller payloads are left alone, in bytes. 512 by default.
     pub bytes_min: u32,
-    /// Raw bytes that are compressed together, which is what the smallest read decompresses: a power of two from 4 KiB to
-    /// 1 MiB. 64 KiB by default.
+    /// Raw bytes that are compressed together, which is what the smallest read decompresses: a power of two from 4 KiB
+    /// to 1 MiB. 64 KiB by default.
     pub unit_bytes: u32,
     /// A compressed payload is kept if it takes at most this part of the raw one. Above 0, up to 1; 0.875 by default.
     pub ratio_max: f64,

@@ -3,20 +3,21 @@
 //! Writers that come back faster than a sync takes would otherwise split into two crowds that take turns: while one
 //! is synced the other queues, and each waits for two syncs. Merged, they share every sync.
 //!
-//! Let `F(w)` be the part of those answered by a sync that is back after the time `w`, and `S(w)` what the next sync takes
-//! if it is put off by `w`. Then syncs follow each other every `w + S(w)`; whoever is back in time waits for one such
-//! round, the others for two. So a put takes `(w + S(w)) (2 - F(w))` from one answer to the next, and the `w` for which that
-//! is least is waited. `F` and `S` are learned for a few `w`, each from the waits that it was tried in. What has not been
-//! tried is taken to be good, shorter waits first, and is tried again after a while.
+//! Let `F(w)` be the part of those answered by a sync that is back after the time `w`, and `S(w)` what the next sync
+//! takes if it is put off by `w`. Then syncs follow each other every `w + S(w)`; whoever is back in time waits for one
+//! such round, the others for two. So a put takes `(w + S(w)) (2 - F(w))` from one answer to the next, and the `w` for
+//! which that is least is waited. `F` and `S` are learned for a few `w`, each from the waits that it was tried in. What
+//! has not been tried is taken to be good, shorter waits first, and is tried again after a while.
 //!
 //! `S(w)` is `S(0)` on most devices. On one that grants so many operations a second, as rented ones do, a sync takes as
 //! much less as it is put off: there waiting is free.
 //!
 //! All that takes the processors to be free. Where a sync takes no longer than the writers need to wake and to prepare
-//! their next put, those who are back first would better have done that while the others were synced, and waiting loses.
-//! So what waiting really gains is measured: every so often it is left out for a few syncs, or tried again, and what is
-//! kept is that by which a put waits the shorter time in the mean. That time is the integral of the number of those who wait,
-//! by the number answered; how many they are is known when a sync ends, when a group is cut and when the next sync ends.
+//! their next put, those who are back first would better have done that while the others were synced, and waiting
+//! loses. So what waiting really gains is measured: every so often it is left out for a few syncs, or tried again, and
+//! what is kept is that by which a put waits the shorter time in the mean. That time is the integral of the number of
+//! those who wait, by the number answered; how many they are is known when a sync ends, when a group is cut and when
+//! the next sync ends.
 //!
 //! Invariants:
 //! 1. One writer alone is never waited for; a wait never exceeds what a sync takes that is not put off.

@@ -1,4 +1,5 @@
-//! The append-only log engine: implements [`ObjectStore`](esker_store::ObjectStore) on a [`Device`](esker_device::Device).
+//! The append-only log engine: implements [`ObjectStore`](esker_store::ObjectStore) on a
+//! [`Device`](esker_device::Device).
 //!
 //! submit → guards → reserve in the open group → encode once → index → commit thread: append, sync, mark
 //!

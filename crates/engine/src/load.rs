@@ -230,7 +230,8 @@ pub fn fill_inline(space: Space, bytes: &[u8], spaces: &mut Spaces) -> bool {
     }
 }
 
-/// Fills a space with its pages, counts what they point to as live, and keeps those in memory that the budget has room for.
+/// Fills a space with its pages, counts what they point to as live, and keeps those in memory that the budget has room
+/// for.
 fn fill_pages(
     (object, space): (u64, Space),
     pages: &BTreeMap<u64, Loc>,

@@ -1,6 +1,7 @@
 //! The waist: [`ObjectStore`] on the engine, which is looks at the index, then values ([`crate::read`]).
 //!
-//! Invariant: from the look at the index until the value is there the call is pinned: no segment is used again meanwhile.
+//! Invariant: from the look at the index until the value is there the call is pinned: no segment is used again
+//! meanwhile.
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;

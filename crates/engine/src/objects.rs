@@ -67,7 +67,8 @@ pub struct ObjectState {
     pub removed_lsn: Lsn,
     /// End of the last change of the attributes.
     pub xattr_lsn: Lsn,
-    /// End of the last clone, clone-range or rename to here: what it brought stands elsewhere, and may be durable there.
+    /// End of the last clone, clone-range or rename to here: what it brought stands elsewhere, and may be durable
+    /// there.
     pub copied_lsn: Lsn,
 }
 
@@ -194,8 +195,9 @@ impl ObjectState {
         self.changed_lsn = self.changed_lsn.max(lsn);
     }
 
-    /// Does what the operation says; no page it needs is missing ([`Spaces::missing`]). `readers_wait_to` is the log position that readers have to wait for, or 0 if
-    /// the writer asked only for applied. Names, clones and renames are the caller's.
+    /// Does what the operation says; no page it needs is missing ([`Spaces::missing`]). `readers_wait_to` is the log
+    /// position that readers have to wait for, or 0 if the writer asked only for applied. Names, clones and renames are
+    /// the caller's.
     pub fn apply(&mut self, step: &Step<'_>, readers_wait_to: Lsn, segments: &Segments) {
         let shared = self.spaces.counts_again();
         let cut = |loc: Loc, bytes: u32| {
@@ -385,8 +387,8 @@ pub struct Objects {
     numbers: RwLock<HashMap<u64, Arc<Object>>>,
     /// Numbers of the objects that changed in each epoch, the two last by parity.
     touched: [Mutex<Vec<u64>>; 2],
-    /// Collections made (true) and removed, and in which epoch, since the last checkpoint's cut. Changed under the names'
-    /// write lock.
+    /// Collections made (true) and removed, and in which epoch, since the last checkpoint's cut. Changed under the
+    /// names' write lock.
     collections_changed: Mutex<Vec<(Collection, bool, u32)>>,
     /// What objects were at the last checkpoint's cut that have changed since and that it has not taken yet.
     saved: Mutex<HashMap<u64, (ObjectId, Spaces)>>,
@@ -586,8 +588,8 @@ impl Objects {
         }
     }
 
-    /// For a checkpoint that did not come to an object: the next one takes it as it is then. Whether its pages no longer
-    /// tell what changed, because somebody had left behind what it was.
+    /// For a checkpoint that did not come to an object: the next one takes it as it is then. Whether its pages no
+    /// longer tell what changed, because somebody had left behind what it was.
     pub fn put_off(&self, number: u64, epoch: u32) -> bool {
         if let Some(object) = self.numbered(number) {
             let mut state = object.state.write();

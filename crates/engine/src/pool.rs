@@ -20,8 +20,8 @@ use std::thread::JoinHandle;
 use esker_store::{Runner, Task};
 use parking_lot::{Condvar, Mutex};
 
-/// Threads at most. So many reads are under way at the device at least, when so many callers read one value each; a call
-/// that reads many begins them all.
+/// Threads at most. So many reads are under way at the device at least, when so many callers read one value each; a
+/// call that reads many begins them all.
 pub const THREADS_MAX: usize = 16;
 
 /// Fewer that are offered are not looked through.
@@ -137,8 +137,8 @@ impl Pool {
         loop {
             if let Some(task) = queue.tasks.pop_front() {
                 drop(queue);
-                // What it holds may be the last of something large, and is dropped here. A waker that panics, or a drop, is
-                // no reason to read no more.
+                // What it holds may be the last of something large, and is dropped here. A waker that panics, or a
+                // drop, is no reason to read no more.
                 if catch_unwind(AssertUnwindSafe(move || task.run())).is_err() {
                     tracing::error!("somebody who was told of a read panicked");
                 }

@@ -1,7 +1,8 @@
 //! Reading: the index under the object's lock, then values without it.
 //!
 //! ```text
-//! lock → places → unlock → values from memory, or what the device gives at once → completion with the barrier to wait for
+//! lock → places → unlock → values from memory, or what the device gives at once → completion with the barrier to wait
+//! for
 //!                        → the others: begun ahead → reading pool, or the waiting caller → the same, later
 //! ```
 //!
@@ -175,8 +176,8 @@ impl Engine {
         }
     }
 
-    /// Values of which each is `what` says by its number. Those that are not in memory are begun [`AHEAD`] before they are
-    /// waited for.
+    /// Values of which each is `what` says by its number. Those that are not in memory are begun [`AHEAD`] before they
+    /// are waited for.
     pub(crate) fn values<'k>(
         &self,
         pinned: Pinned<'_>,
@@ -298,8 +299,8 @@ impl Engine {
         self.completion(Ok(page.entries), page.wait_to)
     }
 
-    /// Bytes of an object of `size`, from these extents, each with what is asked for at its place; shown once `floor` and what
-    /// they need is durable.
+    /// Bytes of an object of `size`, from these extents, each with what is asked for at its place; shown once `floor`
+    /// and what they need is durable.
     pub(crate) fn read_range(
         &self,
         pinned: Pinned<'_>,

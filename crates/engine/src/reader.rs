@@ -292,8 +292,8 @@ impl Reader {
         Ok(raw.into())
     }
 
-    /// The whole stored payloads at places that are sorted by offset and lie on the device: neighbours are read together, and
-    /// nothing is kept in the cache.
+    /// The whole stored payloads at places that are sorted by offset and lie on the device: neighbours are read
+    /// together, and nothing is kept in the cache.
     ///
     /// # Errors
     /// As [`Reader::fetch`].
@@ -408,8 +408,8 @@ impl Reader {
         Ok(Found { value: self.stored_part(loc, &head, range, &[], how)?, wait_to })
     }
 
-    /// Bytes of a stored payload: the blocks that they stand in are read, as far as they are not among `known`, the operation's
-    /// first bytes, and verified.
+    /// Bytes of a stored payload: the blocks that they stand in are read, as far as they are not among `known`, the
+    /// operation's first bytes, and verified.
     fn stored_part(&self, loc: Loc, head: &Cached, range: Range<usize>, known: &[u8], how: How) -> Looked<Bytes> {
         let header = &head.header;
         let first_block = range.start / CRC_BLOCK_BYTES;
@@ -433,8 +433,8 @@ impl Reader {
         Ok(Bytes::from(blocks).slice(range.start - blocks_start..range.end - blocks_start))
     }
 
-    /// Part of a compressed write: reads and decompresses only the units that `range` touches. Those that it does not cover
-    /// are kept in the cache, since their rest is probably read next.
+    /// Part of a compressed write: reads and decompresses only the units that `range` touches. Those that it does not
+    /// cover are kept in the cache, since their rest is probably read next.
     fn fetch_units(&self, loc: Loc, asked: &Asked<'_>, range: Range<u32>, durable: Lsn, how: How) -> Looked<Found> {
         let buffered = self.in_buffer(loc, asked)?;
         let mut known = Vec::new();
@@ -518,8 +518,8 @@ impl Reader {
         Ok(Found { value: value.freeze(), wait_to })
     }
 
-    /// Reads and verifies a large operation's header, key and block checksums, and of a compressed payload its table; returns
-    /// the operation's first bytes as well. `more` is what to read beyond the checksums.
+    /// Reads and verifies a large operation's header, key and block checksums, and of a compressed payload its table;
+    /// returns the operation's first bytes as well. `more` is what to read beyond the checksums.
     fn read_head(&self, loc: Loc, asked: &Asked<'_>, more: usize, how: How) -> Looked<(Cached, Vec<u8>)> {
         let span = self.clamp_span(loc);
         let bytes = self.read_device(loc.offset(), span.min(more as u64 + span / 1024), how)?;
@@ -657,8 +657,8 @@ pub struct SegmentView<'a> {
 }
 
 impl<'a> SegmentView<'a> {
-    /// Its records in order: header, device offset, and what follows the header. Where no record stands the walk goes on at
-    /// the next block.
+    /// Its records in order: header, device offset, and what follows the header. Where no record stands the walk goes
+    /// on at the next block.
     pub fn records(&self) -> impl Iterator<Item = (RecordHeader, u64, &'a [u8])> {
         let Self { bytes, base, generation, end, block, seed } = *self;
         let mut at = block;

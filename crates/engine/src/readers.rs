@@ -1,4 +1,5 @@
-//! Readers: who may still be reading places that the index no longer has, so that a segment is not used again too early.
+//! Readers: who may still be reading places that the index no longer has, so that a segment is not used again too
+//! early.
 //!
 //! [`Readers::pin`] before looking at the index … value in hand → drop; the cleaner: [`Readers::wait`]
 //!
@@ -6,7 +7,8 @@
 //! the former is empty: whoever comes later looks at the index as it is now.
 //!
 //! Invariants:
-//! 1. [`Readers::wait`] returns only after everybody who was pinned when it was called has finished. One waits at a time.
+//! 1. [`Readers::wait`] returns only after everybody who was pinned when it was called has finished. One waits at a
+//!    time.
 //! 2. Nobody who is pinned waits for room in the log: the cleaner makes that room.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};

@@ -241,7 +241,8 @@ pub struct RecoveryReport {
 pub trait Replay {
     /// A segment was read; its buffer may be kept. Called before the records in it.
     fn segment(&mut self, header: &SegmentHeader, buffer: &Arc<SegmentBuffer>);
-    /// A record whose operations all hold. `offset` is its place on the device, `operations` the bytes after its header.
+    /// A record whose operations all hold. `offset` is its place on the device, `operations` the bytes after its
+    /// header.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when it, or a record before it, makes no sense after what came before.

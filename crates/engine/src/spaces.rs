@@ -116,8 +116,8 @@ impl Spaces {
         met
     }
 
-    /// Heap bytes of the index pages that are in memory and may leave it: spaces so small that checkpoints keep them beside
-    /// the object's name are left out.
+    /// Heap bytes of the index pages that are in memory and may leave it: spaces so small that checkpoints keep them
+    /// beside the object's name are left out.
     #[inline]
     pub fn page_bytes(&self) -> usize {
         let large = |bytes: usize| if bytes < SMALL_BYTES { 0 } else { bytes };

@@ -2,9 +2,9 @@
 //!
 //! stage → [`Times`], counts in buckets → [`Histogram`], at one moment → INFO, `esker stat`
 //!
-//! A look at the clock costs some 30 ns, which is more than a few per cent of a small write or read. So stages that run on the
-//! caller's thread are timed once in [`SAMPLE`] calls of a thread ([`sampled`]); those of the device, of a group, of the cleaner
-//! and of checkpoints each time.
+//! A look at the clock costs some 30 ns, which is more than a few per cent of a small write or read. So stages that run
+//! on the caller's thread are timed once in [`SAMPLE`] calls of a thread ([`sampled`]); those of the device, of a
+//! group, of the cleaner and of checkpoints each time.
 //!
 //! Invariants:
 //! 1. Nothing here takes a lock.
@@ -23,8 +23,8 @@ thread_local! {
     static DICE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The time, for one call in [`SAMPLE`]. Which one is thrown for (a linear congruential generator, the same in each thread): were
-/// they counted, of stages that take turns always the same one would be timed.
+/// The time, for one call in [`SAMPLE`]. Which one is thrown for (a linear congruential generator, the same in each
+/// thread): were they counted, of stages that take turns always the same one would be timed.
 #[inline]
 pub fn sampled() -> Option<Instant> {
     let dice = DICE.get();
@@ -142,8 +142,8 @@ impl Histogram {
         bucket.map_or(0, |(ns, _)| (*ns).min(self.max_ns))
     }
 
-    /// What has been counted since an earlier moment. The longest is of all times, since one of a part is not known; a count
-    /// that went back (the program was started anew) is taken as it is.
+    /// What has been counted since an earlier moment. The longest is of all times, since one of a part is not known; a
+    /// count that went back (the program was started anew) is taken as it is.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let before: std::collections::HashMap<u64, u64> = earlier.buckets.iter().copied().collect();
@@ -166,7 +166,8 @@ impl std::fmt::Display for Histogram {
     }
 }
 
-/// Reads what `Display` writes. What does not parse says so by an empty error: it came from a program of another version.
+/// Reads what `Display` writes. What does not parse says so by an empty error: it came from a program of another
+/// version.
 impl std::str::FromStr for Histogram {
     type Err = NoHistogram;
 

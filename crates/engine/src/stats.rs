@@ -153,8 +153,8 @@ impl Stats {
         self.record_bytes.saturating_sub(self.payload_bytes + self.relocation_bytes)
     }
 
-    /// Bytes written to the log's segments that are no records: ends of groups, what fills the last block of one, and headers of
-    /// segments. Less what is not written yet.
+    /// Bytes written to the log's segments that are no records: ends of groups, what fills the last block of one, and
+    /// headers of segments. Less what is not written yet.
     pub fn padding_bytes(&self) -> u64 {
         self.device_write_bytes.saturating_sub(self.record_bytes)
     }
@@ -263,8 +263,8 @@ impl Engine {
         }
     }
 
-    /// How long each stage of a write, of a read and of what goes on behind them took, since the store was opened, in the
-    /// order of the stages.
+    /// How long each stage of a write, of a read and of what goes on behind them took, since the store was opened, in
+    /// the order of the stages.
     pub fn stages(&self) -> Vec<(&'static str, Histogram)> {
         let reads = &self.reader.counters;
         let mut stages = vec![("prepare", &self.times.prepare), ("apply", &self.times.apply)];

@@ -283,7 +283,8 @@ fn every_flipped_byte_of_a_small_store_is_told_or_harmless() {
     let image = device.image();
     let (mut told, mut harmless) = (0, 0);
     let used = (0..image.len()).filter(|at| image[*at] != 0);
-    // Every byte of headers, superblocks and checkpoint pieces is in some sample of this stride; all of them by a full run.
+    // Every byte of headers, superblocks and checkpoint pieces is in some sample of this stride; all of them by a full
+    // run.
     let stride = if std::env::var_os("ESKER_FLIP_ALL").is_some() { 1 } else { 23 };
     for at in used.step_by(stride) {
         let mut image = image.clone();

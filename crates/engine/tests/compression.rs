@@ -1,4 +1,5 @@
-//! Compression by hint: what is kept, what a small read costs, that what moves stays as it stands, and that damage is told.
+//! Compression by hint: what is kept, what a small read costs, that what moves stays as it stands, and that damage is
+//! told.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -69,7 +69,8 @@ fn the_log_goes_on_while_the_space_before_it_is_filled() {
     told.opened.store(true, Ordering::Relaxed);
     engine.submit(Transaction::new().create_collection(&Collection::from("c"))).wait().unwrap();
     for round in 0..ROUNDS {
-        // Synced often, and then much at once, but no segment in half a second: that load would be in too much of a hurry.
+        // Synced often, and then much at once, but no segment in half a second: that load would be in too much of a
+        // hurry.
         for _ in 0..40 {
             put(&engine, ROUNDS * ROUND_VALUES, &b"small"[..], Durability::Durable);
             std::thread::sleep(Duration::from_millis(2));

@@ -159,8 +159,9 @@ fn a_single_group_behind_a_rotten_header_that_the_superblock_knows_is_not_cut_of
     }
 }
 
-/// Failure: a store opened empty. Cause: nothing stood in the first blocks of its first segment, and the superblock from
-/// before anything was written was tried as well. Fix: one that names a segment of the log was written after its header.
+/// Failure: a store opened empty. Cause: nothing stood in the first blocks of its first segment, and the superblock
+/// from before anything was written was tried as well. Fix: one that names a segment of the log was written after its
+/// header.
 #[test]
 fn a_first_segment_whose_beginning_is_gone_does_not_open_as_an_empty_store() {
     let (device, engine) = fresh(96);

@@ -1,4 +1,5 @@
-//! The seeded model test on the engine, with reopening. One seed alone: `ESKER_MODEL_SEED=17 cargo test -p esker-engine --test model`.
+//! The seeded model test on the engine, with reopening. One seed alone: `ESKER_MODEL_SEED=17 cargo test -p esker-engine
+//! --test model`.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -239,8 +239,8 @@ fn a_call_for_very_many_values_begins_some_and_the_rest_as_they_come() {
     assert_eq!(device.begun.load(Ordering::SeqCst), 50 * KEYS);
 }
 
-/// Failure: of a scan of thousands of values the first were read at the same time and the others one by one. Cause: only those
-/// were begun. Fix: each that is read begins one further on.
+/// Failure: of a scan of thousands of values the first were read at the same time and the others one by one. Cause:
+/// only those were begun. Fix: each that is read begins one further on.
 #[test]
 fn a_scan_of_many_values_begins_them_all_ahead() {
     const MANY: u64 = 400;
@@ -367,8 +367,8 @@ fn a_caller_that_asks_writes_and_then_waits_finds_what_it_asked_for() {
     });
 }
 
-/// Failure: a read of a snapshot said that what it read was damaged. Cause: the snapshot was dropped before the read had come
-/// to the device, and its segments were used again. Fix: a read on its way keeps them.
+/// Failure: a read of a snapshot said that what it read was damaged. Cause: the snapshot was dropped before the read
+/// had come to the device, and its segments were used again. Fix: a read on its way keeps them.
 #[test]
 fn a_read_of_a_snapshot_that_is_dropped_meanwhile_finds_what_the_snapshot_had() {
     let (device, engine) = filled();
@@ -387,8 +387,8 @@ fn a_read_of_a_snapshot_that_is_dropped_meanwhile_finds_what_the_snapshot_had() 
     assert_eq!(several.wait().unwrap(), [7, 8, 9].map(|number| Some(value(number))));
 }
 
-/// A read that is on its way has found its place in the index: its segment is not used again before it was read, though the
-/// value was removed and the cleaner wants the segment.
+/// A read that is on its way has found its place in the index: its segment is not used again before it was read, though
+/// the value was removed and the cleaner wants the segment.
 #[test]
 fn no_segment_is_used_again_under_a_read_that_is_on_its_way() {
     let (device, engine) = filled();

@@ -181,7 +181,8 @@ fn is_named(lost: &[Lost], id: &ObjectId, is: impl Fn(&What) -> bool) -> bool {
     })
 }
 
-/// Compares with the undamaged store: what differs must be named, and what is there must have been written there at some time.
+/// Compares with the undamaged store: what differs must be named, and what is there must have been written there at
+/// some time.
 fn compare(seed: u64, what: &str, sample: &Sample, report: &RepairReport, lost: &[Lost], found: &Engine) -> usize {
     let expected = show(&open(&sample.device, true).unwrap());
     let found = show(found);

@@ -5,8 +5,8 @@
 //! propose: append command → apply everything up to it → its result       read: apply up to the tail → answer
 //! checkpoint: state → store → trim what no state on the log needs any more
 //!
-//! Both states live on one log, each on a stream of its own. Two replicas of each stand for two processes: they know of each other
-//! only through the log, and a third comes later and starts from the checkpoint.
+//! Both states live on one log, each on a stream of its own. Two replicas of each stand for two processes: they know of
+//! each other only through the log, and a third comes later and starts from the checkpoint.
 //!
 //! Invariant: commands are applied in the order of the log and by nothing but their bytes, so that all replicas agree.
 

@@ -1,4 +1,5 @@
-//! Money is moved between accounts by transactions, in one phase and in two, and without any: how often, how long, and with how many syncs.
+//! Money is moved between accounts by transactions, in one phase and in two, and without any: how often, how long, and
+//! with how many syncs.
 //!
 //! `cargo run --release -p esker --example transfers -- FOLDER [SECONDS]`
 //!
@@ -6,7 +7,8 @@
 //!
 //! - mutate: one mutation of the storage writes both accounts, unread
 //! - one phase: both accounts are read by key and written; reads and writes are one mutation
-//! - two phases: a range is read besides, which nobody writes; rows are prepared, the range is looked at again, a record decides
+//! - two phases: a range is read besides, which nobody writes; rows are prepared, the range is looked at again, a
+//!   record decides
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};

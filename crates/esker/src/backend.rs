@@ -1,12 +1,14 @@
-//! Backends other than the engine and memory: what they are called in a URL, which options they take, how they are opened.
+//! Backends other than the engine and memory: what they are called in a URL, which options they take, how they are
+//! opened.
 //!
 //! `file:PATH?checkpoint=16m` → [`Scheme`] → [`Scheme::open`] → [`Opened`]
 //!
-//! This is the one place where a backend is added: a line in [`SCHEMES`] and a function that opens it. Those with native
-//! dependencies stand behind a cargo feature of the same name, off by default.
+//! This is the one place where a backend is added: a line in [`SCHEMES`] and a function that opens it. Those with
+//! native dependencies stand behind a cargo feature of the same name, off by default.
 //!
 //! Invariants:
-//! 1. A folder that holds a store of another kind is never written to: [`refuse_foreign`] looks before any backend does.
+//! 1. A folder that holds a store of another kind is never written to: [`refuse_foreign`] looks before any backend
+//!    does.
 //! 2. Every option of a scheme is named in its list, and an option that is not is an error before anything is opened.
 
 use std::path::{Path, PathBuf};

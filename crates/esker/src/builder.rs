@@ -84,9 +84,9 @@ impl Default for Builder {
 impl Store {
     /// Opens the store at `location`, making it if it does not exist.
     ///
-    /// `location` is a path, `esker:PATH`, `file:PATH` or another backend's, or `memory:`. A path that is a folder (or does not exist and does not end
-    /// in `.esker`) means the file `store.esker` in it; any other is the store's file or block device itself. Behind a
-    /// `?` come options, joined by `&`: see [`Builder`], whose methods name them.
+    /// `location` is a path, `esker:PATH`, `file:PATH` or another backend's, or `memory:`. A path that is a folder (or
+    /// does not exist and does not end in `.esker`) means the file `store.esker` in it; any other is the store's file
+    /// or block device itself. Behind a `?` come options, joined by `&`: see [`Builder`], whose methods name them.
     ///
     /// # Errors
     /// See [`Builder::open`].
@@ -131,9 +131,9 @@ impl Builder {
         self
     }
 
-    /// Memory for pages of the index, in bytes, at least 1 MiB (option `index`): above it pages that were not used lately
-    /// leave memory and are read back when they are needed. By default a third of the memory that this process may have, an
-    /// eighth of less than 8 GiB. See [`Options::index_bytes`].
+    /// Memory for pages of the index, in bytes, at least 1 MiB (option `index`): above it pages that were not used
+    /// lately leave memory and are read back when they are needed. By default a third of the memory that this process
+    /// may have, an eighth of less than 8 GiB. See [`Options::index_bytes`].
     pub fn index_bytes(mut self, bytes: u64) -> Self {
         self.options.index_bytes = bytes;
         self
@@ -145,8 +145,8 @@ impl Builder {
         self
     }
 
-    /// Memory, in bytes, that values which were handed out may keep beside what was just written (option `pinned`): above
-    /// it they are copied. 256 MiB by default.
+    /// Memory, in bytes, that values which were handed out may keep beside what was just written (option `pinned`):
+    /// above it they are copied. 256 MiB by default.
     pub fn pinned_bytes(mut self, bytes: u64) -> Self {
         self.options.pinned_bytes_max = bytes;
         self
@@ -183,16 +183,17 @@ impl Builder {
         self
     }
 
-    /// What is compressed of transactions that ask for it, and what of that is kept (options `compress`: the hint of those that
-    /// do not ask, `none`, `lz4` or `zstd`; `compress_min` and `compress_unit` in bytes; `compress_ratio`). By default only
-    /// what asks for it, from 512 bytes on, in units of 64 KiB, if it gets to 0.875 of its length or less.
+    /// What is compressed of transactions that ask for it, and what of that is kept (options `compress`: the hint of
+    /// those that do not ask, `none`, `lz4` or `zstd`; `compress_min` and `compress_unit` in bytes; `compress_ratio`).
+    /// By default only what asks for it, from 512 bytes on, in units of 64 KiB, if it gets to 0.875 of its length or
+    /// less.
     pub fn compress(mut self, options: CompressOptions) -> Self {
         self.options.compress = options;
         self
     }
 
-    /// How sequencers are reached that hand out positions of logs ([`Store::logs`]). By default as the server whose store this is; where this process
-    /// opens it itself, without TLS and token.
+    /// How sequencers are reached that hand out positions of logs ([`Store::logs`]). By default as the server whose
+    /// store this is; where this process opens it itself, without TLS and token.
     pub fn sequencers(mut self, options: esker_remote::Options) -> Self {
         self.sequencers = Some(options);
         self
@@ -206,9 +207,9 @@ impl Builder {
         self
     }
 
-    /// How many expired rows of the map are removed per second in the background, at most, once the map is in use (option
-    /// `map_sweep`). 0 by default: none are, until [`Waist::sweep`](esker_map::Waist::sweep) is called. It only decides when their space comes
-    /// back: an expired row is never returned.
+    /// How many expired rows of the map are removed per second in the background, at most, once the map is in use
+    /// (option `map_sweep`). 0 by default: none are, until [`Waist::sweep`](esker_map::Waist::sweep) is called. It only
+    /// decides when their space comes back: an expired row is never returned.
     pub fn map_sweep(mut self, rows_per_s: u64) -> Self {
         self.map_sweep = rows_per_s;
         self
@@ -232,8 +233,8 @@ impl Builder {
         self
     }
 
-    /// Opens the store at `location`: a path, `esker:PATH`, `file:PATH` or another backend's, or `memory:`, with options
-    /// behind a `?`. Of the settings made by methods, other backends than the engine heed [`Builder::create`],
+    /// Opens the store at `location`: a path, `esker:PATH`, `file:PATH` or another backend's, or `memory:`, with
+    /// options behind a `?`. Of the settings made by methods, other backends than the engine heed [`Builder::create`],
     /// [`Builder::expire_interval`], [`Builder::map_sweep`] and [`Builder::clock`].
     ///
     /// # Errors
@@ -288,8 +289,9 @@ impl Builder {
         }
     }
 
-    /// The map of the running server that `location` names (`grpc://HOST:PORT`, `grpc+unix:PATH`), which serves it to whoever it lets in; `None` where
-    /// `location` names no server: then open the store, which has a [map](Store::map) too.
+    /// The map of the running server that `location` names (`grpc://HOST:PORT`, `grpc+unix:PATH`), which serves it to
+    /// whoever it lets in; `None` where `location` names no server: then open the store, which has a [map](Store::map)
+    /// too.
     ///
     /// # Errors
     /// [`Error::Location`], [`Error::BadOption`]; [`Error::Remote`] if the server does not answer.
@@ -337,13 +339,13 @@ impl Builder {
         Ok(made)
     }
 
-    /// Makes the store at `location` from the backup `sequence` of `folder`, or from the newest, without opening it. It is as long as
-    /// the store that was backed up, or as [`Builder::size`] says; a block device must be so long. `progress(done, total)`
-    /// is told bytes. Returns the path of its device as well.
+    /// Makes the store at `location` from the backup `sequence` of `folder`, or from the newest, without opening it. It
+    /// is as long as the store that was backed up, or as [`Builder::size`] says; a block device must be so long.
+    /// `progress(done, total)` is told bytes. Returns the path of its device as well.
     ///
     /// # Errors
-    /// [`Error::Exists`] if something is there and `force` is not given; [`Error::InUse`]; [`Error::Store`] names the file of
-    /// the backup that does not hold. A file appears under its name only when it is whole.
+    /// [`Error::Exists`] if something is there and `force` is not given; [`Error::InUse`]; [`Error::Store`] names the
+    /// file of the backup that does not hold. A file appears under its name only when it is whole.
     pub fn restore(
         self,
         folder: &Path,
@@ -378,14 +380,14 @@ impl Builder {
         Ok((path, report))
     }
 
-    /// Copies what can be read of the damaged store at `from` into a new store at `to`, and tells `lost` what cannot be. The new
-    /// store is as long as the damaged one, or `size` bytes; a file appears under its name only when the store on it is whole
-    /// and was checked. `progress(what is done, done, total)` is told how far it is. `from` is only read. Returns the path of
-    /// the new store's device as well.
+    /// Copies what can be read of the damaged store at `from` into a new store at `to`, and tells `lost` what cannot
+    /// be. The new store is as long as the damaged one, or `size` bytes; a file appears under its name only when the
+    /// store on it is whole and was checked. `progress(what is done, done, total)` is told how far it is. `from` is
+    /// only read. Returns the path of the new store's device as well.
     ///
     /// # Errors
-    /// [`Error::SameStore`]; [`Error::Exists`] if something is at `to`; [`Error::NotFound`], [`Error::InUse`] of `from`;
-    /// [`Error::Store`] if `from` is no store at all, or a newer one, or `to` is too short.
+    /// [`Error::SameStore`]; [`Error::Exists`] if something is at `to`; [`Error::NotFound`], [`Error::InUse`] of
+    /// `from`; [`Error::Store`] if `from` is no store at all, or a newer one, or `to` is too short.
     pub fn repair(
         self,
         from: &str,
@@ -429,8 +431,8 @@ impl Builder {
         Ok((to, report))
     }
 
-    /// Has the store at `location`, which nobody has open, take in the space that its device has gained; with `size` its file is
-    /// made that long first, in bytes. A block device is made longer elsewhere.
+    /// Has the store at `location`, which nobody has open, take in the space that its device has gained; with `size`
+    /// its file is made that long first, in bytes. A block device is made longer elsewhere.
     ///
     /// # Errors
     /// [`Error::BadOption`] if the file is longer than `size`, or is none; those of opening.

@@ -151,7 +151,8 @@ pub enum Error {
     /// The store is not a copy that came to its end. Copy first.
     #[error("this is no copy to compare: the copying did not come to its end, or was compared before")]
     NoCopy,
-    /// Source and copy are not the same: the source has changed since, or a store is damaged. Copy again into an empty target.
+    /// Source and copy are not the same: the source has changed since, or a store is damaged. Copy again into an empty
+    /// target.
     #[error("source and copy differ: {what}")]
     CopyDiffers {
         /// The first difference.

@@ -24,15 +24,15 @@
 //! # }
 //! ```
 //!
-//! A location is a path, `esker:PATH`, `file:PATH` for a store on plain files, `grpc://HOST:PORT` for the store of a running server, or `memory:` for
-//! one that is gone with the process. Options follow a question mark:
+//! A location is a path, `esker:PATH`, `file:PATH` for a store on plain files, `grpc://HOST:PORT` for the store of a
+//! running server, or `memory:` for one that is gone with the process. Options follow a question mark:
 //! `data?size=10g&policy=group:2ms`; [`Builder`] lists them. A store has one owner: a second process that opens it gets
 //! [`Error::InUse`].
 //!
 //! # Completions: now, or together
 //!
-//! Every call returns a [`Completion`]. A write is *applied* when the call returns, and *durable* when the completion is
-//! waited for; waiting once for several writes costs one sync instead of several. A completion is also a `Future`.
+//! Every call returns a [`Completion`]. A write is *applied* when the call returns, and *durable* when the completion
+//! is waited for; waiting once for several writes costs one sync instead of several. A completion is also a `Future`.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -63,8 +63,8 @@
 //!
 //! # Several keys, one transaction
 //!
-//! [`Kv::begin`](kv::Kv::begin) names the keys, reads see the transaction's own writes, and [`commit`](kv::Txn::commit) applies all of it or
-//! nothing, whatever happens to the power.
+//! [`Kv::begin`](kv::Kv::begin) names the keys, reads see the transaction's own writes, and [`commit`](kv::Txn::commit)
+//! applies all of it or nothing, whatever happens to the power.
 //!
 //! ```
 //! use esker::Durability;
@@ -95,12 +95,14 @@
 //!
 //! - [`kv::Namespace`]: everything one can do with keys: compare-and-set, expiry, scans either way, insertion order.
 //! - [`Store::logs`]: shared logs: totally ordered, write-once, followed by many.
-//! - [`Store::map`]: tables of records with conditional writes, expiry, filters and indexes; [`OpenMap`] by location, on Cassandra too.
+//! - [`Store::map`]: tables of records with conditional writes, expiry, filters and indexes; [`OpenMap`] by location,
+//!   on Cassandra too.
 //! - [`Store::transactions`]: transactions over such tables, snapshot or serializable.
 //! - [`Store::volumes`]: virtual disks with snapshots and clones.
 //! - [`Store::objects`]: the objects below the faces, with transactions over bytes, attributes, ordered maps and slots.
 //! - [`Store::engine`]: figures, the commit policy (which may be changed while running), what recovery did.
-//! - The folder `examples/`: a counter, a session cache with expiry, a queue that survives crashes, states replicated over a log, transfers by transactions.
+//! - The folder `examples/`: a counter, a session cache with expiry, a queue that survives crashes, states replicated
+//!   over a log, transfers by transactions.
 
 #![forbid(unsafe_code)]
 

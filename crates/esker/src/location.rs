@@ -2,7 +2,8 @@
 //!
 //! `esker:data?size=1g&policy=group:2ms` → [`Location`] { place, options as pairs }
 //!
-//! Invariant: a text that is not understood is an error that shows what was found and what is expected; nothing is guessed.
+//! Invariant: a text that is not understood is an error that shows what was found and what is expected; nothing is
+//! guessed.
 
 use std::path::PathBuf;
 

@@ -20,10 +20,12 @@ pub struct OpenMap {
 }
 
 impl OpenMap {
-    /// Opens a map: `cassandra://HOST:PORT,…/PREFIX` (with cargo feature `cassandra`), or a store's, by any location that [`Store::open`] takes.
+    /// Opens a map: `cassandra://HOST:PORT,…/PREFIX` (with cargo feature `cassandra`), or a store's, by any location
+    /// that [`Store::open`] takes.
     ///
-    /// Options of `cassandra://`: `replication` (copies of each row, for keyspaces that are made; one on each node, up to 3), `timeout` (10s), `forget` (how
-    /// much longer Cassandra keeps what expired or was deleted; 1h), `user` and `password_file`. Nothing on the way to Cassandra is encrypted, the password neither.
+    /// Options of `cassandra://`: `replication` (copies of each row, for keyspaces that are made; one on each node, up
+    /// to 3), `timeout` (10s), `forget` (how much longer Cassandra keeps what expired or was deleted; 1h), `user` and
+    /// `password_file`. Nothing on the way to Cassandra is encrypted, the password neither.
     ///
     /// ```
     /// use esker::map::MapStorage;
@@ -36,7 +38,8 @@ impl OpenMap {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Store::open`] and [`Store::map`]; [`Error::NotBuilt`] without the feature; [`Error::BadOption`], [`Error::UnknownOption`].
+    /// Those of [`Store::open`] and [`Store::map`]; [`Error::NotBuilt`] without the feature; [`Error::BadOption`],
+    /// [`Error::UnknownOption`].
     pub fn open(location: &str) -> Result<Self> {
         if let Some(place) = location.strip_prefix(CASSANDRA) {
             return Ok(Self { storage: cassandra(place)?, store: None });

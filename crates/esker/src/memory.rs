@@ -12,8 +12,8 @@ use esker_engine::{Options, segment_bytes_within};
 /// Segments that a store has by default where memory is no matter, in bytes.
 const SEGMENT_BYTES: u64 = 64 << 20;
 
-/// Memory in bytes that this process may have: the smallest limit of its cgroup and those above it (version 1 and 2), or the
-/// machine's. `None` where neither is known.
+/// Memory in bytes that this process may have: the smallest limit of its cgroup and those above it (version 1 and 2),
+/// or the machine's. `None` where neither is known.
 pub fn memory_bytes() -> Option<u64> {
     limit_of(&Mounted { cgroups: "/sys/fs/cgroup".into(), proc: "/proc".into() })
 }
@@ -134,8 +134,8 @@ mod tests {
         for mib in [128, 256, 512, 1_024, 4_096, 1 << 20] {
             let (bytes, options) = (mib << 20, Options::default().within(mib << 20));
             let segment = segment_bytes_within(bytes).min(SEGMENT_BYTES);
-            // Recent segments, twice what is pending, values that are handed out, the cache, and the index, twice while a
-            // checkpoint is written; segments that are ready, spare, or read to be cleaned, and copies.
+            // Recent segments, twice what is pending, values that are handed out, the cache, and the index, twice while
+            // a checkpoint is written; segments that are ready, spare, or read to be cleaned, and copies.
             let taken = options.recent_bytes
                 + 2 * options.pending_bytes_max
                 + options.pinned_bytes_max

@@ -91,8 +91,8 @@ mod tests {
 
     use super::*;
 
-    /// What had not been handed on: the scrubber read the page cache instead of the medium, and nobody was told of a file
-    /// that was removed under its server.
+    /// What had not been handed on: the scrubber read the page cache instead of the medium, and nobody was told of a
+    /// file that was removed under its server.
     #[test]
     fn everything_is_handed_on_until_it_is_let_go() {
         let folder = tempfile::tempdir().unwrap();

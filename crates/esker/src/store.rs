@@ -118,8 +118,8 @@ impl Store {
         Ok(Volumes::open(self.objects())?)
     }
 
-    /// The shared logs. All calls hand out the same ones, so that all who append in this process get their positions in one place. They work as long
-    /// as the store is open, so keep the store.
+    /// The shared logs. All calls hand out the same ones, so that all who append in this process get their positions in
+    /// one place. They work as long as the store is open, so keep the store.
     ///
     /// ```
     /// use esker::log::{Found, Options};
@@ -149,8 +149,8 @@ impl Store {
         Ok(logs)
     }
 
-    /// The map: tables of records, addressed by partition key, clustering key and column. All calls hand out the same one; it works as long
-    /// as the store is open, so keep the store.
+    /// The map: tables of records, addressed by partition key, clustering key and column. All calls hand out the same
+    /// one; it works as long as the store is open, so keep the store.
     ///
     /// ```
     /// use esker::Durability;
@@ -188,12 +188,14 @@ impl Store {
         Ok(map)
     }
 
-    /// What the removal of expired rows of the map has done ([`Builder::map_sweep`](crate::Builder::map_sweep)); all 0 where there is none, or the map is not in use.
+    /// What the removal of expired rows of the map has done ([`Builder::map_sweep`](crate::Builder::map_sweep)); all 0
+    /// where there is none, or the map is not in use.
     pub fn sweep_figures(&self) -> SweepFigures {
         self.inner.sweep.lock().as_ref().map(Sweep::figures).unwrap_or_default()
     }
 
-    /// Transactions over tables of the map. Each call hands out one with options of its own; what they commit they see of each other.
+    /// Transactions over tables of the map. Each call hands out one with options of its own; what they commit they see
+    /// of each other.
     ///
     /// ```
     /// use esker::map::{DataType, Get, Key, MapStorage, Schema, TableName};
@@ -234,7 +236,8 @@ impl Store {
         }
     }
 
-    /// A session of logs of its own, with the store's clock and a random number; `connect` finds sequencers of other processes.
+    /// A session of logs of its own, with the store's clock and a random number; `connect` finds sequencers of other
+    /// processes.
     pub fn log_session(&self, connect: Option<Arc<dyn Connect>>) -> Session {
         let clock = Arc::clone(&self.inner.background.clock);
         Session { connect, ..Session::new(Arc::new(move || clock.now_ms()), fastrand::u64(..)) }
@@ -318,8 +321,8 @@ impl Store {
         }
     }
 
-    /// Whether other processes may work on it at the same time: it is another server's (`grpc://`). Each other kind of store is
-    /// opened by one process at a time.
+    /// Whether other processes may work on it at the same time: it is another server's (`grpc://`). Each other kind of
+    /// store is opened by one process at a time.
     pub fn is_shared(&self) -> bool {
         matches!(&self.inner.backing, Backing::Backend(opened) if opened.remote.is_some())
     }
@@ -338,17 +341,19 @@ impl Store {
     /// itself when space runs short; this is for a program that wants the space now.
     ///
     /// # Errors
-    /// [`Error::NoEngine`] for a store of another backend; [`Error::Store`] if it is open read-only, if there is no room for
-    /// copies, or if the device failed.
+    /// [`Error::NoEngine`] for a store of another backend; [`Error::Store`] if it is open read-only, if there is no
+    /// room for copies, or if the device failed.
     pub fn compact(&self, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<()> {
         Ok(self.engine_for("compacting")?.compact(progress)?)
     }
 
-    /// Copies the store as it is now into `folder`, while it goes on being read and written. Later backups into the folder
-    /// copy only what is new. `progress(done, total)` is told bytes. [`Builder::restore`](crate::Builder::restore) is the way back.
+    /// Copies the store as it is now into `folder`, while it goes on being read and written. Later backups into the
+    /// folder copy only what is new. `progress(done, total)` is told bytes.
+    /// [`Builder::restore`](crate::Builder::restore) is the way back.
     ///
     /// # Errors
-    /// [`Error::NoEngine`] for a store of another backend; [`Error::Store`] names the place of damage, or says why the folder does not do.
+    /// [`Error::NoEngine`] for a store of another backend; [`Error::Store`] names the place of damage, or says why the
+    /// folder does not do.
     pub fn backup(&self, folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<BackupReport> {
         Ok(self.engine_for("a backup")?.backup(folder, progress)?)
     }

@@ -1,6 +1,7 @@
 //! Removing what has expired in the background: keys as often as asked for, rows of the map no faster than asked for.
 //!
-//! [`Store::kv`](crate::Store::kv), [`Store::map`](crate::Store::map) → a thread ([`Repeated`]) → a step → the pause that it asks for → the next step
+//! [`Store::kv`](crate::Store::kv), [`Store::map`](crate::Store::map) → a thread ([`Repeated`]) → a step → the pause
+//! that it asks for → the next step
 //!
 //! Invariants:
 //! 1. On average no more rows are looked at per second than the rate; nothing due, a look a second.
@@ -47,7 +48,8 @@ struct Counters {
     failures: AtomicU64,
 }
 
-/// A thread that does something again and again. Nothing depends on it: a system without another thread to give goes on without one.
+/// A thread that does something again and again. Nothing depends on it: a system without another thread to give goes on
+/// without one.
 pub(crate) struct Repeated {
     what: &'static str,
     stop: Sender<()>,

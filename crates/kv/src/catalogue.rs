@@ -1,11 +1,10 @@
 //! The catalogue: which namespaces there are, and of what kind.
 //!
-//! name → [`Record`], in the omap of object `namespaces` of collection `kv`: kind as one byte (1 int, 2 bytes); then, unless all of
-//! them are 0, compression as another (0 none, 1 lz4, 2 zstd); then 1 if the namespace is being removed. Its xattr
-//! `r/NAME` grows
-//! with each transaction that makes objects of ranges of an int namespace; it begins with a number that no namespace
-//! had before
-//! (xattr `firsts`), shifted by 32 bits, so that it is never one of an earlier namespace of that name.
+//! name → [`Record`], in the omap of object `namespaces` of collection `kv`: kind as one byte (1 int, 2 bytes); then,
+//! unless all of them are 0, compression as another (0 none, 1 lz4, 2 zstd); then 1 if the namespace is being removed.
+//! Its xattr `r/NAME` grows with each transaction that makes objects of ranges of an int namespace; it begins with a
+//! number that no namespace had before (xattr `firsts`), shifted by 32 bits, so that it is never one of an earlier
+//! namespace of that name.
 //!
 //! Invariants:
 //! 1. A record is made only where there is none, so that the kind of a name changes only by removing it.
@@ -28,7 +27,8 @@ pub(crate) fn object() -> ObjectId {
     ObjectId::new(Collection::from(COLLECTION), Bytes::from_static(b"namespaces"))
 }
 
-/// The names. They lead to records, not to ids: what is removed is found by the name, and *removing* is said by the record.
+/// The names. They lead to records, not to ids: what is removed is found by the name, and *removing* is said by the
+/// record.
 pub(crate) fn directory() -> Directory {
     Directory { object: object(), what: "namespace catalogue", names: b"", ids: None }
 }

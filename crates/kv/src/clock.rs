@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! 1. Nothing else in this crate reads a clock, and each call reads it once at most.
-//! 2. What a [`Kv`](crate::Kv) takes for the time never goes back: what it has hidden as expired it does not show again. Two processes
-//!    agree as well as their clocks do: one may still show what the other hides for as long as their clocks differ.
+//! 2. What a [`Kv`](crate::Kv) takes for the time never goes back: what it has hidden as expired it does not show
+//!    again. Two processes agree as well as their clocks do: one may still show what the other hides for as long as
+//!    their clocks differ.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

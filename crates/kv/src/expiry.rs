@@ -1,6 +1,7 @@
 //! Expiry: removing what nobody is shown any more, so that it gives back its space.
 //!
-//! expiry indexes → what is due, oldest first → stripe → entry still has that expiry? → remove both; else the index key only
+//! expiry indexes → what is due, oldest first → stripe → entry still has that expiry? → remove both; else the index key
+//! only
 //!
 //! Invariants:
 //! 1. The index may hold keys whose entry was since overwritten or removed; they are dropped when their time comes.

@@ -6,7 +6,8 @@
 //!
 //! Invariants:
 //! 1. A namespace is in the catalogue before its first entry is written.
-//! 2. What is kept here of the catalogue only saves making handles anew: each call that names a namespace looks at its record.
+//! 2. What is kept here of the catalogue only saves making handles anew: each call that names a namespace looks at its
+//!    record.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +43,8 @@ pub struct Kv {
 }
 
 impl Kv {
-    /// Opens the face, making collection `kv` if it is missing. Any number of them, in this process or others, may work on one store.
+    /// Opens the face, making collection `kv` if it is missing. Any number of them, in this process or others, may work
+    /// on one store.
     ///
     /// # Errors
     /// The store's; `Unsupported` where it is not atomic across objects; `Corrupt` for an unknown kind of namespace.
@@ -146,10 +148,10 @@ impl Kv {
         namespace
     }
 
-    /// Has values that are written to a namespace from now on compressed, or no longer; what is there stays as it is. It is
-    /// a hint: a store that cannot compress ([`Capability::compresses`](esker_store::Capability::compresses)), or a value
-    /// that does not get smaller, is stored as it is. A transaction over several namespaces takes the first hint of those
-    /// that it writes. Other processes take it up when they next open the namespace.
+    /// Has values that are written to a namespace from now on compressed, or no longer; what is there stays as it is.
+    /// It is a hint: a store that cannot compress ([`Capability::compresses`](esker_store::Capability::compresses)), or
+    /// a value that does not get smaller, is stored as it is. A transaction over several namespaces takes the first
+    /// hint of those that it writes. Other processes take it up when they next open the namespace.
     ///
     /// # Errors
     /// [`Error::NoNamespace`]; the store's.
@@ -189,16 +191,15 @@ impl Kv {
         Ok(live.map(|(name, record)| (name, record.kind)).collect())
     }
 
-    /// Removes a namespace with all its entries; what is written to it later answers with an error, in other processes too. Its
-    /// name is free when this returns. One transaction, unless it is an int namespace of over 100,000 ranges (fewer on
-    /// a small store):
-    /// then several, and a write to a range that is not removed yet may still be acknowledged, and goes with it.
-    /// Stopped between two of them, the
-    /// namespace is gone already; opening the face, or the name, or removing it again, does the rest.
+    /// Removes a namespace with all its entries; what is written to it later answers with an error, in other processes
+    /// too. Its name is free when this returns. One transaction, unless it is an int namespace of over 100,000 ranges
+    /// (fewer on a small store): then several, and a write to a range that is not removed yet may still be
+    /// acknowledged, and goes with it. Stopped between two of them, the namespace is gone already; opening the face, or
+    /// the name, or removing it again, does the rest.
     ///
     /// # Errors
-    /// [`Error::NoNamespace`]; the store's. [`StoreError::Unknown`] where the namespace is gone, and what it held only in
-    /// part: removing it again does the rest.
+    /// [`Error::NoNamespace`]; the store's. [`StoreError::Unknown`] where the namespace is gone, and what it held only
+    /// in part: removing it again does the rest.
     pub fn remove_namespace(&self, name: &str) -> Result<()> {
         let (store, mut retry) = (&*self.shared.store, Retry::default());
         loop {
@@ -307,8 +308,8 @@ impl Kv {
         self.shared.applied_by_default.store(durability == Durability::Applied, Ordering::Relaxed);
     }
 
-    /// Begins a transaction that holds the stripes of `keys`: no other writer of this process changes them before it ends, so that it
-    /// seldom has to be begun anew. It may read and write other keys too.
+    /// Begins a transaction that holds the stripes of `keys`: no other writer of this process changes them before it
+    /// ends, so that it seldom has to be begun anew. It may read and write other keys too.
     ///
     /// On its own thread, call nothing that locks (writes of [`Namespace`], another `begin`) before it ends.
     pub fn begin(&self, keys: &[(&Namespace, Key<'_>)]) -> Txn<'_> {
@@ -316,8 +317,8 @@ impl Kv {
         Txn::new(&self.shared, held)
     }
 
-    /// Runs `change` in a transaction that holds the stripes of `keys`, commits it, and waits; from the beginning again, with what is
-    /// stored then, where another process changed a key that it had read.
+    /// Runs `change` in a transaction that holds the stripes of `keys`, commits it, and waits; from the beginning
+    /// again, with what is stored then, where another process changed a key that it had read.
     ///
     /// # Errors
     /// Those of `change`, which end it with nothing applied; those of [`Txn::commit`]; [`StoreError::Contended`] after

@@ -7,14 +7,15 @@
 //!
 //! Invariants:
 //! 1. Every change is one store transaction: an entry and its place in the expiry index come and go together.
-//! 2. A change that depends on what is stored stands under a guard of it, so no update is lost, whichever process makes it. The
-//!    stripe of its key, held from reading to submitting, keeps writers of one process from failing each other's guards.
+//! 2. A change that depends on what is stored stands under a guard of it, so no update is lost, whichever process makes
+//!    it. The stripe of its key, held from reading to submitting, keeps writers of one process from failing each
+//!    other's guards.
 //! 3. An expired entry is never returned, from the millisecond `expires_ms` on.
 //! 4. What a call returns waits for the barriers of everything that it read.
 //!
-//! Any number of processes may share a store, each with a [`Kv`] of its own. Between them a read of several keys in several
-//! objects, and a scan that takes several calls of the store, may show writes made between its parts; their clocks should agree
-//! about as well as expiries are to be exact. Format: docs/format.md#kv
+//! Any number of processes may share a store, each with a [`Kv`] of its own. Between them a read of several keys in
+//! several objects, and a scan that takes several calls of the store, may show writes made between its parts; their
+//! clocks should agree about as well as expiries are to be exact. Format: docs/format.md#kv
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

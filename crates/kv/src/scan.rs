@@ -41,11 +41,11 @@ pub struct Scan {
     /// At most so many entries; without bound by default. An answer is held in memory whole.
     pub limit: usize,
     /// Ends behind the entry with which an answer of [`Txn::scan`](crate::Txn::scan) holds so many bytes of keys and
-    /// values; without bound by default. Then an answer shorter than `limit` need not hold the last of them: only an empty one
-    /// is the end. Other scans take no heed of it.
+    /// values; without bound by default. Then an answer shorter than `limit` need not hold the last of them: only an
+    /// empty one is the end. Other scans take no heed of it.
     pub bytes_max: usize,
-    /// Leave entries empty (no value, expiry or tag): keys are enough. A key that has expired is left out as well, save one
-    /// that is written and removed by others while the scan looks.
+    /// Leave entries empty (no value, expiry or tag): keys are enough. A key that has expired is left out as well, save
+    /// one that is written and removed by others while the scan looks.
     pub keys_only: bool,
     /// Only keys behind this one in the order of the scan: the last key of the page before.
     pub after: Option<OwnedKey>,

@@ -3,11 +3,12 @@
 //! records → token (epoch, position) → places → one transaction: guards (epoch, trim, absent) and changes → applied
 //! → epoch stale: read the view, take a new token · taken: ours? else a new token · no place yet: add a stripe
 //!
-//! An entry costs one round trip. Its position is decided by the store: of two writes to one position one is refused, whoever handed it out.
+//! An entry costs one round trip. Its position is decided by the store: of two writes to one position one is refused,
+//! whoever handed it out.
 //!
 //! Invariants:
-//! 1. An entry is written at one position only: a new token is taken only after the old position was found decided by somebody else, or
-//!    its epoch sealed.
+//! 1. An entry is written at one position only: a new token is taken only after the old position was found decided by
+//!    somebody else, or its epoch sealed.
 //! 2. A batch has consecutive positions, all or none.
 //! Source: CORFU (2012), section 3; ZLog.
 
@@ -68,8 +69,8 @@ impl Log {
     /// Appends an entry; it is durable when the completion says so. The value is its position.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an entry above the log's limit; [`Error::Sealed`]; [`Error::Fenced`]; [`Error::NoSequencer`];
-    /// [`Error::Uncertain`]; the store's.
+    /// [`Error::Invalid`] for an entry above the log's limit; [`Error::Sealed`]; [`Error::Fenced`];
+    /// [`Error::NoSequencer`]; [`Error::Uncertain`]; the store's.
     pub fn append(&self, record: impl Into<Record>) -> Result<Completion<u64>> {
         self.append_with(&[record.into()], Durability::Durable)
     }
@@ -78,7 +79,8 @@ impl Log {
     ///
     /// # Errors
     /// As [`Log::append`]; [`Error::Invalid`] for none, or more than [`BATCH_MAX`] or [`BATCH_BYTES_MAX`];
-    /// [`Error::Unsupported`] for more than one where the log's entries go round objects and the backend is atomic per object only.
+    /// [`Error::Unsupported`] for more than one where the log's entries go round objects and the backend is atomic per
+    /// object only.
     pub fn append_batch(&self, records: &[Record]) -> Result<Completion<u64>> {
         self.append_with(records, Durability::Durable)
     }
@@ -101,12 +103,12 @@ impl Log {
         self.append_new(&self.batch(records, nonce, Durability::Durable), Some(expected))
     }
 
-    /// Whether the entry that [`Error::Uncertain`] told of is at its position. After `false` it never will be: what is free there is filled,
-    /// or sealed against it. An entry that was trimmed by itself counts as being there.
+    /// Whether the entry that [`Error::Uncertain`] told of is at its position. After `false` it never will be: what is
+    /// free there is filled, or sealed against it. An entry that was trimmed by itself counts as being there.
     ///
     /// # Errors
-    /// [`Error::Trimmed`] if it cannot be told any more, because everything there was trimmed away; [`Error::Damaged`] if what stands there cannot
-    /// be read; as [`Log::fill`]; the store's.
+    /// [`Error::Trimmed`] if it cannot be told any more, because everything there was trimmed away; [`Error::Damaged`]
+    /// if what stands there cannot be read; as [`Log::fill`]; the store's.
     pub fn resolve(&self, position: u64, nonce: Nonce) -> Result<bool> {
         loop {
             match self.read(position)?.wait()? {
@@ -263,7 +265,8 @@ impl Log {
             Ok(ControlFlow::Break(completion))
         };
         let mut tries = 0;
-        // What a try ended with of which it is not known whether it was applied. After one, no other error may be told than that.
+        // What a try ended with of which it is not known whether it was applied. After one, no other error may be told
+        // than that.
         let mut unanswered: Option<StoreError> = None;
         loop {
             let outcome = self.write_at(token, batch);
@@ -311,7 +314,8 @@ impl Log {
         }
     }
 
-    /// Fills positions that are not going to be written, so that followers need not wait for them. What fails here followers do.
+    /// Fills positions that are not going to be written, so that followers need not wait for them. What fails here
+    /// followers do.
     fn give_up(&self, token: Token, count: u64) {
         let tail = Tail { epoch: token.epoch, position: token.position + count };
         for position in token.position..tail.position {
@@ -422,7 +426,8 @@ impl Log {
                 }
                 let value = stored.encode();
                 if let Some(kept) = kept.get_mut(number) {
-                    // What is encoded has its own length, whereas the caller's data may be a piece of a buffer that is many times as long.
+                    // What is encoded has its own length, whereas the caller's data may be a piece of a buffer that is
+                    // many times as long.
                     let inline = stored.kind == Kind::Data;
                     *kept = if inline { value.slice(value.len() - record.data.len()..) } else { record.data.clone() };
                 }

@@ -1,12 +1,14 @@
-//! Entries in their objects: what each layout writes, reads and removes. One place for all three, so that nothing above knows them.
+//! Entries in their objects: what each layout writes, reads and removes. One place for all three, so that nothing above
+//! knows them.
 //!
 //! entry → changes of one object, with the guards that make a position write-once
 //! local positions → stored bytes → [`Found`]
 //!
-//! Every change of a position guards, in the same transaction, that the object was not sealed by a newer epoch, that the position was not
-//! trimmed, and that nothing stands there.
+//! Every change of a position guards, in the same transaction, that the object was not sealed by a newer epoch, that
+//! the position was not trimmed, and that nothing stands there.
 //!
-//! Invariant: a guard's number tells what it means ([`Guarded`]), so that a refusal is understood without a second look.
+//! Invariant: a guard's number tells what it means ([`Guarded`]), so that a refusal is understood without a second
+//! look.
 
 use std::ops::Range;
 
@@ -127,7 +129,8 @@ pub(crate) fn last(store: &dyn ObjectStore, layout: Layout, object: &ObjectId) -
     })
 }
 
-/// Local positions of `range` that hold something, at most `limit` of them, in order, with what they hold unless only they are asked for.
+/// Local positions of `range` that hold something, at most `limit` of them, in order, with what they hold unless only
+/// they are asked for.
 pub(crate) fn scan(
     store: &dyn ObjectStore,
     layout: Layout,

@@ -1,11 +1,13 @@
 //! Checking a log: the protocol's invariants, read from its objects.
 //!
-//! view → stripes → objects: epochs, entries in their places, nothing trimmed left, keys of streams and writers → findings
+//! view → stripes → objects: epochs, entries in their places, nothing trimmed left, keys of streams and writers →
+//! findings
 //!
 //! Memory is bounded: one page of one object at a time, and the numbers of the last [`NONCES_MAX`] entries.
 //!
-//! Invariant: a log that is in use is not accused. Whoever takes over, reshapes or trims changes the head first and the objects after it, so what an
-//! object says is held against a head that was read later; what two reads of an object disagree about is read once more.
+//! Invariant: a log that is in use is not accused. Whoever takes over, reshapes or trims changes the head first and the
+//! objects after it, so what an object says is held against a head that was read later; what two reads of an object
+//! disagree about is read once more.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -56,11 +58,13 @@ struct Walk<'a> {
 }
 
 impl Log {
-    /// Proves the log's invariants. `deep` reads the data that stands apart from its entry too. `progress` is told positions looked at, and of how many;
-    /// false stops. While the log is in use, holes are entries on their way, and what is added meanwhile is not looked at.
+    /// Proves the log's invariants. `deep` reads the data that stands apart from its entry too. `progress` is told
+    /// positions looked at, and of how many; false stops. While the log is in use, holes are entries on their way, and
+    /// what is added meanwhile is not looked at.
     ///
     /// # Errors
-    /// [`Error::Damaged`](crate::Error::Damaged) if there is no view to go by; the store's. What is wrong otherwise is in [`Checked::problems`].
+    /// [`Error::Damaged`](crate::Error::Damaged) if there is no view to go by; the store's. What is wrong otherwise is
+    /// in [`Checked::problems`].
     pub fn check(&self, deep: bool, mut progress: impl FnMut(u64, u64) -> bool) -> Result<Checked> {
         let view = self.refresh()?;
         let tail = self.written_tail(&view)?.position;
@@ -252,7 +256,8 @@ impl Walk<'_> {
                     b's' => stored.streams.iter().any(|stream| format::stream_key(stream, local) == key),
                     _ => format::nonce_key(stored.nonce) == key,
                 });
-                // Trimmed with others since the keys were read: its key stays. Programs of before removed it with an entry trimmed by itself.
+                // Trimmed with others since the keys were read: its key stays. Programs of before removed it with an
+                // entry trimmed by itself.
                 if !knows && self.trim_of(object)? <= local && self.log.store().omap_get(object, &key).wait()?.is_some()
                 {
                     self.problem(format!("{object}: key {} leads to nothing that knows it", key.escape_ascii()));

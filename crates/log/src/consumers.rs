@@ -1,6 +1,7 @@
 //! Positions of consumers, kept with the log: where to go on.
 //!
-//! Invariant: a consumer's position only changes by its own calls; the log does not look at it (trimming does not wait for consumers).
+//! Invariant: a consumer's position only changes by its own calls; the log does not look at it (trimming does not wait
+//! for consumers).
 
 use bytes::Bytes;
 use esker_store::{Change, Condition, OmapScan, Transaction, prefix, submit_guarded};

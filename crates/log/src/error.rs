@@ -1,7 +1,8 @@
-//! What can go wrong with logs beyond what goes wrong in the store: one variant per thing that a caller does differently.
+//! What can go wrong with logs beyond what goes wrong in the store: one variant per thing that a caller does
+//! differently.
 //!
-//! Invariant: an append that returns an error has no entry in the log, save for [`Error::Uncertain`], which names where to look.
-//! An epoch that grew stale is not an error: it is met inside by reading the view again.
+//! Invariant: an append that returns an error has no entry in the log, save for [`Error::Uncertain`], which names where
+//! to look. An epoch that grew stale is not an error: it is met inside by reading the view again.
 
 use crate::nonce::Nonce;
 
@@ -83,7 +84,8 @@ pub enum Error {
         /// The tail.
         tail: u64,
     },
-    /// The store did not answer, so it is not known whether the entry is there. `Log::resolve` with position and nonce finds out.
+    /// The store did not answer, so it is not known whether the entry is there. `Log::resolve` with position and nonce
+    /// finds out.
     #[error("it is not known whether the entry at position {position} was written: {cause}")]
     Uncertain {
         /// Where it would be.

@@ -1,7 +1,8 @@
-//! Following: every position in order, from anywhere to the tail and on, without polling where the writers are in this process.
+//! Following: every position in order, from anywhere to the tail and on, without polling where the writers are in this
+//! process.
 //!
-//! written here, and durable → entry · else: tail → read ahead → positions in order → entry or gap · hole: wait for its writer, then fill it ·
-//! at the tail: wait
+//! written here, and durable → entry · else: tail → read ahead → positions in order → entry or gap · hole: wait for its
+//! writer, then fill it · at the tail: wait
 //!
 //! A follower is pulled: what is read ahead is bounded, and who does not pull costs nothing.
 //!
@@ -70,9 +71,11 @@ impl Delivery {
 pub enum Next {
     /// At an entry that is not durable yet: call again when it is.
     Await(Barrier),
-    /// At the tail, as far as it is known here: wait for [`Log::listen`], and look with [`Follower::poll`] after [`Follower::patience`].
+    /// At the tail, as far as it is known here: wait for [`Log::listen`], and look with [`Follower::poll`] after
+    /// [`Follower::patience`].
     Tail,
-    /// At something that only [`Follower::poll`] can tell: an end, a gap, an entry of another process or of some time ago. Or at the limit.
+    /// At something that only [`Follower::poll`] can tell: an end, a gap, an entry of another process or of some time
+    /// ago. Or at the limit.
     Look,
 }
 
@@ -186,9 +189,9 @@ impl Follower {
         Ok(self.ahead.pop_front())
     }
 
-    /// What was written in this process a moment ago and is durable, up to `limit` deliveries and about `bytes_max` of data, and what to do where that
-    /// ends. Asks neither the store nor the sequencer, so that it never waits: twice a second it leaves
-    /// looking to [`Follower::poll`].
+    /// What was written in this process a moment ago and is durable, up to `limit` deliveries and about `bytes_max` of
+    /// data, and what to do where that ends. Asks neither the store nor the sequencer, so that it never waits: twice a
+    /// second it leaves looking to [`Follower::poll`].
     ///
     /// # Errors
     /// The store's, if it stopped before the next entry was durable.
@@ -284,7 +287,8 @@ impl Follower {
         }
     }
 
-    /// How long nothing will come that is not told of: until the hole is to be filled, or others' writes are to be looked for.
+    /// How long nothing will come that is not told of: until the hole is to be filled, or others' writes are to be
+    /// looked for.
     pub fn patience(&self) -> Duration {
         let led_here = self.log.leader(&self.log.view()).is_some();
         let look = if led_here { LOOK_LED_MS.max(self.how.look_ms) } else { self.how.look_ms };

@@ -1,9 +1,11 @@
 //! What this face keeps in the store: names of objects and keys, and the bytes of an entry.
 //!
-//! Pure encode and decode, no I/O. Numbers in values are little-endian; numbers in names and keys are such that byte order is number order.
+//! Pure encode and decode, no I/O. Numbers in values are little-endian; numbers in names and keys are such that byte
+//! order is number order.
 //!
 //! Invariants:
-//! 1. An entry's checksum covers its place in the log, so that what answers for another position is told from what was asked for.
+//! 1. An entry's checksum covers its place in the log, so that what answers for another position is told from what was
+//!    asked for.
 //! 2. Decoding checks every length before it is used; stored bytes never make arithmetic overflow.
 //! Format: docs/format.md#what-the-log-face-keeps-in-the-store
 
@@ -25,7 +27,8 @@ pub const STREAMS_MAX: usize = 16;
 pub const ENTRY_HEADER_BYTES: usize = 40;
 
 pub(crate) const COLLECTION: &str = "log";
-/// Xattr of a data object: the epoch at which it was sealed last, 8 bytes little-endian. Writes of an older epoch are refused.
+/// Xattr of a data object: the epoch at which it was sealed last, 8 bytes little-endian. Writes of an older epoch are
+/// refused.
 pub(crate) const EPOCH: &[u8] = b"epoch";
 /// Xattr of a data object: local positions below are trimmed, 8 bytes little-endian; absent means 0.
 /// `u64::MAX`: the object is about to go.

@@ -172,11 +172,12 @@ impl Log {
         self.inner.shared.applied.notify(usize::MAX);
     }
 
-    /// The tail: one above the last position at which something stands. Everything whose append returned before the call stands below; positions
-    /// that were handed out and at which nothing stands yet do not count.
+    /// The tail: one above the last position at which something stands. Everything whose append returned before the
+    /// call stands below; positions that were handed out and at which nothing stands yet do not count.
     ///
-    /// A tail that was told is a promise: what stands right below it is durable, so that no crash and no other leader takes it back (but for what
-    /// was only to be applied, [`Log::append_with`]). Where that is not durable yet the call waits for it.
+    /// A tail that was told is a promise: what stands right below it is durable, so that no crash and no other leader
+    /// takes it back (but for what was only to be applied, [`Log::append_with`]). Where that is not durable yet the
+    /// call waits for it.
     ///
     /// # Errors
     /// [`Error::NoLog`] if the log was deleted; the store's.
@@ -185,8 +186,9 @@ impl Log {
         self.written_below(&self.view(), handed)
     }
 
-    /// The position that is handed out next. Asks whoever hands them out; where nobody does, looks for the last entry. What is below may never be
-    /// written, and another leader may hand it out again: what relies on it guards its epoch.
+    /// The position that is handed out next. Asks whoever hands them out; where nobody does, looks for the last entry.
+    /// What is below may never be written, and another leader may hand it out again: what relies on it guards its
+    /// epoch.
     pub(crate) fn handed_tail(&self) -> Result<Tail> {
         // A leader that was deposed does not know it: the head does.
         let view = self.current_view()?;
@@ -207,8 +209,8 @@ impl Log {
         self.written_tail(&view)
     }
 
-    /// The tail as it is written. It may be above `handed` when others have appended since, and is told so: below it stand
-    /// entries that were acknowledged.
+    /// The tail as it is written. It may be above `handed` when others have appended since, and is told so: below it
+    /// stand entries that were acknowledged.
     fn written_below(&self, view: &View, handed: Tail) -> Result<Tail> {
         let written = &self.inner.shared.written;
         if view.sealed.is_some() || handed.position <= written.load(Ordering::SeqCst).max(view.trimmed) {

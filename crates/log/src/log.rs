@@ -211,7 +211,8 @@ impl Log {
 
     /// Adds stripes until position `end` has a place. Does nothing if somebody else did it first.
     ///
-    /// id taken in the head → objects made under it → stripe published, if the epoch is still the same and nobody was faster
+    /// id taken in the head → objects made under it → stripe published, if the epoch is still the same and nobody was
+    /// faster
     pub(crate) fn grow(&self, end: u64) -> Result<()> {
         let _one = self.inner.growing.lock();
         let mut retry = Retry::default();
@@ -292,7 +293,8 @@ impl Log {
         self.inner.shared.recent.forget(position);
     }
 
-    /// Wakes when something was written by this process, or the view changed. Look again after asking for it, before waiting.
+    /// Wakes when something was written by this process, or the view changed. Look again after asking for it, before
+    /// waiting.
     pub fn listen(&self) -> EventListener {
         self.inner.shared.applied.listen()
     }
@@ -303,8 +305,8 @@ impl Log {
     }
 }
 
-/// Makes the objects of a stripe whose id nobody else took: however late one of these calls comes, if the stripe is published it was
-/// answered before, and if not, nobody ever looks at the object.
+/// Makes the objects of a stripe whose id nobody else took: however late one of these calls comes, if the stripe is
+/// published it was answered before, and if not, nobody ever looks at the object.
 pub(crate) fn make_stripe(store: &dyn ObjectStore, log: u64, view: &View, stripe: &Stripe) -> Result<()> {
     let capability = store.capability();
     let mut guards = Guards::default();

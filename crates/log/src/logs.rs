@@ -3,8 +3,10 @@
 //! name → directory → id → head → [`Log`]
 //!
 //! Invariants:
-//! 1. A head and its first stripe stand before a name leads to them; what a crash leaves half made is noted, and removed by [`Logs::work`].
-//! 2. Deleting takes the name at once, then the head, so that nobody adds to the log, then its data; it may stop and go on.
+//! 1. A head and its first stripe stand before a name leads to them; what a crash leaves half made is noted, and
+//!    removed by [`Logs::work`].
+//! 2. Deleting takes the name at once, then the head, so that nobody adds to the log, then its data; it may stop and go
+//!    on.
 //! 3. Handles of one log here are the same handle.
 
 use std::collections::HashMap;
@@ -42,7 +44,8 @@ struct State {
 }
 
 impl Logs {
-    /// Opens the face, making collection `log` if it is missing. Any backend does: each transaction is of one object, save for batches.
+    /// Opens the face, making collection `log` if it is missing. Any backend does: each transaction is of one object,
+    /// save for batches.
     ///
     /// # Errors
     /// The store's.
@@ -156,8 +159,8 @@ impl Logs {
     /// Deletes a log with everything in it. Its name is free at once.
     ///
     /// # Errors
-    /// [`Error::NoLog`]; the store's. After one the rest is removed by [`Logs::work`], and so is what a restart of the store
-    /// meanwhile has brought back.
+    /// [`Error::NoLog`]; the store's. After one the rest is removed by [`Logs::work`], and so is what a restart of the
+    /// store meanwhile has brought back.
     pub fn delete(&self, name: &str) -> Result<()> {
         let (store, registry, missing) = (self.store(), format::registry(), || Error::NoLog { name: name.to_owned() });
         let id = registry.id(&**store, name)?.ok_or_else(missing)?;

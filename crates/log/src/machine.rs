@@ -4,10 +4,11 @@
 //! checkpoint: state → object → (all checkpoints of the log) → trim what none of them needs
 //!
 //! Invariants:
-//! 1. Entries are applied in order, each once; a lost entry stops the replica with its position. What was trimmed before it was applied is in a
-//!    checkpoint, which is loaded, or stops the replica too.
+//! 1. Entries are applied in order, each once; a lost entry stops the replica with its position. What was trimmed
+//!    before it was applied is in a checkpoint, which is loaded, or stops the replica too.
 //! 2. A checkpoint counts only when it is whole: what says so is written last. The one before it stays until then.
-//! 3. Of two replicas that write one checkpoint at once, one is refused: a whole one is replaced only by who saw it to be the older.
+//! 3. Of two replicas that write one checkpoint at once, one is refused: a whole one is replaced only by who saw it to
+//!    be the older.
 //! Source: Schneider, state machine approach (1990); Tango (2013).
 
 use std::time::Duration;
@@ -66,11 +67,12 @@ pub struct Replica<M> {
 }
 
 impl<M: Machine> Replica<M> {
-    /// Opens the replica of state `name`: loads its newest checkpoint, if there is one; entries come with the first call. With `stream` it lives
-    /// on the entries of that stream only, so that several states share a log.
+    /// Opens the replica of state `name`: loads its newest checkpoint, if there is one; entries come with the first
+    /// call. With `stream` it lives on the entries of that stream only, so that several states share a log.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a bad name; [`Error::Damaged`] if the log was trimmed past the checkpoint, or the state does not load; the store's.
+    /// [`Error::Invalid`] for a bad name; [`Error::Damaged`] if the log was trimmed past the checkpoint, or the state
+    /// does not load; the store's.
     pub fn open(log: &Log, name: &str, stream: Option<&str>, mut machine: M) -> Result<Self> {
         format::check_name("name of a state", name, ("MACHINE_NAME_BYTES_MAX", MACHINE_NAME_BYTES_MAX))?;
         let applied = load_newest(log, name, &mut machine, 0)?;
@@ -91,7 +93,8 @@ impl<M: Machine> Replica<M> {
         Ok(())
     }
 
-    /// Applies everything up to `end`, and gives what the entry at `end - 1` gave if it is the state's. After an error what it met is met again.
+    /// Applies everything up to `end`, and gives what the entry at `end - 1` gave if it is the state's. After an error
+    /// what it met is met again.
     fn apply_to(&mut self, end: u64) -> Result<Option<M::Output>> {
         let done = self.apply_next_to(end);
         if done.is_err() {
@@ -106,7 +109,8 @@ impl<M: Machine> Replica<M> {
             let delivery = match &mut self.source {
                 Source::Log(follower) => follower.next(WAIT)?,
                 Source::Stream(follower) => {
-                    // What is delivered is below the follower's position; nothing of the stream may be left below `end`.
+                    // What is delivered is below the follower's position; nothing of the stream may be left below
+                    // `end`.
                     let next = follower.poll()?;
                     if next.is_none() {
                         if follower.position() >= end {
@@ -183,7 +187,8 @@ impl<M: Machine> Replica<M> {
     /// Saves the state, durably. The one saved before stays until this one is whole.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a state above [`SAVED_BYTES_MAX`]; [`StoreError::Contended`] if another replica writes one; the store's.
+    /// [`Error::Invalid`] for a state above [`SAVED_BYTES_MAX`]; [`StoreError::Contended`] if another replica writes
+    /// one; the store's.
     pub fn checkpoint(&self) -> Result<()> {
         let saved = self.machine.save();
         if saved.len() > SAVED_BYTES_MAX {
@@ -227,7 +232,8 @@ impl<M: Machine> Replica<M> {
         submit(Durability::Always, &still_mine, vec![change])
     }
 
-    /// Trims what no state on this log needs any more: all below the oldest of their newest checkpoints. Returns the position.
+    /// Trims what no state on this log needs any more: all below the oldest of their newest checkpoints. Returns the
+    /// position.
     ///
     /// # Errors
     /// The store's.
@@ -253,7 +259,8 @@ fn source(log: &Log, stream: Option<&Bytes>, applied: u64) -> Result<Source> {
     })
 }
 
-/// Loads the newest checkpoint of a state, if it is above `applied`. Everything below what it returns is applied, and nothing above is trimmed.
+/// Loads the newest checkpoint of a state, if it is above `applied`. Everything below what it returns is applied, and
+/// nothing above is trimmed.
 fn load_newest<M: Machine>(log: &Log, name: &str, machine: &mut M, applied: u64) -> Result<u64> {
     let mut applied = applied;
     loop {

@@ -3,7 +3,8 @@
 //! position → view → object and local position → stored bytes → [`Found`]; nothing there: hole, or past the tail?
 //!
 //! Invariants:
-//! 1. What is damaged is told as [`Found::Lost`], for that position only; it is never a wrong value, and never left out.
+//! 1. What is damaged is told as [`Found::Lost`], for that position only; it is never a wrong value, and never left
+//!    out.
 //! 2. A position below what is trimmed reads as trimmed, whether or not its object is gone already.
 
 use std::ops::Range;
@@ -37,8 +38,8 @@ impl Log {
         Ok(Completion::after(Ok(found), barrier))
     }
 
-    /// What stands at the positions of a range, in order: all of them, or at least the first; at most [`RANGE_MAX`], and
-    /// about `bytes_max` of data. The last may be followed by more.
+    /// What stands at the positions of a range, in order: all of them, or at least the first; at most [`RANGE_MAX`],
+    /// and about `bytes_max` of data. The last may be followed by more.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a range that ends before it starts; the store's.
@@ -94,7 +95,8 @@ impl Log {
         Ok(Completion::after(Ok(all), latest))
     }
 
-    /// The positions of a range, or of its first part: what was just written, or what the store has. Nothing there is a hole, here.
+    /// The positions of a range, or of its first part: what was just written, or what the store has. Nothing there is a
+    /// hole, here.
     pub(crate) fn read_kept(&self, range: Range<u64>) -> Result<(Vec<Found>, Option<Barrier>)> {
         let (mut all, mut latest) = (Vec::new(), None);
         if self.inner.shared.followers.load(Ordering::Relaxed) > 0 {
@@ -145,7 +147,8 @@ impl Log {
                         let (mut found, barrier) = cells::understand(self.store(), &object, position, &bytes)?;
                         latest = Barrier::later(latest, barrier);
                         if matches!(found, Found::Lost(_)) {
-                            // Its data may have been trimmed away between the two reads: then something else stands here now.
+                            // Its data may have been trimmed away between the two reads: then something else stands
+                            // here now.
                             let (mut again, _) = cells::get_each(self.store(), layout, &object, &[*local])?;
                             match again.pop() {
                                 Some(Ok(None)) => found = Found::Hole,
@@ -194,7 +197,8 @@ impl Log {
         Ok(trim.as_deref().and_then(format::number_from).is_some_and(|trim| local < trim))
     }
 
-    /// The first position from `from` on, below `end`, at which nothing stands; `end` if there is none. Reads no entries.
+    /// The first position from `from` on, below `end`, at which nothing stands; `end` if there is none. Reads no
+    /// entries.
     pub(crate) fn first_hole(&self, from: u64, end: u64) -> Result<u64> {
         let view = self.view();
         let mut at = from.max(view.trimmed);
@@ -233,8 +237,8 @@ impl Log {
         Ok(at.max(from))
     }
 
-    /// The first position whose entry is of `time_ms` or later, by the writers' clocks; the tail if there is none. Where clocks went back, one of
-    /// several such positions.
+    /// The first position whose entry is of `time_ms` or later, by the writers' clocks; the tail if there is none.
+    /// Where clocks went back, one of several such positions.
     ///
     /// # Errors
     /// The store's.

@@ -6,9 +6,10 @@
 //! 1. Nothing is kept that is trimmed, as far as this process knows: [`Recents::trim`] or [`Recents::forget`] comes
 //!    before a trim is
 //!    answered, and what its writer brings late is not kept then.
-//! 2. What is kept stays within its bound in bytes. What leaves first is what stands lowest: followers go upwards, and who has fallen behind reads
-//! from the store. (A cache that keeps what was asked for before is of no use here: a follower asks for each position once, and newest entries left it
-//! before their follower came.)
+//! 2. What is kept stays within its bound in bytes. What leaves first is what stands lowest: followers go upwards, and
+//!    who has fallen behind reads
+//! from the store. (A cache that keeps what was asked for before is of no use here: a follower asks for each position
+//! once, and newest entries left it before their follower came.)
 
 use std::collections::{BTreeMap, VecDeque};
 

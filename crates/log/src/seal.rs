@@ -1,13 +1,15 @@
 //! Sealing: taking over, changing the shape of stripes at the tail, closing a log for good, owning it.
 //!
-//! epoch + 1 in the view → every object from the last back to the last that holds something refuses older epochs → the tail is what they hold,
-//! or what the head says is trimmed, asked for afterwards
+//! epoch + 1 in the view → every object from the last back to the last that holds something refuses older epochs → the
+//! tail is what they hold, or what the head says is trimmed, asked for afterwards
 //!
 //! Invariants:
 //! 1. An epoch is taken by one: the view is replaced by compare-and-set.
 //! 2. The tail is read after the seal, so no entry of an older epoch can come to stand at or above it.
-//! 3. Positions are handed out under an epoch only by whoever sealed it, and only after that; where a new shape is published, under the one after it.
-//! 4. Where nothing of an older epoch may come any more, below the tail either, every object is sealed ([`Reach::All`]).
+//! 3. Positions are handed out under an epoch only by whoever sealed it, and only after that; where a new shape is
+//!    published, under the one after it.
+//! 4. Where nothing of an older epoch may come any more, below the tail either, every object is sealed
+//!    ([`Reach::All`]).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,8 +44,8 @@ pub(crate) enum Reach {
 }
 
 impl Log {
-    /// Raises the epoch, with what `change` adds, and seals; the view then, and the tail at which the new epoch begins. Key `note` of the head
-    /// becomes the version at which the epoch was raised.
+    /// Raises the epoch, with what `change` adds, and seals; the view then, and the tail at which the new epoch begins.
+    /// Key `note` of the head becomes the version at which the epoch was raised.
     pub(crate) fn take_over(
         &self,
         reach: Reach,
@@ -67,9 +69,10 @@ impl Log {
         }
     }
 
-    /// Leaves those who were faster alone for a while that grows and differs from handle to handle, so that of several who depose each other time and
-    /// again one gets done: at first for as long as the attempt took that began at `began`, a 2,000th of the lease at least, later up to 64 times that,
-    /// and never longer than the lease. After [`ATTEMPTS_MAX`] attempts it gives up.
+    /// Leaves those who were faster alone for a while that grows and differs from handle to handle, so that of several
+    /// who depose each other time and again one gets done: at first for as long as the attempt took that began at
+    /// `began`, a 2,000th of the lease at least, later up to 64 times that, and never longer than the lease. After
+    /// [`ATTEMPTS_MAX`] attempts it gives up.
     fn step_back(&self, what: &str, attempts: &mut u32, began: Instant) -> Result<()> {
         let attempt = *attempts;
         *attempts += 1;
@@ -87,7 +90,8 @@ impl Log {
         Ok(())
     }
 
-    /// Seals at the view's epoch what may still be written to; the view now and the tail, or `None` if a newer epoch was there before.
+    /// Seals at the view's epoch what may still be written to; the view now and the tail, or `None` if a newer epoch
+    /// was there before.
     fn seal_objects(&self, view: &View, reach: Reach) -> Result<Option<(View, u64)>> {
         let mut last = None;
         for stripe in view.stripes_from_last() {
@@ -149,7 +153,8 @@ impl Log {
         }
     }
 
-    /// Changes how the log goes on: from the tail on, positions go round `width` objects of `slots` each. Writers go on by themselves.
+    /// Changes how the log goes on: from the tail on, positions go round `width` objects of `slots` each. Writers go on
+    /// by themselves.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a shape out of range; [`Error::Sealed`]; [`Error::Fenced`]; the store's.
@@ -184,7 +189,8 @@ impl Log {
         Ok(())
     }
 
-    /// Begins a stripe at the tail because an object of the last one is large enough. Does nothing if somebody did so already.
+    /// Begins a stripe at the tail because an object of the last one is large enough. Does nothing if somebody did so
+    /// already.
     pub(crate) fn begin_stripe(&self, seen: &View) -> Result<()> {
         let Some(_one) = self.inner.growing.try_lock() else { return Ok(()) };
         if self.view().next_stripe != seen.next_stripe {
@@ -214,7 +220,8 @@ impl Log {
             })?;
             let mut next = view.clone();
             change(&mut next);
-            // Who saw the view between the seal and this takes no position for one of the shape that was: there is none under the epoch of the seal.
+            // Who saw the view between the seal and this takes no position for one of the shape that was: there is none
+            // under the epoch of the seal.
             next.epoch += 1;
             next.cut(tail);
             // Otherwise somebody else's stripe came to stand there since.
@@ -263,8 +270,8 @@ impl Log {
         }
     }
 
-    /// Becomes the log's only writer, under the name `owner`: whoever wrote before is refused from now on, with [`Error::Fenced`], however late
-    /// he comes. The handle that is returned writes; its epoch is the fencing token.
+    /// Becomes the log's only writer, under the name `owner`: whoever wrote before is refused from now on, with
+    /// [`Error::Fenced`], however late he comes. The handle that is returned writes; its epoch is the fencing token.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a bad name; [`Error::Sealed`]; the store's.

@@ -2,12 +2,13 @@
 //!
 //! [`Log::lead`](crate::Log::lead) → [`Leader`] → [`Token`] → a write that guards the token's epoch
 //!
-//! A sequencer is an optimisation: it saves writers from racing for positions. What makes positions write-once is the guard in the object,
-//! and what makes a lost sequencer harmless is sealing: whoever takes over raises the epoch, seals the objects at the end, and counts on from
-//! what stands there. Positions that were handed out and never written are holes, which readers fill.
+//! A sequencer is an optimisation: it saves writers from racing for positions. What makes positions write-once is the
+//! guard in the object, and what makes a lost sequencer harmless is sealing: whoever takes over raises the epoch, seals
+//! the objects at the end, and counts on from what stands there. Positions that were handed out and never written are
+//! holes, which readers fill.
 //!
-//! Invariant: a token of epoch E lies at or above what was found when E was sealed, so no write of an older epoch can still land there.
-//! Source: Balakrishnan et al., CORFU: A Shared Log Design for Flash Clusters (2012), section 3.
+//! Invariant: a token of epoch E lies at or above what was found when E was sealed, so no write of an older epoch can
+//! still land there. Source: Balakrishnan et al., CORFU: A Shared Log Design for Flash Clusters (2012), section 3.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,16 +30,18 @@ pub struct Token {
 pub struct Tail {
     /// The epoch under which it is known.
     pub epoch: u64,
-    /// Every entry stands below. What a sequencer tells has been handed out, and may never be written; [`Log::tail`](crate::Log::tail) is written.
+    /// Every entry stands below. What a sequencer tells has been handed out, and may never be written;
+    /// [`Log::tail`](crate::Log::tail) is written.
     pub position: u64,
 }
 
 /// A sequencer of logs somewhere else, as a client sees it.
 ///
-/// Errors: [`Error::NotTail`] if `expected` is not the tail; [`Error::NoSequencer`] if it does not answer or is not the log's.
+/// Errors: [`Error::NotTail`] if `expected` is not the tail; [`Error::NoSequencer`] if it does not answer or is not the
+/// log's.
 pub trait Sequencer: Send + Sync {
-    /// Hands out `count` positions of log `log` (its id), only at `expected` if that is given. The caller knows the log to be at `epoch`
-    /// or later; a sequencer of an older epoch has been deposed and takes over anew first.
+    /// Hands out `count` positions of log `log` (its id), only at `expected` if that is given. The caller knows the log
+    /// to be at `epoch` or later; a sequencer of an older epoch has been deposed and takes over anew first.
     fn next(&self, log: u64, epoch: u64, count: u32, expected: Option<u64>) -> Result<Token>;
 
     /// The position that is handed out next.

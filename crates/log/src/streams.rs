@@ -1,12 +1,15 @@
 //! Streams: the entries of one name, in order, without reading the others.
 //!
-//! first hole (a walk over the index, no entries) → all before it is decided → keys of the stream in each object → positions, sorted → entries
+//! first hole (a walk over the index, no entries) → all before it is decided → keys of the stream in each object →
+//! positions, sorted → entries
 //!
-//! That an entry belongs to a stream stands in a key beside it, written in the same transaction. So a stream needs no sequencer that knows it,
-//! an entry belongs to all of its streams or is not there, and losing the sequencer loses nothing.
+//! That an entry belongs to a stream stands in a key beside it, written in the same transaction. So a stream needs no
+//! sequencer that knows it, an entry belongs to all of its streams or is not there, and losing the sequencer loses
+//! nothing.
 //!
-//! Invariant: a stream is read only as far as every position of the log is decided, so that nothing comes to stand before what was delivered.
-//! Source: the service of Tango's streams (Balakrishnan et al., 2013), without its back pointers.
+//! Invariant: a stream is read only as far as every position of the log is decided, so that nothing comes to stand
+//! before what was delivered. Source: the service of Tango's streams (Balakrishnan et al., 2013), without its back
+//! pointers.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,8 +29,8 @@ use crate::{Error, Result};
 const ROUND: u64 = 1 << 20;
 
 impl Log {
-    /// The positions of a stream inside `range`, in order, as far as they are written; also those of entries that were trimmed by themselves since.
-    /// Reads no entries.
+    /// The positions of a stream inside `range`, in order, as far as they are written; also those of entries that were
+    /// trimmed by themselves since. Reads no entries.
     ///
     /// # Errors
     /// The store's.
@@ -79,8 +82,8 @@ impl StreamFollower {
         self.known.front().copied().unwrap_or(self.next)
     }
 
-    /// The stream's next entry, if it is there; a gap for what was lost, or trimmed before it was delivered: of the log, where all below a
-    /// position is trimmed, whichever streams its entries had. `None`: nothing up to the tail.
+    /// The stream's next entry, if it is there; a gap for what was lost, or trimmed before it was delivered: of the
+    /// log, where all below a position is trimmed, whichever streams its entries had. `None`: nothing up to the tail.
     ///
     /// # Errors
     /// The store's.

@@ -1,10 +1,13 @@
 //! Giving up: filling holes, trimming one position or all below one, and retention.
 //!
-//! fill: a mark where nothing stands · trim: a mark instead of the entry · trim-to: whole stripes' objects go, the first that stays refuses what is below
+//! fill: a mark where nothing stands · trim: a mark instead of the entry · trim-to: whole stripes' objects go, the
+//! first that stays refuses what is below
 //!
 //! Invariants:
-//! 1. What was given up never holds an entry again: marks stay until their object goes, and an object goes only after the view says that its positions are trimmed.
-//! 2. A mark is written under the epoch under which the position was known to be below the tail, so that it never takes a place that is given anew.
+//! 1. What was given up never holds an entry again: marks stay until their object goes, and an object goes only after
+//!    the view says that its positions are trimmed.
+//! 2. A mark is written under the epoch under which the position was known to be below the tail, so that it never takes
+//!    a place that is given anew.
 //! 3. Deleting objects may stop at any point: the next trim-to goes on.
 
 use esker_store::registry::remove_objects;
@@ -28,7 +31,8 @@ impl Log {
     /// Gives a position below the tail up that holds nothing: it never will.
     ///
     /// # Errors
-    /// [`Error::Taken`] if something stands there (filled already: no error); [`Error::Trimmed`]; [`Error::PastTail`]; the store's.
+    /// [`Error::Taken`] if something stands there (filled already: no error); [`Error::Trimmed`]; [`Error::PastTail`];
+    /// the store's.
     pub fn fill(&self, position: u64) -> Result<()> {
         let mut retry = Retry::default();
         loop {
@@ -110,7 +114,8 @@ impl Log {
             }
             let view = self.refresh()?;
             if position < view.trimmed {
-                // Whoever said so in the view may not have come to the objects yet, where those look who have an older view.
+                // Whoever said so in the view may not have come to the objects yet, where those look who have an older
+                // view.
                 return self.trim_to(position + 1).map(|_| ());
             }
             let Some(stripe) = view.stripe(position) else {
@@ -155,13 +160,16 @@ impl Log {
         }
     }
 
-    /// Gives up all positions below `position` with their space, while the log is in use. Returns the number of objects that went.
+    /// Gives up all positions below `position` with their space, while the log is in use. Returns the number of objects
+    /// that went.
     ///
-    /// When it returns no read in this process gives an entry below. In another process a read of the store gives none; one that is answered from
-    /// what is kept there for its followers may for half a second more: so often the head is looked at.
+    /// When it returns no read in this process gives an entry below. In another process a read of the store gives none;
+    /// one that is answered from what is kept there for its followers may for half a second more: so often the head is
+    /// looked at.
     ///
     /// # Errors
-    /// [`Error::PastTail`] above the tail; the store's. After an error positions are trimmed, but space may not be back: call it again.
+    /// [`Error::PastTail`] above the tail; the store's. After an error positions are trimmed, but space may not be
+    /// back: call it again.
     pub fn trim_to(&self, position: u64) -> Result<u64> {
         let view = self.trim_view(position)?;
         self.met(view.clone());
@@ -176,8 +184,8 @@ impl Log {
         Ok(removed)
     }
 
-    /// Says in the view that all below `position` is trimmed, under the epoch under which it is known to be no higher than the tail: under a newer
-    /// one the tail may be lower, and entries would come to stand below what is trimmed.
+    /// Says in the view that all below `position` is trimmed, under the epoch under which it is known to be no higher
+    /// than the tail: under a newer one the tail may be lower, and entries would come to stand below what is trimmed.
     fn trim_view(&self, position: u64) -> Result<View> {
         let mut retry = Retry::default();
         loop {
@@ -281,8 +289,8 @@ impl Log {
         Ok(removed)
     }
 
-    /// Trims what the log's options no longer keep: by time at most [`RETAIN_POSITIONS`] positions in one call, and none from the first on whose entry
-    /// is younger. Returns the position that it is trimmed to.
+    /// Trims what the log's options no longer keep: by time at most [`RETAIN_POSITIONS`] positions in one call, and
+    /// none from the first on whose entry is younger. Returns the position that it is trimmed to.
     ///
     /// # Errors
     /// The store's.
@@ -307,10 +315,10 @@ impl Log {
         Ok(to)
     }
 
-    /// The first position from `from` on, below `tail`, whose entry is of `time_ms` or later, or that is undecided; it looks at so many as one call
-    /// trims. Writers' clocks differ: one that is old may stand above one that is young, so all are looked at. A
-    /// position below an entry that is
-    /// older was handed out before that was written: if nothing stands there yet it is filled.
+    /// The first position from `from` on, below `tail`, whose entry is of `time_ms` or later, or that is undecided; it
+    /// looks at so many as one call trims. Writers' clocks differ: one that is old may stand above one that is young,
+    /// so all are looked at. A position below an entry that is older was handed out before that was written: if nothing
+    /// stands there yet it is filled.
     fn first_young(&self, from: u64, tail: u64, time_ms: u64) -> Result<u64> {
         let end = tail.min(from.saturating_add(RETAIN_POSITIONS));
         let (mut at, mut holes) = (from, Vec::new());

@@ -2,11 +2,13 @@
 //!
 //! position → run (many stripes of one shape) → stripe → column (object) and local position
 //!
-//! A stripe is `width` objects of `slots` positions each; positions go round the objects. Equal stripes are one run, so that a
-//! view stays a few hundred bytes. A run may end in mid-stripe, where the shape was changed at the tail; the next begins with a new stripe.
+//! A stripe is `width` objects of `slots` positions each; positions go round the objects. Equal stripes are one run, so
+//! that a view stays a few hundred bytes. A run may end in mid-stripe, where the shape was changed at the tail; the
+//! next begins with a new stripe.
 //!
 //! Invariants:
-//! 1. Runs are in order, without gaps, from the first stripe that is not trimmed whole to [`View::end`]; what a position maps to never changes.
+//! 1. Runs are in order, without gaps, from the first stripe that is not trimmed whole to [`View::end`]; what a
+//!    position maps to never changes.
 //! 2. Stripe ids grow, are taken by a change of the head before anything is made under them, and are used once.
 //! 3. Decoding checks all of this, so that arithmetic on a view does not overflow.
 //! Source: Balakrishnan et al., CORFU (2012), projections; ZLog's views.
@@ -172,8 +174,8 @@ impl View {
         self.next_stripe - 1
     }
 
-    /// Adds a stripe of the shape that the options ask for at the end, under an id that was taken, and returns it; `None` if the id is below
-    /// one that is in use.
+    /// Adds a stripe of the shape that the options ask for at the end, under an id that was taken, and returns it;
+    /// `None` if the id is below one that is in use.
     pub(crate) fn add_stripe(&mut self, id: u64) -> Option<Stripe> {
         let (width, slots) = (self.options.width, self.options.slots);
         let per_stripe = u64::from(width) * u64::from(slots);

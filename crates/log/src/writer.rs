@@ -1,13 +1,17 @@
-//! A writer with a name: each of its numbered entries is in the log once, whatever is retried, and by whichever process.
+//! A writer with a name: each of its numbered entries is in the log once, whatever is retried, and by whichever
+//! process.
 //!
-//! name → epoch raised, noted in the head, every object sealed (what an earlier process still has under way is refused) → last number found → numbered appends
+//! name → epoch raised, noted in the head, every object sealed (what an earlier process still has under way is refused)
+//! → last number found → numbered appends
 //!
-//! A key beside each entry tells its writer and number, written with it. A number that is there already is not written again.
+//! A key beside each entry tells its writer and number, written with it. A number that is there already is not written
+//! again.
 //!
 //! Invariants:
 //! 1. One number of a writer stands at one position.
-//! 2. Two processes under one name do not both write: the later one's opening fences the earlier. Before a writer writes under an epoch it reads,
-//!    once, that the head still notes its own opening: a later one raises the epoch with its note, and seals, so that the write is refused.
+//! 2. Two processes under one name do not both write: the later one's opening fences the earlier. Before a writer
+//!    writes under an epoch it reads, once, that the head still notes its own opening: a later one raises the epoch
+//!    with its note, and seals, so that the write is refused.
 //! 3. An append whose fate is not known is decided before its number is used again.
 
 use std::collections::BTreeMap;
@@ -40,8 +44,8 @@ struct Numbers {
 }
 
 impl Log {
-    /// Opens the writer `name`: finds what it wrote last, and refuses what an earlier process of that name still has under way. Other
-    /// writers go on by themselves.
+    /// Opens the writer `name`: finds what it wrote last, and refuses what an earlier process of that name still has
+    /// under way. Other writers go on by themselves.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a bad name; [`Error::Sealed`]; [`Error::Fenced`]; the store's.
@@ -63,7 +67,8 @@ impl Log {
             }
             (version, epoch)
         } else {
-            // All objects were sealed as this handle became the only writer. What it has under way itself is waited for instead.
+            // All objects were sealed as this handle became the only writer. What it has under way itself is waited for
+            // instead.
             let mut opening = opening.write();
             let view = head::change_with(self.store(), self.inner.id, &self.inner.name, Some(&key), |view| {
                 self.check_writer(view)?;
@@ -126,8 +131,8 @@ impl Log {
         all.take_while(move |object| object.as_ref().map_or(true, |object| is_below(object.name())))
     }
 
-    /// Notes in the head the last numbers of writers whose entries stand in objects of stripes below `first`, which are about to go. Before that it
-    /// refuses all further writes to them, so that no number is missed.
+    /// Notes in the head the last numbers of writers whose entries stand in objects of stripes below `first`, which are
+    /// about to go. Before that it refuses all further writes to them, so that no number is missed.
     pub(crate) fn remember_writers(&self, first: u64) -> Result<()> {
         let mut last: BTreeMap<u64, u64> = BTreeMap::new();
         self.each_object(first, |object| {
@@ -191,13 +196,14 @@ impl Writer {
         self.numbers.lock().next
     }
 
-    /// Appends the entry of number `number`, if it is not in the log already. The value is its position, and whether it was surely
-    /// written now: not if it was there before, nor if an answer was lost and it was found, since another process of the name may have written it.
-    /// Numbers count up: the next one, or one that was used.
+    /// Appends the entry of number `number`, if it is not in the log already. The value is its position, and whether it
+    /// was surely written now: not if it was there before, nor if an answer was lost and it was found, since another
+    /// process of the name may have written it. Numbers count up: the next one, or one that was used.
     ///
     /// # Errors
-    /// As [`Log::append`]; [`Error::Fenced`] if the writer was opened again since; [`Error::Invalid`] for a number that leaves others out;
-    /// [`Error::Trimmed`] for one whose entry was trimmed away, with its objects. After [`Error::Uncertain`] the same number finds out.
+    /// As [`Log::append`]; [`Error::Fenced`] if the writer was opened again since; [`Error::Invalid`] for a number that
+    /// leaves others out; [`Error::Trimmed`] for one whose entry was trimmed away, with its objects. After
+    /// [`Error::Uncertain`] the same number finds out.
     pub fn append(&self, number: u64, record: impl Into<Record>) -> Result<Completion<(u64, bool)>> {
         let latest = self.fence.latest.version.read();
         if *latest != self.fence.version {

@@ -1,10 +1,12 @@
 //! The catalogue on the waist: namespaces, schemas, and what is being removed.
 //!
-//! name → schema (JSON in the catalogue's omap) → [`Table`] · every change raises the generation in the table's head, in the same transaction
+//! name → schema (JSON in the catalogue's omap) → [`Table`] · every change raises the generation in the table's head,
+//! in the same transaction
 //!
 //! Invariants:
 //! 1. A schema that is kept here may be old; whoever writes by it guards its generation.
-//! 2. What a dropped table, a truncated one or a dropped index leaves is noted before, and removed by [`Waist::work`] or at once; its number is never used again.
+//! 2. What a dropped table, a truncated one or a dropped index leaves is noted before, and removed by [`Waist::work`]
+//!    or at once; its number is never used again.
 
 use std::sync::Arc;
 

@@ -1,6 +1,8 @@
-//! What can go wrong with maps beyond what goes wrong in the store: one variant per thing that a caller does differently.
+//! What can go wrong with maps beyond what goes wrong in the store: one variant per thing that a caller does
+//! differently.
 //!
-//! Invariant: a mutation that returns an error changed nothing, save for [`Error::Unknown`], whose outcome a read tells.
+//! Invariant: a mutation that returns an error changed nothing, save for [`Error::Unknown`], whose outcome a read
+//! tells.
 
 use crate::record::Record;
 

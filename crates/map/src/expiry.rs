@@ -1,10 +1,11 @@
 //! Expiry: removing rows that nobody is shown any more, so that they give back their space.
 //!
-//! table after table → its expiry index → what is due, oldest first → rows as they are → one transaction that removes them, each guarded
-//! → one was written meanwhile: the same without it
+//! table after table → its expiry index → what is due, oldest first → rows as they are → one transaction that removes
+//! them, each guarded → one was written meanwhile: the same without it
 //!
 //! Invariants:
-//! 1. A row is removed only if it is, in the transaction, what was found to have expired: one that was renewed meanwhile stays.
+//! 1. A row is removed only if it is, in the transaction, what was found to have expired: one that was renewed
+//!    meanwhile stays.
 //! 2. What indexes say of a row goes in the transaction that removes it.
 //! 3. Removals are `Applied`: a power cut may bring a row back into the store, but never into an answer.
 //! 4. Nothing is read under a lock, and nothing is waited for.
@@ -56,7 +57,8 @@ struct Due {
     stray: Option<Bytes>,
 }
 
-/// Goes over the tables of a map again and again, a step at a time, and removes what has expired. Meant for a thread in the background.
+/// Goes over the tables of a map again and again, a step at a time, and removes what has expired. Meant for a thread in
+/// the background.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -72,7 +74,8 @@ struct Due {
 pub struct Sweeper {
     map: Waist,
     after: Option<TableName>,
-    /// Of tables with rows that cannot be read: the last such entry of their expiry index, until what is due behind it has been looked at.
+    /// Of tables with rows that cannot be read: the last such entry of their expiry index, until what is due behind it
+    /// has been looked at.
     past: HashMap<TableName, Bytes>,
 }
 
@@ -82,12 +85,13 @@ impl Sweeper {
         Self { map, after: None, past: HashMap::new() }
     }
 
-    /// Removes at most `rows` expired rows of the next table that has any, oldest first. Nothing was looked at: no table has any.
-    /// Behind the last table it removes what is left of tables and indexes that were dropped.
+    /// Removes at most `rows` expired rows of the next table that has any, oldest first. Nothing was looked at: no
+    /// table has any. Behind the last table it removes what is left of tables and indexes that were dropped.
     ///
     /// # Errors
-    /// The store's; [`Error::Damaged`] for a row that cannot be read, when the others of the step were removed. The next step goes on with another
-    /// table, if there is one, and the next one of this table behind that row; it is looked at again when the rest is done.
+    /// The store's; [`Error::Damaged`] for a row that cannot be read, when the others of the step were removed. The
+    /// next step goes on with another table, if there is one, and the next one of this table behind that row; it is
+    /// looked at again when the rest is done.
     pub fn step(&mut self, rows: usize) -> Result<Swept> {
         let first = self.after.clone();
         let mut again = first.is_none();
@@ -118,8 +122,8 @@ impl Sweeper {
 }
 
 impl Waist {
-    /// Removes the rows of a table that have expired, by looking at all of its rows: also those that were written before there was an index of them.
-    /// Reads do not show them before either. Returns their number.
+    /// Removes the rows of a table that have expired, by looking at all of its rows: also those that were written
+    /// before there was an index of them. Reads do not show them before either. Returns their number.
     ///
     /// # Errors
     /// [`Error::Missing`]; the store's.
@@ -153,8 +157,9 @@ impl Waist {
         names::table_of(&name).map(Some).ok_or_else(damaged)
     }
 
-    /// Removes up to `rows` expired rows of a table, as its expiry index says, behind the entry `past`, which becomes the last one that is damaged, and nothing at
-    /// the end of what is due: else what is damaged, and so stays, would keep the rest from being removed.
+    /// Removes up to `rows` expired rows of a table, as its expiry index says, behind the entry `past`, which becomes
+    /// the last one that is damaged, and nothing at the end of what is due: else what is damaged, and so stays, would
+    /// keep the rest from being removed.
     fn sweep_due(&self, name: &TableName, rows: usize, past: &mut Option<Bytes>) -> Result<Swept> {
         let table = match self.current(name) {
             // It was dropped a moment ago.

@@ -1,7 +1,8 @@
 //! Filters: conditions on the columns of one row, with null and absent told apart where that is asked.
 //!
-//! Invariant: a comparison with null or with an absent column never holds, whatever the operator; only the null tests see them (null and absent are one there).
-//! So `not (a = 1)` is not among the filters: `a != 1` does not hold for null.
+//! Invariant: a comparison with null or with an absent column never holds, whatever the operator; only the null tests
+//! see them (null and absent are one there). So `not (a = 1)` is not among the filters: `a != 1` does not hold for
+//! null.
 
 use crate::record::Record;
 use crate::schema::Table;
@@ -51,7 +52,8 @@ pub enum Filter {
     IsNull(String),
     /// A column has a value.
     IsNotNull(String),
-    /// A text column is like a pattern: `%` is any text, `_` any character, each taken for itself behind the escape character.
+    /// A text column is like a pattern: `%` is any text, `_` any character, each taken for itself behind the escape
+    /// character.
     Like {
         /// The column.
         column: String,

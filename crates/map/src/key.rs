@@ -1,7 +1,7 @@
 //! Keys: values as bytes whose order is the order of the values, each part rising or falling.
 //!
-//! A part is of fixed width, or (text and blob) escaped and ended, so that a part that begins like another sorts before it. Falling
-//! parts have all bits turned over. Encoding can be undone.
+//! A part is of fixed width, or (text and blob) escaped and ended, so that a part that begins like another sorts before
+//! it. Falling parts have all bits turned over. Encoding can be undone.
 //!
 //! | type | bytes |
 //! |---|---|

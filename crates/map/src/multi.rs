@@ -52,8 +52,8 @@ impl MultiBuilder {
     }
 }
 
-/// Several storages behind one. What it can do is what all of them can; a list of mutations may go over one of them only, and since a caller does
-/// not see which tables are kept together, it is atomic over a partition at most.
+/// Several storages behind one. What it can do is what all of them can; a list of mutations may go over one of them
+/// only, and since a caller does not see which tables are kept together, it is atomic over a partition at most.
 ///
 /// A namespace is made in every storage that may have tables of it.
 pub struct Multi {
@@ -112,7 +112,8 @@ impl MapStorage for Multi {
         for (at, number) in numbers.iter().enumerate() {
             match self.storages[*number].create_namespace(namespace) {
                 Ok(()) => {}
-                // The first one decides whether it is there. In the others it may be left from a call that was interrupted.
+                // The first one decides whether it is there. In the others it may be left from a call that was
+                // interrupted.
                 Err(Error::Exists { .. }) if at > 0 => {}
                 Err(error) => return Err(error),
             }

@@ -70,7 +70,8 @@ impl Get {
     }
 }
 
-/// Where a scan begins or ends: values of the first clustering columns. Of the last of them it is a bound, the others must be equal.
+/// Where a scan begins or ends: values of the first clustering columns. Of the last of them it is a bound, the others
+/// must be equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// Values by name.
@@ -82,7 +83,8 @@ pub struct Bound {
 /// Which rows a scan goes over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// One partition, by all columns of its key, between bounds on clustering columns: by their values, whichever way they rise.
+    /// One partition, by all columns of its key, between bounds on clustering columns: by their values, whichever way
+    /// they rise.
     Partition {
         /// The partition key.
         key: Values,
@@ -97,8 +99,8 @@ pub enum Over {
     All,
 }
 
-/// Reads rows in order: within a partition by clustering key; over all, partition after partition in the storage's order of them (on the waist by partition
-/// key, on Cassandra by its hash).
+/// Reads rows in order: within a partition by clustering key; over all, partition after partition in the storage's
+/// order of them (on the waist by partition key, on Cassandra by its hash).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scan {
     /// The table.
@@ -174,7 +176,8 @@ pub enum Change {
     Put {
         /// Columns with values; `None` sets null.
         columns: Vec<(String, Option<Value>)>,
-        /// When the row goes by itself, in unix milliseconds, or [`NEVER_MS`](crate::NEVER_MS); `None` leaves that as it is.
+        /// When the row goes by itself, in unix milliseconds, or [`NEVER_MS`](crate::NEVER_MS); `None` leaves that as
+        /// it is.
         expires_ms: Option<u64>,
     },
     /// Removes the row; does nothing if it is missing.

@@ -2,10 +2,11 @@
 //!
 //! rows → [`Gathered`] (filter, columns, limits) → page · pages → [`sorted`] · place → [`token`] → place
 //!
-//! A page ends when it has as many rows as asked for, or has looked at [`LOOK_MAX`] rows or [`PAGE_BYTES`] bytes, so that a filter that lets nothing
-//! through does not keep a caller waiting for ever.
+//! A page ends when it has as many rows as asked for, or has looked at [`LOOK_MAX`] rows or [`PAGE_BYTES`] bytes, so
+//! that a filter that lets nothing through does not keep a caller waiting for ever.
 //!
-//! Invariant: a token is good for the scan that it was made for, and no other: it carries a code over both that only who has the secret can make.
+//! Invariant: a token is good for the scan that it was made for, and no other: it carries a code over both that only
+//! who has the secret can make.
 
 use std::collections::BinaryHeap;
 
@@ -102,7 +103,8 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// All rows of a scan with an order of its own, sorted: `next` reads the pages of one without. With a limit only as many rows are kept as are returned.
+/// All rows of a scan with an order of its own, sorted: `next` reads the pages of one without. With a limit only as
+/// many rows are kept as are returned.
 ///
 /// # Errors
 /// [`Error::Invalid`] if more rows than [`SORT_ROWS_MAX`] would be returned, or beyond [`SORT_BYTES_MAX`]; those of

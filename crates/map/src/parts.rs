@@ -1,5 +1,5 @@
-//! What every storage does alike, whatever it keeps rows in: keys checked and encoded, conditions looked at, changes made, columns named, bounds read.
-//! For those who implement [`MapStorage`](crate::MapStorage).
+//! What every storage does alike, whatever it keeps rows in: keys checked and encoded, conditions looked at, changes
+//! made, columns named, bounds read. For those who implement [`MapStorage`](crate::MapStorage).
 //!
 //! key → [`RowKey`] · row and mutation → [`change`] → row · row → [`record`] · bounds → [`Between`]
 //!
@@ -29,7 +29,8 @@ impl RowKey {
     /// Encodes a key, whose columns may be in any order.
     ///
     /// # Errors
-    /// [`Error::Missing`] column; [`Error::Invalid`] for a column that is not of the key, is there twice or missing, of another type, or too long.
+    /// [`Error::Missing`] column; [`Error::Invalid`] for a column that is not of the key, is there twice or missing, of
+    /// another type, or too long.
     pub fn of(table: &Table, key: &Key) -> Result<Self> {
         for (number, (name, _)) in key.0.iter().enumerate() {
             let column = table.column(name)?;
@@ -55,7 +56,8 @@ impl RowKey {
         Self { partition: key.0.into(), clustering: key.1.into() }
     }
 
-    /// The values of the partition key and of the clustering key, in the order of the schema; `None` where the bytes are of another schema.
+    /// The values of the partition key and of the clustering key, in the order of the schema; `None` where the bytes
+    /// are of another schema.
     pub fn values(&self, table: &Table) -> Option<(Vec<Value>, Vec<Value>)> {
         let mut clustering = &self.clustering[..];
         let pop = |(id, order): &(u16, Order)| key::pop(&mut clustering, table.column_numbered(*id)?.data_type, *order);
@@ -199,8 +201,8 @@ pub fn check_list(mutations: &[Mutation]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a mutation with an empty condition, or of columns that there are not, are of the key, named twice, or of another type. The key is looked at
-/// by [`RowKey::of`].
+/// Refuses a mutation with an empty condition, or of columns that there are not, are of the key, named twice, or of
+/// another type. The key is looked at by [`RowKey::of`].
 ///
 /// # Errors
 /// [`Error::Missing`], [`Error::Invalid`].
@@ -227,7 +229,8 @@ pub fn check_mutation(table: &Table, mutation: &Mutation) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a scan that names columns that there are not, filters by another type, or goes over more than a partition in reverse.
+/// Refuses a scan that names columns that there are not, filters by another type, or goes over more than a partition in
+/// reverse.
 ///
 /// # Errors
 /// [`Error::Missing`], [`Error::Invalid`].
@@ -261,8 +264,8 @@ pub fn indexed<'a>(table: &'a Table, name: &str, value: &Value) -> Result<(&'a c
     Ok((column, index))
 }
 
-/// The rows of a partition between two bounds: equal in the first clustering columns, and with the next one between two values, by value and whichever
-/// way it rises.
+/// The rows of a partition between two bounds: equal in the first clustering columns, and with the next one between two
+/// values, by value and whichever way it rises.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Between {
     /// Values of the first clustering columns.

@@ -1,6 +1,7 @@
 //! Scans on the waist: partitions, indexes, everything.
 //!
-//! scan → range of clustering keys (or entries of an index, or all partitions) → rows → [`Gathered`] → page, with a token if there may be more
+//! scan → range of clustering keys (or entries of an index, or all partitions) → rows → [`Gathered`] → page, with a
+//! token if there may be more
 //!
 //! Invariants:
 //! 1. A scan reads rows of one table in the order of their keys, and an index's entries only to find them.

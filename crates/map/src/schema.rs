@@ -126,7 +126,8 @@ impl Schema {
     /// The table of this number, in its first generation.
     ///
     /// # Errors
-    /// [`Error::Invalid`] without a partition key, with a name twice or beyond a limit; [`Error::Missing`] for a key's column that there is not.
+    /// [`Error::Invalid`] without a partition key, with a name twice or beyond a limit; [`Error::Missing`] for a key's
+    /// column that there is not.
     pub fn build(&self, id: u64) -> Result<Table> {
         let mut table = Table {
             id,
@@ -339,7 +340,8 @@ pub enum Alter {
     DropColumn(String),
     /// Gives a column another name.
     RenameColumn(String, String),
-    /// Gives a column a wider type: int to bigint or double, float to double, anything to text (a blob as hexadecimal digits).
+    /// Gives a column a wider type: int to bigint or double, float to double, anything to text (a blob as hexadecimal
+    /// digits).
     ChangeType(String, DataType),
 }
 

@@ -88,7 +88,8 @@ pub trait MapStorage: Send + Sync {
     /// Makes a table.
     ///
     /// # Errors
-    /// [`Error::Missing`](crate::Error::Missing) namespace, [`Error::Exists`](crate::Error::Exists), [`Error::Invalid`](crate::Error::Invalid) schema.
+    /// [`Error::Missing`](crate::Error::Missing) namespace, [`Error::Exists`](crate::Error::Exists),
+    /// [`Error::Invalid`](crate::Error::Invalid) schema.
     fn create_table(&self, name: &TableName, schema: &Schema) -> Result<()>;
 
     /// A table's schema.
@@ -124,7 +125,8 @@ pub trait MapStorage: Send + Sync {
     /// Changes a table's columns.
     ///
     /// # Errors
-    /// [`Error::Missing`](crate::Error::Missing), [`Error::Exists`](crate::Error::Exists), [`Error::Invalid`](crate::Error::Invalid) where it would lose something.
+    /// [`Error::Missing`](crate::Error::Missing), [`Error::Exists`](crate::Error::Exists),
+    /// [`Error::Invalid`](crate::Error::Invalid) where it would lose something.
     fn alter_table(&self, name: &TableName, change: &Alter) -> Result<()>;
 
     /// Indexes a column, rows that there are included.
@@ -151,11 +153,13 @@ pub trait MapStorage: Send + Sync {
     /// As [`MapStorage::get`]; [`Error::Invalid`](crate::Error::Invalid) for a token of another scan.
     fn scan(&self, scan: &Scan) -> Result<Page>;
 
-    /// Changes rows, all of them or none. Of two mutations of one row the later sees what the earlier did. Applied when it returns, and as
-    /// durable as asked when the completion says so.
+    /// Changes rows, all of them or none. Of two mutations of one row the later sees what the earlier did. Applied when
+    /// it returns, and as durable as asked when the completion says so.
     ///
     /// # Errors
-    /// [`Error::ConditionFailed`](crate::Error::ConditionFailed) with the row; [`Error::Missing`](crate::Error::Missing), [`Error::Invalid`](crate::Error::Invalid);
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for more than [`MapCapability::atomicity`]; [`Error::Unknown`](crate::Error::Unknown); the storage's.
+    /// [`Error::ConditionFailed`](crate::Error::ConditionFailed) with the row;
+    /// [`Error::Missing`](crate::Error::Missing), [`Error::Invalid`](crate::Error::Invalid);
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for more than [`MapCapability::atomicity`];
+    /// [`Error::Unknown`](crate::Error::Unknown); the storage's.
     fn mutate(&self, mutations: &[Mutation], durability: Durability) -> Result<Completion<()>>;
 }

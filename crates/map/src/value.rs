@@ -65,7 +65,8 @@ impl DataType {
         Self::ALL.iter().map(|(one, _)| *one).find(|one| *one as u8 == number)
     }
 
-    /// Whether every value of this type is one of `other` without loss. Anything is text, as it is displayed: a blob in hexadecimal digits.
+    /// Whether every value of this type is one of `other` without loss. Anything is text, as it is displayed: a blob in
+    /// hexadecimal digits.
     pub fn widens_to(self, other: Self) -> bool {
         use DataType as T;
         self == other

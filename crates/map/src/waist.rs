@@ -1,14 +1,18 @@
-//! The map on any object store: a partition is an object, a row one omap value under its clustering key, a list of mutations one transaction.
+//! The map on any object store: a partition is an object, a row one omap value under its clustering key, a list of
+//! mutations one transaction.
 //!
-//! mutations → locks of their partitions → rows as they are → conditions → one transaction that guards those rows and the schemas → applied
-//! → a guard fails (another process was faster): read again
+//! mutations → locks of their partitions → rows as they are → conditions → one transaction that guards those rows and
+//! the schemas → applied → a guard fails (another process was faster): read again
 //!
-//! The condition is looked at here and guarded there, so a conditional write costs a read in memory and one record in the log.
+//! The condition is looked at here and guarded there, so a conditional write costs a read in memory and one record in
+//! the log.
 //!
 //! Invariants:
 //! 1. A row is written only if it is, in the transaction, what the condition was looked at on.
-//! 2. An entry of an index, that of expiry among them, is written and removed in the transaction of its row, so an index is never stale.
-//! 3. Writers in this process that want one partition come one after another (fair locks); those of other processes are met by guards.
+//! 2. An entry of an index, that of expiry among them, is written and removed in the transaction of its row, so an
+//!    index is never stale.
+//! 3. Writers in this process that want one partition come one after another (fair locks); those of other processes are
+//!    met by guards.
 //! 4. What a failed condition shows is durable, or was written by somebody who did not ask for that.
 
 use std::collections::{BTreeMap, HashMap};
@@ -64,7 +68,8 @@ pub(crate) struct Touched {
 }
 
 impl Waist {
-    /// Opens the storage, making collection `map` if it is missing. `random` becomes the key of page tokens, if there is none yet.
+    /// Opens the storage, making collection `map` if it is missing. `random` becomes the key of page tokens, if there
+    /// is none yet.
     ///
     /// # Errors
     /// The store's.
@@ -109,8 +114,9 @@ impl Waist {
         if self.is_current(&table)? { Ok(table) } else { self.load(name) }
     }
 
-    /// What `read` finds by the schema that the table has at the same moment: the one that was seen last, if the table's
-    /// head still says so behind it; else again by the next. Its errors count as little as its answers by an old one.
+    /// What `read` finds by the schema that the table has at the same moment: the one that was seen last, if the
+    /// table's head still says so behind it; else again by the next. Its errors count as little as its answers by an
+    /// old one.
     pub(crate) fn by_schema<T>(&self, name: &TableName, read: impl Fn(&Arc<Table>) -> Result<T>) -> Result<T> {
         let (mut table, mut retry) = (self.seen(name)?, Retry::default());
         loop {
@@ -143,7 +149,8 @@ impl Waist {
         Ok(false)
     }
 
-    /// Lists of several partitions, schemas of another object, indexes: all of it needs transactions over several objects.
+    /// Lists of several partitions, schemas of another object, indexes: all of it needs transactions over several
+    /// objects.
     fn whole(&self) -> bool {
         self.store.capability().atomic_across_objects
     }
@@ -216,13 +223,13 @@ impl Waist {
         }
         let shows_only = txn.ops.is_empty();
         if shows_only {
-            // Everything is as it should be. Of one row that was so when it was read; several were read at different moments,
-            // and the guards alone say whether they are so at one.
+            // Everything is as it should be. Of one row that was so when it was read; several were read at different
+            // moments, and the guards alone say whether they are so at one.
             if number > 1 && self.whole() {
                 txn.durability = Durability::Applied;
             } else {
-                // Only the schemas have to be what was gone by. They only ever change to others, so that is looked at without the
-                // locks.
+                // Only the schemas have to be what was gone by. They only ever change to others, so that is looked at
+                // without the locks.
                 drop(locks);
                 if self.have_changed(&places)? {
                     mutations.iter().try_for_each(|mutation| self.load(&mutation.table).map(drop))?;
@@ -262,7 +269,8 @@ impl Waist {
         }
     }
 
-    /// Adds what turns a row into what it is to be, with one guard of it, and the entries of its indexes and of its expiry.
+    /// Adds what turns a row into what it is to be, with one guard of it, and the entries of its indexes and of its
+    /// expiry.
     pub(crate) fn write(&self, txn: &mut Transaction, place: &Place, touched: Touched) -> Result<()> {
         let Touched { table, before, found, now } = touched;
         let key = place.key.clustering.clone();

@@ -23,7 +23,8 @@ use parking_lot::Mutex;
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// A store that does something else once, between a read of a row and what comes after it; and that counts transactions.
+/// A store that does something else once, between a read of a row and what comes after it; and that counts
+/// transactions.
 struct Between {
     store: Arc<dyn ObjectStore>,
     hook: Mutex<Option<Hook>>,
@@ -104,7 +105,8 @@ impl ObjectStore for Between {
     }
 }
 
-/// A map under a clock that the test moves, another handle to the same (as of another process), and what is below the first.
+/// A map under a clock that the test moves, another handle to the same (as of another process), and what is below the
+/// first.
 struct Under {
     map: Waist,
     other: Waist,
@@ -259,7 +261,8 @@ fn a_row_that_is_renewed_while_it_is_removed_stays_and_the_others_go() {
     assert_eq!(there(&under.map, &table, 1, 1), Some(0));
 }
 
-/// Rows are renewed by four threads of two handles while they expire and are swept. What was renewed in time is there as it was written last.
+/// Rows are renewed by four threads of two handles while they expire and are swept. What was renewed in time is there
+/// as it was written last.
 #[test]
 fn what_is_renewed_in_time_survives_any_number_of_sweeps() {
     const ROWS: i32 = 40;
@@ -425,8 +428,9 @@ fn a_row_that_cannot_be_read_is_told_and_does_not_keep_the_others() {
     assert_eq!(rows, 1, "the others are gone");
 }
 
-/// Failure: with more damaged rows at the beginning of an expiry index than a step takes, nothing behind them was ever removed. Cause: each step began at the
-/// beginning, where they stay. Fix: the next step begins behind the last one that is damaged, until the end.
+/// Failure: with more damaged rows at the beginning of an expiry index than a step takes, nothing behind them was ever
+/// removed. Cause: each step began at the beginning, where they stay. Fix: the next step begins behind the last one
+/// that is damaged, until the end.
 #[test]
 fn damaged_rows_do_not_keep_those_that_are_due_after_them() {
     let under = Under::in_memory();
@@ -441,7 +445,8 @@ fn damaged_rows_do_not_keep_those_that_are_due_after_them() {
     apply(&under.map, &(10..14).map(|c| put(&table, 1, c, 7, Some(2))).collect::<Vec<_>>());
     under.at(2);
     let mut sweeper = Sweeper::new(under.map.clone());
-    // Damaged are 2, 2, and 1 with a good one beside it; then there are good ones, and the end, after which it begins anew.
+    // Damaged are 2, 2, and 1 with a good one beside it; then there are good ones, and the end, after which it begins
+    // anew.
     let mut round = || -> Vec<Option<u64>> {
         let mut steps = std::iter::repeat_with(|| sweeper.step(2).ok());
         steps
@@ -463,9 +468,9 @@ fn damaged_rows_do_not_keep_those_that_are_due_after_them() {
     assert_eq!(rows(), 5);
 }
 
-/// Failure: a list over two tables, the second of which another process had changed, was given up as contended after a thousand attempts. Cause: which
-/// guard had failed was taken for one of a row, since guards of schemas stood among those of rows, and the old schema was used each time.
-/// Fix: guards of schemas come first.
+/// Failure: a list over two tables, the second of which another process had changed, was given up as contended after a
+/// thousand attempts. Cause: which guard had failed was taken for one of a row, since guards of schemas stood among
+/// those of rows, and the old schema was used each time. Fix: guards of schemas come first.
 #[test]
 fn a_list_over_two_tables_meets_the_schema_that_another_process_has_changed() {
     let under = Under::in_memory();

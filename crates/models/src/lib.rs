@@ -1,11 +1,13 @@
 //! Models of protocols, small enough that every interleaving of their steps can be tried.
 //!
-//! [`log::Protocol`] (bounds, breakage) → stateright: all states that can be reached → rules → none is broken, or the steps to where one is
+//! [`log::Protocol`] (bounds, breakage) → stateright: all states that can be reached → rules → none is broken, or the
+//! steps to where one is
 //!
-//! A model is no test of the code: it is a test of what the code is meant to do, by steps that are cut where the code touches the store or another
-//! process. `esker-sim` runs the code itself, on interleavings that a seed picks.
+//! A model is no test of the code: it is a test of what the code is meant to do, by steps that are cut where the code
+//! touches the store or another process. `esker-sim` runs the code itself, on interleavings that a seed picks.
 //!
-//! Invariant: each model says which files it follows and what it leaves out, and is shown to find what it is for by breaking its rules on purpose.
+//! Invariant: each model says which files it follows and what it leaves out, and is shown to find what it is for by
+//! breaking its rules on purpose.
 
 #![forbid(unsafe_code)]
 

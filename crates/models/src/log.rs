@@ -1,19 +1,21 @@
-//! The shared log: sealing, proposing views, taking over, appending, filling, reading, with any process stopping anywhere.
+//! The shared log: sealing, proposing views, taking over, appending, filling, reading, with any process stopping
+//! anywhere.
 //!
 //! init → every step of every process, in every order ([`Protocol::actions`]) → [`State`] → [`Rule`]s
 //!
-//! It follows `crates/log`: `append.rs`, `read.rs`, `seal.rs`, `head.rs`, `sequencer.rs`, `trim.rs` (filling), `lead.rs` (tokens, tails), `log.rs` (growing), and
-//! decision 0010. One step is one transaction or read of the store, or one question to another process; a process that takes no more steps has stopped,
-//! and what it had under way comes as late as one likes. Processes keep the view that they saw last, as the code does, and ask the leader of
-//! another process, which may be deposed without knowing it; so there are two sequencers whenever a newer one was there first.
+//! It follows `crates/log`: `append.rs`, `read.rs`, `seal.rs`, `head.rs`, `sequencer.rs`, `trim.rs` (filling),
+//! `lead.rs` (tokens, tails), `log.rs` (growing), and decision 0010. One step is one transaction or read of the store,
+//! or one question to another process; a process that takes no more steps has stopped, and what it had under way comes
+//! as late as one likes. Processes keep the view that they saw last, as the code does, and ask the leader of another
+//! process, which may be deposed without knowing it; so there are two sequencers whenever a newer one was there first.
 //!
 //! What it leaves out:
 //! - Time. Whatever waits in the code (leases, holes before they are filled) may happen at once, or never.
 //! - Trimming, and so objects that go; owners and named writers; streams; batches: an entry is a number.
 //! - Layouts, and durability: what is applied is durable. `esker-sim` cuts the power.
 //! - Threads inside a process: each does one thing at a time, save that its leader answers others at any time.
-//! - Changing the head is one step where the code loads, changes and compares: nobody sees the difference. Where it makes objects or seals between loading
-//!   and comparing, the model does so too.
+//! - Changing the head is one step where the code loads, changes and compares: nobody sees the difference. Where it
+//!   makes objects or seals between loading and comparing, the model does so too.
 //! - Growing in advance: stripes are made when they are needed.
 //! - A stripe is a run, and all have one shape.
 //! - What a lost answer hides is looked up by one read through the head's view; the code reads as it always does.

@@ -50,7 +50,8 @@ fn told(path: Path<State, Action>) -> Vec<String> {
 
 /// The rule that is broken, and the steps to it, if there are any with fewer than `below` steps.
 fn broken(protocol: Protocol, below: Option<usize>) -> Option<(Rule, Vec<String>)> {
-    // One thread goes breadth first, so that a bound of the depth cuts nothing off that is nearer. A state that is n steps away has depth n + 1.
+    // One thread goes breadth first, so that a bound of the depth cuts nothing off that is nearer. A state that is n
+    // steps away has depth n + 1.
     let checker = protocol.checker().threads(1).finish_when(HasDiscoveries::AnyFailures);
     let checker = below.into_iter().fold(checker, |checker, below| checker.target_max_depth(below + 1));
     let checker = checker.spawn_bfs().join();
@@ -209,7 +210,8 @@ fn filling_under_whatever_epoch_is_newest_is_found() {
 
 #[test]
 fn a_change_of_shape_under_the_epoch_of_its_seal_is_found() {
-    // A writer that met the raised epoch before the new shape was published takes a position under it, and writes to the old place.
+    // A writer that met the raised epoch before the new shape was published takes a position under it, and writes to
+    // the old place.
     let breakage = Some(Breakage::PublishUnderSeal);
     is_found(Protocol { breakage, reshapes: 1, ..sequencer() }, &[Rule::NothingLost]);
 }

@@ -1,4 +1,5 @@
-//! Serves a disk in memory by NBD, for trying clients out: `cargo run -p esker-server --example nbd_memory -- 127.0.0.1:10809 64`.
+//! Serves a disk in memory by NBD, for trying clients out: `cargo run -p esker-server --example nbd_memory --
+//! 127.0.0.1:10809 64`.
 //!
 //! Arguments: the address, and the size in MiB.
 

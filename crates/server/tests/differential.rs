@@ -2,7 +2,8 @@
 //!
 //! Needs `redis-server`; the README's test command installs it. Known differences, compared more loosely or left out:
 //! order of fields and keys (here sorted), cursors of unfinished scans, ids and texts of CLIENT, INFO and COMMAND, the
-//! last digits of large INCRBYFLOAT sums, DBSIZE after a SET that expires in the past (Redis counts the key until it looks), limits of keys and values, a stricter end of bulk strings.
+//! last digits of large INCRBYFLOAT sums, DBSIZE after a SET that expires in the past (Redis counts the key until it
+//! looks), limits of keys and values, a stricter end of bulk strings.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod scripts;
@@ -394,7 +395,8 @@ fn commands_are_counted_as_by_redis() {
     assert_eq!(counted(esker.address()), counted(redis.address));
 }
 
-/// A random command on few keys, so that they meet; `~`, `=` as in the scripts. Inside MULTI only what is compared exactly.
+/// A random command on few keys, so that they meet; `~`, `=` as in the scripts. Inside MULTI only what is compared
+/// exactly.
 fn random_command(random: &mut fastrand::Rng, in_multi: bool) -> String {
     let mut key = || format!("k{}", random.u8(..6));
     let (a, b, c) = (key(), key(), key());

@@ -362,8 +362,9 @@ fn structured_replies_tell_holes_errors_and_extents() {
     assert_eq!(client.chunk(), (true, 5, [&1u32.to_be_bytes()[..], &extent(8_192, 3)].concat()));
 }
 
-/// Failure: a disconnect now and then left the connection open for ever. Cause: the thread that received it gave the lead away before
-/// it said that the connection ends, and another went on to wait for the socket. Fix: it says so first.
+/// Failure: a disconnect now and then left the connection open for ever. Cause: the thread that received it gave the
+/// lead away before it said that the connection ends, and another went on to wait for the socket. Fix: it says so
+/// first.
 #[test]
 fn a_disconnect_ends_the_connection_whichever_thread_receives_it() {
     let (server, _) = Running::disks();

@@ -413,8 +413,8 @@ fn transactions_on_other_keys_do_not_wait_for_one_that_waits() {
     assert_eq!(one.reply().unwrap(), b"*1\r\n:9\r\n");
 }
 
-/// Failure: a client that was alone on its loop was never answered. Cause: what it waited for was looked at only with the next
-/// event of its connection. Fix: at once, which has the loop woken.
+/// Failure: a client that was alone on its loop was never answered. Cause: what it waited for was looked at only with
+/// the next event of its connection. Fix: at once, which has the loop woken.
 #[test]
 fn a_client_that_is_alone_is_answered() {
     let server = Running::start();
@@ -546,8 +546,8 @@ fn a_transaction_waits_for_room_and_is_done_once() {
     }
 }
 
-/// Failure: EXEC waited for room, if need be without end, though it wrote nothing. Cause: with WATCH, or with commands that
-/// act beside the data, it asked for room whatever it was to do. Fix: only if its commands add.
+/// Failure: EXEC waited for room, if need be without end, though it wrote nothing. Cause: with WATCH, or with commands
+/// that act beside the data, it asked for room whatever it was to do. Fix: only if its commands add.
 #[test]
 fn a_transaction_that_adds_nothing_waits_for_no_room() {
     for watches in [false, true] {
@@ -691,7 +691,8 @@ fn a_client_that_is_ended_while_it_waits_for_room_has_written_nothing() {
 }
 
 /// Failure: values that a transaction read were waited for on the loop, with everybody else kept out. Cause: what its
-/// commands read was read ahead only where keys were all that they touched. Fix: the keys that they name are, in any case.
+/// commands read was read ahead only where keys were all that they touched. Fix: the keys that they name are, in any
+/// case.
 #[test]
 fn a_transaction_that_keeps_others_out_does_so_only_once_it_has_what_it_reads() {
     for (watches, beside) in [(true, "TIME"), (true, "DBSIZE"), (false, "CONFIG GET maxmemory"), (true, "SCAN 0")] {
@@ -717,8 +718,8 @@ fn a_transaction_that_keeps_others_out_does_so_only_once_it_has_what_it_reads() 
     }
 }
 
-/// Failure: a command that waited was run for a user who was off by then. Cause: the look that found it noted that it had
-/// looked, and the next one, before the command, found nothing new. Fix: who is refused has no rights any more.
+/// Failure: a command that waited was run for a user who was off by then. Cause: the look that found it noted that it
+/// had looked, and the next one, before the command, found nothing new. Fix: who is refused has no rights any more.
 #[test]
 fn a_command_that_waits_is_not_run_for_a_user_who_is_gone() {
     let server = Running::start();
@@ -737,8 +738,8 @@ fn a_command_that_waits_is_not_run_for_a_user_who_is_gone() {
     op.check("GET k", "$3\r\nabc\r\n");
 }
 
-/// Failure: a value was removed, and the reply that held it closed the connection. Cause: whether a reply may be sent was
-/// looked at after the commit. Fix: before it, by name.
+/// Failure: a value was removed, and the reply that held it closed the connection. Cause: whether a reply may be sent
+/// was looked at after the commit. Fix: before it, by name.
 #[test]
 fn what_cannot_be_sent_is_not_taken_away() {
     let server = Running::with(Config { output_bytes_max: 1 << 20, ..config() });

@@ -5,8 +5,8 @@
 //!
 //! Checked in every run:
 //! - `acknowledged_writes_survive`: the recovered prefix holds every transaction whose completion was waited for.
-//! - `recovery_is_a_prefix`, `transactions_are_atomic` and `deleted_stays_deleted`: the recovered state equals the model
-//!   after some number of transactions, in all spaces of all objects of all collections; commit order as well.
+//! - `recovery_is_a_prefix`, `transactions_are_atomic` and `deleted_stays_deleted`: the recovered state equals the
+//!   model after some number of transactions, in all spaces of all objects of all collections; commit order as well.
 //! - `nothing_unwritten_is_read`: whatever a read or a failed guard showed without a pending barrier is in the prefix.
 //! - `reads_are_verified`: one flipped bit, under an open store or a stopped one, gives an error or changes nothing.
 //! - `full_device_recovers`: a refused transaction changes nothing; then deletes go through, and once at most a

@@ -25,8 +25,8 @@ pub enum Kind {
     Plain,
     /// The same on a zoned device.
     Zoned,
-    /// A device of 32 to 48 segments that fills up. On fewer the reserve is too small for a checkpoint of metadata as large as
-    /// here, if crashes come one after the other.
+    /// A device of 32 to 48 segments that fills up. On fewer the reserve is too small for a checkpoint of metadata as
+    /// large as here, if crashes come one after the other.
     Small,
     /// The same on a zoned device.
     SmallZoned,

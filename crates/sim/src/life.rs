@@ -105,7 +105,8 @@ impl Run {
         }
     }
 
-    /// A random transaction, inside a checkpoint: where it does not fit nothing is asked of the store, which cannot clean now.
+    /// A random transaction, inside a checkpoint: where it does not fit nothing is asked of the store, which cannot
+    /// clean now.
     fn transact_simply(&mut self, engine: &Engine, device: &FaultyDevice) -> Result<bool, String> {
         let txn = transaction(&mut self.rng, self.history.now(), self.taste);
         Ok(!matches!(self.submit(engine, device, txn)?, Answer::Stopped))

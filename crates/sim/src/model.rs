@@ -131,8 +131,8 @@ impl ModelObject {
         runs
     }
 
-    /// Payload bytes, with something for each entry; at least what a store has to keep. Keys and attributes stand in the
-    /// index as well.
+    /// Payload bytes, with something for each entry; at least what a store has to keep. Keys and attributes stand in
+    /// the index as well.
     pub fn weight(&self) -> u64 {
         let data: u64 = self.runs().iter().map(|run| run.len + 64).sum();
         let omap: usize = self.omap.iter().map(|(key, entry)| 2 * key.len() + entry.value.len() + 64).sum();

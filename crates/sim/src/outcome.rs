@@ -30,8 +30,8 @@ pub struct Outcome {
     pub trace: u64,
 }
 
-/// Maintenance between two transactions, at the run's choice: half of the time one segment is cleaned, else a checkpoint
-/// is written or pages of the index leave memory. Whether anything was done.
+/// Maintenance between two transactions, at the run's choice: half of the time one segment is cleaned, else a
+/// checkpoint is written or pages of the index leave memory. Whether anything was done.
 ///
 /// The one place where runs ask for it. With `Ok(false)` for a body they do without.
 ///

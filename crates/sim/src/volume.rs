@@ -1,13 +1,15 @@
 //! Crash runs of volumes: images on the real engine on the faulty device, against plain bytes.
 //!
-//! open → steps on images through two handles each ([`steps`]) → power cut or failure → open → equal to a prefix? → again; at
-//! the end everything is removed, and nothing may be left
+//! open → steps on images through two handles each ([`steps`]) → power cut or failure → open → equal to a prefix? →
+//! again; at the end everything is removed, and nothing may be left
 //!
-//! Every write carries its number in every byte of it, so a state that no prefix of the steps leaves is seen, a torn write too.
+//! Every write carries its number in every byte of it, so a state that no prefix of the steps leaves is seen, a torn
+//! write too.
 //!
 //! Checked in every run:
-//! - After a crash all images, sizes, locks, snapshots and their content are what some prefix of the transactions leaves, one for all
-//!   of them together, that holds what was flushed, written with FUA, or answered as durable (snapshots and all other changes of headers).
+//! - After a crash all images, sizes, locks, snapshots and their content are what some prefix of the transactions
+//!   leaves, one for all of them together, that holds what was flushed, written with FUA, or answered as durable
+//!   (snapshots and all other changes of headers).
 //! - What a handle reads is what was written, whichever handle wrote it; nothing is read or written during a rollback.
 //! - Snapshots never change. What is refused is refused by name.
 //!

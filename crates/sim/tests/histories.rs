@@ -1,9 +1,12 @@
-//! Histories of real threads: eight writers and four readers, each a session of its own, on an engine that works as it does in earnest, while
-//! sequencers are deposed and lost, processes paused between any two calls, stripes reshaped, and the store killed and reopened.
+//! Histories of real threads: eight writers and four readers, each a session of its own, on an engine that works as it
+//! does in earnest, while sequencers are deposed and lost, processes paused between any two calls, stripes reshaped,
+//! and the store killed and reopened.
 //!
-//! threads → events, timed by one counter → [`esker_sim::logs::history::check`]. `ESKER_SECONDS` says for how long (default 3).
+//! threads → events, timed by one counter → [`esker_sim::logs::history::check`]. `ESKER_SECONDS` says for how long
+//! (default 3).
 //!
-//! Invariant: an event's begin is taken before its first call, and its end after its answer, so that what did not overlap is ordered.
+//! Invariant: an event's begin is taken before its first call, and its end after its answer, so that what did not
+//! overlap is ordered.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

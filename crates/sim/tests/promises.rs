@@ -37,8 +37,8 @@ fn promises_hold_when_reads_writes_and_syncs_fail() {
     check(Kind::Errors, 0..60);
 }
 
-/// Each of them failed once: room used up by checkpoint after checkpoint, a piece of a checkpoint that was put off, the head
-/// of a torn record left where the log went on, and a trim that was answered before the objects knew of it.
+/// Each of them failed once: room used up by checkpoint after checkpoint, a piece of a checkpoint that was put off, the
+/// head of a torn record left where the log went on, and a trim that was answered before the objects knew of it.
 #[test]
 fn seeds_that_have_found_faults_find_none() {
     for (kind, seed) in [

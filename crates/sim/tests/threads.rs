@@ -1,4 +1,5 @@
-//! Power cuts while all threads of an engine run, on a store that is nearly full: the cleaner copies and moves all the time.
+//! Power cuts while all threads of an engine run, on a store that is nearly full: the cleaner copies and moves all the
+//! time.
 //!
 //! What the threads do is not the seed's to say: a failure may not come again with the same seed.
 

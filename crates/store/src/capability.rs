@@ -25,9 +25,11 @@ pub struct Capability {
     pub transaction_bytes_max: u64,
     /// Largest object in bytes; at most [`crate::limits::OBJECT_BYTES_MAX`].
     pub object_bytes_max: u64,
-    /// [`extents`](crate::ObjectStore::extents) tells to the byte what was written; else it may call zeros beside it data.
+    /// [`extents`](crate::ObjectStore::extents) tells to the byte what was written; else it may call zeros beside it
+    /// data.
     pub exact_extents: bool,
-    /// Scans go backwards too; else one that is asked to is refused ([`last_omap`](crate::prefix::last_omap) does without).
+    /// Scans go backwards too; else one that is asked to is refused ([`last_omap`](crate::prefix::last_omap) does
+    /// without).
     pub reverse_scans: bool,
     /// [`watch`](crate::ObjectStore::watch) works; else who waits for others looks again and again.
     pub watches: bool,

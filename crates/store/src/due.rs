@@ -1,9 +1,10 @@
 //! The expiry index: what of something is to go, and when.
 //!
-//! time, big-endian ++ what expires → nothing, in the omap of an object of its own; what is due is a range of it, oldest first
+//! time, big-endian ++ what expires → nothing, in the omap of an object of its own; what is due is a range of it,
+//! oldest first
 //!
-//! Invariant: whatever expires has its entry, written in the transaction that writes it; an entry may be of what was since renewed
-//! or removed, so who finds it due looks at the thing itself.
+//! Invariant: whatever expires has its entry, written in the transaction that writes it; an entry may be of what was
+//! since renewed or removed, so who finds it due looks at the thing itself.
 
 use bytes::Bytes;
 

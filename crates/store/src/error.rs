@@ -1,6 +1,7 @@
 //! What can go wrong at the waist: one variant per thing that a caller does differently.
 //!
-//! Invariant: an error of `submit` for which [`Error::is_unknown`] is false means that nothing of the transaction was applied.
+//! Invariant: an error of `submit` for which [`Error::is_unknown`] is false means that nothing of the transaction was
+//! applied.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -75,8 +76,8 @@ pub enum Error {
         free: u64,
     },
     /// The store has no room for this transaction now, and was told not to wait for it
-    /// ([`WhenBusy::Refuse`](crate::WhenBusy)); nothing was applied. Await [`ObjectStore::room`](crate::ObjectStore::room)
-    /// and submit it again.
+    /// ([`WhenBusy::Refuse`](crate::WhenBusy)); nothing was applied. Await
+    /// [`ObjectStore::room`](crate::ObjectStore::room) and submit it again.
     #[error("the store has no room for this now: {stall}")]
     Busy {
         /// What to await.
@@ -108,8 +109,8 @@ pub enum Error {
         /// The first cause.
         cause: Arc<str>,
     },
-    /// The answer was lost on the way: the store applied the transaction, or will, or never does. Look at what it would have
-    /// changed, or submit it again under a guard that holds once only, or pass the error on by this name.
+    /// The answer was lost on the way: the store applied the transaction, or will, or never does. Look at what it would
+    /// have changed, or submit it again under a guard that holds once only, or pass the error on by this name.
     #[error("it is not known whether the transaction was applied: {cause}")]
     Unknown {
         /// How the answer was lost.

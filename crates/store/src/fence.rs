@@ -2,7 +2,8 @@
 //!
 //! taken, taken over or broken → the epoch rises → what was begun under an older one is refused where it arrives
 //!
-//! A writer keeps the epoch at which it became the owner. It needs no message and no clock to learn that it is the owner no more.
+//! A writer keeps the epoch at which it became the owner. It needs no message and no clock to learn that it is the
+//! owner no more.
 //!
 //! Invariants:
 //! 1. An epoch is held by one writer at most, and never given twice.

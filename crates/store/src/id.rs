@@ -62,7 +62,8 @@ struct Inner {
 }
 
 impl ObjectId {
-    /// Names the object `name` (1 to [`OBJECT_NAME_BYTES_MAX`](crate::limits::OBJECT_NAME_BYTES_MAX) bytes) of `collection`.
+    /// Names the object `name` (1 to [`OBJECT_NAME_BYTES_MAX`](crate::limits::OBJECT_NAME_BYTES_MAX) bytes) of
+    /// `collection`.
     pub fn new(collection: Collection, name: impl Into<Bytes>) -> Self {
         let name = name.into();
         let mut hasher = std::hash::DefaultHasher::new();

@@ -100,9 +100,10 @@ pub struct Snapshot {
 
 /// A transactional store of objects.
 ///
-/// Every call returns a [`Completion`], whose value is there at once or comes later: reads of what a store does not have in
-/// memory, and answers from afar, are begun and not waited for. A backend that has no threads for that, and every store that
-/// changes something, does its work on the caller's thread before the call returns. Errors arrive in the completion.
+/// Every call returns a [`Completion`], whose value is there at once or comes later: reads of what a store does not
+/// have in memory, and answers from afar, are begun and not waited for. A backend that has no threads for that, and
+/// every store that changes something, does its work on the caller's thread before the call returns. Errors arrive in
+/// the completion.
 pub trait ObjectStore: Send + Sync {
     /// What this store is called and what it can do.
     fn capability(&self) -> Capability;
@@ -114,9 +115,9 @@ pub trait ObjectStore: Send + Sync {
     /// Every variant of [`Error`]; see there. After one of which [`Error::is_unknown`] is false nothing was applied.
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq>;
 
-    /// Ready once a submit that was refused with [`Error::Busy`] for this reason may succeed, at once if it may now; then
-    /// it is to be submitted again, and may be refused again, since others want the room as well. Of a store that is
-    /// full: once it has looked whether it still is. An error of the store is told by the submit.
+    /// Ready once a submit that was refused with [`Error::Busy`] for this reason may succeed, at once if it may now;
+    /// then it is to be submitted again, and may be refused again, since others want the room as well. Of a store that
+    /// is full: once it has looked whether it still is. An error of the store is told by the submit.
     fn room(&self, stall: Stall) -> Completion<()> {
         let _ = stall;
         Completion::ready(Ok(()))
@@ -131,14 +132,15 @@ pub trait ObjectStore: Send + Sync {
         None
     }
 
-    /// The life of the store that answered last. It changes when the store is restarted under its user, which only one on the
-    /// other side of a network can be; [`Unsynced`] tells by it whether a sync covers what was applied before.
+    /// The life of the store that answered last. It changes when the store is restarted under its user, which only one
+    /// on the other side of a network can be; [`Unsynced`] tells by it whether a sync covers what was applied before.
     fn incarnation(&self) -> Incarnation {
         Incarnation::LOCAL
     }
 
-    /// Has `changed` called, by any thread, after an object was changed by anybody, once or more for several changes, and now
-    /// and then for none, as long as what is returned lives. A hint: who waits for a change looks now and then all the same.
+    /// Has `changed` called, by any thread, after an object was changed by anybody, once or more for several changes,
+    /// and now and then for none, as long as what is returned lives. A hint: who waits for a change looks now and then
+    /// all the same.
     ///
     /// # Errors
     /// [`Error::Unsupported`] without [`Capability::watches`].
@@ -154,7 +156,8 @@ pub trait ObjectStore: Send + Sync {
     /// What the object is, or `None` if it does not exist.
     fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>>;
 
-    /// The bytes of `range`: holes are zeros, past the end is short. At most [`limits::TRANSACTION_BYTES_MAX`] bytes at once.
+    /// The bytes of `range`: holes are zeros, past the end is short. At most [`limits::TRANSACTION_BYTES_MAX`] bytes at
+    /// once.
     fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes>;
 
     /// The runs of data inside `range`, in order, cut to it. Neighbouring runs are joined.
@@ -209,8 +212,8 @@ pub trait ObjectStore: Send + Sync {
     /// [`Error::NoCollection`].
     fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>>;
 
-    /// The whole store as it is now, for scans and copies: it stays so whatever happens to the store. Everything it shows is
-    /// durable. While it lives the space of what is deleted does not come back.
+    /// The whole store as it is now, for scans and copies: it stays so whatever happens to the store. Everything it
+    /// shows is durable. While it lives the space of what is deleted does not come back.
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the backend cannot; else those of a write of metadata.

@@ -4,8 +4,10 @@
 //!
 //! Invariants:
 //! 1. The mark only grows; after [`DurableMark::fail`] it grows no more.
-//! 2. A failed mark answers every waiter above it with the first cause, and goes on answering those below it with success.
-//! 3. Threads are woken in two turns: those who wait for what is being made durable, and those who wait for what comes after.
+//! 2. A failed mark answers every waiter above it with the first cause, and goes on answering those below it with
+//!    success.
+//! 3. Threads are woken in two turns: those who wait for what is being made durable, and those who wait for what comes
+//!    after.
 //! 4. A task whose waker panics keeps no other from being woken; the panic goes on in the thread that moved the
 //!    mark.
 //! 5. `wanted` tells the commit thread how far somebody waits, so that it need not sync what nobody waits for.
@@ -49,8 +51,8 @@ impl DurableMark {
         Self::with(durable, nudge, None)
     }
 
-    /// The same, where a thread that would sleep may do the work: `commit` makes everything durable in the calling thread, or returns
-    /// false, and then `nudge` is called. Two changes of threads less for whoever is alone.
+    /// The same, where a thread that would sleep may do the work: `commit` makes everything durable in the calling
+    /// thread, or returns false, and then `nudge` is called. Two changes of threads less for whoever is alone.
     pub fn with_commit(
         durable: u64,
         nudge: Box<dyn Fn() + Send + Sync>,
@@ -140,8 +142,8 @@ impl DurableMark {
         let _ = catch_unwind(AssertUnwindSafe(|| self.wake(u64::MAX)));
     }
 
-    /// How many times somebody has begun to wait: threads, and those for whom [`Barrier::want_for`] was called. A task that
-    /// polls is not counted by itself: it may stand for many, or poll often.
+    /// How many times somebody has begun to wait: threads, and those for whom [`Barrier::want_for`] was called. A task
+    /// that polls is not counted by itself: it may stand for many, or poll often.
     pub fn arrivals(&self) -> u64 {
         self.arrivals.load(Ordering::Relaxed)
     }
@@ -202,8 +204,8 @@ impl DurableMark {
             if let Some(state) = self.state(position) {
                 break state;
             }
-            // Interrupted, or the mark has moved already, or it was another's turn: look again. A cut between here and the sleep
-            // makes the later turn the one that is next, and this one may wake once too often.
+            // Interrupted, or the mark has moved already, or it was another's turn: look again. A cut between here and
+            // the sleep makes the later turn the one that is next, and this one may wake once too often.
             let turn = self.turn(position);
             let _ = futex::wait_bitset(&self.moves, futex::Flags::PRIVATE, moves, None, turn);
         };
@@ -261,15 +263,15 @@ impl Barrier {
         self.mark.want(self.position);
     }
 
-    /// As [`Barrier::want`], on behalf of so many clients that have begun to wait for this or an earlier point since the
-    /// last call. A store may put off a sync until as many have come back as the last one answered.
+    /// As [`Barrier::want`], on behalf of so many clients that have begun to wait for this or an earlier point since
+    /// the last call. A store may put off a sync until as many have come back as the last one answered.
     pub fn want_for(&self, clients: u64) {
         self.mark.arrivals.fetch_add(clients, Ordering::Relaxed);
         self.mark.want(self.position);
     }
 
-    /// So many clients have begun to wait for this or an earlier point since the last call, beside the caller, who waits next
-    /// ([`Barrier::wait`]).
+    /// So many clients have begun to wait for this or an earlier point since the last call, beside the caller, who
+    /// waits next ([`Barrier::wait`]).
     pub fn count(&self, clients: u64) {
         self.mark.arrivals.fetch_add(clients, Ordering::Relaxed);
     }

@@ -1,6 +1,7 @@
 //! Names that users give: of namespaces, images, logs, tables and of those who write to them.
 //!
-//! Invariant: what is refused here is refused before it is stored; what stands in a store already is read whatever it is called.
+//! Invariant: what is refused here is refused before it is stored; what stands in a store already is read whatever it
+//! is called.
 
 /// Longest name of a namespace, an image, a snapshot, a log, a state or a table, in bytes. Shortest: 1.
 pub const NAME_BYTES_MAX: usize = 128;
@@ -8,8 +9,8 @@ pub const NAME_BYTES_MAX: usize = 128;
 /// Longest name of the owner of a log or of a lock, of a writer or a consumer, in bytes. Shortest: 1.
 pub const LABEL_BYTES_MAX: usize = 255;
 
-/// Why something cannot be a name: the reason, with the limit. `limit` is how the limit is called, with its value in bytes;
-/// `bad` says which characters are not allowed.
+/// Why something cannot be a name: the reason, with the limit. `limit` is how the limit is called, with its value in
+/// bytes; `bad` says which characters are not allowed.
 ///
 /// # Errors
 /// The reason.

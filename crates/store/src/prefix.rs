@@ -3,8 +3,8 @@
 //! prefix → [`OmapScan`] or [`names`] → pages → entries, until the store has none left
 //!
 //! Invariants:
-//! 1. Each page begins right above the last entry of the one before, so that what was there throughout is met once, and what is
-//!    removed behind the walk does not stop it.
+//! 1. Each page begins right above the last entry of the one before, so that what was there throughout is met once, and
+//!    what is removed behind the walk does not stop it.
 //! 2. A page that fails is the last.
 
 use std::ops::Range;
@@ -70,8 +70,8 @@ pub fn each<T>(pages: impl Iterator<Item = Result<Vec<T>>>) -> impl Iterator<Ite
     })
 }
 
-/// The last entry of an omap that `scan` asks for, whichever way it goes. Where scans do not go backwards, all that stand
-/// before it are passed.
+/// The last entry of an omap that `scan` asks for, whichever way it goes. Where scans do not go backwards, all that
+/// stand before it are passed.
 ///
 /// # Errors
 /// The store's.

@@ -2,9 +2,9 @@
 //!
 //! making (its id is noted) → live (a name leads to it) → removing (no name leads to it, its id is noted) → gone
 //!
-//! All of it stands in one object, so that each step is a transaction of one object: a store that is atomic per object only will do.
-//! What a name leads to is made before the name, and goes after it; what a crash leaves half made or half removed is
-//! noted, and collected by its id, which may stop at any time and goes on later.
+//! All of it stands in one object, so that each step is a transaction of one object: a store that is atomic per object
+//! only will do. What a name leads to is made before the name, and goes after it; what a crash leaves half made or half
+//! removed is noted, and collected by its id, which may stop at any time and goes on later.
 //!
 //! Where a face keeps it and under which keys is the face's: its stored bytes are in docs/format.md.
 //!
@@ -96,9 +96,9 @@ pub fn open_collection(store: &dyn ObjectStore, collection: &Collection, mut txn
     Ok(())
 }
 
-/// Removes objects, as many at once as the store can, and has it synced: who then forgets them forgets what is gone for good,
-/// though the store be restarted meanwhile. `on` is told how many went, and says whether to go on. Returns whether all are gone
-/// for good: not where the store was restarted, after which some may be there again.
+/// Removes objects, as many at once as the store can, and has it synced: who then forgets them forgets what is gone for
+/// good, though the store be restarted meanwhile. `on` is told how many went, and says whether to go on. Returns
+/// whether all are gone for good: not where the store was restarted, after which some may be there again.
 ///
 /// # Errors
 /// The store's; what went before stays gone.
@@ -337,8 +337,8 @@ impl Registry {
         })
     }
 
-    /// Lets a name lead to something of which the note still says `noted`, that it is being made, and forgets the note. False if
-    /// the name is taken, or it was [condemned](Registry::condemn).
+    /// Lets a name lead to something of which the note still says `noted`, that it is being made, and forgets the note.
+    /// False if the name is taken, or it was [condemned](Registry::condemn).
     ///
     /// # Errors
     /// The store's; after one that is [unknown](Error::is_unknown) the name may lead to it.
@@ -350,7 +350,8 @@ impl Registry {
         Ok(submit_guarded(store, txn)?.is_none())
     }
 
-    /// Adds what takes the name of something away and notes that it is to be removed, with the guard that the name leads to it.
+    /// Adds what takes the name of something away and notes that it is to be removed, with the guard that the name
+    /// leads to it.
     pub fn unlink(&self, txn: &mut Transaction, name: &str, id: u64, value: Bytes) {
         txn.guards.push(self.leads_to(name, number(id)));
         self.unset(txn, name);

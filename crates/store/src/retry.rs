@@ -1,9 +1,10 @@
 //! Changes of what several processes share: read, decide, write under guards, and again if others were faster.
 //!
-//! [`Retry`] → an attempt → [`Error::GuardFailed`] → [`Retry::again`] waits a little → the next attempt … [`Error::Contended`]
+//! [`Retry`] → an attempt → [`Error::GuardFailed`] → [`Retry::again`] waits a little → the next attempt …
+//! [`Error::Contended`]
 //!
-//! Invariant: waits grow, so that those who lose a race leave room for those who are about to finish theirs; none is longer
-//! than [`WAIT_MAX`].
+//! Invariant: waits grow, so that those who lose a race leave room for those who are about to finish theirs; none is
+//! longer than [`WAIT_MAX`].
 
 use std::time::Duration;
 
@@ -41,7 +42,8 @@ impl Retry {
         Ok(())
     }
 
-    /// To be called before each attempt, the first too, where one ends in several ways: each but the first is [one more](Retry::again).
+    /// To be called before each attempt, the first too, where one ends in several ways: each but the first is [one
+    /// more](Retry::again).
     ///
     /// # Errors
     /// As [`Retry::again`].
@@ -62,8 +64,9 @@ pub fn submit_guarded(store: &dyn ObjectStore, txn: Transaction) -> Result<Optio
     }
 }
 
-/// Reads, decides and writes until it holds: `attempt` reads what it needs anew each time, and returns what is to be submitted
-/// with what the change then returns, or that nothing is to be done. What it submits stands under guards of all that it read.
+/// Reads, decides and writes until it holds: `attempt` reads what it needs anew each time, and returns what is to be
+/// submitted with what the change then returns, or that nothing is to be done. What it submits stands under guards of
+/// all that it read.
 ///
 /// # Errors
 /// Those of `attempt`; [`Error::Contended`] about `what`; those of [`ObjectStore::submit`] save [`Error::GuardFailed`].

@@ -1,4 +1,5 @@
-//! A table of locks: writers of one process that want the same thing come one after another instead of failing each other's guards.
+//! A table of locks: writers of one process that want the same thing come one after another instead of failing each
+//! other's guards.
 //!
 //! hash → stripe → held until dropped; several → in rising order, each once
 //!

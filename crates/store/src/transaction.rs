@@ -5,7 +5,8 @@
 //! does nothing; clone, clone-range and rename of a missing source refuse the whole transaction. An object can
 //! only be created in a collection that exists (or that an earlier operation creates).
 //!
-//! Invariant: [`Transaction::check`] is called by every store where a transaction enters, so that limits hold everywhere.
+//! Invariant: [`Transaction::check`] is called by every store where a transaction enters, so that limits hold
+//! everywhere.
 
 use std::ops::Range;
 
@@ -28,7 +29,8 @@ pub enum Durability {
     /// others rely on when they change something: names and ids, states that writes are guarded by, locks and fences. A
     /// crash that took it back would take it back under those who have seen it.
     Always,
-    /// Acknowledged when applied (ZDB's asynchronous mode): a power cut may take back the last moments. Readers need not wait.
+    /// Acknowledged when applied (ZDB's asynchronous mode): a power cut may take back the last moments. Readers need
+    /// not wait.
     Applied,
 }
 
@@ -290,12 +292,14 @@ pub enum Change {
         /// First slot that stays; `u64::MAX` means that slot too is emptied.
         end: u64,
     },
-    /// Makes `to` a copy of this object, in all four spaces; what `to` held is replaced. `to` may be in another collection.
+    /// Makes `to` a copy of this object, in all four spaces; what `to` held is replaced. `to` may be in another
+    /// collection.
     CloneTo {
         /// The copy.
         to: ObjectId,
     },
-    /// Copies `len` bytes at `from_offset` of this object over `to` at `to_offset`; holes are copied as holes. What lies past this object's end reads as zeros.
+    /// Copies `len` bytes at `from_offset` of this object over `to` at `to_offset`; holes are copied as holes. What
+    /// lies past this object's end reads as zeros.
     CloneRange {
         /// The object written to; created if missing.
         to: ObjectId,
@@ -510,7 +514,8 @@ impl Condition {
 }
 
 impl Change {
-    /// Whether it makes an object that is missing: whatever adds does. (A clone, clone-range or rename makes its target.)
+    /// Whether it makes an object that is missing: whatever adds does. (A clone, clone-range or rename makes its
+    /// target.)
     pub fn creates(&self) -> bool {
         match self {
             Self::Touch
@@ -615,7 +620,8 @@ pub struct SlotScan {
     pub keys_only: bool,
 }
 
-/// A place in commit order from which [`ObjectStore::commit_scan`](crate::ObjectStore::commit_scan) goes on. Opaque, valid while the store is open.
+/// A place in commit order from which [`ObjectStore::commit_scan`](crate::ObjectStore::commit_scan) goes on. Opaque,
+/// valid while the store is open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CommitCursor(pub u64, pub u64);
 

@@ -1,9 +1,10 @@
 //! What a writer has to sync, and in which life of the store it was written.
 //!
-//! [`Unsynced::begin`] → submit → applied → [`Written::applied`] … [`Unsynced::sync`]: the same life still? else [`Error::Restarted`]
+//! [`Unsynced::begin`] → submit → applied → [`Written::applied`] … [`Unsynced::sync`]: the same life still? else
+//! [`Error::Restarted`]
 //!
-//! A store keeps what it has applied until it is synced or dies. Who writes without syncing, and syncs later, needs both from one life:
-//! a sync of the next one succeeds and covers nothing of what was lost.
+//! A store keeps what it has applied until it is synced or dies. Who writes without syncing, and syncs later, needs
+//! both from one life: a sync of the next one succeeds and covers nothing of what was lost.
 //!
 //! Invariants:
 //! 1. A sync that succeeds covers every write of the same [`Unsynced`] that was noted as applied before it began.
@@ -53,8 +54,8 @@ impl Unsynced {
     /// Has everything synced that was noted.
     ///
     /// # Errors
-    /// [`Error::Restarted`] if the store was restarted since the first of it; those of [`ObjectStore::sync`], after which it still is to
-    /// be synced.
+    /// [`Error::Restarted`] if the store was restarted since the first of it; those of [`ObjectStore::sync`], after
+    /// which it still is to be synced.
     pub fn sync(&self, store: &dyn ObjectStore) -> Result<()> {
         self.flush(store).wait().map(drop)
     }

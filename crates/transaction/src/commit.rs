@@ -10,11 +10,13 @@
 //!              → rows forward
 //! ```
 //!
-//! Why that is serializable: at the instant between the last prepare and the first look at what was read, all that was read is there as it was read, and all
-//! that will be written is held. Whoever writes what this has read prepares it after that look, so comes later in the order of these instants too.
-//! Read-only transactions look for prepared rows as well: whoever has one may have its instant behind it.
+//! Why that is serializable: at the instant between the last prepare and the first look at what was read, all that was
+//! read is there as it was read, and all that will be written is held. Whoever writes what this has read prepares it
+//! after that look, so comes later in the order of these instants too. Read-only transactions look for prepared rows as
+//! well: whoever has one may have its instant behind it.
 //!
-//! Reads carry what identifies each row, deleted ones and those of a range that a filter kept out included: what is found again held from when it was read.
+//! Reads carry what identifies each row, deleted ones and those of a range that a filter kept out included: what is
+//! found again held from when it was read.
 //!
 //! Invariants:
 //! 1. No row goes forward before the record is durable.
@@ -75,7 +77,8 @@ impl Transaction {
     /// Commits: everything that was written becomes visible at once, and durable, or nothing does.
     ///
     /// # Errors
-    /// [`Error::Conflict`] and [`Error::Expired`]: begin anew. [`Error::Unknown`]: find out. [`Error::Map`]: see there; nothing was committed.
+    /// [`Error::Conflict`] and [`Error::Expired`]: begin anew. [`Error::Unknown`]: find out. [`Error::Map`]: see there;
+    /// nothing was committed.
     pub fn commit(mut self) -> Result<()> {
         self.check_age()?;
         let targets = self.targets()?;
@@ -126,7 +129,8 @@ impl Transaction {
         if age_ms > limit_ms { Err(Error::Expired { age_ms, limit_ms }) } else { Ok(()) }
     }
 
-    /// What will be written, by key, with what was found under each: rows that were not read are looked at now. Deletes of nothing become reads of it.
+    /// What will be written, by key, with what was found under each: rows that were not read are looked at now. Deletes
+    /// of nothing become reads of it.
     fn targets(&mut self) -> Result<Vec<Target>> {
         let writes = std::mem::take(&mut self.writes);
         for (name, layout) in &self.layouts {
@@ -274,8 +278,8 @@ impl Transaction {
         Err(refused(error))
     }
 
-    /// Decides that it is not committed, and takes rows back. If that fails, others will find no record and do the same: nobody but [`Transaction::decide`]
-    /// ever puts a committed one.
+    /// Decides that it is not committed, and takes rows back. If that fails, others will find no record and do the
+    /// same: nobody but [`Transaction::decide`] ever puts a committed one.
     fn abort(&self, targets: &[Target], groups: &[std::ops::Range<usize>]) {
         if let Ok(decision) = self.shared.coordinator.decide(&self.id, Wish::Abort, self.shared.now_ms())
             && !decision.committed

@@ -1,4 +1,5 @@
-//! What can go wrong with transactions beyond what goes wrong in the storage: one variant per thing that a caller does differently.
+//! What can go wrong with transactions beyond what goes wrong in the storage: one variant per thing that a caller does
+//! differently.
 //!
 //! Invariant: a transaction whose commit returns an error changed nothing and never will, save for [`Error::Unknown`].
 
@@ -27,18 +28,20 @@ pub enum Error {
         /// [`Options::lifetime_ms`](crate::Options::lifetime_ms).
         limit_ms: u64,
     },
-    /// The storage did not say what became of the commit. Ask [`Transactions::outcome`](crate::Transactions::outcome) if `asked_of_coordinator`, else read what it
-    /// would have written, before trying again.
+    /// The storage did not say what became of the commit. Ask [`Transactions::outcome`](crate::Transactions::outcome)
+    /// if `asked_of_coordinator`, else read what it would have written, before trying again.
     #[error("it is not known whether transaction {transaction} was committed: {cause}")]
     Unknown {
         /// The transaction.
         transaction: String,
-        /// It has a record in the coordinator's table, or will be found to have none; otherwise it was one mutation of the storage.
+        /// It has a record in the coordinator's table, or will be found to have none; otherwise it was one mutation of
+        /// the storage.
         asked_of_coordinator: bool,
         /// What the storage said.
         cause: String,
     },
-    /// The table was not made for transactions. Make it with [`Transactions::create_table`](crate::Transactions::create_table).
+    /// The table was not made for transactions. Make it with
+    /// [`Transactions::create_table`](crate::Transactions::create_table).
     #[error("table {table} is not one of transactions: {why}")]
     NotTransactional {
         /// The table.

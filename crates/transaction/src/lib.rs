@@ -1,8 +1,9 @@
-//! Transactions over the tables of any [`MapStorage`](esker_map::MapStorage): rows of any tables and partitions change together or not at all, and what a transaction has read is
-//! still there when it commits.
+//! Transactions over the tables of any [`MapStorage`](esker_map::MapStorage): rows of any tables and partitions change
+//! together or not at all, and what a transaction has read is still there when it commits.
 //!
-//! begin → get, scan, put, delete → commit: in one mutation where the storage is atomic over all of it; otherwise rows are prepared with their before-images,
-//! what was read is looked at again, one record of the coordinator decides, and rows go forward, by whoever comes first.
+//! begin → get, scan, put, delete → commit: in one mutation where the storage is atomic over all of it; otherwise rows
+//! are prepared with their before-images, what was read is looked at again, one record of the coordinator decides, and
+//! rows go forward, by whoever comes first.
 //!
 //! Invariants:
 //! 1. A transaction is committed whole or not at all, wherever its client dies; whoever meets what it left settles it.

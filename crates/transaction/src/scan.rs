@@ -1,11 +1,14 @@
-//! Scans of a transaction: the storage's rows with the transaction's own writes among them, and the same scan again when it is validated.
+//! Scans of a transaction: the storage's rows with the transaction's own writes among them, and the same scan again
+//! when it is validated.
 //!
-//! A filter is evaluated here and not in the storage: what keeps a row out must still keep it out when the transaction commits, so every row of the range counts.
+//! A filter is evaluated here and not in the storage: what keeps a row out must still keep it out when the transaction
+//! commits, so every row of the range counts.
 //!
 //! Invariants:
 //! 1. What identifies every row that a scan has passed is kept, in order, up to where it stopped.
-//! 2. What an index finds is kept row by row, as if each had been read by its key. What it does not find leaves nothing that could be looked at again: a storage
-//!    reads an index and the rows one after another, and a row may pass from one value to the next in between. So that is not a scan, but [`Transaction::look_up`].
+//! 2. What an index finds is kept row by row, as if each had been read by its key. What it does not find leaves nothing
+//!    that could be looked at again: a storage reads an index and the rows one after another, and a row may pass from
+//!    one value to the next in between. So that is not a scan, but [`Transaction::look_up`].
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -89,8 +92,9 @@ impl Transaction {
 
     /// Finds rows by a column with an index: those with the value, in the order of their keys.
     ///
-    /// Each row that is found is as if it had been read by its key: it has the value at the instant of the commit. But rows that are not found may be there:
-    /// made by a transaction that comes before this one and was committed while the index was read. Where that matters, [`Transaction::scan`] all with a filter.
+    /// Each row that is found is as if it had been read by its key: it has the value at the instant of the commit. But
+    /// rows that are not found may be there: made by a transaction that comes before this one and was committed while
+    /// the index was read. Where that matters, [`Transaction::scan`] all with a filter.
     ///
     /// # Errors
     /// As [`Transaction::scan`]; [`Missing`](esker_map::Error::Missing) if the column has no index.
@@ -186,7 +190,8 @@ impl Transaction {
         Ok(gathered.rows)
     }
 
-    /// What is committed of a row, own ones before the transaction; `None` if another has it prepared and that must not be.
+    /// What is committed of a row, own ones before the transaction; `None` if another has it prepared and that must not
+    /// be.
     fn committed(&self, layout: &Layout, key: &[Value], row: Row, strict: bool) -> Result<Option<Option<Image>>> {
         if row.is_prepared() && row.image.id.as_ref() == Some(&self.id) {
             return Ok(Some(row.before));

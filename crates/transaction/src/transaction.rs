@@ -1,11 +1,13 @@
 //! One transaction: what it has read, and what it will write.
 //!
-//! get, scan → what is committed, as first read → overlaid with the transaction's own writes · put, delete → kept here until commit
+//! get, scan → what is committed, as first read → overlaid with the transaction's own writes · put, delete → kept here
+//! until commit
 //!
 //! Invariants:
 //! 1. A row that was read once is not read again: it looks the same until the end, own writes apart.
 //! 2. Nothing is written before [`Transaction::commit`]; a transaction that is dropped has cost nothing.
-//! 3. Everything that was read is kept with what identifies it, rows that were not there and rows that a filter did not let through included.
+//! 3. Everything that was read is kept with what identifies it, rows that were not there and rows that a filter did not
+//!    let through included.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -165,8 +167,8 @@ impl Transaction {
     /// Changes a row, if what the transaction sees of it meets the condition.
     ///
     /// # Errors
-    /// [`Error::Map`] with [`ConditionFailed`](MapError::ConditionFailed) and the row, after which the transaction may go on;
-    /// [`Error::Map`] for bad input, expiry among it; [`Error::NotTransactional`].
+    /// [`Error::Map`] with [`ConditionFailed`](MapError::ConditionFailed) and the row, after which the transaction may
+    /// go on; [`Error::Map`] for bad input, expiry among it; [`Error::NotTransactional`].
     pub fn mutate(&mut self, mutation: &Mutation) -> Result<()> {
         let layout = self.layout(&mutation.table)?;
         let place = Place { table: mutation.table.clone(), key: layout.key_values(&mutation.key)? };

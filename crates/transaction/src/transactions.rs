@@ -21,7 +21,8 @@ pub struct Transactions {
 }
 
 impl Transactions {
-    /// Opens a storage for transactions, and makes the coordinator's table if it is missing. `clock` tells unix milliseconds.
+    /// Opens a storage for transactions, and makes the coordinator's table if it is missing. `clock` tells unix
+    /// milliseconds.
     ///
     /// # Errors
     /// The storage's.
@@ -47,8 +48,9 @@ impl Transactions {
         Transaction::new(Arc::clone(&self.shared), isolation)
     }
 
-    /// Runs a transaction: begins it, calls `work`, commits it; all of that again while it fails with what [may be retried](Error::is_retryable), `attempts_max` times at most.
-    /// It does not wait in between. What a dead client has prepared is in the way of writers until [`Options::expire_ms`] have passed.
+    /// Runs a transaction: begins it, calls `work`, commits it; all of that again while it fails with what [may be
+    /// retried](Error::is_retryable), `attempts_max` times at most. It does not wait in between. What a dead client has
+    /// prepared is in the way of writers until [`Options::expire_ms`] have passed.
     ///
     /// # Errors
     /// What `work` returns, and what the last commit did.
@@ -67,14 +69,14 @@ impl Transactions {
     /// Makes a table for transactions: the schema's columns, and metadata beside them.
     ///
     /// # Errors
-    /// Those of [`MapStorage::create_table`]; [`Invalid`](MapError::Invalid) for a column that begins with [`METADATA_PREFIX`](crate::METADATA_PREFIX) or
-    /// [`BEFORE_PREFIX`](crate::BEFORE_PREFIX).
+    /// Those of [`MapStorage::create_table`]; [`Invalid`](MapError::Invalid) for a column that begins with
+    /// [`METADATA_PREFIX`](crate::METADATA_PREFIX) or [`BEFORE_PREFIX`](crate::BEFORE_PREFIX).
     pub fn create_table(&self, name: &TableName, schema: &Schema) -> Result<()> {
         Ok(self.shared.storage.create_table(name, &layout::extend(schema)?)?)
     }
 
-    /// Changes a table's columns and those of the before-images: two changes. No transactions should write the table meanwhile; those that do are refused. If it
-    /// fails in between, it can be called again.
+    /// Changes a table's columns and those of the before-images: two changes. No transactions should write the table
+    /// meanwhile; those that do are refused. If it fails in between, it can be called again.
     ///
     /// # Errors
     /// Those of [`MapStorage::alter_table`].
@@ -147,11 +149,11 @@ impl Transactions {
         Ok(self.shared.outcome(transaction, Wish::Bury)?.committed)
     }
 
-    /// Tidies up in all tables of transactions: settles what dead transactions have left, removes the traces of rows that were deleted longer ago than twice
-    /// [`Options::lifetime_ms`], and the coordinator's records of that age. To be called now and then, by one at a
-    /// time, and
-    /// not while tables are renamed. Returns how many rows and records were removed. The record of a transaction whose
-    /// client was taken for dead stays until that client has seen it, which a dead one never does.
+    /// Tidies up in all tables of transactions: settles what dead transactions have left, removes the traces of rows
+    /// that were deleted longer ago than twice [`Options::lifetime_ms`], and the coordinator's records of that age. To
+    /// be called now and then, by one at a time, and not while tables are renamed. Returns how many rows and records
+    /// were removed. The record of a transaction whose client was taken for dead stays until that client has seen it,
+    /// which a dead one never does.
     ///
     /// # Errors
     /// The storage's; no record was removed then.
@@ -182,7 +184,8 @@ impl Transactions {
                 })?;
             }
         }
-        // A row that is still prepared may be of a transaction with an old record only if it was prepared since it was looked at: the next sweep finds it.
+        // A row that is still prepared may be of a transaction with an old record only if it was prepared since it was
+        // looked at: the next sweep finds it.
         if settled {
             removed += shared.coordinator.forget(old_ms)?;
         }

@@ -1,4 +1,5 @@
-//! A client that dies, or is told nothing, at every call that a commit makes: what it left is whole or nothing, and others find out.
+//! A client that dies, or is told nothing, at every call that a commit makes: what it left is whole or nothing, and
+//! others find out.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
@@ -58,7 +59,8 @@ fn refusal() -> MapError {
     MapError::Invalid { what: "test", why: "no".into() }
 }
 
-/// Of partition 1 rows 1 and 2 are changed, 3 is made, 4 deleted; of partition 2 row 1 is changed; row 9 of partition 3 and partition 4 are read.
+/// Of partition 1 rows 1 and 2 are changed, 3 is made, 4 deleted; of partition 2 row 1 is changed; row 9 of partition 3
+/// and partition 4 are read.
 const BEFORE: &[(i32, i32, i64)] = &[(1, 1, 100), (1, 2, 100), (1, 4, 100), (2, 1, 100), (4, 1, 1), (4, 2, 2)];
 const AFTER: &[(i32, i32, i64)] = &[(1, 1, 90), (1, 2, 110), (1, 3, 50), (2, 1, 150), (4, 1, 1), (4, 2, 2)];
 
@@ -206,7 +208,8 @@ fn a_client_that_dies_at_any_serializable_call_leaves_all_or_nothing_on_cassandr
     every_call(support::cassandra::fresh, &[Atomicity::Partition], &EVERY_WAY[3..], 30);
 }
 
-/// Failure: a slow client's rows were taken back, and its record put afterwards. Then one row is as before, another as after.
+/// Failure: a slow client's rows were taken back, and its record put afterwards. Then one row is as before, another as
+/// after.
 #[test]
 fn a_client_that_was_taken_for_dead_cannot_commit() {
     taken_for_dead(memory);
@@ -364,7 +367,8 @@ fn the_outcome_of_a_commit_that_was_forgotten_is_unknown() {
     }
 }
 
-/// Failure: who meets a prepared row takes it back, though its transaction was committed and only its rows have not gone forward.
+/// Failure: who meets a prepared row takes it back, though its transaction was committed and only its rows have not
+/// gone forward.
 #[test]
 fn rows_of_a_committed_transaction_go_forward_by_whoever_comes() {
     forward_by_others(memory);

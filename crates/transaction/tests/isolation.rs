@@ -4,7 +4,8 @@
 //! - accounts between which money is moved, closed when empty and opened again: it neither comes nor goes
 //! - one row that is marked, found by an index: if one is found it is the one, and there is one in the end
 //!
-//! Those on Cassandra need `scripts/cassandra run cargo test -p esker-transaction -- --ignored`. `ESKER_TRANSACTION_SEEDS` says how many seeds each is run with, `ESKER_TRANSACTION_SEED` which single one.
+//! Those on Cassandra need `scripts/cassandra run cargo test -p esker-transaction -- --ignored`.
+//! `ESKER_TRANSACTION_SEEDS` says how many seeds each is run with, `ESKER_TRANSACTION_SEED` which single one.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
@@ -38,7 +39,8 @@ struct World {
     isolation: Isolation,
     time: Time,
     place: String,
-    /// In calls of all clients: a commit takes about ten of its own, so that with a short one many are taken for dead that are not.
+    /// In calls of all clients: a commit takes about ten of its own, so that with a short one many are taken for dead
+    /// that are not.
     expire_ms: u64,
     /// Transactions of each client.
     each: u64,

@@ -1,9 +1,11 @@
-//! Clients at full speed, not in turns, on a real Cassandra that is killed and started again under them, and then paused: no history has an anomaly.
+//! Clients at full speed, not in turns, on a real Cassandra that is killed and started again under them, and then
+//! paused: no history has an anomaly.
 //!
-//! `scripts/cassandra run cargo test -p esker-transaction --test restarts -- --ignored`: the node's folder is in `ESKER_CASSANDRA_DIR`.
+//! `scripts/cassandra run cargo test -p esker-transaction --test restarts -- --ignored`: the node's folder is in
+//! `ESKER_CASSANDRA_DIR`.
 //!
-//! Two loads at once, each in keyspaces of its own: lists to which numbers are appended, and accounts. Clients die at calls of their choice besides, and begin
-//! anew with new connections.
+//! Two loads at once, each in keyspaces of its own: lists to which numbers are appended, and accounts. Clients die at
+//! calls of their choice besides, and begin anew with new connections.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -1,4 +1,5 @@
-//! The promises of transactions, one at a time, on the memory backend and on the engine, atomic over everything, a partition, or a row; and on Cassandra.
+//! The promises of transactions, one at a time, on the memory backend and on the engine, atomic over everything, a
+//! partition, or a row; and on Cassandra.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
@@ -373,7 +374,8 @@ fn columns_and_indexes_come_and_go_between_transactions(transactions: Transactio
 
 #[test]
 fn one_mutation_commits_what_the_storage_can_do_at_once() {
-    // Writes of the storage by atomicity: rows of one partition, rows of two, of one partition with another row read, of one with a range read.
+    // Writes of the storage by atomicity: rows of one partition, rows of two, of one partition with another row read,
+    // of one with a range read.
     let expected = [
         (Atomicity::Storage, Isolation::Serializable, [1, 1, 1, 3]),
         (Atomicity::Partition, Isolation::Serializable, [1, 5, 3, 3]),

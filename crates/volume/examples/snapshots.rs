@@ -1,5 +1,6 @@
-//! What a thousand snapshots cost: random 4 KiB writes and reads of two images on the engine, one without snapshots, one with a thousand, in
-//! turns, on a device in memory; and how long a snapshot and a clone of a thin image of 1 TiB take.
+//! What a thousand snapshots cost: random 4 KiB writes and reads of two images on the engine, one without snapshots,
+//! one with a thousand, in turns, on a device in memory; and how long a snapshot and a clone of a thin image of 1 TiB
+//! take.
 //!
 //! `cargo run --release -p esker-volume --example snapshots`
 

@@ -1,8 +1,11 @@
-//! Clones: images that stand on a protected snapshot and copy an object when they first write it; flattening; what an image is.
+//! Clones: images that stand on a protected snapshot and copy an object when they first write it; flattening; what an
+//! image is.
 //!
-//! clone → one transaction: header of the child, entry in the header of the parent → writes copy objects (`write`) → flatten copies the rest
+//! clone → one transaction: header of the child, entry in the header of the parent → writes copy objects (`write`) →
+//! flatten copies the rest
 //!
-//! A child has its parent's layout, so an object of the one is an object of the other, and copying is a clone of an object.
+//! A child has its parent's layout, so an object of the one is an object of the other, and copying is a clone of an
+//! object.
 //!
 //! Invariants:
 //! 1. A snapshot counts its children, and stays protected while there are any.
@@ -24,12 +27,13 @@ use crate::{Error, Image, Info, Result, Volumes};
 const NEEDS: &str = "clone objects in the transaction that writes them, which clones of volumes need";
 
 impl Volumes {
-    /// Makes image `child` as a clone of a protected snapshot: it shows what the snapshot shows and takes no space. Costs a change of two headers,
-    /// however large the image is. `now_ms` is unix milliseconds.
+    /// Makes image `child` as a clone of a protected snapshot: it shows what the snapshot shows and takes no space.
+    /// Costs a change of two headers, however large the image is. `now_ms` is unix milliseconds.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the snapshot is not protected, or the chain of clones would be longer than [`CHAIN_DEPTH_MAX`]; [`Error::NoImage`],
-    /// [`Error::NoSnapshot`], [`Error::Exists`]; `Unsupported` as for [`Image::snapshot_create`]; the store's.
+    /// [`Error::Refused`] if the snapshot is not protected, or the chain of clones would be longer than
+    /// [`CHAIN_DEPTH_MAX`]; [`Error::NoImage`], [`Error::NoSnapshot`], [`Error::Exists`]; `Unsupported` as for
+    /// [`Image::snapshot_create`]; the store's.
     pub fn clone_image(&self, image: &str, snapshot: &str, child: &str, now_ms: u64) -> Result<Image> {
         let parent = self.image(image)?;
         let capability = parent.inner.capability;
@@ -85,7 +89,8 @@ impl Image {
     /// Copies what the image still has from its parent, so that it stands alone. Others may write meanwhile, one that
     /// has it
     /// locked too. Interrupted (also by `progress`, with
-    /// false), it goes on when called again. Returns whether it is finished. The parent stays needed by snapshots that were made before.
+    /// false), it goes on when called again. Returns whether it is finished. The parent stays needed by snapshots that
+    /// were made before.
     ///
     /// # Errors
     /// Those of [`Image::write`].
@@ -176,7 +181,8 @@ impl Image {
         Ok(bytes)
     }
 
-    /// Sets a value of the image's metadata, which belongs to its users; `None` removes it. Keys and values are text of at most 4,000 and 65,536 bytes.
+    /// Sets a value of the image's metadata, which belongs to its users; `None` removes it. Keys and values are text of
+    /// at most 4,000 and 65,536 bytes.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a key or value too long; the store's.

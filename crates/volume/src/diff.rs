@@ -1,9 +1,11 @@
 //! Differences between two points of an image: from nothing or a snapshot, to a later snapshot or the image as it is.
 //!
-//! objects that either may have → where each point has it (`source`) → the same place: nothing changed → else compare what is there
+//! objects that either may have → where each point has it (`source`) → the same place: nothing changed → else compare
+//! what is there
 //!
 //! Invariants:
-//! 1. An extent's bytes are the later point's; what no extent covers is the same at both points (zeros, where the later one is longer).
+//! 1. An extent's bytes are the later point's; what no extent covers is the same at both points (zeros, where the later
+//!    one is longer).
 //! 2. Objects that did not change since are not read. Memory is bounded by a set of objects.
 
 use std::collections::BTreeSet;
@@ -45,7 +47,8 @@ impl<'a> Diff<'a> {
         self.numbers.len() as u64
     }
 
-    /// Calls `visit` with the extents of one set of objects after the other, in image order, and how many objects are done; until it returns false.
+    /// Calls `visit` with the extents of one set of objects after the other, in image order, and how many objects are
+    /// done; until it returns false.
     pub(crate) fn each_set(&self, visit: &mut dyn FnMut(&[Extent], u64) -> Result<bool>) -> Result<bool> {
         let count = self.to.layout.stripe_count;
         let mut numbers = self.numbers.iter().peekable();
@@ -174,9 +177,10 @@ impl Image {
         Ok(())
     }
 
-    /// Tells the extents in which `to` (a snapshot, or the image as it is) differs from `from` (an older snapshot, or nothing: then all data of `to`), in
-    /// image order. Bytes are compared in blocks of [`DIFF_BLOCK_BYTES`]; an extent without data is zeros at `to`. `visit` returns false to stop.
-    /// What others write meanwhile to the image as it is may be in it or not.
+    /// Tells the extents in which `to` (a snapshot, or the image as it is) differs from `from` (an older snapshot, or
+    /// nothing: then all data of `to`), in image order. Bytes are compared in blocks of [`DIFF_BLOCK_BYTES`]; an extent
+    /// without data is zeros at `to`. `visit` returns false to stop. What others write meanwhile to the image as it is
+    /// may be in it or not.
     ///
     /// # Errors
     /// [`Error::NoSnapshot`]; [`Error::Invalid`] if `from` is younger than `to`; the store's, and those of `visit`.

@@ -1,4 +1,5 @@
-//! What can go wrong with volumes beyond what goes wrong in the store: one variant per thing that a caller does differently.
+//! What can go wrong with volumes beyond what goes wrong in the store: one variant per thing that a caller does
+//! differently.
 //!
 //! Invariant: a call that returns an error changed nothing, unless its docs say that it works in several transactions
 //! (large writes, discards, resizing, background work): then what was done stays, and doing it again goes on.
@@ -80,7 +81,8 @@ pub enum Error {
         /// Epoch of the lock.
         epoch: u64,
     },
-    /// This handle's lock was taken over or broken; its writes are refused for good. Stop writing, open the image again.
+    /// This handle's lock was taken over or broken; its writes are refused for good. Stop writing, open the image
+    /// again.
     #[error("the lock of image {image} with epoch {held} was lost; the epoch is {found} now")]
     Fenced {
         /// The image.

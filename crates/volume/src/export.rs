@@ -1,6 +1,7 @@
 //! Images as streams: full and incremental in a format with checksums, and raw.
 //!
-//! diff → chunks of data and zeros, each with a checksum that continues the one before → end | the way back: check, then write
+//! diff → chunks of data and zeros, each with a checksum that continues the one before → end | the way back: check,
+//! then write
 //!
 //! Invariants:
 //! 1. No chunk is written before its checksum was checked; a missing, repeated or moved chunk fails it.
@@ -196,7 +197,8 @@ fn stopped(what: &str) -> Error {
 }
 
 impl Image {
-    /// Exports a snapshot (`to`), or the image as it is, whole or as what changed since snapshot `from`. `progress` is told objects.
+    /// Exports a snapshot (`to`), or the image as it is, whole or as what changed since snapshot `from`. `progress` is
+    /// told objects.
     ///
     /// # Errors
     /// Those of [`Image::diff`]; [`Error::Stream`] when `sink` fails; [`Error::Refused`] when `progress` stops it.
@@ -253,11 +255,12 @@ impl Image {
         Ok(())
     }
 
-    /// Calls `visit` with all data of a snapshot, or of the image as it is, in pieces of at most [`CHUNK_BYTES_MAX`] in order; what lies between is zeros.
-    /// `progress` is told bytes of the image.
+    /// Calls `visit` with all data of a snapshot, or of the image as it is, in pieces of at most [`CHUNK_BYTES_MAX`] in
+    /// order; what lies between is zeros. `progress` is told bytes of the image.
     ///
     /// # Errors
-    /// [`Error::NoSnapshot`]; [`Error::Stream`] when `visit` fails; [`Error::Refused`] when `progress` stops it; the store's.
+    /// [`Error::NoSnapshot`]; [`Error::Stream`] when `visit` fails; [`Error::Refused`] when `progress` stops it; the
+    /// store's.
     pub fn export_raw(
         &self,
         snapshot: Option<&str>,
@@ -284,10 +287,12 @@ impl Image {
         if finished { Ok(done) } else { Err(stopped("the export")) }
     }
 
-    /// Writes what `source` has, from the start of the image on, and nothing where that is zeros. `progress` is told bytes. Ends durable.
+    /// Writes what `source` has, from the start of the image on, and nothing where that is zeros. `progress` is told
+    /// bytes. Ends durable.
     ///
     /// # Errors
-    /// [`Error::Stream`] when `source` fails; [`Error::PastEnd`] if it is longer than the image; those of [`Image::write`].
+    /// [`Error::Stream`] when `source` fails; [`Error::PastEnd`] if it is longer than the image; those of
+    /// [`Image::write`].
     pub fn import_raw(&self, source: &mut dyn Read, progress: Progress<'_>) -> Result<Transferred> {
         let mut done = Transferred::default();
         let (mut at, size) = (0, self.size());

@@ -1,6 +1,7 @@
 //! What this face keeps in the store: names of objects and keys, the state of an image, the record of a snapshot.
 //!
-//! Pure encode and decode, no I/O. Numbers in values are little-endian; numbers in names and keys are such that byte order is number order.
+//! Pure encode and decode, no I/O. Numbers in values are little-endian; numbers in names and keys are such that byte
+//! order is number order.
 //!
 //! Invariants:
 //! 1. Decoding checks every bound that later arithmetic relies on, so stored bytes never make it overflow.
@@ -82,7 +83,8 @@ pub(crate) fn clone_of(image: u64, number: u64, upper: u64) -> ObjectId {
     object(format!("s/{image:016x}/{number:016x}/{upper:016x}"))
 }
 
-/// Key of the clones' omap: object number, newest snapshot that the clone is for. The value is the newest that it is not for, 8 bytes.
+/// Key of the clones' omap: object number, newest snapshot that the clone is for. The value is the newest that it is
+/// not for, 8 bytes.
 pub(crate) fn clone_key(number: u64, upper: u64) -> Bytes {
     [number.to_be_bytes(), upper.to_be_bytes()].concat().into()
 }
@@ -119,7 +121,8 @@ pub(crate) fn meta_key(key: &str) -> Bytes {
     prefixed(b'm', key.as_bytes())
 }
 
-/// `/` and `@` are not allowed in it, nor are the names `.` and `..`, which no tool that makes files of images could use.
+/// `/` and `@` are not allowed in it, nor are the names `.` and `..`, which no tool that makes files of images could
+/// use.
 pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
     let bad = |c: char| matches!(c, '/' | '@') || c.is_control();
     let checked = esker_store::names::check_name(name, ("NAME_BYTES_MAX", NAME_BYTES_MAX), bad);

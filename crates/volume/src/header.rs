@@ -1,9 +1,11 @@
 //! Headers: reads and changes the state of an image and the records of its snapshots.
 //!
-//! load → change in memory, with the operations that belong to it → one transaction, guarded by the generation → again if somebody was faster
+//! load → change in memory, with the operations that belong to it → one transaction, guarded by the generation → again
+//! if somebody was faster
 //!
 //! Invariants:
-//! 1. Every change of a state raises its generation, in the same transaction. So whoever guards the generation acts on the state he knows.
+//! 1. Every change of a state raises its generation, in the same transaction. So whoever guards the generation acts on
+//!    the state he knows.
 //! 2. What a change returns, and what is read of a state, is durable, whatever the store's commit policy: no crash
 //!    takes back a lock or a snapshot under those who have seen it.
 
@@ -66,8 +68,9 @@ pub(crate) fn called(image: &str) -> String {
     format!("the header of image {image}")
 }
 
-/// Changes the state of an image: `change` gets what is stored and adds to the transaction what belongs to it, guards too
-/// (the first is the generation's). It is called again when the header, or anything it guards, was changed meanwhile.
+/// Changes the state of an image: `change` gets what is stored and adds to the transaction what belongs to it, guards
+/// too (the first is the generation's). It is called again when the header, or anything it guards, was changed
+/// meanwhile.
 pub(crate) fn change(
     store: &dyn ObjectStore,
     image: u64,
@@ -81,7 +84,8 @@ pub(crate) fn change(
             let state = load(store, image)?.filter(|state| !state.removing);
             let state = state.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
             let mut next = state.clone();
-            // Of a change whose answer is lost nobody could tell by the header whether it was this one that was applied.
+            // Of a change whose answer is lost nobody could tell by the header whether it was this one that was
+            // applied.
             let mut txn = guarded(Transaction::new().once(), image, state.generation);
             change(&mut next, &mut txn)?;
             next.generation += 1;

@@ -2,8 +2,9 @@
 //!
 //! caller → [`Image`] → pieces per data object → store
 //!
-//! Any number of handles, in any number of processes, may have an image open; all methods take `&self` and may be called from
-//! many threads. The state seen is a copy: a write that was built on an old one is refused by its guard, and built again.
+//! Any number of handles, in any number of processes, may have an image open; all methods take `&self` and may be
+//! called from many threads. The state seen is a copy: a write that was built on an old one is refused by its guard,
+//! and built again.
 //!
 //! Invariants:
 //! 1. No lock of a handle is held over I/O.
@@ -188,7 +189,8 @@ impl Image {
         self.changed(header::change(self.store(), self.inner.id, &self.inner.name, change)?)
     }
 
-    /// Sees a state that this handle has written, or a later one. It is changed, whether or not it can be looked at now.
+    /// Sees a state that this handle has written, or a later one. It is changed, whether or not it can be looked at
+    /// now.
     pub(crate) fn changed(&self, next: State) -> Result<()> {
         self.refresh().or_else(|error| if self.see(next) { Ok(()) } else { Err(self.unseen(&error)) })
     }
@@ -199,7 +201,8 @@ impl Image {
         StoreError::Unknown { cause }.into()
     }
 
-    /// Takes a state as seen that this handle has written; false if it stands on a parent of which more has to be looked up.
+    /// Takes a state as seen that this handle has written; false if it stands on a parent of which more has to be
+    /// looked up.
     fn see(&self, next: State) -> bool {
         let mut live = self.inner.live.write();
         if next.generation < live.state.generation {
@@ -218,7 +221,8 @@ impl Image {
         true
     }
 
-    /// Looks at the state in the store: sizes, locks and snapshots that other handles changed. Writes do it by themselves where it matters.
+    /// Looks at the state in the store: sizes, locks and snapshots that other handles changed. Writes do it by
+    /// themselves where it matters.
     ///
     /// # Errors
     /// [`Error::NoImage`] if it was removed; the store's.
@@ -252,24 +256,26 @@ impl Image {
         self.live().state.layout
     }
 
-    /// Reads `len` bytes at `offset`, any alignment, at most [`REQUEST_BYTES_MAX`]. The chunks follow each other and are `len` bytes
-    /// together. The completion waits until what was read is as durable as its writers asked for.
+    /// Reads `len` bytes at `offset`, any alignment, at most [`REQUEST_BYTES_MAX`]. The chunks follow each other and
+    /// are `len` bytes together. The completion waits until what was read is as durable as its writers asked for.
     ///
     /// # Errors
-    /// [`Error::PastEnd`], [`Error::Invalid`] for a length above the limit, [`Error::Refused`] during a rollback, [`Error::NoImage`], the store's.
+    /// [`Error::PastEnd`], [`Error::Invalid`] for a length above the limit, [`Error::Refused`] during a rollback,
+    /// [`Error::NoImage`], the store's.
     pub fn read(&self, offset: u64, len: u64) -> Result<Completion<Vec<Chunk>>> {
         self.steady(|live| read(self.store(), &live.point, offset, len))
     }
 
-    /// What `look` finds by the state as last seen; if that turns out to be old, by the next. So nothing is read by an outdated size or from a parent
-    /// that the image stands on no longer, and nothing while it is rolled back.
+    /// What `look` finds by the state as last seen; if that turns out to be old, by the next. So nothing is read by an
+    /// outdated size or from a parent that the image stands on no longer, and nothing while it is rolled back.
     fn steady<T>(&self, look: impl Fn(&Live) -> Result<T>) -> Result<T> {
         let mut retry = Retry::default();
         loop {
             retry.attempt(|| header::called(&self.inner.name))?;
             let live = self.live();
             let found = self.check_rollback(&live.state).and_then(|()| look(&live));
-            // Where no transaction spans objects there are neither parents nor rollbacks, and a look may cost a round trip.
+            // Where no transaction spans objects there are neither parents nor rollbacks, and a look may cost a round
+            // trip.
             let certain = if self.inner.capability.atomic_across_objects {
                 let (generation, _) = self.store().xattr(&self.inner.header, GENERATION).into_parts();
                 generation?.as_deref().and_then(format::number_from) == Some(live.state.generation)

@@ -6,7 +6,8 @@
 //! set of objects follows. With a count of 1 an object holds a plain run of the image.
 //!
 //! Invariants:
-//! 1. Inside one object the image offset grows with the object offset; so what lies below an image size is a prefix of the object.
+//! 1. Inside one object the image offset grows with the object offset; so what lies below an image size is a prefix of
+//!    the object.
 //! 2. A layout passed [`Layout::check`] before anything is computed with it.
 //! Source: file layouts of Ceph (`doc/dev/file-striping`).
 

@@ -1,13 +1,17 @@
-//! Virtual disks striped over the objects of any [`ObjectStore`](esker_store::ObjectStore): images, snapshots, clones (the face of RBD).
+//! Virtual disks striped over the objects of any [`ObjectStore`](esker_store::ObjectStore): images, snapshots, clones
+//! (the face of RBD).
 //!
 //! caller → [`Image`] (offsets of a disk) → data objects → one store transaction → `Completion`
 //!
-//! An image is thin: what was never written takes no space and reads as zeros. A write is applied when the call returns; it is durable after
-//! [`Image::flush`], or when its completion says so if it was asked to be [`Durability::Durable`].
+//! An image is thin: what was never written takes no space and reads as zeros. A write is applied when the call
+//! returns; it is durable after [`Image::flush`], or when its completion says so if it was asked to be
+//! [`Durability::Durable`].
 //!
 //! Invariants:
-//! 1. Every write carries the generation of the image's header as guard: nobody writes by an outdated size, set of snapshots or lock.
-//! 2. Making a snapshot or a clone changes headers only. The first write of an object after it keeps the object for it, in one transaction.
+//! 1. Every write carries the generation of the image's header as guard: nobody writes by an outdated size, set of
+//!    snapshots or lock.
+//! 2. Making a snapshot or a clone changes headers only. The first write of an object after it keeps the object for it,
+//!    in one transaction.
 //! 3. Cost of reading and writing does not depend on how many snapshots there are.
 //!
 //! Format: docs/format.md#what-the-volume-face-keeps-in-the-store   Source: RBD; docs/decisions/0009-volumes.md

@@ -1,8 +1,10 @@
 //! The exclusive lock of an image: an owner, an epoch, and the fence that refuses late writers.
 //!
-//! lock | take over | break → the header's epoch and generation grow → writes built before fail their guard → [`Error::Fenced`]
+//! lock | take over | break → the header's epoch and generation grow → writes built before fail their guard →
+//! [`Error::Fenced`]
 //!
-//! The fence needs no message to the old owner and no clock: his next write, whenever it reaches the store, carries a generation that is gone.
+//! The fence needs no message to the old owner and no clock: his next write, whenever it reaches the store, carries a
+//! generation that is gone.
 //!
 //! Invariants:
 //! 1. An epoch is held by one handle (and its clones) at most, and never given twice.
@@ -19,10 +21,12 @@ use crate::{Error, Image, LockInfo, Result, header};
 const NEEDS: &str = "guard a write of one object by another, which the exclusive lock of an image needs";
 
 impl Image {
-    /// Takes the exclusive lock for this handle, under the name `owner` (1 to [`OWNER_BYTES_MAX`] bytes). Returns its epoch.
+    /// Takes the exclusive lock for this handle, under the name `owner` (1 to [`OWNER_BYTES_MAX`] bytes). Returns its
+    /// epoch.
     ///
     /// # Errors
-    /// [`Error::Locked`] if anybody has it, also under the same name; `Unsupported` where the backend is not atomic across objects; the store's.
+    /// [`Error::Locked`] if anybody has it, also under the same name; `Unsupported` where the backend is not atomic
+    /// across objects; the store's.
     pub fn lock(&self, owner: &str) -> Result<u64> {
         self.take_lock(owner, false)
     }
@@ -78,7 +82,8 @@ impl Image {
         self.changed(next)
     }
 
-    /// Breaks the lock that has this epoch, without taking it: its owner's writes are refused from now on. For operators.
+    /// Breaks the lock that has this epoch, without taking it: its owner's writes are refused from now on. For
+    /// operators.
     ///
     /// # Errors
     /// [`Error::Refused`] if that epoch does not hold the lock (any more); the store's.
@@ -111,8 +116,8 @@ impl Image {
         Error::Fenced { image: self.inner.name.clone(), held: self.held(), found: state.lock_epoch }
     }
 
-    /// Whether this handle may make, protect and remove snapshots by the lock in `state`: they leave the image as it is, so
-    /// anybody may, who has not lost a lock. The owner's next write fails its guard and sees them.
+    /// Whether this handle may make, protect and remove snapshots by the lock in `state`: they leave the image as it
+    /// is, so anybody may, who has not lost a lock. The owner's next write fails its guard and sees them.
     pub(crate) fn check_fence(&self, state: &State) -> Result<()> {
         if self.held() == 0 { Ok(()) } else { self.check_lock(state) }
     }

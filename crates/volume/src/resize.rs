@@ -1,4 +1,5 @@
-//! Resizing: growing changes the header; shrinking also takes away what lies past the end, which may be interrupted and goes on later.
+//! Resizing: growing changes the header; shrinking also takes away what lies past the end, which may be interrupted and
+//! goes on later.
 //!
 //! shrink → header (size, and how far data may still lie) → discard from the new end on → header (nothing lies there)
 //!
@@ -18,12 +19,13 @@ impl Image {
     /// handle
     /// has locked grows too; it is made smaller only by the handle with the lock, or without one. Data past a smaller
     /// size is lost: that is refused
-    /// unless `allow_loss`. Snapshots keep their size and data. Others should not write there meanwhile: what they write past the new end is
-    /// lost too, and not always looked at before. What lay past the new end is removed on return, or where that fails by
-    /// [`Volumes::work`](crate::Volumes::work).
+    /// unless `allow_loss`. Snapshots keep their size and data. Others should not write there meanwhile: what they
+    /// write past the new end is lost too, and not always looked at before. What lay past the new end is removed on
+    /// return, or where that fails by [`Volumes::work`](crate::Volumes::work).
     ///
     /// # Errors
-    /// [`Error::Refused`] names the first data past the new end; [`Error::Invalid`] for a size too large; those of [`Image::write`].
+    /// [`Error::Refused`] names the first data past the new end; [`Error::Invalid`] for a size too large; those of
+    /// [`Image::write`].
     pub fn resize(&self, size: u64, allow_loss: bool) -> Result<()> {
         check_size(size)?;
         self.refresh()?;
@@ -113,7 +115,8 @@ impl Image {
             let mut outdated = false;
             let cleared = self.change(|state, txn| {
                 txn.gives_back = true;
-                // Others may have grown and shrunk it to the same size meanwhile: then more lies there than was looked at.
+                // Others may have grown and shrunk it to the same size meanwhile: then more lies there than was looked
+                // at.
                 outdated = state.generation != live.state.generation;
                 if outdated {
                     return Err(Error::refused("the image was changed meanwhile"));

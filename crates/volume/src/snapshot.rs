@@ -1,7 +1,8 @@
 //! Snapshots: made by one change of the header, read through clones of objects, removed in the background; rollback.
 //!
 //! create → header: `snap_seq` grows, a record, a name → the next write of each object clones it (`write`)
-//! remove → header: the record becomes a mark → [`Volumes::work`](crate::Volumes::work) removes the clones that no snapshot sees
+//! remove → header: the record becomes a mark → [`Volumes::work`](crate::Volumes::work) removes the clones that no
+//! snapshot sees
 //!
 //! Invariants:
 //! 1. A clone for the snapshots above `from` up to `upper` stays as long as one of them is there.
@@ -130,12 +131,13 @@ impl Image {
         self.require(capability.atomic_across_objects && capability.clone, NEEDS)
     }
 
-    /// Makes a snapshot of the image as it is now; durable on return, and so is what it shows. Costs one change of the header, however large the image is,
-    /// and may be done while another handle has the image locked and writes to it. `now_ms` is unix milliseconds.
+    /// Makes a snapshot of the image as it is now; durable on return, and so is what it shows. Costs one change of the
+    /// header, however large the image is, and may be done while another handle has the image locked and writes to it.
+    /// `now_ms` is unix milliseconds.
     ///
     /// # Errors
-    /// [`Error::Exists`]; [`Error::Invalid`] for a bad name; [`Error::Refused`] during a rollback; [`Error::Fenced`]; `Unsupported` where the backend
-    /// cannot clone objects or is not atomic across them; the store's.
+    /// [`Error::Exists`]; [`Error::Invalid`] for a bad name; [`Error::Refused`] during a rollback; [`Error::Fenced`];
+    /// `Unsupported` where the backend cannot clone objects or is not atomic across them; the store's.
     pub fn snapshot_create(&self, name: &str, now_ms: u64) -> Result<Snapshot> {
         self.require_snapshots()?;
         format::check_name("snapshot name", name)?;
@@ -294,7 +296,8 @@ impl Image {
     /// Removes a snapshot. Its space comes back by [`Volumes::work`](crate::Volumes::work).
     ///
     /// # Errors
-    /// [`Error::Refused`] if it is protected, or rolled back to just now; [`Error::NoSnapshot`], [`Error::Fenced`]; the store's.
+    /// [`Error::Refused`] if it is protected, or rolled back to just now; [`Error::NoSnapshot`], [`Error::Fenced`]; the
+    /// store's.
     pub fn snapshot_remove(&self, name: &str) -> Result<()> {
         let header = format::header(self.inner.id);
         self.change(|state, txn| {
@@ -318,8 +321,9 @@ impl Image {
         })
     }
 
-    /// Adds what tells a parent that this image does not need it, if neither the image as it is in `state` nor any of its snapshots but `except`
-    /// does. To be called in a change of the header, so that the snapshots are those of its generation.
+    /// Adds what tells a parent that this image does not need it, if neither the image as it is in `state` nor any of
+    /// its snapshots but `except` does. To be called in a change of the header, so that the snapshots are those of its
+    /// generation.
     pub(crate) fn push_let_go(
         &self,
         txn: &mut Transaction,
@@ -387,11 +391,13 @@ impl Image {
         Ok(true)
     }
 
-    /// Makes the image what it was at a snapshot, size and parent too. Other snapshots stay as they are. Meanwhile nobody reads or writes the image:
-    /// they are refused. Interrupted, it is finished by doing it again; `progress` returning false interrupts it. Returns whether it is finished.
+    /// Makes the image what it was at a snapshot, size and parent too. Other snapshots stay as they are. Meanwhile
+    /// nobody reads or writes the image: they are refused. Interrupted, it is finished by doing it again; `progress`
+    /// returning false interrupts it. Returns whether it is finished.
     ///
     /// # Errors
-    /// [`Error::NoSnapshot`]; [`Error::Refused`] if a rollback to another snapshot is not finished; [`Error::Locked`]; the store's.
+    /// [`Error::NoSnapshot`]; [`Error::Refused`] if a rollback to another snapshot is not finished; [`Error::Locked`];
+    /// the store's.
     pub fn rollback(&self, name: &str, progress: Progress<'_>) -> Result<bool> {
         let (mut id, mut record) = self.find_snapshot(name)?;
         self.change(|state, _| {
@@ -516,7 +522,8 @@ impl Image {
         source::each_own(self.store(), self.inner.id, visit)
     }
 
-    /// Calls `visit` with every number under which the image, any of its snapshots, or (if `parents`) what `point` stands on may have data.
+    /// Calls `visit` with every number under which the image, any of its snapshots, or (if `parents`) what `point`
+    /// stands on may have data.
     pub(crate) fn each_candidate(
         &self,
         point: &Point,

@@ -2,12 +2,13 @@
 //!
 //! point, object number → clone for that snapshot | the object itself | the same of the parent | nothing
 //!
-//! A data object carries `seq`, the newest snapshot when it was last written first; the first write after a snapshot clones it and
-//! puts the clone into one ordered map per image. So the clone that a snapshot sees is one lookup, however many there are.
+//! A data object carries `seq`, the newest snapshot when it was last written first; the first write after a snapshot
+//! clones it and puts the clone into one ordered map per image. So the clone that a snapshot sees is one lookup,
+//! however many there are.
 //!
 //! Invariants:
-//! 1. A snapshot's data never changes: it is in the object itself until that is written, and in its clone from then on. Whoever
-//!    reads the object looks afterwards whether it was written meanwhile, and then reads the clone.
+//! 1. A snapshot's data never changes: it is in the object itself until that is written, and in its clone from then on.
+//!    Whoever reads the object looks afterwards whether it was written meanwhile, and then reads the clone.
 //! 2. An object that exists hides the parent's, even if it is empty.
 //! 3. What lies past the size of a point, or past the overlap with its parent, is never shown.
 
@@ -48,7 +49,8 @@ pub(crate) struct Source {
     pub(crate) id: ObjectId,
     /// First so many bytes of it are the point's, at most.
     pub(crate) visible: u64,
-    /// The snapshot for which it holds as long as the object's `seq` is below it; `HEAD` for a clone or an image as it is.
+    /// The snapshot for which it holds as long as the object's `seq` is below it; `HEAD` for a clone or an image as it
+    /// is.
     pub(crate) while_before: u64,
 }
 

@@ -2,7 +2,8 @@
 //!
 //! name → directory → id → header → [`Image`]
 //!
-//! Removing an image takes its name at once; its objects go in the background ([`Volumes::work`]), which may be stopped at any time and goes on later.
+//! Removing an image takes its name at once; its objects go in the background ([`Volumes::work`]), which may be stopped
+//! at any time and goes on later.
 //!
 //! Invariants:
 //! 1. A header stands before its name leads to it. Ids are never given twice.
@@ -25,7 +26,8 @@ use crate::{Error, Image, Layout, Result};
 /// What the store lets volumes do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
-    /// A write over several objects is one transaction, and the exclusive lock fences late writers. Else each object is written by itself, and there are no locks.
+    /// A write over several objects is one transaction, and the exclusive lock fences late writers. Else each object is
+    /// written by itself, and there are no locks.
     pub atomic_writes: bool,
     /// Snapshots, clones and rollback. They need atomicity across objects and clones of objects.
     pub snapshots: bool,
@@ -54,7 +56,8 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Opens the face, making collection `volume` if it is missing. Any backend does; see [`Volumes::abilities`] for what it can.
+    /// Opens the face, making collection `volume` if it is missing. Any backend does; see [`Volumes::abilities`] for
+    /// what it can.
     ///
     /// # Errors
     /// The store's.
@@ -202,10 +205,12 @@ impl Volumes {
         }
     }
 
-    /// Removes an image: its name at once, its objects by [`Volumes::work`]. Handles that are open answer with [`Error::NoImage`] from then on.
+    /// Removes an image: its name at once, its objects by [`Volumes::work`]. Handles that are open answer with
+    /// [`Error::NoImage`] from then on.
     ///
     /// # Errors
-    /// [`Error::NoImage`]; [`Error::Refused`] while it has snapshots; [`Error::Locked`] while it is locked; the store's.
+    /// [`Error::NoImage`]; [`Error::Refused`] while it has snapshots; [`Error::Locked`] while it is locked; the
+    /// store's.
     pub fn remove(&self, name: &str) -> Result<()> {
         let id = self.find(name)?.ok_or_else(|| Error::NoImage { name: name.to_owned() })?;
         self.remove_by_id(name, id)
@@ -245,8 +250,9 @@ impl Volumes {
         .map(drop)
     }
 
-    /// Does what was left for the background: removes the objects of removed images, gives the space of removed snapshots back, finishes
-    /// shrinking. Stopped (by `progress`, an error or the end of the process) it goes on at the next call. Returns whether everything is done.
+    /// Does what was left for the background: removes the objects of removed images, gives the space of removed
+    /// snapshots back, finishes shrinking. Stopped (by `progress`, an error or the end of the process) it goes on at
+    /// the next call. Returns whether everything is done.
     ///
     /// # Errors
     /// The store's.

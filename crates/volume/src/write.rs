@@ -1,15 +1,18 @@
 //! Writing: what each data object needs done before it may change, and everything in one transaction.
 //!
 //! range → pieces per object → guards (generation of the header, each object current) and changes → submit
-//! → a guard fails: look at the state, at the objects → the same with what was found: clone for the snapshots, copy from the parent
+//! → a guard fails: look at the state, at the objects → the same with what was found: clone for the snapshots, copy
+//! from the parent
 //!
-//! A write that finds its objects current costs one submit and no look. Which handles may write, what size the image has and
-//! which snapshots there are stands in the header under one generation; every write guards it. So a snapshot is one moment
-//! for all writers, and a writer whose lock was taken over is refused in the same round trip, however late he comes.
+//! A write that finds its objects current costs one submit and no look. Which handles may write, what size the image
+//! has and which snapshots there are stands in the header under one generation; every write guards it. So a snapshot is
+//! one moment for all writers, and a writer whose lock was taken over is refused in the same round trip, however late
+//! he comes.
 //!
 //! Invariants:
 //! 1. An object is cloned for the snapshots, or copied from the parent, in the transaction that writes it first.
-//! 2. Up to [`ATOMIC_BYTES_MAX`] bytes of a write are one transaction, where the backend is atomic across objects; else each object is one.
+//! 2. Up to [`ATOMIC_BYTES_MAX`] bytes of a write are one transaction, where the backend is atomic across objects; else
+//!    each object is one.
 
 use std::collections::BTreeMap;
 
@@ -68,12 +71,14 @@ enum Found {
 }
 
 impl Image {
-    /// Writes `data` at `offset`, any alignment, at most [`REQUEST_BYTES_MAX`](crate::REQUEST_BYTES_MAX) bytes. It is applied (seen
-    /// by every reader) when the call returns. `Applied` completes at once and is durable after the next [`Image::flush`]; `Durable` completes when durable (FUA).
+    /// Writes `data` at `offset`, any alignment, at most [`REQUEST_BYTES_MAX`](crate::REQUEST_BYTES_MAX) bytes. It is
+    /// applied (seen by every reader) when the call returns. `Applied` completes at once and is durable after the next
+    /// [`Image::flush`]; `Durable` completes when durable (FUA).
     ///
     /// # Errors
-    /// [`Error::PastEnd`]; [`Error::Locked`] and [`Error::Fenced`]; [`Error::Refused`] during a rollback; the store's. Of a write larger than
-    /// [`ATOMIC_BYTES_MAX`] (or over several objects, where the backend is not atomic across them) a first part may be there.
+    /// [`Error::PastEnd`]; [`Error::Locked`] and [`Error::Fenced`]; [`Error::Refused`] during a rollback; the store's.
+    /// Of a write larger than [`ATOMIC_BYTES_MAX`] (or over several objects, where the backend is not atomic across
+    /// them) a first part may be there.
     pub fn write(&self, offset: u64, data: Bytes, durability: Durability) -> Result<Completion<()>> {
         let writer = Writer::User(offset, data.len() as u64);
         self.write_by(writer, offset, data, durability)
@@ -111,8 +116,8 @@ impl Image {
         }
     }
 
-    /// Makes `len` bytes at `offset` read as zeros and gives their space back. Whole objects go; works in several transactions, each
-    /// of a set of objects. Durability is as for [`Image::write`].
+    /// Makes `len` bytes at `offset` read as zeros and gives their space back. Whole objects go; works in several
+    /// transactions, each of a set of objects. Durability is as for [`Image::write`].
     ///
     /// # Errors
     /// As [`Image::write`].
@@ -122,8 +127,8 @@ impl Image {
         Ok(source::behind((), barrier))
     }
 
-    /// Makes `len` bytes at `offset` read as zeros: as [`Image::discard`], or, if `allocate`, with zeros that take the space, written in several
-    /// transactions of at most [`ATOMIC_BYTES_MAX`] bytes.
+    /// Makes `len` bytes at `offset` read as zeros: as [`Image::discard`], or, if `allocate`, with zeros that take the
+    /// space, written in several transactions of at most [`ATOMIC_BYTES_MAX`] bytes.
     ///
     /// # Errors
     /// As [`Image::write`].

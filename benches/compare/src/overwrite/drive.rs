@@ -165,8 +165,8 @@ impl<'a> Drive<'a> {
         })
     }
 
-    /// Reads keys at random until `time` is over or as many were read as there are; every one has to be what was written
-    /// last. Says how many were read.
+    /// Reads keys at random until `time` is over or as many were read as there are; every one has to be what was
+    /// written last. Says how many were read.
     pub fn check(&self, time: Duration) -> Result<u64> {
         let shape = self.shape;
         let each = self.versions.iter().map(Vec::len).max().unwrap_or(0) as u64;

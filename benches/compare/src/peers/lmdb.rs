@@ -144,8 +144,8 @@ impl Session for Handle<'_> {
     fn get(&mut self, mut key: u32, buffer: &mut [u8], look: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let mut key = Val { len: 4, data: (&raw mut key).cast() };
         let mut data = Val { len: 0, data: ptr::null_mut() };
-        // SAFETY: the key outlives the call; the value lies in the map and stays while the transaction is not reset. The
-        // transaction belongs to this session alone (MDB_NOTLS).
+        // SAFETY: the key outlives the call; the value lies in the map and stays while the transaction is not reset.
+        // The transaction belongs to this session alone (MDB_NOTLS).
         unsafe {
             if self.reader.is_null() {
                 check("mdb_txn_begin", mdb_txn_begin(self.peer.env, ptr::null_mut(), RDONLY, &mut self.reader))?;

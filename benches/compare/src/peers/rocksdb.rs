@@ -113,8 +113,8 @@ pub fn open(settings: &Settings<'_>, blob_files: Option<BlobFiles>) -> Result<Bo
     let path = c_path(&settings.dir.join("rocksdb"))?;
     let processors = std::thread::available_parallelism().map_or(2, |n| n.get()) as c_int;
     let mut error = ptr::null_mut();
-    // SAFETY: every object is made here, and freed here or by `drop` after the database is closed. The table options take
-    // over the filter policy, the options copy the table options; the path outlives the call.
+    // SAFETY: every object is made here, and freed here or by `drop` after the database is closed. The table options
+    // take over the filter policy, the options copy the table options; the path outlives the call.
     let peer = unsafe {
         let options = rocksdb_options_create();
         let cache = rocksdb_cache_create_lru(settings.cache_bytes as usize);

@@ -13,7 +13,8 @@
 //! A partition of it is a namespace, so a change of names is one lightweight transaction.
 //!
 //! Invariants:
-//! 1. A generation is a number that is given once, so a schema that was seen is told from every other that had or will have its name.
+//! 1. A generation is a number that is given once, so a schema that was seen is told from every other that had or will
+//!    have its name.
 //! 2. Cassandra's table has a column before the catalogue names it, and loses it after.
 //! 3. What is to be dropped is noted in the transaction that takes its name away.
 
@@ -384,7 +385,8 @@ impl Inner {
         })
     }
 
-    /// Changes a schema, and notes what is to be removed. `change` says that, after it has made in Cassandra what the new schema needs.
+    /// Changes a schema, and notes what is to be removed. `change` says that, after it has made in Cassandra what the
+    /// new schema needs.
     async fn change(
         &self,
         name: &TableName,

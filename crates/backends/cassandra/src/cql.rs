@@ -1,10 +1,13 @@
 //! A table as Cassandra has it: names, texts of statements, values in its types. Pure: nothing here talks to a server.
 //!
-//! [`Stored`] (schema, keyspace) → CREATE TABLE, SELECT, UPDATE … IF version · [`Value`] ↔ [`CqlValue`] · row of Cassandra → [`Found`]
+//! [`Stored`] (schema, keyspace) → CREATE TABLE, SELECT, UPDATE … IF version · [`Value`] ↔ [`CqlValue`] · row of
+//! Cassandra → [`Found`]
 //!
 //! Invariants:
-//! 1. Statements hold names made of numbers and types only; whatever users name or store is bound, never written into a text.
-//! 2. A column's name says its type, so that a column that is given a wider type gets another one, and what is in the old one is still read.
+//! 1. Statements hold names made of numbers and types only; whatever users name or store is bound, never written into a
+//!    text.
+//! 2. A column's name says its type, so that a column that is given a wider type gets another one, and what is in the
+//!    old one is still read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -101,7 +104,8 @@ fn size(value: &CqlValue) -> usize {
     }
 }
 
-/// Whether Cassandra orders a value as we do where it is part of a key: it takes all values that are no number for one, above all others.
+/// Whether Cassandra orders a value as we do where it is part of a key: it takes all values that are no number for one,
+/// above all others.
 pub(crate) fn is_number(value: &Value) -> bool {
     !matches!(value, Value::Float(value) if value.is_nan()) && !matches!(value, Value::Double(value) if value.is_nan())
 }
@@ -233,7 +237,8 @@ impl Stored {
         Some(partition.iter().chain(&clustering).map(|value| set(to_cql(value))).collect())
     }
 
-    /// Binds: TTL, the columns of [`Stored::physical`], version, expires, nulls, the key, the version that it has to have.
+    /// Binds: TTL, the columns of [`Stored::physical`], version, expires, nulls, the key, the version that it has to
+    /// have.
     pub fn update(&self) -> String {
         let names = self.physical().into_iter().map(|(id, data_type)| column_name(id, data_type));
         let fixed = ["version", "expires", "nulls"].map(str::to_owned);
@@ -241,7 +246,8 @@ impl Stored {
         format!("UPDATE {} USING TTL ? SET {columns} WHERE {} IF version = ?", self.name(), self.key_equal())
     }
 
-    /// What [`Stored::update`] binds to turn a row that was found into `now`, which is written by `version` and lives for `ttl_seconds` (0: for ever).
+    /// What [`Stored::update`] binds to turn a row that was found into `now`, which is written by `version` and lives
+    /// for `ttl_seconds` (0: for ever).
     pub fn update_cells(
         &self,
         key: &RowKey,

@@ -15,7 +15,8 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// No node can be reached or lets us in. Look at the addresses, the nodes, the user and the password, and whether they insist on TLS: then they break off.
+    /// No node can be reached or lets us in. Look at the addresses, the nodes, the user and the password, and whether
+    /// they insist on TLS: then they break off.
     #[error("no node of {nodes} can be used without TLS: {why}")]
     Unreachable {
         /// The nodes that were tried.

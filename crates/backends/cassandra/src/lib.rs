@@ -1,6 +1,8 @@
-//! The map on Apache Cassandra: a [`MapStorage`](esker_map::MapStorage) whose rows are rows of Cassandra, in columns of its own types.
+//! The map on Apache Cassandra: a [`MapStorage`](esker_map::MapStorage) whose rows are rows of Cassandra, in columns of
+//! its own types.
 //!
-//! mutations of one partition → rows as they are → conditions looked at here → one conditional batch (`IF version = …` for each row) → done, or read again
+//! mutations of one partition → rows as they are → conditions looked at here → one conditional batch (`IF version = …`
+//! for each row) → done, or read again
 //!
 //! | of the map | of Cassandra |
 //! |---|---|

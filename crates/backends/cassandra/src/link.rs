@@ -2,7 +2,8 @@
 //!
 //! statement and values → [`Link::page`], [`Link::conditional`] → rows, or a [`Fault`]
 //!
-//! The driver is asynchronous and our callers are not: what they ask is done on their threads, with a runtime of the process behind it ([`ask`]).
+//! The driver is asynchronous and our callers are not: what they ask is done on their threads, with a runtime of the
+//! process behind it ([`ask`]).
 //!
 //! Invariants:
 //! 1. A conditional write is sent once. The driver tries reads again, never those.
@@ -49,7 +50,8 @@ fn runtime() -> std::io::Result<&'static Runtime> {
     Ok(RUNTIME.get_or_init(|| made))
 }
 
-/// Does `future` on this thread, with timers and sockets of the process's runtime. Callers may be in a runtime of their own.
+/// Does `future` on this thread, with timers and sockets of the process's runtime. Callers may be in a runtime of their
+/// own.
 pub(crate) fn ask<T>(future: impl Future<Output = T>) -> std::io::Result<T> {
     let _entered = runtime()?.enter();
     // A caller in a task of its own has a budget of steps there, which is not ours to use up.

@@ -5,9 +5,10 @@
 //!
 //! Invariants:
 //! 1. A call writes one version, drawn for it; a row that has it was written by that call, whatever the answer was.
-//! 2. A write whose outcome is unknown is sent again only on the versions that it was made for. A copy of it that is still under way can then be applied
-//!    only if the second one was not.
-//! 3. A deleted row keeps its version for [`Options::forget`](crate::Options::forget), so that a late copy of a write does not bring it back.
+//! 2. A write whose outcome is unknown is sent again only on the versions that it was made for. A copy of it that is
+//!    still under way can then be applied only if the second one was not.
+//! 3. A deleted row keeps its version for [`Options::forget`](crate::Options::forget), so that a late copy of a write
+//!    does not bring it back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -236,7 +237,8 @@ impl Inner {
             let before = rows[0].now.clone();
             self.evaluate(&stored, mutations, &places, &mut rows)?;
             if rows.len() == 1 && rows[0].now == before {
-                // The row is as it should be, by one read of it; several need the transaction to tell that they are so together.
+                // The row is as it should be, by one read of it; several need the transaction to tell that they are so
+                // together.
                 return Ok(());
             }
             self.check_indexed(&stored, &rows)?;
@@ -307,7 +309,8 @@ impl Inner {
             }
             match self.link.conditional(writes.clone()).await {
                 Ok(true) => return Ok(true),
-                // If the row still has its old version, another row of the list has changed: no copy of it can be applied any more.
+                // If the row still has its old version, another row of the list has changed: no copy of it can be
+                // applied any more.
                 Ok(false) => dead = true,
                 Err(Fault::Refused(said) | Fault::Unavailable(said) | Fault::Unknown(said)) => cause = said,
             }

@@ -1,12 +1,14 @@
 //! Scans on Cassandra: a SELECT, read part by part, filtered here.
 //!
-//! scan → SELECT … WHERE → part of the rows → [`Gathered`] → page; a page that ends inside a part is read again so that it ends with one
+//! scan → SELECT … WHERE → part of the rows → [`Gathered`] → page; a page that ends inside a part is read again so that
+//! it ends with one
 //!
-//! Where a scan goes on is Cassandra's own paging state, which says a key: it outlives rows that go, servers that restart and the process. A page of
-//! ours therefore always ends where a part of Cassandra's does.
+//! Where a scan goes on is Cassandra's own paging state, which says a key: it outlives rows that go, servers that
+//! restart and the process. A page of ours therefore always ends where a part of Cassandra's does.
 //!
 //! Invariants:
-//! 1. At most one part is in memory beside the page; its size follows the rows' length, so that it stays about [`PAGE_BYTES`].
+//! 1. At most one part is in memory beside the page; its size follows the rows' length, so that it stays about
+//!    [`PAGE_BYTES`].
 //! 2. No row is skipped or shown twice between pages, whatever is written meanwhile.
 
 use esker_map::parts::{self, Between, Gathered};

@@ -2,7 +2,8 @@
 //!
 //! call → lock of its partition in this process → [`ask`] the cluster → answer
 //!
-//! Invariant: writers in this process that want one partition come one after another; those of others are met by versions.
+//! Invariant: writers in this process that want one partition come one after another; those of others are met by
+//! versions.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -100,7 +101,8 @@ impl Cassandra {
         Ok(Self { inner: Arc::new(inner), read: Consistency::default() })
     }
 
-    /// The same storage, whose reads are of this consistency. Conditions are always looked at on what was acknowledged, and written as one.
+    /// The same storage, whose reads are of this consistency. Conditions are always looked at on what was acknowledged,
+    /// and written as one.
     pub fn at(&self, consistency: Consistency) -> Self {
         Self { read: consistency, ..self.clone() }
     }
@@ -191,7 +193,8 @@ impl MapStorage for Cassandra {
         self.ask(self.inner.scan(scan, self.read()))
     }
 
-    /// Durable as the cluster's `commitlog_sync` says, whichever `durability` is asked for: in a majority of the replicas.
+    /// Durable as the cluster's `commitlog_sync` says, whichever `durability` is asked for: in a majority of the
+    /// replicas.
     fn mutate(&self, mutations: &[Mutation], _durability: Durability) -> Result<Completion<()>> {
         parts::check_list(mutations)?;
         let first = &mutations[0];

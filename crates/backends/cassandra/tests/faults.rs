@@ -1,4 +1,5 @@
-//! A line to Cassandra that breaks: requests that do not arrive and answers that are lost. Needs a real node, as `tests/map.rs`.
+//! A line to Cassandra that breaks: requests that do not arrive and answers that are lost. Needs a real node, as
+//! `tests/map.rs`.
 //!
 //! driver → [`Line`] (forwards, and now and then breaks off, before a request is passed on or after) → node
 //!
@@ -30,7 +31,8 @@ struct Line {
     open: Arc<Mutex<()>>,
 }
 
-/// Whether these bytes are an EXECUTE or BATCH that is to be serial: version 4, opcode 10 or 13, and somewhere the version that we write.
+/// Whether these bytes are an EXECUTE or BATCH that is to be serial: version 4, opcode 10 or 13, and somewhere the
+/// version that we write.
 fn is_conditional(bytes: &[u8], handle: &[u8]) -> bool {
     matches!(bytes.get(4), Some(10 | 13)) && bytes.windows(handle.len()).any(|window| window == handle)
 }

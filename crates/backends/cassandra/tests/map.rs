@@ -1,4 +1,5 @@
-//! The map's promises on a real Cassandra, whose address is in `ESKER_CASSANDRA`: `scripts/cassandra run cargo test -p esker-cassandra -- --ignored`.
+//! The map's promises on a real Cassandra, whose address is in `ESKER_CASSANDRA`: `scripts/cassandra run cargo test -p
+//! esker-cassandra -- --ignored`.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

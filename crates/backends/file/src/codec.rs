@@ -4,7 +4,8 @@
 //! as collection and name. Format: docs/format.md#the-file-backend
 //!
 //! Invariants:
-//! 1. Decoding what was encoded gives the same operations; guards and durability are not kept, for they have had their say.
+//! 1. Decoding what was encoded gives the same operations; guards and durability are not kept, for they have had their
+//!    say.
 //! 2. Decoding never panics and never allocates more than the input's length; what it gives has passed
 //!    [`Transaction::check`].
 

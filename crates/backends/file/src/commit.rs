@@ -3,8 +3,8 @@
 //! submit → queue → (whoever finds nobody leading leads) → guards and names against the table → rows, not committed yet
 //! → one journal record, one sync → files → rows committed → everybody in the group is answered → checkpoint if due
 //!
-//! A checkpoint is what the journal waits for: files are synced, then their folders, then the table; only then does the journal
-//! begin anew, and files that nothing uses go.
+//! A checkpoint is what the journal waits for: files are synced, then their folders, then the table; only then does the
+//! journal begin anew, and files that nothing uses go.
 //!
 //! Invariants:
 //! 1. Nothing is done to files, and no row is shown, before the journal record that says so is synced. So nobody, not
@@ -220,8 +220,8 @@ impl Core {
         Ok(())
     }
 
-    /// All of a group but the commit of its rows; returns how many transactions are in it. `data` is locked from where the
-    /// group is in the journal: then it will happen, if not now then on reopening.
+    /// All of a group but the commit of its rows; returns how many transactions are in it. `data` is locked from where
+    /// the group is in the journal: then it will happen, if not now then on reopening.
     fn try_group<'a>(
         &'a self,
         write: &WriteTransaction,

@@ -2,16 +2,16 @@
 //!
 //! [`FileOp`] → [`Data::execute`] → written, not synced → [`Data::sync`] (at a checkpoint) → durable
 //!
-//! A file is named after its object's number and part, and stands in a folder below `objects` that follows from a hash of
-//! both, one digit of the hash for each level. A folder with too many files is split into up to sixteen.
+//! A file is named after its object's number and part, and stands in a folder below `objects` that follows from a hash
+//! of both, one digit of the hash for each level. A folder with too many files is split into up to sixteen.
 //!
-//! Operations are done again after a crash, in order, from the last checkpoint. Writing again is harmless. Copying is not: its
-//! source may have changed since. So a copy is made under another name, synced, and given its own name durably
+//! Operations are done again after a crash, in order, from the last checkpoint. Writing again is harmless. Copying is
+//! not: its source may have changed since. So a copy is made under another name, synced, and given its own name durably
 //! before the next operation begins; where the name is there already, the copy is not made again.
 //!
 //! Invariants:
-//! 1. Every file that was written since the last checkpoint stays open until it is synced, so that no failure of writing
-//!    it back is missed.
+//! 1. Every file that was written since the last checkpoint stays open until it is synced, so that no failure of
+//!    writing it back is missed.
 //! 2. What lies in a hole of its object has no meaning in a file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -128,8 +128,8 @@ impl Data {
         folder
     }
 
-    /// Where a file may stand as well while a folder above it is half split. The next opening ends the split; until then
-    /// a store that has stopped is read like this.
+    /// Where a file may stand as well while a folder above it is half split. The next opening ends the split; until
+    /// then a store that has stopped is read like this.
     fn paths_before_split(&self, key: Key) -> Vec<String> {
         let (mut paths, mut folder) = (Vec::new(), String::new());
         while let Some(row) = self.folders.get(&folder)

@@ -1,6 +1,7 @@
 //! The file operations that the store needs, and the ones of the operating system.
 //!
-//! store → [`Files`] (names) and [`FileIo`] (contents) → [`FolderFiles`], or a version in tests that forgets, tears and fails
+//! store → [`Files`] (names) and [`FileIo`] (contents) → [`FolderFiles`], or a version in tests that forgets, tears and
+//! fails
 //!
 //! Paths are relative to the store's folder, with `/` between parts, and made of ASCII only.
 //!
@@ -108,8 +109,9 @@ pub trait FileIo: Send + Sync + Debug {
     /// The operating system's, save that it cannot do this.
     fn punch(&self, offset: u64, len: u64) -> Result<()>;
 
-    /// Forgets what the system keeps in memory of the file and takes for durable, so that reads show what is on the device. For
-    /// files whose last sync may have failed: after that the system takes for clean what it could not write.
+    /// Forgets what the system keeps in memory of the file and takes for durable, so that reads show what is on the
+    /// device. For files whose last sync may have failed: after that the system takes for clean what it could not
+    /// write.
     ///
     /// # Errors
     /// The operating system's.

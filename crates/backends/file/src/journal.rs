@@ -6,8 +6,8 @@
 //! one never touches a block of another. A reset only raises the generation; old records are then overwritten.
 //!
 //! Invariants:
-//! 1. A record is written only after the sync of the one before it, so a record that does not hold is the torn end if no
-//!    valid record of its generation follows, and damage otherwise.
+//! 1. A record is written only after the sync of the one before it, so a record that does not hold is the torn end if
+//!    no valid record of its generation follows, and damage otherwise.
 //! 2. Records of another generation, or out of sequence, are not there.
 //! 3. A record is never longer than the file, so reading one allocates no more than what is on the disk.
 //!
@@ -23,7 +23,8 @@ use crate::files::FileIo;
 /// Records start at multiples of this, in bytes.
 pub const BLOCK_BYTES: u64 = 4_096;
 const MAGIC: u32 = u32::from_le_bytes(*b"EFJ1");
-/// magic 4, payload length 4, generation 8, first sequence number 8, transactions 4, CRC32C of payload 4, CRC32C of these 4
+/// magic 4, payload length 4, generation 8, first sequence number 8, transactions 4, CRC32C of payload 4, CRC32C of
+/// these 4
 const HEADER_BYTES: usize = 36;
 
 /// A group of transactions, as found.

@@ -1,9 +1,11 @@
-//! The file backend: an [`ObjectStore`](esker_store::ObjectStore) on plain files of a file system, as Ceph's FileStore was.
+//! The file backend: an [`ObjectStore`](esker_store::ObjectStore) on plain files of a file system, as Ceph's FileStore
+//! was.
 //!
 //! submit → group → journal (write, sync) → table rows and object files → answer; later: sync files → journal anew
 //!
-//! Bytes of objects are plain files in hashed folders; names, attributes, ordered keys, slots and the runs of data are rows of one
-//! small embedded table (redb). A write-ahead journal makes a transaction over both one: every byte is written twice.
+//! Bytes of objects are plain files in hashed folders; names, attributes, ordered keys, slots and the runs of data are
+//! rows of one small embedded table (redb). A write-ahead journal makes a transaction over both one: every byte is
+//! written twice.
 //!
 //! Invariants:
 //! 1. What was acknowledged survives power loss; after any crash the state is that after a prefix of commit order.

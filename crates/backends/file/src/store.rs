@@ -161,8 +161,8 @@ impl FileStore {
         self.made
     }
 
-    /// Closes the store: a last checkpoint, after which opening has nothing to do again. Calls under way are waited for, later
-    /// ones are refused. Does nothing the second time.
+    /// Closes the store: a last checkpoint, after which opening has nothing to do again. Calls under way are waited
+    /// for, later ones are refused. Does nothing the second time.
     ///
     /// # Errors
     /// The failure that stopped the store, if one has.

@@ -1,4 +1,5 @@
-//! The table's file below redb, by way of [`Files`](crate::files::Files), so that tests can lose and fail its writes too.
+//! The table's file below redb, by way of [`Files`](crate::files::Files), so that tests can lose and fail its writes
+//! too.
 //!
 //! Invariant: once frozen, nothing is written any more, not even when the table is closed: what it has not made durable
 //! by then must not become so, since the files of objects may be behind.

@@ -38,8 +38,8 @@ enum Fault {
     Operation,
 }
 
-/// Lives of one store, each ended by a fault; after each it must be as it was after some prefix of commit order that holds all
-/// that was acknowledged. As there is one writer, that is: with the last transaction or without it.
+/// Lives of one store, each ended by a fault; after each it must be as it was after some prefix of commit order that
+/// holds all that was acknowledged. As there is one writer, that is: with the last transaction or without it.
 fn lives(seed: u64, fault: Fault, failures: &mut BTreeMap<&'static str, u64>) {
     let mut rng = fastrand::Rng::with_seed(seed);
     // Clones and small files are what is hard here.
@@ -95,8 +95,8 @@ fn lives(seed: u64, fault: Fault, failures: &mut BTreeMap<&'static str, u64>) {
         if let Some(what) = files.failed() {
             *failures.entry(what).or_default() += 1;
         }
-        // A dead process leaves what was written where it is; the power may go later. Recovery itself may be cut short, any
-        // number of times.
+        // A dead process leaves what was written where it is; the power may go later. Recovery itself may be cut short,
+        // any number of times.
         loop {
             if rng.bool() {
                 files = files.crash();
@@ -207,8 +207,8 @@ fn a_clone_is_not_made_again_from_a_source_that_has_changed() {
     assert!(moments > 100, "{moments}");
 }
 
-/// Failure: after a failed write of the journal reads of rows could fail too. Cause: the table's file was frozen before the
-/// transaction that had made it longer was given up, which makes it shorter again. Fix: given up first.
+/// Failure: after a failed write of the journal reads of rows could fail too. Cause: the table's file was frozen before
+/// the transaction that had made it longer was given up, which makes it shorter again. Fix: given up first.
 #[test]
 fn rows_are_read_after_a_transaction_that_grew_the_table_has_failed() {
     let id = ObjectId::new("c".into(), "o");

@@ -1,4 +1,5 @@
-//! SIGKILL of a real process under load: what it acknowledged is there afterwards, and the state is a prefix of commit order.
+//! SIGKILL of a real process under load: what it acknowledged is there afterwards, and the state is a prefix of commit
+//! order.
 //!
 //! `ESKER_KILL_ROUNDS` sets the rounds (4 by default).
 
@@ -36,7 +37,8 @@ fn content(number: u64) -> Vec<u8> {
     content
 }
 
-/// Transaction `number` in commit order: only after all before it. Its bytes, at times a clone of them, a slot, the count.
+/// Transaction `number` in commit order: only after all before it. Its bytes, at times a clone of them, a slot, the
+/// count.
 fn transaction(number: u64) -> Transaction {
     let object = id(format!("object {}", number % 40));
     let copy = id(format!("copy {}", number % 7));

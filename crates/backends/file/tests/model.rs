@@ -1,4 +1,5 @@
-//! The seeded model test on the file backend, with reopening. One seed alone: `ESKER_MODEL_SEED=17 cargo test -p esker-file --test model`.
+//! The seeded model test on the file backend, with reopening. One seed alone: `ESKER_MODEL_SEED=17 cargo test -p
+//! esker-file --test model`.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -1,10 +1,11 @@
 //! Group commit: transactions that are applied become one batch of the ordered store and one sync.
 //!
-//! submit → queue (and overlay, under one lock: commit order) → commit thread takes all that waits → one batch, one sync →
-//! durable mark → overlay forgets → files and spaces that died are cleared
+//! submit → queue (and overlay, under one lock: commit order) → commit thread takes all that waits → one batch, one
+//! sync → durable mark → overlay forgets → files and spaces that died are cleared
 //!
-//! While a group is on its way, the next gathers by itself. Transactions that asked only for applied do not wake the thread;
-//! they go with the next that does, at the latest after [`Options::applied_flush`](crate::Options), or when they are many.
+//! While a group is on its way, the next gathers by itself. Transactions that asked only for applied do not wake the
+//! thread; they go with the next that does, at the latest after [`Options::applied_flush`](crate::Options), or when
+//! they are many.
 //!
 //! Every group is synced. To leave out the sync of groups that nobody waits for would save little, and LevelDB does not
 //! sync a log that it has filled before it goes on to the next: a later sync would not cover them.
@@ -66,7 +67,8 @@ pub struct Figures {
     pub transactions: u64,
     /// Groups, each one synced write to the ordered store.
     pub groups: u64,
-    /// Syncs asked for here: of groups, of files, of their folder. Those of the engine's own background work are not among them.
+    /// Syncs asked for here: of groups, of files, of their folder. Those of the engine's own background work are not
+    /// among them.
     pub syncs: u64,
 }
 
@@ -167,8 +169,8 @@ impl Commit {
         }
     }
 
-    /// Applies what a draft leaves and returns its place. `durable`: its writer asked for that. `seen` is what the draft saw
-    /// (see [`Draft::seen`](crate::draft::Draft::seen)): what it wrote may be a copy of that.
+    /// Applies what a draft leaves and returns its place. `durable`: its writer asked for that. `seen` is what the
+    /// draft saw (see [`Draft::seen`](crate::draft::Draft::seen)): what it wrote may be a copy of that.
     ///
     /// # Errors
     /// As for [`Commit::wait_for_room`]; the outcome is dropped then.
@@ -281,8 +283,8 @@ impl Commit {
             last.extend(outcome.changed.iter().map(|change| (&change.key, (at, &change.value))));
         }
         let keys: Vec<Bytes> = last.keys().map(|key| (*key).clone()).collect();
-        // The batch removes ranges before it sets entries: an entry that a later transaction's range takes away is left out,
-        // and a removal that a range covers needs no word of its own.
+        // The batch removes ranges before it sets entries: an entry that a later transaction's range takes away is left
+        // out, and a removal that a range covers needs no word of its own.
         let taken = |key: &Bytes, at: usize, value: &Option<Bytes>| {
             let covers = |(start, end): &(Bytes, Bytes)| start <= key && key < end;
             ranges.iter().any(|(later, range)| (value.is_none() || *later > at) && covers(range))

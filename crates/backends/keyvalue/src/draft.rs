@@ -1,5 +1,5 @@
-//! A transaction in the making: its own changes over the applied ones over the ordered store. A reader is a draft without
-//! changes.
+//! A transaction in the making: its own changes over the applied ones over the ordered store. A reader is a draft
+//! without changes.
 //!
 //! get, scan → own changes, else overlay, else store → what was seen says which sync the answer waits for
 //!
@@ -141,8 +141,8 @@ impl<'a> Draft<'a> {
         if start >= end {
             return Ok(());
         }
-        // Overlay and cursor are taken at one moment; see the overlay's first invariant. The cursor reads nothing before its
-        // first step.
+        // Overlay and cursor are taken at one moment; see the overlay's first invariant. The cursor reads nothing
+        // before its first step.
         let (mut upper, mut lower) = {
             let overlay = self.state.overlay.read();
             let mut upper: Vec<(Bytes, Option<Bytes>)> = Vec::new();

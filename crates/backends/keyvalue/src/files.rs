@@ -1,7 +1,8 @@
 //! Files for large data (newstore): one file per large write, named by a number, in a folder of their own. The names of
 //! objects have nothing to do with it, so no folder is ever split or renamed.
 //!
-//! write → create, write, fdatasync → (the folder is synced before the commit that names the file) → read → removed when unnamed
+//! write → create, write, fdatasync → (the folder is synced before the commit that names the file) → read → removed
+//! when unnamed
 //!
 //! Invariants:
 //! 1. A file is durable before the transaction that names it is; it is never written again.

@@ -13,8 +13,8 @@
 //! b number strip                 a strip of bytes                                strips
 //! ```
 //!
-//! The last column is the family. `number` (8 bytes) is a space's own: a space that is cleared goes on under a new number,
-//! and what stood under the old one is taken away later, where no scan meets it.
+//! The last column is the family. `number` (8 bytes) is a space's own: a space that is cleared goes on under a new
+//! number, and what stood under the old one is taken away later, where no scan meets it.
 //!
 //! Invariants:
 //! 1. A number is given once.

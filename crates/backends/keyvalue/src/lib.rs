@@ -1,11 +1,12 @@
-//! The key-value backend: an [`ObjectStore`](esker_store::ObjectStore) on an ordered key-value store: RocksDB, LevelDB, or
-//! RocksDB with files for large data (newstore).
+//! The key-value backend: an [`ObjectStore`](esker_store::ObjectStore) on an ordered key-value store: RocksDB, LevelDB,
+//! or RocksDB with files for large data (newstore).
 //!
-//! submit → guards and operations on a draft → overlay (applied) → commit thread: many transactions, one batch, one sync → store
+//! submit → guards and operations on a draft → overlay (applied) → commit thread: many transactions, one batch, one
+//! sync → store
 //!
-//! The four spaces of an object are ranges of keys (see the module `keys`). Bytes are cut into strips, so that a small write touches one;
-//! a store without strips keeps them in one value, which is what strips are measured against.
-//! Why it is so: docs/decisions/0007-keyvalue-backend.md.
+//! The four spaces of an object are ranges of keys (see the module `keys`). Bytes are cut into strips, so that a small
+//! write touches one; a store without strips keeps them in one value, which is what strips are measured against. Why it
+//! is so: docs/decisions/0007-keyvalue-backend.md.
 //!
 //! Invariants:
 //! 1. After a crash the state is that after a prefix of commit order which holds every durable commit.

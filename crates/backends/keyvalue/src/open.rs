@@ -1,7 +1,7 @@
 //! Opening a folder: its lock, what it is, and what it is kept by.
 //!
-//! lock → kind file (made last-but-one: before the database, so a folder with a database always says what it is) → database →
-//! (newstore: files, those that nothing names are removed) → [`KeyValueStore`]
+//! lock → kind file (made last-but-one: before the database, so a folder with a database always says what it is) →
+//! database → (newstore: files, those that nothing names are removed) → [`KeyValueStore`]
 //!
 //! ```text
 //! FOLDER/kind     "esker-keyvalue", then lines `kind`, `version`, `strip`, each with its value
@@ -88,7 +88,8 @@ impl StripLen {
 /// How a store is opened.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How bytes are cut. Said once, when the store is made; later it has to be the same, or left out. 4 KiB by default.
+    /// How bytes are cut. Said once, when the store is made; later it has to be the same, or left out. 4 KiB by
+    /// default.
     pub strip: Option<StripLen>,
     /// Memory for blocks that were read, in bytes. 256 MiB by default.
     pub cache_bytes: usize,

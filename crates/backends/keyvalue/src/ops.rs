@@ -12,7 +12,8 @@ use crate::keys::{self, Tag};
 use crate::records::Head;
 use crate::strips::Room;
 
-/// Objects with at most so many strips lose them with the transaction that removes them; others leave them to the sweeper.
+/// Objects with at most so many strips lose them with the transaction that removes them; others leave them to the
+/// sweeper.
 const STRIPS_AT_ONCE: u64 = 16;
 /// From so many keys on, an engine that can is told the range as well.
 const RANGE_KEYS_MIN: usize = 64;

@@ -1,12 +1,12 @@
 //! What this backend asks of an ordered key-value store.
 //!
-//! Keys order as bytes. The first byte of a key says which family it belongs to (see the module `keys`), so that an engine
-//! with column families can keep each in its own; no scan crosses families.
+//! Keys order as bytes. The first byte of a key says which family it belongs to (see the module `keys`), so that an
+//! engine with column families can keep each in its own; no scan crosses families.
 //!
 //! Invariants:
 //! 1. A batch is applied whole or not at all, also across a crash, and after the batches before it.
-//! 2. A cursor shows the moment at which it was made. It looks for its first entry when that is asked for: making one is
-//!    cheap, as it is done under a lock.
+//! 2. A cursor shows the moment at which it was made. It looks for its first entry when that is asked for: making one
+//!    is cheap, as it is done under a lock.
 //! 3. A write with `sync` returns when it and every write before it survive power loss.
 
 use bytes::Bytes;
@@ -42,7 +42,8 @@ pub trait Ordered: Send + Sync {
     /// [`esker_store::Error::Corrupt`] or [`esker_store::Error::Io`] with the engine's own words.
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>>;
 
-    /// Entries with `start <= key < end`, from low to high or, with `reverse`, from high to low. Both ends are in one family.
+    /// Entries with `start <= key < end`, from low to high or, with `reverse`, from high to low. Both ends are in one
+    /// family.
     ///
     /// # Errors
     /// As for [`Ordered::get`].

@@ -43,8 +43,9 @@ impl Overlay {
         self.map.range::<[u8], _>((Bound::Included(bounds.0), Bound::Excluded(bounds.1)))
     }
 
-    /// Shows what transaction `seq` wrote. `shows` is the last transaction that asked for durable and that the value may
-    /// show: `seq` itself if it did, else whatever it saw before it wrote; 0 for none. Spaces that stay the same show nothing new.
+    /// Shows what transaction `seq` wrote. `shows` is the last transaction that asked for durable and that the value
+    /// may show: `seq` itself if it did, else whatever it saw before it wrote; 0 for none. Spaces that stay the same
+    /// show nothing new.
     pub fn publish(&mut self, key: &Bytes, value: &Option<Bytes>, seq: u64, shows: u64, same_spaces: bool) {
         let before = self.map.get(key).map_or((0, 0), |before| (before.waits_for, before.spaces_wait_for));
         let waits_for = before.0.max(shows);
@@ -82,8 +83,8 @@ mod tests {
         assert!(overlay.get(b"k").is_none());
     }
 
-    /// Failure: an applied clone or rename showed a durable writer's data before it was durable. Cause: only what stood under
-    /// the same key was waited for, and a copy stands under keys of its own. Fix: what the writer saw is a floor.
+    /// Failure: an applied clone or rename showed a durable writer's data before it was durable. Cause: only what stood
+    /// under the same key was waited for, and a copy stands under keys of its own. Fix: what the writer saw is a floor.
     #[test]
     fn an_applied_copy_waits_for_what_its_writer_saw() {
         let mut overlay = Overlay::default();

@@ -120,9 +120,9 @@ impl KeyValueStore {
         }
     }
 
-    /// Makes everything durable and lets go of the database and the folder. Calls under way are waited for; later ones are
-    /// answered with [`Error::Closed`]. Does nothing the second time. Dropping the store does the same but cannot tell of a
-    /// failure.
+    /// Makes everything durable and lets go of the database and the folder. Calls under way are waited for; later ones
+    /// are answered with [`Error::Closed`]. Does nothing the second time. Dropping the store does the same but cannot
+    /// tell of a failure.
     ///
     /// # Errors
     /// The failure that stopped the store, if there was one.

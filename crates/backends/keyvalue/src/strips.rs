@@ -1,6 +1,7 @@
 //! The bytes of an object: strips in the ordered store, and below them extents in files.
 //!
-//! write: small → strips (a strip that is covered is not read first); large, where there are files → a file and an extent
+//! write: small → strips (a strip that is covered is not read first); large, where there are files → a file and an
+//! extent
 //!
 //! Invariants:
 //! 1. What a strip holds lies over what an extent holds; a large write and a hole take both away.
@@ -214,7 +215,8 @@ impl Draft<'_> {
     }
 }
 
-/// Most bytes that one transaction may copy by clone and clone-range: they stand in memory until it is committed (256 MiB).
+/// Most bytes that one transaction may copy by clone and clone-range: they stand in memory until it is committed (256
+/// MiB).
 pub const CLONE_BYTES_MAX: u64 = 256 << 20;
 
 /// What a transaction may still copy.

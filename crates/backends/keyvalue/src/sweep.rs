@@ -1,9 +1,10 @@
 //! The sweeper: takes away the entries of spaces that died with their object, by a clear or a truncation to nothing.
 //!
-//! commit → wake → dead spaces, one after another → their keys, in pieces → the commit queue → the record of the dead space goes
+//! commit → wake → dead spaces, one after another → their keys, in pieces → the commit queue → the record of the dead
+//! space goes
 //!
-//! Nobody scans a dead space, so what the engine keeps in place of removed keys is in nobody's way; an engine that removes
-//! only key by key is told to compact the numbers between which much was removed.
+//! Nobody scans a dead space, so what the engine keeps in place of removed keys is in nobody's way; an engine that
+//! removes only key by key is told to compact the numbers between which much was removed.
 //!
 //! Invariants:
 //! 1. A dead space's record goes with its last keys or after them, so a crash leaves work, not litter.

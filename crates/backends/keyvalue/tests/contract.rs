@@ -1,4 +1,5 @@
-//! The contract on a tree in memory and, where they are built in, on RocksDB, LevelDB and newstore; with strips and without.
+//! The contract on a tree in memory and, where they are built in, on RocksDB, LevelDB and newstore; with strips and
+//! without.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -1,7 +1,7 @@
 //! SIGKILL of a real process that writes: what was acknowledged is there, and what is there is a prefix.
 //!
-//! the test → itself as a child (told by the environment) → the child writes and prints what was acknowledged → SIGKILL →
-//! the test opens the store and looks
+//! the test → itself as a child (told by the environment) → the child writes and prints what was acknowledged → SIGKILL
+//! → the test opens the store and looks
 //!
 //! `ESKER_CRASH_ROUNDS` sets the rounds for each kind (4 by default), `ESKER_CRASH_SEED` the first seed.
 

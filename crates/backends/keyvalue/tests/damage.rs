@@ -1,6 +1,7 @@
 //! Damage of a database's files is told, and never read around.
 //!
-//! a store with many names → closed → one byte of a table or log file flipped → opened and listed → all of it, or Corrupt
+//! a store with many names → closed → one byte of a table or log file flipped → opened and listed → all of it, or
+//! Corrupt
 
 #![cfg(any(feature = "rocksdb", feature = "leveldb"))]
 #![allow(clippy::unwrap_used, reason = "a test that fails")]

@@ -77,7 +77,8 @@ fn a_listing_shows_one_moment() {
 fn what_dies_while_the_sweeper_runs_leaves_nothing() {
     let (store, tree) = slow();
     for number in 0..200 {
-        // Enough strips for a range, made and gone in one transaction: its entries and the sweeper's range meet in a group.
+        // Enough strips for a range, made and gone in one transaction: its entries and the sweeper's range meet in a
+        // group.
         let data = vec![1; 600_000];
         let txn = Transaction::new().change(&object(number), Change::Write { offset: 0, data: data.into() });
         let (outcome, _) = store.submit(txn.change(&object(number), Change::Remove)).into_parts();

@@ -1,4 +1,5 @@
-//! The seeded model test on the memory backend. One seed alone: `ESKER_MODEL_SEED=17 cargo test -p esker-memory --test model`.
+//! The seeded model test on the memory backend. One seed alone: `ESKER_MODEL_SEED=17 cargo test -p esker-memory --test
+//! model`.
 
 use esker_memory::MemoryStore;
 use esker_store::ObjectStore;

@@ -1,4 +1,5 @@
-//! What faces share of the store: prefixes, names that lead to ids, what is being made and removed, and changes under guards.
+//! What faces share of the store: prefixes, names that lead to ids, what is being made and removed, and changes under
+//! guards.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
@@ -232,8 +233,8 @@ impl Forward for Restarting {
     }
 }
 
-/// Failure: a sweeper that met a name which is no text met it again at each step, for ever. Cause: the directory told it
-/// as another text. Fix: the directory tells it as damage.
+/// Failure: a sweeper that met a name which is no text met it again at each step, for ever. Cause: the directory told
+/// it as another text. Fix: the directory tells it as damage.
 #[test]
 fn a_name_that_is_no_text_is_damage() {
     let (store, registry) = (store(), registry());
@@ -244,7 +245,8 @@ fn a_name_that_is_no_text_is_damage() {
     assert!(matches!(&told[..], [Ok(name), Err(Error::Corrupt { .. })] if name == "a"), "{told:?}");
 }
 
-/// What was removed before a restart may be there again after it: logs and tables forgot it all the same, and its space was lost for good.
+/// What was removed before a restart may be there again after it: logs and tables forgot it all the same, and its space
+/// was lost for good.
 #[test]
 fn what_may_have_come_back_in_a_restart_is_not_taken_for_gone() {
     let store = Restarting { behind: store(), lives: AtomicU64::new(0) };

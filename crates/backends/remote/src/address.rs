@@ -2,7 +2,8 @@
 //!
 //! place, options → [`Channel`] · a thread's question → task on the process's runtime → answer
 //!
-//! Invariant: a thread that asks needs no runtime of its own, and may be one of another runtime that is allowed to wait.
+//! Invariant: a thread that asks needs no runtime of its own, and may be one of another runtime that is allowed to
+//! wait.
 
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,8 @@ const THREADS: usize = 2;
 pub struct Options {
     /// What the server asks for as its token. Default: none.
     pub token: Option<String>,
-    /// Authorities (PEM) that the server's certificate is checked with; with them TLS is spoken. Default: none, and no TLS.
+    /// Authorities (PEM) that the server's certificate is checked with; with them TLS is spoken. Default: none, and no
+    /// TLS.
     pub authorities: Option<PathBuf>,
     /// How long a call may take, and a connection to be made. Default: 30 s.
     pub timeout: Duration,

@@ -42,8 +42,8 @@ where
     asked.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
 }
 
-/// Makes a call on the process's runtime, and what `understand` makes of its answer. Does not wait; dropping the completion
-/// ends the call.
+/// Makes a call on the process's runtime, and what `understand` makes of its answer. Does not wait; dropping the
+/// completion ends the call.
 pub(crate) fn begin<C, M, A, T, F>(
     client: &C,
     manner: Manner,

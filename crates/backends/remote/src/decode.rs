@@ -1,6 +1,7 @@
 //! Answers and failures of the server as the store's types.
 //!
-//! Invariant: of a transaction whose answer was lost the error is [`Error::Unknown`]; a reader is told of the loss as [`Error::Io`].
+//! Invariant: of a transaction whose answer was lost the error is [`Error::Unknown`]; a reader is told of the loss as
+//! [`Error::Io`].
 
 use std::collections::HashSet;
 use std::io;

@@ -1,17 +1,18 @@
 //! Transactions that are applied once although their answers are lost ([`Transaction::once`]).
 //!
-//! transaction → a free lane, its next number → guard "the lane's number is lower" + the number → submit · answer lost → again, the same ·
-//! refused by that guard → does the lane hold this number? then it was applied · refused otherwise after a lost answer
-//! → the next number
-//! is put by itself, a fence: then what was lost is never applied, and the refusal is the answer
+//! transaction → a free lane, its next number → guard "the lane's number is lower" + the number → submit · answer lost
+//! → again, the same · refused by that guard → does the lane hold this number? then it was applied · refused otherwise
+//! after a lost answer → the next number is put by itself, a fence: then what was lost is never applied, and the
+//! refusal is the answer
 //!
-//! Each client has an object of its own in collection `operations`, named by a number as 8 bytes (big-endian); its xattr `l/INDEX` holds
-//! the number of the last operation of that lane (u64, little-endian).
+//! Each client has an object of its own in collection `operations`, named by a number as 8 bytes (big-endian); its
+//! xattr `l/INDEX` holds the number of the last operation of that lane (u64, little-endian).
 //!
 //! Invariants:
-//! 1. A lane has one operation at a time, and its numbers rise: one that is late on its way is refused once the next was applied.
-//!    So a lane is used again even if nobody knows what became of its last operation.
-//! 2. Lanes are made before they are used: where one is missing, its object was removed, and nothing of this client is applied by it.
+//! 1. A lane has one operation at a time, and its numbers rise: one that is late on its way is refused once the next
+//!    was applied. So a lane is used again even if nobody knows what became of its last operation.
+//! 2. Lanes are made before they are used: where one is missing, its object was removed, and nothing of this client is
+//!    applied by it.
 //! 3. Names of clients' objects rise and are never used again; only the newest [`CLIENTS_MAX`] are kept.
 
 use std::time::{Duration, Instant};
@@ -71,7 +72,8 @@ impl Operations {
     /// Submits `txn` to `store`, which sends each transaction once, until an answer tells what became of it.
     ///
     /// # Errors
-    /// Those of [`ObjectStore::submit`]; `Unknown` after [`TRIES`] lost answers, or where another removed this client's object.
+    /// Those of [`ObjectStore::submit`]; `Unknown` after [`TRIES`] lost answers, or where another removed this client's
+    /// object.
     pub(crate) fn submit(&self, store: &dyn ObjectStore, txn: Transaction) -> Result<CommitSeq> {
         let txn = Transaction { once: false, ..txn };
         loop {

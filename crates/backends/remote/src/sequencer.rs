@@ -5,7 +5,8 @@
 //! While a message is under way the next one gathers: one caller waits for one round trip, many share them.
 //!
 //! Invariants:
-//! 1. A sequencer that is silent for the lease is given up: all that wait on it get [`Error::NoSequencer`], and the next call connects anew.
+//! 1. A sequencer that is silent for the lease is given up: all that wait on it get [`Error::NoSequencer`], and the
+//!    next call connects anew.
 //! 2. An answer that comes too late is of no harm: its position is a hole.
 
 use std::collections::VecDeque;
@@ -117,8 +118,8 @@ impl Sequencer for Remote {
     }
 }
 
-/// Sends what is asked and hands out the answers, until the connection is lost or nobody asks any more. Those who wait then are told by the
-/// end of their channel.
+/// Sends what is asked and hands out the answers, until the connection is lost or nobody asks any more. Those who wait
+/// then are told by the end of their channel.
 async fn exchange(mut client: SequencerClient<Tokened>, mut asked: mpsc::Receiver<Ask>) {
     let (messages, outgoing) = mpsc::channel(UNDER_WAY_MAX);
     let mut under_way: VecDeque<Vec<SyncSender<proto::Given>>> = VecDeque::new();

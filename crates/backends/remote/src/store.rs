@@ -1,10 +1,11 @@
 //! The store of a server: each call of [`ObjectStore`] as one call over the network.
 //!
-//! call → limits checked here → request → answer, which may be shown · reads: begun and not waited for, and again after a loss
+//! call → limits checked here → request → answer, which may be shown · reads: begun and not waited for, and again after
+//! a loss
 //!
 //! Invariants:
-//! 1. A transaction is sent once, but for one that asks for more ([`Transaction::once`], see `once.rs`); after a lost answer its outcome
-//!    is [`StoreError::Unknown`], for its guards to find out.
+//! 1. A transaction is sent once, but for one that asks for more ([`Transaction::once`], see `once.rs`); after a lost
+//!    answer its outcome is [`StoreError::Unknown`], for its guards to find out.
 //! 2. Each answer tells the life of the store that gave it ([`ObjectStore::incarnation`]).
 
 use std::collections::VecDeque;

@@ -1,4 +1,5 @@
-//! The map of a server beside one in this process: the same calls, the same answers; and what is said when the server is gone.
+//! The map of a server beside one in this process: the same calls, the same answers; and what is said when the server
+//! is gone.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -1,4 +1,5 @@
-//! The seeded model test over the network, with servers that go away and come back. One seed alone: `ESKER_MODEL_SEED=17 cargo test -p esker-remote --test model`.
+//! The seeded model test over the network, with servers that go away and come back. One seed alone:
+//! `ESKER_MODEL_SEED=17 cargo test -p esker-remote --test model`.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -1,4 +1,5 @@
-//! `esker bench`: `objects`, `log`, `map` and `commit` are in modules of their own; `kv` is a load on the key-value face inside this process, with latencies.
+//! `esker bench`: `objects`, `log`, `map` and `commit` are in modules of their own; `kv` is a load on the key-value
+//! face inside this process, with latencies.
 //!
 //! fill (every key once) → mix (random reads and writes) → ops/s and percentiles per operation
 //!
@@ -44,7 +45,8 @@ enum What {
     Log(super::log::bench::LogBench),
     /// Load the map: rows, a scan of a large partition, reads, conditional updates, memory and restart
     Map(super::map::bench::MapBench),
-    /// Compare the commit policies by conditional updates of the map: closed loops and given rates, on the disk and on slower ones
+    /// Compare the commit policies by conditional updates of the map: closed loops and given rates, on the disk and on
+    /// slower ones
     Commit(super::map::commit::CommitBench),
 }
 

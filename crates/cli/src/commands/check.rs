@@ -1,6 +1,7 @@
 //! `esker check`: walks a store without changing it, or has a running server do so while it serves.
 //!
-//! a store that no server has open → opened read-only → walked; a server → ESKER.CHECK → INFO until it is done → its report
+//! a store that no server has open → opened read-only → walked; a server → ESKER.CHECK → INFO until it is done → its
+//! report
 //!
 //! Invariant: exit code 0 means that everything which was looked at holds; damage is exit code 4.
 

@@ -1,6 +1,7 @@
 //! `esker grow`: a store takes in the space that its file or block device has gained.
 //!
-//! a file that no server has open → lengthened → opened and closed; a running server → ESKER.GROW → INFO until it is done
+//! a file that no server has open → lengthened → opened and closed; a running server → ESKER.GROW → INFO until it is
+//! done
 //!
 //! Invariant: nothing is ever made shorter.
 

@@ -1,14 +1,16 @@
 //! `esker log sequencer`: hands out the positions of logs to many writers, or stands by for whoever does.
 //!
-//! view names a sequencer → ping it → silent for the lease → take over (`Log::lead`), under a new epoch → serve → deposed → stand by
+//! view names a sequencer → ping it → silent for the lease → take over (`Log::lead`), under a new epoch → serve →
+//! deposed → stand by
 //!
-//! Losing it loses nothing: the writers seal and count on from what stands in the store. Two at once harm nothing: one epoch is over, and
-//! the store refuses what is written under it.
+//! Losing it loses nothing: the writers seal and count on from what stands in the store. Two at once harm nothing: one
+//! epoch is over, and the store refuses what is written under it.
 //!
 //! Invariants:
 //! 1. A sequencer takes over only from one that was silent for the lease, and from none that answers.
 //! 2. One that was deposed stops handing out as soon as it sees it, says so, and stands by.
-//! 3. Who raised the epoch and goes on asking here is left time for what he raised it for: twice as long each time that he did not get done.
+//! 3. Who raised the epoch and goes on asking here is left time for what he raised it for: twice as long each time that
+//!    he did not get done.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -48,7 +50,8 @@ pub struct LogSequencer {
     /// Private key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Authorities (PEM) that the certificates of other sequencers are checked with; without it those of the store's location
+    /// Authorities (PEM) that the certificates of other sequencers are checked with; without it those of the store's
+    /// location
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     authorities: Option<PathBuf>,
     /// Logs whose positions are handed out
@@ -77,7 +80,8 @@ struct Leading {
 }
 
 impl Leading {
-    /// Whether it is time to take over anew from who raised the epoch: he changed the view again, so that he is done, or his time is over.
+    /// Whether it is time to take over anew from who raised the epoch: he changed the view again, so that he is done,
+    /// or his time is over.
     fn is_due(&mut self, epoch: u64, version: u64) -> bool {
         match self.raised {
             Some((raised, first, since)) if raised == epoch => first != version || since.elapsed() >= self.grace,

@@ -1,4 +1,5 @@
-//! `esker report`: files of `esker bench objects`, `log`, `map` and `commit` as one page with plots, which needs nothing but itself.
+//! `esker report`: files of `esker bench objects`, `log`, `map` and `commit` as one page with plots, which needs
+//! nothing but itself.
 //!
 //! files → cells → for each phase: plots over the object's size and over the number in flight, then its table → HTML
 //!

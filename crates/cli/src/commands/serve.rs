@@ -48,7 +48,8 @@ use crate::exit::{Code, Failure};
 /// The arguments of `esker serve`. What is not given comes from the configuration.
 #[derive(Args)]
 pub struct Serve {
-    /// The store: a folder, a file, a block device, or a URL such as `file:PATH` or `memory:`; made if it does not exist
+    /// The store: a folder, a file, a block device, or a URL such as `file:PATH` or `memory:`; made if it does not
+    /// exist
     #[arg(long, short, value_name = "PATH")]
     store: Option<String>,
     /// Address to listen on; may be given several times

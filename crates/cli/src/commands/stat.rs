@@ -1,12 +1,14 @@
 //! `esker stat`: the figures of a running server, as rates.
 //!
-//! INFO server esker → [`Sample`] → the difference of two, divided by the time between them → a line of a table, or JSON
+//! INFO server esker → [`Sample`] → the difference of two, divided by the time between them → a line of a table, or
+//! JSON
 //!
 //! With `--stages` a block of lines instead: how long each stage took, and what the written bytes were.
 //!
 //! Invariants:
 //! 1. Without `--interval` the rates are those since the server was started.
-//! 2. A figure that the server does not know is 0, and a counter that went back (the server was restarted) gives no rate.
+//! 2. A figure that the server does not know is 0, and a counter that went back (the server was restarted) gives no
+//!    rate.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -25,9 +27,11 @@ const HEADING_LINES: u64 = 20;
 /// The arguments of `esker stat`.
 #[derive(Args)]
 pub struct Stat {
-    /// The server: HOST:PORT, or the path of its unix socket; without it the first address that the configuration listens on
+    /// The server: HOST:PORT, or the path of its unix socket; without it the first address that the configuration
+    /// listens on
     address: Option<String>,
-    /// Show what happened in each interval, such as 1s, until interrupted; without it, averages since the server was started
+    /// Show what happened in each interval, such as 1s, until interrupted; without it, averages since the server was
+    /// started
     #[arg(long, short, value_name = "TIME")]
     interval: Option<esker::Period>,
     /// End after so many intervals

@@ -1,6 +1,7 @@
 //! The processes that append and follow: this test's own program, begun again with a role.
 //!
-//! role from the environment → store of the server (`grpc://`), or the service of logs as any other language has it → notes, until stdin ends
+//! role from the environment → store of the server (`grpc://`), or the service of logs as any other language has it →
+//! notes, until stdin ends
 //!
 //! Invariant: what an actor is told that no log may say ends it with an error.
 

@@ -1,9 +1,12 @@
-//! Histories of real processes: eight writers and four readers over the network, two sequencers and a server, while sequencers, servers and writers are
-//! killed, processes are paused, the network is cut both ways and one way, and stripes are reshaped and trimmed.
+//! Histories of real processes: eight writers and four readers over the network, two sequencers and a server, while
+//! sequencers, servers and writers are killed, processes are paused, the network is cut both ways and one way, and
+//! stripes are reshaped and trimmed.
 //!
-//! processes → notes, timed by the machine's clock → [`esker_sim::logs::history::check`]. `ESKER_SECONDS` says for how long (default 20).
+//! processes → notes, timed by the machine's clock → [`esker_sim::logs::history::check`]. `ESKER_SECONDS` says for how
+//! long (default 20).
 //!
-//! Invariant: an event's begin is taken before its first call, and its end after its answer, so that what did not overlap is ordered.
+//! Invariant: an event's begin is taken before its first call, and its end after its answer, so that what did not
+//! overlap is ordered.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 

@@ -3,7 +3,8 @@
 //! [`Notes`] (one line for the begin of an append, one for its answer; one for each other act) → [`events`]
 //!
 //! Invariants:
-//! 1. The begin of an append stands in the file before its first call, so that a process that is killed leaves it as unanswered.
+//! 1. The begin of an append stands in the file before its first call, so that a process that is killed leaves it as
+//!    unanswered.
 //! 2. Times are those of the machine's monotonic clock in nanoseconds, the same for all processes.
 
 use std::collections::HashMap;

@@ -1,6 +1,7 @@
 //! A network that can be cut: connections go through a port of the test, which stops forwarding one way or both.
 //!
-//! client → [`Proxy`] → target · cut: what is under way is held, new connections are taken and held too · healed: it goes on, late, or is reset
+//! client → [`Proxy`] → target · cut: what is under way is held, new connections are taken and held too · healed: it
+//! goes on, late, or is reset
 //!
 //! Invariant: bytes of a connection come in order and unchanged, or not at all.
 

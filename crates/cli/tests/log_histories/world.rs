@@ -1,6 +1,7 @@
 //! The processes of a run, the network between them, and what is done to them.
 //!
-//! server ← [`Proxy`] ← writers, readers, sequencers (a link for each) · sequencers ← [`Proxy`] (a door for each) ← writers, readers, server
+//! server ← [`Proxy`] ← writers, readers, sequencers (a link for each) · sequencers ← [`Proxy`] (a door for each) ←
+//! writers, readers, server
 //!
 //! Invariants:
 //! 1. Every fault that lasts has an end that is planned when it begins; [`World::undo_all`] ends them all.
@@ -198,7 +199,8 @@ impl World {
         (child, stdin, role)
     }
 
-    /// Ends what is to end, begins anew who ended in a fault that is over, and looks whether anybody ended who must not.
+    /// Ends what is to end, begins anew who ended in a fault that is over, and looks whether anybody ended who must
+    /// not.
     pub fn look(&mut self) {
         let now = Instant::now();
         let due: Vec<_> = self.undo.extract_if(.., |(at, _)| *at <= now).collect();

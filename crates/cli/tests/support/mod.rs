@@ -164,8 +164,8 @@ pub fn can_map() -> bool {
 /// Set in the process that is inside the namespaces.
 const INSIDE: &str = "ESKER_INSIDE";
 
-/// Runs `test`, which is the body of the test of that name, in namespaces of mounts and processes that end with this process, however it ends;
-/// `false` if that is not possible here, and it was not run.
+/// Runs `test`, which is the body of the test of that name, in namespaces of mounts and processes that end with this
+/// process, however it ends; `false` if that is not possible here, and it was not run.
 pub fn apart(name: &str, test: impl FnOnce()) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         test();

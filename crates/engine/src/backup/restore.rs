@@ -4,8 +4,8 @@
 //! manifest → superblocks cleared → files, verified → their places → a new segment where the log goes on → superblock
 //! ```
 //!
-//! The log goes on in a new segment, of a generation that is raised by a random number: what the restored store writes is
-//! never taken for what the lost one wrote after the backup, by a later backup into the same folder least of all.
+//! The log goes on in a new segment, of a generation that is raised by a random number: what the restored store writes
+//! is never taken for what the lost one wrote after the backup, by a later backup into the same folder least of all.
 //!
 //! Invariant: until the last write the device holds no store; after it, all of it.
 
@@ -64,11 +64,12 @@ pub fn restored_len(folder: &Path, sequence: Option<u64>) -> Result<u64> {
 }
 
 /// Writes the backup `sequence` of `folder`, or the newest, to `device`, which is overwritten. The store on it is then
-/// what it was when the backup was made. `salt` is a random number, a new one for each call. `progress(done, total)` is told bytes.
+/// what it was when the backup was made. `salt` is a random number, a new one for each call. `progress(done, total)` is
+/// told bytes.
 ///
 /// # Errors
-/// [`Error::Invalid`] names the file of the backup that is missing, cut short or damaged, or says why the device does not fit;
-/// [`Error::Full`] without a free segment; [`Error::Io`]. The device holds no store then.
+/// [`Error::Invalid`] names the file of the backup that is missing, cut short or damaged, or says why the device does
+/// not fit; [`Error::Full`] without a free segment; [`Error::Io`]. The device holds no store then.
 pub fn restore(
     folder: &Path,
     sequence: Option<u64>,

@@ -112,8 +112,8 @@ impl Log {
         self.credit.load(Ordering::Relaxed) != i64::MAX
     }
 
-    /// Lets writes in or not, and says how many free segments each class leaves alone: `reserve`, of which writes may be
-    /// let have some, and leave `writes`.
+    /// Lets writes in or not, and says how many free segments each class leaves alone: `reserve`, of which writes may
+    /// be let have some, and leave `writes`.
     pub fn set_gate(&self, gate: Gate, writes: u64, reserve: [u64; 2]) {
         self.reserve[0].store(writes, Ordering::Relaxed);
         self.reserve[1].store(reserve[1], Ordering::Relaxed);

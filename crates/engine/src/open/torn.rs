@@ -16,8 +16,8 @@ use crate::superblocks::device_error;
 const PIECE_BYTES: u64 = 1 << 20;
 
 impl Engine {
-    /// Writes zeros over what stands behind the log's end in its segment, of which `buffer` is the memory. The log goes on
-    /// at `tail`, the next block.
+    /// Writes zeros over what stands behind the log's end in its segment, of which `buffer` is the memory. The log goes
+    /// on at `tail`, the next block.
     ///
     /// # Errors
     /// [`Error::Io`](esker_store::Error::Io): the device's.

@@ -10,8 +10,8 @@ use super::walk::{READ_BYTES, Runs, names, omap, slots};
 use super::{CopyProgress, VerifyReport};
 use crate::{Error, Result};
 
-/// Reads `from` and `to` in full and compares them; then `to` is no half copy any more. For what stands on the device rather than
-/// in memory, close and open `to` between copying and this.
+/// Reads `from` and `to` in full and compares them; then `to` is no half copy any more. For what stands on the device
+/// rather than in memory, close and open `to` between copying and this.
 ///
 /// # Errors
 /// [`Error::CopyDiffers`] names the first difference, and leaves the mark; [`Error::NoCopy`] if `to` is not a copy that

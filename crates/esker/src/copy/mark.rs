@@ -1,7 +1,7 @@
 //! The mark of a half copy: from where, and how far.
 //!
-//! Invariant: the mark is changed by the transaction that brings what it covers, or by a later one; never by an earlier.
-//! Format: docs/format.md#half-copies
+//! Invariant: the mark is changed by the transaction that brings what it covers, or by a later one; never by an
+//! earlier. Format: docs/format.md#half-copies
 
 use bytes::{Buf, BufMut, Bytes};
 use esker_store::{Change, Collection, Durability, ObjectId, ObjectStore, Op, Transaction};

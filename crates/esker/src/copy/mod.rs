@@ -1,13 +1,14 @@
 //! Copying a whole store to another of any backend: every collection, object and space, holes and sizes included.
 //!
-//! source → [`copy`]: transactions of bounded size, each with a mark of how far it is → target → [`verify_copy`]: everything is read again
-//! from both and compared → the mark goes
+//! source → [`copy`]: transactions of bounded size, each with a mark of how far it is → target → [`verify_copy`]:
+//! everything is read again from both and compared → the mark goes
 //!
 //! The mark stands in a collection of its own, which the target has while it is a half copy, and no longer. A copy that
 //! was interrupted goes on from it.
 //!
 //! Invariants:
-//! 1. Memory and transactions are bounded, whatever the store holds: by [`CHUNK_BYTES`], or one value where that is larger.
+//! 1. Memory and transactions are bounded, whatever the store holds: by [`CHUNK_BYTES`], or one value where that is
+//!    larger.
 //! 2. A target is written to only if it is empty or a half copy of the same source.
 //! 3. The mark goes only after source and target were compared in full.
 //!
@@ -69,9 +70,9 @@ pub struct VerifyReport {
     pub crc: u32,
 }
 
-/// Copies everything in `from` to `to`, or goes on where an earlier run was interrupted. Nobody else may write to either meanwhile.
-/// `source` names `from`, so that a half copy is gone on with from the same source only. Afterwards `to` is still
-/// a half copy: [`verify_copy`] ends it.
+/// Copies everything in `from` to `to`, or goes on where an earlier run was interrupted. Nobody else may write to
+/// either meanwhile. `source` names `from`, so that a half copy is gone on with from the same source only. Afterwards
+/// `to` is still a half copy: [`verify_copy`] ends it.
 ///
 /// # Errors
 /// [`Error::TargetNotEmpty`], [`Error::OtherCopy`], [`Error::HalfCopy`]; [`Error::Store`] names what a store refused.

@@ -1,4 +1,5 @@
-//! The compression of a namespace: kept in the catalogue, passed on with what is written, and nothing that a reader notices.
+//! The compression of a namespace: kept in the catalogue, passed on with what is written, and nothing that a reader
+//! notices.
 
 use std::sync::Arc;
 

@@ -126,8 +126,8 @@ fn what_one_face_writes_every_call_of_another_shows() {
     }
 }
 
-/// Failure: a key that was put, and answered, before another that was removed was neither removed nor told as there: the
-/// count was of no moment. Cause: what was absent when it was looked at stood under no guard. Fix: it does.
+/// Failure: a key that was put, and answered, before another that was removed was neither removed nor told as there:
+/// the count was of no moment. Cause: what was absent when it was looked at stood under no guard. Fix: it does.
 #[test]
 fn what_is_removed_with_others_is_removed_and_counted_at_one_moment() {
     for kind in KINDS {
@@ -144,8 +144,9 @@ fn what_is_removed_with_others_is_removed_and_counted_at_one_moment() {
     }
 }
 
-/// Failure: of two numbers of which one was there at every moment none was removed, and 0 was told. Cause: they are read at
-/// different moments, and where nothing was to be written no guard was looked at. Fix: the guards are submitted.
+/// Failure: of two numbers of which one was there at every moment none was removed, and 0 was told. Cause: they are
+/// read at different moments, and where nothing was to be written no guard was looked at. Fix: the guards are
+/// submitted.
 #[test]
 fn nothing_is_told_as_removed_only_where_nothing_was_there_at_one_moment() {
     struct Second(Arc<MemoryStore>, Mutex<Option<Meanwhile>>);
@@ -356,8 +357,8 @@ fn a_namespace_that_is_made_again_meanwhile_holds_nothing_of_before() {
     assert_eq!(found[0].0, nth_bytes("new"));
 }
 
-/// Failure: a namespace was removed, and the answer was an error as if it were not. Cause: the record was read again behind
-/// the removal. Fix: one that is removed at once is not looked at any more.
+/// Failure: a namespace was removed, and the answer was an error as if it were not. Cause: the record was read again
+/// behind the removal. Fix: one that is removed at once is not looked at any more.
 #[test]
 fn a_namespace_that_was_removed_is_told_as_removed_though_nothing_can_be_read_then() {
     for kind in KINDS {
@@ -372,8 +373,8 @@ fn a_namespace_that_was_removed_is_told_as_removed_though_nothing_can_be_read_th
     }
 }
 
-/// Failure: a transaction that read a key twice was given two values, and was done. Cause: the guard is of what was read first,
-/// which was there again at the end. Fix: a key is what it was the first time.
+/// Failure: a transaction that read a key twice was given two values, and was done. Cause: the guard is of what was
+/// read first, which was there again at the end. Fix: a key is what it was the first time.
 #[test]
 fn a_key_that_a_transaction_reads_again_is_what_it_was() {
     for kind in KINDS {

@@ -53,8 +53,8 @@ fn a_range_is_read_in_order_and_bounded_in_bytes() {
     });
 }
 
-/// Failure: a reader stood still for good before entries that were larger than those before them. Cause: so many were asked for at
-/// once, by the size of the small ones, that the store refused to answer. Fix: then fewer are.
+/// Failure: a reader stood still for good before entries that were larger than those before them. Cause: so many were
+/// asked for at once, by the size of the small ones, that the store refused to answer. Fix: then fewer are.
 #[test]
 fn a_range_is_read_though_its_entries_grow() {
     let store: Arc<dyn ObjectStore> = Arc::new(MemoryStore::new());

@@ -53,8 +53,8 @@ fn fill(store: &Arc<dyn ObjectStore>, layout: Layout) -> (Log, Log) {
     (log, others.log("test").unwrap())
 }
 
-// Failure: a check that ran while a sequencer took over named objects "sealed at epoch 9, the view is at 8". Cause: the view was read once, before
-// all objects. Fix: what an object says is held against a head that was read after it.
+// Failure: a check that ran while a sequencer took over named objects "sealed at epoch 9, the view is at 8". Cause: the
+// view was read once, before all objects. Fix: what an object says is held against a head that was read after it.
 #[test]
 fn a_check_accuses_nobody_who_takes_over_reshapes_trims_or_appends_meanwhile() {
     let acts: [(&str, What); 6] = [

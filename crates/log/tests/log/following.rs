@@ -45,8 +45,9 @@ fn a_follower_gets_every_entry_in_order_while_others_write() {
     });
 }
 
-// Failure: recent entries that came over the network, each by a call of its own, took 8 KiB each, however small, beyond the bound of what is kept.
-// Cause: the buffer that an entry was received in was kept with it. Fix: what was encoded of it is kept.
+// Failure: recent entries that came over the network, each by a call of its own, took 8 KiB each, however small, beyond
+// the bound of what is kept. Cause: the buffer that an entry was received in was kept with it. Fix: what was encoded of
+// it is kept.
 #[test]
 fn what_is_kept_for_followers_holds_no_buffer_of_the_writer() {
     everywhere(|store, layout| {

@@ -16,8 +16,8 @@ fn found(log: &Log, position: u64) -> Found {
     log.read(position).unwrap().wait().unwrap()
 }
 
-// Failure: entries below what was trimmed were read for as long as anybody followed the log. Cause: what is kept for followers was answered from
-// before the view was looked at. Fix: it is let go before the trim is answered.
+// Failure: entries below what was trimmed were read for as long as anybody followed the log. Cause: what is kept for
+// followers was answered from before the view was looked at. Fix: it is let go before the trim is answered.
 #[test]
 fn no_read_gives_what_is_trimmed_though_it_is_kept_for_followers() {
     everywhere(|store, layout| {
@@ -50,8 +50,8 @@ fn engine_with(device: &Arc<MemoryDevice>, policy: CommitPolicy) -> Engine {
     Engine::open(Arc::clone(device) as _, EngineOptions { policy, ..EngineOptions::default() }).unwrap()
 }
 
-// Failure: a tail was told, the power went, and the next append got a position far below. Cause: it was the position to be handed out next. Fix: a
-// tail is told when what stands below it is durable.
+// Failure: a tail was told, the power went, and the next append got a position far below. Cause: it was the position to
+// be handed out next. Fix: a tail is told when what stands below it is durable.
 #[test]
 fn no_crash_takes_a_tail_back_that_was_told() {
     for (layout, name) in Layout::ALL {
@@ -95,8 +95,8 @@ fn positions_that_were_handed_out_and_not_written_do_not_move_the_tail() {
     });
 }
 
-// Failure: a leader that had been deposed refused a conditional append by its own count, below appends that others had been answered. Fix: the head
-// is read again, and the tail that is told is written.
+// Failure: a leader that had been deposed refused a conditional append by its own count, below appends that others had
+// been answered. Fix: the head is read again, and the tail that is told is written.
 #[test]
 fn a_refused_conditional_append_tells_a_tail_that_stands() {
     everywhere(|store, layout| {
@@ -137,8 +137,9 @@ impl Machine for All {
     }
 }
 
-// Failure: a replica that came late to a stream counted what had been trimmed as applied, answered with the empty state, and saved it. Cause: who
-// follows a stream was not told of what was trimmed. Fix: it is, and the replica loads the checkpoint that holds it, or fails.
+// Failure: a replica that came late to a stream counted what had been trimmed as applied, answered with the empty
+// state, and saved it. Cause: who follows a stream was not told of what was trimmed. Fix: it is, and the replica loads
+// the checkpoint that holds it, or fails.
 #[test]
 fn a_late_replica_never_answers_without_what_was_trimmed() {
     everywhere(|store, layout| {
@@ -208,8 +209,8 @@ fn who_follows_a_stream_is_told_of_what_was_trimmed() {
     });
 }
 
-// Failure: entries that were younger than what is kept were trimmed, because one above them was older. Cause: the first young position was searched
-// for by halves, as if writers' clocks went on together. Fix: all are looked at.
+// Failure: entries that were younger than what is kept were trimmed, because one above them was older. Cause: the first
+// young position was searched for by halves, as if writers' clocks went on together. Fix: all are looked at.
 #[test]
 fn retention_by_time_keeps_what_is_young_whatever_stands_above_it() {
     everywhere(|store, layout| {
@@ -353,8 +354,8 @@ fn a_refused_conditional_append_ends_though_others_append_all_the_time() {
     assert!(filled <= 5 * 6, "{filled} positions of living writers were filled");
 }
 
-// Failure: two writers of one name wrote the same number. Cause: under one epoch, that of a log's only writer, an opening was noted and not looked
-// at. Fix: openings by one handle are told to each other.
+// Failure: two writers of one name wrote the same number. Cause: under one epoch, that of a log's only writer, an
+// opening was noted and not looked at. Fix: openings by one handle are told to each other.
 #[test]
 fn a_writer_that_the_owner_opened_again_is_fenced() {
     everywhere(|store, layout| {

@@ -1,4 +1,5 @@
-//! Others come between any two calls of the store, and answers are lost: each test lets that happen at one chosen place.
+//! Others come between any two calls of the store, and answers are lost: each test lets that happen at one chosen
+//! place.
 //!
 //! [`Turn`] watches the store of one process; at the first call that is meant, another process gets on.
 
@@ -152,8 +153,8 @@ fn new_log(store: &Arc<dyn ObjectStore>, options: Options) -> Log {
     session(store, 1, &Time::default()).create("test", options).unwrap()
 }
 
-// Failure: a panic (one transaction over two objects). Cause: only the width was looked at, and not whether positions cross into the
-// next stripe. Fix: such positions are given up, and new ones taken.
+// Failure: a panic (one transaction over two objects). Cause: only the width was looked at, and not whether positions
+// cross into the next stripe. Fix: such positions are given up, and new ones taken.
 #[test]
 fn a_batch_never_needs_more_than_the_store_can_do_at_once() {
     for (layout, _) in Layout::ALL {
@@ -193,8 +194,8 @@ fn trimming_one_position_and_all_below_leaves_no_mark_behind() {
     });
 }
 
-// Failure: what an object has trimmed became less, so that a trimmed position could be written again. Cause: of two that trimmed the slower set its
-// own, lower number. Fix: a guard.
+// Failure: what an object has trimmed became less, so that a trimmed position could be written again. Cause: of two
+// that trimmed the slower set its own, lower number. Fix: a guard.
 #[test]
 fn what_is_trimmed_never_becomes_less() {
     everywhere(|store, layout| {
@@ -213,7 +214,8 @@ fn what_is_trimmed_never_becomes_less() {
     });
 }
 
-// Nothing stands at a trimmed position, and its object and epoch are as they were: only the guard of what is trimmed refuses who comes late.
+// Nothing stands at a trimmed position, and its object and epoch are as they were: only the guard of what is trimmed
+// refuses who comes late.
 #[test]
 fn who_is_under_way_when_its_position_is_trimmed_does_not_come_there() {
     everywhere(|store, layout| {
@@ -242,8 +244,9 @@ fn who_is_under_way_when_its_position_is_trimmed_does_not_come_there() {
     });
 }
 
-// Failure: an entry was trimmed that stood above the tail up to which was to be trimmed. Cause: the tail was that of a leader deposed since,
-// with positions that were never written. Fix: the view is changed only under the epoch of the tail.
+// Failure: an entry was trimmed that stood above the tail up to which was to be trimmed. Cause: the tail was that of a
+// leader deposed since, with positions that were never written. Fix: the view is changed only under the epoch of the
+// tail.
 #[test]
 fn trimming_to_a_tail_that_is_over_takes_nothing_of_the_next_epoch() {
     everywhere(|store, layout| {
@@ -264,8 +267,8 @@ fn trimming_to_a_tail_that_is_over_takes_nothing_of_the_next_epoch() {
     });
 }
 
-// Failure: the tail went back to 0, below what was acknowledged. Cause: what stood highest was trimmed away between the change of the epoch and the look
-// for it. Fix: the head is read again after the look.
+// Failure: the tail went back to 0, below what was acknowledged. Cause: what stood highest was trimmed away between the
+// change of the epoch and the look for it. Fix: the head is read again after the look.
 #[test]
 fn the_tail_never_falls_below_what_is_trimmed_while_the_log_is_taken_over() {
     everywhere(|store, layout| {
@@ -286,8 +289,8 @@ fn the_tail_never_falls_below_what_is_trimmed_while_the_log_is_taken_over() {
     });
 }
 
-// Failure: one number stood in the log twice. Cause: the earlier process took new positions by itself, under the later one's epoch.
-// Fix: the opening is noted in the head, and read before the first write under each epoch.
+// Failure: one number stood in the log twice. Cause: the earlier process took new positions by itself, under the later
+// one's epoch. Fix: the opening is noted in the head, and read before the first write under each epoch.
 #[test]
 fn a_named_writer_that_was_opened_again_is_fenced() {
     everywhere(|store, layout| {
@@ -305,8 +308,8 @@ fn a_named_writer_that_was_opened_again_is_fenced() {
     });
 }
 
-// Failure: as above. Cause: a write under way to an older stripe was not refused, since taking over sealed only what may hold the tail.
-// Fix: opening a named writer seals all objects.
+// Failure: as above. Cause: a write under way to an older stripe was not refused, since taking over sealed only what
+// may hold the tail. Fix: opening a named writer seals all objects.
 #[test]
 fn a_numbered_entry_under_way_does_not_come_after_its_writer_was_opened_again() {
     everywhere(|store, layout| {
@@ -356,8 +359,9 @@ fn a_write_under_way_does_not_come_after_the_log_was_owned() {
     });
 }
 
-// Failure: the entry was written again, though it had stood in the log and was trimmed. Cause: that a position is trimmed was taken for "never written".
-// Fix: it is told as uncertain; by itself trimmed entries are known by their mark.
+// Failure: the entry was written again, though it had stood in the log and was trimmed. Cause: that a position is
+// trimmed was taken for "never written". Fix: it is told as uncertain; by itself trimmed entries are known by their
+// mark.
 #[test]
 fn an_entry_whose_answer_was_lost_and_that_was_trimmed_is_not_written_again() {
     everywhere(|store, layout| {
@@ -380,7 +384,8 @@ fn an_entry_whose_answer_was_lost_and_that_was_trimmed_is_not_written_again() {
     });
 }
 
-// Failure: the number stood in the log twice. Cause: after an uncertain append the same number took a new position at once. Fix: it is decided first.
+// Failure: the number stood in the log twice. Cause: after an uncertain append the same number took a new position at
+// once. Fix: it is decided first.
 #[test]
 fn a_number_whose_append_was_uncertain_is_decided_before_it_is_used_again() {
     everywhere(|store, layout| {
@@ -460,8 +465,9 @@ impl Connect for Known {
     }
 }
 
-// Failure: an acknowledged append was not in the log. Cause: a new shape was published under the epoch that was raised to seal the old one: who had read
-// the view between the two took positions under that epoch, and wrote them to their old places. Fix: the shape comes with an epoch of its own.
+// Failure: an acknowledged append was not in the log. Cause: a new shape was published under the epoch that was raised
+// to seal the old one: who had read the view between the two took positions under that epoch, and wrote them to their
+// old places. Fix: the shape comes with an epoch of its own.
 #[test]
 fn who_saw_the_view_between_the_seal_and_the_new_shape_writes_by_the_new_shape() {
     everywhere(|store, layout| {
@@ -482,7 +488,8 @@ fn who_saw_the_view_between_the_seal_and_the_new_shape_writes_by_the_new_shape()
     });
 }
 
-// Failure: data loss: two entries at the same bytes. Cause: where an object had no bytes yet, its size was not guarded. Fix: it is.
+// Failure: data loss: two entries at the same bytes. Cause: where an object had no bytes yet, its size was not guarded.
+// Fix: it is.
 #[test]
 fn two_writers_of_one_object_do_not_write_over_each_others_bytes() {
     let store = engine();
@@ -505,7 +512,8 @@ fn two_writers_of_one_object_do_not_write_over_each_others_bytes() {
     sound(&log);
 }
 
-// Failure: "data loss" was told of an entry that was being trimmed. Cause: its bytes went between the two reads. Fix: what stands there is read again.
+// Failure: "data loss" was told of an entry that was being trimmed. Cause: its bytes went between the two reads. Fix:
+// what stands there is read again.
 #[test]
 fn an_entry_that_is_trimmed_while_it_is_read_is_not_told_as_lost() {
     let store = engine();
@@ -527,7 +535,8 @@ fn an_entry_that_is_trimmed_while_it_is_read_is_not_told_as_lost() {
     assert_eq!(found(&reader, 4), Found::Trimmed);
 }
 
-// Failure: the name led to nothing, and could not be used again. Cause: a log was removed whose link had been made, with the answer lost.
+// Failure: the name led to nothing, and could not be used again. Cause: a log was removed whose link had been made,
+// with the answer lost.
 #[test]
 fn a_log_whose_last_answer_was_lost_as_it_was_made_is_there() {
     everywhere(|store, layout| {
@@ -557,8 +566,8 @@ impl esker_log::Machine for Sum {
     }
 }
 
-// Failure: the state was lost: trimmed up to a checkpoint that was then removed. Cause: two replicas wrote to the same side of the checkpoint. Fix: the
-// second is refused.
+// Failure: the state was lost: trimmed up to a checkpoint that was then removed. Cause: two replicas wrote to the same
+// side of the checkpoint. Fix: the second is refused.
 #[test]
 fn a_checkpoint_that_is_whole_is_not_taken_away_by_a_slower_replica() {
     everywhere(|store, layout| {
@@ -580,9 +589,10 @@ fn a_checkpoint_that_is_whole_is_not_taken_away_by_a_slower_replica() {
     });
 }
 
-// Failure: two appends were acknowledged at one position, on stores that are atomic per object only. Cause: a maker of a stripe's objects came
-// so late that the stripe, made by another under the same id, was published, used, trimmed and removed meanwhile; a write of an older epoch found
-// its empty object. Fix: an id is taken in the head before anything is made under it, by one maker.
+// Failure: two appends were acknowledged at one position, on stores that are atomic per object only. Cause: a maker of
+// a stripe's objects came so late that the stripe, made by another under the same id, was published, used, trimmed and
+// removed meanwhile; a write of an older epoch found its empty object. Fix: an id is taken in the head before anything
+// is made under it, by one maker.
 #[test]
 fn what_a_late_maker_makes_takes_no_entry() {
     for (layout, _) in Layout::ALL {

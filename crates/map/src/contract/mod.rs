@@ -52,8 +52,8 @@ pub trait Opened: Send + Sync {
     fn check_empty(&self) {}
 }
 
-/// Makes one `#[test]` per promise of the contract, run with the [`Harness`](crate::contract::Harness) that the expression gives. Attributes after it
-/// go to every test.
+/// Makes one `#[test]` per promise of the contract, run with the [`Harness`](crate::contract::Harness) that the
+/// expression gives. Attributes after it go to every test.
 ///
 /// ```ignore
 /// esker_map::map_suite!(MyHarness::new());

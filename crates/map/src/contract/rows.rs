@@ -142,7 +142,8 @@ pub fn lists_in_a_partition_are_atomic(harness: &dyn Harness) {
     });
 }
 
-/// A list over partitions and tables is applied whole where the storage can; else it is refused, and nothing is changed.
+/// A list over partitions and tables is applied whole where the storage can; else it is refused, and nothing is
+/// changed.
 pub fn lists_over_partitions_are_atomic_or_refused(harness: &dyn Harness) {
     with(harness, |map, _| {
         let other = TableName::new("ns", "u");

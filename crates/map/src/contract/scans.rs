@@ -70,8 +70,8 @@ pub fn scans_keep_to_their_bounds_in_either_order(harness: &dyn Harness) {
     });
 }
 
-/// Failure: a scan below `false`, exclusive, of a falling boolean gave all rows of the partition. Cause: the key of `false` is all ones then, no
-/// key follows it, and "no key" was taken for no bound. Fix: the range is empty.
+/// Failure: a scan below `false`, exclusive, of a falling boolean gave all rows of the partition. Cause: the key of
+/// `false` is all ones then, no key follows it, and "no key" was taken for no bound. Fix: the range is empty.
 pub fn nothing_lies_beyond_the_last_key(harness: &dyn Harness) {
     with(harness, |map, _| {
         for (data_type, least, greater) in [

@@ -66,7 +66,8 @@ pub fn indexes_are_never_stale_whatever_is_done(harness: &dyn Harness) {
     });
 }
 
-/// Columns added, dropped, renamed and widened, tables renamed, truncated and dropped, with rows in them and a second handle that saw the old schema.
+/// Columns added, dropped, renamed and widened, tables renamed, truncated and dropped, with rows in them and a second
+/// handle that saw the old schema.
 pub fn schemas_change_under_rows(harness: &dyn Harness) {
     with(harness, |map, opened| {
         map.create_table(&table(), &schema()).unwrap();

@@ -1,8 +1,9 @@
 //! The steps of a process: what it reads or writes next, and what it does then.
 //!
 //! append: token → write → (grow) → answered · refused: look at the view, take a new token · no answer: find out
-//! taking over: raise the epoch → seal, last stripe first → highest position → head again → lead, or publish a shape, or close
-//! read: by the view at hand → nothing there: tail → by the head's view · fill: tail → mark under the tail's epoch
+//! taking over: raise the epoch → seal, last stripe first → highest position → head again → lead, or publish a shape,
+//! or close read: by the view at hand → nothing there: tail → by the head's view · fill: tail → mark under the tail's
+//! epoch
 //!
 //! Invariant: a step is one transaction or read of one object, or one question to another process.
 

@@ -1,6 +1,7 @@
 //! TLS: certificate and key from PEM files, by rustls with ring, taken anew while the server runs.
 //!
-//! files → [`Certificates::open`] → [`Certificates::current`] for each connection that comes; [`Certificates::prepare`] → those that come later
+//! files → [`Certificates::open`] → [`Certificates::current`] for each connection that comes; [`Certificates::prepare`]
+//! → those that come later
 //!
 //! Invariants:
 //! 1. A reload that fails changes nothing: what was there before is still used.

@@ -1,7 +1,7 @@
 //! The users of a server: what each may do, and how each shows that it is he.
 //!
-//! file of users, passwords and tokens of the settings → [`Users`] → the protocol looks a client up by its password, its
-//! token or the name in its certificate → [`User`] → [`User::may`]
+//! file of users, passwords and tokens of the settings → [`Users`] → the protocol looks a client up by its password,
+//! its token or the name in its certificate → [`User`] → [`User::may`]
 //!
 //! Invariants:
 //! 1. A file that cannot be read whole changes nothing.

@@ -2,12 +2,13 @@
 //!
 //! request → applied, or failed → (tag, position, barrier) → barrier reached → answer with the tag
 //!
-//! All of it is done by the task that writes the stream's answers, when it asks for the next one: no append goes from task to task. Barriers of a store
-//! come in the order of its commits, so that awaiting them in the order of the appends costs nobody time.
+//! All of it is done by the task that writes the stream's answers, when it asks for the next one: no append goes from
+//! task to task. Barriers of a store come in the order of its commits, so that awaiting them in the order of the
+//! appends costs nobody time.
 //!
 //! Invariants:
-//! 1. At most `in_flight_max` appends of a stream are applied and not answered: then nothing more of it is read, and HTTP/2 stops the client. So it is
-//!    while the client does not read its answers.
+//! 1. At most `in_flight_max` appends of a stream are applied and not answered: then nothing more of it is read, and
+//!    HTTP/2 stops the client. So it is while the client does not read its answers.
 //! 2. A stream that the client has closed is answered to its end.
 //! 3. Nothing is appended to a log that the stream's user may not write; his rights are those at its begin.
 

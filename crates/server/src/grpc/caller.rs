@@ -17,8 +17,8 @@ use crate::front::audit;
 use crate::front::certificates::names_in;
 use crate::front::users::{Face, Role, User, Users};
 
-/// Finds the user that calls a service, and refuses users that may not use it; a connection on which a user has called is a
-/// known client's.
+/// Finds the user that calls a service, and refuses users that may not use it; a connection on which a user has called
+/// is a known client's.
 #[derive(Clone)]
 pub(crate) struct Guard {
     users: Arc<Users>,

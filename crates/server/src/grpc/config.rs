@@ -20,13 +20,15 @@ pub const OBJECT_MESSAGE_BYTES_MAX: usize = 96 << 20;
 /// What the gRPC server listens on and how far it lets clients go.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Config {
-    /// TCP addresses. Port 0 picks a free one. Default: none. Other than loopback only with TLS, and then with client certificates or a token.
+    /// TCP addresses. Port 0 picks a free one. Default: none. Other than loopback only with TLS, and then with client
+    /// certificates or a token.
     pub listen: Vec<SocketAddr>,
     /// Path of a unix socket, replaced if a dead one is there. Default: none.
     pub unix_socket: Option<PathBuf>,
     /// What may connect to the unix socket. Default: what the umask leaves.
     pub unix_access: UnixAccess,
-    /// Certificate and key; with them all TCP addresses speak TLS, and with authorities clients must show a certificate. Default: none.
+    /// Certificate and key; with them all TCP addresses speak TLS, and with authorities clients must show a
+    /// certificate. Default: none.
     pub tls: Option<TlsFiles>,
     /// What clients send as `authorization: Bearer TOKEN`, over every address. Default: none is asked for.
     pub token: Option<String>,
@@ -47,17 +49,20 @@ pub struct Config {
     pub stranger_seconds: u64,
     /// Most calls under way on a connection, 1 to 65,536; more wait with the client. Default: 1,024.
     pub calls_max: u32,
-    /// Most appends of a stream that wait to be durable, 1 to 65,536; above it nothing more of the stream is read. Default: 1,024.
+    /// Most appends of a stream that wait to be durable, 1 to 65,536; above it nothing more of the stream is read.
+    /// Default: 1,024.
     pub in_flight_max: usize,
     /// Most followers of logs at once, and most scans of the map, each 1 to 65,536; others are refused. Default: 1,024.
     pub followers_max: usize,
     /// Threads that answer, 1 to 64. Default: 2.
     pub threads: usize,
-    /// Most threads that wait for the store on behalf of calls, 4 to 4,096; they start when there is work for them. Default: 512.
+    /// Most threads that wait for the store on behalf of calls, 4 to 4,096; they start when there is work for them.
+    /// Default: 512.
     pub waiting_threads_max: usize,
     /// A connection that does not answer a ping for twice so long is closed. From 1 second. Default: 20 s.
     pub ping: Duration,
-    /// Number of this life of the store, told with every answer of its objects: never the same after a restart. Default: drawn anew.
+    /// Number of this life of the store, told with every answer of its objects: never the same after a restart.
+    /// Default: drawn anew.
     pub incarnation: u64,
 }
 
@@ -105,7 +110,8 @@ pub enum Error {
     /// A configuration that cannot be served. Fix it.
     #[error("invalid gRPC configuration: {0}")]
     Config(String),
-    /// Everybody who reaches the address could read and write. Use TLS with client certificates or a token, or listen on loopback.
+    /// Everybody who reaches the address could read and write. Use TLS with client certificates or a token, or listen
+    /// on loopback.
     #[error(
         "refusing to serve gRPC on {0} openly: give a certificate (tls_cert, tls_key), and require client certificates \
          (tls_client_ca) or a token (grpc_token_file), or listen on a loopback address or a unix socket"

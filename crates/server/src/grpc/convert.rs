@@ -1,6 +1,7 @@
 //! Messages to the log face's types and back.
 //!
-//! Invariant: what a message leaves out has the face's default; what makes no sense is refused here or by the face, never guessed.
+//! Invariant: what a message leaves out has the face's default; what makes no sense is refused here or by the face,
+//! never guessed.
 
 use esker_log::{Compression, Delivery, Durability, Entry, Found, GapKind, Layout, Log, Options, Record};
 

@@ -1,7 +1,7 @@
 //! Following over a stream: what the face delivers, in messages of several deliveries, no faster than the client reads.
 //!
-//! written here a moment ago, and durable (by the task itself), else poll (on a thread that may wait) → a message of what is there → channel of two →
-//! HTTP/2 · nothing there: until something is written · not durable yet: until it is
+//! written here a moment ago, and durable (by the task itself), else poll (on a thread that may wait) → a message of
+//! what is there → channel of two → HTTP/2 · nothing there: until something is written · not durable yet: until it is
 //!
 //! A follower that waits, for the log, for a sync or for its client, holds a task and no thread.
 //!

@@ -1,6 +1,7 @@
 //! The service `esker.log.v1.Log` over the log face.
 //!
-//! request → handle of the log → call of the face (on a thread that may wait, save for appends that need not) → barrier awaited → answer
+//! request → handle of the log → call of the face (on a thread that may wait, save for appends that need not) → barrier
+//! awaited → answer
 //!
 //! Invariants:
 //! 1. Nothing is answered before it may be shown: appends when durable, unless asked for otherwise.

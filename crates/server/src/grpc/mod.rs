@@ -1,12 +1,14 @@
 //! gRPC: the shared logs and the map for programs of any language, and the objects for other processes of Esker.
 //!
-//! [`Server::bind`] → addresses are open → [`Server::run`] → HTTP/2 on a few threads, the store on others → [`Handle::shutdown`]
+//! [`Server::bind`] → addresses are open → [`Server::run`] → HTTP/2 on a few threads, the store on others →
+//! [`Handle::shutdown`]
 //!
 //! Published as `.proto` files in the crate's folder `proto`, and by reflection. Health answers without a token.
 //!
 //! Invariants:
 //! 1. Nothing is answered before it may be shown (see [`Config`] for what bounds how much waits).
-//! 2. Only loopback addresses and a unix socket are listened on, unless connections are encrypted and clients show a certificate or a token.
+//! 2. Only loopback addresses and a unix socket are listened on, unless connections are encrypted and clients show a
+//!    certificate or a token.
 //! 3. Who hands out positions of a log in this process does so for all clients: they do not depose each other.
 
 mod append;
@@ -128,7 +130,8 @@ impl Handle {
         }))
     }
 
-    /// Makes [`Server::run`] return soon: calls under way have [`Config::linger`], streams are told that the server stops.
+    /// Makes [`Server::run`] return soon: calls under way have [`Config::linger`], streams are told that the server
+    /// stops.
     pub fn shutdown(&self) {
         self.stop.send_replace(true);
     }

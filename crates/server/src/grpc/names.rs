@@ -3,7 +3,8 @@
 //! name → handle (checked again after a second) → [`Log`] · (log, writer) → [`Writer`], with the number of its opening
 //!
 //! Invariants:
-//! 1. At most [`LOGS_MAX`] handles and [`WRITERS_MAX`] writers are kept: what was not used for the longest time goes first.
+//! 1. At most [`LOGS_MAX`] handles and [`WRITERS_MAX`] writers are kept: what was not used for the longest time goes
+//!    first.
 //! 2. Of a writer that was opened again, no append of an earlier opening is written.
 
 use std::collections::HashMap;
@@ -93,7 +94,8 @@ impl Names {
         Arc::clone(&kept.writer)
     }
 
-    /// Opens a writer anew: what is under way is finished, later appends of earlier openings are refused. Its next number, and the opening's.
+    /// Opens a writer anew: what is under way is finished, later appends of earlier openings are refused. Its next
+    /// number, and the opening's.
     pub(crate) fn open_writer(&self, log: &Log, name: &str) -> Result<(u64, u64), Told> {
         let named = self.named(log, name);
         let mut state = named.state.lock();

@@ -2,7 +2,8 @@
 //!
 //! batch of wants → leader of each log → counter → batch of answers, in order
 //!
-//! Invariant: what is handed out is under the epoch that this process sealed; whether that is still the log's is decided by the store, at each write.
+//! Invariant: what is handed out is under the epoch that this process sealed; whether that is still the log's is
+//! decided by the store, at each write.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -42,7 +43,8 @@ impl Sequencers {
         self.leaders.write().remove(&log);
     }
 
-    /// Waits up to `timeout` for a caller who knows of a newer epoch than is handed out under here: it is time to take over anew.
+    /// Waits up to `timeout` for a caller who knows of a newer epoch than is handed out under here: it is time to take
+    /// over anew.
     pub fn wait_outdated(&self, timeout: Duration) {
         self.outdated.listen().wait_timeout(timeout);
     }

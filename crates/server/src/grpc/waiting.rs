@@ -1,4 +1,5 @@
-//! Calls of the faces on behalf of tasks: what may wait for the store does so on a thread of its own, not on those that answer.
+//! Calls of the faces on behalf of tasks: what may wait for the store does so on a thread of its own, not on those that
+//! answer.
 //!
 //! Invariant: no thread that answers sleeps, waits for a sync, or reads a device.
 
@@ -9,8 +10,8 @@ use tokio::task::JoinHandle;
 
 use super::status::Told;
 
-/// Backends that apply a transaction in memory before `submit` returns, and make it durable on a thread of their own. The others do their
-/// I/O in the call.
+/// Backends that apply a transaction in memory before `submit` returns, and make it durable on a thread of their own.
+/// The others do their I/O in the call.
 const APPLY_AT_ONCE: &[&str] = &["esker", "memory"];
 
 /// Whether a submit to this store may be made by a thread that answers.

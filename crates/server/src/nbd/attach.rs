@@ -10,7 +10,8 @@
 //! broken here.
 //!
 //! Invariants:
-//! 1. All connections of one server that write an image are one owner, so a flush and a fence mean the same to all of them.
+//! 1. All connections of one server that write an image are one owner, so a flush and a fence mean the same to all of
+//!    them.
 //! 2. A handle whose lock was lost is handed out no more; whoever has it is refused every write, for good.
 //! 3. A lock is broken by the epoch that was seen, never one that came later.
 
@@ -34,7 +35,8 @@ const SEATS_KEPT: usize = 1_024;
 pub struct Locking {
     /// Its name as an owner: begins with [`SERVER_OWNER`], and no other server has it.
     pub owner: String,
-    /// No other process can have the store open: then the locks of other servers are those of processes that are gone, and do not count.
+    /// No other process can have the store open: then the locks of other servers are those of processes that are gone,
+    /// and do not count.
     pub alone: bool,
 }
 

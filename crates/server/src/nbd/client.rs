@@ -1,9 +1,11 @@
-//! A small NBD client: what measuring a server, mapping a disk and testing need. In the clear, simple replies, one thread.
+//! A small NBD client: what measuring a server, mapping a disk and testing need. In the clear, simple replies, one
+//! thread.
 //!
-//! [`Place`] (of a URI) → [`Client::connect`] → [`Client::send`] … [`Client::receive`] …, or one call at a time: read, write, flush
+//! [`Place`] (of a URI) → [`Client::connect`] → [`Client::send`] … [`Client::receive`] …, or one call at a time: read,
+//! write, flush
 //!
-//! Requests are kept until [`Client::receive`] needs the socket, so that many go out together. Whoever sends much payload at once must not ask
-//! for much at the same time: nobody reads replies while requests are sent.
+//! Requests are kept until [`Client::receive`] needs the socket, so that many go out together. Whoever sends much
+//! payload at once must not ask for much at the same time: nobody reads replies while requests are sent.
 //!
 //! Invariants:
 //! 1. No length that the server tells is believed beyond what was asked for, or a limit.
@@ -181,7 +183,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to an export. The server has `within` for each step of the negotiation and, later, for each reply; `None`: as long as it takes.
+    /// Connects to an export. The server has `within` for each step of the negotiation and, later, for each reply;
+    /// `None`: as long as it takes.
     ///
     /// # Errors
     /// [`ClientError::Connect`], [`ClientError::Refused`], [`ClientError::Lost`].

@@ -23,7 +23,8 @@ pub enum TlsMode {
 /// What the NBD server listens on and how far it lets clients go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// TCP addresses. Port 0 picks a free one. Default: none. Other than loopback only where client certificates are required.
+    /// TCP addresses. Port 0 picks a free one. Default: none. Other than loopback only where client certificates are
+    /// required.
     pub listen: Vec<SocketAddr>,
     /// Path of a unix socket, replaced if a dead one is there. Default: none.
     pub unix_socket: Option<PathBuf>,
@@ -33,7 +34,8 @@ pub struct Config {
     pub tls: Option<TlsFiles>,
     /// The users: a client is the one that its certificate names. Default: none, and clients may use every disk.
     pub users: Option<Arc<Users>>,
-    /// How long connections have to finish what is under way when the server stops; twice so long at most. Default: 3 s.
+    /// How long connections have to finish what is under way when the server stops; twice so long at most. Default: 3
+    /// s.
     pub linger: Duration,
     /// Whether connections must be encrypted, where `tls` is given; a unix socket never needs it. Default: required.
     pub tls_mode: TlsMode,
@@ -42,10 +44,11 @@ pub struct Config {
     /// Most connections beside those that negotiate still, 1 to 10,000; for one more the oldest is closed. Each takes a
     /// thread. Default: 64.
     pub strangers_max: usize,
-    /// Most requests of a connection that are under way, 1 to 65,536; above it nothing more of it is read. Default: 1,024.
+    /// Most requests of a connection that are under way, 1 to 65,536; above it nothing more of it is read. Default:
+    /// 1,024.
     pub in_flight_max: usize,
-    /// Most payload of requests under way on a connection, in bytes, at least [`PAYLOAD_BYTES_MAX`]; above it nothing more of
-    /// it is read. Default: 64 MiB.
+    /// Most payload of requests under way on a connection, in bytes, at least [`PAYLOAD_BYTES_MAX`]; above it nothing
+    /// more of it is read. Default: 64 MiB.
     pub in_flight_bytes_max: usize,
     /// Threads that one connection may use, 2 to 64; they start when there is work for them. Default: 8.
     pub threads_per_connection: usize,
@@ -55,8 +58,8 @@ pub struct Config {
     pub durable: Vec<String>,
     /// Exports that refuse writes; `*` means all. Default: none.
     pub read_only: Vec<String>,
-    /// Exports that are written without their exclusive lock, for clients that share a disk over several servers (a cluster's
-    /// file system); `*` means all. Default: none.
+    /// Exports that are written without their exclusive lock, for clients that share a disk over several servers (a
+    /// cluster's file system); `*` means all. Default: none.
     pub unlocked: Vec<String>,
 }
 

@@ -3,8 +3,8 @@
 //! name → [`Exports::open`] → `Arc<dyn Export>` → reads, writes, flushes of all its connections
 //!
 //! Invariants:
-//! 1. A write that was answered is seen by every later read and covered by every later flush, of any connection: an export
-//!    keeps nothing apart per connection.
+//! 1. A write that was answered is seen by every later read and covered by every later flush, of any connection: an
+//!    export keeps nothing apart per connection.
 //! 2. A barrier says when an answer may be given; a call without one may be answered at once.
 
 use std::sync::Arc;
@@ -146,8 +146,8 @@ pub trait Export: Send + Sync {
     /// Writes. With `fua` the barrier is reached when it is durable; without, it may be answered when it is applied.
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> Outcome;
 
-    /// Makes a range read as zeros: a hole, or, with `no_hole`, zeros that take space. With `fast`, only if that costs less than
-    /// writing them.
+    /// Makes a range read as zeros: a hole, or, with `no_hole`, zeros that take space. With `fast`, only if that costs
+    /// less than writing them.
     ///
     /// # Errors
     /// [`Fault::Unsupported`] if `fast` is not possible.
@@ -159,7 +159,8 @@ pub trait Export: Send + Sync {
     /// The barrier is reached when everything answered so far, on any connection, is durable.
     fn flush(&self) -> Outcome;
 
-    /// What a range is made of: at most `limit` extents in order from `offset`, at least one; together at most `len` long.
+    /// What a range is made of: at most `limit` extents in order from `offset`, at least one; together at most `len`
+    /// long.
     fn extents(&self, offset: u64, len: u64, limit: usize) -> Outcome<Vec<Extent>>;
 }
 
@@ -176,14 +177,15 @@ pub trait Exports: Send + Sync {
         Ok(name.to_string())
     }
 
-    /// Opens the export of a resolved name, to look at it, or to read it, or to write it without being the only one. All connections to a
-    /// name share what they must share.
+    /// Opens the export of a resolved name, to look at it, or to read it, or to write it without being the only one.
+    /// All connections to a name share what they must share.
     ///
     /// # Errors
     /// [`OpenError`].
     fn open(&self, name: &str) -> std::result::Result<Arc<dyn Export>, OpenError>;
 
-    /// Opens it for a client that stays and may write, and keeps others than this server from writing until all such clients have left.
+    /// Opens it for a client that stays and may write, and keeps others than this server from writing until all such
+    /// clients have left.
     ///
     /// # Errors
     /// [`OpenError`]: refused if others write it.

@@ -1,19 +1,22 @@
-//! The NBD protocol: disks for Linux, QEMU, libnbd and fio. Fixed newstyle negotiation, structured replies, TLS by STARTTLS.
+//! The NBD protocol: disks for Linux, QEMU, libnbd and fio. Fixed newstyle negotiation, structured replies, TLS by
+//! STARTTLS.
 //!
-//! [`Server::bind`] → addresses are open → [`Server::run`] → a thread per connection, more while it has work → [`Handle::shutdown`]
+//! [`Server::bind`] → addresses are open → [`Server::run`] → a thread per connection, more while it has work →
+//! [`Handle::shutdown`]
 //!
-//! What is served are [`Export`]s, handed out by name by [`Exports`]: [`VolumeExports`] hands out images, and their snapshots read-only
-//! as `image@snapshot`. [`Client`] is the other side, as small as measuring and testing needs it.
+//! What is served are [`Export`]s, handed out by name by [`Exports`]: [`VolumeExports`] hands out images, and their
+//! snapshots read-only as `image@snapshot`. [`Client`] is the other side, as small as measuring and testing needs it.
 //!
 //! Invariants:
-//! 1. A write is answered when it is applied, and durable when a FLUSH that came after the answer, or its own FUA, is answered; on
-//!    whichever connection (multi-conn).
+//! 1. A write is answered when it is applied, and durable when a FLUSH that came after the answer, or its own FUA, is
+//!    answered; on whichever connection (multi-conn).
 //! 2. No connection takes more memory or threads than [`Config`] says, and none waits for another.
 //! 3. An image that clients may write is locked by this server, unless [`Config::unlocked`] names it.
 //! 4. Only loopback addresses and a unix socket are listened on, unless client certificates are required.
 //!
-//! Not there: extended headers. They allow longer requests than 4 GiB, which helps only BLOCK_STATUS and WRITE_ZEROES of huge holes,
-//! and clients have them from libnbd 1.18 and QEMU 8.2 on. Keys shared beforehand (TLS-PSK): rustls has none.
+//! Not there: extended headers. They allow longer requests than 4 GiB, which helps only BLOCK_STATUS and WRITE_ZEROES
+//! of huge holes, and clients have them from libnbd 1.18 and QEMU 8.2 on. Keys shared beforehand (TLS-PSK): rustls has
+//! none.
 
 mod attach;
 mod client;

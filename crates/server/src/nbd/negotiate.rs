@@ -3,7 +3,8 @@
 //! greeting → client flags → (STARTTLS) → options → [`Chosen`]
 //!
 //! Invariants:
-//! 1. Where TLS is required, nothing but STARTTLS and ABORT is answered before it, and nothing that was sent in the clear counts after it.
+//! 1. Where TLS is required, nothing but STARTTLS and ABORT is answered before it, and nothing that was sent in the
+//!    clear counts after it.
 //! 2. The input's deadline ends it, however slowly bytes come; an option's data is bounded before it is buffered.
 
 use std::io::{self, ErrorKind};
@@ -286,7 +287,8 @@ impl Negotiation<'_> {
         self.send(&out)
     }
 
-    /// The export that `asked` means, with its options; for good if the client `stays`, and may write then unless that is refused.
+    /// The export that `asked` means, with its options; for good if the client `stays`, and may write then unless that
+    /// is refused.
     fn choose(&self, asked: &str, agreed: &Agreed, stays: bool) -> Result<Chosen, OpenError> {
         let name = self.exports.resolve(asked)?;
         let writes = self.rights(&name, agreed)?;

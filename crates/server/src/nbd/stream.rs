@@ -1,4 +1,5 @@
-//! The two directions of a connection: [`Input`], which one thread at a time reads, and [`Output`], which all its threads send on.
+//! The two directions of a connection: [`Input`], which one thread at a time reads, and [`Output`], which all its
+//! threads send on.
 //!
 //! socket → (TLS) → buffer → header or payload                 parts of replies → (TLS) → socket
 //!
@@ -127,7 +128,8 @@ impl Input {
         &self.buffer
     }
 
-    /// From now on everything is encrypted. Call with an empty buffer: what was sent in the clear before must not count as encrypted.
+    /// From now on everything is encrypted. Call with an empty buffer: what was sent in the clear before must not count
+    /// as encrypted.
     pub(crate) fn encrypt(&mut self, session: ServerConnection) {
         let session = Arc::new(Mutex::new(session));
         *self.output.tls.lock() = Some(Arc::clone(&session));

@@ -1,20 +1,22 @@
 //! The transmission: requests of one connection, many at a time, answered as they are done.
 //!
-//! One thread at a time **leads**: it receives requests and carries out itself what takes no longer than handing it over would: small
-//! writes, which only go to the log's memory, and reads while they are answered from memory. Before anything slower (reads of the
-//! device, large payloads, waiting for a sync) it gives the lead away to another thread of the connection and does that itself, so no
-//! request changes threads on its way:
+//! One thread at a time **leads**: it receives requests and carries out itself what takes no longer than handing it
+//! over would: small writes, which only go to the log's memory, and reads while they are answered from memory. Before
+//! anything slower (reads of the device, large payloads, waiting for a sync) it gives the lead away to another thread
+//! of the connection and does that itself, so no request changes threads on its way:
 //!
 //! Replies are sent by one thread at a time, which takes along what the others have ready meanwhile.
 //!
 //! lead: receive → carry out → replies of the batch → receive …      │ gives the lead away, then:
 //!                        └─ not durable yet → `waiting`              ├─ carries the request out, sends the reply
-//!                                                                    └─ settles: waits for the first barrier, sends all that reached theirs
+//!                                                                    └─ settles: waits for the first barrier, sends
+//!                                                                    all that reached theirs
 //!
 //! Invariants:
 //! 1. Nobody waits with a reply in hand: before the lead waits for the socket it sends its replies, and sees to it that
 //!    somebody settles what is waiting.
-//! 2. Requests under way, their payload, and threads are bounded by the configuration. Above the bounds nothing is received.
+//! 2. Requests under way, their payload, and threads are bounded by the configuration. Above the bounds nothing is
+//!    received.
 //! 3. A client that does not read its replies holds up threads of its own connection only.
 
 use std::collections::VecDeque;
@@ -233,8 +235,8 @@ impl<'t> Transmission<'t> {
         }
     }
 
-    /// Small reads that one thread carries out, beginning with `first`: its share of those that have come, since each handing over of
-    /// the lead costs as much as a read.
+    /// Small reads that one thread carries out, beginning with `first`: its share of those that have come, since each
+    /// handing over of the lead costs as much as a read.
     fn share_of_reads(&self, input: &mut Input, first: Request) -> Vec<(Request, Bytes)> {
         let here = input.buffered().len() / REQUEST_BYTES + 1;
         let share = here.div_ceil(self.config.threads_per_connection.max(1)).min(READS_AT_ONCE);
@@ -267,7 +269,8 @@ impl<'t> Transmission<'t> {
         }
     }
 
-    /// Somebody takes the lead when it is given away: a thread that waits for it, a new one, or the next that has done its part.
+    /// Somebody takes the lead when it is given away: a thread that waits for it, a new one, or the next that has done
+    /// its part.
     fn ensure_follower<'s>(&'s self, scope: &'s Scope<'s, '_>) {
         let threads = self.threads.load(Ordering::SeqCst);
         if self.idle.load(Ordering::SeqCst) > 0 || threads >= self.config.threads_per_connection {

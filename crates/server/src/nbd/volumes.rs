@@ -1,7 +1,8 @@
 //! Volumes as exports: every image under its name, every snapshot read-only under `image@snapshot`.
 //!
-//! Connections that may write an image share one handle, which holds the image's exclusive lock (see [`attach`](super::attach)); others
-//! have handles of their own. All see the same: what one wrote the others read, and a flush covers the whole store.
+//! Connections that may write an image share one handle, which holds the image's exclusive lock (see
+//! [`attach`](super::attach)); others have handles of their own. All see the same: what one wrote the others read, and
+//! a flush covers the whole store.
 
 use std::sync::Arc;
 
@@ -215,8 +216,8 @@ impl VolumeExports {
         Self { volumes, attachments: Attachments::new(locking) }
     }
 
-    /// An image, for what only its owner may do beside the clients, such as resizing: while any of them is attached by the handle that holds
-    /// the lock, since others are refused then.
+    /// An image, for what only its owner may do beside the clients, such as resizing: while any of them is attached by
+    /// the handle that holds the lock, since others are refused then.
     ///
     /// # Errors
     /// Those of [`Volumes::image`].

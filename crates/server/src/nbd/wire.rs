@@ -1,6 +1,7 @@
 //! The bytes of the NBD protocol: headers and options decoded, replies encoded, nothing read and nothing sent.
 //!
-//! bytes of a client → [`Request`], [`OptionHeader`], [`Info`], [`Contexts`]; outcomes → bytes for it; and the other way what [`Client`](super::Client) needs
+//! bytes of a client → [`Request`], [`OptionHeader`], [`Info`], [`Contexts`]; outcomes → bytes for it; and the other
+//! way what [`Client`](super::Client) needs
 //!
 //! Invariants:
 //! 1. Numbers are big-endian, as the protocol has them; no length is believed before it is compared with a limit.

@@ -1,6 +1,7 @@
 //! A reply whose values are on their way: the connection waits for it, and its loop goes on with the others.
 //!
-//! handler → values that are not in memory → [`Awaited`] in the session → no more commands of it → the loop is woken → reply
+//! handler → values that are not in memory → [`Awaited`] in the session → no more commands of it → the loop is woken →
+//! reply
 //!
 //! Invariant: commands of one connection are answered in order, so that one that waits keeps those behind it.
 

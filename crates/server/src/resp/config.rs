@@ -51,12 +51,14 @@ pub struct Config {
     pub output_bytes_soft: usize,
     /// Unread replies, in bytes, above which a client is disconnected: what a single reply may take. Default: 256 MiB.
     pub output_bytes_max: usize,
-    /// Memory held for all clients together, in bytes: commands that are not whole or wait, queued ones, replies. Above it
-    /// those who hold most are disconnected. From 1 MiB. Default: 1 GiB.
+    /// Memory held for all clients together, in bytes: commands that are not whole or wait, queued ones, replies. Above
+    /// it those who hold most are disconnected. From 1 MiB. Default: 1 GiB.
     pub clients_bytes_max: usize,
-    /// Databases, 0 to 15, in which a key that is a plain u64 is kept in slots. Default: none. Fixed per database once it holds keys.
+    /// Databases, 0 to 15, in which a key that is a plain u64 is kept in slots. Default: none. Fixed per database once
+    /// it holds keys.
     pub int_databases: Vec<u8>,
-    /// Compression of values that are written to the databases from now on; `None` leaves each as it was. Default: `None`.
+    /// Compression of values that are written to the databases from now on; `None` leaves each as it was. Default:
+    /// `None`.
     pub compression: Option<Compression>,
 }
 

@@ -4,7 +4,8 @@
 //!
 //! Invariants:
 //! 1. Commands are looked for in the bytes as they were read; only the rest of a half command is copied.
-//! 2. While more than `output_bytes_soft` wait to be sent, nothing is read: a client that does not read is not read from.
+//! 2. While more than `output_bytes_soft` wait to be sent, nothing is read: a client that does not read is not read
+//!    from.
 //! 3. A connection that ends is closed only once its replies are sent, if it still takes them.
 
 use std::io;

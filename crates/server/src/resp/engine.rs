@@ -67,8 +67,8 @@ pub trait EngineInfo: Send + Sync {
     /// Why the value cannot be set, for people.
     fn set(&self, name: &str, value: &str) -> std::result::Result<bool, String>;
 
-    /// Starts a backup in the background, to the place that the operator has chosen, for ESKER.BACKUP; how it ends stands
-    /// in INFO.
+    /// Starts a backup in the background, to the place that the operator has chosen, for ESKER.BACKUP; how it ends
+    /// stands in INFO.
     ///
     /// # Errors
     /// Why there can be none now, for people.
@@ -87,8 +87,8 @@ pub trait EngineInfo: Send + Sync {
         Err("this server has nothing to read again".into())
     }
 
-    /// Starts a check in the background, for ESKER.CHECK: of what opening reads, and with `deep` of every value. How far it is
-    /// stands in INFO, what it found in [`EngineInfo::check_report`].
+    /// Starts a check in the background, for ESKER.CHECK: of what opening reads, and with `deep` of every value. How
+    /// far it is stands in INFO, what it found in [`EngineInfo::check_report`].
     ///
     /// # Errors
     /// Why there can be none now, for people.
@@ -116,8 +116,8 @@ pub trait EngineInfo: Send + Sync {
         "status none\n".into()
     }
 
-    /// Has the store take in the space of a device that has become longer, in the background, for ESKER.GROW; how it ends
-    /// stands in INFO.
+    /// Has the store take in the space of a device that has become longer, in the background, for ESKER.GROW; how it
+    /// ends stands in INFO.
     ///
     /// # Errors
     /// Why it cannot now, for people.

@@ -230,7 +230,8 @@ impl EventLoop {
     }
 
     /// Disconnects the clients that hold most, where all together hold more than they may.
-    /// Its own connections at once, so that the next command of a round finds their memory free. Whether there were any.
+    /// Its own connections at once, so that the next command of a round finds their memory free. Whether there were
+    /// any.
     fn keep_within_memory(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         let max = shared.settings.clients_bytes_max.load(Ordering::Relaxed);

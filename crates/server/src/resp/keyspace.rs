@@ -12,8 +12,10 @@
 //!
 //! Invariants:
 //! 1. A hash has at least one field, and its id was never used before in this store.
-//! 2. A hash that expires has exactly one key under id 0; whatever changes its expiry, name or existence changes that key.
-//! 3. Fields are removed with their head, in the same transaction; those of an expired one by [`sweep`](Keyspace::sweep).
+//! 2. A hash that expires has exactly one key under id 0; whatever changes its expiry, name or existence changes that
+//!    key.
+//! 3. Fields are removed with their head, in the same transaction; those of an expired one by
+//!    [`sweep`](Keyspace::sweep).
 //! 4. All of these changes happen under the stripe of the hash's key.
 
 use std::sync::OnceLock;

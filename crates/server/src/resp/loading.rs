@@ -77,8 +77,8 @@ impl Loading {
         })
     }
 
-    /// Answers the clients that ask within this time: `-LOADING` and these words, one line. Of what one client has sent it
-    /// reads so little at a time that it returns whatever clients do.
+    /// Answers the clients that ask within this time: `-LOADING` and these words, one line. Of what one client has sent
+    /// it reads so little at a time that it returns whatever clients do.
     ///
     /// # Errors
     /// [`Error::Io`] if the poll fails.

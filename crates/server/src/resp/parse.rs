@@ -166,7 +166,8 @@ impl Parser {
         Args { bytes: if self.inline { &self.unquoted } else { bytes }, spans: &self.spans }
     }
 
-    /// Looks for a command at the start of `bytes`. After [`Step::Incomplete`] the next call must begin with the same bytes.
+    /// Looks for a command at the start of `bytes`. After [`Step::Incomplete`] the next call must begin with the same
+    /// bytes.
     ///
     /// # Errors
     /// [`ProtocolError`]; the parser is of no more use.

@@ -1,6 +1,7 @@
 //! What a user may do by the Redis protocol: which commands, on which keys.
 //!
-//! rules of the user, in order → [`Rights`]: a yes or no for each command and subcommand → [`Rights::check`] for each call
+//! rules of the user, in order → [`Rights`]: a yes or no for each command and subcommand → [`Rights::check`] for each
+//! call
 //!
 //! Invariants:
 //! 1. A later rule goes before an earlier one.

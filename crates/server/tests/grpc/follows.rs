@@ -96,8 +96,9 @@ async fn next(following: &mut tonic::Streaming<proto::FollowResponse>) -> Vec<St
     entries.collect()
 }
 
-// Failure: an entry reached followers up to a sync later than its writer was answered. Cause: they were handed it together with what had been applied
-// since, when that was durable. Fix: what is durable is handed out, and the rest when it is.
+// Failure: an entry reached followers up to a sync later than its writer was answered. Cause: they were handed it
+// together with what had been applied since, when that was durable. Fix: what is durable is handed out, and the rest
+// when it is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_gets_each_entry_when_it_is_durable_and_not_with_a_later_one() {
     let store = Held::new();

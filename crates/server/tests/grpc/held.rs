@@ -1,4 +1,5 @@
-//! A store in memory whose transactions become durable only when the test says so, and in which something else is done between two reads.
+//! A store in memory whose transactions become durable only when the test says so, and in which something else is done
+//! between two reads.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

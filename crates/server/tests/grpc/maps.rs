@@ -406,7 +406,8 @@ async fn rows_say_when_they_expire() {
     assert_eq!(record.expires_ms, Some(late));
 }
 
-/// The server has taken its names from the schema, and before it looks whether that is still the one (an xattr), another process gives a column another name.
+/// The server has taken its names from the schema, and before it looks whether that is still the one (an xattr),
+/// another process gives a column another name.
 #[tokio::test(flavor = "multi_thread")]
 async fn names_of_cells_are_of_the_schema_that_the_rows_were_read_by() {
     let store = Held::new();

@@ -2,12 +2,14 @@
 //!
 //! events (begin, end, act) → what was seen at each position → the rules → the first rule that is broken
 //!
-//! A log decides each position once, so a history is linearizable if and only if a few rules hold of single events and of pairs, and no search
-//! over orders is needed: positions are the order. (1) Of appends the order by position is a linearization exactly if no append that ended before
-//! another began stands above it: a total order extends the order in real time if no pair contradicts. (2) A position is a register that is written
-//! once: its reads are linearizable exactly if all see one value, none sees it before its append began, and none misses what was seen before it
-//! began. (3) Being filled and being trimmed are such values too, save that what is trimmed follows any other. (4) The tail is above everything that was decided
-//! before it was asked for; how far above is not bounded, since positions may be handed out and never written.
+//! A log decides each position once, so a history is linearizable if and only if a few rules hold of single events and
+//! of pairs, and no search over orders is needed: positions are the order. (1) Of appends the order by position is a
+//! linearization exactly if no append that ended before another began stands above it: a total order extends the order
+//! in real time if no pair contradicts. (2) A position is a register that is written once: its reads are linearizable
+//! exactly if all see one value, none sees it before its append began, and none misses what was seen before it began.
+//! (3) Being filled and being trimmed are such values too, save that what is trimmed follows any other. (4) The tail is
+//! above everything that was decided before it was asked for; how far above is not bounded, since positions may be
+//! handed out and never written.
 //!
 //! Invariants:
 //! 1. Times are unique: of two events that are not concurrent one ended before the other began.
@@ -193,7 +195,8 @@ impl<'a> Rules<'a> {
         self.losses.iter().any(|at| (from..to).contains(at))
     }
 
-    /// Whether what `earlier` saw may be gone by the time of `later`: it was not durable, and power was lost in between.
+    /// Whether what `earlier` saw may be gone by the time of `later`: it was not durable, and power was lost in
+    /// between.
     fn may_be_gone(&self, earlier: &Look<'_>, later: &Look<'_>) -> bool {
         let Seen::Entry(payload) = earlier.seen else { return false };
         let durable = self.written.get(&payload).is_none_or(|written| written.durable);

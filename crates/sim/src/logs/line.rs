@@ -1,4 +1,5 @@
-//! The way from a process to the store: calls take turns, fail, and lose their answers; and rules of the protocol are broken on purpose.
+//! The way from a process to the store: calls take turns, fail, and lose their answers; and rules of the protocol are
+//! broken on purpose.
 //!
 //! process → [`Line`] (turn, failure, breakage) → one object per transaction → the engine on the faulty device
 //!

@@ -460,7 +460,8 @@ impl<'a> Process<'a> {
             if positions.start != expected {
                 return Err(format!("a follower at {expected} was handed {positions:?}"));
             }
-            // What was read ahead was read before it was asked for: its reading began when the follower was last asked, at the latest.
+            // What was read ahead was read before it was asked for: its reading began when the follower was last asked,
+            // at the latest.
             for position in positions.clone() {
                 self.noted(begin, Act::Read { position, seen: seen.clone(), keeps: true });
             }

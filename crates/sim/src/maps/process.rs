@@ -301,8 +301,8 @@ impl<'a> TableProcess<'a> {
             |own| own.map.scan(&Scan::new(&name(), Over::All)),
             |page| {
                 let rows = rows_of(tables, &page.records)?;
-                // A page may end anywhere, as where a row comes to stand behind what was just read: what is behind its last
-                // row was not looked at.
+                // A page may end anywhere, as where a row comes to stand behind what was just read: what is behind its
+                // last row was not looked at.
                 let last = page.records.last().map(|last| number_of(tables, last)).transpose()?;
                 let looked_at = match page.next {
                     Some(_) => last.map_or(0, |last| last / tables.rows + 1),

@@ -1,4 +1,5 @@
-//! What is done to images: writes, discards, zeros, flushes, snapshots, clones, rollbacks, resizes, locks, work, maintenance.
+//! What is done to images: writes, discards, zeros, flushes, snapshots, clones, rollbacks, resizes, locks, work,
+//! maintenance.
 //!
 //! step → the states that it goes through → the call → owed, or the life has ended
 //!
@@ -110,7 +111,8 @@ impl DisksRun {
         open.handles[name][open.holders.get(name).copied().unwrap_or(which)].clone()
     }
 
-    /// Does what leads through `states`; false if the life has ended in it. If it is answered as durable, all states are owed.
+    /// Does what leads through `states`; false if the life has ended in it. If it is answered as durable, all states
+    /// are owed.
     fn act(
         &mut self,
         open: &Open,

@@ -6,8 +6,8 @@ use crate::{
     Capability, Change, CommitSeq, Completion, Forward, ObjectId, ObjectStore, OmapScan, Op, SlotScan, Transaction,
 };
 
-/// A store whose transactions reach over one object only, that clones nothing, does not scan backwards, and keeps objects small:
-/// what a face does on it needs no more. Other calls panic.
+/// A store whose transactions reach over one object only, that clones nothing, does not scan backwards, and keeps
+/// objects small: what a face does on it needs no more. Other calls panic.
 pub struct PerObject<S>(pub S);
 
 impl<S: ObjectStore> Forward for PerObject<S> {

@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //! 1. Same seed, same options, same resets: same transactions.
-//! 2. A transaction holds at most about [`GeneratorOptions::transaction_bytes_max`] of payload, and once the model holds
-//!    [`GeneratorOptions::live_bytes_max`] the next transactions only take away.
+//! 2. A transaction holds at most about [`GeneratorOptions::transaction_bytes_max`] of payload, and once the model
+//!    holds [`GeneratorOptions::live_bytes_max`] the next transactions only take away.
 
 use bytes::Bytes;
 use fastrand::Rng;

@@ -1,6 +1,7 @@
 //! Running generated transactions against a store and the model at once.
 //!
-//! transaction → model and store → same outcome → (often) the touched objects, (sometimes) everything → (now and then) reopen
+//! transaction → model and store → same outcome → (often) the touched objects, (sometimes) everything → (now and then)
+//! reopen
 //!
 //! Invariant: a failure panics with the seed, the step and the transaction.
 

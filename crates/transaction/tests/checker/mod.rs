@@ -1,8 +1,10 @@
-//! A checker of histories in which transactions append numbers to lists and read them, after Elle (Kingsbury, Alvaro, VLDB 2020).
+//! A checker of histories in which transactions append numbers to lists and read them, after Elle (Kingsbury, Alvaro,
+//! VLDB 2020).
 //!
-//! A list that was read tells in what order its numbers were appended, and so what each transaction overwrote and which versions it saw:
-//! ww: wrote the version after another's · wr: read another's version · rw: read a version that another wrote over · rt: began after another had ended.
-//! Each number is appended once. A history that has an anomaly need not show it; one that is shown is there.
+//! A list that was read tells in what order its numbers were appended, and so what each transaction overwrote and which
+//! versions it saw: ww: wrote the version after another's · wr: read another's version · rw: read a version that
+//! another wrote over · rt: began after another had ended. Each number is appended once. A history that has an anomaly
+//! need not show it; one that is shown is there.
 //!
 //! Invariant: an anomaly that is returned names the transactions of its cycle.
 
@@ -48,7 +50,8 @@ pub enum Anomaly {
     AbortedRead(u64),
     /// A number was read that nobody appended, or twice in one list.
     Garbage(u64),
-    /// Two lists were read of which neither is the beginning of the other; or a transaction does not see its own appends last.
+    /// Two lists were read of which neither is the beginning of the other; or a transaction does not see its own
+    /// appends last.
     Incompatible(u64),
     /// A transaction shows a part of what it appended to one list.
     Intermediate(u64),
@@ -220,7 +223,8 @@ pub fn check(history: &[Done]) -> Vec<Anomaly> {
         found.push(Anomaly::G2(cycle));
     }
     if found.is_empty() {
-        // Of transactions that are known to be committed; one whose end its client did not see ended some time after it began.
+        // Of transactions that are known to be committed; one whose end its client did not see ended some time after it
+        // began.
         let tied: BTreeSet<usize> = (0..history.len())
             .filter(|number| {
                 history[*number].outcome == Outcome::Committed

@@ -1,4 +1,5 @@
-//! Storages on a real Cassandra, whose address is in `ESKER_CASSANDRA`: `scripts/cassandra run cargo test -p esker-transaction -- --ignored`.
+//! Storages on a real Cassandra, whose address is in `ESKER_CASSANDRA`: `scripts/cassandra run cargo test -p
+//! esker-transaction -- --ignored`.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -41,7 +42,8 @@ impl Drop for Own {
     }
 }
 
-/// A storage with no rows in the test's table. It is one that was used before if there is one, with its tables: Cassandra is slow to make them.
+/// A storage with no rows in the test's table. It is one that was used before if there is one, with its tables:
+/// Cassandra is slow to make them.
 pub fn fresh() -> Arc<dyn MapStorage> {
     thread_local! {
         static OWN: OnceCell<Own> = const { OnceCell::new() };

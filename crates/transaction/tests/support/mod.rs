@@ -1,4 +1,5 @@
-//! What the tests of transactions share: storages that are atomic over less than they could be, calls that fail or are held up, numbers and times.
+//! What the tests of transactions share: storages that are atomic over less than they could be, calls that fail or are
+//! held up, numbers and times.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "tests fail")]
@@ -62,7 +63,8 @@ pub enum Fate {
 
 pub type Hook = Box<dyn Fn(bool) -> Fate + Send + Sync>;
 
-/// A client's way to a storage: atomic over no more than said, each call at the mercy of a hook, which is told whether it writes.
+/// A client's way to a storage: atomic over no more than said, each call at the mercy of a hook, which is told whether
+/// it writes.
 pub struct Tap {
     pub inner: Arc<dyn MapStorage>,
     pub atomicity: Atomicity,

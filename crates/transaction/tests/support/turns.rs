@@ -1,8 +1,10 @@
-//! Clients that take turns: each call to the storage waits until a seeded choice falls on its client, so that the same seed gives the same interleaving.
+//! Clients that take turns: each call to the storage waits until a seeded choice falls on its client, so that the same
+//! seed gives the same interleaving.
 //!
 //! all clients wait → one is chosen → it runs until its next call → …
 //!
-//! Clients also die: at a call of their choice, which is made or not, and all calls after it fail. Then they begin anew, as another process would.
+//! Clients also die: at a call of their choice, which is made or not, and all calls after it fail. Then they begin
+//! anew, as another process would.
 //!
 //! Invariant: at most one client runs.
 

@@ -52,8 +52,8 @@ fn a_second_writer_is_refused_and_a_late_one_is_fenced() {
     }
 }
 
-/// Failure: who had lost the lock was told that his discard of what was not there was done, though the new owner had written
-/// there by then. Cause: where nothing is to be written nothing was guarded. Fix: the guard alone is submitted.
+/// Failure: who had lost the lock was told that his discard of what was not there was done, though the new owner had
+/// written there by then. Cause: where nothing is to be written nothing was guarded. Fix: the guard alone is submitted.
 #[test]
 fn who_has_lost_the_lock_is_told_so_though_nothing_is_to_be_written() {
     for durability in [Durability::Applied, Durability::Durable] {
@@ -144,7 +144,8 @@ fn no_write_of_a_taken_over_writer_lands_after_the_take_over() {
     }
 }
 
-/// Two threads write the same number to two places; a snapshot between them must never show the second without the first.
+/// Two threads write the same number to two places; a snapshot between them must never show the second without the
+/// first.
 #[test]
 fn a_snapshot_is_one_moment_for_all_writers() {
     for volumes in both() {
@@ -256,9 +257,9 @@ fn a_locked_image_grows_and_is_flattened_beside_its_writer() {
     }
 }
 
-/// Failure: an image was resized, unlocked, or had a snapshot made, protected or removed, and the answer was an error as if
-/// it were not. Cause: the state was looked at behind the change, and that answer was lost. Fix: the handle has seen what
-/// it wrote itself.
+/// Failure: an image was resized, unlocked, or had a snapshot made, protected or removed, and the answer was an error
+/// as if it were not. Cause: the state was looked at behind the change, and that answer was lost. Fix: the handle has
+/// seen what it wrote itself.
 #[test]
 fn what_was_changed_is_told_as_changed_though_nothing_can_be_read_then() {
     type Changes = fn(&Image) -> Result<(), Error>;
@@ -340,8 +341,8 @@ impl Forward for Restarts {
     }
 }
 
-/// Failure: what was written before a restart of the store was lost, and no flush said so. Cause: it was told to the flush in
-/// a resize, which made nothing of it. Fix: the resize says so.
+/// Failure: what was written before a restart of the store was lost, and no flush said so. Cause: it was told to the
+/// flush in a resize, which made nothing of it. Fix: the resize says so.
 #[test]
 fn a_restart_is_told_by_the_resize_that_meets_it() {
     let store = Arc::new(Restarts(MemoryStore::new(), AtomicU64::new(1)));

@@ -1,6 +1,8 @@
-//! A store that does something else just before one of its calls: another handle's change at the worst moment, or the end of the process.
+//! A store that does something else just before one of its calls: another handle's change at the worst moment, or the
+//! end of the process.
 //!
-//! [`Hooked::before`] arms one hook; the first call that it asks for disarms it and runs it, so that what it does itself meets none.
+//! [`Hooked::before`] arms one hook; the first call that it asks for disarms it and runs it, so that what it does
+//! itself meets none.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,6 +1,8 @@
-//! Seeded runs over images with snapshots, clones, discards, resizes, rollbacks and flattening, against plain byte vectors.
+//! Seeded runs over images with snapshots, clones, discards, resizes, rollbacks and flattening, against plain byte
+//! vectors.
 //!
-//! seed → steps on a few images through two handles each → after each step a range, from time to time everything, is compared
+//! seed → steps on a few images through two handles each → after each step a range, from time to time everything, is
+//! compared
 //!
 //! Invariant: the same seed gives the same steps.
 

@@ -1,5 +1,5 @@
-//! Changes that meet at the worst moment, and processes that end between two steps: each is put exactly where it hurts by a store that
-//! waits for it ([`Hooked`]).
+//! Changes that meet at the worst moment, and processes that end between two steps: each is put exactly where it hurts
+//! by a store that waits for it ([`Hooked`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,8 +68,8 @@ fn giving_space_back_spares_snapshots_that_are_made_meanwhile() {
 }
 
 /// Failure: the snapshot below a flattened clone could never be unprotected.
-/// Cause: the process ended between the change of the clone's header and that of the parent's, and nothing came back to it.
-/// Fix: both headers change in one transaction.
+/// Cause: the process ended between the change of the clone's header and that of the parent's, and nothing came back to
+/// it. Fix: both headers change in one transaction.
 #[test]
 fn a_parent_is_let_go_of_whenever_the_process_ends() {
     for what in ["flatten", "rollback", "snapshot_remove", "remove"] {
@@ -184,8 +184,8 @@ fn a_rollback_that_another_finished_takes_nothing_back() {
 }
 
 /// Failure: an image refused all writes for good.
-/// Cause: the snapshot to roll back to was removed, and its name given again, before the mark was made; the mark named the old one.
-/// Fix: the name is looked up under the generation that the mark guards.
+/// Cause: the snapshot to roll back to was removed, and its name given again, before the mark was made; the mark named
+/// the old one. Fix: the name is looked up under the generation that the mark guards.
 #[test]
 fn a_rollback_means_the_snapshot_that_has_the_name_when_it_begins() {
     let (hooked, met, beside) = two();
@@ -284,8 +284,8 @@ fn a_handle_that_knows_an_old_parent_does_not_read_it() {
 }
 
 /// Failure: what a shrinking took away came back by growing.
-/// Cause: who finished an older shrinking to the same size said that nothing lay past the end, though a newer one had not been worked off.
-/// Fix: the mark is taken away only under the generation under which everything was looked at.
+/// Cause: who finished an older shrinking to the same size said that nothing lay past the end, though a newer one had
+/// not been worked off. Fix: the mark is taken away only under the generation under which everything was looked at.
 #[test]
 fn an_older_shrinking_does_not_vouch_for_a_newer_one() {
     let (hooked, met, beside) = two();
@@ -380,9 +380,9 @@ fn discarding_a_huge_thin_range_costs_what_is_there() {
     assert!(matches!(refused, Err(Error::Locked { .. })), "{refused:?}");
 }
 
-/// Failure: zeros that take space were refused above 64 MiB, which the protocol of disks allows, and took that much memory below.
-/// Cause: they were made and written like data of that length.
-/// Fix: they are written in parts from one run of zeros.
+/// Failure: zeros that take space were refused above 64 MiB, which the protocol of disks allows, and took that much
+/// memory below. Cause: they were made and written like data of that length. Fix: they are written in parts from one
+/// run of zeros.
 #[test]
 fn zeros_that_take_space_may_be_long() {
     let (_, _, beside) = two();

@@ -87,7 +87,8 @@ fn chains_of_clones_are_bounded_and_flattening_shortens_them() {
     }
 }
 
-/// Flattening copies for the image as it is. What was snapshotted before stays on the parent, which says so until those snapshots are gone.
+/// Flattening copies for the image as it is. What was snapshotted before stays on the parent, which says so until those
+/// snapshots are gone.
 #[test]
 fn snapshots_from_before_flattening_keep_their_parent() {
     for volumes in both() {
@@ -157,7 +158,8 @@ fn a_removed_snapshot_is_not_read_as_something_else() {
     }
 }
 
-/// The first write after a snapshot costs a clone; a thousand snapshots cost later reads and writes nothing, since none of them is looked at.
+/// The first write after a snapshot costs a clone; a thousand snapshots cost later reads and writes nothing, since none
+/// of them is looked at.
 #[test]
 fn snapshots_of_a_huge_thin_image_cost_no_more_than_of_a_small_one() {
     let volumes = engine();

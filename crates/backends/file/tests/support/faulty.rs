@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! 1. Content that was synced survives, and so do names once their folder was synced.
-//! 2. Of each 512 bytes written since, a crash keeps the new or the old. Names go back to some moment since their folder's last sync.
+//! 2. Of each 512 bytes written since, a crash keeps the new or the old. Names go back to some moment since their
+//!    folder's last sync.
 //! 3. A rename leaves the old name or the new one. Folders themselves survive.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,7 @@
 //! LevelDB through its C interface (leveldb/c.h, Debian libleveldb-dev 1.23).
 //!
-//! LevelDB does not sync a log file that it has filled when it goes on to the next, so a synced write says nothing about
-//! unsynced ones before it. This backend therefore syncs every group of transactions (see the module `commit`).
+//! LevelDB does not sync a log file that it has filled when it goes on to the next, so a synced write says nothing
+//! about unsynced ones before it. This backend therefore syncs every group of transactions (see the module `commit`).
 //!
 //! Invariants:
 //! 1. Pointers are made in `open` and freed once, in `drop`, after every cursor that needs them.
@@ -103,7 +103,8 @@ impl LevelDb {
     pub fn open(path: &Path, cache_bytes: usize) -> std::result::Result<Self, String> {
         let path = c_path(path)?;
         let mut error = ptr::null_mut();
-        // SAFETY: every object is made here, and freed by `drop` after the database is closed; the path outlives the call.
+        // SAFETY: every object is made here, and freed by `drop` after the database is closed; the path outlives the
+        // call.
         let opened = unsafe {
             let options = leveldb_options_create();
             let cache = leveldb_cache_create_lru(cache_bytes);

@@ -1,8 +1,8 @@
 //! RocksDB through its C interface (rocksdb/c.h, Debian librocksdb-dev 7.8).
 //!
-//! Three column families besides the empty default: names and records (small, often rewritten), keyed entries (omap, slots,
-//! xattrs), and strips of bytes (large: more and larger write buffers, larger blocks). One write-ahead log covers all, so
-//! a batch is atomic across them.
+//! Three column families besides the empty default: names and records (small, often rewritten), keyed entries (omap,
+//! slots, xattrs), and strips of bytes (large: more and larger write buffers, larger blocks). One write-ahead log
+//! covers all, so a batch is atomic across them.
 //!
 //! Invariant: pointers are made in `open` and freed once, in `drop`, after every cursor and value that needs them.
 
@@ -143,8 +143,8 @@ impl RocksDb {
         let processors = std::thread::available_parallelism().map_or(2, |n| n.get()) as c_int;
         let mut error = ptr::null_mut();
         let names = [c"default", c"names", c"entries", c"strips"].map(|name| name.as_ptr());
-        // SAFETY: every object is made here, and freed by `drop` after the database is closed. The table options take over
-        // the filter policy, the options copy the table options; path and names outlive the call.
+        // SAFETY: every object is made here, and freed by `drop` after the database is closed. The table options take
+        // over the filter policy, the options copy the table options; path and names outlive the call.
         let opened = unsafe {
             let cache = rocksdb_cache_create_lru(cache_bytes);
             let options: [Opaque; FAMILIES + 1] = std::array::from_fn(|number| {
@@ -198,7 +198,8 @@ impl RocksDb {
 
 impl Drop for RocksDb {
     fn drop(&mut self) {
-        // SAFETY: all were made by `open`; values and cursors borrow `self` or were made from what outlives the database.
+        // SAFETY: all were made by `open`; values and cursors borrow `self` or were made from what outlives the
+        // database.
         unsafe {
             if !self.db.is_null() {
                 for family in self.families {

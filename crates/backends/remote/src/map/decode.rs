@@ -1,6 +1,7 @@
 //! Answers and failures of the server as the map face's types.
 //!
-//! Invariant: of a change whose answer was lost, or that failed in the store, the error is [`Error::Unknown`]; a reader is told of the loss.
+//! Invariant: of a change whose answer was lost, or that failed in the store, the error is [`Error::Unknown`]; a reader
+//! is told of the loss.
 
 use std::io;
 

@@ -1,6 +1,7 @@
 //! The map of a server: each call of [`MapStorage`] as one call over the network.
 //!
-//! call → message → answer, which may be shown · reads: again after a loss · a scan: as much of the stream as makes a page, then it is cancelled
+//! call → message → answer, which may be shown · reads: again after a loss · a scan: as much of the stream as makes a
+//! page, then it is cancelled
 //!
 //! Invariants:
 //! 1. A mutation is sent once. Where its answer is lost, the error is [`Error::Unknown`](esker_map::Error::Unknown).

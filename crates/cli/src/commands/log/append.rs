@@ -46,7 +46,8 @@ pub struct Append {
     /// Append as this writer, whose entries are numbered: each number is in the log once, whatever is repeated
     #[arg(long, value_name = "NAME")]
     writer: Option<String>,
-    /// Number of the first entry of stdin; what is in the log already is not written again. The writer's next unless given
+    /// Number of the first entry of stdin; what is in the log already is not written again. The writer's next unless
+    /// given
     #[arg(long, requires = "writer")]
     number: Option<u64>,
     /// Print the position of every entry, in order, each when it is durable

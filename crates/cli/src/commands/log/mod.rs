@@ -4,7 +4,8 @@
 //!
 //! Invariants:
 //! 1. Only `create` makes a log, or a store.
-//! 2. Long work may be interrupted; the same command goes on, and `clean` finishes what was left half made or half deleted.
+//! 2. Long work may be interrupted; the same command goes on, and `clean` finishes what was left half made or half
+//!    deleted.
 
 mod append;
 pub mod bench;

@@ -1,9 +1,11 @@
 //! `esker log cat` and `esker log tail`: entries out of the log.
 //!
-//! from, to (positions, times, ends) → ranges → entries and gaps → [`Sink`] · tail -f: follower → the same, until a signal
+//! from, to (positions, times, ends) → ranges → entries and gaps → [`Sink`] · tail -f: follower → the same, until a
+//! signal
 //!
 //! Invariants:
-//! 1. Every position of the range is told: as an entry, or in a gap that says why there is none (of a stream: every lost one).
+//! 1. Every position of the range is told: as an entry, or in a gap that says why there is none (of a stream: every
+//!    lost one).
 //! 2. A consumer's position is kept only after what is below it was written to stdout.
 
 use std::io::{BufWriter, StdoutLock};

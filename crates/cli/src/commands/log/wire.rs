@@ -1,10 +1,12 @@
 //! Entries as bytes of stdin and stdout: lines, frames with their length in front, JSON.
 //!
-//! stdin → [`Records`] → records of bounded size · entries and gaps → [`Sink`] → stdout, gaps on stderr where the format has no place for them
+//! stdin → [`Records`] → records of bounded size · entries and gaps → [`Sink`] → stdout, gaps on stderr where the
+//! format has no place for them
 //!
 //! Invariants:
 //! 1. Nothing is read into memory beyond the log's largest entry and what its format adds to it.
-//! 2. What [`Sink`] writes as frames or JSON, [`Records`] reads as the same entries; lines too, as long as no entry holds a line break.
+//! 2. What [`Sink`] writes as frames or JSON, [`Records`] reads as the same entries; lines too, as long as no entry
+//!    holds a line break.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::ops::Range;
@@ -62,7 +64,8 @@ pub struct Records<R> {
 }
 
 impl<R: Read> Records<R> {
-    /// Reads `input`, entries of up to `entry_bytes_max` bytes; each belongs to `streams`, besides those that it names itself.
+    /// Reads `input`, entries of up to `entry_bytes_max` bytes; each belongs to `streams`, besides those that it names
+    /// itself.
     pub fn new(input: R, format: Format, entry_bytes_max: u32, streams: Vec<Bytes>) -> Self {
         let input = BufReader::with_capacity(256 << 10, input);
         Self { input, format, entry_bytes_max: entry_bytes_max as usize, number: 0, streams }

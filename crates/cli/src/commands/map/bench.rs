@@ -1,9 +1,12 @@
-//! `esker bench map`: rows loaded, a scan of a large partition, reads and conditional updates by some clients, memory and restart.
+//! `esker bench map`: rows loaded, a scan of a large partition, reads and conditional updates by some clients, memory
+//! and restart.
 //!
-//! fresh store → load (lists of rows, without waiting) → scan → reads → updates → close → opened by a process of its own, which tells its memory
+//! fresh store → load (lists of rows, without waiting) → scan → reads → updates → close → opened by a process of its
+//! own, which tells its memory
 //!
 //! Invariants:
-//! 1. Updates are durable when they are counted, and each has a condition on the value that the one before it left; at the end rows are looked at.
+//! 1. Updates are durable when they are counted, and each has a condition on the value that the one before it left; at
+//!    the end rows are looked at.
 //! 2. Restart time and memory are those of a new process, with nothing of the load left in it.
 
 use std::path::PathBuf;
@@ -35,7 +38,8 @@ const OWN_ROWS: u64 = 1_000;
 /// The arguments of `esker bench map`.
 #[derive(Args)]
 pub struct MapBench {
-    /// Backends, as locations: esker:PATH, memory:, file:PATH, rocksdb:PATH, leveldb:PATH; stores are made in new folders below PATH
+    /// Backends, as locations: esker:PATH, memory:, file:PATH, rocksdb:PATH, leveldb:PATH; stores are made in new
+    /// folders below PATH
     #[arg(long, value_delimiter = ',', default_value = "esker:./esker-bench-map")]
     backends: Vec<String>,
     /// Rows in all

@@ -1,6 +1,7 @@
 //! `esker map`: tables of records, of a store that no server has open or of a running server.
 //!
-//! arguments → storage ([`esker::Store::map`], or a server's by its address) → schema of the table → text as typed values → rows on stdout
+//! arguments → storage ([`esker::Store::map`], or a server's by its address) → schema of the table → text as typed
+//! values → rows on stdout
 //!
 //! Invariants:
 //! 1. Only `create` makes a namespace, a table, or a store.
@@ -154,7 +155,8 @@ enum ColumnAction {
         /// Its new name
         to: String,
     },
-    /// Give a column a type that takes all its values: int to bigint or double, float to double, anything but blob to text
+    /// Give a column a type that takes all its values: int to bigint or double, float to double, anything but blob to
+    /// text
     Type {
         /// The table
         #[arg(value_name = "TABLE")]

@@ -26,7 +26,8 @@ pub(super) enum Format {
     /// COLUMN=VALUE, separated by tabs; null is \N, what is absent is left out
     #[default]
     Lines,
-    /// Comma-separated with a header; null is \N, what is absent is empty, and a backslash stands before what is empty or begins with one
+    /// Comma-separated with a header; null is \N, what is absent is empty, and a backslash stands before what is empty
+    /// or begins with one
     Csv,
     /// One object per line; null is null, what is absent is left out
     Json,
@@ -41,7 +42,8 @@ struct If {
     /// Only if the row does not exist
     #[arg(long, conflicts_with = "if_exists")]
     if_not_exists: bool,
-    /// Only if the row exists and this holds: COLUMN =|!=|<|<=|>|>=|like|not like VALUE, COLUMN is null, COLUMN is not null; may be given several times
+    /// Only if the row exists and this holds: COLUMN =|!=|<|<=|>|>=|like|not like VALUE, COLUMN is null, COLUMN is not
+    /// null; may be given several times
     #[arg(long = "if", value_name = "CONDITION", conflicts_with = "if_not_exists")]
     holds: Vec<String>,
 }
@@ -131,7 +133,8 @@ pub struct ScanArguments {
     /// Below these values
     #[arg(long, value_name = "COLUMN=VALUE")]
     before: Vec<String>,
-    /// Only rows for which this holds: COLUMN =|!=|<|<=|>|>=|like|not like VALUE, COLUMN is null, COLUMN is not null; may be given several times
+    /// Only rows for which this holds: COLUMN =|!=|<|<=|>|>=|like|not like VALUE, COLUMN is null, COLUMN is not null;
+    /// may be given several times
     #[arg(long = "where", value_name = "CONDITION")]
     holds: Vec<String>,
     /// Against the order of the clustering key

@@ -3,11 +3,12 @@
 //! file or stdin → rows, checked by the schema → lists of puts, several under way · scan of all → rows → file or stdout
 //!
 //! Invariants:
-//! 1. Rows are put in order, in lists that are there whole or not at all: what an interrupted import leaves is a first part of its input, and the
-//!    same import again completes it.
+//! 1. Rows are put in order, in lists that are there whole or not at all: what an interrupted import leaves is a first
+//!    part of its input, and the same import again completes it.
 //! 2. A row that makes no sense is told by its number, and nothing behind the lists before it is put.
 //! 3. Memory holds one list of rows, and those whose durability is awaited.
-//! 4. When a row expires stands in a column [`EXPIRES`] beside the table's own. Where a file has none, or nothing in it, rows stay as they are in that.
+//! 4. When a row expires stands in a column [`EXPIRES`] beside the table's own. Where a file has none, or nothing in
+//!    it, rows stay as they are in that.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -41,7 +42,8 @@ const EXPIRES: &str = "@expires";
 /// What stands in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
-    /// Comma-separated with a header; null is \N, what is absent is empty, and a backslash stands before what is empty or begins with one
+    /// Comma-separated with a header; null is \N, what is absent is empty, and a backslash stands before what is empty
+    /// or begins with one
     Csv,
     /// One object per line; null is null, what is absent is left out
     Json,

@@ -57,7 +57,8 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// Counts the next row up, and waits until that is acknowledged. After an error the row is read again when it has its turn.
+    /// Counts the next row up, and waits until that is acknowledged. After an error the row is read again when it has
+    /// its turn.
     pub fn update(&mut self) -> Result<(), Error> {
         self.ready()?;
         let (row, count) = (self.next, self.counts[self.next].take().unwrap_or_default());

@@ -1,6 +1,7 @@
 //! Values as text and as JSON, by their column's type; null and absent told apart in both.
 //!
-//! text ↔ [`esker::map::Value`] ↔ JSON · a cell of CSV: empty is absent, `\N` null, and what begins with a backslash is what follows it
+//! text ↔ [`esker::map::Value`] ↔ JSON · a cell of CSV: empty is absent, `\N` null, and what begins with a backslash is
+//! what follows it
 //!
 //! Invariant: what [`show`] and [`cell`] write, [`parse`] and [`from_cell`] read as the same value.
 

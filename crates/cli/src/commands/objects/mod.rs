@@ -2,8 +2,8 @@
 //!
 //! scenes (a phase, or phases that share a store) × backends → cells → table, JSON → `esker report`
 //!
-//! "In flight" are threads, each with one operation under way, for all backends; each operation is acknowledged when it is
-//! durable. Backends take turns within a scene, so that what changes on the machine meets all of them.
+//! "In flight" are threads, each with one operation under way, for all backends; each operation is acknowledged when it
+//! is durable. Backends take turns within a scene, so that what changes on the machine meets all of them.
 //!
 //! Invariants:
 //! 1. All backends of a run are driven by the same code with the same arguments; every store is fresh for its scene.
@@ -33,7 +33,8 @@ use crate::progress;
 /// The arguments of `esker bench objects`.
 #[derive(Args)]
 pub struct ObjectsBench {
-    /// Backends, as locations: esker:PATH, memory:, file:PATH, rocksdb:PATH, leveldb:PATH, newstore:PATH; stores are made in new folders below PATH
+    /// Backends, as locations: esker:PATH, memory:, file:PATH, rocksdb:PATH, leveldb:PATH, newstore:PATH; stores are
+    /// made in new folders below PATH
     #[arg(long, value_delimiter = ',', default_value = "esker:./esker-bench-objects")]
     backends: Vec<String>,
     /// Phases; all by default
@@ -48,8 +49,8 @@ pub struct ObjectsBench {
     /// Longest time for each cell of the table, in seconds
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// Writes for so many seconds before a cell of a phase that writes is measured: the memory that a store fills at its start it then
-    /// uses again, and a store that puts work off has begun with it
+    /// Writes for so many seconds before a cell of a phase that writes is measured: the memory that a store fills at
+    /// its start it then uses again, and a store that puts work off has begun with it
     #[arg(long, default_value_t = 1.0)]
     warm_up: f64,
     /// Payload that the read phases read from

@@ -1,4 +1,5 @@
-//! What `esker bench objects` and `esker bench log` measure, as it stands in their JSON files: one cell for each backend, phase, size and number in flight.
+//! What `esker bench objects` and `esker bench log` measure, as it stands in their JSON files: one cell for each
+//! backend, phase, size and number in flight.
 //!
 //! Invariant: fields are added, never given another meaning; [`FORMAT`] is raised if one has to be.
 
@@ -121,7 +122,8 @@ pub struct Cell {
     pub payload_bytes: u64,
     /// Latencies.
     pub latency: Latency,
-    /// Bytes that this process had written to devices (`write_bytes` of /proc/self/io); what the backend does later is not in it.
+    /// Bytes that this process had written to devices (`write_bytes` of /proc/self/io); what the backend does later is
+    /// not in it.
     pub device_write_bytes: Option<u64>,
     /// Syncs that the backend counts.
     pub syncs: Option<u64>,

@@ -35,7 +35,8 @@ pub struct Opened {
 }
 
 impl Target {
-    /// Reads locations, `SCHEME:PATH?OPTIONS`. Backends are named by scheme and options; where that is not enough, by all.
+    /// Reads locations, `SCHEME:PATH?OPTIONS`. Backends are named by scheme and options; where that is not enough, by
+    /// all.
     pub fn parse_all(locations: &[String]) -> Result<Vec<Self>, Failure> {
         let mut targets = Vec::new();
         for location in locations {

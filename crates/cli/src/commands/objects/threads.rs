@@ -3,7 +3,8 @@
 //! [`Load::run`]: threads start together → each does its work until the time is over → histograms, counters → [`Cell`]
 //!
 //! Invariants:
-//! 1. All threads start at one moment, and the clock with them; counters are read before it and after the last has ended.
+//! 1. All threads start at one moment, and the clock with them; counters are read before it and after the last has
+//!    ended.
 //! 2. One thread's failure ends them all, and is what the run returns.
 
 use std::sync::Barrier;

@@ -33,7 +33,8 @@ pub struct NbdFlags {
     /// Export that refuses writes, or * for all; may be given several times
     #[arg(long = "nbd-read-only", value_name = "EXPORT")]
     nbd_read_only: Vec<String>,
-    /// Export that is written without its exclusive lock, or * for all; for a cluster's file system; may be given several times
+    /// Export that is written without its exclusive lock, or * for all; for a cluster's file system; may be given
+    /// several times
     #[arg(long = "nbd-unlocked", value_name = "EXPORT")]
     nbd_unlocked: Vec<String>,
 }
@@ -97,8 +98,9 @@ pub fn config(settings: &ServeSettings, front: &Front) -> Result<Option<Config>,
 
 /// How a process locks the images that its clients write: under a name that no other has, now or later.
 ///
-/// A second process that opens a store is refused ([`esker::Error::InUse`]); so the lock of another server that is found in it is that of
-/// one that was killed. Not so where the store is another server's, or this one serves its objects: then `alone` is false.
+/// A second process that opens a store is refused ([`esker::Error::InUse`]); so the lock of another server that is
+/// found in it is that of one that was killed. Not so where the store is another server's, or this one serves its
+/// objects: then `alone` is false.
 pub fn locking(alone: bool) -> Locking {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let owner = format!("{SERVER_OWNER}{host}/{}/{}", std::process::id(), SystemClock.now_ms());

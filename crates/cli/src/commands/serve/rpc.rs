@@ -17,7 +17,8 @@ use crate::exit::{Code, Failure};
 /// The flags of `esker serve` that begin with grpc.
 #[derive(Args, Default)]
 pub struct GrpcFlags {
-    /// Address to serve the store's logs and its map on by gRPC, such as 127.0.0.1:7400; may be given several times. Speaks TLS where there is a certificate
+    /// Address to serve the store's logs and its map on by gRPC, such as 127.0.0.1:7400; may be given several times.
+    /// Speaks TLS where there is a certificate
     #[arg(long = "grpc", value_name = "ADDRESS")]
     grpc_listen: Vec<String>,
     /// Unix socket to serve gRPC on
@@ -26,14 +27,15 @@ pub struct GrpcFlags {
     /// File whose first line gRPC clients have to send as `authorization: Bearer TOKEN`
     #[arg(long = "grpc-token-file", value_name = "FILE")]
     grpc_token_file: Option<String>,
-    /// Serve the objects below all faces as well, for other processes of Esker (`--store grpc://HOST:PORT`): whoever reaches them may change
-    /// everything
+    /// Serve the objects below all faces as well, for other processes of Esker (`--store grpc://HOST:PORT`): whoever
+    /// reaches them may change everything
     #[arg(long = "grpc-objects")]
     grpc_objects: bool,
     /// Expired rows of the map that are removed per second in the background, at most; 0 means none
     #[arg(long, value_name = "ROWS")]
     map_sweep: Option<u64>,
-    /// Authorities (PEM) that certificates of the logs' sequencers are checked with; without it they are reached without TLS
+    /// Authorities (PEM) that certificates of the logs' sequencers are checked with; without it they are reached
+    /// without TLS
     #[arg(long = "grpc-sequencer-authorities", value_name = "FILE")]
     grpc_sequencer_authorities: Option<String>,
 }
@@ -60,7 +62,8 @@ impl GrpcFlags {
     }
 }
 
-/// How the server reaches sequencers of its logs: with the token that it asks for itself, as its clients do. `None` where nothing is said about it.
+/// How the server reaches sequencers of its logs: with the token that it asks for itself, as its clients do. `None`
+/// where nothing is said about it.
 pub fn sequencers(settings: &ServeSettings) -> Result<Option<esker::remote::Options>, Failure> {
     let authorities = Some(&settings.grpc_sequencer_authorities).filter(|file| !file.is_empty()).map(PathBuf::from);
     let token = token(&settings.grpc_token_file)?;

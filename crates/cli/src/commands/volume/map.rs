@@ -1,11 +1,14 @@
-//! `esker volume map` and `unmap`: an image as a file or a block device of this machine, for as long as the command runs.
+//! `esker volume map` and `unmap`: an image as a file or a block device of this machine, for as long as the command
+//! runs.
 //!
-//! image → server inside this process → [`Tool`] (nbdfuse or nbd-client) → file or device → mount; signal → detach → flush → store closes
+//! image → server inside this process → [`Tool`] (nbdfuse or nbd-client) → file or device → mount; signal → detach →
+//! flush → store closes
 //!
 //! The export of a running server is mapped the same way, without the server inside.
 //!
 //! Invariants:
-//! 1. What is mapped is detached before the store closes, and never while it is in use: a first signal waits for that, a second does not.
+//! 1. What is mapped is detached before the store closes, and never while it is in use: a first signal waits for that,
+//!    a second does not.
 //! 2. The tool gets no signal of the terminal: it would drop a disk that is mounted.
 
 use std::io::ErrorKind;
@@ -38,7 +41,8 @@ const FLUSH: Duration = Duration::from_secs(60);
     File systems are mounted with `mount -o loop FILE FOLDER` or `mount DEVICE FOLDER`."
 )]
 pub struct Map {
-    /// IMAGE or IMAGE@SNAPSHOT, or the address of a running server's: nbd://HOST:PORT/IMAGE or nbd+unix:///IMAGE?socket=PATH
+    /// IMAGE or IMAGE@SNAPSHOT, or the address of a running server's: nbd://HOST:PORT/IMAGE or
+    /// nbd+unix:///IMAGE?socket=PATH
     image: String,
     /// The snapshot, read-only
     #[arg(long)]

@@ -51,7 +51,8 @@ enum Action {
         /// Size of a data object: a power of two from 64k to 16m
         #[arg(long, default_value = "4m")]
         object_size: ByteSize,
-        /// Bytes that go to one object before the next: a power of two from 4k to the object size; the object size unless given
+        /// Bytes that go to one object before the next: a power of two from 4k to the object size; the object size
+        /// unless given
         #[arg(long)]
         stripe_unit: Option<ByteSize>,
         /// Objects that a stripe goes over

@@ -1,4 +1,5 @@
-//! The programs that make a disk of an export: nbdfuse, a file without the kernel's client, and nbd-client, a block device with it.
+//! The programs that make a disk of an export: nbdfuse, a file without the kernel's client, and nbd-client, a block
+//! device with it.
 //!
 //! [`Tool`] (looked for, and said what to install) → [`Tool::attach`] → [`Attached`] → detach → ended
 //!
@@ -246,7 +247,8 @@ impl Attached {
             None => Ok(false),
             Some(status) if status.success() => Ok(true),
             Some(status) => {
-                // Killed, or ended by its own defect when the server went away: the mount would stay, and answer nobody.
+                // Killed, or ended by its own defect when the server went away: the mount would stay, and answer
+                // nobody.
                 self.give_up();
                 Err(failed(format!("nbdfuse ended: {status}")))
             }

@@ -1,7 +1,8 @@
 //! Messages to the map face's types and back.
 //!
 //! Invariants:
-//! 1. What makes no sense is refused here or by the face, never guessed: an enum's unknown number, a value that says nothing, null in a key.
+//! 1. What makes no sense is refused here or by the face, never guessed: an enum's unknown number, a value that says
+//!    nothing, null in a key.
 //! 2. Filters are at most [`FILTER_DEPTH_MAX`] deep, so that looking at one takes little of a thread's stack.
 
 use esker_map::{

@@ -2,8 +2,8 @@
 //!
 //! room in a channel of two → a page (on a thread that may wait) → message with its token → HTTP/2
 //!
-//! Pages are asked for with as many rows as made a message of about [`MESSAGE_BYTES`] before, so that every message ends where a page does, and so
-//! has a token. A scan in another order is one page, cut into messages.
+//! Pages are asked for with as many rows as made a message of about [`MESSAGE_BYTES`] before, so that every message
+//! ends where a page does, and so has a token. A scan in another order is one page, cut into messages.
 //!
 //! Invariants:
 //! 1. What is held for a client is a page on its way and two messages (in another order: what the face sorted).
@@ -136,7 +136,8 @@ pub(crate) async fn start(
             let (names, left) = (names(&table, &scan.columns), limit.unwrap_or(u64::MAX));
             let mut scanner = Scanner { map, scan, names, left, rows: FIRST_ROWS, sorted: None };
             let first = scanner.next()?;
-            // The names are those of the schema that the rows were read by. Later pages are of the same, or their token is refused.
+            // The names are those of the schema that the rows were read by. Later pages are of the same, or their token
+            // is refused.
             let now = scanner.map.table(&scanner.scan.table)?;
             if (now.id, now.generation) == (table.id, table.generation) {
                 return Ok((scanner, first));

@@ -175,8 +175,8 @@ fn again(call: &mut Call<'_>) -> Arc<Queued> {
     call.session.again.take().unwrap_or_else(|| Arc::new(Queued::new(call.index, call.args)))
 }
 
-/// Runs a handler in a transaction and commits; again from the beginning where another process changed what it read, and
-/// when there is room where there was none.
+/// Runs a handler in a transaction and commits; again from the beginning where another process changed what it read,
+/// and when there is room where there was none.
 pub(crate) fn finish<'t>(
     call: &mut Call<'_>,
     begin: impl Fn() -> Txn<'t>,

@@ -2,9 +2,9 @@
 //!
 //! parts (append, tokens, network, takeover, open, trim) × backends → cells and tables → text, JSON → `esker report`
 //!
-//! Appends are durable. "In flight" are appends that are applied and wait to be durable, spread over a few threads, for all backends and
-//! layouts the same; layouts take turns, so that what changes on the machine meets all of them. The sequential rate of the disk is measured
-//! in the same run.
+//! Appends are durable. "In flight" are appends that are applied and wait to be durable, spread over a few threads, for
+//! all backends and layouts the same; layouts take turns, so that what changes on the machine meets all of them. The
+//! sequential rate of the disk is measured in the same run.
 //!
 //! Invariants:
 //! 1. All cells of a run are driven by the same code with the same arguments; every store is fresh for its cell.
@@ -48,7 +48,8 @@ const FILL_BATCH_BYTES: usize = 1 << 20;
 /// The arguments of `esker bench log`.
 #[derive(Args)]
 pub struct LogBench {
-    /// Backends, as locations: esker:PATH, memory:, file:PATH, rocksdb:PATH, leveldb:PATH, newstore:PATH; stores are made in new folders below PATH
+    /// Backends, as locations: esker:PATH, memory:, file:PATH, rocksdb:PATH, leveldb:PATH, newstore:PATH; stores are
+    /// made in new folders below PATH
     #[arg(long, value_delimiter = ',', default_value = "esker:./esker-bench-log")]
     backends: Vec<String>,
     /// What is measured
@@ -69,7 +70,8 @@ pub struct LogBench {
     /// Longest time for each cell of the table, in seconds
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// Appends for so many seconds before a cell is measured: the memory that a store fills at its start it then uses again
+    /// Appends for so many seconds before a cell is measured: the memory that a store fills at its start it then uses
+    /// again
     #[arg(long, default_value_t = 1.0)]
     warm_up: f64,
     /// Objects that positions go round

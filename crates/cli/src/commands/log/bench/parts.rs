@@ -27,7 +27,8 @@ const TAKEOVERS: usize = 50;
 const TOKEN_THREADS: [u64; 4] = [1, 2, 4, 8];
 
 impl LogBench {
-    /// The layout that parts beside appending use: the last of those asked for that the backend is best at, or the last.
+    /// The layout that parts beside appending use: the last of those asked for that the backend is best at, or the
+    /// last.
     fn layout(&self, opened: &Opened) -> Layout {
         let best = Layout::best_for(&opened.objects.capability());
         if self.layouts.contains(&best) { best } else { self.layouts.last().copied().unwrap_or(best) }

@@ -1,8 +1,11 @@
-//! The parts of `esker bench log` with processes of their own: positions over the network, and taking over from a sequencer that is killed.
+//! The parts of `esker bench log` with processes of their own: positions over the network, and taking over from a
+//! sequencer that is killed.
 //!
-//! this binary as `esker serve --grpc-objects` → its store by `grpc://` → this binary as `esker log sequencer`, once or twice → asked, or killed
+//! this binary as `esker serve --grpc-objects` → its store by `grpc://` → this binary as `esker log sequencer`, once or
+//! twice → asked, or killed
 //!
-//! Invariant: processes that were started here end with the part, however it ends, and before the place of their store goes.
+//! Invariant: processes that were started here end with the part, however it ends, and before the place of their store
+//! goes.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

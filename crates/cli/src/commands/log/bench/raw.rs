@@ -1,10 +1,10 @@
 //! How fast the disk below a backend is when it is written in order, past the page cache, as the engine does it.
 //!
-//! file of its own → reserved space, written the first time: pieces with a sync after each · space that was written before: large pieces with few
-//! syncs, pieces with a sync after each
+//! file of its own → reserved space, written the first time: pieces with a sync after each · space that was written
+//! before: large pieces with few syncs, pieces with a sync after each
 //!
-//! A file system notes of each piece of reserved space that it holds something now, which costs its sync. The engine's segments are written so the
-//! first time.
+//! A file system notes of each piece of reserved space that it holds something now, which costs its sync. The engine's
+//! segments are written so the first time.
 //!
 //! Invariant: nothing of the store takes part; the file is removed when its rates are known.
 
@@ -38,8 +38,8 @@ pub struct Rate {
 pub struct Rates(Vec<(PathBuf, u64, Rate)>);
 
 impl Rates {
-    /// Measures the disk of a target, for pieces of `group_bytes`, on a file of `space` bytes, for about `seconds` altogether. Does nothing if that
-    /// is known, or if the target has no disk.
+    /// Measures the disk of a target, for pieces of `group_bytes`, on a file of `space` bytes, for about `seconds`
+    /// altogether. Does nothing if that is known, or if the target has no disk.
     pub fn measure(&mut self, target: &Target, group_bytes: u64, space: u64, seconds: f64) -> Result<(), Failure> {
         if !target.on_disk() || self.of(target, group_bytes).is_some() {
             return Ok(());

@@ -3,7 +3,8 @@
 //! table → rows → warm-up (a third of the time) → counters → measured time → counters → every row looked at
 //!
 //! Invariants:
-//! 1. Where the rate is given, a latency counts from the moment when the update was due, waiting for its client included.
+//! 1. Where the rate is given, a latency counts from the moment when the update was due, waiting for its client
+//!    included.
 //! 2. Rows are read before the measured time begins; an update is one call.
 
 use std::sync::Mutex;

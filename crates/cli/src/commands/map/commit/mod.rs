@@ -1,12 +1,16 @@
-//! `esker bench commit`: conditional updates of rows of the map under each commit policy, on the disk and on slower ones, beside other storages.
+//! `esker bench commit`: conditional updates of rows of the map under each commit policy, on the disk and on slower
+//! ones, beside other storages.
 //!
-//! rounds × devices × loads × (policies on fresh stores, other storages) → the median run of each → tables with ratios, cells, plots → text, JSON → `esker report`
+//! rounds × devices × loads × (policies on fresh stores, other storages) → the median run of each → tables with ratios,
+//! cells, plots → text, JSON → `esker report`
 //!
-//! The group commit of Apollo Storage was measured so, on Cassandra: conditional writes at given rates, on volumes of 200 I/O per second. What of it
-//! concerns the engine alone, with more policies, think times and a simulation, is in benches/commit.
+//! The group commit of Apollo Storage was measured so, on Cassandra: conditional writes at given rates, on volumes of
+//! 200 I/O per second. What of it concerns the engine alone, with more policies, think times and a simulation, is in
+//! benches/commit.
 //!
 //! Invariants:
-//! 1. All that is compared gets the same load from the same code, in turn within a round, so that what changes on the machine meets all of it.
+//! 1. All that is compared gets the same load from the same code, in turn within a round, so that what changes on the
+//!    machine meets all of it.
 //! 2. A store is fresh for each run; its folder goes, whatever happened.
 //!
 //! Source: Apollo Storage, Group Commit Log (2017)
@@ -48,7 +52,8 @@ pub struct CommitBench {
     /// Commit policies; ratios are to the first
     #[arg(long, value_delimiter = ',', default_value = "batch,group:10ms,periodic:10s,adaptive")]
     policies: Vec<CommitPolicy>,
-    /// Devices: own (the disk as it is), limited to a number of syncs a second (200/s), or with syncs of a given time (5ms)
+    /// Devices: own (the disk as it is), limited to a number of syncs a second (200/s), or with syncs of a given time
+    /// (5ms)
     #[arg(long, value_delimiter = ',', default_value = "own,200/s")]
     devices: Vec<Disk>,
     /// Clients that update one row after another
@@ -60,14 +65,15 @@ pub struct CommitBench {
     /// Clients that share a given rate
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=1_024))]
     rate_clients: u64,
-    /// Another storage of maps for the same load, on the disk that it is on: cassandra://HOST:PORT/PREFIX (with feature `cassandra`), or any that `esker
-    /// map` knows; may be given several times
+    /// Another storage of maps for the same load, on the disk that it is on: cassandra://HOST:PORT/PREFIX (with feature
+    /// `cassandra`), or any that `esker map` knows; may be given several times
     #[arg(long = "peer", value_name = "NAME=LOCATION")]
     peers: Vec<Peer>,
     /// A command that prints how many records there are in a peer's log so far, run before and after each measured time
     #[arg(long = "peer-records", value_name = "NAME=COMMAND")]
     peer_records: Vec<PeerRecords>,
-    /// Seconds for which 16 clients load each peer before anything is measured: a server that compiles while it runs is slow at first
+    /// Seconds for which 16 clients load each peer before anything is measured: a server that compiles while it runs is
+    /// slow at first
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     peer_warm_up: f64,
     /// Measured time of each run, in seconds; a third of it goes before as a warm-up

@@ -1,6 +1,7 @@
 //! Results of `esker bench commit` as tables and plots.
 //!
-//! runs of a policy or a storage → their median → rows beside each other, with ratios to the first policy; other storages also beside each policy
+//! runs of a policy or a storage → their median → rows beside each other, with ratios to the first policy; other
+//! storages also beside each policy
 //!
 //! Invariant: ratios are of figures of the same device, load and round.
 

@@ -1,6 +1,7 @@
 //! `esker volume bench`: writes or reads an image through the library, through NBD, or through both in one run.
 //!
-//! [`Plan`] (which places, how long) → library: threads with one request in flight each │ NBD: connections that share as many → [`Figures`]
+//! [`Plan`] (which places, how long) → library: threads with one request in flight each │ NBD: connections that share
+//! as many → [`Figures`]
 //!
 //! Through NBD the server is inside this process, or, for an address, that which is there.
 //!
