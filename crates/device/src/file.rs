@@ -374,6 +374,10 @@ impl Device for FileDevice {
             Ok(()) => Ok(()),
             // No holes here: zeros say the same, and cost their space.
             Err(rustix::io::Errno::OPNOTSUPP) => self.write_zeros(offset, len),
+            // Where the hole is has to be written down, which may take blocks.
+            Err(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => {
+                Err(Error::NoSpace { name: self.name(), offset, len })
+            }
             Err(error) => Err(self.failed("discard", offset, error.into())),
         }
     }

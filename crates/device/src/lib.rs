@@ -120,7 +120,7 @@ pub trait Device: Send + Sync {
     /// device, whose write pointers go back to their starts). They read as zeros, or as before after a power cut.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`], [`Error::Unaligned`], [`Error::Io`].
+    /// [`Error::OutOfRange`], [`Error::Unaligned`], [`Error::Io`]; [`Error::NoSpace`] where a hole takes space itself.
     fn discard(&self, offset: u64, len: u64) -> Result<()>;
 
     /// Looks how long the device is by now: where it has become longer, [`Device::geometry`] tells the new length from

@@ -511,7 +511,7 @@ impl Segments {
         if warm {
             lists.backed.push_front(segment);
         } else {
-            lists.unbacked.push_back(segment);
+            lists.given.push_back(segment);
         }
         if let Some(buffer) = buffer.and_then(|buffer| self.handed_out.leaves(buffer))
             && lists.spare.len() < self.spares_max
@@ -641,8 +641,14 @@ impl Segments {
             let Some(segment) = surplus else { return Ok(()) };
             let given = device.discard(segment * self.segment_bytes, self.segment_bytes);
             let mut lists = self.lists.lock();
-            if given.is_ok() { &mut lists.given } else { &mut lists.backed }.push_back(segment);
-            given?;
+            match given {
+                Ok(()) => lists.given.push_back(segment),
+                Err(error) => {
+                    // Another one is tried the next time.
+                    lists.backed.push_front(segment);
+                    return Err(error);
+                }
+            }
         }
         Ok(())
     }

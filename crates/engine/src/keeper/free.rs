@@ -11,6 +11,14 @@ use super::work::Work;
 use super::{Keeper, WARM_SEGMENTS};
 use crate::segments::Usage;
 
+/// Blocks of free segments stay where they were: nothing is lost by that, but a device that fails is to be heard of.
+pub(super) fn not_given_back(error: &esker_device::Error) {
+    match error {
+        esker_device::Error::NoSpace { .. } => tracing::debug!(%error, "free blocks were not given back"),
+        _ => tracing::warn!(%error, "free blocks were not given back"),
+    }
+}
+
 impl Keeper {
     /// Makes segments free that nothing points to, if the log that says so is durable, or after it was made so with
     /// `sync`. Whether there was one.
@@ -67,6 +75,6 @@ impl Keeper {
         }
         let bytes = self.parts.segments.segment_bytes;
         let discarded = self.device.discard(segment * bytes, bytes);
-        discarded.inspect_err(|error| tracing::debug!(%error, "free blocks were not given back")).is_err()
+        discarded.inspect_err(not_given_back).is_err()
     }
 }

@@ -219,10 +219,12 @@ impl Keeper {
             self.checkpoint_now(work, true, &mut || ())?;
             self.free_dead(work, true)?;
             self.drop_saved_pages(work);
-            // What was removed until then needs no other.
-            let seq = work.covered.unwrap_or(full.seq);
-            full = Full { left: self.parts.log.segments_left(), seq, ..full };
-            work.full_at = Some(full);
+            // What was removed until then needs no other, if it has made room for what is removed next.
+            let left = self.parts.log.segments_left();
+            if left > reserve[1] + 2 {
+                full = Full { left, seq: work.covered.unwrap_or(full.seq), ..full };
+                work.full_at = Some(full);
+            }
         }
         // What is removed may be worth more than what is added for it: for that, lenders are to be known.
         learn_sharers(&self.parts)?;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use esker_store::Result;
 
 use super::choose::is_tight;
+use super::free::not_given_back;
 use super::work::{Asking, Full, Work};
 use super::{FULL_SHARE, IDLE, Keeper, RESCUE_SEGMENTS};
 use crate::commit::{Gate, stopped};
@@ -153,7 +154,7 @@ impl Keeper {
         let pause = if asked == asking.asked { QUIET } else { IDLE };
         // The blocks that the store has given back are no sign that others have given back any: while it is at ease
         // they will do, and where it is not it takes them again first.
-        if !self.is_at_ease(0) {
+        if segments.bare_segments() > 0 && !self.is_at_ease(0) {
             segments.take_back(&*self.device, GIVEN_AT_ONCE).map_err(failed)?;
         }
         let asks = segments.given_segments() == 0;
@@ -186,8 +187,28 @@ impl Keeper {
             && !self.holds.are_there()
             && let Err(error) = segments.give_back(&*self.device, GIVEN_AT_ONCE)
         {
-            tracing::debug!(%error, "free blocks were not given back");
+            not_given_back(&error);
         }
+    }
+
+    /// Takes back what was given back, and asks the device for segments that it had no blocks for, until more than
+    /// `leaves` are left, or it has none. Whether more are.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`](esker_store::Error::Stopped).
+    pub(super) fn find_room(&self, leaves: u64) -> Result<bool> {
+        let segments = &self.parts.segments;
+        let failed = |error| self.stop_if_failed(stopped("reserving what a snapshot keeps", &error));
+        if self.parts.log.segments_left() > leaves {
+            return Ok(true);
+        }
+        segments.take_back(&*self.device, u64::MAX).map_err(failed)?;
+        while self.parts.log.segments_left() <= leaves {
+            if !segments.ask_again(&*self.device, 0).map_err(failed)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// More segments are free, by so many, than where it is time to clean.

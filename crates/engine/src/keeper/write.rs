@@ -69,7 +69,7 @@ impl Keeper {
     pub fn hold(self: &Arc<Self>) -> Result<Held> {
         self.hold_and(|_| {
             let [_, deletes] = self.reserve();
-            if self.parts.log.segments_left() <= deletes + self.hold_takes() + 1 {
+            if !self.find_room(deletes + self.hold_takes() + 1)? {
                 return Err(Error::Full { needed: self.parts.segments.segment_bytes, free: 0 });
             }
             Ok(HashMap::new())

@@ -177,7 +177,14 @@ impl Engine {
                 break (segment, offset);
             }
             // This gives its blocks back.
-            self.device.discard(offset, segment_bytes).map_err(|error| device_error("clearing a segment", error))?;
+            match self.device.discard(offset, segment_bytes) {
+                // A hole may need blocks itself: another segment may do.
+                Err(esker_device::Error::NoSpace { .. }) => {
+                    self.segments.set_bare(segment);
+                    continue;
+                }
+                cleared => cleared.map_err(|error| device_error("clearing a segment", error))?,
+            }
             match self.device.reserve(offset, segment_bytes) {
                 Err(esker_device::Error::NoSpace { .. }) => self.segments.set_bare(segment),
                 other => {
