@@ -361,8 +361,10 @@ fn blocks_that_were_given_back_are_not_taken_for_those_of_others() {
         for life in 0..keys * 4 {
             try_put(&engine, life % (keys / 4), life).unwrap();
             engine.sync().wait().unwrap();
-            let free = engine.stats().free_segments;
-            assert!(free < 60, "{free} segments are free after {life} writes, held {held}");
+            // Two hold the superblocks.
+            let stats = engine.stats();
+            let usable = stats.segments - stats.bare_segments;
+            assert!(usable <= 58, "{usable} segments are used or free after {life} writes, held {held}");
             given = given.min(device.taken());
         }
         assert!(given < 55, "nothing was given back, held {held}");
