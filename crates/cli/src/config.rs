@@ -135,6 +135,8 @@ settings! {
 settings! {
     /// The section `[serve]`: the servers of the Redis protocol and of NBD.
     ServeSettings {
+        /// Whether the Redis protocol is served at all.
+        resp: bool = true,
         /// Addresses to listen on; without a password only loopback addresses are allowed.
         listen: Vec<String> = vec!["127.0.0.1:6379".into()],
         /// The password that clients give with AUTH; empty means none.
@@ -180,6 +182,12 @@ settings! {
         /// Addresses of loopback to tell how the server stands on, by HTTP: /livez, /readyz and, for Prometheus,
         /// /metrics.
         http_listen: Vec<String> = Vec::new(),
+        /// Addresses to tell the same on by HTTPS, with tls_cert and tls_key; other than loopback only with a token or
+        /// client certificates (tls_client_ca).
+        https_listen: Vec<String> = Vec::new(),
+        /// A file whose first line clients of HTTP have to send as "authorization: Bearer TOKEN" to be told the figures;
+        /// empty means that none is asked for.
+        http_token_file: String = String::new(),
         /// The folder that ESKER.BACKUP makes backups in; empty means that clients cannot ask for any.
         backup_folder: String = String::new(),
         /// Addresses to serve the store's volumes on as disks by NBD; other than loopback only where client

@@ -99,8 +99,7 @@ fn a_disk_on_a_full_store_is_attached_trimmed_and_detached() {
             let (address, export) =
                 server.disks.strip_prefix("nbd://").unwrap_or(&server.disks).split_once('/').unwrap();
             assert!(export.is_empty());
-            let place =
-                Place { address: esker_server::nbd::Address::Tcp(address.parse().unwrap()), export: "disk".into() };
+            let place = Place::new(esker_server::nbd::Address::Tcp(address.parse().unwrap()), "disk");
             Client::connect(&place, WITHIN).unwrap()
         };
         let mut client = attach(&server);

@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
+#[path = "../../server/tests/certificates/mod.rs"]
+mod certificates;
 mod support;
 
 use std::fs::File;
@@ -153,12 +155,31 @@ fn of_a_server() {
     assert_eq!(mapped.child.wait().unwrap().code(), Some(1), "another server has flushed");
     assert_eq!(server.signal("-TERM"), Some(0));
 
+    // By TLS, the last flush as well.
+    certificates::make(folder);
+    let mut server = Running::start(folder, &["--tls-cert", "server-cert.pem", "--tls-key", "server-key.pem"]);
+    let plain = server.disk("disk");
+    let encrypted = plain.replace("nbd:", "nbds:").replace("127.0.0.1", "localhost");
+    let encrypted = format!("{encrypted}?tls-certificates={}", folder.display());
+    let mapped = Mapped::start(folder, &encrypted, "file", &[]);
+    opened(&mapped).write_all_at(b"by TLS", 100).unwrap();
+    assert_eq!(mapped.end(), Some(0));
+    let (code, said) =
+        volume(folder, &["bench", &encrypted, "--io-size", "4k", "--threads", "2", "--seconds", "0.2", "--io", "read"]);
+    assert!(code == Some(0), "{said}");
+    let (code, said) = volume(folder, &["bench", &plain, "--seconds", "0.2", "--io", "read"]);
+    assert!(code == Some(1) && said.contains("STARTTLS"), "{said}");
+    let mut mapped = Mapped::start(folder, &encrypted, "file", &[]);
+    server.signal("-KILL");
+    send(&mapped.child, "-TERM");
+    assert_eq!(mapped.child.wait().unwrap().code(), Some(1), "the last flush failed");
+
     let mapped = Mapped::start(folder, "disk@a", "file", &[]);
     let mut found = [0; 4];
     File::open(&mapped.file).unwrap().read_exact_at(&mut found, 0).unwrap();
     assert_eq!(found, *b"then");
     assert_eq!(mapped.end(), Some(0));
-    assert_eq!(written(folder, "disk", 100, 6), b"bysock");
+    assert_eq!(written(folder, "disk", 100, 6), b"by TLS");
 }
 
 #[test]

@@ -69,7 +69,7 @@ impl Serving {
 
     fn map(&self, folder: &Path, image: &str) -> Mapped {
         let address = esker_server::nbd::Address::Unix(self.socket.clone());
-        let place = Place { address, export: image.into() };
+        let place = Place::new(address, image);
         Mapped::start(folder, &place.to_string(), &format!("{image}.raw"), &[])
     }
 }

@@ -85,7 +85,7 @@ const SCHEMES: &[Scheme] = &[
 ];
 
 /// Options of a server's store.
-const REMOTE_OPTIONS: &[&str] = &["token_file", "authorities", "timeout"];
+const REMOTE_OPTIONS: &[&str] = &["token_file", "authorities", "certificate", "key", "timeout"];
 
 impl Scheme {
     /// The scheme of this name.
@@ -225,6 +225,7 @@ fn open_keyvalue(kind: Kind, path: &Path, create: bool, pairs: &Pairs) -> Result
 /// Where a server is, and how it is reached, as a location says.
 fn remote(scheme: &str, path: &Path, pairs: &Pairs) -> Result<(esker_remote::Place, esker_remote::Options)> {
     let mut options = esker_remote::Options::default();
+    let (mut certificate, mut own_key) = (None, None);
     for (key, value) in pairs {
         match key.as_str() {
             "token_file" => {
@@ -233,9 +234,20 @@ fn remote(scheme: &str, path: &Path, pairs: &Pairs) -> Result<(esker_remote::Pla
                 options.token = Some(text.lines().next().unwrap_or_default().to_string());
             }
             "authorities" => options.authorities = Some(value.into()),
+            "certificate" => certificate = Some(value.into()),
+            "key" => own_key = Some(value.into()),
             _ => options.timeout = read::<Period>(key, value)?.0,
         }
     }
+    options.identity = match (certificate, own_key) {
+        (None, None) => None,
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (certificate, _) => {
+            let (given, lacking) = if certificate.is_some() { ("certificate", "key") } else { ("key", "certificate") };
+            let why = format!("only of use together with {lacking}");
+            return Err(Error::Remote(esker_remote::Error::Option { what: given, why }));
+        }
+    };
     let place = format!("{scheme}{}", path.to_string_lossy()).parse().map_err(Error::Remote)?;
     Ok((place, options))
 }

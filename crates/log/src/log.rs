@@ -279,6 +279,14 @@ impl Log {
         self.inner.shared.followers.load(Ordering::Relaxed) > 0
     }
 
+    /// One above the highest position that is known here: handed out by this handle, written by this process, or found
+    /// written by it; 0 if none is. Reads nothing: where others write too, the log may be longer.
+    pub fn seen_tail(&self) -> u64 {
+        let (shared, view) = (&self.inner.shared, self.peek());
+        let found = shared.seen.load(Ordering::Relaxed).max(shared.written.load(Ordering::Relaxed)).max(view.trimmed);
+        self.leader(&view).map_or(found, |leader| found.max(leader.tail().position))
+    }
+
     pub(crate) fn keep(&self, position: u64, found: Found, barrier: Option<Barrier>) {
         if self.followed() {
             self.inner.shared.recent.keep(position, Recent { found, barrier });

@@ -1,13 +1,19 @@
 //! HTTP for monitors: what the server tells them, where it listens, and what silent clients cost.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod certificates;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use esker_server::http::{CONNECTIONS_MAX, Error, Figure, Running, Server, Source, Value};
+use esker_server::front::{Endpoint, TlsFiles};
+use esker_server::http::{Address, CONNECTIONS_MAX, Config, Error, Figure, Running, Server, Source, Value};
 use parking_lot::Mutex;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 
 #[derive(Default)]
 struct Told(Mutex<Option<String>>);
@@ -29,10 +35,15 @@ impl Source for Told {
     }
 }
 
+fn at(address: &Address) -> SocketAddr {
+    let Endpoint::Tcp(address) = address.endpoint else { panic!("{address} is no TCP address") };
+    address
+}
+
 fn start() -> (Arc<Told>, SocketAddr, Running) {
     let told = Arc::new(Told::default());
-    let server = Server::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
-    let address = server.addresses()[0];
+    let server = Server::bind(&Config { listen: vec!["127.0.0.1:0".parse().unwrap()], ..Config::default() }).unwrap();
+    let address = at(&server.addresses()[0]);
     (Arc::clone(&told), address, server.start(told).unwrap())
 }
 
@@ -116,10 +127,76 @@ fn clients_that_say_nothing_keep_nobody_out() {
     running.stop();
 }
 
+/// The status and body of a request over TLS, and the certificate that the server has shown.
+fn ask_tls(address: SocketAddr, authority: &Path, request: &str) -> (String, String, Vec<u8>) {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = builder.with_root_certificates(roots).with_no_client_auth();
+    let tls = rustls::ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    let mut stream = rustls::StreamOwned::new(tls, connect(address));
+    stream.write_all(format!("{request}\r\n\r\n").as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    // The server may close without a goodbye.
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let shown = stream.conn.peer_certificates().unwrap()[0].to_vec();
+    (head.split(' ').nth(1).unwrap().to_owned(), body.to_owned(), shown)
+}
+
 #[test]
-fn other_addresses_than_loopback_are_refused() {
+fn figures_and_causes_are_told_over_tls_to_those_who_send_the_token_and_both_are_taken_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let tls = TlsFiles { client_authorities: None, ..certificates::make(folder.path()) };
+    let everywhere = vec!["0.0.0.0:0".parse().unwrap()];
+    let config = Config { tls_listen: everywhere, tls: Some(tls), token: Some("one".into()), ..Config::default() };
+    let server = Server::bind(&config).unwrap();
+    let address = SocketAddr::from(([127, 0, 0, 1], at(&server.addresses()[0]).port()));
+    let told = Arc::new(Told::default());
+    *told.0.lock() = Some("a secret cause".into());
+    let running = server.start(told).unwrap();
+    let ask = |path: &str, token: &str| {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: {token}");
+        ask_tls(address, &folder.path().join("ca-cert.pem"), &request)
+    };
+    for wrong in ["Bearer two", "Bearer", "Basic one", "one", ""] {
+        assert_eq!(ask("/metrics", wrong).0, "401", "{wrong}");
+    }
+    assert_eq!(ask("/livez", "").0, "200");
+    assert_eq!(ask("/readyz", "").1, "not ready\n");
+    assert_eq!(ask("/readyz", "Bearer one").1, "not ready: a secret cause\n");
+    let (status, body, before) = ask("/metrics", "bearer one");
+    assert!(status == "200" && body.contains("t_clients 1.5"), "{status}: {body}");
+
+    // What cannot be read changes nothing; what can is all in force at once.
+    std::fs::write(folder.path().join("server-cert.pem"), "no certificate").unwrap();
+    assert!(matches!(running.handle().prepare(Some("two")), Err(Error::Tls(_))));
+    assert_eq!(ask("/metrics", "Bearer one").0, "200");
+    certificates::make(folder.path());
+    running.handle().prepare(Some("two")).unwrap()();
+    assert_eq!(ask("/metrics", "Bearer one").0, "401");
+    let (status, _, after) = ask("/metrics", "Bearer two");
+    assert!(status == "200" && after != before, "the certificate is a new one");
+
+    // In the clear nothing is said.
+    let mut plain = connect(address);
+    plain.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
+    // One that does not go on with its handshake keeps nobody out.
+    let silent: Vec<TcpStream> = (0..2 * CONNECTIONS_MAX).map(|_| connect(address)).collect();
+    assert_eq!(ask("/livez", "").0, "200");
+    drop(silent);
+    running.stop();
+}
+
+#[test]
+fn other_addresses_than_loopback_are_refused_in_the_clear() {
     let address: SocketAddr = "0.0.0.0:0".parse().unwrap();
-    match Server::bind(&[address]) {
+    match Server::bind(&Config { listen: vec![address], token: Some("one".into()), ..Config::default() }) {
         Err(error @ Error::Open(_)) => assert!(error.to_string().contains("loopback")),
         _ => panic!("it is served"),
     }

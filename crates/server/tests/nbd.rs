@@ -460,6 +460,21 @@ fn silent_connections_keep_no_client_from_its_disk() {
     assert!(server.handle.counts().rejected >= 20);
 }
 
+/// What was read, counted as long as it is in memory.
+struct Counted(Vec<u8>, Arc<AtomicU64>);
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_sub(self.0.len() as u64, Ordering::SeqCst);
+    }
+}
+
 /// A disk whose writes become durable when the test says so, and which counts the memory of reads that are under way.
 struct Slow {
     disk: MemoryDisk,
@@ -468,6 +483,8 @@ struct Slow {
     stall: AtomicBool,
     reading: AtomicU64,
     reading_max: AtomicU64,
+    read_bytes: Arc<AtomicU64>,
+    read_bytes_max: AtomicU64,
 }
 
 impl Slow {
@@ -475,7 +492,16 @@ impl Slow {
         let mark = DurableMark::new(0, Box::new(|| {}));
         let zero = || AtomicU64::new(0);
         let disk = MemoryDisk::new(1 << 30);
-        Arc::new(Self { disk, mark, written: zero(), stall: false.into(), reading: zero(), reading_max: zero() })
+        Arc::new(Self {
+            disk,
+            mark,
+            written: zero(),
+            stall: false.into(),
+            reading: zero(),
+            reading_max: zero(),
+            read_bytes: Arc::default(),
+            read_bytes_max: zero(),
+        })
     }
 
     fn barrier(&self) -> Barrier {
@@ -503,7 +529,9 @@ impl Export for Slow {
         while self.stall.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let data = Bytes::from(vec![9; len as usize]);
+        let held = self.read_bytes.fetch_add(len.into(), Ordering::SeqCst) + u64::from(len);
+        self.read_bytes_max.fetch_max(held, Ordering::SeqCst);
+        let data = Bytes::from_owner(Counted(vec![9; len as usize], Arc::clone(&self.read_bytes)));
         let _ = offset;
         self.reading.fetch_sub(1, Ordering::SeqCst);
         Ok(Done::now(vec![Piece::Data(data)]))
@@ -624,7 +652,8 @@ fn requests_in_flight_are_bounded_and_all_answered_in_the_end() {
 #[test]
 fn a_client_that_reads_no_replies_takes_bounded_memory_and_holds_up_nobody_else() {
     let slow = Slow::new();
-    let config = Config { threads_per_connection: 4, ..Config::default() };
+    let in_flight_bytes_max = PAYLOAD_BYTES_MAX as usize;
+    let config = Config { in_flight_bytes_max, ..Config::default() };
     let server = Running::start(config, One(Arc::clone(&slow)));
     let mut deaf = server.attach("slow");
     deaf.stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -632,14 +661,15 @@ fn a_client_that_reads_no_replies_takes_bounded_memory_and_holds_up_nobody_else(
     Request { flags: 0, command: command::READ, cookie: 1, offset: 0, len: 8 << 20 }.encode(&mut bytes);
     let asked = (0..200_000).take_while(|_| deaf.stream.write_all(&bytes).is_ok()).count();
     assert!(asked < 200_000, "the server must stop receiving");
-    assert!(slow.reading_max.load(Ordering::SeqCst) <= 4);
+    let held = slow.read_bytes_max.load(Ordering::SeqCst);
+    assert!(held <= in_flight_bytes_max as u64, "{held} bytes of replies that nobody reads were held");
     let mut other = server.attach("slow");
     for _ in 0..100 {
         assert_eq!(other.read_at(0, 64 << 10).len(), 64 << 10);
         assert_eq!(other.write(0, &[1; 4_096], 0), 0);
     }
     drop(deaf);
-    while server.handle.counts().connections > 1 {
+    while server.handle.counts().connections > 1 || slow.read_bytes.load(Ordering::SeqCst) > 0 {
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -9,11 +9,13 @@ mod certificates;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use esker_server::front::Users;
-use esker_server::nbd::{Address, Config, MemoryDisk, MemoryDisks, Server, TlsMode};
+use esker_server::nbd::{Address, Client, Config, MemoryDisk, MemoryDisks, Place, Server, TlsMode};
 
 const MIB: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server of two disks in memory: `disk`, and `frozen`, which is read-only.
 struct Running {
@@ -183,6 +185,42 @@ fn a_client_without_a_certificate_is_refused_and_with_one_is_not() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let output = Command::new("timeout").args(["20", "nbdinfo", "--size", &server.uri.replace("nbds", "nbd")]).output();
     assert_eq!(output.unwrap().status.code(), Some(1), "in the clear");
+}
+
+#[test]
+fn the_own_client_speaks_tls_and_refuses_servers_that_it_cannot_check() {
+    let server = Running::start(MIB, true);
+    let by_socket = server.by_socket() + &format!("&tls-certificates={}", server.folder.path().display());
+    for (number, uri) in [&server.uri, &by_socket].into_iter().enumerate() {
+        let place: Place = uri.parse().unwrap();
+        assert_eq!(place.to_string().parse::<Place>().unwrap(), place);
+        let mut client = Client::connect(&place, Some(PATIENCE)).unwrap();
+        assert_eq!(client.size(), MIB);
+        let data = vec![number as u8 + 1; 300 << 10];
+        client.write(4_096, &data, true).unwrap();
+        assert_eq!(client.read(4_096, data.len() as u32).unwrap(), data);
+        client.flush().unwrap();
+    }
+    let refused = |uri: &str, expected: &str| {
+        let failed = Client::connect(&uri.parse().unwrap(), Some(PATIENCE)).err().unwrap();
+        let mut said = failed.to_string();
+        let mut cause = std::error::Error::source(&failed);
+        while let Some(error) = cause {
+            said = format!("{said}: {error}");
+            cause = error.source();
+        }
+        assert!(said.contains(expected), "{uri}: {said}");
+    };
+    let other = tempfile::tempdir().unwrap();
+    certificates::make(other.path());
+    let theirs = server.uri.replace(&server.folder.path().display().to_string(), &other.path().display().to_string());
+    refused(&theirs, "certificate");
+    refused(&format!("{}&tls-hostname=elsewhere", server.uri), "elsewhere");
+    refused(&server.uri.replace("tls-certificates=", "tls-certificates=/nowhere"), "ca-cert.pem");
+    refused(&server.uri.split('?').next().unwrap().replace("nbds", "nbd"), "STARTTLS");
+    let plain = Running::start(MIB, false);
+    let folder = server.folder.path().display();
+    refused(&format!("{}?tls-certificates={folder}", plain.uri.replace("nbd:", "nbds:")), "does not encrypt");
 }
 
 #[test]

@@ -36,7 +36,7 @@ impl Running {
         let exports = Arc::new(VolumeExports::new(volumes.clone(), locking));
         let config = Config { listen: vec!["127.0.0.1:0".parse().unwrap()], ..config };
         let server = Server::bind(config, Arc::clone(&exports) as Arc<_>).unwrap();
-        let place = Place { address: server.addresses()[0].clone(), export: "disk".into() };
+        let place = Place::new(server.addresses()[0].clone(), "disk");
         let handle = server.handle();
         let thread = Some(std::thread::spawn(move || server.run().unwrap()));
         Self { place, exports, handle, thread }
@@ -261,7 +261,7 @@ fn a_socket_with_spaces_in_its_name_is_reached_by_its_uri() {
     let volumes = volumes();
     let config = Config { unix_socket: Some(path.clone()), ..Config::default() };
     let server = Running::start(&volumes, "nbd/one", false, config);
-    let place = Place { address: Address::Unix(path), export: "disk".into() };
+    let place = Place::new(Address::Unix(path), "disk");
     let place: Place = place.to_string().parse().unwrap();
     Client::connect(&place, WITHIN).unwrap().write(0, b"data", true).unwrap();
     drop(server);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use esker_kv::SystemClock;
 use esker_memory::MemoryStore;
+use esker_server::front::Endpoint;
 use esker_server::http::{Figure, Source, Value};
 use esker_server::resp::{Config, EngineInfo, Handle, InfoLine};
 use support::{Client, PATIENCE, Running, config, elements, encode, eventually};
@@ -315,8 +316,10 @@ fn prometheus_gets_times_of_commands_that_were_called_and_finds_nothing_wrong_wi
     let found: Vec<f64> = buckets.iter().filter(|(_, count)| *count > 0).map(|(end, _)| *end).collect();
     assert!(found.len() == 1 && found[0] >= SLOW.as_secs_f64(), "{buckets:?}");
 
-    let http = esker_server::http::Server::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
-    let address = http.addresses()[0];
+    let listen = vec!["127.0.0.1:0".parse().unwrap()];
+    let config = esker_server::http::Config { listen, ..esker_server::http::Config::default() };
+    let http = esker_server::http::Server::bind(&config).unwrap();
+    let Endpoint::Tcp(address) = http.addresses()[0].endpoint else { panic!("TCP was asked for") };
     let running = http.start(Arc::new(Told(server.handle.clone()))).unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -2,8 +2,9 @@
 //!
 //! place, options → [`Channel`] · a thread's question → task on the process's runtime → answer
 //!
-//! Invariant: a thread that asks needs no runtime of its own, and may be one of another runtime that is allowed to
-//! wait.
+//! Invariants:
+//! 1. A thread that asks needs no runtime of its own, and may be one of another runtime that is allowed to wait.
+//! 2. A token goes to another machine by TLS only.
 
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use tokio::runtime::Runtime;
 use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status};
 
 /// Threads that talk to servers, for all stores and sequencers of the process.
@@ -26,13 +27,15 @@ pub struct Options {
     /// Authorities (PEM) that the server's certificate is checked with; with them TLS is spoken. Default: none, and no
     /// TLS.
     pub authorities: Option<PathBuf>,
+    /// Certificate chain and key (PEM) that the server is shown; only of use with authorities. Default: none.
+    pub identity: Option<(PathBuf, PathBuf)>,
     /// How long a call may take, and a connection to be made. Default: 30 s.
     pub timeout: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { token: None, authorities: None, timeout: Duration::from_secs(30) }
+        Self { token: None, authorities: None, identity: None, timeout: Duration::from_secs(30) }
     }
 }
 
@@ -92,7 +95,7 @@ pub enum Error {
         /// What was given.
         found: String,
     },
-    /// The token or the authorities cannot be used. Fix them.
+    /// The token, the authorities or the certificate cannot be used. Fix them.
     #[error("{what}: {why}")]
     Option {
         /// Which.
@@ -170,11 +173,19 @@ pub(crate) fn channel(place: &Place, options: &Options) -> Result<Tokened> {
     let mut endpoint = endpoint
         .connect_timeout(options.timeout)
         .tcp_nodelay(true)
+        .tcp_keepalive(Some(Duration::from_secs(60)))
         .http2_keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20));
+    if options.identity.is_some() && options.authorities.is_none() {
+        return Err(wrong("certificate", "it is shown by TLS only: give authorities as well".into()));
+    }
     if let (Some(path), Place::Tcp(_)) = (&options.authorities, place) {
         let authorities = read(path).map_err(|why| wrong("authorities", why))?;
-        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authorities));
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authorities));
+        if let Some((certificate, key)) = &options.identity {
+            let certificate = read(certificate).map_err(|why| wrong("certificate", why))?;
+            tls = tls.identity(Identity::from_pem(certificate, read(key).map_err(|why| wrong("key", why))?));
+        }
         endpoint = endpoint.tls_config(tls).map_err(|error| wrong("authorities", error.to_string()))?;
     }
     let channel = match place {
@@ -183,7 +194,11 @@ pub(crate) fn channel(place: &Place, options: &Options) -> Result<Tokened> {
             let found = address
                 .to_socket_addrs()
                 .map_err(|error| Error::Unreachable { place: place.clone(), why: error.to_string() });
-            found?;
+            let near = found?.all(|address| address.ip().is_loopback());
+            if options.token.is_some() && options.authorities.is_none() && !near {
+                let why = format!("it would go to {place} in the clear: give the authorities of its certificate");
+                return Err(wrong("token", why));
+            }
             endpoint.connect_lazy()
         }
         Place::Unix(path) => {

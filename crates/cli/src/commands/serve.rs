@@ -17,6 +17,7 @@ macro_rules! say {
 mod descriptors;
 pub mod disks;
 mod opening;
+mod passed;
 pub mod rpc;
 mod shared;
 mod stopping;
@@ -33,6 +34,7 @@ use esker_server::resp::{Address, Config, EngineInfo, Health, InfoLine, Loading,
 use signal_hook::iterator::Signals;
 
 use self::disks::{Disks, NbdFlags};
+use self::passed::Sockets;
 use self::rpc::{GrpcFlags, Rpc};
 use self::shared::{Front, failure};
 pub use self::shared::{addresses, password};
@@ -52,6 +54,9 @@ pub struct Serve {
     /// exist
     #[arg(long, short, value_name = "PATH")]
     store: Option<String>,
+    /// Do not serve the Redis protocol
+    #[arg(long, conflicts_with_all = ["listen", "tls_listen", "unix_socket"])]
+    no_resp: bool,
     /// Address to listen on; may be given several times
     #[arg(long, short, value_name = "ADDRESS")]
     listen: Vec<String>,
@@ -106,6 +111,13 @@ pub struct Serve {
     /// Loopback address that answers /livez, /readyz and /metrics by HTTP; may be given several times
     #[arg(long, value_name = "ADDRESS")]
     http: Vec<String>,
+    /// Address that answers the same by HTTPS; other than loopback only with a token or client certificates; may be
+    /// given several times
+    #[arg(long, value_name = "ADDRESS")]
+    https: Vec<String>,
+    /// File whose first line clients of HTTP have to send as `authorization: Bearer TOKEN` to be told the figures
+    #[arg(long, value_name = "FILE")]
+    http_token_file: Option<String>,
     /// Folder that the command ESKER.BACKUP makes backups in; without it clients cannot ask for any
     #[arg(long, value_name = "FOLDER")]
     backup_folder: Option<String>,
@@ -123,10 +135,15 @@ impl Serve {
     pub fn run(self, mut settings: Settings) -> Result<(), Failure> {
         self.apply(&mut settings);
         let front = Front::of(&settings.serve)?;
-        let mut config = config(&settings.serve, &front)?;
-        let mut disks = disks::config(&settings.serve, &front)?;
-        let mut rpc = rpc::config(&settings.serve, &front)?;
-        let watched_by_http = !settings.serve.http_listen.is_empty();
+        let sockets = Sockets::take()?;
+        let watching = watched::config(&settings.serve, &front, &sockets)?;
+        let mut config = config(&settings.serve, &front, &sockets)?;
+        let mut disks = disks::config(&settings.serve, &front, sockets.nbd)?;
+        let mut rpc = rpc::config(&settings.serve, &front, sockets.grpc)?;
+        if config.off && disks.is_none() && rpc.is_none() {
+            return Err(Failure::usage("nothing is served: resp = false, and no address of NBD or gRPC"));
+        }
+        let watched_by_http = !watching.is_empty();
         let lowered =
             descriptors::fit(descriptors::raise(), &mut config, disks.as_mut(), rpc.as_mut(), watched_by_http);
         if let Some(lowered) = lowered {
@@ -139,7 +156,7 @@ impl Serve {
             builder = builder.sequencers(options);
         }
         let watched = Arc::new(Watched::default());
-        let http = watched::start(&addresses(&settings.serve.http_listen)?, &watched)?;
+        let http = watched::start(&watching, &watched)?;
         let Some((loading, store, signals)) = opening::open(&config, builder, &location)? else {
             // The thread that opens the store ends with the process: as after a crash, nothing is lost by that.
             std::process::exit(0);
@@ -147,8 +164,14 @@ impl Serve {
         let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
         let secrets = settings.serve.clone();
         let stopping = Stopping::new(front, move |front| reread(&secrets, front));
-        let served =
-            serve(&store, (loading, config, signals), (disks, rpc), backups.map(PathBuf::from), &watched, &stopping);
+        let served = serve(
+            &store,
+            (loading, config, signals),
+            (disks, rpc),
+            backups.map(PathBuf::from),
+            (&watched, &http),
+            &stopping,
+        );
         // Told until everybody was answered.
         http.into_iter().for_each(Running::stop);
         // Even if the server failed, what it acknowledged must end up in a clean store.
@@ -182,6 +205,7 @@ impl Serve {
             serve.password = given.unwrap_or_default();
             serve.password_file = self.password_file.unwrap_or_default();
         }
+        serve.resp &= !self.no_resp;
         over(&mut serve.listen, Some(self.listen).filter(|listen| !listen.is_empty()));
         over(&mut serve.tls_listen, Some(self.tls_listen).filter(|listen| !listen.is_empty()));
         over(&mut serve.unix_socket, self.unix_socket);
@@ -194,6 +218,8 @@ impl Serve {
         over(&mut serve.max_clients, self.max_clients);
         over(&mut serve.idle_timeout, self.idle_timeout.map(Text));
         over(&mut serve.http_listen, Some(self.http).filter(|listen| !listen.is_empty()));
+        over(&mut serve.https_listen, Some(self.https).filter(|listen| !listen.is_empty()));
+        over(&mut serve.http_token_file, self.http_token_file);
         over(&mut serve.backup_folder, self.backup_folder);
         over(&mut serve.threads, self.threads);
         self.nbd.apply(serve);
@@ -205,13 +231,20 @@ impl Serve {
 const CLIENTS_BYTES: (u64, u64) = (64 << 20, 1 << 30);
 
 /// The server's configuration.
-fn config(settings: &ServeSettings, front: &Front) -> Result<Config, Failure> {
+fn config(settings: &ServeSettings, front: &Front, sockets: &Sockets) -> Result<Config, Failure> {
     let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
     let tls = front.tls.clone();
     let (mut listen, mut tls_listen) = (addresses(&settings.listen)?, addresses(&settings.tls_listen)?);
     if tls.is_some() && tls_listen.is_empty() {
         std::mem::swap(&mut listen, &mut tls_listen);
     }
+    let passed = !sockets.resp.is_empty() || !sockets.resp_tls.is_empty();
+    if !settings.resp && passed {
+        return Err(Failure::usage("resp = false, and yet a socket was passed for it"));
+    }
+    // Who passes sockets says what is listened on.
+    let own = settings.resp && !passed;
+    let (listen, tls_listen) = if own { (listen, tls_listen) } else { (Vec::new(), Vec::new()) };
     let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
     let compression = match settings.compress.as_str() {
         "" => None,
@@ -228,7 +261,10 @@ fn config(settings: &ServeSettings, front: &Front) -> Result<Config, Failure> {
         listen,
         tls_listen,
         tls,
-        unix_socket: path(&settings.unix_socket),
+        passed: sockets.resp.clone(),
+        tls_passed: sockets.resp_tls.clone(),
+        off: !settings.resp,
+        unix_socket: path(&settings.unix_socket).filter(|_| own),
         unix_access: front.unix.clone(),
         password: password(settings)?,
         users: front.users.clone(),
@@ -249,7 +285,7 @@ fn serve(
     (loading, config, signals): (Loading, Config, Signals),
     (disks, rpc): (Option<esker_server::nbd::Config>, Option<esker_server::grpc::Config>),
     backups: Option<PathBuf>,
-    watched: &Watched,
+    (watched, http): (&Watched, &Option<Running>),
     stopping: &Arc<Stopping>,
 ) -> Result<(Result<(), Failure>, Told), Failure> {
     let kv = store.kv()?;
@@ -287,9 +323,9 @@ fn serve(
         None => None,
     };
     let (nbd, grpc) = (disks.as_ref().map(Disks::handle), rpc.as_ref().map(Rpc::handle));
-    let engine = store.engine().map(Arc::clone);
-    watched.serve(Serving { resp: handle.clone(), engine, nbd: nbd.clone(), grpc: grpc.clone() });
-    let told = stopping.begin(Protocols { resp: handle, nbd, grpc }, signals)?;
+    watched.serve(Serving { resp: handle.clone(), store: store.clone(), nbd: nbd.clone(), grpc: grpc.clone() });
+    let http = http.as_ref().map(Running::handle);
+    let told = stopping.begin(Protocols { resp: handle, nbd, grpc, http }, signals)?;
     let served = server.run().map_err(failure);
     // All were told to stop at once; here their ends are waited for.
     let served = served.and(disks.map_or(Ok(()), Disks::stop)).and(rpc.map_or(Ok(()), Rpc::stop));
@@ -299,6 +335,7 @@ fn serve(
 /// Users, password and token, where files hold them, as they are now.
 fn reread(settings: &ServeSettings, front: &Front) -> Result<Anew, Failure> {
     let (password, token) = (password(settings)?, rpc::token(&settings.grpc_token_file)?);
+    let http_token = rpc::token(&settings.http_token_file)?;
     let users = match &front.users {
         None => Box::new(|| ()) as Box<dyn FnOnce() + Send>,
         Some(users) => {
@@ -307,7 +344,8 @@ fn reread(settings: &ServeSettings, front: &Front) -> Result<Anew, Failure> {
         }
     };
     // A password that is a setting itself stays as CONFIG SET left it.
-    Ok((users, password.filter(|_| !settings.password_file.is_empty()), token))
+    let password = password.filter(|_| !settings.password_file.is_empty());
+    Ok(Anew { users, password, token, http_token })
 }
 
 /// Says where everything is, for the person who has just started it.
@@ -516,6 +554,7 @@ mod tests {
         let mut settings = Settings::default();
         settings.serve.password = "from the file".into();
         let serve = Serve {
+            no_resp: false,
             store: Some("elsewhere".into()),
             listen: vec!["127.0.0.1:0".into()],
             tls_listen: Vec::new(),
@@ -534,6 +573,8 @@ mod tests {
             max_clients: Some(5),
             idle_timeout: Some(esker::Period(Duration::from_millis(1_500))),
             http: Vec::new(),
+            https: Vec::new(),
+            http_token_file: None,
             backup_folder: None,
             threads: None,
             nbd: NbdFlags::default(),
@@ -542,7 +583,7 @@ mod tests {
         serve.apply(&mut settings);
         assert_eq!(settings.store.location, "elsewhere");
         assert_eq!(settings.store.policy.0.to_string(), "group:2ms");
-        let config = config(&settings.serve, &Front::of(&settings.serve).unwrap()).unwrap();
+        let config = config(&settings.serve, &Front::of(&settings.serve).unwrap(), &Sockets::default()).unwrap();
         assert_eq!(config.password.as_deref(), Some("from the file"));
         assert_eq!((config.clients_max, config.idle_seconds), (5, 2));
         assert_eq!(config.int_databases, [3]);
@@ -554,7 +595,10 @@ mod tests {
         let check = |change: fn(&mut ServeSettings), expected: &str| {
             let mut settings = ServeSettings::default();
             change(&mut settings);
-            let error = Front::of(&settings).and_then(|front| config(&settings, &front)).unwrap_err().to_string();
+            let error = Front::of(&settings)
+                .and_then(|front| config(&settings, &front, &Sockets::default()))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(expected), "{error}");
         };
         check(|settings| settings.listen = vec!["0.0.0.0:6379".into()], "password");

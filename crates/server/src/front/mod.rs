@@ -1,7 +1,8 @@
-//! What all protocols have in common before a client is known: TLS, unix sockets, strangers.
+//! What all protocols have in common before a client is known: sockets that listen, TLS, strangers, users.
 
 pub(crate) mod audit;
 pub(crate) mod certificates;
+pub(crate) mod listen;
 pub(crate) mod logins;
 pub(crate) mod pattern;
 pub(crate) mod random;
@@ -11,6 +12,7 @@ pub(crate) mod unix;
 pub(crate) mod users;
 
 pub use audit::AUDIT;
+pub use listen::{Endpoint, Passed};
 pub use logins::{LOGINS_WAITING_MAX, hash_password};
 pub use random::token;
 pub use tls::{TlsError, TlsFiles};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::front::strangers::{PATIENCE, STRANGERS_MAX};
-use crate::front::{Face, TlsFiles, UnixAccess, Users};
+use crate::front::{Face, Passed, TlsFiles, UnixAccess, Users, listen};
 
 /// Longest message of the service of logs, in bytes: a batch, with room for what stands beside its data.
 pub const MESSAGE_BYTES_MAX: usize = 20 << 20;
@@ -27,6 +27,8 @@ pub struct Config {
     pub unix_socket: Option<PathBuf>,
     /// What may connect to the unix socket. Default: what the umask leaves.
     pub unix_access: UnixAccess,
+    /// Sockets that another process has bound; other than on loopback as `listen`. Default: none.
+    pub passed: Vec<Passed>,
     /// Certificate and key; with them all TCP addresses speak TLS, and with authorities clients must show a
     /// certificate. Default: none.
     pub tls: Option<TlsFiles>,
@@ -72,6 +74,7 @@ impl Default for Config {
             listen: Vec::new(),
             unix_socket: None,
             unix_access: UnixAccess::default(),
+            passed: Vec::new(),
             tls: None,
             token: None,
             users: None,
@@ -143,7 +146,7 @@ impl Config {
     /// Whether it listens on addresses that machines without a certificate reach.
     pub(crate) fn is_reached_by_strangers(&self) -> bool {
         let asked = self.tls.as_ref().is_some_and(|files| files.client_authorities.is_some());
-        !asked && self.listen.iter().any(|address| !address.ip().is_loopback())
+        !asked && listen::reached(&self.listen, &self.passed).any(|address| !address.ip().is_loopback())
     }
 
     /// Whether only users with a token or a certificate are served.
@@ -171,7 +174,7 @@ impl Config {
         within("threads", self.threads, 1, 64)?;
         within("waiting_threads_max", self.waiting_threads_max, 4, 4_096)?;
         within("ping (in seconds)", self.ping.as_secs() as usize, 1, 86_400)?;
-        if self.listen.is_empty() && self.unix_socket.is_none() {
+        if self.listen.is_empty() && self.unix_socket.is_none() && self.passed.is_empty() {
             return Err(Error::Config("listen and unix_socket are both empty".into()));
         }
         if let Some(token) = &self.token
@@ -183,8 +186,8 @@ impl Config {
             .tls
             .as_ref()
             .is_some_and(|files| files.client_authorities.is_some() || self.token.is_some() || self.is_closed());
-        match self.listen.iter().find(|address| !address.ip().is_loopback()) {
-            Some(address) if !certain => Err(Error::Open(*address)),
+        match listen::reached(&self.listen, &self.passed).find(|address| !address.ip().is_loopback()) {
+            Some(address) if !certain => Err(Error::Open(address)),
             _ => Ok(()),
         }
     }

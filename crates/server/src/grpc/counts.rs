@@ -16,20 +16,18 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 use tonic::codegen::{Service, http};
 
+use super::names::Names;
 use super::visitor::Room;
-use crate::http::{Figure, Value};
+use crate::http::{Figure, Times, Value};
 
 /// Methods counted by name; others are `other`.
 const METHODS_MAX: usize = 128;
-/// Powers of two of microseconds that times are counted by: up to 17 s.
-const BUCKETS: usize = 25;
 
 /// What was counted of a method.
 #[derive(Default)]
 struct Method {
     failed: AtomicU64,
-    micros: AtomicU64,
-    buckets: [AtomicU64; BUCKETS],
+    times: Times,
 }
 
 /// What was counted.
@@ -37,12 +35,18 @@ struct Method {
 pub(crate) struct CallCounts {
     methods: RwLock<BTreeMap<String, Arc<Method>>>,
     room: RwLock<Option<Room>>,
+    names: RwLock<Option<Arc<Names>>>,
 }
 
 impl CallCounts {
     /// Tells of these connections too.
     pub(crate) fn watch(&self, room: &Room) {
         *self.room.write() = Some(room.clone());
+    }
+
+    /// Tells of these logs too.
+    pub(crate) fn tell_of(&self, names: &Arc<Names>) {
+        *self.names.write() = Some(Arc::clone(names));
     }
 
     fn method(&self, path: &str) -> Arc<Method> {
@@ -63,12 +67,8 @@ impl CallCounts {
         let mut figures: Vec<Figure> = methods
             .iter()
             .map(|(name, method)| {
-                let end = |power: usize| (1u64 << power) as f64 / 1e6;
-                let buckets = method.buckets.iter().enumerate();
-                let buckets = buckets.map(|(power, count)| (end(power), count.load(Ordering::Relaxed))).collect();
-                let sum = method.micros.load(Ordering::Relaxed) as f64 / 1e6;
                 let help = "How long gRPC calls took, up to the head of their answers";
-                Figure::new("esker_grpc_call_seconds", help, Value::Summed(buckets, sum)).labelled("method", name)
+                Figure::new("esker_grpc_call_seconds", help, method.times.value()).labelled("method", name)
             })
             .collect();
         figures.extend(methods.iter().map(|(name, method)| {
@@ -89,16 +89,15 @@ impl CallCounts {
                 ),
             ]);
         }
+        let names = self.names.read().clone();
+        figures.extend(names.iter().flat_map(|names| names.figures()));
         figures
     }
 }
 
 impl Method {
     fn note(&self, took: Duration, failed: bool) {
-        let micros = took.as_micros() as u64;
-        let bucket = (u64::BITS - micros.leading_zeros()) as usize;
-        self.buckets[bucket.min(BUCKETS - 1)].fetch_add(1, Ordering::Relaxed);
-        self.micros.fetch_add(micros, Ordering::Relaxed);
+        self.times.note(took);
         self.failed.fetch_add(u64::from(failed), Ordering::Relaxed);
     }
 }

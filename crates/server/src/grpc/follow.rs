@@ -20,6 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::convert;
+use super::lags::Followed;
 use super::proto::log as proto;
 use super::service::LogService;
 use super::status::Told;
@@ -148,13 +149,14 @@ pub(crate) async fn start(service: &LogService, request: proto::FollowRequest) -
             Ok((Tracker::open(log, start, stream.clone(), how)?, log.clone(), until))
         })
         .await?;
+    let followed = service.names.lags.enter(&log, tracker.position());
     let (messages, unread) = mpsc::channel(UNREAD_MAX);
     let mut stopping = service.stopping.clone();
     tokio::spawn(async move {
         let _permit = permit;
         let stopped = async move { drop(stopping.wait_for(|stopping| *stopping).await) };
         tokio::select! {
-            () = run(tracker, log, until, &messages) => {}
+            () = run(tracker, log, until, &messages, followed) => {}
             () = messages.closed() => {}
             () = stopped => {
                 // A client that does not read is not waited for.
@@ -170,12 +172,14 @@ async fn run(
     log: Log,
     until: Option<u64>,
     messages: &mpsc::Sender<Result<proto::FollowResponse, Status>>,
+    followed: Followed,
 ) {
     // Asked for before the look that it is there for.
     let mut written = None;
     loop {
         // Room first: what waits for its client reads nothing.
         let Ok(room) = messages.reserve().await else { return };
+        followed.at(tracker.position());
         if until.is_none() {
             match tracker.collect_recent() {
                 Err(told) => return room.send(Err(told.into())),

@@ -7,7 +7,6 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 use std::{fmt, io};
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -19,11 +18,8 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::config::{Config, Error, Result};
 use super::visitor::{Room, Visitor};
+use crate::front::listen::{self, AGAIN, Endpoint, Listening, SocketFile};
 use crate::front::tls::Certificates;
-use crate::front::unix;
-
-/// When the system gives no more connections, accepting starts again after this.
-const AGAIN: Duration = Duration::from_millis(100);
 
 /// An address that is listened on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,47 +42,34 @@ impl fmt::Display for Address {
     }
 }
 
-/// All listening sockets; a unix socket's file goes with them.
+/// All listening sockets; a unix socket's file goes with it.
 pub(super) struct Listeners {
     tcp: Vec<TcpListener>,
-    unix: Option<UnixListener>,
+    unix: Vec<(UnixListener, Option<SocketFile>)>,
     addresses: Vec<Address>,
-    file: File,
-}
-
-/// A unix socket's file, removed in the end.
-struct File(Option<PathBuf>);
-
-impl Drop for File {
-    fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            // Somebody may have removed it already.
-            let _ = std::fs::remove_file(path);
-        }
-    }
 }
 
 impl Listeners {
     /// Listens on everything that the configuration names.
     pub(crate) fn open(config: &Config, runtime: &Runtime) -> Result<Self> {
-        let failed = |address: String| move |source| Error::Listen { address, source };
+        let unix = config.unix_socket.as_deref().map(|path| (path, &config.unix_access));
+        let bound = listen::open(&config.listen, unix, &config.passed);
+        let bound = bound.map_err(|(address, source)| Error::Listen { address, source })?;
         let _inside = runtime.enter();
-        let mut opened = Self { tcp: Vec::new(), unix: None, addresses: Vec::new(), file: File(None) };
-        for address in &config.listen {
-            let socket = std::net::TcpListener::bind(address).map_err(failed(address.to_string()))?;
-            let socket = socket.set_nonblocking(true).and_then(|()| TcpListener::from_std(socket));
-            let socket = socket.map_err(failed(address.to_string()))?;
-            let address = socket.local_addr().map_err(failed(address.to_string()))?;
-            let address = if config.tls.is_some() { Address::Tls(address) } else { Address::Tcp(address) };
-            opened.tcp.push(socket);
-            opened.addresses.push(address);
-        }
-        if let Some(path) = &config.unix_socket {
-            let failed = || failed(path.display().to_string());
-            let socket = unix::bind(path, &config.unix_access).map_err(failed())?;
-            opened.file = File(Some(path.clone()));
-            opened.unix = Some(UnixListener::from_std(socket).map_err(failed())?);
-            opened.addresses.push(Address::Unix(path.clone()));
+        let mut opened = Self { tcp: Vec::new(), unix: Vec::new(), addresses: Vec::new() };
+        for one in bound {
+            let failed = |source| Error::Listen { address: one.place.to_string(), source };
+            match one.socket {
+                Listening::Tcp(socket) => opened.tcp.push(TcpListener::from_std(socket).map_err(failed)?),
+                Listening::Unix(socket) => {
+                    opened.unix.push((UnixListener::from_std(socket).map_err(failed)?, one.file));
+                }
+            }
+            opened.addresses.push(match one.place {
+                Endpoint::Tcp(address) if config.tls.is_some() => Address::Tls(address),
+                Endpoint::Tcp(address) => Address::Tcp(address),
+                Endpoint::Unix(path) => Address::Unix(path),
+            });
         }
         Ok(opened)
     }
@@ -102,7 +85,7 @@ impl Listeners {
         certificates: Option<Arc<Certificates>>,
         stopping: &watch::Receiver<bool>,
     ) -> Incoming {
-        let Self { tcp, unix, file, .. } = self;
+        let Self { tcp, unix, .. } = self;
         let (tcp_sender, tcp_incoming) = mpsc::channel(1);
         let (tls_sender, tls_incoming) = mpsc::channel(1);
         let (unix_sender, unix_incoming) = mpsc::channel(1);
@@ -117,8 +100,7 @@ impl Listeners {
                 }
             };
         }
-        if let Some(listener) = unix {
-            let file = Some(file);
+        for (listener, file) in unix {
             tokio::spawn(accept(UnixDoor(listener), room.clone(), unix_sender.clone(), stopping.clone(), file));
         }
         // A server without addresses of one kind waits for its end as the others do.
@@ -181,9 +163,7 @@ impl Door for TcpDoor {
     type Stream = TcpStream;
     async fn next(&self) -> io::Result<(TcpStream, String)> {
         let (stream, peer) = self.0.accept().await?;
-        stream.set_nodelay(true)?;
-        // A client whose machine is gone would stay for ever.
-        rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
+        listen::tune(&stream)?;
         Ok((stream, peer.to_string()))
     }
 }
@@ -200,7 +180,7 @@ async fn accept<D: Door + Sync>(
     room: Room,
     connections: mpsc::Sender<io::Result<Visitor<D::Stream>>>,
     mut stopping: watch::Receiver<bool>,
-    file: Option<File>,
+    file: Option<SocketFile>,
 ) {
     // Goes when accepting ends.
     let _file = file;

@@ -17,6 +17,7 @@ mod config;
 mod convert;
 mod counts;
 mod follow;
+mod lags;
 mod listen;
 mod log;
 mod map;
@@ -193,7 +194,12 @@ impl Server {
 }
 
 /// All services, behind their guards.
-fn routes(config: &Config, faces: Faces, users: &Arc<Users>, stopping: &watch::Receiver<bool>) -> Result<Routes> {
+fn routes(
+    config: &Config,
+    faces: Faces,
+    (users, counts): (&Arc<Users>, &CallCounts),
+    stopping: &watch::Receiver<bool>,
+) -> Result<Routes> {
     let guard = |service| Guard::new(users, service);
     let failed = |error: tonic_reflection::server::Error| Error::Serve { what: "reflect", why: error.to_string() };
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -202,6 +208,7 @@ fn routes(config: &Config, faces: Faces, users: &Arc<Users>, stopping: &watch::R
     let mut names = Vec::new();
     if let Some(logs) = faces.logs {
         let service = LogService::new(logs, config.in_flight_max, config.followers_max, stopping.clone());
+        counts.tell_of(&service.names);
         let server = LogServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX);
         routes = routes
             .add_service(tonic::service::interceptor::InterceptedService::new(server, guard(Service::Of(Face::Log))));
@@ -277,7 +284,7 @@ async fn serve(
     stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     let failed = |error: tonic::transport::Error| Error::Serve { what: "serve", why: chain(&error) };
-    let routes = routes(config, faces, users, &stopping)?;
+    let routes = routes(config, faces, (users, counts), &stopping)?;
     let router = || {
         tonic::transport::Server::builder()
             .max_concurrent_streams(config.calls_max)

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use esker_log::{Completion, Log, Logs, Record, Writer};
 use parking_lot::Mutex;
 
+use super::lags::{self, Lags};
 use super::status::Told;
+use crate::http::Figure;
 
 /// Most logs that are kept open.
 const LOGS_MAX: usize = 4_096;
@@ -28,6 +30,7 @@ pub(crate) struct Names {
     pub(crate) logs: Logs,
     open: Mutex<HashMap<String, (Log, Instant)>>,
     writers: Mutex<HashMap<(u64, String), Kept>>,
+    pub(crate) lags: Lags,
 }
 
 struct Kept {
@@ -47,7 +50,7 @@ struct State {
 
 impl Names {
     pub(crate) fn new(logs: Logs) -> Self {
-        Self { logs, open: Mutex::default(), writers: Mutex::default() }
+        Self { logs, open: Mutex::default(), writers: Mutex::default(), lags: Lags::default() }
     }
 
     /// A handle that was looked up a moment ago; needs no I/O.
@@ -69,6 +72,12 @@ impl Names {
         }
         open.insert(name.to_owned(), (log.clone(), Instant::now()));
         Ok(log)
+    }
+
+    /// The figures of the logs that are open here, and of their followers.
+    pub(crate) fn figures(&self) -> Vec<Figure> {
+        let open: Vec<Log> = self.open.lock().values().map(|(log, _)| log.clone()).collect();
+        lags::figures(&open, &self.lags)
     }
 
     /// Forgets what a name led to.

@@ -1,5 +1,5 @@
-//! A small NBD client: what measuring a server, mapping a disk and testing need. In the clear, simple replies, one
-//! thread.
+//! A small NBD client: what measuring a server, mapping a disk and testing need. In the clear or by TLS, simple
+//! replies, one thread.
 //!
 //! [`Place`] (of a URI) → [`Client::connect`] → [`Client::send`] … [`Client::receive`] …, or one call at a time: read,
 //! write, flush
@@ -14,15 +14,17 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, BufReader, ErrorKind, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use percent_encoding::percent_decode_str;
+use percent_encoding::{percent_decode_str, percent_encode, utf8_percent_encode};
+use rustls::{ClientConnection, StreamOwned};
 
-use crate::nbd::listen::Address;
+use crate::nbd::client_tls::Tls;
+use crate::nbd::listen::{Address, SPECIAL};
 use crate::nbd::wire::{self, OPTION_BYTES_MAX, Request, command, export_flag, flag, hello, option, option_reply};
 
 /// The port of NBD where a URI names none.
@@ -39,7 +41,10 @@ const WINDOW_BYTES: usize = 128 << 10;
 #[non_exhaustive]
 pub enum ClientError {
     /// Not the address of an export. Fix it.
-    #[error("address {uri:?}: {why}; expected nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH")]
+    #[error(
+        "address {uri:?}: {why}; expected nbd://HOST[:PORT]/EXPORT, nbds://HOST[:PORT]/EXPORT?tls-certificates=FOLDER, \
+         nbd+unix:///EXPORT?socket=PATH or nbds+unix:///EXPORT?socket=PATH&tls-certificates=FOLDER"
+    )]
     Uri {
         /// What was given.
         uri: String,
@@ -63,6 +68,15 @@ pub enum ClientError {
         /// What the server says.
         why: String,
     },
+    /// The connection could not be encrypted. Fix the certificates, or the address.
+    #[error("cannot speak TLS with {address}")]
+    Tls {
+        /// The address.
+        address: String,
+        /// What failed.
+        #[source]
+        source: io::Error,
+    },
     /// The connection is lost, or what comes is not the protocol. Connect again.
     #[error("connection lost")]
     Lost(#[from] io::Error),
@@ -85,9 +99,18 @@ pub struct Place {
     pub address: Address,
     /// The export.
     pub export: String,
+    /// How the connection is encrypted; `None`: it is not.
+    pub tls: Option<Tls>,
+    /// Other addresses of the host, tried where nobody answers at the first.
+    pub others: Vec<SocketAddr>,
 }
 
 impl Place {
+    /// An export of a server, in the clear.
+    pub fn new(address: Address, export: impl Into<String>) -> Self {
+        Self { address, export: export.into(), tls: None, others: Vec::new() }
+    }
+
     /// Whether a text is meant as the URI of an export, in the clear or by TLS.
     pub fn is_meant(text: &str) -> bool {
         ["nbd:", "nbds:", "nbd+unix:", "nbds+unix:"].iter().any(|scheme| text.starts_with(scheme))
@@ -96,7 +119,22 @@ impl Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.address.uri(&self.export))
+        let Some(tls) = &self.tls else { return f.write_str(&self.address.uri(&self.export)) };
+        let export = utf8_percent_encode(&self.export, SPECIAL);
+        let mut query = Vec::new();
+        match &self.address {
+            Address::Tcp(address) => write!(f, "nbds://{}:{}/{export}", tls.host, address.port())?,
+            Address::Unix(path) => {
+                write!(f, "nbds+unix:///{export}")?;
+                query.push(("socket", path.as_os_str().as_encoded_bytes()));
+                query.push(("tls-hostname", tls.host.as_bytes()));
+            }
+        }
+        query.extend(tls.certificates.iter().map(|folder| ("tls-certificates", folder.as_os_str().as_encoded_bytes())));
+        for (number, (name, value)) in query.into_iter().enumerate() {
+            write!(f, "{}{name}={}", if number == 0 { '?' } else { '&' }, percent_encode(value, SPECIAL))?;
+        }
+        Ok(())
     }
 }
 
@@ -112,32 +150,48 @@ impl FromStr for Place {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
         let export = decoded(export)?;
+        let asked = |name: &str| {
+            let value = query.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name);
+            value.map(|(_, value)| decoded(value)).transpose()
+        };
+        let tls = if scheme.starts_with("nbds") {
+            let of_address = match authority.rsplit_once(':') {
+                Some((host, port)) if !port.ends_with(']') => host,
+                _ => authority,
+            };
+            let of_address = if of_address.is_empty() { "localhost" } else { of_address };
+            let host = asked("tls-hostname")?.unwrap_or_else(|| of_address.to_owned());
+            Some(Tls { host, certificates: asked("tls-certificates")?.map(PathBuf::from) })
+        } else {
+            None
+        };
+        let mut others = Vec::new();
         let address = match scheme {
-            "nbd" => {
+            "nbd" | "nbds" => {
                 let with_port = match authority.rsplit_once(':') {
                     Some((_, port)) if !port.ends_with(']') => authority.to_string(),
                     _ => format!("{authority}:{PORT}"),
                 };
                 let mut found = with_port.to_socket_addrs().map_err(|error| bad(&error.to_string()))?;
-                Address::Tcp(found.next().ok_or_else(|| bad("the host has no address"))?)
+                let first = found.next().ok_or_else(|| bad("the host has no address"))?;
+                others.extend(found);
+                Address::Tcp(first)
             }
-            "nbd+unix" => {
-                let socket = query.split('&').find_map(|pair| pair.strip_prefix("socket="));
-                Address::Unix(PathBuf::from(decoded(socket.ok_or_else(|| bad("no socket="))?)?))
+            "nbd+unix" | "nbds+unix" => {
+                Address::Unix(PathBuf::from(asked("socket")?.ok_or_else(|| bad("no socket="))?))
             }
-            "nbds" | "nbds+unix" => return Err(bad("this client has no TLS")),
             _ => return Err(bad("no scheme of NBD")),
         };
-        Ok(Self { address, export })
+        Ok(Self { address, export, tls, others })
     }
 }
 
-enum Socket {
+enum Plain {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-impl Read for Socket {
+impl Read for Plain {
     fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.read(space),
@@ -146,7 +200,7 @@ impl Read for Socket {
     }
 }
 
-impl Write for Socket {
+impl Write for Plain {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.write(bytes),
@@ -156,6 +210,36 @@ impl Write for Socket {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+enum Socket {
+    Plain(Plain),
+    Tls(Box<StreamOwned<ClientConnection, Plain>>),
+}
+
+impl Read for Socket {
+    fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(space),
+            Self::Tls(stream) => stream.read(space),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(bytes),
+            Self::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(_) => Ok(()),
+            Self::Tls(stream) => stream.flush(),
+        }
     }
 }
 
@@ -187,22 +271,32 @@ impl Client {
     /// `None`: as long as it takes.
     ///
     /// # Errors
-    /// [`ClientError::Connect`], [`ClientError::Refused`], [`ClientError::Lost`].
+    /// [`ClientError::Connect`], [`ClientError::Tls`], [`ClientError::Refused`], [`ClientError::Lost`].
     pub fn connect(place: &Place, within: Option<Duration>) -> Result<Self> {
         let failed = |source| ClientError::Connect { address: place.address.to_string(), source };
-        let socket = match &place.address {
+        let mut socket = match &place.address {
             Address::Tcp(address) => {
-                let stream = TcpStream::connect(address).map_err(failed)?;
+                let all: Vec<SocketAddr> = [*address].iter().chain(&place.others).copied().collect();
+                let stream = TcpStream::connect(&all[..]).map_err(failed)?;
                 stream.set_nodelay(true)?;
                 // What stands between forgets a connection on which nothing happens for long.
                 rustix::net::sockopt::set_socket_keepalive(&stream, true).map_err(io::Error::from)?;
                 stream.set_read_timeout(within)?;
-                Socket::Tcp(stream)
+                Plain::Tcp(stream)
             }
             Address::Unix(path) => {
                 let stream = UnixStream::connect(path).map_err(failed)?;
                 stream.set_read_timeout(within)?;
-                Socket::Unix(stream)
+                Plain::Unix(stream)
+            }
+        };
+        greet(&mut socket)?;
+        let socket = match &place.tls {
+            None => Socket::Plain(socket),
+            Some(tls) => {
+                let failed = |source| ClientError::Tls { address: place.address.to_string(), source };
+                ask_to_encrypt(&mut socket)?.map_err(|why| failed(io::Error::other(why)))?;
+                Socket::Tls(Box::new(tls.encrypt(socket).map_err(failed)?))
             }
         };
         let mut client = Self {
@@ -214,27 +308,16 @@ impl Client {
             size: 0,
             flags: 0,
         };
-        client.negotiate(&place.export)?;
+        client.choose(&place.export)?;
         Ok(client)
     }
 
-    fn negotiate(&mut self, export: &str) -> Result<()> {
-        let greeting: [u8; 18] = self.bytes()?;
-        if !wire::is_greeting(&greeting) {
-            return Err(malformed("greeting").into());
-        }
-        self.unsent.extend_from_slice(&u32::from(hello::FIXED_NEWSTYLE | hello::NO_ZEROES).to_be_bytes());
+    fn choose(&mut self, export: &str) -> Result<()> {
         let asked = [&(export.len() as u32).to_be_bytes()[..], export.as_bytes(), &[0, 0]].concat();
         wire::put_option(&mut self.unsent, option::GO, &asked);
         self.push()?;
         for _ in 0..OPTION_REPLIES_MAX {
-            let header: [u8; 20] = self.bytes()?;
-            let (kind, len) = wire::option_reply_header(&header, option::GO).map_err(io::Error::other)?;
-            if len > OPTION_BYTES_MAX {
-                return Err(malformed("length of an option's reply").into());
-            }
-            let mut data = vec![0; len as usize];
-            self.socket.read_exact(&mut data)?;
+            let (kind, data) = option_reply(&mut self.socket, option::GO)?;
             match kind {
                 option_reply::ACK => return Ok(()),
                 option_reply::INFO => {
@@ -289,6 +372,7 @@ impl Client {
     pub fn push(&mut self) -> Result<()> {
         if !self.unsent.is_empty() {
             self.socket.get_mut().write_all(&self.unsent)?;
+            self.socket.get_mut().flush()?;
             self.unsent.clear();
         }
         Ok(())
@@ -370,6 +454,40 @@ impl Drop for Client {
     }
 }
 
+fn greet(socket: &mut Plain) -> Result<()> {
+    let mut greeting = [0; 18];
+    socket.read_exact(&mut greeting)?;
+    if !wire::is_greeting(&greeting) {
+        return Err(malformed("greeting").into());
+    }
+    Ok(socket.write_all(&u32::from(hello::FIXED_NEWSTYLE | hello::NO_ZEROES).to_be_bytes())?)
+}
+
+/// Asks the server to encrypt all that follows; why it does not, if so. Nothing is read ahead: what comes in the clear
+/// behind its answer is no handshake.
+fn ask_to_encrypt(socket: &mut Plain) -> Result<std::result::Result<(), String>> {
+    let mut asked = Vec::new();
+    wire::put_option(&mut asked, option::STARTTLS, &[]);
+    socket.write_all(&asked)?;
+    Ok(match option_reply(socket, option::STARTTLS)? {
+        (option_reply::ACK, _) => Ok(()),
+        (_, said) => Err(format!("the server does not encrypt: {}", String::from_utf8_lossy(&said))),
+    })
+}
+
+/// The next reply to an option: its kind and data.
+fn option_reply(socket: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>)> {
+    let mut header = [0; 20];
+    socket.read_exact(&mut header)?;
+    let (kind, len) = wire::option_reply_header(&header, option).map_err(io::Error::other)?;
+    if len > OPTION_BYTES_MAX {
+        return Err(malformed("length of an option's reply").into());
+    }
+    let mut data = vec![0; len as usize];
+    socket.read_exact(&mut data)?;
+    Ok((kind, data))
+}
+
 fn malformed(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("bad {what}"))
 }
@@ -387,6 +505,9 @@ mod tests {
             ("nbd://[::1]/a", "nbd://[::1]:10809/", "a"),
             ("nbd+unix:///a%20b?socket=/run/x.sock", "nbd+unix:///?socket=/run/x.sock", "a b"),
             ("nbd+unix:///?socket=/a%26b", "nbd+unix:///?socket=/a%26b", ""),
+            ("nbds://127.0.0.1/disk?tls-certificates=/etc/pki%20x", "nbd://127.0.0.1:10809/", "disk"),
+            ("nbds://[::1]:7/a?tls-hostname=disks.example.org", "nbd://[::1]:7/", "a"),
+            ("nbds+unix:///a?socket=/run/x.sock&tls-certificates=/etc", "nbd+unix:///?socket=/run/x.sock", "a"),
         ] {
             let place: Place = uri.parse().unwrap();
             assert_eq!((place.address.to_string().as_str(), place.export.as_str()), (address, export), "{uri}");
@@ -396,7 +517,7 @@ mod tests {
             ("disk", "no ://"),
             ("http://localhost/", "no scheme"),
             ("nbd+unix:///disk", "socket="),
-            ("nbds://localhost/disk", "TLS"),
+            ("nbds+unix:///disk?tls-certificates=/etc", "socket="),
             ("nbd://localhost:port/disk", "port"),
         ] {
             let error = uri.parse::<Place>().unwrap_err().to_string();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::front::{TlsFiles, UnixAccess, Users};
+use crate::front::{Passed, TlsFiles, UnixAccess, Users, listen};
 
 /// Longest payload of a READ or WRITE, in bytes; told to clients as the largest block.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
@@ -30,6 +30,8 @@ pub struct Config {
     pub unix_socket: Option<PathBuf>,
     /// What may connect to the unix socket. Default: what the umask leaves.
     pub unix_access: UnixAccess,
+    /// Sockets that another process has bound; other than on loopback as `listen`. Default: none.
+    pub passed: Vec<Passed>,
     /// Certificate and key for STARTTLS; with authorities clients must show a certificate. Default: none, and no TLS.
     pub tls: Option<TlsFiles>,
     /// The users: a client is the one that its certificate names. Default: none, and clients may use every disk.
@@ -69,6 +71,7 @@ impl Default for Config {
             listen: Vec::new(),
             unix_socket: None,
             unix_access: UnixAccess::default(),
+            passed: Vec::new(),
             tls: None,
             users: None,
             linger: Duration::from_secs(3),
@@ -143,13 +146,13 @@ impl Config {
         within("in_flight_bytes_max", self.in_flight_bytes_max, PAYLOAD_BYTES_MAX as usize, 1 << 40)?;
         within("threads_per_connection", self.threads_per_connection, 2, 64)?;
         within("negotiation_seconds", self.negotiation_seconds as usize, 1, 86_400)?;
-        if self.listen.is_empty() && self.unix_socket.is_none() {
+        if self.listen.is_empty() && self.unix_socket.is_none() && self.passed.is_empty() {
             return Err(Error::Config("listen and unix_socket are both empty".into()));
         }
         let certain = self.tls_mode == TlsMode::Required
             && self.tls.as_ref().is_some_and(|files| files.client_authorities.is_some());
-        match self.listen.iter().find(|address| !address.ip().is_loopback()) {
-            Some(address) if !certain => Err(Error::NoCertificates(*address)),
+        match listen::reached(&self.listen, &self.passed).find(|address| !address.ip().is_loopback()) {
+            Some(address) if !certain => Err(Error::NoCertificates(address)),
             _ => Ok(()),
         }
     }

@@ -5,24 +5,21 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use std::{fmt, io};
 
 use mio::net::{TcpListener, UnixListener};
 use mio::{Events, Interest, Poll, Token, Waker};
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode, utf8_percent_encode};
 
-use crate::front::unix;
+use crate::front::listen::{self, AGAIN, Endpoint, Listening, SocketFile, is_about_one};
 use crate::nbd::config::{Config, Error, Result};
 use crate::nbd::stream::Socket;
 
 /// The token of the waker; listeners have those from 0.
 const WAKE: Token = Token(usize::MAX - 1);
-/// After a failure that is not about one client, accepting starts again after this.
-const AGAIN: Duration = Duration::from_millis(100);
 
 /// What would mean something else in a URI.
-const SPECIAL: &AsciiSet =
+pub(super) const SPECIAL: &AsciiSet =
     &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'&').add(b'+').add(b'<').add(b'>').add(b'?');
 
 /// An address that is listened on.
@@ -35,6 +32,13 @@ pub enum Address {
 }
 
 impl Address {
+    fn of(place: Endpoint) -> Self {
+        match place {
+            Endpoint::Tcp(address) => Self::Tcp(address),
+            Endpoint::Unix(path) => Self::Unix(path),
+        }
+    }
+
     /// The URI of an export, for clients on this machine.
     pub fn uri(&self, export: &str) -> String {
         let export = utf8_percent_encode(export, SPECIAL);
@@ -59,43 +63,44 @@ enum Listener {
     Unix(UnixListener),
 }
 
+impl Listener {
+    fn of(socket: Listening) -> Self {
+        match socket {
+            Listening::Tcp(socket) => Self::Tcp(TcpListener::from_std(socket)),
+            Listening::Unix(socket) => Self::Unix(UnixListener::from_std(socket)),
+        }
+    }
+}
+
 /// All listening sockets; a unix socket's file goes with them.
 pub(super) struct Listeners {
     poll: Poll,
-    listeners: Vec<(Listener, Address)>,
+    listeners: Vec<(Listener, Address, Option<SocketFile>)>,
 }
 
 impl Listeners {
     /// Listens on everything that the configuration names.
     pub(crate) fn open(config: &Config) -> Result<Self> {
-        let failed = |address: String| move |source| Error::Listen { address, source };
+        let unix = config.unix_socket.as_deref().map(|path| (path, &config.unix_access));
+        let bound = listen::open(&config.listen, unix, &config.passed);
+        let bound = bound.map_err(|(address, source)| Error::Listen { address, source })?;
         let poll = Poll::new().map_err(|source| Error::Io { what: "make a poll", source })?;
-        let mut opened = Self { poll, listeners: Vec::new() };
-        for address in &config.listen {
-            let mut socket = TcpListener::bind(*address).map_err(failed(address.to_string()))?;
-            let address = socket.local_addr().map_err(failed(address.to_string()))?;
-            opened
-                .poll
-                .registry()
-                .register(&mut socket, Token(opened.listeners.len()), Interest::READABLE)
-                .map_err(failed(address.to_string()))?;
-            opened.listeners.push((Listener::Tcp(socket), Address::Tcp(address)));
+        let mut listeners = Vec::new();
+        for (number, one) in bound.into_iter().enumerate() {
+            let (registry, token, readable) = (poll.registry(), Token(number), Interest::READABLE);
+            let (mut listener, address) = (Listener::of(one.socket), Address::of(one.place));
+            let registered = match &mut listener {
+                Listener::Tcp(socket) => registry.register(socket, token, readable),
+                Listener::Unix(socket) => registry.register(socket, token, readable),
+            };
+            registered.map_err(|source| Error::Listen { address: address.to_string(), source })?;
+            listeners.push((listener, address, one.file));
         }
-        if let Some(path) = &config.unix_socket {
-            let failed = || failed(path.display().to_string());
-            let socket = unix::bind(path, &config.unix_access).map_err(failed())?;
-            let socket = UnixListener::from_std(socket);
-            opened.listeners.push((Listener::Unix(socket), Address::Unix(path.clone())));
-            let at = Token(opened.listeners.len() - 1);
-            if let Some((Listener::Unix(socket), _)) = opened.listeners.last_mut() {
-                opened.poll.registry().register(socket, at, Interest::READABLE).map_err(failed())?;
-            }
-        }
-        Ok(opened)
+        Ok(Self { poll, listeners })
     }
 
     pub(crate) fn addresses(&self) -> Vec<Address> {
-        self.listeners.iter().map(|(_, address)| address.clone()).collect()
+        self.listeners.iter().map(|(_, address, _)| address.clone()).collect()
     }
 
     /// What wakes [`Listeners::run`].
@@ -114,7 +119,7 @@ impl Listeners {
             }
             again = false;
             // Events are edges: each listener is asked until it has no more.
-            for (listener, address) in &self.listeners {
+            for (listener, address, _) in &self.listeners {
                 loop {
                     match accept(listener) {
                         Ok((socket, peer)) => serve(socket, peer),
@@ -136,25 +141,12 @@ impl Listeners {
     }
 }
 
-impl Drop for Listeners {
-    fn drop(&mut self) {
-        for (_, address) in &self.listeners {
-            if let Address::Unix(path) = address {
-                // Somebody may have removed it already.
-                let _ = std::fs::remove_file(path);
-            }
-        }
-    }
-}
-
 fn accept(listener: &Listener) -> io::Result<(Socket, String)> {
     match listener {
         Listener::Tcp(listener) => {
             let (stream, peer) = listener.accept()?;
-            stream.set_nodelay(true)?;
+            listen::tune(&stream)?;
             let stream = std::net::TcpStream::from(OwnedFd::from(stream));
-            // A client whose machine is gone would stay for ever.
-            rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
             stream.set_nonblocking(false)?;
             Ok((Socket::Tcp(stream), peer.to_string()))
         }
@@ -165,12 +157,4 @@ fn accept(listener: &Listener) -> io::Result<(Socket, String)> {
             Ok((Socket::Unix(stream), "unix socket".into()))
         }
     }
-}
-
-/// Whether an error of accept is only about the client that wanted to connect.
-fn is_about_one(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted | ErrorKind::NotConnected
-    )
 }

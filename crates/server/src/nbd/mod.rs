@@ -20,7 +20,9 @@
 
 mod attach;
 mod client;
+mod client_tls;
 mod config;
+mod counts;
 mod export;
 mod listen;
 mod memory;
@@ -45,12 +47,14 @@ use parking_lot::{Condvar, Mutex};
 
 pub use attach::{Locking, SERVER_OWNER};
 pub use client::{Client, ClientError, Place, Reply};
+pub use client_tls::Tls;
 pub use config::{Config, Error, PAYLOAD_BYTES_MAX, Result, TlsMode};
 pub use export::{BlockSizes, Done, Export, Exports, Extent, Fault, OpenError, Outcome, Piece};
 pub use listen::Address;
 pub use memory::{MemoryDisk, MemoryDisks};
 pub use volumes::VolumeExports;
 
+use counts::RequestCounts;
 use listen::Listeners;
 use negotiate::Negotiation;
 use stream::{Input, Output, Socket};
@@ -58,6 +62,7 @@ use transmission::Transmission;
 
 use crate::front::strangers::{Stranger, Strangers};
 use crate::front::tls::Certificates;
+use crate::http::{Figure, Value};
 
 /// How long accepting waits for the threads of strangers that had to make room.
 const MAKING_ROOM: Duration = Duration::from_secs(1);
@@ -93,6 +98,7 @@ struct Shared {
     waker: mio::Waker,
     accepted: AtomicU64,
     rejected: AtomicU64,
+    requests: RequestCounts,
     open: Mutex<Open>,
     closed: Condvar,
 }
@@ -119,6 +125,19 @@ impl Handle {
     pub fn prepare(&self) -> Result<Box<dyn FnOnce() + Send>> {
         let Some(tls) = &self.0.tls else { return Ok(Box::new(|| ())) };
         tls.prepare().map_err(|error| Error::Tls(error.to_string()))
+    }
+
+    /// What was counted, for those who watch.
+    pub fn figures(&self) -> Vec<Figure> {
+        let counts = self.counts();
+        let figure = |name: &str, help: &str, value| Figure::new(format!("esker_nbd_{name}"), help, value);
+        let mut figures = vec![
+            figure("connections", "Connections open", Value::Gauge(counts.connections as f64)),
+            figure("connections_accepted", "Connections accepted", Value::Counter(counts.accepted as f64)),
+            figure("connections_rejected", "Connections refused or sent away", Value::Counter(counts.rejected as f64)),
+        ];
+        figures.extend(self.0.requests.figures());
+        figures
     }
 
     /// What was counted.
@@ -157,6 +176,7 @@ impl Server {
             waker,
             accepted: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
+            requests: RequestCounts::default(),
             open: Mutex::default(),
             closed: Condvar::new(),
         });
@@ -303,7 +323,8 @@ impl Shared {
             Ok(Some(chosen)) => {
                 tracing::info!(peer, export = chosen.name, encrypted = input.is_encrypted(), "attached");
                 let name = chosen.name.clone();
-                Transmission::new(&self.config, chosen, input, &output).run();
+                let _attached = self.requests.attach(&name);
+                Transmission::new((&self.config, &self.requests), chosen, input, &output).run();
                 tracing::info!(peer, export = name, "detached");
             }
             Ok(None) => {}

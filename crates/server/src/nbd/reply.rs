@@ -28,6 +28,8 @@ pub(crate) struct Replies {
     heads: Vec<u8>,
     parts: Vec<Part>,
     data_bytes: usize,
+    /// Bytes of memory that their requests reserved: free when the replies are sent.
+    pub(crate) held: usize,
 }
 
 impl Replies {
@@ -44,6 +46,7 @@ impl Replies {
         self.heads.clear();
         self.parts.clear();
         self.data_bytes = 0;
+        self.held = 0;
     }
 
     /// The parts to send, in order.

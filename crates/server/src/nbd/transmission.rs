@@ -31,6 +31,7 @@ use esker_store::Barrier;
 use parking_lot::{Condvar, Mutex};
 
 use crate::nbd::config::{Config, PAYLOAD_BYTES_MAX};
+use crate::nbd::counts::RequestCounts;
 use crate::nbd::export::Fault;
 use crate::nbd::negotiate::Chosen;
 use crate::nbd::reply::Replies;
@@ -55,6 +56,7 @@ const READY_BYTES_MAX: usize = 1 << 20;
 /// The transmission of one connection.
 pub(crate) struct Transmission<'t> {
     config: &'t Config,
+    counts: &'t RequestCounts,
     chosen: Chosen,
     output: &'t Output,
     input: Mutex<Input>,
@@ -77,7 +79,7 @@ pub(crate) struct Transmission<'t> {
 /// Answers that wait for their barriers, in the order of their requests.
 #[derive(Default)]
 struct Waiting {
-    answers: VecDeque<(Barrier, Request, Answer)>,
+    answers: VecDeque<(Barrier, Request, Answer, Instant)>,
     /// Whether a thread is settling.
     settling: bool,
     /// How many came since a sync was last asked for.
@@ -101,9 +103,15 @@ enum Next {
 }
 
 impl<'t> Transmission<'t> {
-    pub(crate) fn new(config: &'t Config, chosen: Chosen, input: Input, output: &'t Output) -> Self {
+    pub(crate) fn new(
+        (config, counts): (&'t Config, &'t RequestCounts),
+        chosen: Chosen,
+        input: Input,
+        output: &'t Output,
+    ) -> Self {
         Self {
             config,
+            counts,
             chosen,
             output,
             input: Mutex::new(input),
@@ -143,16 +151,11 @@ impl<'t> Transmission<'t> {
             self.send(&mut replies);
             match next {
                 Next::CarryOut(requests) => {
-                    let mut held = 0;
                     for (request, payload) in requests {
                         self.answer(&request, payload, &mut replies);
-                        held += payload_held(&request);
+                        replies.held += payload_held(&request);
                     }
                     self.send(&mut replies);
-                    if held > 0 {
-                        *self.payload_bytes.lock() -= held;
-                        self.room.notify_all();
-                    }
                     if self.may_settle() {
                         self.settle(&mut replies);
                     }
@@ -205,6 +208,7 @@ impl<'t> Transmission<'t> {
                 if request.command == command::WRITE && !input.skip(request.len.into())? {
                     return Ok(Next::End);
                 }
+                self.counts.note(&request, Duration::ZERO, true);
                 replies.failed(request.cookie, self.chosen.structured, &fault);
                 continue;
             }
@@ -286,28 +290,29 @@ impl<'t> Transmission<'t> {
 
     /// Carries out a request; its answer goes to `replies`, or waits for its barrier.
     fn answer(&self, request: &Request, payload: Bytes, replies: &mut Replies) {
-        let began = (request.command == command::READ && request.len < LARGE_BYTES).then(Instant::now);
+        let began = Instant::now();
         let outcome = carry_out(request, payload, &self.chosen);
-        if let Some(began) = began {
+        if request.command == command::READ && request.len < LARGE_BYTES {
             let old = self.read_ns.load(Ordering::Relaxed);
             let took = began.elapsed().as_nanos() as u64;
             self.read_ns.store(old - old / 8 + took / 8, Ordering::Relaxed);
         }
         match outcome {
-            Ok((answer, None)) => self.tell(request, Ok(answer), replies),
+            Ok((answer, None)) => self.tell((request, began), Ok(answer), replies),
             Ok((answer, Some(barrier))) => match barrier.state() {
-                Some(reached) => self.tell(request, reached.map(|()| answer).map_err(Fault::from), replies),
+                Some(reached) => self.tell((request, began), reached.map(|()| answer).map_err(Fault::from), replies),
                 None => {
                     let mut waiting = self.waiting.lock();
-                    waiting.answers.push_back((barrier, *request, answer));
+                    waiting.answers.push_back((barrier, *request, answer, began));
                     waiting.unasked += 1;
                 }
             },
-            Err(fault) => self.tell(request, Err(fault), replies),
+            Err(fault) => self.tell((request, began), Err(fault), replies),
         }
     }
 
-    fn tell(&self, request: &Request, outcome: Result<Answer, Fault>, replies: &mut Replies) {
+    fn tell(&self, (request, began): (&Request, Instant), outcome: Result<Answer, Fault>, replies: &mut Replies) {
+        self.counts.note(request, began.elapsed(), outcome.is_err());
         let structured = self.chosen.structured;
         match outcome {
             Ok(Answer::Done) => replies.done(request.cookie),
@@ -325,7 +330,8 @@ impl<'t> Transmission<'t> {
     /// Sends replies, or leaves them to the thread that is sending.
     fn send(&self, replies: &mut Replies) {
         if replies.is_empty() {
-            return;
+            // Payload that was written is the store's by now.
+            return self.release(std::mem::take(&mut replies.held));
         }
         let mut ready = self.ready.lock();
         while ready.sending && ready.bytes >= READY_BYTES_MAX && !self.closing.load(Ordering::SeqCst) {
@@ -344,6 +350,7 @@ impl<'t> Transmission<'t> {
             if let Err(error) = self.output.send(batch.iter().flat_map(Replies::parts)) {
                 self.fail(&error);
             }
+            self.release(batch.iter().map(|replies| replies.held).sum());
             if let [only] = &mut { batch }[..] {
                 // Its memory is used again.
                 only.clear();
@@ -352,6 +359,14 @@ impl<'t> Transmission<'t> {
             ready = self.ready.lock();
         }
         ready.sending = false;
+    }
+
+    /// So much less payload is under way.
+    fn release(&self, bytes: usize) {
+        if bytes > 0 {
+            *self.payload_bytes.lock() -= bytes;
+            self.room.notify_all();
+        }
     }
 
     /// The connection is lost: nothing more can be received or sent.
@@ -400,16 +415,16 @@ impl<'t> Transmission<'t> {
             let _ = first.wait();
             loop {
                 let mut waiting = self.waiting.lock();
-                let Some((reached, request, answer)) = ({
+                let Some((reached, request, answer, began)) = ({
                     let reached = waiting.answers.front().and_then(|(barrier, ..)| barrier.state());
                     reached.and_then(|reached| {
-                        waiting.answers.pop_front().map(|(_, request, answer)| (reached, request, answer))
+                        waiting.answers.pop_front().map(|(_, request, answer, began)| (reached, request, answer, began))
                     })
                 }) else {
                     break;
                 };
                 drop(waiting);
-                self.tell(&request, reached.map(|()| answer).map_err(Fault::from), replies);
+                self.tell((&request, began), reached.map(|()| answer).map_err(Fault::from), replies);
                 if replies.len() > BATCH_BYTES {
                     self.send(replies);
                 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use esker_kv::{Compression, VALUE_BYTES_MAX};
 
 use crate::front::strangers::PATIENCE;
-use crate::front::{Face, TlsError, TlsFiles, UnixAccess, Users};
+use crate::front::{Face, Passed, TlsError, TlsFiles, UnixAccess, Users, listen};
 
 /// Number of databases that SELECT knows.
 pub const DATABASES: usize = 16;
@@ -26,6 +26,12 @@ pub struct Config {
     pub unix_socket: Option<PathBuf>,
     /// What may connect to the unix socket. Default: what the umask leaves.
     pub unix_access: UnixAccess,
+    /// Sockets that another process has bound. Default: none. Only on loopback without a password.
+    pub passed: Vec<Passed>,
+    /// The same, where clients speak TLS; needs `tls`, and TCP. Default: none.
+    pub tls_passed: Vec<Passed>,
+    /// Whether no client is served: then nothing is listened on. Default: false.
+    pub off: bool,
     /// Password that clients give with AUTH or HELLO, for the user `default`. Default: none.
     pub password: Option<String>,
     /// The users, where they are more than `default` with that password. Default: none.
@@ -70,6 +76,9 @@ impl Default for Config {
             tls: None,
             unix_socket: None,
             unix_access: UnixAccess::default(),
+            passed: Vec::new(),
+            tls_passed: Vec::new(),
+            off: false,
             password: None,
             users: None,
             threads: 0,
@@ -137,9 +146,16 @@ impl Config {
         self.users.clone().unwrap_or_else(|| Users::alone(self.password.as_deref(), None))
     }
 
+    /// An address that other machines reach.
+    fn reached_by_others(&self) -> Option<SocketAddr> {
+        let (plain, tls) =
+            (listen::reached(&self.listen, &self.passed), listen::reached(&self.tls_listen, &self.tls_passed));
+        plain.chain(tls).find(|address| !address.ip().is_loopback())
+    }
+
     /// Whether it listens on addresses that other machines reach.
     pub(crate) fn is_reached_by_others(&self) -> bool {
-        self.listen.iter().chain(&self.tls_listen).any(|address| !address.ip().is_loopback())
+        self.reached_by_others().is_some()
     }
 
     /// Checks what can be checked without opening anything.
@@ -148,11 +164,18 @@ impl Config {
     /// [`Error::Config`] names the key; [`Error::NoPassword`].
     pub fn check(&self) -> Result<()> {
         let refuse = |why: String| Err(Error::Config(why));
-        if self.listen.is_empty() && self.tls_listen.is_empty() && self.unix_socket.is_none() {
-            return refuse("listen, tls_listen and unix_socket are all empty".into());
+        let passed = !self.passed.is_empty() || !self.tls_passed.is_empty();
+        let listens = !self.listen.is_empty() || !self.tls_listen.is_empty() || self.unix_socket.is_some() || passed;
+        if listens == self.off {
+            let off = "off, and yet there are addresses to listen on";
+            let on = "listen, tls_listen and unix_socket are all empty";
+            return refuse(if self.off { off.into() } else { on.into() });
         }
-        if !self.tls_listen.is_empty() && self.tls.is_none() {
+        if (!self.tls_listen.is_empty() || !self.tls_passed.is_empty()) && self.tls.is_none() {
             return refuse("tls_listen needs a certificate and key in tls".into());
+        }
+        if let Some(socket) = self.tls_passed.iter().find(|socket| socket.address().is_none()) {
+            return refuse(format!("TLS is not served on the unix socket {}", socket.place()));
         }
         if self.threads > 64 {
             return refuse(format!("threads = {} is above 64", self.threads));
@@ -182,14 +205,10 @@ impl Config {
             return refuse("password is empty".into());
         }
         let closed = self.users.as_ref().is_some_and(|users| users.nobody(Face::Kv).is_none());
-        if self.password.is_none()
-            && !closed
-            && let Some(address) =
-                self.listen.iter().chain(&self.tls_listen).find(|address| !address.ip().is_loopback())
-        {
-            return Err(Error::NoPassword(*address));
+        match self.reached_by_others() {
+            Some(address) if self.password.is_none() && !closed => Err(Error::NoPassword(address)),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -9,8 +9,8 @@ use mio::net::{TcpListener, UnixListener};
 use mio::{Interest, Registry, Token};
 use rustls::ServerConnection;
 
+use crate::front::listen::{self, Bound, Endpoint, Listening, SocketFile};
 use crate::front::tls::Certificates;
-use crate::front::unix;
 use crate::resp::config::{Config, Error, Result};
 use crate::resp::transport::Transport;
 
@@ -45,6 +45,7 @@ enum Socket {
 pub(crate) struct Listener {
     socket: Socket,
     pub(crate) address: Address,
+    _file: Option<SocketFile>,
 }
 
 /// A stream that was accepted, with the addresses of both ends.
@@ -57,27 +58,31 @@ pub(crate) struct Accepted {
 impl Listener {
     /// Listens on everything that the configuration names.
     pub(crate) fn open_all(config: &Config) -> Result<Vec<Self>> {
-        let failed = |address: String| move |source| Error::Listen { address, source };
-        let mut listeners = Vec::new();
-        for address in &config.listen {
-            let socket = TcpListener::bind(*address).map_err(failed(address.to_string()))?;
-            let address = socket.local_addr().map_err(failed(address.to_string()))?;
-            listeners.push(Self { socket: Socket::Tcp(socket), address: Address::Tcp(address) });
-        }
+        let failed = |(address, source): listen::Failed| Error::Listen { address, source };
+        let unix = config.unix_socket.as_deref().map(|path| (path, &config.unix_access));
+        let plain = listen::open(&config.listen, unix, &config.passed).map_err(failed)?;
+        let mut listeners: Vec<Self> = plain.into_iter().map(|bound| Self::of(bound, None)).collect();
         if let Some(files) = &config.tls {
             let tls = Arc::new(Certificates::open(files, &[])?);
-            for address in &config.tls_listen {
-                let socket = TcpListener::bind(*address).map_err(failed(address.to_string()))?;
-                let address = socket.local_addr().map_err(failed(address.to_string()))?;
-                listeners.push(Self { socket: Socket::Tls(socket, Arc::clone(&tls)), address: Address::Tls(address) });
-            }
-        }
-        if let Some(path) = &config.unix_socket {
-            let socket = unix::bind(path, &config.unix_access).map_err(failed(path.display().to_string()))?;
-            let socket = UnixListener::from_std(socket);
-            listeners.push(Self { socket: Socket::Unix(socket), address: Address::Unix(path.clone()) });
+            let encrypted = listen::open(&config.tls_listen, None, &config.tls_passed).map_err(failed)?;
+            listeners.extend(encrypted.into_iter().map(|bound| Self::of(bound, Some(&tls))));
         }
         Ok(listeners)
+    }
+
+    fn of(bound: Bound, tls: Option<&Arc<Certificates>>) -> Self {
+        let Bound { socket, place, file } = bound;
+        let address = match (place, tls) {
+            (Endpoint::Tcp(address), None) => Address::Tcp(address),
+            (Endpoint::Tcp(address), Some(_)) => Address::Tls(address),
+            (Endpoint::Unix(path), _) => Address::Unix(path),
+        };
+        let socket = match (socket, tls) {
+            (Listening::Tcp(socket), None) => Socket::Tcp(TcpListener::from_std(socket)),
+            (Listening::Tcp(socket), Some(tls)) => Socket::Tls(TcpListener::from_std(socket), Arc::clone(tls)),
+            (Listening::Unix(socket), _) => Socket::Unix(UnixListener::from_std(socket)),
+        };
+        Self { socket, address, _file: file }
     }
 
     /// What its TLS connections are made from.
@@ -107,17 +112,13 @@ impl Listener {
         let (transport, address, local_address) = match &self.socket {
             Socket::Tcp(socket) => {
                 let (stream, address) = socket.accept()?;
-                stream.set_nodelay(true)?;
-                // A client whose machine is gone would stay for ever.
-                rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
+                listen::tune(&stream)?;
                 let local = stream.local_addr()?.to_string();
                 (Transport::Tcp(stream), address.to_string(), local)
             }
             Socket::Tls(socket, tls) => {
                 let (stream, address) = socket.accept()?;
-                stream.set_nodelay(true)?;
-                // A client whose machine is gone would stay for ever.
-                rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
+                listen::tune(&stream)?;
                 let local = stream.local_addr()?.to_string();
                 let tls = ServerConnection::new(tls.current()).map_err(io::Error::other)?;
                 (Transport::Tls(stream, Box::new(tls)), address.to_string(), local)
@@ -129,14 +130,5 @@ impl Listener {
             }
         };
         Ok(Accepted { transport, address, local_address })
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Address::Unix(path) = &self.address {
-            // Somebody may have removed it already.
-            let _ = std::fs::remove_file(path);
-        }
     }
 }

@@ -184,7 +184,11 @@ impl Server {
             Address::Unix(_) => None,
         });
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = if config.threads == 0 { cores.min(LOOPS_MAX_BY_DEFAULT) } else { config.threads };
+        let threads = match config.threads {
+            _ if config.off => 1,
+            0 => cores.min(LOOPS_MAX_BY_DEFAULT),
+            threads => threads,
+        };
         let now_ms = kv.clock().now_ms();
         let keyspace = Keyspace::open(kv, &config)?;
         let shared = Arc::new(Shared {

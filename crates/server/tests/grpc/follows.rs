@@ -7,6 +7,7 @@ use esker_server::grpc::Config;
 use esker_server::grpc::proto::log as proto;
 use esker_server::grpc::proto::log::delivery::What;
 use esker_server::grpc::proto::log::follow_request::Start;
+use esker_server::http::Value;
 
 use crate::held::Held;
 use crate::running::{Running, all, entry, from_first, near};
@@ -181,6 +182,45 @@ async fn followers_beyond_the_limit_are_refused_until_one_is_gone() {
         assert!(began.elapsed() < LATE, "a follower that is gone keeps its place");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn monitors_are_told_how_far_the_slowest_follower_is_behind() {
+    let server = Running::in_memory();
+    let mut client = server.with_log("log").await;
+    let figure = |name: &str| {
+        let label = Some(("log", "log".to_owned()));
+        let found = server.handle().figures().into_iter().find(|figure| figure.name == name && figure.label == label);
+        match found.map(|figure| figure.value) {
+            Some(Value::Gauge(value)) => value as u64,
+            other => panic!("{name}: {other:?}"),
+        }
+    };
+    let entries: u64 = 400;
+    for number in 0..entries {
+        let large = entry("log", format!("{number} {}", "x".repeat(32 << 10)));
+        client.append(large).await.unwrap();
+    }
+    assert_eq!(
+        (figure("esker_log_tail"), figure("esker_log_followers"), figure("esker_log_follower_lag")),
+        (entries, 0, 0)
+    );
+    // One that takes nothing is behind by what is not on its way to it; one that takes all is at the tail.
+    let deaf = client.follow(from_first("log")).await.unwrap().into_inner();
+    let mut reader = client.follow(from_first("log")).await.unwrap().into_inner();
+    let mut got = 0;
+    while got < entries {
+        got += tokio::time::timeout(LATE, reader.message()).await.unwrap().unwrap().unwrap().deliveries.len() as u64;
+    }
+    let lag = figure("esker_log_follower_lag");
+    assert!(figure("esker_log_followers") == 2 && lag > entries / 2 && lag < entries, "{lag}");
+    drop(deaf);
+    let began = std::time::Instant::now();
+    while (figure("esker_log_followers"), figure("esker_log_follower_lag")) != (1, 0) {
+        assert!(began.elapsed() < LATE, "{} followers", figure("esker_log_followers"));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(reader);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use clap::Args;
 use esker::kv::{Clock, SystemClock};
+use esker_server::front::Passed;
 use esker_server::nbd::{self, ClientError, Config, Handle, Locking, SERVER_OWNER, Server, TlsMode, VolumeExports};
 
 use super::shared::{Front, addresses};
@@ -61,17 +62,19 @@ impl NbdFlags {
 }
 
 /// The NBD server's configuration; `None` if it is not asked for.
-pub fn config(settings: &ServeSettings, front: &Front) -> Result<Option<Config>, Failure> {
+pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> Result<Option<Config>, Failure> {
     let tls = front.tls_for(&settings.nbd_tls_client_ca);
     let unix_socket = Some(settings.nbd_unix_socket.as_str()).filter(|path| !path.is_empty()).map(PathBuf::from);
     let listen = addresses(&settings.nbd_listen)?;
+    // Who passes sockets says what is listened on.
+    let (listen, unix_socket) = if passed.is_empty() { (listen, unix_socket) } else { (Vec::new(), None) };
     let (tls, tls_mode) = match settings.nbd_tls.as_str() {
         "required" => (tls, TlsMode::Required),
         "allowed" => (tls, TlsMode::Allowed),
         "off" => (None, TlsMode::Allowed),
         other => return Err(Failure::usage(format!("nbd_tls = {other:?}: expected required, allowed or off"))),
     };
-    if listen.is_empty() && unix_socket.is_none() {
+    if listen.is_empty() && unix_socket.is_none() && passed.is_empty() {
         return Ok(None);
     }
     let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
@@ -79,6 +82,7 @@ pub fn config(settings: &ServeSettings, front: &Front) -> Result<Option<Config>,
         listen,
         unix_socket,
         unix_access: front.unix.clone(),
+        passed,
         users: front.users.clone(),
         linger: front.linger / 2,
         tls,
@@ -118,7 +122,7 @@ pub fn failure(error: nbd::Error) -> Failure {
 /// The exit code of what an NBD client is told.
 pub fn client_failure(error: ClientError) -> Failure {
     match error {
-        ClientError::Uri { .. } => Failure::of(Code::Usage, &error),
+        ClientError::Uri { .. } | ClientError::Tls { .. } => Failure::of(Code::Usage, &error),
         error => Failure::of(Code::Failure, &error),
     }
 }

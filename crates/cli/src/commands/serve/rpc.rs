@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use clap::Args;
+use esker_server::front::Passed;
 use esker_server::grpc::{self, Address, Config, Faces, Handle, Ready, Server};
 
 pub use super::shared::token;
@@ -72,11 +73,13 @@ pub fn sequencers(settings: &ServeSettings) -> Result<Option<esker::remote::Opti
 }
 
 /// The gRPC server's configuration; `None` if it is not asked for.
-pub fn config(settings: &ServeSettings, front: &Front) -> Result<Option<Config>, Failure> {
+pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> Result<Option<Config>, Failure> {
     let tls = front.tls_for(&settings.grpc_tls_client_ca);
     let unix_socket = Some(settings.grpc_unix_socket.as_str()).filter(|path| !path.is_empty()).map(PathBuf::from);
     let listen = addresses(&settings.grpc_listen)?;
-    if listen.is_empty() && unix_socket.is_none() {
+    // Who passes sockets says what is listened on.
+    let (listen, unix_socket) = if passed.is_empty() { (listen, unix_socket) } else { (Vec::new(), None) };
+    if listen.is_empty() && unix_socket.is_none() && passed.is_empty() {
         return Ok(None);
     }
     let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
@@ -84,6 +87,7 @@ pub fn config(settings: &ServeSettings, front: &Front) -> Result<Option<Config>,
         listen,
         unix_socket,
         unix_access: front.unix.clone(),
+        passed,
         users: front.users.clone(),
         linger: front.linger,
         tls,

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use esker_server::{grpc, nbd, resp};
+use esker_server::{grpc, http, nbd, resp};
 use parking_lot::{Condvar, Mutex};
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::{Handle, Signals};
@@ -27,6 +27,8 @@ pub struct Protocols {
     pub nbd: Option<nbd::Handle>,
     /// Logs and map.
     pub grpc: Option<grpc::Handle>,
+    /// Figures.
+    pub http: Option<http::Handle>,
 }
 
 impl Protocols {
@@ -37,8 +39,16 @@ impl Protocols {
     }
 }
 
-/// What was read anew: what puts the users into force, the password and the token, where files hold them.
-pub type Anew = (Box<dyn FnOnce() + Send>, Option<String>, Option<String>);
+/// What was read anew.
+pub struct Anew {
+    /// What puts the users into force.
+    pub users: Box<dyn FnOnce() + Send>,
+    /// The password, where a file holds it.
+    pub password: Option<String>,
+    /// The token of gRPC, and of HTTP.
+    pub token: Option<String>,
+    pub http_token: Option<String>,
+}
 
 /// What reads it.
 type Reread = Box<dyn Fn(&Front) -> Result<Anew, Failure> + Send + Sync>;
@@ -89,7 +99,8 @@ impl Stopping {
         let _one = self.reloading.lock();
         let Some(protocols) = self.protocols.get() else { return Err("the server starts still".into()) };
         // All is read before any of it counts.
-        let (users, password, token) = (self.reread)(&self.front).map_err(|failure| failure.to_string())?;
+        let anew = (self.reread)(&self.front).map_err(|failure| failure.to_string())?;
+        let Anew { users, password, token, http_token } = anew;
         let mut all = vec![users];
         all.push(protocols.resp.prepare(password.as_deref()).map_err(|error| error.to_string())?);
         if let Some(nbd) = &protocols.nbd {
@@ -97,6 +108,9 @@ impl Stopping {
         }
         if let Some(grpc) = &protocols.grpc {
             all.push(grpc.prepare(token.as_deref()).map_err(|error| error.to_string())?);
+        }
+        if let Some(http) = &protocols.http {
+            all.push(http.prepare(http_token.as_deref()).map_err(|error| error.to_string())?);
         }
         all.into_iter().for_each(|apply| apply());
         protocols.resp.wake();

@@ -2,14 +2,16 @@
 //!
 //! Invariant: no figure has a label that tells a key, a client or an address.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
 use esker::engine::Engine;
-use esker_server::http::{Error, Figure, Running, Server, Source, Value};
+use esker_server::http::{Config, Error, Figure, Running, Server, Source, Value};
 use esker_server::resp::{Handle, Health};
 use esker_server::{grpc, nbd, resp};
 
+use super::passed::Sockets;
+use super::shared::{Front, addresses, token};
+use crate::config::ServeSettings;
 use crate::exit::{Code, Failure};
 
 /// Figures of the engine that only grow; the others go up and down.
@@ -51,8 +53,8 @@ const STAGE_POWERS: std::ops::RangeInclusive<u32> = 10..=34;
 pub struct Serving {
     /// The Redis protocol.
     pub resp: Handle,
-    /// The store, where it is an engine.
-    pub engine: Option<Arc<Engine>>,
+    /// The store.
+    pub store: esker::Store,
     /// Disks.
     pub nbd: Option<nbd::Handle>,
     /// Logs and map.
@@ -92,21 +94,10 @@ impl Source for Watched {
         figures.extend(of_process());
         let Some(serving) = self.0.get() else { return figures };
         figures.extend(serving.resp.figures());
-        figures.extend(serving.engine.iter().flat_map(|engine| of_engine(engine)));
+        figures.extend(serving.store.engine().iter().flat_map(|engine| of_engine(engine)));
+        figures.extend(of_sweep(&serving.store.sweep_figures()));
         figures.extend(serving.grpc.iter().flat_map(grpc::Handle::figures));
-        if let Some(nbd) = &serving.nbd {
-            let counts = nbd.counts();
-            let figure = |name: &str, help: &str, value| Figure::new(format!("esker_nbd_{name}"), help, value);
-            figures.extend([
-                figure("connections", "Connections open", Value::Gauge(counts.connections as f64)),
-                figure("connections_accepted", "Connections accepted", Value::Counter(counts.accepted as f64)),
-                figure(
-                    "connections_rejected",
-                    "Connections refused or sent away",
-                    Value::Counter(counts.rejected as f64),
-                ),
-            ]);
-        }
+        figures.extend(serving.nbd.iter().flat_map(nbd::Handle::figures));
         figures
     }
 }
@@ -168,23 +159,54 @@ fn of_process() -> Vec<Figure> {
     figures
 }
 
-/// Listens and answers, and says where; nothing if no address is given.
-pub fn start(listen: &[SocketAddr], watched: &Arc<Watched>) -> Result<Option<Running>, Failure> {
-    if listen.is_empty() {
+/// What is listened on for those who watch.
+pub fn config(settings: &ServeSettings, front: &Front, sockets: &Sockets) -> Result<Config, Failure> {
+    let passed = !sockets.http.is_empty() || !sockets.https.is_empty();
+    let own = |texts: &[String]| if passed { Ok(Vec::new()) } else { addresses(texts) };
+    let config = Config {
+        listen: own(&settings.http_listen)?,
+        tls_listen: own(&settings.https_listen)?,
+        passed: sockets.http.clone(),
+        tls_passed: sockets.https.clone(),
+        tls: front.tls.clone(),
+        token: token(&settings.http_token_file)?,
+    };
+    config.check().map_err(failure)?;
+    Ok(config)
+}
+
+/// Listens and answers, and says where; nothing if there is no address.
+pub fn start(config: &Config, watched: &Arc<Watched>) -> Result<Option<Running>, Failure> {
+    if config.is_empty() {
         return Ok(None);
     }
-    let server = Server::bind(listen).map_err(failure)?;
+    let server = Server::bind(config).map_err(failure)?;
     for address in server.addresses() {
-        say!("http       http://{address} (/livez, /readyz, /metrics)");
+        say!("http       {address} (/livez, /readyz, /metrics)");
     }
     server.start(Arc::clone(watched) as Arc<dyn Source>).map(Some).map_err(failure)
 }
 
 fn failure(error: Error) -> Failure {
     match error {
-        Error::Open(_) => Failure::of(Code::Usage, &error),
+        Error::Open(_) | Error::Config(_) | Error::Tls(_) => Failure::of(Code::Usage, &error),
         error => Failure::of(Code::Failure, &error),
     }
+}
+
+/// What the removal of expired rows has done.
+fn of_sweep(swept: &esker::SweepFigures) -> Vec<Figure> {
+    let counter = |name: &str, help: &str, value: u64| {
+        Figure::new(format!("esker_map_sweep_{name}"), help, Value::Counter(value as f64))
+    };
+    let rate = Value::Gauge(swept.rate as f64);
+    vec![
+        Figure::new("esker_map_sweep_rate", "Expired rows of the map that may be removed per second", rate),
+        counter("rows", "Expired rows of the map that were removed", swept.removed),
+        counter("renewed", "Rows of the map that had been written anew when they were to be removed", swept.renewed),
+        counter("steps", "Steps of the removal of expired rows", swept.steps),
+        counter("failures", "Steps of the removal of expired rows that failed", swept.failures),
+    ]
 }
 
 /// Whether writes are taken, for health checks by gRPC.

@@ -46,7 +46,7 @@ impl Inside {
 
     /// Where an export is reached.
     pub(super) fn place(&self, export: &str) -> Place {
-        Place { address: self.address.clone(), export: export.to_string() }
+        Place::new(self.address.clone(), export)
     }
 
     /// A folder for files beside the socket.

@@ -36,13 +36,13 @@ const FLUSH: Duration = Duration::from_secs(60);
 /// The arguments of `esker volume map`.
 #[derive(Args)]
 #[command(
-    after_help = "The disk is there until Ctrl-C, SIGTERM or `esker volume unmap`, and durable when the command has ended (not by nbds://: there nothing is flushed at the end). \
+    after_help = "The disk is there until Ctrl-C, SIGTERM or `esker volume unmap`, and durable when the command has ended. \
     A file needs nbdfuse (Debian: libnbd-bin or nbdfuse, and fuse3), a device nbd-client and the kernel's module nbd. \
     File systems are mounted with `mount -o loop FILE FOLDER` or `mount DEVICE FOLDER`."
 )]
 pub struct Map {
     /// IMAGE or IMAGE@SNAPSHOT, or the address of a running server's: nbd://HOST:PORT/IMAGE or
-    /// nbd+unix:///IMAGE?socket=PATH
+    /// nbd+unix:///IMAGE?socket=PATH, by TLS nbds://HOST:PORT/IMAGE?tls-certificates=FOLDER
     image: String,
     /// The snapshot, read-only
     #[arg(long)]
@@ -115,33 +115,28 @@ impl Map {
                 format!("{path}@{snapshot}{mark}{query}")
             }
         };
-        // By TLS only the tool can speak with the server.
-        let place = if uri.starts_with("nbds") { None } else { Some(uri.parse::<Place>().map_err(client_failure)?) };
-        let (image, snapshot) = match &place {
-            Some(place) => split(&place.export),
-            None => split(uri.split('?').next().and_then(|uri| uri.rsplit('/').next()).unwrap_or_default()),
-        };
+        let place: Place = uri.parse().map_err(client_failure)?;
+        let (image, snapshot) = split(&place.export);
         let tool = self.tool(image, snapshot)?;
         let folder = private_folder()?;
         let export = self.export(uri.clone());
         let reads = self.read_only || snapshot.is_some();
         let mut signals = Signals::new([SIGINT, SIGTERM])?;
         // It is there before the tool is, so that both are served alike, and stays: it ends when the server does.
-        let watch = match &place {
-            Some(place) if !reads => Client::connect(place, Some(FLUSH))
-                .inspect_err(|error| {
-                    let why = Failure::of(Code::Failure, error);
-                    eprintln!("nobody watches whether the server of {} is restarted meanwhile: {why}", self.image);
-                })
-                .ok(),
-            _ => None,
+        let watch = || {
+            let unwatched = |error: &ClientError| {
+                let why = Failure::of(Code::Failure, error);
+                eprintln!("nobody watches whether the server of {} is restarted meanwhile: {why}", self.image);
+            };
+            Client::connect(&place, Some(FLUSH)).inspect_err(unwatched).ok()
         };
+        let watch = if reads { None } else { watch() };
         if watch.as_ref().is_some_and(Client::read_only) {
             eprintln!("{} is served read-only: another process has it locked, or its server says so", self.image);
         }
         let mut attached = tool.attach(&export, folder.path(), &mut || signals.pending().next().is_some())?;
         stay(&mut attached, &mut signals, &export.uri, &self.image, json)?;
-        if let Some(place) = place.filter(|_| !reads) {
+        if !reads {
             flush_last(watch, &place)?;
         }
         drop(attached);
