@@ -12,7 +12,7 @@ import pathlib
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-PROTO = HERE.parent.parent / "crates" / "server" / "proto"
+PROTO = HERE.parent.parent / "crates" / "wire" / "proto"
 OUT = HERE / "src" / "esker" / "_proto"
 
 # Each becomes `_proto/<name>_pb2.py` and `_proto/<name>_pb2_grpc.py`.

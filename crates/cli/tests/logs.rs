@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use esker::log::{Found, Log, Options};
-use esker_server::grpc::proto::log as proto;
-use esker_server::grpc::proto::log::log_client::LogClient;
+use esker_wire::proto::log as proto;
+use esker_wire::proto::log::log_client::LogClient;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 
 const LATE: Duration = Duration::from_secs(60);

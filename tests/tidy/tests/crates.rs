@@ -17,12 +17,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-log", &["esker-store"]),
     ("esker-map", &["esker-store"]),
     ("esker-transaction", &["esker-map"]),
+    // What it turns into messages and back.
+    ("esker-wire", &["esker-store", "esker-log", "esker-map"]),
     // The map's trait is what it implements.
     ("esker-cassandra", &["esker-map"]),
     // The log beside the store: it finds the sequencers that logs name. And the map, which a server has for all.
-    ("esker-remote", &["esker-store", "esker-log", "esker-map"]),
+    ("esker-remote", &["esker-store", "esker-log", "esker-map", "esker-wire"]),
     ("esker-volume", &["esker-store"]),
-    ("esker-server", &["esker-store", "esker-kv", "esker-log", "esker-map", "esker-volume"]),
+    ("esker-server", &["esker-store", "esker-kv", "esker-log", "esker-map", "esker-volume", "esker-wire"]),
     (
         "esker",
         &[

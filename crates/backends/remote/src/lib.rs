@@ -14,35 +14,17 @@
 //!    again safe. Reads, and transactions that ask for it ([`Transaction::once`](esker_store::Transaction::once)), are
 //!    tried again here.
 //!
-//! Format: crates/server/proto/esker/store/v1/objects.proto, crates/server/proto/esker/map/v1/map.proto
+//! Format: crates/wire/proto/esker/store/v1/objects.proto, crates/wire/proto/esker/map/v1/map.proto
 
 #![forbid(unsafe_code)]
 
 mod address;
 mod call;
-mod decode;
-mod encode;
+mod failure;
 mod map;
 mod once;
 mod sequencer;
 mod store;
-
-/// Messages and services, generated from the server's published files.
-pub(crate) mod proto {
-    #![allow(missing_docs, clippy::all, rustdoc::all, unreachable_pub)]
-
-    pub(crate) mod log {
-        tonic::include_proto!("esker.log.v1");
-    }
-
-    pub(crate) mod map {
-        tonic::include_proto!("esker.map.v1");
-    }
-
-    pub(crate) mod store {
-        tonic::include_proto!("esker.store.v1");
-    }
-}
 
 pub use address::{Error, Options, Place, Result};
 pub use map::RemoteMap;

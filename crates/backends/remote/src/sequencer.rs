@@ -15,15 +15,15 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use esker_log::{Connect, Error, Result, Sequencer, Tail, Token};
+use esker_wire::proto::log as proto;
+use esker_wire::proto::log::given::Given;
+use esker_wire::proto::log::sequencer_client::SequencerClient;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Request;
 
 use crate::address::{Options, Place, Tokened, ask, channel, runtime};
-use crate::decode;
-use crate::proto::log as proto;
-use crate::proto::log::given::Given;
-use crate::proto::log::sequencer_client::SequencerClient;
+use crate::failure;
 
 /// Wants in one message, at most.
 const BATCH_MAX: usize = 1_024;
@@ -111,7 +111,7 @@ impl Sequencer for Remote {
                 let answer = answer.into_inner();
                 Ok(Tail { epoch: answer.epoch, position: answer.position })
             }
-            Ok(Ok(Err(status))) => Err(self.none(log, decode::text(&status))),
+            Ok(Ok(Err(status))) => Err(self.none(log, failure::text(&status))),
             Ok(Err(_)) => Err(self.none(log, format_args!("silent for {lease:?}"))),
             Err(error) => Err(self.none(log, error)),
         }

@@ -17,7 +17,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use esker_store::{
     Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error as StoreError,
-    Incarnation, ObjectId, ObjectStore, OmapScan, SlotScan, Stat, Transaction, limits,
+    Incarnation, ObjectId, ObjectStore, OmapScan, SlotScan, Stat, Transaction,
+};
+use esker_wire::proto::store as proto;
+use esker_wire::proto::store::objects_client::ObjectsClient;
+use esker_wire::store::{
+    CommitScan, INCARNATION, decode_capability, decode_collections, decode_commit_part, decode_data, decode_names,
+    decode_pairs, decode_runs, decode_seq, decode_slots, decode_stat, decode_value, decode_values, encode_commit_scan,
+    encode_list, encode_object_request, encode_omap_get, encode_omap_scan, encode_range_request, encode_slot_get,
+    encode_slot_scan, encode_transaction, encode_xattr_request, is_told,
 };
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -25,16 +33,12 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::address::{Error, Options, Place, Result, Tokened, channel};
 use crate::call::Manner;
+use crate::failure;
 use crate::once::Operations;
-use crate::proto::store as proto;
-use crate::proto::store::objects_client::ObjectsClient;
-use crate::{decode, encode};
 
 /// Longest message either way, in bytes.
 const MESSAGE_BYTES_MAX: usize = 96 << 20;
 
-/// Name of the metadata with the life of the store, a decimal number.
-const INCARNATION: &str = "esker-incarnation";
 /// Most lives of which late answers are told from those of a new one.
 const LIVES_MAX: usize = 64;
 
@@ -98,22 +102,8 @@ impl RemoteStore {
         let client = ObjectsClient::new(channel(&place, options)?)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        let capability = Capability {
-            backend: "grpc",
-            atomic_across_objects: false,
-            atomic_across_collections: false,
-            native_slots: false,
-            commit_order: false,
-            clone: false,
-            cheap_clone: false,
-            persistent: false,
-            compresses: false,
-            transaction_bytes_max: 0,
-            object_bytes_max: 0,
-            exact_extents: false,
-            reverse_scans: false,
-            watches: false,
-        };
+        // Nothing, until the server has said what it can.
+        let capability = decode_capability("grpc", &proto::CapabilityResponse::default());
         let (place, lives, operations) = (Arc::new(place), Arc::default(), Arc::default());
         let mut store = Self { client, capability, place, timeout: options.timeout, lives, operations };
         let asked = store.call(true, proto::CapabilityRequest {}, |mut client, request| async move {
@@ -122,26 +112,11 @@ impl RemoteStore {
         let able = asked.map_err(|status| {
             let why = match status.code() {
                 Code::Unimplemented => "the server does not serve its objects: start it with --grpc-objects".into(),
-                _ => decode::text(&status),
+                _ => failure::text(&status),
             };
             Error::Unreachable { place: store.place().clone(), why }
         })?;
-        store.capability = Capability {
-            backend: "grpc",
-            atomic_across_objects: able.atomic_across_objects,
-            atomic_across_collections: able.atomic_across_collections,
-            native_slots: able.native_slots,
-            commit_order: able.commit_order,
-            clone: able.clone,
-            cheap_clone: able.cheap_clone,
-            persistent: able.persistent,
-            compresses: able.compresses,
-            transaction_bytes_max: able.transaction_bytes_max.min(limits::TRANSACTION_BYTES_MAX as u64),
-            object_bytes_max: able.object_bytes_max.unwrap_or(u64::MAX).min(limits::OBJECT_BYTES_MAX),
-            exact_extents: able.exact_extents.unwrap_or(true),
-            reverse_scans: able.reverse_scans.unwrap_or(true),
-            watches: false,
-        };
+        store.capability = decode_capability("grpc", &able);
         Ok(store)
     }
 
@@ -167,12 +142,12 @@ impl RemoteStore {
     }
 
     fn manner(&self, again: bool) -> Manner {
-        Manner { timeout: self.timeout, again, told: decode::is_told }
+        Manner { timeout: self.timeout, again, told: is_told }
     }
 
     /// Sends a transaction, once.
     pub(crate) fn send(&self, txn: Transaction) -> std::result::Result<CommitSeq, StoreError> {
-        let message = encode::transaction(txn);
+        let message = encode_transaction(txn);
         let len = message.encoded_len();
         if len > MESSAGE_BYTES_MAX {
             let (what, limit, max) =
@@ -181,8 +156,8 @@ impl RemoteStore {
         }
         let answered = self.call(false, message, |mut client, request| async move { client.submit(request).await });
         match answered {
-            Ok(answer) => Ok(CommitSeq(answer.seq)),
-            Err(status) => Err(decode::submit_error(&status)),
+            Ok(answer) => Ok(decode_seq(&answer)),
+            Err(status) => Err(failure::submit_error(&status)),
         }
     }
 
@@ -192,7 +167,7 @@ impl RemoteStore {
         what: &'static str,
         message: M,
         call: impl Fn(ObjectsClient<Tokened>, Request<M>) -> F + Send + 'static,
-        understand: impl FnOnce(A) -> Option<T> + Send + 'static,
+        understand: impl FnOnce(A) -> esker_wire::Result<T> + Send + 'static,
     ) -> Completion<T>
     where
         M: Clone + Send + 'static,
@@ -202,26 +177,10 @@ impl RemoteStore {
     {
         let lives = Arc::clone(&self.lives);
         crate::call::begin(&self.client, self.manner(true), message, call, move |answered| {
-            let answer = answered.map_err(|status| decode::error(what, &status))?;
-            understand(lives.of(answer)).ok_or_else(|| nonsense(what))
+            let answer = answered.map_err(|status| failure::error(what, &status))?;
+            understand(lives.of(answer)).map_err(|wrong| failure::nonsense(what, &wrong))
         })
     }
-}
-
-fn nonsense(what: &str) -> StoreError {
-    StoreError::io(format!("{what} at the server"), std::io::Error::other("the answer does not fit the question"))
-}
-
-fn pairs(answer: proto::PairsResponse) -> Vec<(Bytes, Bytes)> {
-    answer.pairs.into_iter().map(|pair| (pair.key, pair.value)).collect()
-}
-
-fn values(answer: proto::ValuesResponse, expected: usize) -> Option<Vec<Option<Bytes>>> {
-    (answer.values.len() == expected).then(|| answer.values.into_iter().map(|value| value.value).collect())
-}
-
-fn value(answer: proto::ValuesResponse) -> Option<Option<Bytes>> {
-    values(answer, 1)?.pop()
 }
 
 impl ObjectStore for RemoteStore {
@@ -243,100 +202,66 @@ impl ObjectStore for RemoteStore {
 
     fn sync(&self) -> Completion<CommitSeq> {
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.sync(request).await };
-        self.read_call("sync", proto::SyncRequest {}, call, |answer| Some(CommitSeq(answer.seq)))
+        self.read_call("sync", proto::SyncRequest {}, call, |answer| Ok(decode_seq(&answer)))
     }
 
     fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
-        let message = proto::ObjectRequest { object: Some(encode::object(object)) };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.stat(request).await };
-        self.read_call("stat", message, call, |answer| {
-            let (size, omap_keys, slots, xattrs) = (answer.size, answer.omap_keys, answer.slots, answer.xattrs);
-            Some(answer.exists.then_some(Stat { size, omap_keys, slots, xattrs }))
-        })
+        self.read_call("stat", encode_object_request(object), call, |answer| Ok(decode_stat(&answer)))
     }
 
     fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
-        let message = proto::RangeRequest { object: Some(encode::object(object)), start: range.start, end: range.end };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.read(request).await };
-        let longest = range.end.saturating_sub(range.start);
-        self.read_call("read", message, call, move |answer| {
-            (answer.data.len() as u64 <= longest).then_some(answer.data)
-        })
+        let message = encode_range_request(object, range.clone());
+        self.read_call("read", message, call, move |answer| decode_data(&range, answer))
     }
 
     fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
-        let message = proto::RangeRequest { object: Some(encode::object(object)), start: range.start, end: range.end };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.extents(request).await };
-        self.read_call("extents", message, call, |answer| {
-            Some(answer.runs.into_iter().map(|run| DataRun { offset: run.offset, len: run.len }).collect())
-        })
+        self.read_call("extents", encode_range_request(object, range), call, |answer| Ok(decode_runs(answer)))
     }
 
     fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
-        let message = proto::XattrRequest { object: Some(encode::object(object)), name: Bytes::copy_from_slice(name) };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.xattr(request).await };
-        self.read_call("xattr", message, call, value)
+        self.read_call("xattr", encode_xattr_request(object, Bytes::copy_from_slice(name)), call, decode_value)
     }
 
     fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>> {
-        let message = proto::ObjectRequest { object: Some(encode::object(object)) };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.xattrs(request).await };
-        self.read_call("xattrs", message, call, |answer| Some(pairs(answer)))
+        self.read_call("xattrs", encode_object_request(object), call, |answer| Ok(decode_pairs(answer)))
     }
 
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
-        let message =
-            proto::OmapGetRequest { object: Some(encode::object(object)), keys: vec![Bytes::copy_from_slice(key)] };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.omap_get(request).await };
-        self.read_call("omap get", message, call, value)
+        let message = encode_omap_get(object, vec![Bytes::copy_from_slice(key)]);
+        self.read_call("omap get", message, call, decode_value)
     }
 
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
-        let message = proto::OmapGetRequest { object: Some(encode::object(object)), keys: keys.to_vec() };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.omap_get(request).await };
-        let count = keys.len();
-        self.read_call("omap get", message, call, move |answer| values(answer, count))
+        let (message, count) = (encode_omap_get(object, keys.to_vec()), keys.len());
+        self.read_call("omap get", message, call, move |answer| decode_values(count, answer))
     }
 
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
-        let message = proto::OmapScanRequest {
-            object: Some(encode::object(object)),
-            start: scan.start.clone(),
-            end: scan.end.clone(),
-            reverse: scan.reverse,
-            limit: scan.limit as u64,
-            keys_only: scan.keys_only,
-        };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.omap_scan(request).await };
-        self.read_call("omap scan", message, call, |answer| Some(pairs(answer)))
+        self.read_call("omap scan", encode_omap_scan(object, scan), call, |answer| Ok(decode_pairs(answer)))
     }
 
     fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
-        let message = proto::SlotGetRequest { object: Some(encode::object(object)), indexes: vec![index] };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.slot_get(request).await };
-        self.read_call("slot get", message, call, value)
+        self.read_call("slot get", encode_slot_get(object, vec![index]), call, decode_value)
     }
 
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
-        let message = proto::SlotGetRequest { object: Some(encode::object(object)), indexes: indexes.to_vec() };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.slot_get(request).await };
-        let count = indexes.len();
-        self.read_call("slot get", message, call, move |answer| values(answer, count))
+        let (message, count) = (encode_slot_get(object, indexes.to_vec()), indexes.len());
+        self.read_call("slot get", message, call, move |answer| decode_values(count, answer))
     }
 
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
-        let message = proto::SlotScanRequest {
-            object: Some(encode::object(object)),
-            start: scan.range.start,
-            end: scan.range.end,
-            reverse: scan.reverse,
-            limit: scan.limit as u64,
-            keys_only: scan.keys_only,
-        };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.slot_scan(request).await };
-        self.read_call("slot scan", message, call, |answer| {
-            Some(answer.slots.into_iter().map(|slot| (slot.index, slot.value)).collect())
-        })
+        self.read_call("slot scan", encode_slot_scan(object, scan), call, |answer| Ok(decode_slots(answer)))
     }
 
     fn commit_scan(
@@ -346,43 +271,20 @@ impl ObjectStore for RemoteStore {
         after: CommitCursor,
         limit: usize,
     ) -> Completion<(Vec<CommitEntry>, Option<CommitCursor>)> {
-        let message = proto::CommitScanRequest {
-            collection: collection.name().clone(),
-            name_prefix: Bytes::copy_from_slice(name_prefix),
-            after_high: after.0,
-            after_low: after.1,
-            limit: limit as u64,
-        };
+        let (collection, name_prefix) = (collection.clone(), Bytes::copy_from_slice(name_prefix));
+        let message = encode_commit_scan(CommitScan { collection: collection.clone(), name_prefix, after, limit });
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.commit_scan(request).await };
-        let collection = collection.clone();
-        self.read_call("commit scan", message, call, move |answer| {
-            use proto::commit_entry::Entry;
-            let entry = |entry: proto::CommitEntry| {
-                let object = ObjectId::new(collection.clone(), entry.name);
-                Some(match entry.entry? {
-                    Entry::Slot(slot) => CommitEntry::Slot(object, slot.index, slot.value),
-                    Entry::Omap(pair) => CommitEntry::Omap(object, pair.key, pair.value),
-                })
-            };
-            let entries: Option<_> = answer.entries.into_iter().map(entry).collect();
-            Some((entries?, answer.more.then_some(CommitCursor(answer.next_high, answer.next_low))))
-        })
+        self.read_call("commit scan", message, call, move |answer| decode_commit_part(&collection, answer))
     }
 
     fn collections(&self) -> Completion<Vec<Collection>> {
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.collections(request).await };
-        self.read_call("collections", proto::CollectionsRequest {}, call, |answer| {
-            Some(answer.names.into_iter().map(Collection::new).collect())
-        })
+        self.read_call("collections", proto::CollectionsRequest {}, call, |answer| Ok(decode_collections(answer)))
     }
 
     fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
-        let message = proto::ListRequest {
-            collection: collection.name().clone(),
-            after: after.map(Bytes::copy_from_slice),
-            limit: limit as u64,
-        };
         let call = |mut client: ObjectsClient<Tokened>, request| async move { client.list(request).await };
-        self.read_call("list", message, call, |answer| Some(answer.names))
+        let message = encode_list(collection, after.map(Bytes::copy_from_slice), limit);
+        self.read_call("list", message, call, |answer| Ok(decode_names(answer)))
     }
 }

@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use esker::Bytes;
 use esker::log::{Delivery, Error, Follow, Follower, Found, GapKind, Log, Start};
-use esker_server::grpc::proto::log as proto;
-use esker_server::grpc::proto::log::delivery::What;
-use esker_server::grpc::proto::log::log_client::LogClient;
 use esker_sim::logs::history::{Appended, Payload, Seen};
+use esker_wire::proto::log as proto;
+use esker_wire::proto::log::delivery::What;
+use esker_wire::proto::log::log_client::LogClient;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::notes::{Notes, now};

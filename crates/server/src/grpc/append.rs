@@ -18,12 +18,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use esker_store::Barrier;
+use esker_wire::proto::log as proto;
+use esker_wire::proto::log::append_stream_response::Outcome;
 use tokio_stream::Stream;
 use tonic::{Status, Streaming};
 
 use super::caller::{Access, may};
-use super::proto::log as proto;
-use super::proto::log::append_stream_response::Outcome;
 use super::service::{Done, LogService};
 use super::status::Told;
 use crate::front::users::{Face, User};

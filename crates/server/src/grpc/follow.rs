@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use esker_log::{Delivery, Follow, Follower, Log, Next, Start, StreamFollower};
+use esker_wire::log as wire;
+use esker_wire::proto::log as proto;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use super::convert;
 use super::lags::Followed;
-use super::proto::log as proto;
 use super::service::LogService;
 use super::status::Told;
 use super::waiting::waiting;
@@ -66,7 +66,7 @@ impl Tracker {
         match self {
             Self::All(follower) => {
                 let (handed, next) = follower.poll_recent(DELIVERIES_MAX, MESSAGE_BYTES)?;
-                Ok((handed.into_iter().map(convert::delivery).collect(), next))
+                Ok((handed.into_iter().map(wire::encode_delivery).collect(), next))
             }
             Self::One(..) => Ok((Vec::new(), Next::Look)),
         }
@@ -111,7 +111,7 @@ impl Tracker {
                 bytes += entry.data.len();
             }
             let end = matches!(delivery, Delivery::End { .. });
-            deliveries.push(convert::delivery(delivery));
+            deliveries.push(wire::encode_delivery(delivery));
             if end {
                 return Ok((deliveries, true));
             }

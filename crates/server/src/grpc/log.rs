@@ -9,15 +9,15 @@
 
 use std::sync::Arc;
 
-use esker_log::{Layout, Record};
+use esker_log::{Layout, Log as Handle, Record};
+use esker_wire::log as wire;
+use esker_wire::proto::log as proto;
+use esker_wire::proto::log::log_server::Log;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::append;
 use super::caller::{Access, caller, permit};
-use super::convert::{self, durability, record};
 use super::follow::{self, Deliveries};
-use super::proto::log as proto;
-use super::proto::log::log_server::Log;
 use super::service::LogService;
 use super::status::Told;
 use super::waiting::{completed, waiting};
@@ -36,6 +36,23 @@ fn answer<T>(outcome: Result<T, Told>) -> Answer<T> {
     outcome.map(Response::new).map_err(Status::from)
 }
 
+/// What there is to say about a log, called `name` by who asks. Reads.
+fn info(log: &Handle, name: &str) -> Result<proto::InfoResponse, Told> {
+    let view = log.refresh()?;
+    let tail = log.tail()?;
+    Ok(proto::InfoResponse {
+        log: name.to_owned(),
+        id: log.id(),
+        options: Some(wire::encode_options(&view.options)),
+        epoch: view.epoch,
+        tail: tail.position,
+        trimmed: view.trimmed,
+        sealed: view.sealed.is_some(),
+        sequencer: view.sequencer.clone(),
+        owner: view.owner.clone(),
+    })
+}
+
 #[tonic::async_trait]
 impl Log for LogService {
     async fn create(&self, request: Request<proto::CreateRequest>) -> Answer<proto::InfoResponse> {
@@ -45,9 +62,9 @@ impl Log for LogService {
         answer(
             waiting(move || {
                 let best = Layout::best_for(&names.logs.store().capability());
-                let log = names.logs.create(&request.log, convert::options(request.options, best)?)?;
+                let log = names.logs.create(&request.log, wire::decode_options(request.options, best)?)?;
                 names.forget(&request.log);
-                convert::info(&log, &request.log)
+                info(&log, &request.log)
             })
             .await,
         )
@@ -112,7 +129,7 @@ impl Log for LogService {
     async fn info(&self, request: Request<proto::InfoRequest>) -> Answer<proto::InfoResponse> {
         permit(&request, Face::Log, &request.get_ref().log, Access::Read)?;
         let name = request.into_inner().log;
-        answer(self.with(name.clone(), move |log| convert::info(log, &name)).await)
+        answer(self.with(name.clone(), move |log| info(log, &name)).await)
     }
 
     async fn append(&self, request: Request<proto::AppendRequest>) -> Answer<proto::AppendResponse> {
@@ -138,8 +155,8 @@ impl Log for LogService {
         permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
-            let records = request.records.into_iter().map(|one| record(Some(one))).collect();
-            let applied = self.apply(&request.log, records, durability(request.applied_only)).await?;
+            let records = request.records.into_iter().map(|one| wire::decode_record(Some(one))).collect();
+            let applied = self.apply(&request.log, records, wire::decode_durability(request.applied_only)).await?;
             Ok(proto::AppendResponse { position: completed(applied).await?, already_there: false })
         };
         answer(outcome.await)
@@ -149,7 +166,7 @@ impl Log for LogService {
         permit(&request, Face::Log, &request.get_ref().log, Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
-            let records: Vec<Record> = request.records.into_iter().map(|one| record(Some(one))).collect();
+            let records: Vec<Record> = request.records.into_iter().map(|one| wire::decode_record(Some(one))).collect();
             let expected = request.expected;
             let applied = self.with(request.log, move |log| Ok(log.append_at(expected, &records)?)).await?;
             Ok(proto::AppendResponse { position: completed(applied).await?, already_there: false })
@@ -170,7 +187,7 @@ impl Log for LogService {
         let request = request.into_inner();
         let outcome = async {
             let read = self.with(request.log, move |log| Ok(log.read(request.position)?)).await?;
-            Ok(proto::ReadResponse { found: Some(convert::found(completed(read).await?)) })
+            Ok(proto::ReadResponse { found: Some(wire::encode_found(completed(read).await?)) })
         };
         answer(outcome.await)
     }
@@ -185,7 +202,7 @@ impl Log for LogService {
         let outcome = async {
             let range = request.start..request.end;
             let read = self.with(request.log, move |log| Ok(log.read_range(range.clone(), bytes)?)).await?;
-            Ok(proto::ReadRangeResponse { found: completed(read).await?.into_iter().map(convert::found).collect() })
+            Ok(proto::ReadRangeResponse { found: completed(read).await?.into_iter().map(wire::encode_found).collect() })
         };
         answer(outcome.await)
     }

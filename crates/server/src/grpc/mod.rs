@@ -3,7 +3,7 @@
 //! [`Server::bind`] → addresses are open → [`Server::run`] → HTTP/2 on a few threads, the store on others →
 //! [`Handle::shutdown`]
 //!
-//! Published as `.proto` files in the crate's folder `proto`, and by reflection. Health answers without a token.
+//! Published as `.proto` files in the folder `proto` of the crate `esker-wire`, and by reflection. Health answers without a token.
 //!
 //! Invariants:
 //! 1. Nothing is answered before it may be shown (see [`Config`] for what bounds how much waits).
@@ -14,7 +14,6 @@
 mod append;
 mod caller;
 mod config;
-mod convert;
 mod counts;
 mod follow;
 mod lags;
@@ -23,7 +22,6 @@ mod log;
 mod map;
 mod names;
 mod objects;
-pub mod proto;
 mod sequencer;
 mod service;
 mod status;
@@ -36,6 +34,11 @@ use std::time::Duration;
 use esker_log::Logs;
 use esker_map::MapStorage;
 use esker_store::ObjectStore;
+use esker_wire::proto;
+use esker_wire::proto::log::log_server::LogServer;
+use esker_wire::proto::log::sequencer_server::SequencerServer;
+use esker_wire::proto::map::map_server::MapServer;
+use esker_wire::proto::store::objects_server::ObjectsServer;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tonic::service::Routes;
@@ -50,10 +53,6 @@ use counts::{CallCounts, Counting};
 use listen::{Incoming, Listeners};
 use map::MapService;
 use objects::ObjectService;
-use proto::log::log_server::LogServer;
-use proto::log::sequencer_server::SequencerServer;
-use proto::map::map_server::MapServer;
-use proto::store::objects_server::ObjectsServer;
 use service::LogService;
 use visitor::Room;
 

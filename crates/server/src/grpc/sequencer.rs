@@ -11,16 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use esker_log::{BATCH_MAX, Leader};
+use esker_wire::proto::log as proto;
+use esker_wire::proto::log::given::Given;
+use esker_wire::proto::log::sequencer_server::Sequencer;
 use event_listener::{Event, Listener};
 use parking_lot::RwLock;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
-
-use super::proto::log as proto;
-use super::proto::log::given::Given;
-use super::proto::log::sequencer_server::Sequencer;
 
 /// Batches that wait for their client to read them.
 const UNREAD_MAX: usize = 16;

@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use esker_log::{Completion, Log as Handle, Logs, Record};
+use esker_wire::log::{decode_durability, decode_record};
+use esker_wire::proto::log as proto;
 use tokio::sync::{Semaphore, watch};
 
-use super::convert::{durability, record};
 use super::names::Names;
-use super::proto::log as proto;
 use super::status::Told;
 use super::waiting::{applies_at_once, waiting};
 
@@ -75,8 +75,8 @@ impl LogService {
     /// Applies the append of one request, if that waits for nothing.
     pub(crate) fn apply_at_once(&self, request: &proto::AppendRequest) -> Option<Done> {
         let ready = if request.writer.is_none() { self.ready(&request.log) } else { None };
-        let (log, records) = (ready?, [record(request.record.clone())]);
-        match log.append_with(&records, durability(request.applied_only)) {
+        let (log, records) = (ready?, [decode_record(request.record.clone())]);
+        match log.append_with(&records, decode_durability(request.applied_only)) {
             Err(esker_log::Error::NoLog { .. }) => {
                 self.names.forget(&request.log);
                 None
@@ -87,9 +87,9 @@ impl LogService {
 
     /// Applies the append of one request.
     pub(crate) async fn apply_one(&self, request: proto::AppendRequest) -> Result<Completion<(u64, bool)>, Told> {
-        let (name, record) = (request.log, record(request.record));
+        let (name, record) = (request.log, decode_record(request.record));
         let Some(writer) = request.writer else {
-            let applied = self.apply(&name, vec![record], durability(request.applied_only)).await?;
+            let applied = self.apply(&name, vec![record], decode_durability(request.applied_only)).await?;
             return Ok(applied.map(|position| (position, false)));
         };
         let names = Arc::clone(&self.names);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use esker_log::{Logs, Session};
 use esker_server::grpc::Config;
-use esker_server::grpc::proto::log as proto;
-use esker_server::grpc::proto::log::append_stream_response::Outcome;
+use esker_wire::proto::log as proto;
+use esker_wire::proto::log::append_stream_response::Outcome;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::held::Held;

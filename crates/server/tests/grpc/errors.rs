@@ -1,6 +1,6 @@
 //! Bad input: a clear error with its code and name, and the server goes on.
 
-use esker_server::grpc::proto::log as proto;
+use esker_wire::proto::log as proto;
 use tonic::{Code, Request};
 
 use crate::held::Held;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use esker_server::grpc::Config;
-use esker_server::grpc::proto::log as proto;
-use esker_server::grpc::proto::log::delivery::What;
-use esker_server::grpc::proto::log::follow_request::Start;
 use esker_server::http::Value;
+use esker_wire::proto::log as proto;
+use esker_wire::proto::log::delivery::What;
+use esker_wire::proto::log::follow_request::Start;
 
 use crate::held::Held;
 use crate::running::{Running, all, entry, from_first, near};

@@ -6,11 +6,11 @@ use std::time::Duration;
 use esker_map::{Alter, MapStorage, TableName, Waist};
 use esker_memory::MemoryStore;
 use esker_server::grpc::Config;
-use esker_server::grpc::proto::map as proto;
-use esker_server::grpc::proto::map::map_client::MapClient;
-use esker_server::grpc::proto::map::mutate_response::Outcome;
-use esker_server::grpc::proto::map::scan_request::Over;
-use esker_server::grpc::proto::map::value::Value as V;
+use esker_wire::proto::map as proto;
+use esker_wire::proto::map::map_client::MapClient;
+use esker_wire::proto::map::mutate_response::Outcome;
+use esker_wire::proto::map::scan_request::Over;
+use esker_wire::proto::map::value::Value as V;
 use tonic::transport::Channel;
 use tonic::{Code, Request};
 

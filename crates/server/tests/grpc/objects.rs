@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use esker_server::grpc::Config;
-use esker_server::grpc::proto::store as proto;
-use esker_server::grpc::proto::store::objects_client::ObjectsClient;
 use esker_store::{ObjectStore, Transaction};
+use esker_wire::proto::store as proto;
+use esker_wire::proto::store::objects_client::ObjectsClient;
 use tonic::Code;
 use tonic::transport::Channel;
 

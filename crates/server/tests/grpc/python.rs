@@ -34,7 +34,7 @@ fn a_python_client_appends_follows_and_tells_errors_apart() {
         Err(why) => return println!("skipped: grpcio cannot be installed: {why}"),
     };
     let stubs = tempfile::tempdir().unwrap();
-    let proto = concat!(env!("CARGO_MANIFEST_DIR"), "/proto");
+    let proto = concat!(env!("CARGO_MANIFEST_DIR"), "/../wire/proto");
     let (include, out, services) = (
         format!("-I{proto}"),
         format!("--python_out={}", stubs.path().display()),

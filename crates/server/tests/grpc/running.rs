@@ -6,11 +6,11 @@ use std::thread::JoinHandle;
 
 use esker_log::{Logs, Session};
 use esker_map::Waist;
-use esker_server::grpc::proto::log as proto;
-use esker_server::grpc::proto::log::log_client::LogClient;
-use esker_server::grpc::proto::map::map_client::MapClient;
 use esker_server::grpc::{Address, Config, Faces, Handle, Ready, Result, Server};
 use esker_store::ObjectStore;
+use esker_wire::proto::log as proto;
+use esker_wire::proto::log::log_client::LogClient;
+use esker_wire::proto::map::map_client::MapClient;
 use tonic::transport::Channel;
 
 /// A server that stops with its test.

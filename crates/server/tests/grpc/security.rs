@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use esker_memory::MemoryStore;
 use esker_server::grpc::Config;
-use esker_server::grpc::proto::log as proto;
-use esker_server::grpc::proto::log::log_client::LogClient;
-use esker_server::grpc::proto::map::ListNamespacesRequest;
-use esker_server::grpc::proto::store::objects_client::ObjectsClient;
-use esker_server::grpc::proto::store::{CapabilityRequest, CollectionsRequest};
+use esker_wire::proto::log as proto;
+use esker_wire::proto::log::log_client::LogClient;
+use esker_wire::proto::map::ListNamespacesRequest;
+use esker_wire::proto::store::objects_client::ObjectsClient;
+use esker_wire::proto::store::{CapabilityRequest, CollectionsRequest};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request};
 use tonic_health::pb::health_client::HealthClient;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use esker_memory::MemoryStore;
 use esker_server::grpc::Config;
-use esker_server::grpc::proto::map as proto;
+use esker_wire::proto::map as proto;
 use tonic::Code;
 use tonic::transport::Channel;
 

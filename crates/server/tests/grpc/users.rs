@@ -7,11 +7,11 @@ use std::time::Duration;
 use esker_memory::MemoryStore;
 use esker_server::front::{Users, token};
 use esker_server::grpc::Config;
-use esker_server::grpc::proto::log as proto;
-use esker_server::grpc::proto::log::log_client::LogClient;
-use esker_server::grpc::proto::map::{CreateNamespaceRequest, ListNamespacesRequest, ListTablesRequest};
-use esker_server::grpc::proto::store::CollectionsRequest;
-use esker_server::grpc::proto::store::objects_client::ObjectsClient;
+use esker_wire::proto::log as proto;
+use esker_wire::proto::log::log_client::LogClient;
+use esker_wire::proto::map::{CreateNamespaceRequest, ListNamespacesRequest, ListTablesRequest};
+use esker_wire::proto::store::CollectionsRequest;
+use esker_wire::proto::store::objects_client::ObjectsClient;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request};
 

@@ -7,10 +7,9 @@
 //! 1. A mutation is sent once. Where its answer is lost, the error is [`Error::Unknown`](esker_map::Error::Unknown).
 //! 2. Rows and conditions come as the server's storage has them: nothing is evaluated here.
 //!
-//! Format: crates/server/proto/esker/map/v1/map.proto
+//! Format: crates/wire/proto/esker/map/v1/map.proto
 
-mod decode;
-mod encode;
+mod failure;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +18,14 @@ use esker_map::{
     Alter, Completion, Durability, Error as MapError, Get, MapCapability, MapStorage, Mutation, Page, Record,
     Result as MapResult, Scan, Schema, Table, TableName,
 };
+use esker_wire::map as wire;
+use esker_wire::proto::map as proto;
+use esker_wire::proto::map::map_client::MapClient;
 use tonic::{Code, Request, Response, Status};
 
 use crate::address::{Error, Options, Place, Result, Tokened, channel};
 use crate::call::{Manner, call};
-use crate::proto::map as proto;
-use crate::proto::map::map_client::MapClient;
+use failure::nonsense;
 
 /// Longest message either way, in bytes.
 const MESSAGE_BYTES_MAX: usize = 40 << 20;
@@ -53,18 +54,18 @@ impl RemoteMap {
         let client = MapClient::new(channel(&place, options)?)
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        let manner = Manner { timeout: options.timeout, again: true, told: decode::is_told };
+        let manner = Manner { timeout: options.timeout, again: true, told: failure::is_told };
         let asked = call(&client, manner, proto::CapabilityRequest {}, |mut client, request| async move {
             client.capability(request).await
         });
         let able = asked.map_err(|status: Status| {
             let why = match status.code() {
                 Code::Unimplemented => "the server serves no map".into(),
-                _ => crate::decode::text(&status),
+                _ => crate::failure::text(&status),
             };
             Error::Unreachable { place: place.clone(), why }
         })?;
-        let capability = decode::capability(able.get_ref());
+        let capability = wire::decode_capability("grpc", able.get_ref());
         Ok(Self { client, capability, place: Arc::new(place), timeout: options.timeout })
     }
 
@@ -84,7 +85,7 @@ impl RemoteMap {
         A: Send + 'static,
         F: Future<Output = std::result::Result<Response<A>, Status>> + Send + 'static,
     {
-        let manner = Manner { timeout: self.timeout, again, told: decode::is_told };
+        let manner = Manner { timeout: self.timeout, again, told: failure::is_told };
         call(&self.client, manner, message, ask).map(Response::into_inner)
     }
 
@@ -100,7 +101,7 @@ impl RemoteMap {
         A: Send + 'static,
         F: Future<Output = std::result::Result<Response<A>, Status>> + Send + 'static,
     {
-        self.ask(true, message, ask).map_err(|status| decode::error(what, &status, false))
+        self.ask(true, message, ask).map_err(|status| failure::error(what, &status, false))
     }
 
     /// What changes something: sent once.
@@ -115,7 +116,7 @@ impl RemoteMap {
         A: Send + 'static,
         F: Future<Output = std::result::Result<Response<A>, Status>> + Send + 'static,
     {
-        self.ask(false, message, ask).map_err(|status| decode::error(what, &status, true))
+        self.ask(false, message, ask).map_err(|status| failure::error(what, &status, true))
     }
 }
 
@@ -133,10 +134,10 @@ async fn page(
         let message = tokio::time::timeout(timeout, stream.message()).await;
         let late = |_| Status::deadline_exceeded(format!("no rows within {timeout:?}"));
         let Some(message) = message.map_err(late)?? else { return Ok(Response::new(page)) };
-        page.next = (!message.next_page_token.is_empty()).then(|| decode::token(message.next_page_token));
+        page.next = wire::decode_token(&message.next_page_token);
         let columns = message.columns;
         for row in message.rows {
-            page.records.push(decode::row(&columns, row).ok_or_else(|| decode::nonsense("scan"))?);
+            page.records.push(wire::decode_row(&columns, row).map_err(|wrong| nonsense("scan", &wrong))?);
         }
         if page.next.is_some() && !whole {
             return Ok(Response::new(page));
@@ -168,8 +169,8 @@ impl MapStorage for RemoteMap {
 
     fn create_table(&self, name: &TableName, schema: &Schema) -> MapResult<()> {
         let message = proto::CreateTableRequest {
-            table: encode::table(name),
-            schema: Some(encode::schema(schema)),
+            table: wire::encode_table_name(name),
+            schema: Some(wire::encode_schema(schema)),
             if_not_exists: false,
         };
         let call = |mut client: MapClient<Tokened>, request| async move { client.create_table(request).await };
@@ -177,11 +178,11 @@ impl MapStorage for RemoteMap {
     }
 
     fn table(&self, name: &TableName) -> MapResult<Arc<Table>> {
-        let message = proto::DescribeTableRequest { table: encode::table(name) };
+        let message = proto::DescribeTableRequest { table: wire::encode_table_name(name) };
         let call = |mut client: MapClient<Tokened>, request| async move { client.describe_table(request).await };
         let answer = self.read("describe table", message, call)?;
-        decode::table(answer).map(Arc::new).ok_or_else(|| {
-            let why = "the server's answer makes no sense".into();
+        wire::decode_table(answer).map(Arc::new).map_err(|wrong| {
+            let why = format!("the server's answer makes no sense: {wrong}");
             MapError::Damaged { what: format!("schema of table {name}"), why }
         })
     }
@@ -193,27 +194,27 @@ impl MapStorage for RemoteMap {
     }
 
     fn drop_table(&self, name: &TableName) -> MapResult<()> {
-        let message = proto::DropTableRequest { table: encode::table(name), if_exists: false };
+        let message = proto::DropTableRequest { table: wire::encode_table_name(name), if_exists: false };
         let call = |mut client: MapClient<Tokened>, request| async move { client.drop_table(request).await };
         self.change("drop table", message, call).map(drop)
     }
 
     fn truncate_table(&self, name: &TableName) -> MapResult<()> {
-        let message = proto::TruncateTableRequest { table: encode::table(name) };
+        let message = proto::TruncateTableRequest { table: wire::encode_table_name(name) };
         let call = |mut client: MapClient<Tokened>, request| async move { client.truncate_table(request).await };
         self.change("truncate table", message, call).map(drop)
     }
 
     fn rename_table(&self, name: &TableName, to: &str) -> MapResult<()> {
-        let message = proto::RenameTableRequest { table: encode::table(name), to: to.into() };
+        let message = proto::RenameTableRequest { table: wire::encode_table_name(name), to: to.into() };
         let call = |mut client: MapClient<Tokened>, request| async move { client.rename_table(request).await };
         self.change("rename table", message, call).map(drop)
     }
 
     fn alter_table(&self, name: &TableName, change: &Alter) -> MapResult<()> {
         let message = proto::AlterTableRequest {
-            table: encode::table(name),
-            change: Some(encode::alter(change)),
+            table: wire::encode_table_name(name),
+            change: Some(wire::encode_alter(change)),
             if_needed: false,
         };
         let call = |mut client: MapClient<Tokened>, request| async move { client.alter_table(request).await };
@@ -221,48 +222,40 @@ impl MapStorage for RemoteMap {
     }
 
     fn create_index(&self, name: &TableName, column: &str) -> MapResult<()> {
-        let message =
-            proto::CreateIndexRequest { table: encode::table(name), column: column.into(), if_not_exists: false };
+        let message = proto::CreateIndexRequest {
+            table: wire::encode_table_name(name),
+            column: column.into(),
+            if_not_exists: false,
+        };
         let call = |mut client: MapClient<Tokened>, request| async move { client.create_index(request).await };
         self.change("create index", message, call).map(drop)
     }
 
     fn drop_index(&self, name: &TableName, column: &str) -> MapResult<()> {
-        let message = proto::DropIndexRequest { table: encode::table(name), column: column.into(), if_exists: false };
+        let message =
+            proto::DropIndexRequest { table: wire::encode_table_name(name), column: column.into(), if_exists: false };
         let call = |mut client: MapClient<Tokened>, request| async move { client.drop_index(request).await };
         self.change("drop index", message, call).map(drop)
     }
 
     fn get(&self, get: &Get) -> MapResult<Option<Record>> {
         let call = |mut client: MapClient<Tokened>, request| async move { client.get(request).await };
-        let answer = self.read("get", encode::get(get), call)?;
-        let record = answer.record.map(|record| decode::record(record).ok_or_else(|| decode::nonsense("get")));
-        record.transpose().map_err(|status| decode::error("get", &status, false))
+        let answer = self.read("get", wire::encode_get(get), call)?;
+        let record = answer.record.map(wire::decode_record).transpose();
+        record.map_err(|wrong| failure::error("get", &nonsense("get", &wrong), false))
     }
 
     fn scan(&self, scan: &Scan) -> MapResult<Page> {
         let (whole, timeout) = (!scan.order_by.is_empty(), self.timeout);
-        self.read("scan", encode::scan(scan), move |client, request| page(client, request, whole, timeout))
+        self.read("scan", wire::encode_scan(scan), move |client, request| page(client, request, whole, timeout))
     }
 
     fn mutate(&self, mutations: &[Mutation], durability: Durability) -> MapResult<Completion<()>> {
-        use proto::mutate_response::Outcome;
         let call = |mut client: MapClient<Tokened>, request| async move { client.mutate(request).await };
-        let answer: proto::MutateResponse = self.change("mutate", encode::mutate(mutations, durability), call)?;
-        match answer.outcome {
-            Some(Outcome::Applied(_)) => Ok(Completion::ready(Ok(()))),
-            Some(Outcome::ConditionFailed(failed)) => {
-                let record = |record| decode::record(record).map(Box::new);
-                let current = match failed.current {
-                    None => None,
-                    Some(current) => {
-                        let row = record(current).ok_or_else(|| decode::nonsense("mutate"));
-                        Some(row.map_err(|status| decode::error("mutate", &status, false))?)
-                    }
-                };
-                Err(MapError::ConditionFailed { mutation: failed.mutation as usize, current })
-            }
-            None => Err(decode::error("mutate", &decode::nonsense("mutate"), true)),
+        let answer = self.change("mutate", wire::encode_mutate(mutations, durability), call)?;
+        match wire::decode_outcome(answer) {
+            Ok(done) => done.map(|()| Completion::ready(Ok(()))),
+            Err(wrong) => Err(failure::error("mutate", &nonsense("mutate", &wrong), true)),
         }
     }
 }

@@ -7,18 +7,18 @@
 //! 2. A condition that does not hold is an answer; only what went wrong is an error.
 //! 3. What a client makes the server hold is bounded: messages, scans, what of them is read ahead.
 
-mod convert;
 mod scan;
 
 use std::sync::Arc;
 
-use esker_map::{Durability, Error, MUTATIONS_MAX, MapStorage};
+use esker_map::{Error, MapStorage};
+use esker_wire::map as wire;
+use esker_wire::proto::map as proto;
+use esker_wire::proto::map::map_server::Map;
 use tokio::sync::{Semaphore, watch};
 use tonic::{Request, Response, Status};
 
 use super::caller::{Access, caller, permit};
-use super::proto::map as proto;
-use super::proto::map::map_server::Map;
 use super::status::Told;
 use super::waiting::{completed, waiting};
 use crate::front::users::Face;
@@ -69,36 +69,20 @@ impl MapService {
     }
 
     async fn mutated(&self, request: proto::MutateRequest) -> Result<proto::MutateResponse, Told> {
-        use proto::mutate_response::Outcome;
-        let durability = match (request.applied_only, request.always) {
-            (true, true) => return Err(Told::invalid("applied_only and always exclude each other".to_owned())),
-            (true, false) => Durability::Applied,
-            (false, true) => Durability::Always,
-            (false, false) => Durability::Durable,
-        };
-        let mutations = request.mutations;
-        if mutations.len() > MUTATIONS_MAX {
-            let why = format!("{} mutations: expected 1 to {MUTATIONS_MAX} (MUTATIONS_MAX)", mutations.len());
-            return Err(Told::invalid(why));
-        }
-        let mutations = mutations.into_iter().map(convert::mutation).collect::<Result<Vec<_>, Told>>()?;
-        let mutated = self
-            .with(move |map| match map.mutate(&mutations, durability) {
-                Err(Error::ConditionFailed { mutation, current }) => Ok(Err((mutation, current))),
-                other => Ok(Ok(other?)),
+        let (mutations, durability) = wire::decode_mutate(request)?;
+        let (applied, answer) = self
+            .with(move |map| {
+                let (applied, done) = match map.mutate(&mutations, durability) {
+                    Ok(applied) => (Some(applied), Ok(())),
+                    Err(error) => (None, Err(error)),
+                };
+                Ok((applied, wire::encode_outcome(done)?))
             })
             .await?;
-        let outcome = match mutated {
-            Ok(applied) => {
-                completed(applied).await?;
-                Outcome::Applied(proto::Applied {})
-            }
-            Err((mutation, current)) => Outcome::ConditionFailed(proto::ConditionFailed {
-                mutation: mutation as u32,
-                current: current.map(|record| convert::told_record(*record)),
-            }),
-        };
-        Ok(proto::MutateResponse { outcome: Some(outcome) })
+        if let Some(applied) = applied {
+            completed(applied).await?;
+        }
+        Ok(answer)
     }
 }
 
@@ -112,7 +96,7 @@ fn permit_table<T>(request: &Request<T>, table: Option<&proto::Table>, access: A
 #[tonic::async_trait]
 impl Map for MapService {
     async fn capability(&self, _: Request<proto::CapabilityRequest>) -> Answer<proto::CapabilityResponse> {
-        answer(self.with(|map| Ok(convert::told_capability(map.capability()))).await)
+        answer(self.with(|map| Ok(wire::encode_capability(map.capability()))).await)
     }
 
     async fn create_namespace(
@@ -151,7 +135,10 @@ impl Map for MapService {
         permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
-            let (name, schema) = (convert::table(request.table)?, convert::schema(request.schema)?);
+            let (name, schema) = (
+                wire::decode_table_name("CreateTableRequest.table", request.table)?,
+                wire::decode_schema(request.schema)?,
+            );
             let needed = request.if_not_exists;
             let created =
                 self.with(move |map| unless(needed, is_there("table"), map.create_table(&name, &schema))).await?;
@@ -164,7 +151,7 @@ impl Map for MapService {
         permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
-            let (name, needed) = (convert::table(request.table)?, request.if_exists);
+            let (name, needed) = (wire::decode_table_name("DropTableRequest.table", request.table)?, request.if_exists);
             let dropped = self.with(move |map| unless(needed, is_missing("table"), map.drop_table(&name))).await?;
             Ok(proto::DropTableResponse { dropped })
         };
@@ -177,7 +164,7 @@ impl Map for MapService {
     ) -> Answer<proto::TruncateTableResponse> {
         permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let outcome = async {
-            let name = convert::table(request.into_inner().table)?;
+            let name = wire::decode_table_name("TruncateTableRequest.table", request.into_inner().table)?;
             self.with(move |map| Ok(map.truncate_table(&name)?)).await?;
             Ok(proto::TruncateTableResponse {})
         };
@@ -191,7 +178,7 @@ impl Map for MapService {
         permit_table(&request, renamed.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
-            let name = convert::table(request.table)?;
+            let name = wire::decode_table_name("RenameTableRequest.table", request.table)?;
             self.with(move |map| Ok(map.rename_table(&name, &request.to)?)).await?;
             Ok(proto::RenameTableResponse {})
         };
@@ -215,8 +202,8 @@ impl Map for MapService {
     ) -> Answer<proto::DescribeTableResponse> {
         permit_table(&request, request.get_ref().table.as_ref(), Access::Read)?;
         let outcome = async {
-            let name = convert::table(request.into_inner().table)?;
-            self.with(move |map| Ok(convert::told_table(&*map.table(&name)?))).await
+            let name = wire::decode_table_name("DescribeTableRequest.table", request.into_inner().table)?;
+            self.with(move |map| Ok(wire::encode_table(&*map.table(&name)?))).await
         };
         answer(outcome.await)
     }
@@ -225,8 +212,9 @@ impl Map for MapService {
         permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
-            let (name, needed) = (convert::table(request.table)?, request.if_needed);
-            let change = convert::alter(request.change)?;
+            let (name, needed) =
+                (wire::decode_table_name("AlterTableRequest.table", request.table)?, request.if_needed);
+            let change = wire::decode_alter(request.change)?;
             let nothing_to_do = |error: &Error| is_there("column")(error) || is_missing("column")(error);
             let conditional = matches!(change, esker_map::Alter::AddColumn(..) | esker_map::Alter::DropColumn(..));
             let changed =
@@ -240,7 +228,11 @@ impl Map for MapService {
         permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
-            let (name, column, needed) = (convert::table(request.table)?, request.column, request.if_not_exists);
+            let (name, column, needed) = (
+                wire::decode_table_name("CreateIndexRequest.table", request.table)?,
+                request.column,
+                request.if_not_exists,
+            );
             let created =
                 self.with(move |map| unless(needed, is_there("index"), map.create_index(&name, &column))).await?;
             Ok(proto::CreateIndexResponse { created })
@@ -252,7 +244,8 @@ impl Map for MapService {
         permit_table(&request, request.get_ref().table.as_ref(), Access::Write)?;
         let request = request.into_inner();
         let outcome = async {
-            let (name, column, needed) = (convert::table(request.table)?, request.column, request.if_exists);
+            let (name, column, needed) =
+                (wire::decode_table_name("DropIndexRequest.table", request.table)?, request.column, request.if_exists);
             let dropped =
                 self.with(move |map| unless(needed, is_missing("index"), map.drop_index(&name, &column))).await?;
             Ok(proto::DropIndexResponse { dropped })
@@ -263,9 +256,9 @@ impl Map for MapService {
     async fn get(&self, request: Request<proto::GetRequest>) -> Answer<proto::GetResponse> {
         permit_table(&request, request.get_ref().table.as_ref(), Access::Read)?;
         let outcome = async {
-            let get = convert::get(request.into_inner())?;
+            let get = wire::decode_get(request.into_inner())?;
             let record = self.with(move |map| Ok(map.get(&get)?)).await?;
-            Ok(proto::GetResponse { record: record.map(convert::told_record) })
+            Ok(proto::GetResponse { record: record.map(wire::encode_record) })
         };
         answer(outcome.await)
     }
@@ -279,8 +272,8 @@ impl Map for MapService {
             let Ok(permit) = permit else {
                 return Err(Told::busy("too many scans: the server's followers_max is reached"));
             };
-            let (scan, limit) = convert::scan(request.into_inner())?;
-            scan::start(Arc::clone(&self.map), scan, limit, permit, self.stopping.clone()).await
+            let scan = wire::decode_scan(request.into_inner())?;
+            scan::start(Arc::clone(&self.map), scan, permit, self.stopping.clone()).await
         };
         answer(outcome.await)
     }

@@ -13,13 +13,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use esker_map::{MapStorage, PageToken, Record, Scan, Table};
+use esker_wire::map::{cell_bytes, encode_cell, encode_token};
+use esker_wire::proto::map as proto;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use super::convert;
-use crate::grpc::proto::map as proto;
 use crate::grpc::status::Told;
 use crate::grpc::waiting::waiting;
 
@@ -42,7 +42,7 @@ struct Scanner {
     /// Names of cells: the key's columns, then the others, as far as they are asked for.
     names: Vec<String>,
     /// Rows that may still be sent.
-    left: u64,
+    left: usize,
     /// Rows of the next page.
     rows: usize,
     /// In another order: what is not sent yet.
@@ -66,14 +66,14 @@ impl Scanner {
             return Ok((message, sorted.len() == 0));
         }
         if !self.scan.order_by.is_empty() {
-            self.scan.limit = if self.left == u64::MAX { 0 } else { usize::try_from(self.left).unwrap_or(usize::MAX) };
+            self.scan.limit = if self.left == usize::MAX { 0 } else { self.left };
             self.sorted = Some(self.map.scan(&self.scan)?.records.into_iter());
             return self.next();
         }
-        self.scan.limit = self.rows.min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        self.scan.limit = self.rows.min(self.left);
         let page = self.map.scan(&self.scan)?;
         let count = page.records.len();
-        self.left = self.left.saturating_sub(count as u64);
+        self.left = self.left.saturating_sub(count);
         let end = page.next.is_none() || self.left == 0;
         let mut records = page.records.into_iter();
         let (message, bytes) = cells(&self.names, &mut records, usize::MAX, page.next.as_ref());
@@ -109,23 +109,21 @@ fn cells(
         for (name, value) in record.columns {
             // Columns of records come in the order of the names: what lies between is absent.
             let Some(ahead) = names[cells.len()..].iter().position(|known| *known == name) else { continue };
-            cells.resize_with(cells.len() + ahead, proto::Value::default);
-            let cell = convert::told_value(value);
-            bytes += convert::value_bytes(&cell);
+            cells.resize_with(cells.len() + ahead, || encode_cell(None));
+            let cell = encode_cell(Some(value));
+            bytes += cell_bytes(&cell);
             cells.push(cell);
         }
         bytes += 2 * cells.len() + if record.expires_ms.is_some() { 10 } else { 0 };
         rows.push(proto::Row { cells, expires_ms: record.expires_ms });
     }
-    let next_page_token = token.map_or_else(Default::default, |token| token.0.clone().into());
-    (proto::ScanResponse { columns: names.to_vec(), rows, next_page_token }, bytes)
+    (proto::ScanResponse { columns: names.to_vec(), rows, next_page_token: encode_token(token) }, bytes)
 }
 
 /// Begins a scan: its first message is made before this returns, so that what is wrong with it is the call's error.
 pub(crate) async fn start(
     map: Arc<dyn MapStorage>,
     scan: Scan,
-    limit: Option<u64>,
     permit: OwnedSemaphorePermit,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<Rows, Told> {
@@ -133,7 +131,7 @@ pub(crate) async fn start(
         let mut table = map.table(&scan.table)?;
         loop {
             let (map, scan) = (Arc::clone(&map), scan.clone());
-            let (names, left) = (names(&table, &scan.columns), limit.unwrap_or(u64::MAX));
+            let (names, left) = (names(&table, &scan.columns), if scan.limit == 0 { usize::MAX } else { scan.limit });
             let mut scanner = Scanner { map, scan, names, left, rows: FIRST_ROWS, sorted: None };
             let first = scanner.next()?;
             // The names are those of the schema that the rows were read by. Later pages are of the same, or their token

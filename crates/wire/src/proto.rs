@@ -1,4 +1,4 @@
-//! Messages and services, generated from the published files.
+//! Messages, clients and services, generated from the published files in the crate's folder `proto`.
 
 #![allow(missing_docs, clippy::all, rustdoc::all)]
 

@@ -1,4 +1,4 @@
-//! Generates messages and services from the published `.proto` files, without `protoc`.
+//! Generates messages, clients and services from the published `.proto` files, without `protoc`.
 //!
 //! proto/ → protox → descriptors (kept for reflection) → prost and tonic → `OUT_DIR`
 
