@@ -102,6 +102,26 @@ fn a_change_of_a_user_is_felt_by_his_connections_at_once() {
     op.check("PING", "+PONG\r\n");
 }
 
+/// Failure: `ACL SETUSER ann >new <new` said that there is no such password, and `>new <old` took nothing that the same
+/// command had given. Cause: every word was looked at on the user as he was before the command. Fix: on a copy of him
+/// that has what the words before it change.
+#[test]
+fn a_password_is_given_and_taken_back_by_one_command() {
+    let (server, _users, _file) = with_users(&[user("ann", "writer", ""), user("op", "operator", "")].concat());
+    let mut op = server.client();
+    op.check("AUTH op op's", "+OK\r\n");
+    op.check("ACL SETUSER ann >new <new", "+OK\r\n");
+    assert!(server.client().run("AUTH ann new").starts_with("-WRONGPASS"));
+    op.check("ACL SETUSER ann >new >newer <new <ann's", "+OK\r\n");
+    for (password, answer) in [("new", "-WRONGPASS"), ("ann's", "-WRONGPASS"), ("newer", "+OK")] {
+        assert!(server.client().run(&format!("AUTH ann {password}")).starts_with(answer), "{password}");
+    }
+    // The first word that is wrong is told, and nothing of the command is done.
+    let refused = op.run("ACL SETUSER ann >newest <wrong blah");
+    assert!(refused.contains("modifier '<(redacted)'") && !refused.contains("wrong"), "{refused}");
+    assert!(server.client().run("AUTH ann newest").starts_with("-WRONGPASS"));
+}
+
 #[test]
 fn a_user_of_other_faces_is_nobody_here() {
     let file = [

@@ -171,6 +171,12 @@ pub(crate) fn commands_in(category: &str) -> Vec<String> {
     units().iter().filter(|unit| unit.is_in(category)).map(Unit::name).collect()
 }
 
+/// Whether a command has a subcommand of this name; all that have none known here take any word.
+pub(crate) fn has_subcommand(command: usize, name: &[u8]) -> bool {
+    let mut known = units().iter().filter(|unit| unit.command == command).filter_map(|unit| unit.subcommand).peekable();
+    known.peek().is_none() || known.any(|subcommand| is(name, subcommand))
+}
+
 /// The categories of a command, each with `@`.
 pub(crate) fn categories_of(command: usize) -> Vec<String> {
     let unit = units().iter().find(|unit| unit.command == command && unit.subcommand.is_none());
@@ -228,7 +234,11 @@ pub(crate) fn add_rule(rules: &mut Vec<String>, rule: &str) {
         "+@all" => *rules = vec![rule],
         "-@all" => *rules = vec![rule],
         _ => {
-            rules.retain(|earlier| earlier.get(1..) != rule.get(1..));
+            let what = rule.get(1..).unwrap_or_default();
+            // A rule about a command goes before those about its subcommands.
+            let is_replaced =
+                |earlier: &str| earlier.strip_prefix(what).is_some_and(|rest| rest.is_empty() || rest.starts_with('|'));
+            rules.retain(|earlier| !earlier.get(1..).is_some_and(is_replaced));
             let without = allowed_by(rules);
             rules.push(rule);
             if allowed_by(rules) == without {

@@ -738,6 +738,9 @@ ACL DRYRUN ann get
 ACL DRYRUN nobody get a
 ACL DRYRUN ann nosuch a
 ACL DRYRUN ann client id
+ACL DRYRUN ann client nosuch
+ACL DRYRUN ann acl nosuch
+ACL DRYRUN ann CLIENT ID
 AUTH nobody x
 AUTH ann anything
 ACL WHOAMI
@@ -776,6 +779,44 @@ ACL USERS
 ACL SETUSER bob +@all -@dangerous +config|get
 ACL GETUSER bob
 ACL SETUSER bob reset
+ACL SETUSER both on >p <p +@all ~*
+AUTH both p
+ACL SETUSER both >p >q <p
+AUTH both p
+ACL SETUSER both >q >r >r <r
+AUTH both r
+AUTH both q
+ACL WHOAMI
+ACL SETUSER both >s resetpass >t
+AUTH both q
+AUTH both s
+AUTH both t
+RESET
+ACL SETUSER late ~x allkeys ~y blah
+ACL SETUSER late >p %X~a blah
+ACL SETUSER late ~* +nosuch %X~a
+ACL SETUSER late >p blah
+AUTH late p
+ACL USERS
+ACL DELUSER both late
+ACL SETUSER odd ""
+ACL SETUSER odd %R
+ACL SETUSER odd %rw~a %WR~b
+ACL SETUSER odd %RR~c
+ACL SETUSER odd %
+ACL SETUSER odd +config|get|x
+ACL SETUSER odd -get|x
+ACL SETUSER odd +@
+ACL SETUSER odd +
+ACL SETUSER odd get
+ACL GETUSER odd
+ACL SETUSER odd +client|id +client
+ACL GETUSER odd
+ACL SETUSER odd -client|id
+ACL GETUSER odd
+ACL SETUSER odd nocommands +acl|whoami -acl|whoami +acl
+ACL GETUSER odd
+ACL DELUSER odd
 ACL SETUSER bob on nopass allcommands ~*
 AUTH bob x
 ACL WHOAMI
@@ -793,6 +834,7 @@ ACL WHOAMI
 CONFIG SET requirepass ""
 ACL GENPASS 0
 ACL GENPASS x
+ACL GENPASS 5 5
 ?ACL GENPASS
 ?ACL GENPASS 5
 ACL LOG x

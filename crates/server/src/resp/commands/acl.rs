@@ -9,7 +9,7 @@ use crate::front::logins::hash_password;
 use crate::front::users::{DEFAULT_USER, Keys, Role, Secret, User, digest, from_hex, is_name};
 use crate::resp::awaited::Awaited;
 use crate::resp::commands::{Call, Outcome, Refusal, help, is, shown, subcommand};
-use crate::resp::rights::{CATEGORIES, Denied, Rights, add_rule, commands_in, is_rule};
+use crate::resp::rights::{CATEGORIES, Denied, Rights, add_rule, commands_in, has_subcommand, is_rule};
 
 /// Entries that LOG tells of if nothing is said.
 const LOG_DEFAULT: usize = 10;
@@ -204,7 +204,11 @@ fn remove_users(call: &mut Call<'_>) -> Outcome {
 }
 
 fn generate(call: &mut Call<'_>) -> Outcome {
-    let bits = if call.args.len() > 2 { call.int_arg(2)? } else { BITS_DEFAULT };
+    let bits = match call.args.len() {
+        2 => BITS_DEFAULT,
+        3 => call.int_arg(2)?,
+        _ => return Err(odd("GENPASS")),
+    };
     let bits = Some(bits).filter(|bits| (1..=BITS_MAX).contains(bits)).ok_or(
         "ERR ACL GENPASS argument must be the number of bits for the output password, a positive number up to 4096",
     )?;
@@ -297,6 +301,9 @@ fn dry_run(call: &mut Call<'_>) -> Outcome {
     if !command.accepts(args.len()) {
         return Err(call.wrong_args(command.name));
     }
+    if args.len() > 1 && !has_subcommand(index, args.get(1)) {
+        return Err(format!("ERR Command '{}' not found", shown(call.arg(3))).into());
+    }
     match Rights::of(user).check(index, args, command.keys_of(args)) {
         Ok(()) => call.reply.ok(),
         Err(Denied::Command(name)) => {
@@ -311,6 +318,7 @@ fn dry_run(call: &mut Call<'_>) -> Outcome {
 }
 
 /// A change of a user.
+#[derive(Clone)]
 enum Change {
     Enabled(bool),
     NoPassword,
@@ -329,14 +337,20 @@ enum Change {
     ResetKeys,
     Rule(String),
     Reset,
-    /// About channels, which there are none of.
+    /// An empty word, or about channels, which there are none of.
     Nothing,
 }
 
 const WRONG_HASH: &str =
     "The password hash must be exactly 64 characters and contain only lowercase hexadecimal characters";
+const BELOW_SUBCOMMAND: &str = "Allowing first-arg of a subcommand is not supported";
 const AFTER_ALL: &str = "Adding a pattern after the * pattern (or the 'allkeys' flag) is not valid and does not have any \
                          effect. Try 'resetkeys' to start with an empty list of patterns";
+
+/// Whether a rule names a subcommand and an argument of it, such as `config|get|x`.
+fn is_below_subcommand(rule: &str) -> bool {
+    rule.match_indices('|').nth(1).is_some_and(|(at, _)| is_rule(&format!("+{}", &rule[..at])))
+}
 
 impl Change {
     fn parse(word: &str) -> Result<Self, &'static str> {
@@ -355,7 +369,7 @@ impl Change {
             "allcommands" => Self::Rule("+@all".into()),
             "nocommands" => Self::Rule("-@all".into()),
             "reset" => Self::Reset,
-            "allchannels" | "resetchannels" | "sanitize-payload" | "skip-sanitize-payload" | "clearselectors" => {
+            "" | "allchannels" | "resetchannels" | "sanitize-payload" | "skip-sanitize-payload" | "clearselectors" => {
                 Self::Nothing
             }
             _ => match word.split_at_checked(1) {
@@ -365,9 +379,9 @@ impl Change {
                 Some(("!", text)) => Self::ForgetHash(hash(text)?),
                 Some(("~", pattern)) => Self::Keys(Keys::everything(pattern.as_bytes())),
                 Some(("%", rest)) => {
-                    let (kinds, pattern) = rest.split_once('~').ok_or("Syntax error")?;
+                    let (kinds, pattern) = rest.split_once('~').unwrap_or((rest, ""));
                     let kinds = kinds.to_ascii_uppercase();
-                    if kinds.is_empty() || kinds.len() > 2 || !kinds.chars().all(|kind| "RW".contains(kind)) {
+                    if !matches!(kinds.as_str(), "R" | "W" | "RW" | "WR") {
                         return Err("Syntax error");
                     }
                     let (read, write) = (kinds.contains('R'), kinds.contains('W'));
@@ -375,6 +389,7 @@ impl Change {
                 }
                 Some(("&", _)) => Self::Nothing,
                 Some(("+" | "-", _)) if is_rule(word) => Self::Rule(word.into()),
+                Some(("+", rest)) if is_below_subcommand(rest) => return Err(BELOW_SUBCOMMAND),
                 Some(("+" | "-", _)) => return Err("Unknown command or category name in ACL"),
                 _ => return Err("Syntax error"),
             },
@@ -386,19 +401,17 @@ impl Change {
         matches!(self, Self::Password(_) | Self::Forget(_))
     }
 
-    /// The same with the hash of a password in its place; `user` as he was. Takes its time.
-    fn hashed(self, user: Option<&User>) -> Result<Self, String> {
+    /// The same with the hash of a password in its place; `user` as he is by then. Takes its time.
+    fn hashed(self, user: &User) -> Result<Self, String> {
         Ok(match self {
             Self::Password(password) => {
-                let known = user.and_then(|user| user.secrets.iter().find(|secret| secret.is(password.as_bytes())));
+                let known = user.secrets.iter().find(|secret| secret.is(password.as_bytes()));
                 let secret = known.cloned().map_or_else(|| hash_password(password.as_bytes()).map(Secret::Argon2), Ok);
                 Self::Hash(secret?)
             }
             Self::Forget(password) => {
-                let of = |user: &User| {
-                    user.secrets.iter().filter(|secret| secret.is(password.as_bytes())).cloned().collect::<Vec<_>>()
-                };
-                let gone = user.map(of).unwrap_or_default();
+                let is = |secret: &&Secret| secret.is(password.as_bytes());
+                let gone: Vec<_> = user.secrets.iter().filter(is).cloned().collect();
                 if gone.is_empty() {
                     return Err("The password you are trying to remove from the user does not exist".into());
                 }
@@ -456,19 +469,22 @@ fn set_user(call: &mut Call<'_>) -> Outcome {
     let mut changes = Vec::new();
     for word in call.args.from(3) {
         let word = String::from_utf8_lossy(word).into_owned();
-        let change = Change::parse(&word).map_err(|why| Refusal::from(wrong(&word, why)))?;
+        let change = Change::parse(&word);
         changes.push((word, change));
     }
-    let slow = changes.iter().any(|(_, change)| change.hashes());
+    let slow = changes.iter().any(|(_, change)| change.as_ref().is_ok_and(Change::hashes));
     let shared = (Arc::clone(&call.shared.users), call.shared.wakers.get().cloned().unwrap_or_default());
     let work = move || {
         let (users, wakers) = shared;
         let mut outcome = Ok(());
-        // What takes its time is done before anybody else has to wait for it.
-        let known = users.find(&name);
+        // What takes its time is done before anybody else has to wait for it, on a copy: a word may take back what one
+        // before it gave, and the first that is wrong is told.
+        let mut copy = users.find(&name).map_or_else(|| User::new(&name), Arc::unwrap_or_clone);
         let mut ready = Vec::new();
         for (word, change) in changes {
-            ready.push((change.hashed(known.as_deref()).map_err(|why| wrong(&word, &why))?, word));
+            let change = change.map_err(str::to_owned).and_then(|change| change.hashed(&copy));
+            let applied = change.and_then(|change| change.clone().apply(&mut copy).map(|()| change));
+            ready.push((applied.map_err(|why| wrong(&word, &why))?, word));
         }
         let changed = users.change(&name, |old| {
             let mut user = old.clone().unwrap_or_else(|| User::new(&name));
