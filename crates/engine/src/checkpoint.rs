@@ -131,6 +131,7 @@ impl Saved {
         before_kept: &dyn Fn() -> bool,
         pace: &mut dyn FnMut(u64),
     ) -> Result<CheckpointReport> {
+        let _span = tracing::trace_span!(target: "esker_trace", "checkpoint").entered();
         // What one that was put off has left in memory is looked up on the device from here on.
         cold.write_batch()?;
         let EpochEnd { from: replay, epoch, last } = parts.log.end_epoch()?;

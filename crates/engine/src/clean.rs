@@ -150,6 +150,7 @@ impl Clean<'_> {
     /// [`Error::Stopped`](esker_store::Error::Stopped); [`Error::Io`](esker_store::Error::Io). What was moved stays
     /// moved.
     pub fn segment(&mut self, victim: Usage) -> Result<Cleaned> {
+        let _span = tracing::trace_span!(target: "esker_trace", "clean", bytes = victim.live).entered();
         let segment_bytes = self.parts.segments.segment_bytes;
         let base = victim.segment * segment_bytes;
         // Sealed, so nobody writes there any more.

@@ -14,3 +14,4 @@ pub mod grpc;
 pub mod http;
 pub mod nbd;
 pub mod resp;
+pub mod trace;

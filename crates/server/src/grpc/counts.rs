@@ -2,7 +2,7 @@
 //!
 //! request → [`Counted`] around all services → answer's head → [`CallCounts`] → [`CallCounts::figures`]
 //!
-//! A call's time ends with the head of its answer: that of a stream says how long its begin took.
+//! A call's time ends with the head of its answer: that of a stream says how long its begin took. So does its span.
 //!
 //! Invariant: at most [`METHODS_MAX`] methods are counted by name, whatever clients ask for.
 
@@ -19,6 +19,7 @@ use tonic::codegen::{Service, http};
 use super::names::Names;
 use super::visitor::Room;
 use crate::http::{Figure, Times, Value};
+use crate::trace;
 
 /// Methods counted by name; others are `other`.
 const METHODS_MAX: usize = 128;
@@ -136,7 +137,9 @@ where
     }
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let method = self.counts.method(request.uri().path());
+        let path = request.uri().path();
+        let method = self.counts.method(path);
+        let traced = if trace::is_on() { trace::call(path, request.headers()) } else { None };
         let (began, answer) = (Instant::now(), self.inner.call(request));
         Box::pin(async move {
             let answer = answer.await;
@@ -144,6 +147,11 @@ where
             let status = answer.as_ref().ok().and_then(|answer| answer.headers().get("grpc-status"));
             let failed = answer.is_err() || status.is_some_and(|status| status != "0");
             method.note(began.elapsed(), failed);
+            if let Some(traced) = traced {
+                let status = status.and_then(|status| status.to_str().ok()?.parse().ok());
+                // What broke off has no head: unknown, in gRPC's words.
+                traced.answered(if failed { status.or(Some(2)) } else { status });
+            }
             answer
         })
     }

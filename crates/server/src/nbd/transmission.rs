@@ -38,6 +38,7 @@ use crate::nbd::reply::Replies;
 use crate::nbd::request::{Answer, carry_out, check};
 use crate::nbd::stream::{Input, Output};
 use crate::nbd::wire::{REQUEST_BYTES, Request, command};
+use crate::trace::{self, Traced};
 
 /// Requests with this much payload are carried out without the lead.
 const LARGE_BYTES: u32 = 64 << 10;
@@ -76,10 +77,17 @@ pub(crate) struct Transmission<'t> {
     read_ns: AtomicU64,
 }
 
+/// A request that is carried out, or waits to be answered.
+struct Begun {
+    request: Request,
+    began: Instant,
+    traced: Option<Traced>,
+}
+
 /// Answers that wait for their barriers, in the order of their requests.
 #[derive(Default)]
 struct Waiting {
-    answers: VecDeque<(Barrier, Request, Answer, Instant)>,
+    answers: VecDeque<(Barrier, Begun, Answer)>,
     /// Whether a thread is settling.
     settling: bool,
     /// How many came since a sync was last asked for.
@@ -209,6 +217,9 @@ impl<'t> Transmission<'t> {
                     return Ok(Next::End);
                 }
                 self.counts.note(&request, Duration::ZERO, true);
+                if let Some(traced) = if trace::is_on() { trace::request(&request) } else { None } {
+                    traced.failed(trace::errno(fault.code()));
+                }
                 replies.failed(request.cookie, self.chosen.structured, &fault);
                 continue;
             }
@@ -290,29 +301,36 @@ impl<'t> Transmission<'t> {
 
     /// Carries out a request; its answer goes to `replies`, or waits for its barrier.
     fn answer(&self, request: &Request, payload: Bytes, replies: &mut Replies) {
-        let began = Instant::now();
+        let traced = if trace::is_on() { trace::request(request) } else { None };
+        let begun = Begun { request: *request, began: Instant::now(), traced };
         let outcome = carry_out(request, payload, &self.chosen);
         if request.command == command::READ && request.len < LARGE_BYTES {
             let old = self.read_ns.load(Ordering::Relaxed);
-            let took = began.elapsed().as_nanos() as u64;
+            let took = begun.began.elapsed().as_nanos() as u64;
             self.read_ns.store(old - old / 8 + took / 8, Ordering::Relaxed);
         }
         match outcome {
-            Ok((answer, None)) => self.tell((request, began), Ok(answer), replies),
+            Ok((answer, None)) => self.tell(begun, Ok(answer), replies),
             Ok((answer, Some(barrier))) => match barrier.state() {
-                Some(reached) => self.tell((request, began), reached.map(|()| answer).map_err(Fault::from), replies),
+                Some(reached) => self.tell(begun, reached.map(|()| answer).map_err(Fault::from), replies),
                 None => {
                     let mut waiting = self.waiting.lock();
-                    waiting.answers.push_back((barrier, *request, answer, began));
+                    waiting.answers.push_back((barrier, begun, answer));
                     waiting.unasked += 1;
                 }
             },
-            Err(fault) => self.tell((request, began), Err(fault), replies),
+            Err(fault) => self.tell(begun, Err(fault), replies),
         }
     }
 
-    fn tell(&self, (request, began): (&Request, Instant), outcome: Result<Answer, Fault>, replies: &mut Replies) {
+    /// Writes a reply, which ends the span of the request.
+    fn tell(&self, begun: Begun, outcome: Result<Answer, Fault>, replies: &mut Replies) {
+        let Begun { request, began, traced } = begun;
+        let request = &request;
         self.counts.note(request, began.elapsed(), outcome.is_err());
+        if let (Some(traced), Err(fault)) = (&traced, &outcome) {
+            traced.failed(trace::errno(fault.code()));
+        }
         let structured = self.chosen.structured;
         match outcome {
             Ok(Answer::Done) => replies.done(request.cookie),
@@ -415,16 +433,16 @@ impl<'t> Transmission<'t> {
             let _ = first.wait();
             loop {
                 let mut waiting = self.waiting.lock();
-                let Some((reached, request, answer, began)) = ({
+                let Some((reached, begun, answer)) = ({
                     let reached = waiting.answers.front().and_then(|(barrier, ..)| barrier.state());
                     reached.and_then(|reached| {
-                        waiting.answers.pop_front().map(|(_, request, answer, began)| (reached, request, answer, began))
+                        waiting.answers.pop_front().map(|(_, begun, answer)| (reached, begun, answer))
                     })
                 }) else {
                     break;
                 };
                 drop(waiting);
-                self.tell((&request, began), reached.map(|()| answer).map_err(Fault::from), replies);
+                self.tell(begun, reached.map(|()| answer).map_err(Fault::from), replies);
                 if replies.len() > BATCH_BYTES {
                     self.send(replies);
                 }

@@ -267,6 +267,9 @@ impl Connection {
                 barrier
             }
         };
+        if let Some(traced) = self.session.traced.take() {
+            self.output.trace(traced, from, barrier.as_ref());
+        }
         let mut batch = Batch::default();
         batch.add(from, barrier);
         self.output.end_batch(batch);
@@ -339,6 +342,9 @@ impl Connection {
                     if self.session.awaited.is_some() {
                         self.stalled = used < bytes.len();
                         break;
+                    }
+                    if let Some(traced) = self.session.traced.take() {
+                        self.output.trace(traced, from, barrier.as_ref());
                     }
                     batch.add(from, barrier);
                 }

@@ -10,6 +10,7 @@ use esker_kv::Barrier;
 
 use crate::resp::refusal::store_error_line;
 use crate::resp::reply::ReplyWriter;
+use crate::trace::{self, Traced};
 
 /// Sent bytes are dropped from the front once there are so many.
 const COMPACT_BYTES: usize = 256 << 10;
@@ -30,6 +31,8 @@ pub(super) struct Output {
     pub(crate) bytes: Vec<u8>,
     sent: usize,
     gates: VecDeque<Gate>,
+    /// Spans of replies that wait, with what each waits for.
+    traced: Vec<(Barrier, Traced)>,
 }
 
 /// Replies of one batch that wait.
@@ -82,6 +85,17 @@ impl Output {
         }
     }
 
+    /// The reply that began at `from` ends this span, once it may be sent.
+    #[cold]
+    pub(crate) fn trace(&mut self, traced: Traced, from: usize, barrier: Option<&Barrier>) {
+        if let Some(kind) = self.bytes.get(from..).and_then(trace::error_of) {
+            traced.failed(kind);
+        }
+        if let Some(barrier) = barrier {
+            self.traced.push((barrier.clone(), traced));
+        }
+    }
+
     /// The barrier that is waited for first.
     pub(crate) fn first_barrier(&self) -> Option<&Barrier> {
         self.gates.front().map(|gate| &gate.barrier)
@@ -94,6 +108,9 @@ impl Output {
 
     /// Opens gates whose barriers are reached.
     pub(crate) fn release(&mut self) {
+        if !self.traced.is_empty() {
+            self.end_spans();
+        }
         while let Some(gate) = self.gates.front() {
             match gate.barrier.state() {
                 None => return,
@@ -112,6 +129,20 @@ impl Output {
                 }
             }
         }
+    }
+
+    /// Ends the spans of replies whose barriers are reached.
+    fn end_spans(&mut self) {
+        self.traced.retain(|(barrier, traced)| match barrier.state() {
+            None => true,
+            Some(reached) => {
+                if let Err(error) = reached {
+                    traced
+                        .failed(trace::error_of(format!("-{}", store_error_line(&error)).as_bytes()).unwrap_or("ERR"));
+                }
+                false
+            }
+        });
     }
 
     /// What may be sent now.

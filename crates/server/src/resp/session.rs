@@ -17,6 +17,7 @@ use crate::resp::monitors::Monitor;
 use crate::resp::queued::{Begun, Queued, Ran};
 use crate::resp::rights::Rights;
 use crate::resp::shared::Shared;
+use crate::trace::Traced;
 
 /// What MULTI collects.
 #[derive(Default)]
@@ -63,6 +64,8 @@ pub(crate) struct Session {
     pub(crate) began: Option<Instant>,
     /// The command that `awaited` answers.
     pub(crate) begun: Option<Begun>,
+    /// The span of the command under way, or of the one that was just answered, if it is traced.
+    pub(crate) traced: Option<Traced>,
     /// What EXEC has run and is not noted yet.
     pub(crate) ran: Vec<Ran>,
     /// It is told every command.
@@ -94,6 +97,7 @@ impl Session {
             again: None,
             began: None,
             begun: None,
+            traced: None,
             ran: Vec::new(),
             monitor: None,
             seeds: None,

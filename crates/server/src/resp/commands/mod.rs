@@ -50,6 +50,7 @@ pub(crate) use crate::resp::refusal::Refusal;
 use crate::resp::reply::ReplyWriter;
 use crate::resp::session::Session;
 use crate::resp::shared::{Shared, Tally};
+use crate::trace;
 
 /// What a call needs besides its session.
 pub(crate) struct Executor<'e> {
@@ -72,6 +73,10 @@ impl Executor<'_> {
         let resp3 = session.resp3;
         let began = session.began.take().unwrap_or_else(|| self.observer.begin());
         let found = self.table.find(args.get(0));
+        // One that is begun anew goes on with the span that it has.
+        if trace::is_on() && session.traced.is_none() {
+            session.traced = trace::command(found.map(|(_, command)| command.name), session.database);
+        }
         let mut call = Call {
             shared: self.shared,
             session,
