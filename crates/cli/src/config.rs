@@ -32,6 +32,12 @@ impl Setting for u64 {
     }
 }
 
+impl Setting for f64 {
+    fn toml(&self) -> String {
+        toml::Value::Float(*self).to_string()
+    }
+}
+
 impl Setting for bool {
     fn toml(&self) -> String {
         self.to_string()
@@ -255,6 +261,20 @@ settings! {
     }
 }
 
+settings! {
+    /// The section `[otlp]`: traces and figures of the server, sent to a collector of OpenTelemetry by OTLP over gRPC.
+    OtlpSettings {
+        /// The collector, such as http://127.0.0.1:4317 or https://HOST:4317; empty means none. Only in programs built
+        /// with the feature otlp. OTEL_EXPORTER_OTLP_HEADERS gives credentials: by https, or to loopback.
+        endpoint: String = String::new(),
+        /// The share of requests that are traced, 0 to 1. Of calls by gRPC whose callers send a traceparent, those that
+        /// it says are sampled.
+        traces: f64 = 0.01,
+        /// The figures of /metrics are sent so often; 0 means never.
+        metrics_interval: Text<esker::Period> = Text(esker::Period(std::time::Duration::from_secs(30))),
+    }
+}
+
 /// The whole configuration.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -265,6 +285,8 @@ pub struct Settings {
     pub serve: ServeSettings,
     /// `[log]`
     pub log: LogSettings,
+    /// `[otlp]`
+    pub otlp: OtlpSettings,
 }
 
 impl Settings {
@@ -310,6 +332,8 @@ impl Settings {
         self.serve.print(&mut out);
         out.push_str("\n[log]\n");
         self.log.print(&mut out);
+        out.push_str("\n[otlp]\n");
+        self.otlp.print(&mut out);
         out
     }
 }
@@ -355,6 +379,7 @@ mod tests {
             ("[serve]\nidle_timeout = 'never'\n", "10ms"),
             ("[serve]\nmax_clients = -1\n", "u64"),
             ("[log]\nformat = 'xml'\n", "json"),
+            ("[otlp]\ntraces = 'all'\n", "f64"),
         ] {
             let error = Settings::parse(text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

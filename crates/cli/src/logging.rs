@@ -1,13 +1,18 @@
 //! Where the log goes and how it looks: stderr, as text for people or as JSON for programs.
 //!
-//! flag, RUST_LOG, file → filter and [`LogFormat`] → one subscriber for the process
+//! flag, RUST_LOG, file → filter and [`LogFormat`] → one subscriber for the process, with what exports spans beside it
 
 use std::fmt;
 use std::str::FromStr;
 
-use tracing_subscriber::EnvFilter;
+use tracing::Subscriber;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::exit::Failure;
+use crate::otlp::Spans;
 
 /// How a line of the log is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,19 +45,32 @@ impl FromStr for LogFormat {
     }
 }
 
-/// Starts the log: what `flag` lets through, else RUST_LOG, else `level`.
-pub fn start(flag: Option<&str>, level: &str, format: LogFormat) -> Result<(), Failure> {
+/// Lines on stderr.
+fn lines<S: Subscriber + for<'a> LookupSpan<'a>>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync> {
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => {
+            let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            lines.with_ansi(colour).with_target(false).boxed()
+        }
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    }
+}
+
+/// Starts the log: what `flag` lets through, else RUST_LOG, else `level`. What takes spans has a filter of its own.
+///
+/// # Errors
+/// [`Failure::usage`] if the filter cannot be read.
+pub fn start(flag: Option<&str>, level: &str, format: LogFormat, spans: Option<Spans>) -> Result<(), Failure> {
     let from_environment = std::env::var("RUST_LOG").ok().filter(|filter| !filter.is_empty());
     let filter = flag.map(str::to_string).or(from_environment).unwrap_or_else(|| level.to_string());
     let filter =
         EnvFilter::try_new(&filter).map_err(|error| Failure::usage(format!("log filter {filter:?}: {error}")))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => {
-            let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
-            log.with_ansi(colour).with_target(false).init();
-        }
-        LogFormat::Json => log.json().flatten_event(true).init(),
+    let log = tracing_subscriber::registry();
+    match spans {
+        // A filter for all costs less than one for each.
+        None => log.with(filter).with(lines(format)).init(),
+        Some(spans) => log.with(spans).with(lines(format).with_filter(filter)).init(),
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ mod commands;
 mod config;
 mod exit;
 mod logging;
+mod otlp;
 mod progress;
 mod resp;
 
@@ -24,6 +25,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::config::Settings;
 use crate::exit::Failure;
 use crate::logging::LogFormat;
+use crate::otlp::Exporting;
 
 /// A storage engine and server that writes every byte once, in order.
 #[derive(Parser)]
@@ -110,13 +112,22 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<(), Failure> {
-    let settings = Settings::load(arguments.config.as_deref())?;
+    let mut settings = Settings::load(arguments.config.as_deref())?;
+    let exporting = match &arguments.command {
+        Command::Serve(command) => Exporting::start(command.otlp(&mut settings))?,
+        _ => Exporting::default(),
+    };
     // Only a server has a life to tell of; for the others the result is enough.
     let level = if matches!(arguments.command, Command::Serve(_)) { &settings.log.level } else { "warn" };
-    logging::start(arguments.log.as_deref(), level, arguments.log_format.unwrap_or(settings.log.format.0))?;
+    logging::start(
+        arguments.log.as_deref(),
+        level,
+        arguments.log_format.unwrap_or(settings.log.format.0),
+        exporting.layer(),
+    )?;
     match arguments.command {
         Command::Format(command) => command.run(&settings),
-        Command::Serve(command) => command.run(settings),
+        Command::Serve(command) => command.run(settings, exporting),
         Command::Check(command) => command.run(&settings),
         Command::Scrub(command) => command.run(&settings),
         Command::Dump(command) => command.run(&settings),

@@ -44,8 +44,9 @@ use super::backup::Backups;
 use super::builder;
 use super::server::password_from_environment;
 use super::tasks::Tasks;
-use crate::config::{ServeSettings, Settings, Text};
+use crate::config::{OtlpSettings, ServeSettings, Settings, Text};
 use crate::exit::{Code, Failure};
+use crate::otlp::Exporting;
 
 /// The arguments of `esker serve`. What is not given comes from the configuration.
 #[derive(Args)]
@@ -124,6 +125,10 @@ pub struct Serve {
     /// Threads that serve clients; 0 means one per processor, at most 4
     #[arg(long)]
     threads: Option<u64>,
+    /// Collector of OpenTelemetry to send traces and figures to, such as http://127.0.0.1:4317; only in programs built
+    /// with the feature otlp
+    #[arg(long, value_name = "ENDPOINT")]
+    otlp: Option<String>,
     #[command(flatten)]
     nbd: NbdFlags,
     #[command(flatten)]
@@ -131,8 +136,16 @@ pub struct Serve {
 }
 
 impl Serve {
+    /// What is exported: the flag over the configuration.
+    pub fn otlp<'s>(&self, settings: &'s mut Settings) -> &'s OtlpSettings {
+        if let Some(endpoint) = &self.otlp {
+            settings.otlp.endpoint.clone_from(endpoint);
+        }
+        &settings.otlp
+    }
+
     /// Runs the command until a signal or SHUTDOWN.
-    pub fn run(self, mut settings: Settings) -> Result<(), Failure> {
+    pub fn run(self, mut settings: Settings, exporting: Exporting) -> Result<(), Failure> {
         self.apply(&mut settings);
         let front = Front::of(&settings.serve)?;
         let sockets = Sockets::take()?;
@@ -157,6 +170,9 @@ impl Serve {
         }
         let watched = Arc::new(Watched::default());
         let http = watched::start(&watching, &watched)?;
+        if let Some(about) = exporting.tell(Arc::clone(&watched) as _) {
+            say!("otlp       {about}");
+        }
         let Some((loading, store, signals)) = opening::open(&config, builder, &location)? else {
             // The thread that opens the store ends with the process: as after a crash, nothing is lost by that.
             std::process::exit(0);
@@ -181,6 +197,7 @@ impl Serve {
         };
         let closed = store.close().map_err(Failure::from);
         stopping.closed();
+        exporting.stop();
         // Until here a signal ends the process at once.
         told.into_iter().for_each(Told::end);
         served.and(closed)
@@ -577,6 +594,7 @@ mod tests {
             http_token_file: None,
             backup_folder: None,
             threads: None,
+            otlp: None,
             nbd: NbdFlags::default(),
             grpc: GrpcFlags::default(),
         };

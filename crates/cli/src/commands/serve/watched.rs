@@ -92,6 +92,7 @@ impl Source for Watched {
             Figure::new("esker_state", "1 for the state that the store is in", Value::Gauge(is)).labelled("state", name)
         }));
         figures.extend(of_process());
+        figures.extend(crate::otlp::figures());
         let Some(serving) = self.0.get() else { return figures };
         figures.extend(serving.resp.figures());
         figures.extend(serving.store.engine().iter().flat_map(|engine| of_engine(engine)));
