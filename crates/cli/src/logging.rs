@@ -9,10 +9,12 @@ use tracing::Subscriber;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
+use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 use crate::exit::Failure;
-use crate::otlp::Spans;
+
+/// What takes spans, beside the lines.
+pub type Spans = Box<dyn Layer<Registry> + Send + Sync>;
 
 /// How a line of the log is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

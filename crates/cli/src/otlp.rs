@@ -20,13 +20,10 @@ mod spans;
 use std::sync::Arc;
 
 use esker_server::http::{Figure, Source};
-use tracing_subscriber::{Layer, Registry};
 
 use crate::config::OtlpSettings;
 use crate::exit::Failure;
-
-/// What takes spans.
-pub type Spans = Box<dyn Layer<Registry> + Send + Sync>;
+use crate::logging::Spans;
 
 /// What is exported: nothing where no endpoint is given.
 #[derive(Default)]
@@ -118,12 +115,10 @@ mod tests {
     fn an_endpoint_is_taken_with_the_feature_only() {
         let settings = OtlpSettings { endpoint: "http://127.0.0.1:4317".into(), ..OtlpSettings::default() };
         assert!(Exporting::start(&OtlpSettings::default()).is_ok());
-        match check(&settings) {
-            Ok(()) => assert!(cfg!(feature = "otlp")),
-            Err(failure) => {
-                assert!(cfg!(not(feature = "otlp")));
-                assert!(failure.to_string().contains("--features otlp"), "{failure}");
-            }
+        let checked = check(&settings);
+        assert_eq!(checked.is_ok(), cfg!(feature = "otlp"));
+        if let Err(failure) = checked {
+            assert!(failure.to_string().contains("--features otlp"), "{failure}");
         }
     }
 

@@ -11,8 +11,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use esker_server::grpc::proto::log::log_client::LogClient;
-use esker_server::grpc::proto::log::{CreateRequest, InfoRequest};
+use esker_wire::proto::log::log_client::LogClient;
+use esker_wire::proto::log::{CreateRequest, InfoRequest};
 use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_server::{
     MetricsService, MetricsServiceServer,
 };

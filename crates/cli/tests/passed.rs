@@ -89,7 +89,7 @@ fn clients_that_come_before_the_server_are_answered_on_passed_sockets() {
     // An address of the settings that nobody can listen on shows that it is not tried.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
-    let arguments = ["--listen", &taken, "--http", &taken, "--nbd", &taken, "--grpc", &taken];
+    let arguments = ["--listen", &taken, "--http", &taken, "--nbd", &taken, "--grpc", &taken, "--grpc-objects"];
     let mut server = Supervised::start(folder.path(), "resp:http:nbd:grpc", "wait", &arguments);
     let (mut resp, mut http) = (server.connect(0), server.connect(1));
     let mut nbd = UnixStream::connect(folder.path().join("passed.socket")).unwrap();

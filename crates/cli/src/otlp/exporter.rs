@@ -34,12 +34,12 @@ use tonic::{Code, Request, Status};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-use super::Spans;
 use super::endpoint::Endpoint;
 use super::figures::{SCOPE, Times, request};
 use super::spans::{COUNTS, Queue, adopt};
 use crate::config::OtlpSettings;
 use crate::exit::Failure;
+use crate::logging::Spans;
 
 /// Spans that wait to be sent.
 const QUEUE_MAX: usize = 4_096;

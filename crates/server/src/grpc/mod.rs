@@ -3,7 +3,7 @@
 //! [`Server::bind`] → addresses are open → [`Server::run`] → HTTP/2 on a few threads, the store on others →
 //! [`Handle::shutdown`]
 //!
-//! Published as `.proto` files in the folder `proto` of the crate `esker-wire`, and by reflection. Health answers without a token.
+//! Published as `.proto` files in `crates/wire/proto`, and by reflection. Health answers without a token.
 //!
 //! Invariants:
 //! 1. Nothing is answered before it may be shown (see [`Config`] for what bounds how much waits).

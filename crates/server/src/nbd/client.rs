@@ -344,6 +344,11 @@ impl Client {
         self.flags & export_flag::READ_ONLY != 0
     }
 
+    /// What the server says that the export can do, of [`export_flag`](wire::export_flag).
+    pub fn flags(&self) -> u16 {
+        self.flags
+    }
+
     /// How many requests are not answered.
     pub fn under_way(&self) -> usize {
         self.under_way.len()
@@ -423,7 +428,8 @@ impl Client {
         self.call("FLUSH", command::FLUSH, 0, 0, 0, &[])
     }
 
-    fn call(
+    /// Asks, and waits for the answer; `payload` is that of a WRITE.
+    pub(super) fn call(
         &mut self,
         what: &'static str,
         command: u16,

@@ -13,7 +13,7 @@ use prost::Message;
 
 /// A message as it arrives at the other side.
 fn sent<M: Message + Default>(message: &M) -> M {
-    M::decode(&message.encode_to_vec()[..]).unwrap()
+    M::decode(&message.encode_to_vec()[..]).expect("what was encoded is a message")
 }
 
 fn bytes() -> impl Strategy<Value = Bytes> {
