@@ -16,6 +16,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     compiler.include_source_info(true).open_files(files)?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())?;
+    let mut methods: Vec<String> = Vec::new();
+    for file in compiler.file_descriptor_set().file {
+        for service in &file.service {
+            let of = |method: &str| format!("/{}.{}/{method}", file.package(), service.name());
+            methods.extend(service.method.iter().map(|method| of(method.name())));
+        }
+    }
+    methods.sort_unstable();
+    std::fs::write(out.join("methods.rs"), format!("&{methods:?}"))?;
     tonic_prost_build::configure().bytes(".").compile_fds(compiler.file_descriptor_set())?;
     Ok(())
 }

@@ -22,6 +22,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::commands::serve::Sockets;
 use crate::config::Settings;
 use crate::exit::Failure;
 use crate::logging::LogFormat;
@@ -112,6 +113,11 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<(), Failure> {
+    // Before there are threads: taking them changes the environment.
+    let sockets = match &arguments.command {
+        Command::Serve(_) => Sockets::take()?,
+        _ => Sockets::default(),
+    };
     let mut settings = Settings::load(arguments.config.as_deref())?;
     let exporting = match &arguments.command {
         Command::Serve(command) => Exporting::start(command.otlp(&mut settings))?,
@@ -127,7 +133,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     )?;
     match arguments.command {
         Command::Format(command) => command.run(&settings),
-        Command::Serve(command) => command.run(settings, exporting),
+        Command::Serve(command) => command.run(settings, exporting, sockets),
         Command::Check(command) => command.run(&settings),
         Command::Scrub(command) => command.run(&settings),
         Command::Dump(command) => command.run(&settings),

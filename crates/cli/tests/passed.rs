@@ -1,6 +1,8 @@
 //! `esker serve` on sockets that a supervisor has bound: clients that come before the server are answered, addresses of
 //! the settings are not listened on, and sockets of other names or kinds are refused. And without the Redis protocol.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;

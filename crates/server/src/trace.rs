@@ -63,6 +63,11 @@ impl Traced {
         (!span.is_disabled()).then(|| Self(Box::new(span)))
     }
 
+    /// The request goes on, and this span does not.
+    pub(crate) fn goes_on(&self) {
+        self.0.record("esker.goes_on", true);
+    }
+
     /// It came to an error of this kind.
     pub(crate) fn failed(&self, kind: &str) {
         self.0.record("error.type", kind);
@@ -87,6 +92,7 @@ pub(crate) fn command(name: Option<&str>, database: u8) -> Option<Traced> {
         db.system.name = "redis",
         db.operation.name = name,
         db.namespace = database,
+        esker.goes_on = Empty,
         error.type = Empty,
         otel.status_code = Empty,
     ))
@@ -151,9 +157,8 @@ pub(crate) fn call(path: &str, headers: &HeaderMap) -> Option<Traced> {
     if !wanted {
         return None;
     }
-    // Every service of Esker, and health, begin so; what else is asked for is the client's own words.
-    let known = path.starts_with("/esker.") || path.starts_with("/grpc.");
-    let path = if known && path.len() <= 128 { &path[1..] } else { "other" };
+    // What else is asked for is the client's own words.
+    let path = if is_method(path) { &path[1..] } else { "other" };
     let (service, method) = path.split_once('/').unwrap_or((path, ""));
     let traced = Traced::of(tracing::span!(
         target: TARGET,
@@ -175,11 +180,33 @@ pub(crate) fn call(path: &str, headers: &HeaderMap) -> Option<Traced> {
     Some(traced)
 }
 
+/// Whether a path is that of a method that Esker's servers have.
+pub(crate) fn is_method(path: &str) -> bool {
+    esker_wire::proto::METHODS.binary_search(&path).is_ok() || path.starts_with("/grpc.") && GRPC.contains(&path)
+}
+
+/// Methods that are gRPC's own.
+const GRPC: [&str; 5] = [
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/List",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+];
+
 /// Whether the caller's own trace is recorded; nothing if it has none. Source: W3C Trace Context, 3.2.
 fn caller_samples(headers: &HeaderMap) -> Option<bool> {
     let parent = headers.get("traceparent")?.to_str().ok()?;
-    let flags = u8::from_str_radix(parent.get(53..55)?, 16).ok()?;
-    Some(flags & 1 == 1)
+    let mut fields = parent.splitn(5, '-');
+    let mut field = |len: usize| {
+        fields.next().filter(|field| field.len() == len && field.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    };
+    let (version, trace, span, flags) = (field(2)?, field(32)?, field(16)?, field(2)?);
+    let is_none = |id: &str| id.bytes().all(|byte| byte == b'0');
+    if version == "ff" || is_none(trace) || is_none(span) {
+        return None;
+    }
+    Some(u8::from_str_radix(flags, 16).ok()? & 1 == 1)
 }
 
 impl Traced {
@@ -212,12 +239,30 @@ mod tests {
     }
 
     #[test]
+    fn a_method_is_one_that_there_is() {
+        for (path, expected) in [
+            ("/esker.log.v1.Log/Append", true),
+            ("/esker.map.v1.Map/Scan", true),
+            ("/grpc.health.v1.Health/Check", true),
+            ("/esker.log.v1.Log/hunter2", false),
+            ("/grpc.x/y", false),
+            ("", false),
+        ] {
+            assert_eq!(is_method(path), expected, "{path}");
+        }
+        assert!(esker_wire::proto::METHODS.is_sorted());
+    }
+
+    #[test]
     fn a_caller_decides_by_the_flag_of_its_traceparent() {
         for (parent, expected) in [
             ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", Some(true)),
             ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-02", Some(false)),
             ("01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-03-more", Some(true)),
             ("00-0af7651916cd43dd8448eb211c80319c", None),
+            ("00-00000000000000000000000000000000-b7ad6b7169203331-01", None),
+            ("00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01", None),
+            ("zz-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", None),
             ("nonsense", None),
         ] {
             let mut headers = HeaderMap::new();

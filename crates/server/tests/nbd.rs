@@ -481,6 +481,8 @@ struct Slow {
     mark: Arc<DurableMark>,
     written: AtomicU64,
     stall: AtomicBool,
+    /// Whether what is read is told only once all that was written is durable.
+    hold: AtomicBool,
     reading: AtomicU64,
     reading_max: AtomicU64,
     read_bytes: Arc<AtomicU64>,
@@ -497,6 +499,7 @@ impl Slow {
             mark,
             written: zero(),
             stall: false.into(),
+            hold: false.into(),
             reading: zero(),
             reading_max: zero(),
             read_bytes: Arc::default(),
@@ -534,7 +537,8 @@ impl Export for Slow {
         let data = Bytes::from_owner(Counted(vec![9; len as usize], Arc::clone(&self.read_bytes)));
         let _ = offset;
         self.reading.fetch_sub(1, Ordering::SeqCst);
-        Ok(Done::now(vec![Piece::Data(data)]))
+        let barrier = self.hold.load(Ordering::SeqCst).then(|| self.barrier());
+        Ok(Done { value: vec![Piece::Data(data)], barrier })
     }
 
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> Outcome {
@@ -672,6 +676,32 @@ fn a_client_that_reads_no_replies_takes_bounded_memory_and_holds_up_nobody_else(
     while server.handle.counts().connections > 1 || slow.read_bytes.load(Ordering::SeqCst) > 0 {
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn what_was_read_and_waits_to_be_durable_counts_until_it_is_sent() {
+    let slow = Slow::new();
+    let in_flight_bytes_max = PAYLOAD_BYTES_MAX as usize;
+    let config = Config { in_flight_bytes_max, ..Config::default() };
+    let server = Running::start(config, One(Arc::clone(&slow)));
+    let mut client = server.attach("slow");
+    assert_eq!(client.write(0, b"not durable", 0), 0);
+    slow.hold.store(true, Ordering::SeqCst);
+    let (reads, len) = (100, 4 << 20);
+    let mut asking = Client { stream: client.stream.try_clone().unwrap(), structured: false };
+    let sender = std::thread::spawn(move || (0..reads).for_each(|_| asking.request(command::READ, 0, 0, len)));
+    while slow.read_bytes.load(Ordering::SeqCst) < in_flight_bytes_max as u64 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let held = slow.read_bytes_max.load(Ordering::SeqCst);
+    assert!(held <= in_flight_bytes_max as u64, "{held} bytes wait for a sync");
+    slow.mark.advance(1);
+    for _ in 0..reads {
+        assert_eq!(client.error(), 0);
+        assert_eq!(client.bytes(len as usize).len(), len as usize);
+    }
+    sender.join().unwrap();
 }
 
 #[test]

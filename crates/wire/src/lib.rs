@@ -9,8 +9,8 @@
 //! Invariants:
 //! 1. What was encoded decodes to what it was, save for what its decoder says that it leaves out.
 //! 2. A message that makes no sense gives an [`Error`] that names the field: never a panic, never a guess.
-//! 3. A message that was checked by its own numbers (places in lists, counts, depths) needs no more memory decoded than
-//!    it had.
+//! 3. Decoding looks at numbers within a message (places in lists, counts, depths, lengths of names) before it takes
+//!    memory by them. What a message takes before it is decoded is bounded by its length, which its reader limits.
 //!
 //! Format: crates/wire/proto/esker/store/v1/objects.proto, crates/wire/proto/esker/map/v1/map.proto,
 //! crates/wire/proto/esker/log/v1/log.proto

@@ -17,5 +17,8 @@ pub mod store {
     tonic::include_proto!("esker.store.v1");
 }
 
+/// The paths of all methods, sorted.
+pub const METHODS: &[&str] = include!(concat!(env!("OUT_DIR"), "/methods.rs"));
+
 /// All files as descriptors, for reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

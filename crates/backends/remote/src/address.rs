@@ -6,9 +6,9 @@
 //! 1. A thread that asks needs no runtime of its own, and may be one of another runtime that is allowed to wait.
 //! 2. A token goes to another machine by TLS only.
 
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
@@ -194,12 +194,24 @@ pub(crate) fn channel(place: &Place, options: &Options) -> Result<Tokened> {
             let found = address
                 .to_socket_addrs()
                 .map_err(|error| Error::Unreachable { place: place.clone(), why: error.to_string() });
-            let near = found?.all(|address| address.ip().is_loopback());
-            if options.token.is_some() && options.authorities.is_none() && !near {
-                let why = format!("it would go to {place} in the clear: give the authorities of its certificate");
-                return Err(wrong("token", why));
+            let found: Arc<[SocketAddr]> = found?.collect();
+            if options.token.is_none() || options.authorities.is_some() {
+                endpoint.connect_lazy()
+            } else {
+                if found.is_empty() || found.iter().any(|address| !address.ip().is_loopback()) {
+                    let why = format!("it would go to {place} in the clear: give the authorities of its certificate");
+                    return Err(wrong("token", why));
+                }
+                // The name may lead elsewhere later: only what was looked at is connected to.
+                endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
+                    let found = Arc::clone(&found);
+                    async move {
+                        let stream = tokio::net::TcpStream::connect(&found[..]).await?;
+                        stream.set_nodelay(true)?;
+                        Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(stream))
+                    }
+                }))
             }
-            endpoint.connect_lazy()
         }
         Place::Unix(path) => {
             let path = path.clone();

@@ -50,7 +50,11 @@ impl Connect for Sequencers {
     fn connect(&self, address: &str) -> Result<Arc<dyn Sequencer>> {
         let failed = |why: String| Error::NoSequencer { log: String::new(), why: format!("{address}: {why}") };
         let place: Place = address.parse().map_err(|error: crate::Error| failed(error.to_string()))?;
-        let channel = channel(&place, &self.options).map_err(|error| failed(error.to_string()))?;
+        let channel = channel(&place, &self.options).map_err(|error| match error {
+            // It does not mean that nobody answers there.
+            crate::Error::Option { what, why } => Error::Invalid { what, why: format!("{address}: {why}") },
+            error => failed(error.to_string()),
+        })?;
         let client = SequencerClient::new(channel);
         let (asks, asked) = mpsc::channel(QUEUE_MAX);
         let runtime = runtime().map_err(|error| failed(error.to_string()))?;

@@ -213,9 +213,14 @@ impl Desk {
         if !view.sequencer.is_empty() && view.sequencer != self.address {
             let asking = Instant::now();
             let asked = self.connect.connect(&view.sequencer);
-            if asked.and_then(|sequencer| sequencer.tail(watched.log.id(), view.epoch)).is_ok() {
-                *silent = None;
-                return Ok(());
+            match asked.and_then(|sequencer| sequencer.tail(watched.log.id(), view.epoch)) {
+                Ok(_) => {
+                    *silent = None;
+                    return Ok(());
+                }
+                // It was not asked: that says nothing of it.
+                Err(error @ esker::log::Error::Invalid { .. }) => return Err(error),
+                Err(_) => {}
             }
             let since = *silent.get_or_insert(asking);
             if since.elapsed() < self.lease {

@@ -29,12 +29,13 @@ use std::time::Duration;
 
 use clap::Args;
 use esker::engine::Engine;
+use esker_server::front::Passed;
 use esker_server::http::Running;
 use esker_server::resp::{Address, Config, EngineInfo, Health, InfoLine, Loading, NoEngineInfo, Server};
 use signal_hook::iterator::Signals;
 
 use self::disks::{Disks, NbdFlags};
-use self::passed::Sockets;
+pub use self::passed::Sockets;
 use self::rpc::{GrpcFlags, Rpc};
 use self::shared::{Front, failure};
 pub use self::shared::{addresses, password};
@@ -145,10 +146,9 @@ impl Serve {
     }
 
     /// Runs the command until a signal or SHUTDOWN.
-    pub fn run(self, mut settings: Settings, exporting: Exporting) -> Result<(), Failure> {
+    pub fn run(self, mut settings: Settings, exporting: Exporting, sockets: Sockets) -> Result<(), Failure> {
         self.apply(&mut settings);
         let front = Front::of(&settings.serve)?;
-        let sockets = Sockets::take()?;
         let watching = watched::config(&settings.serve, &front, &sockets)?;
         let mut config = config(&settings.serve, &front, &sockets)?;
         let mut disks = disks::config(&settings.serve, &front, sockets.nbd)?;
@@ -156,9 +156,8 @@ impl Serve {
         if config.off && disks.is_none() && rpc.is_none() {
             return Err(Failure::usage("nothing is served: resp = false, and no address of NBD or gRPC"));
         }
-        let watched_by_http = !watching.is_empty();
-        let lowered =
-            descriptors::fit(descriptors::raise(), &mut config, disks.as_mut(), rpc.as_mut(), watched_by_http);
+        let doors = watching.doors();
+        let lowered = descriptors::fit(descriptors::raise(), &mut config, disks.as_mut(), rpc.as_mut(), doors);
         if let Some(lowered) = lowered {
             say!("limits     {lowered}");
         }
@@ -255,11 +254,18 @@ fn config(settings: &ServeSettings, front: &Front, sockets: &Sockets) -> Result<
     if tls.is_some() && tls_listen.is_empty() {
         std::mem::swap(&mut listen, &mut tls_listen);
     }
-    let passed = !sockets.resp.is_empty() || !sockets.resp_tls.is_empty();
+    let (mut plain, mut encrypted) = (sockets.resp.clone(), sockets.resp_tls.clone());
+    if tls.is_some() && settings.tls_listen.is_empty() {
+        // As the addresses that they stand for. TLS is not spoken over unix sockets.
+        let tcp: Vec<Passed>;
+        (tcp, plain) = plain.into_iter().partition(|socket| socket.address().is_some());
+        encrypted.extend(tcp);
+    }
+    let passed = !plain.is_empty() || !encrypted.is_empty();
     if !settings.resp && passed {
         return Err(Failure::usage("resp = false, and yet a socket was passed for it"));
     }
-    // Who passes sockets says what is listened on.
+    // A supervisor that passes sockets for a protocol says where that is listened on.
     let own = settings.resp && !passed;
     let (listen, tls_listen) = if own { (listen, tls_listen) } else { (Vec::new(), Vec::new()) };
     let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
@@ -278,8 +284,8 @@ fn config(settings: &ServeSettings, front: &Front, sockets: &Sockets) -> Result<
         listen,
         tls_listen,
         tls,
-        passed: sockets.resp.clone(),
-        tls_passed: sockets.resp_tls.clone(),
+        passed: plain,
+        tls_passed: encrypted,
         off: !settings.resp,
         unix_socket: path(&settings.unix_socket).filter(|_| own),
         unix_access: front.unix.clone(),

@@ -238,6 +238,7 @@ async fn send_spans(
                 Ok(_) => {}
                 Err(status) => complaints.failed("spans cannot be sent", &status),
             }
+            complaints.note_dropped();
         }
         complaints.note_dropped();
         if stops {

@@ -4,7 +4,7 @@
 //!
 //! A call's time ends with the head of its answer: that of a stream says how long its begin took. So does its span.
 //!
-//! Invariant: at most [`METHODS_MAX`] methods are counted by name, whatever clients ask for.
+//! Invariant: methods that there are are counted by name, whatever clients ask for.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -20,9 +20,6 @@ use super::names::Names;
 use super::visitor::Room;
 use crate::http::{Figure, Times, Value};
 use crate::trace;
-
-/// Methods counted by name; others are `other`.
-const METHODS_MAX: usize = 128;
 
 /// What was counted of a method.
 #[derive(Default)]
@@ -55,9 +52,8 @@ impl CallCounts {
             return Arc::clone(method);
         }
         let mut methods = self.methods.write();
-        // Every service of Esker, and health, begin so; what else is asked for is one figure.
-        let known = path.starts_with("/esker.") || path.starts_with("/grpc.");
-        let name = if known && methods.len() < METHODS_MAX { path } else { "other" };
+        // What else is asked for is one figure.
+        let name = if trace::is_method(path) { path } else { "other" };
         Arc::clone(methods.entry(name.to_owned()).or_default())
     }
 
@@ -172,7 +168,7 @@ mod tests {
             counts.method(&format!("/anything/{n}")).note(Duration::ZERO, true);
         }
         let figures = counts.figures();
-        assert!(figures.len() <= 2 * (METHODS_MAX + 1), "{}", figures.len());
+        assert_eq!(figures.len(), 2 * 2, "of the method, and of all others");
         let first = figures.iter().find(|figure| figure.label == Some(("method", "/esker.log.v1.Log/Append".into())));
         let Some(Figure { value: Value::Summed(buckets, _), .. }) = first else { panic!("{first:?}") };
         let filled: Vec<(f64, u64)> = buckets.iter().copied().filter(|(_, count)| *count > 0).collect();

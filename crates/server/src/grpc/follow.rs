@@ -142,14 +142,14 @@ pub(crate) async fn start(service: &LogService, request: proto::FollowRequest) -
         fill_after_ms: request.fill_after_ms.or(plain.fill_after_ms),
         ..plain
     };
-    let (stream, until_tail) = (request.stream, request.until_tail);
+    let (stream, until_tail, name) = (request.stream, request.until_tail, request.log.clone());
     let (tracker, log, until) = service
         .with(request.log, move |log| {
             let until = if until_tail { Some(log.tail()?.position) } else { None };
             Ok((Tracker::open(log, start, stream.clone(), how)?, log.clone(), until))
         })
         .await?;
-    let followed = service.names.lags.enter(&log, tracker.position());
+    let followed = service.names.lags.enter(&name, &log, tracker.position());
     let (messages, unread) = mpsc::channel(UNREAD_MAX);
     let mut stopping = service.stopping.clone();
     tokio::spawn(async move {
@@ -179,12 +179,12 @@ async fn run(
     loop {
         // Room first: what waits for its client reads nothing.
         let Ok(room) = messages.reserve().await else { return };
-        followed.at(tracker.position());
         if until.is_none() {
             match tracker.collect_recent() {
                 Err(told) => return room.send(Err(told.into())),
                 Ok((deliveries, _)) if !deliveries.is_empty() => {
                     room.send(Ok(proto::FollowResponse { deliveries }));
+                    followed.delivered(tracker.position());
                     continue;
                 }
                 Ok((_, Next::Await(barrier))) => match barrier.await {
@@ -223,6 +223,7 @@ async fn run(
                 let none = deliveries.is_empty();
                 if !none {
                     room.send(Ok(proto::FollowResponse { deliveries }));
+                    followed.delivered(tracker.position());
                 }
                 if end {
                     return;

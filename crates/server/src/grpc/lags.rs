@@ -3,7 +3,7 @@
 //! follower → [`Lags::enter`] → [`Followed::at`] as it goes on · dropped: it is gone → [`figures`]
 //!
 //! Invariants:
-//! 1. Nothing here reads: a log's end is one above the highest position that was written or met by this server.
+//! 1. Nothing here reads: a log's end is one above the highest position that was written or delivered by this server.
 //! 2. At most [`LOGS_SHOWN_MAX`] logs are told of by name; followers of others, and they, are told of together.
 
 use std::collections::HashMap;
@@ -28,32 +28,43 @@ pub(crate) struct Lags {
 }
 
 struct Follower {
+    /// The name that it asked for.
+    name: String,
     log: Log,
-    position: Arc<AtomicU64>,
+    at: Arc<At>,
+}
+
+/// How far a follower is.
+#[derive(Default)]
+struct At {
+    position: AtomicU64,
+    /// One above the last position that was delivered to it.
+    met: AtomicU64,
 }
 
 /// A follower's place; dropping it says that the follower is gone.
 pub(crate) struct Followed {
     number: u64,
-    position: Arc<AtomicU64>,
+    at: Arc<At>,
     followers: Arc<Mutex<HashMap<u64, Follower>>>,
 }
 
 impl Lags {
-    /// A follower of `log` begins at `position`.
-    pub(crate) fn enter(&self, log: &Log, position: u64) -> Followed {
+    /// A follower of `log`, which the client called by this name, begins at `position`.
+    pub(crate) fn enter(&self, name: &str, log: &Log, position: u64) -> Followed {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let position = Arc::new(AtomicU64::new(position));
-        let follower = Follower { log: log.clone(), position: Arc::clone(&position) };
+        let at = Arc::new(At { position: AtomicU64::new(position), met: AtomicU64::new(0) });
+        let follower = Follower { name: name.to_owned(), log: log.clone(), at: Arc::clone(&at) };
         self.followers.lock().insert(number, follower);
-        Followed { number, position, followers: Arc::clone(&self.followers) }
+        Followed { number, at, followers: Arc::clone(&self.followers) }
     }
 }
 
 impl Followed {
-    /// All below `position` is on its way to the client.
-    pub(crate) fn at(&self, position: u64) {
-        self.position.store(position, Ordering::Relaxed);
+    /// All below `position` is on its way to the client: that much there is.
+    pub(crate) fn delivered(&self, position: u64) {
+        self.at.position.store(position, Ordering::Relaxed);
+        self.at.met.store(position, Ordering::Relaxed);
     }
 }
 
@@ -74,28 +85,31 @@ struct Told {
     lag: u64,
 }
 
-/// The figures of the logs that are kept open, and of those that are followed.
-pub(crate) fn figures(open: &[Log], lags: &Lags) -> Vec<Figure> {
-    let mut told: HashMap<u64, Told> = HashMap::new();
-    let mut tell = |log: &Log, position: Option<u64>| {
-        let tail = log.seen_tail();
-        let one = told.entry(log.id()).or_default();
-        one.name = log.name().to_owned();
+/// The figures of the logs that are kept open, by the names that they are called by, and of those that are followed.
+pub(crate) fn figures(open: &[(String, Log)], lags: &Lags) -> Vec<Figure> {
+    // By name: two logs may have had one, one after the other.
+    let mut told: HashMap<String, Told> = HashMap::new();
+    for (name, log) in open {
+        let one = told.entry(name.clone()).or_default();
+        one.tail = one.tail.max(log.seen_tail());
+    }
+    let followers: Vec<(String, Log, u64, u64)> = {
+        let of = |one: &Follower| {
+            let (position, met) = (one.at.position.load(Ordering::Relaxed), one.at.met.load(Ordering::Relaxed));
+            (one.name.clone(), one.log.clone(), position, met)
+        };
+        lags.followers.lock().values().map(of).collect()
+    };
+    for (name, log, position, met) in followers {
+        let one = told.entry(name).or_default();
+        let tail = log.seen_tail().max(met);
         one.tail = one.tail.max(tail);
-        if let Some(position) = position {
-            // It may have met what others wrote.
-            one.tail = one.tail.max(position);
-            one.followers += 1;
-            one.lag = one.lag.max(tail.saturating_sub(position));
-        }
-    };
-    open.iter().for_each(|log| tell(log, None));
-    let followers: Vec<(Log, u64)> = {
-        let followers = lags.followers.lock();
-        let of = |one: &Follower| (one.log.clone(), one.position.load(Ordering::Relaxed));
-        followers.values().map(of).collect()
-    };
-    followers.iter().for_each(|(log, position)| tell(log, Some(*position)));
+        one.followers += 1;
+        one.lag = one.lag.max(tail.saturating_sub(position));
+    }
+    for (name, one) in &mut told {
+        one.name.clone_from(name);
+    }
     let told = bounded(told.into_values().collect());
     let figures = |name: &str, help: &str, value: fn(&Told) -> u64| -> Vec<Figure> {
         let figure = |one: &Told| {

@@ -76,7 +76,8 @@ impl Names {
 
     /// The figures of the logs that are open here, and of their followers.
     pub(crate) fn figures(&self) -> Vec<Figure> {
-        let open: Vec<Log> = self.open.lock().values().map(|(log, _)| log.clone()).collect();
+        let open = self.open.lock();
+        let open: Vec<(String, Log)> = open.iter().map(|(name, (log, _))| (name.clone(), log.clone())).collect();
         lags::figures(&open, &self.lags)
     }
 

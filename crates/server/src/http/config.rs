@@ -64,9 +64,9 @@ pub enum Error {
 }
 
 impl Config {
-    /// Whether there is nothing to listen on.
-    pub fn is_empty(&self) -> bool {
-        self.listen.is_empty() && self.tls_listen.is_empty() && self.passed.is_empty() && self.tls_passed.is_empty()
+    /// On how many addresses it listens.
+    pub fn doors(&self) -> usize {
+        self.listen.len() + self.tls_listen.len() + self.passed.len() + self.tls_passed.len()
     }
 
     /// Checks what can be checked without opening anything.

@@ -12,8 +12,9 @@
 //! 1. Where there is a token, whoever does not send it is told by `/livez` and `/readyz` no more than the status, and no
 //!    figures. Addresses that other machines reach are listened on only encrypted, with a token or client certificates.
 //! 2. Nothing here waits for the store: all that is told is known without it.
-//! 3. At most [`CONNECTIONS_MAX`] connections are open, each for one request and ten seconds at most, the handshake of
-//!    TLS included; for one more the oldest is closed.
+//! 3. At most [`CONNECTIONS_MAX`] connections of those who are not known by the token are open by each address, each
+//!    for one request and ten seconds at most, the handshake of TLS included; for one more the oldest is closed. Those
+//!    who are known have ten seconds as well.
 
 mod config;
 mod figures;
@@ -21,6 +22,7 @@ mod times;
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use std::{fmt, io};
@@ -28,6 +30,7 @@ use std::{fmt, io};
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use http_body_util::Full;
+use hyper::body::Incoming;
 use hyper::header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -47,7 +50,7 @@ use crate::front::listen::{self, AGAIN, Bound, Endpoint, Listening};
 use crate::front::strangers::{PATIENCE, Stranger, Strangers};
 use crate::front::tls::Certificates;
 
-/// Most connections at once.
+/// Most connections at once by one address.
 pub const CONNECTIONS_MAX: usize = 64;
 
 /// An address that is listened on.
@@ -106,6 +109,11 @@ impl Handle {
                 own.store(Some(Arc::new(digest)));
             }
         }))
+    }
+
+    /// Whether there is a token.
+    fn asks(&self) -> bool {
+        self.token.load().is_some()
     }
 
     /// Whether this client may be told everything.
@@ -169,10 +177,11 @@ impl Server {
         let handle = self.handle.clone();
         let thread = std::thread::Builder::new().name("esker-http".into()).spawn(move || {
             runtime.block_on(async {
-                let strangers = Strangers::new(CONNECTIONS_MAX, PATIENCE);
                 for door in doors {
+                    // Of its own: who can reach one address keeps nobody from another.
+                    let strangers = Strangers::new(CONNECTIONS_MAX, PATIENCE);
                     let answers = Arc::new(Answers { source: Arc::clone(&source), handle: handle.clone() });
-                    tokio::spawn(accept(door, Arc::clone(&strangers), answers));
+                    tokio::spawn(accept(door, strangers, answers));
                 }
                 let mut stopping = stopping;
                 // One that is gone stops as well.
@@ -216,8 +225,8 @@ impl Door {
     }
 
     /// The next connection: what answers it.
-    async fn next(&self, answers: &Arc<Answers>) -> io::Result<Conversation> {
-        let answers = Arc::clone(answers);
+    async fn next(&self, answers: &Arc<Answers>, known: &Arc<AtomicBool>) -> io::Result<Conversation> {
+        let answers = (Arc::clone(answers), Arc::clone(known));
         Ok(match self {
             Self::Unix(socket) => {
                 let (stream, _) = socket.accept().await?;
@@ -254,14 +263,15 @@ struct Answers {
 
 async fn accept(door: Door, strangers: Arc<Strangers>, answers: Arc<Answers>) {
     loop {
-        match door.next(&answers).await {
+        let known = Arc::new(AtomicBool::new(false));
+        match door.next(&answers, &known).await {
             Ok(conversation) => {
                 let (end, ended) = oneshot::channel();
                 let stranger = strangers.enter(Instant::now(), move || {
                     // One that is gone already needs no end.
                     let _ = end.send(());
                 });
-                tokio::spawn(within(conversation, ended, stranger));
+                tokio::spawn(within(conversation, known, ended, stranger));
             }
             Err(error) if listen::is_about_one(&error) => {}
             Err(error) => {
@@ -272,18 +282,37 @@ async fn accept(door: Door, strangers: Arc<Strangers>, answers: Arc<Answers>) {
     }
 }
 
-async fn within(conversation: Conversation, ended: oneshot::Receiver<()>, stranger: Stranger) {
-    let until = stranger.until();
+async fn within(
+    mut conversation: Conversation,
+    known: Arc<AtomicBool>,
+    ended: oneshot::Receiver<()>,
+    stranger: Stranger,
+) {
+    let until = tokio::time::sleep_until(stranger.until().into());
+    tokio::pin!(until);
     tokio::select! {
-        () = conversation => {}
-        _ = ended => {}
-        () = tokio::time::sleep_until(until.into()) => {}
+        () = &mut conversation => {}
+        // It makes room for another, unless it has shown the token by now.
+        _ = ended => {
+            if known.load(Ordering::Relaxed) {
+                tokio::select! {
+                    () = conversation => {}
+                    () = until => {}
+                }
+            }
+        }
+        () = &mut until => {}
     }
     drop(stranger);
 }
 
-async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, answers: Arc<Answers>) {
-    let service = service_fn(move |request| {
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    (answers, known): (Arc<Answers>, Arc<AtomicBool>),
+) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let trusted = answers.handle.asks() && answers.handle.knows(request.headers());
+        known.store(trusted, Ordering::Relaxed);
         let answer = answer(&request, &answers);
         async move { Ok::<_, Infallible>(answer) }
     });

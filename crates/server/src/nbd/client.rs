@@ -123,13 +123,13 @@ impl fmt::Display for Place {
         let export = utf8_percent_encode(&self.export, SPECIAL);
         let mut query = Vec::new();
         match &self.address {
-            Address::Tcp(address) => write!(f, "nbds://{}:{}/{export}", tls.host, address.port())?,
+            Address::Tcp(address) => write!(f, "nbds://{address}/{export}")?,
             Address::Unix(path) => {
                 write!(f, "nbds+unix:///{export}")?;
                 query.push(("socket", path.as_os_str().as_encoded_bytes()));
-                query.push(("tls-hostname", tls.host.as_bytes()));
             }
         }
+        query.push(("tls-hostname", tls.host.as_bytes()));
         query.extend(tls.certificates.iter().map(|folder| ("tls-certificates", folder.as_os_str().as_encoded_bytes())));
         for (number, (name, value)) in query.into_iter().enumerate() {
             write!(f, "{}{name}={}", if number == 0 { '?' } else { '&' }, percent_encode(value, SPECIAL))?;

@@ -2,8 +2,8 @@
 //!
 //! request → carried out → answered → [`RequestCounts::note`] → [`RequestCounts::figures`]
 //!
-//! A request's time begins when all of it is here and ends when it can be answered: what waits to be durable is part of
-//! it, what the client takes to read is not.
+//! A request's time begins when its turn comes and ends when it can be answered: what waits to be durable is part of it,
+//! what it waited in line, or the client takes to read, is not.
 //!
 //! Invariant: at most [`EXPORTS_SHOWN_MAX`] exports are told of by name.
 
@@ -46,17 +46,28 @@ pub(crate) struct RequestCounts {
 }
 
 /// A client that is attached; dropping it says that the client is gone.
-pub(crate) struct Attached<'c> {
+pub(crate) struct Attachment<'c> {
     counts: &'c RequestCounts,
     export: String,
 }
 
 impl RequestCounts {
+    fn command(&self, request: &Request) -> Option<&Command> {
+        let found = COMMANDS.iter().position(|(number, _)| *number == request.command);
+        found.and_then(|at| self.commands.get(at))
+    }
+
+    /// A request is refused without being looked at: it took no time.
+    pub(crate) fn refused(&self, request: &Request) {
+        if let Some(counted) = self.command(request) {
+            counted.failed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// A request is answered.
     pub(crate) fn note(&self, request: &Request, took: Duration, failed: bool) {
-        let found = COMMANDS.iter().position(|(number, _)| *number == request.command);
         // One that does not exist was refused before.
-        let Some(counted) = found.and_then(|at| self.commands.get(at)) else { return };
+        let Some(counted) = self.command(request) else { return };
         counted.times.note(took);
         if failed {
             counted.failed.fetch_add(1, Ordering::Relaxed);
@@ -66,9 +77,9 @@ impl RequestCounts {
     }
 
     /// A client is attached to an export.
-    pub(crate) fn attach(&self, export: &str) -> Attached<'_> {
+    pub(crate) fn attach(&self, export: &str) -> Attachment<'_> {
         *self.attached.lock().entry(export.to_owned()).or_default() += 1;
-        Attached { counts: self, export: export.to_owned() }
+        Attachment { counts: self, export: export.to_owned() }
     }
 
     /// The figures, those of one name one behind the other.
@@ -105,7 +116,7 @@ impl RequestCounts {
     }
 }
 
-impl Drop for Attached<'_> {
+impl Drop for Attachment<'_> {
     fn drop(&mut self) {
         let mut attached = self.counts.attached.lock();
         if let Some(clients) = attached.get_mut(&self.export) {
@@ -124,7 +135,7 @@ mod tests {
     #[test]
     fn names_of_disks_are_bounded_and_go_with_their_clients() {
         let counts = RequestCounts::default();
-        let there: Vec<Attached<'_>> = (0..1_000).map(|n| counts.attach(&format!("disk{n:04}"))).collect();
+        let there: Vec<Attachment<'_>> = (0..1_000).map(|n| counts.attach(&format!("disk{n:04}"))).collect();
         let again = counts.attach("disk0000");
         let of = |export: &str| {
             let figures = counts.figures();

@@ -65,7 +65,7 @@ pub(crate) struct Transmission<'t> {
     ready: Mutex<Ready>,
     /// Less is ready.
     sent: Condvar,
-    /// Payload bytes of what is carried out without the lead.
+    /// Payload bytes of what was begun without the lead and is not answered yet.
     payload_bytes: Mutex<usize>,
     /// Payload or waiting replies became fewer.
     room: Condvar,
@@ -80,6 +80,8 @@ pub(crate) struct Transmission<'t> {
 /// A request that is carried out, or waits to be answered.
 struct Begun {
     request: Request,
+    /// Bytes of memory that were reserved for it, as long as it is answered with them.
+    held: usize,
     began: Instant,
     traced: Option<Traced>,
 }
@@ -160,8 +162,8 @@ impl<'t> Transmission<'t> {
             match next {
                 Next::CarryOut(requests) => {
                     for (request, payload) in requests {
-                        self.answer(&request, payload, &mut replies);
-                        replies.held += payload_held(&request);
+                        let held = payload_held(&request);
+                        self.answer((&request, held), payload, &mut replies);
                     }
                     self.send(&mut replies);
                     if self.may_settle() {
@@ -216,7 +218,7 @@ impl<'t> Transmission<'t> {
                 if request.command == command::WRITE && !input.skip(request.len.into())? {
                     return Ok(Next::End);
                 }
-                self.counts.note(&request, Duration::ZERO, true);
+                self.counts.refused(&request);
                 if let Some(traced) = if trace::is_on() { trace::request(&request) } else { None } {
                     traced.failed(trace::errno(fault.code()));
                 }
@@ -245,7 +247,7 @@ impl<'t> Transmission<'t> {
                 self.ensure_follower(scope);
                 return Ok(Next::CarryOut(vec![(request, payload)]));
             }
-            self.answer(&request, payload, replies);
+            self.answer((&request, 0), payload, replies);
             self.keep_waiting_bounded(replies);
         }
     }
@@ -299,10 +301,14 @@ impl<'t> Transmission<'t> {
         }
     }
 
-    /// Carries out a request; its answer goes to `replies`, or waits for its barrier.
-    fn answer(&self, request: &Request, payload: Bytes, replies: &mut Replies) {
+    /// Carries out a request, for which `held` bytes were reserved; its answer goes to `replies`, or waits for its
+    /// barrier. What was read stays reserved until its reply is sent.
+    fn answer(&self, (request, mut held): (&Request, usize), payload: Bytes, replies: &mut Replies) {
+        if request.command == command::WRITE {
+            replies.held += std::mem::take(&mut held);
+        }
         let traced = if trace::is_on() { trace::request(request) } else { None };
-        let begun = Begun { request: *request, began: Instant::now(), traced };
+        let begun = Begun { request: *request, held, began: Instant::now(), traced };
         let outcome = carry_out(request, payload, &self.chosen);
         if request.command == command::READ && request.len < LARGE_BYTES {
             let old = self.read_ns.load(Ordering::Relaxed);
@@ -325,7 +331,8 @@ impl<'t> Transmission<'t> {
 
     /// Writes a reply, which ends the span of the request.
     fn tell(&self, begun: Begun, outcome: Result<Answer, Fault>, replies: &mut Replies) {
-        let Begun { request, began, traced } = begun;
+        let Begun { request, held, began, traced } = begun;
+        replies.held += held;
         let request = &request;
         self.counts.note(request, began.elapsed(), outcome.is_err());
         if let (Some(traced), Err(fault)) = (&traced, &outcome) {
@@ -348,7 +355,7 @@ impl<'t> Transmission<'t> {
     /// Sends replies, or leaves them to the thread that is sending.
     fn send(&self, replies: &mut Replies) {
         if replies.is_empty() {
-            // Payload that was written is the store's by now.
+            // What was written is the store's by now, what was read waits with its answer.
             return self.release(std::mem::take(&mut replies.held));
         }
         let mut ready = self.ready.lock();
@@ -486,7 +493,7 @@ impl<'t> Transmission<'t> {
     }
 }
 
-/// Bytes of memory that are held for a request while it is carried out without the lead.
+/// Bytes of memory that are held for a request which is carried out without the lead, until its answer is sent.
 fn payload_held(request: &Request) -> usize {
     let carries = matches!(request.command, command::READ | command::WRITE) && request.len <= PAYLOAD_BYTES_MAX;
     if carries { request.len as usize } else { 0 }

@@ -14,6 +14,8 @@ use crate::trace::{self, Traced};
 
 /// Sent bytes are dropped from the front once there are so many.
 const COMPACT_BYTES: usize = 256 << 10;
+/// Spans that wait with their replies, at most: those of others end when their replies are there, and say so.
+const TRACED_MAX: usize = 256;
 /// Memory kept by an empty buffer.
 const KEEP_BYTES: usize = 16 << 10;
 
@@ -32,7 +34,7 @@ pub(super) struct Output {
     sent: usize,
     gates: VecDeque<Gate>,
     /// Spans of replies that wait, with what each waits for.
-    traced: Vec<(Barrier, Traced)>,
+    traced: VecDeque<(Barrier, Traced)>,
 }
 
 /// Replies of one batch that wait.
@@ -91,8 +93,10 @@ impl Output {
         if let Some(kind) = self.bytes.get(from..).and_then(trace::error_of) {
             traced.failed(kind);
         }
-        if let Some(barrier) = barrier {
-            self.traced.push((barrier.clone(), traced));
+        match barrier {
+            Some(barrier) if self.traced.len() < TRACED_MAX => self.traced.push_back((barrier.clone(), traced)),
+            Some(_) => traced.goes_on(),
+            None => {}
         }
     }
 
@@ -133,16 +137,14 @@ impl Output {
 
     /// Ends the spans of replies whose barriers are reached.
     fn end_spans(&mut self) {
-        self.traced.retain(|(barrier, traced)| match barrier.state() {
-            None => true,
-            Some(reached) => {
-                if let Err(error) = reached {
-                    traced
-                        .failed(trace::error_of(format!("-{}", store_error_line(&error)).as_bytes()).unwrap_or("ERR"));
-                }
-                false
+        // Barriers are reached in order.
+        while let Some(reached) = self.traced.front().and_then(|(barrier, _)| barrier.state()) {
+            let Some((_, traced)) = self.traced.pop_front() else { return };
+            if let Err(error) = reached {
+                let line = format!("-{}", store_error_line(&error));
+                traced.failed(trace::error_of(line.as_bytes()).unwrap_or("ERR"));
             }
-        });
+        }
     }
 
     /// What may be sent now.

@@ -1,6 +1,6 @@
 //! Rows that reads answer with: as records, and as cells of a scan under names that stand once.
 
-use esker_map::{PageToken, Record, Value};
+use esker_map::{NAME_BYTES_MAX, PageToken, Record, Value};
 
 use super::value::{decode_column, decode_value, encode_column, encode_value};
 use crate::proto::map as proto;
@@ -44,11 +44,16 @@ pub fn cell_bytes(cell: &proto::Value) -> usize {
 /// A row of a scan, whose cells have the names `columns`.
 ///
 /// # Errors
-/// [`Error::Malformed`] if it has more cells than there are names.
+/// [`Error::Malformed`] if it has more cells than there are names, or one of these is too long.
 pub fn decode_row(columns: &[String], row: proto::Row) -> Result<Record> {
     if row.cells.len() > columns.len() {
         let why = format!("{} cells under {} names", row.cells.len(), columns.len());
         return Err(Error::malformed("Row.cells", why));
+    }
+    // Each row has its own names: a long one would be many times in memory.
+    if let Some(name) = columns.iter().find(|name| name.len() > NAME_BYTES_MAX) {
+        let why = format!("a name of {} bytes, NAME_BYTES_MAX is {NAME_BYTES_MAX}", name.len());
+        return Err(Error::malformed("ScanResponse.columns", why));
     }
     let cell = |(name, cell): (&String, proto::Value)| Some((name.clone(), decode_cell(cell)?));
     Ok(Record { columns: columns.iter().zip(row.cells).filter_map(cell).collect(), expires_ms: row.expires_ms })

@@ -34,7 +34,11 @@ pub fn name_error(error: &StoreError) -> Named {
         StoreError::Unknown { .. } => (Code::Unknown, "uncertain"),
         StoreError::Restarted => (Code::Aborted, "restarted"),
         StoreError::Contended { .. } => (Code::Aborted, "contended"),
-        _ => (Code::Unavailable, "store"),
+        StoreError::Io { .. } | StoreError::Stopped { .. } | StoreError::Closed | StoreError::Busy { .. } => {
+            (Code::Unavailable, "store")
+        }
+        // What is added later is nobody's to repeat until somebody has looked at it.
+        _ => (Code::Internal, "store"),
     };
     Named::new(code, name)
 }

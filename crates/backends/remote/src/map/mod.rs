@@ -253,9 +253,11 @@ impl MapStorage for RemoteMap {
     fn mutate(&self, mutations: &[Mutation], durability: Durability) -> MapResult<Completion<()>> {
         let call = |mut client: MapClient<Tokened>, request| async move { client.mutate(request).await };
         let answer = self.change("mutate", wire::encode_mutate(mutations, durability), call)?;
+        // That a condition was not met is known, even if the row that it met is not understood.
+        let told = answer.outcome.is_some();
         match wire::decode_outcome(answer) {
             Ok(done) => done.map(|()| Completion::ready(Ok(()))),
-            Err(wrong) => Err(failure::error("mutate", &nonsense("mutate", &wrong), true)),
+            Err(wrong) => Err(failure::error("mutate", &nonsense("mutate", &wrong), !told)),
         }
     }
 }

@@ -25,13 +25,14 @@ pub fn raise() -> usize {
     current.map_or(usize::MAX, |current| usize::try_from(current).unwrap_or(usize::MAX))
 }
 
-/// Lowers the limits, all in the same proportion, to what fits `descriptors`; then returns a line that says so.
+/// Lowers the limits, all in the same proportion, to what fits `descriptors`, with HTTP served on so many addresses;
+/// then returns a line that says so.
 pub fn fit(
     descriptors: usize,
     resp: &mut resp::Config,
     nbd: Option<&mut nbd::Config>,
     grpc: Option<&mut grpc::Config>,
-    http: bool,
+    http_doors: usize,
 ) -> Option<String> {
     let mut limits: Vec<(&str, &mut usize)> =
         vec![("max_clients", &mut resp.clients_max), ("unauthenticated clients", &mut resp.strangers_max)];
@@ -44,7 +45,7 @@ pub fn fit(
         limits.push(("grpc_connections", &mut grpc.connections_max));
         limits.push(("gRPC clients without a request", &mut grpc.strangers_max));
     }
-    let own = OWN + if http { http::CONNECTIONS_MAX } else { 0 };
+    let own = OWN + http_doors * http::CONNECTIONS_MAX;
     let room = descriptors.saturating_sub(own);
     let wanted: usize =
         limits.iter().map(|(name, max)| **max * if name.starts_with("negotiating") { 2 } else { 1 }).sum();
@@ -66,11 +67,11 @@ mod tests {
     fn limits_are_kept_within_the_descriptors_there_are() {
         let configs = || (resp::Config::default(), nbd::Config::default(), grpc::Config::default());
         let (mut resp, mut nbd, mut grpc) = configs();
-        assert_eq!(fit(20_000, &mut resp, Some(&mut nbd), Some(&mut grpc), true), None);
+        assert_eq!(fit(20_000, &mut resp, Some(&mut nbd), Some(&mut grpc), 1), None);
         assert_eq!((resp.clients_max, nbd.connections_max, grpc.strangers_max), (10_000, 256, 1_024));
         for descriptors in [1_024, 4_096] {
             let (mut resp, mut nbd, mut grpc) = configs();
-            let line = fit(descriptors, &mut resp, Some(&mut nbd), Some(&mut grpc), true).unwrap();
+            let line = fit(descriptors, &mut resp, Some(&mut nbd), Some(&mut grpc), 1).unwrap();
             let all = resp.clients_max
                 + resp.strangers_max
                 + nbd.connections_max
@@ -82,7 +83,7 @@ mod tests {
             assert!(line.contains(&format!("{} max_clients", resp.clients_max)), "{line}");
         }
         let (mut resp, ..) = configs();
-        assert!(fit(64, &mut resp, None, None, false).is_some());
+        assert!(fit(64, &mut resp, None, None, 0).is_some());
         assert_eq!((resp.clients_max, resp.strangers_max), (LEAST, LEAST));
     }
 }

@@ -66,7 +66,7 @@ pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> R
     let tls = front.tls_for(&settings.nbd_tls_client_ca);
     let unix_socket = Some(settings.nbd_unix_socket.as_str()).filter(|path| !path.is_empty()).map(PathBuf::from);
     let listen = addresses(&settings.nbd_listen)?;
-    // Who passes sockets says what is listened on.
+    // A supervisor that passes sockets for a protocol says where that is listened on.
     let (listen, unix_socket) = if passed.is_empty() { (listen, unix_socket) } else { (Vec::new(), None) };
     let (tls, tls_mode) = match settings.nbd_tls.as_str() {
         "required" => (tls, TlsMode::Required),

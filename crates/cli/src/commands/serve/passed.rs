@@ -36,7 +36,9 @@ impl Sockets {
     pub fn take() -> Result<Self, Failure> {
         // Before they are taken: the variables may go with them.
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
-        let mut passed = ListenFd::from_env();
+        // Variables without a process are another's, inherited.
+        let named = std::env::var("LISTEN_PID").is_ok_and(|process| !process.is_empty());
+        let mut passed = if named { ListenFd::from_env() } else { ListenFd::empty() };
         let mut sockets = Self::default();
         let mut names = names.split(':');
         for number in 0..passed.len() {
@@ -47,7 +49,7 @@ impl Sockets {
                 Err(_) => passed.take_unix_listener(number).ok().flatten().map(Passed::unix),
             };
             let place = match name {
-                // Sockets without names are for the first protocol.
+                // A supervisor that gives no names passes what Redis would listen on.
                 "" | "resp" => &mut sockets.resp,
                 "resp-tls" => &mut sockets.resp_tls,
                 "nbd" => &mut sockets.nbd,

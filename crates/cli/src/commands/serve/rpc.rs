@@ -77,7 +77,7 @@ pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> R
     let tls = front.tls_for(&settings.grpc_tls_client_ca);
     let unix_socket = Some(settings.grpc_unix_socket.as_str()).filter(|path| !path.is_empty()).map(PathBuf::from);
     let listen = addresses(&settings.grpc_listen)?;
-    // Who passes sockets says what is listened on.
+    // A supervisor that passes sockets for a protocol says where that is listened on.
     let (listen, unix_socket) = if passed.is_empty() { (listen, unix_socket) } else { (Vec::new(), None) };
     if listen.is_empty() && unix_socket.is_none() && passed.is_empty() {
         return Ok(None);

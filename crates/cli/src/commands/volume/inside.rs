@@ -1,4 +1,4 @@
-//! A server of the store's volumes inside this process, for clients that this process starts or is.
+//! A server of disks inside this process, for clients that this process starts or is.
 //!
 //! Invariants:
 //! 1. It listens on a unix socket in a folder that only its user may enter.
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use esker_server::nbd::{self, Address, Config, Handle, Place, Server, VolumeExports};
+use esker_server::nbd::{self, Address, Config, Exports, Handle, Place, Server, VolumeExports};
 use tempfile::TempDir;
 
 use crate::commands::serve::disks::{failure, locking};
@@ -18,7 +18,7 @@ use crate::commands::volume::context::Context;
 use crate::exit::Failure;
 
 /// A folder that only this user may enter, gone when dropped.
-pub(super) fn private_folder() -> Result<TempDir, Failure> {
+fn private_folder() -> Result<TempDir, Failure> {
     let permissions = Permissions::from_mode(0o700);
     Ok(tempfile::Builder::new().prefix("esker-").permissions(permissions).tempdir()?)
 }
@@ -34,11 +34,16 @@ pub(super) struct Inside {
 impl Inside {
     /// Serves the volumes as `config` says, but for where it listens.
     pub(super) fn start(context: &Context, config: Config) -> Result<Self, Failure> {
+        let exports = VolumeExports::new(context.volumes.clone(), locking(!context.store.is_shared()));
+        Self::serve(Arc::new(exports), config)
+    }
+
+    /// Serves these disks as `config` says, but for where it listens.
+    pub(super) fn serve(exports: Arc<dyn Exports>, config: Config) -> Result<Self, Failure> {
         let folder = private_folder()?;
         let socket = folder.path().join("nbd.sock");
         let config = Config { unix_socket: Some(socket.clone()), ..config };
-        let exports = VolumeExports::new(context.volumes.clone(), locking(!context.store.is_shared()));
-        let server = Server::bind(config, Arc::new(exports)).map_err(failure)?;
+        let server = Server::bind(config, exports).map_err(failure)?;
         let handle = server.handle();
         let thread = std::thread::Builder::new().name("esker-nbd-accept".into()).spawn(move || server.run())?;
         Ok(Self { folder, address: Address::Unix(socket), handle, thread: Some(thread) })

@@ -4,25 +4,26 @@
 //! image → server inside this process → [`Tool`] (nbdfuse or nbd-client) → file or device → mount; signal → detach →
 //! flush → store closes
 //!
-//! The export of a running server is mapped the same way, without the server inside.
+//! The export of a running server is mapped the same way: the server inside passes all on to it, by TLS where the
+//! address says so, over its restarts where nothing can be lost by them.
 //!
 //! Invariants:
 //! 1. What is mapped is detached before the store closes, and never while it is in use: a first signal waits for that,
 //!    a second does not.
 //! 2. The tool gets no signal of the terminal: it would drop a disk that is mounted.
 
-use std::io::ErrorKind;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use esker_server::nbd::{Client, ClientError, Config, Place};
+use esker_server::nbd::{Config, Export as _, Forwarded, ForwardedDisk, Place};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::context::{Context, split};
-use super::inside::{Inside, private_folder};
+use super::inside::Inside;
 use super::tool::{Attached, Detached, Export, Tool};
 use crate::commands::serve::disks::client_failure;
 use crate::commands::tell;
@@ -30,7 +31,7 @@ use crate::exit::{Code, Failure};
 
 /// How often signals and the tool are looked at.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long the server has for the last flush.
+/// How long the tool may take to end.
 const FLUSH: Duration = Duration::from_secs(60);
 
 /// The arguments of `esker volume map`.
@@ -59,6 +60,10 @@ pub struct Map {
     /// Connections that share the work
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
     connections: u8,
+    /// How long a running server that is gone is waited for, such as 60s; if what was written and not flushed may be
+    /// lost with it, the disk fails at once
+    #[arg(long, value_name = "TIME", default_value_t = esker::Period(Duration::from_secs(60)))]
+    reconnect: esker::Period,
 }
 
 /// The arguments of `esker volume unmap`.
@@ -118,29 +123,22 @@ impl Map {
         let place: Place = uri.parse().map_err(client_failure)?;
         let (image, snapshot) = split(&place.export);
         let tool = self.tool(image, snapshot)?;
-        let folder = private_folder()?;
-        let export = self.export(uri.clone());
-        let reads = self.read_only || snapshot.is_some();
+        let (name, reads) = (place.export.clone(), self.read_only || snapshot.is_some());
         let mut signals = Signals::new([SIGINT, SIGTERM])?;
-        // It is there before the tool is, so that both are served alike, and stays: it ends when the server does.
-        let watch = || {
-            let unwatched = |error: &ClientError| {
-                let why = Failure::of(Code::Failure, error);
-                eprintln!("nobody watches whether the server of {} is restarted meanwhile: {why}", self.image);
-            };
-            Client::connect(&place, Some(FLUSH)).inspect_err(unwatched).ok()
-        };
-        let watch = if reads { None } else { watch() };
-        if watch.as_ref().is_some_and(Client::read_only) {
+        let forwarded = Arc::new(Forwarded::connect(place, self.reconnect.0).map_err(client_failure)?);
+        if !reads && forwarded.read_only() {
             eprintln!("{} is served read-only: another process has it locked, or its server says so", self.image);
         }
-        let mut attached = tool.attach(&export, folder.path(), &mut || signals.pending().next().is_some())?;
-        stay(&mut attached, &mut signals, &export.uri, &self.image, json)?;
-        if !reads {
-            flush_last(watch, &place)?;
-        }
+        let read_only = if self.read_only { vec![name.clone()] } else { Vec::new() };
+        let exports = Arc::new(ForwardedDisk(Arc::clone(&forwarded)));
+        let inside = Inside::serve(exports, Config { read_only, ..Config::default() })?;
+        let export = self.export(inside.place(&name).to_string());
+        let mut attached = tool.attach(&export, inside.folder(), &mut || signals.pending().next().is_some())?;
+        let stayed = stay(&mut attached, &mut signals, &uri, &self.image, json);
+        let stopped = inside.stop();
+        let flushed = if reads { Ok(()) } else { forwarded.flush().map(drop) };
         drop(attached);
-        Ok(())
+        stayed.and(stopped).and(flushed.map_err(|fault| Failure::new(Code::Failure, fault.to_string())))
     }
 
     fn names(&self) -> Result<(String, Option<String>), Failure> {
@@ -175,37 +173,6 @@ impl Unmap {
     pub(super) fn run(self) -> Result<(), Failure> {
         super::tool::unmap(&self.mapped)
     }
-}
-
-/// Has the server make durable what the tool has written to the disk, by the connection that was there all the time if
-/// there is one: a server that came in the place of another would say that all is durable, and know nothing of what
-/// that one has lost.
-fn flush_last(watch: Option<Client>, place: &Place) -> Result<(), Failure> {
-    let afresh = || Client::connect(place, Some(FLUSH))?.flush();
-    let Some(mut client) = watch else { return afresh().map_err(client_failure) };
-    let cause = match client.flush() {
-        Ok(()) => return Ok(()),
-        Err(ClientError::Lost(cause)) => cause,
-        Err(error) => return Err(client_failure(error)),
-    };
-    let server = format!("the server of {:?}", place.export);
-    let why = if cause.kind() == ErrorKind::WouldBlock {
-        format!(
-            "{server} has not answered the last flush within {} s: what was written may not be durable",
-            FLUSH.as_secs()
-        )
-    } else {
-        // Perhaps only the connection is gone: then this makes durable what is there.
-        let now = match afresh() {
-            Ok(()) => "what it has now is synced".to_owned(),
-            Err(error) => format!("what it has now could not be synced ({})", Failure::of(Code::Failure, &error)),
-        };
-        format!(
-            "{server} went away, or was restarted, or the connection to it was cut, while the disk was mapped ({cause}): \
-             what was written and not synced before may be lost; {now}"
-        )
-    };
-    Err(Failure::new(Code::Failure, why))
 }
 
 /// Stays until somebody detaches, a signal comes, or the tool ends.

@@ -128,10 +128,6 @@ impl Tool {
             }
             Self::Kernel { program, device } => {
                 let place: Place = export.uri.parse().map_err(client_failure)?;
-                if place.tls.is_some() {
-                    let why = "the kernel's client is not used by TLS: map to a file by nbdfuse (--mountpoint)";
-                    return Err(Failure::usage(why));
-                }
                 let mut command = Command::new(program);
                 command.args(kernel_arguments(&place, device, export));
                 (command, None)

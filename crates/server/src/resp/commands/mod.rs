@@ -71,10 +71,12 @@ impl Executor<'_> {
         let start = out.len();
         let mut barrier = None;
         let resp3 = session.resp3;
-        let began = session.began.take().unwrap_or_else(|| self.observer.begin());
+        let again = session.began.take();
+        let first = again.is_none();
+        let began = again.unwrap_or_else(|| self.observer.begin());
         let found = self.table.find(args.get(0));
-        // One that is begun anew goes on with the span that it has.
-        if trace::is_on() && session.traced.is_none() {
+        // One that is begun anew goes on with the span that it has, or without one.
+        if first && trace::is_on() {
             session.traced = trace::command(found.map(|(_, command)| command.name), session.database);
         }
         let mut call = Call {
