@@ -154,6 +154,7 @@ mod tests {
         assert_eq!(shown.len(), LOGS_SHOWN_MAX);
         assert!(shown.contains(&one(3)));
         let others = shown.iter().find(|told| told.name == OTHERS).unwrap();
-        assert_eq!((others.followers, others.tail), (0, 9 * LOGS_SHOWN_MAX as u64));
+        // Beside the one that is followed there is room for all but two of the longest.
+        assert_eq!((others.followers, others.tail), (0, 9 * LOGS_SHOWN_MAX as u64 + 1));
     }
 }
