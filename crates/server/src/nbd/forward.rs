@@ -10,7 +10,8 @@
 //!
 //! Invariants:
 //! 1. Once the server may have lost what it has answered, every request fails, for good: the next flush is no success.
-//! 2. A write counts as answered only in the epoch that it was asked in; else it is asked again.
+//! 2. A write counts as answered only in the epoch that it was asked in, and while that has an anchor; else it is asked
+//!    again.
 //! 3. No lock but that of the anchor is held while the other server answers.
 
 use std::sync::Arc;
@@ -47,6 +48,8 @@ pub struct Forwarded {
 #[derive(Default)]
 struct State {
     epoch: u64,
+    /// Whether the epoch's anchor was lost and there is no other yet: what is answered meanwhile, no anchor vouches for.
+    adrift: bool,
     /// Writes that were answered, and how many of them a flush covers.
     answered: u64,
     flushed: u64,
@@ -144,7 +147,10 @@ impl Forwarded {
             match self.fresh() {
                 Ok(client) => {
                     *anchor = Some(client);
-                    self.state.lock().epoch += 1;
+                    let mut state = self.state.lock();
+                    state.epoch += 1;
+                    state.adrift = false;
+                    drop(state);
                     tracing::info!(export = self.place.export, "connected anew");
                 }
                 Err(error) if Instant::now() >= until => {
@@ -165,6 +171,7 @@ impl Forwarded {
     /// The anchor is lost: if something was answered and not flushed, so may that be.
     fn condemn(&self, failed: &ClientError) -> Result<(), Fault> {
         let mut state = self.state.lock();
+        state.adrift = true;
         if state.answered > state.flushed {
             let export = &self.place.export;
             let why = format!(
@@ -179,16 +186,19 @@ impl Forwarded {
 
     fn write_with(&self, fua: bool, mut write: impl FnMut(&mut Client, u16) -> Result<(), ClientError>) -> Outcome {
         let durable = fua && self.has(export_flag::SEND_FUA);
+        let until = Instant::now() + self.patience;
         loop {
             let ((), epoch) = self.ask(|client| write(client, if durable { flag::FUA } else { 0 }))?;
             let mut state = self.state.lock();
             if durable {
                 break;
             }
-            if state.epoch == epoch {
+            if state.epoch == epoch && !state.adrift {
                 state.answered += 1;
                 break;
             }
+            drop(state);
+            self.look_after(&ClientError::Lost(std::io::ErrorKind::NotConnected.into()), until)?;
         }
         if fua && !durable { self.flush() } else { Ok(Done::now(())) }
     }
