@@ -191,8 +191,8 @@ settings! {
         /// Addresses to tell the same on by HTTPS, with tls_cert and tls_key; other than loopback only with a token or
         /// client certificates (tls_client_ca).
         https_listen: Vec<String> = Vec::new(),
-        /// A file whose first line clients of HTTP have to send as "authorization: Bearer TOKEN" to be told the figures;
-        /// empty means that none is asked for.
+        /// A file whose first line clients of HTTP have to send as "authorization: Bearer TOKEN" to be told the
+        /// figures; empty means that none is asked for.
         http_token_file: String = String::new(),
         /// The folder that ESKER.BACKUP makes backups in; empty means that clients cannot ask for any.
         backup_folder: String = String::new(),

@@ -1,6 +1,6 @@
 //! Where the log goes and how it looks: stderr, as text for people or as JSON for programs.
 //!
-//! flag, RUST_LOG, file → filter and [`LogFormat`] → one subscriber for the process, with what exports spans beside it
+//! flag, RUST_LOG, file → filter and [`LogFormat`] → one subscriber for the process, the exporter of spans beside it
 
 use std::fmt;
 use std::str::FromStr;

@@ -133,7 +133,7 @@ impl Exporter {
 }
 
 fn tell_end(end: &SyncSender<()>) {
-    // Whoever waited may have gone.
+    // The thread that waited may have gone.
     let _ = end.try_send(());
 }
 
@@ -193,7 +193,7 @@ impl Sending {
 
 /// Waits so long, or until the end; whether it is the end.
 async fn wait(stopping: &mut watch::Receiver<bool>, time: Duration) -> bool {
-    // Whoever would tell of the end may be gone.
+    // The server, which tells of the end, may be gone.
     tokio::time::timeout(time, stopping.wait_for(|stopping| *stopping)).await.is_ok()
 }
 

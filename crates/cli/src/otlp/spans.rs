@@ -2,7 +2,7 @@
 //!
 //! a span ends → [`Queue`] → [`super::exporter`] → [`COUNTS`]
 //!
-//! Invariant: whoever ends a span neither waits nor wakes anybody; where the queue is full the span is dropped and
+//! Invariant: a thread that ends a span neither waits nor wakes another; where the queue is full the span is dropped and
 //! counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};

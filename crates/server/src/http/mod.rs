@@ -9,8 +9,8 @@
 //! | `/metrics` | the figures, for Prometheus |
 //!
 //! Invariants:
-//! 1. Where there is a token, whoever does not send it is told by `/livez` and `/readyz` no more than the status, and no
-//!    figures. Addresses that other machines reach are listened on only encrypted, with a token or client certificates.
+//! 1. Where there is a token, a client that does not send it is told by `/livez` and `/readyz` no more than the status,
+//!    and no figures. Addresses that other machines reach are listened on only encrypted, with a token or client certificates.
 //! 2. Nothing here waits for the store: all that is told is known without it.
 //! 3. At most [`CONNECTIONS_MAX`] connections of those who are not known by the token are open by each address, each
 //!    for one request and ten seconds at most, the handshake of TLS included; for one more the oldest is closed. Those

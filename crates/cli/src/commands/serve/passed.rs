@@ -1,6 +1,6 @@
 //! Sockets that a supervisor has bound and passes at the start, as systemd's socket units do.
 //!
-//! LISTEN_FDS, LISTEN_FDNAMES → [`Sockets::take`] → each protocol listens on its own, and on no address of the settings
+//! LISTEN_FDS, LISTEN_FDNAMES → [`Sockets::take`] → each protocol listens on its own, not on its settings' addresses
 //!
 //! Invariant: a socket that was passed is listened on, or the start fails with its name.
 
