@@ -1,6 +1,6 @@
 //! Spans of requests: which of them are traced, and what is told of those.
 //!
-//! a command, a call, a request of a disk → is tracing on, is this one drawn → [`Traced`], a span of `tracing` → what
+//! a command, a call, a request of a disk → is tracing on, is this one drawn → `Traced`, a span of `tracing` → what
 //! it came to → it ends when it is dropped. The exporter takes those of [`TARGET`] at level trace, and turns
 //! tracing on by [`start`].
 //!
