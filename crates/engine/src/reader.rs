@@ -200,6 +200,29 @@ impl Reader {
         Ok(Some(Found { wait_to: self.wait_to(loc, &cached.header, durable), value: cached.bytes }))
     }
 
+    /// Whether what stands at `loc` is this value, if it is in memory: compared where it stands.
+    ///
+    /// # Errors
+    /// As [`Reader::peek`].
+    pub fn is_here(&self, loc: Loc, asked: &Asked<'_>, value: &[u8]) -> Result<Option<bool>> {
+        let in_buffer = self.segments.with_buffer(loc.offset(), |buffer, start| {
+            let header = buffered(buffer, start, loc, asked)?;
+            if header.flags & OP_FLAG_COMPRESSED != 0 {
+                return Ok(None);
+            }
+            // SAFETY: as in `buffered`, which has looked at its end.
+            Ok(Some(unsafe { buffer.range(start + header.payload_start(), header.payload_len as usize) } == value))
+        });
+        if let Some(equal) = in_buffer.transpose()?.flatten() {
+            return Ok(Some(equal));
+        }
+        let cached = self.cached(&Key::Payload(loc.raw(), self.generation(loc)), loc, asked)?;
+        Ok(cached.map(|cached| {
+            self.counters.cache_hits.fetch_add(1, Ordering::Relaxed);
+            cached.bytes == *value
+        }))
+    }
+
     /// What the cache has, if it is what was asked for.
     fn cached(&self, key: &Key, loc: Loc, asked: &Asked<'_>) -> Result<Option<Cached>> {
         let Some(cached) = self.cache.get(key) else { return Ok(None) };

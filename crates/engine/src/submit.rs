@@ -78,8 +78,8 @@ impl Engine {
             now
         });
         if let ([Op::Object(id, change)], [ready]) = (&txn.ops[..], &ready[..])
-            && txn.guards.iter().all(|guard| guard.condition == Condition::Exists && guard.object == *id)
-            && let Some(completion) = self.attempt_one(log, id, change, ready, txn.durability)
+            && txn.guards.iter().all(|guard| guard.object == *id)
+            && let Some(completion) = self.attempt_one(log, txn, id, change, ready)
         {
             self.index_has_grown();
             self.times.apply.add_since(prepared);
@@ -195,24 +195,24 @@ impl Engine {
         Ok(log)
     }
 
-    /// The commonest transaction by a shorter way: one value set in an object that is there, with no other guard than
-    /// that it is.
+    /// The commonest transaction by a shorter way: one value set in an object that is there, under guards on that object
+    /// of which memory tells that they hold.
     /// `None`: it is another one, or the log is busy.
     fn attempt_one(
         &self,
         log: &Log,
+        txn: &Transaction,
         id: &ObjectId,
         change: &Change,
         ready: &Ready,
-        durability: Durability,
     ) -> Option<Completion<CommitSeq>> {
         if !matches!(change, Change::SlotSet { .. } | Change::OmapSet { .. } | Change::Write { .. }) {
             return None;
         }
-        let applied_only = log.is_applied_only(durability);
+        let applied_only = log.is_applied_only(txn.durability);
         let (seq, lsn_end) = self.objects.with(id, |object| {
             let mut state = object?.state.write();
-            if !state.exists() {
+            if !state.exists() || !self.hold_here(&state, &txn.guards) {
                 return None;
             }
             let op = plan_change(0, state.number, change, ready)?;

@@ -42,7 +42,7 @@ impl fmt::Display for Kind {
 }
 
 /// A key as passed to a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key<'a> {
     /// Of an `int` namespace.
     Int(u64),

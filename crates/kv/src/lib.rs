@@ -37,6 +37,7 @@ mod clock;
 mod entry;
 mod error;
 mod expiry;
+mod few;
 mod key;
 mod kv;
 mod locks;

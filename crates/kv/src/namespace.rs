@@ -531,6 +531,7 @@ impl Namespace {
 
     fn clear_once(&self, durability: Durability, barrier: &mut Option<Barrier>) -> Result<()> {
         let (placement, store) = (&self.0.placement, self.store());
+        placement.forget_made();
         // Counted before they are listed: an object that is made meanwhile may hold what was written before this call.
         let made = match self.0.kind {
             Kind::Int => Some(catalogue::ranges_made(store, &self.0.name).applied(barrier)?),

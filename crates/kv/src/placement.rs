@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use esker_store::{
@@ -19,7 +20,7 @@ use esker_store::{
 };
 use parking_lot::RwLock;
 
-use crate::{Key, Kind};
+use crate::{Key, Kind, OwnedKey};
 
 /// Keys of one range object, as a power of two.
 pub(crate) const RANGE_BITS: u32 = 20;
@@ -53,6 +54,8 @@ pub(crate) struct Placement {
     pub(crate) expiry: ObjectId,
     low: Box<[OnceLock<ObjectId>]>,
     high: RwLock<BTreeMap<u64, ObjectId>>,
+    /// Whether `bytes` was there when it was last written to; other processes may have removed it since.
+    made: AtomicBool,
 }
 
 impl Placement {
@@ -70,7 +73,25 @@ impl Placement {
             expiry: named("expiry"),
             low: (0..low_ranges).map(|_| OnceLock::new()).collect(),
             high: RwLock::default(),
+            made: AtomicBool::new(false),
         }
+    }
+
+    /// Whether the object of byte keys was there when it was last written to.
+    pub(crate) fn is_made(&self) -> bool {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the object of byte keys is there.
+    pub(crate) fn note_made(&self) {
+        if !self.is_made() {
+            self.made.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that the object of byte keys may be gone.
+    pub(crate) fn forget_made(&self) {
+        self.made.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn collection(&self) -> &Collection {
@@ -247,37 +268,35 @@ impl Placement {
     }
 
     /// Adds the writing of an entry.
-    pub(crate) fn set(&self, txn: &mut Transaction, key: Key<'_>, stored: Bytes) {
-        match key {
-            Key::Int(key) => {
+    pub(crate) fn set(&self, txn: &mut Transaction, key: impl Into<OwnedKey>, stored: Bytes) {
+        match key.into() {
+            OwnedKey::Int(key) => {
                 let (range, index) = split(key);
                 txn.ops.push(Op::Object(self.range(range), Change::SlotSet { index, value: stored }));
             }
-            Key::Bytes(key) => {
-                txn.push(&self.bytes, Change::OmapSet { key: Bytes::copy_from_slice(key), value: stored });
-            }
+            OwnedKey::Bytes(key) => txn.push(&self.bytes, Change::OmapSet { key, value: stored }),
         }
     }
 
     /// Adds the removal of an entry.
-    pub(crate) fn remove(&self, txn: &mut Transaction, key: Key<'_>) {
-        match key {
-            Key::Int(key) => {
+    pub(crate) fn remove(&self, txn: &mut Transaction, key: impl Into<OwnedKey>) {
+        match key.into() {
+            OwnedKey::Int(key) => {
                 let (range, index) = split(key);
                 self.with_range(range, |object| txn.push(object, Change::SlotRemove { index }));
             }
-            Key::Bytes(key) => txn.push(&self.bytes, Change::OmapRemove { key: Bytes::copy_from_slice(key) }),
+            OwnedKey::Bytes(key) => txn.push(&self.bytes, Change::OmapRemove { key }),
         }
     }
 
     /// Adds a guard that the key holds exactly these stored bytes.
-    pub(crate) fn guard(&self, txn: &mut Transaction, key: Key<'_>, stored: Option<Bytes>) {
-        let (object, condition) = match key {
-            Key::Int(key) => {
+    pub(crate) fn guard(&self, txn: &mut Transaction, key: impl Into<OwnedKey>, stored: Option<Bytes>) {
+        let (object, condition) = match key.into() {
+            OwnedKey::Int(key) => {
                 let (range, index) = split(key);
                 (self.range(range), Condition::slot_is(index, stored))
             }
-            Key::Bytes(key) => (self.bytes.clone(), Condition::omap_is(Bytes::copy_from_slice(key), stored)),
+            OwnedKey::Bytes(key) => (self.bytes.clone(), Condition::omap_is(key, stored)),
         };
         txn.guards.push(Guard { object, condition });
     }

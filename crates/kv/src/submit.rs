@@ -1,7 +1,7 @@
 //! Submitting what adds entries: only to namespaces that are there, whichever process removes them.
 //!
-//! transaction → guard: each object that it writes to exists → submit; an object that is missing is made under a guard
-//! of the namespace's record instead
+//! transaction → guard: each object that it writes to exists, where no guard of the caller's says so → submit; an object
+//! that is missing is made under a guard of the namespace's record instead
 //!
 //! Invariants:
 //! 1. A write that was acknowledged went to a namespace that was not removed yet; where a removal in several steps has
@@ -38,15 +38,8 @@ pub(crate) fn submit(
         return Completion::ready(Err(error));
     }
     let own = txn.guards.len();
-    if let ([Op::Object(object, change)], [target]) = (&txn.ops[..], targets) {
-        // The commonest write: one entry.
-        if change.creates() && target.placement.is_entries(object) {
-            txn.guards.push(Guard { object: object.clone(), condition: Condition::Exists });
-        }
-    } else {
-        let objects = written(targets, &txn);
-        txn.guards.extend(objects.into_iter().map(|object| Guard { object, condition: Condition::Exists }));
-    }
+    let objects = written(targets, &txn);
+    guard_exist(&mut txn, objects);
     let done = shared.store.submit(txn);
     if matches!(done.outcome(), Some(Ok(_))) {
         // The commonest outcome goes on as it is.
@@ -59,7 +52,50 @@ pub(crate) fn submit(
     }
 }
 
-/// The objects that entries are written to, each once where that is cheap to know.
+/// As [`submit`], of a transaction that is there already. Where a namespace's object was there when it was last written
+/// to, no copy is kept: if it is gone all the same the outcome is `GuardFailed`, and the caller begins anew; unless
+/// `runs_once` says that it must not.
+pub(crate) fn submit_whole(
+    shared: &Shared,
+    targets: &[Target<'_>],
+    mut txn: Transaction,
+    runs_once: bool,
+) -> Completion<CommitSeq> {
+    let own = txn.guards.len();
+    let objects = written(targets, &txn);
+    let all_made = targets.iter().all(|target| target.kind == Kind::Bytes && target.placement.is_made());
+    let copy = (!objects.is_empty() && (runs_once || !all_made)).then(|| txn.clone());
+    guard_exist(&mut txn, objects);
+    let done = shared.store.submit(txn);
+    if matches!(done.outcome(), Some(Ok(_))) {
+        targets.iter().for_each(|target| target.placement.note_made());
+        return done;
+    }
+    let (outcome, barrier) = done.into_parts();
+    match outcome {
+        Err(Error::GuardFailed { index }) if index >= own => match copy {
+            Some(copy) => {
+                let build = |txn: &mut Transaction| {
+                    *txn = copy.clone();
+                    Ok(())
+                };
+                make(shared, targets, own, build).behind(barrier)
+            }
+            None => {
+                targets.iter().for_each(|target| target.placement.forget_made());
+                Completion::after(Err(Error::GuardFailed { index }), barrier)
+            }
+        },
+        outcome => Completion::after(outcome, barrier),
+    }
+}
+
+fn guard_exist(txn: &mut Transaction, objects: SmallVec<[ObjectId; 2]>) {
+    txn.guards.extend(objects.into_iter().map(|object| Guard { object, condition: Condition::Exists }));
+}
+
+/// The objects that entries are written to, each once where that is cheap to know, without those of which a guard says
+/// that they are there.
 fn written(targets: &[Target<'_>], txn: &Transaction) -> SmallVec<[ObjectId; 2]> {
     let mut objects: SmallVec<[ObjectId; 2]> = SmallVec::new();
     for op in &txn.ops {
@@ -73,6 +109,16 @@ fn written(targets: &[Target<'_>], txn: &Transaction) -> SmallVec<[ObjectId; 2]>
         objects.sort_unstable();
         objects.dedup();
     }
+    let is_there = |guard: &Guard| {
+        matches!(
+            guard.condition,
+            Condition::OmapEquals { .. }
+                | Condition::OmapPresent { .. }
+                | Condition::SlotEquals { .. }
+                | Condition::SlotPresent { .. }
+        )
+    };
+    objects.retain(|object| !txn.guards.iter().any(|guard| guard.object == *object && is_there(guard)));
     objects
 }
 

@@ -2,6 +2,8 @@
 //!
 //! begin (locks) → reads, merged with own writes → commit: clear, ranges, entries per namespace → one submit → unlock
 //!
+//! Keys and values are copied once, where they come in, and moved from there into the transaction of the store.
+//!
 //! Invariants:
 //! 1. Nothing is in the store before [`Txn::commit`]; dropping a transaction undoes it.
 //! 2. Own writes are kept in three layers, the later over the earlier: cleared, ranges removed, entries. A removal
@@ -12,7 +14,7 @@
 //!    whole. A key that is read again by itself is what it was the first time; what scans show is not guarded.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use bytes::Bytes;
 use esker_store::prefix::prefix_end;
@@ -22,17 +24,20 @@ use esker_store::{
 use smallvec::SmallVec;
 
 use crate::catalogue;
-use crate::entry::{Entry, TAG_MAX, check_value, decode_owned};
+use crate::entry::{Entry, decode, decode_owned, encode};
+use crate::few::Few;
 use crate::locks::Held;
 use crate::scan::{Bounds, Scan, Walk};
 use crate::shared::Shared;
-use crate::submit::{Target, submit};
+use crate::submit::{Target, submit_whole};
 use crate::{Key, Kind, Namespace, OwnedKey, Result};
 
 /// Store entries fetched at once where a scan merges: enough to hide a call, few enough to waste little.
 const MERGE_ENTRIES: usize = 256;
 /// Keys fetched at once where they are only counted.
 const COUNT_ENTRIES: usize = 4_096;
+/// Namespaces that most transactions have, at most.
+const NAMESPACES: usize = 2;
 
 /// A transaction, from [`Kv::begin`](crate::Kv::begin) or [`Kv::begin_exclusive`](crate::Kv::begin_exclusive).
 /// Dropping it without [`Txn::commit`] changes nothing.
@@ -40,12 +45,11 @@ const COUNT_ENTRIES: usize = 4_096;
 pub struct Txn<'a> {
     shared: &'a Shared,
     now_ms: Cell<Option<u64>>,
-    writes: Vec<Writes>,
+    parts: Vec<Part>,
     barrier: RefCell<Option<Barrier>>,
-    /// What was found in the store, by key.
-    reads: Vec<Reads>,
     failed: Option<Error>,
     gives_back: bool,
+    runs_once: bool,
     /// It waits for no value that is not in memory.
     hurries: bool,
     /// What it would have waited for.
@@ -54,20 +58,28 @@ pub struct Txn<'a> {
     held: Held<'a>,
 }
 
-/// What is to become of one namespace.
-struct Writes {
+/// What was read of one namespace, and what is to become of it.
+struct Part {
     namespace: Namespace,
+    /// The keys that were read, each with what the store held when it was first read.
+    found: Few<Option<Bytes>>,
     cleared: bool,
     ranges: Vec<Bounds>,
-    entries: BTreeMap<OwnedKey, Option<Entry>>,
+    entries: Few<Option<Written>>,
     /// Expiries met while reading, whose index keys need not outlive their entries.
     seen: Vec<(OwnedKey, u64)>,
 }
 
-/// The keys of one namespace that were read, each with what the store held when it was first read.
-struct Reads {
-    namespace: Namespace,
-    found: BTreeMap<OwnedKey, Option<Bytes>>,
+/// An entry as it will be stored.
+struct Written {
+    stored: Bytes,
+    expires_ms: Option<u64>,
+}
+
+impl Written {
+    fn is_expired(&self, now_ms: u64) -> bool {
+        self.expires_ms.is_some_and(|at| at <= now_ms)
+    }
 }
 
 /// What the own writes say about a key.
@@ -77,18 +89,20 @@ enum Own {
     Nothing,
 }
 
-impl Writes {
-    fn own(&self, key: Key<'_>) -> Own {
-        if self.entries.is_empty() && !self.cleared && self.ranges.is_empty() {
-            return Own::Nothing;
-        }
-        let key = key.to_owned_key();
-        match self.entries.get(&key) {
-            Some(Some(entry)) => Own::Entry(entry.clone()),
+impl Part {
+    fn new(namespace: &Namespace) -> Self {
+        let (found, entries) = (Few::new(), Few::new());
+        let (cleared, ranges, seen) = (false, Vec::new(), Vec::new());
+        Self { namespace: namespace.clone(), found, cleared, ranges, entries, seen }
+    }
+
+    fn own(&self, key: Key<'_>) -> StoreResult<Own> {
+        Ok(match self.entries.get(key) {
+            Some(Some(written)) => Own::Entry(decode(&written.stored)?),
             Some(None) => Own::Removed,
-            None if self.hides(&key) => Own::Removed,
+            None if self.cleared || !self.ranges.is_empty() && self.hides(&key.to_owned_key()) => Own::Removed,
             None => Own::Nothing,
-        }
+        })
     }
 
     /// Whether what the store holds under this key is removed by a clear or a range.
@@ -96,7 +110,18 @@ impl Writes {
         self.cleared || self.ranges.iter().any(|range| range.contains(key))
     }
 
-    fn push(&self, txn: &mut Transaction, barrier: &mut Option<Barrier>) -> StoreResult<()> {
+    /// Whether nothing is written.
+    fn is_read_only(&self) -> bool {
+        !self.cleared && self.ranges.is_empty() && self.entries.is_empty()
+    }
+
+    /// Whether entries are written.
+    fn adds(&self) -> bool {
+        self.entries.iter().any(|(_, written)| written.is_some())
+    }
+
+    /// Moves what was written into a transaction.
+    fn push(&mut self, txn: &mut Transaction, barrier: &mut Option<Barrier>) -> StoreResult<()> {
         let placement = self.namespace.placement();
         if self.cleared {
             let (kind, store) = (self.namespace.kind(), self.namespace.store());
@@ -106,6 +131,7 @@ impl Writes {
                 txn.guards.push(catalogue::none_made(name, made));
             }
             placement.clear(txn, &placement.objects(store, kind, barrier)?);
+            placement.forget_made();
         }
         for range in &self.ranges {
             if let Bounds::Bytes { start, end } = range {
@@ -113,19 +139,19 @@ impl Writes {
             }
         }
         for (key, at) in &self.seen {
-            let new = self.entries.get(key);
+            let new = self.entries.get(key.as_key());
             if new.is_some_and(|new| new.as_ref().and_then(|new| new.expires_ms) != Some(*at)) {
                 placement.index_remove(txn, key.as_key(), *at);
             }
         }
-        for (key, entry) in &self.entries {
-            match entry {
-                None => placement.remove(txn, key.as_key()),
-                Some(entry) => {
-                    placement.set(txn, key.as_key(), entry.encode()?);
-                    if let Some(at) = entry.expires_ms {
+        for (key, written) in self.entries.take() {
+            match written {
+                None => placement.remove(txn, key),
+                Some(Written { stored, expires_ms }) => {
+                    if let Some(at) = expires_ms {
                         placement.index_set(txn, key.as_key(), at);
                     }
+                    placement.set(txn, key, stored);
                 }
             }
         }
@@ -140,11 +166,10 @@ fn key_bytes(key: &OwnedKey) -> usize {
 
 impl<'a> Txn<'a> {
     pub(crate) fn new(shared: &'a Shared, held: Held<'a>) -> Self {
-        let (now_ms, barrier) = (Cell::new(None), RefCell::new(None));
-        let (writes, reads) = (Vec::new(), Vec::new());
-        let (failed, gives_back, hurries, awaited) = (None, false, false, None);
+        let (now_ms, barrier, parts) = (Cell::new(None), RefCell::new(None), Vec::new());
+        let (failed, gives_back, runs_once, hurries, awaited) = (None, false, false, false, None);
         let when_busy = WhenBusy::Wait;
-        Self { shared, now_ms, writes, barrier, reads, failed, gives_back, hurries, awaited, when_busy, held }
+        Self { shared, now_ms, parts, barrier, failed, gives_back, runs_once, hurries, awaited, when_busy, held }
     }
 
     /// The time of this transaction in unix milliseconds: one reading of the clock, at first need.
@@ -189,23 +214,23 @@ impl<'a> Txn<'a> {
         Ok(stored?)
     }
 
-    fn writes(&mut self, namespace: &Namespace) -> &mut Writes {
-        let at = self.writes.iter().position(|writes| writes.namespace.is(namespace)).unwrap_or_else(|| {
-            self.writes.push(Writes {
-                namespace: namespace.clone(),
-                cleared: false,
-                ranges: Vec::new(),
-                entries: BTreeMap::new(),
-                seen: Vec::new(),
-            });
-            self.writes.len() - 1
-        });
-        &mut self.writes[at]
+    fn part_of(&self, namespace: &Namespace) -> Option<&Part> {
+        self.parts.iter().find(|part| part.namespace.is(namespace))
     }
 
-    fn own(&self, namespace: &Namespace, key: Key<'_>) -> Own {
-        let writes = self.writes.iter().find(|writes| writes.namespace.is(namespace));
-        writes.map_or(Own::Nothing, |writes| writes.own(key))
+    fn part(&mut self, namespace: &Namespace) -> &mut Part {
+        let at = self.parts.iter().position(|part| part.namespace.is(namespace)).unwrap_or_else(|| {
+            if self.parts.is_empty() {
+                self.parts.reserve_exact(NAMESPACES);
+            }
+            self.parts.push(Part::new(namespace));
+            self.parts.len() - 1
+        });
+        &mut self.parts[at]
+    }
+
+    fn own(&self, namespace: &Namespace, key: Key<'_>) -> StoreResult<Own> {
+        self.part_of(namespace).map_or(Ok(Own::Nothing), |part| part.own(key))
     }
 
     fn behind(&self, barrier: Option<Barrier>) {
@@ -216,16 +241,12 @@ impl<'a> Txn<'a> {
 
     /// The entry if it is live; remembers what was found, and an expiry that it has.
     fn live(&mut self, namespace: &Namespace, key: Key<'_>, stored: Option<Bytes>) -> Result<Option<Entry>> {
-        let at = self.reads.iter().position(|reads| reads.namespace.is(namespace)).unwrap_or_else(|| {
-            self.reads.push(Reads { namespace: namespace.clone(), found: BTreeMap::new() });
-            self.reads.len() - 1
-        });
+        let part = self.part(namespace);
         // What was found first counts, since that is what is guarded: in between it may have been something else.
-        let found = self.reads[at].found.entry(key.to_owned_key()).or_insert(stored);
-        let Some(stored) = found.clone() else { return Ok(None) };
+        let Some(stored) = part.found.or_insert(key, stored).clone() else { return Ok(None) };
         let entry = decode_owned(stored)?;
         let Some(at) = entry.expires_ms else { return Ok(Some(entry)) };
-        self.writes(namespace).seen.push((key.to_owned_key(), at));
+        part.seen.push((key.to_owned_key(), at));
         Ok(if at <= self.now_ms() { None } else { Some(entry) })
     }
 
@@ -236,7 +257,7 @@ impl<'a> Txn<'a> {
     pub fn get<'k>(&mut self, namespace: &Namespace, key: impl Into<Key<'k>>) -> Result<Option<Entry>> {
         let key = key.into();
         namespace.check_key(key)?;
-        match self.own(namespace, key) {
+        match self.own(namespace, key)? {
             Own::Entry(entry) => {
                 Ok(if entry.expires_ms.is_some_and(|at| at <= self.now_ms()) { None } else { Some(entry) })
             }
@@ -260,7 +281,7 @@ impl<'a> Txn<'a> {
         let mut found = vec![None; keys.len()];
         let (mut places, mut wanted) = (Vec::new(), Vec::new());
         for (at, key) in keys.iter().enumerate() {
-            match self.own(namespace, *key) {
+            match self.own(namespace, *key)? {
                 Own::Entry(entry) => found[at] = Some(entry).filter(|entry| !entry.is_expired(self.now_ms())),
                 Own::Removed => {}
                 Own::Nothing => {
@@ -285,30 +306,43 @@ impl<'a> Txn<'a> {
         self.gives_back = true;
     }
 
+    /// For what does more than write, and must not begin anew: [`Txn::commit`] fails with `GuardFailed` only where a key
+    /// that was read is another one. Without this word it also may where another process has cleared a namespace; with
+    /// it a commit costs a copy of what is written.
+    pub fn run_once(&mut self) {
+        self.runs_once = true;
+    }
+
     fn fail(&mut self, error: Error) {
         self.failed.get_or_insert(error);
     }
 
     /// Writes an entry. A key or entry that cannot be makes [`Txn::commit`] fail.
     pub fn put<'k>(&mut self, namespace: &Namespace, key: impl Into<Key<'k>>, entry: Entry) {
+        self.put_value(namespace, key, &entry.value, entry.expires_ms, entry.tag);
+    }
+
+    /// As [`Txn::put`], of a value that is copied once only.
+    pub fn put_value<'k>(
+        &mut self,
+        namespace: &Namespace,
+        key: impl Into<Key<'k>>,
+        value: &[u8],
+        expires_ms: Option<u64>,
+        tag: u8,
+    ) {
         let key = key.into();
-        if let Err(error) = namespace.check_key(key).and_then(|()| check_value(&entry.value)) {
-            return self.fail(error);
+        match namespace.check_key(key).and_then(|()| encode(value, expires_ms, tag)) {
+            Ok(stored) => self.part(namespace).entries.insert(key, Some(Written { stored, expires_ms })),
+            Err(error) => self.fail(error),
         }
-        if entry.tag > TAG_MAX {
-            let why = format!("{} is above TAG_MAX = {TAG_MAX}", entry.tag);
-            return self.fail(Error::Invalid { what: "entry tag", why });
-        }
-        self.writes(namespace).entries.insert(key.to_owned_key(), Some(entry));
     }
 
     /// Removes a key.
     pub fn remove<'k>(&mut self, namespace: &Namespace, key: impl Into<Key<'k>>) {
         let key = key.into();
         match namespace.check_key(key) {
-            Ok(()) => {
-                self.writes(namespace).entries.insert(key.to_owned_key(), None);
-            }
+            Ok(()) => self.part(namespace).entries.insert(key, None),
             Err(error) => self.fail(error),
         }
     }
@@ -322,10 +356,10 @@ impl<'a> Txn<'a> {
             return self.fail(error);
         }
         let range = Bounds::Bytes { start: Bytes::copy_from_slice(prefix), end: prefix_end(prefix) };
-        let writes = self.writes(namespace);
-        writes.entries.retain(|key, _| !range.contains(key));
-        if !writes.cleared {
-            writes.ranges.push(range);
+        let part = self.part(namespace);
+        part.entries.retain(|key| !range.contains(key));
+        if !part.cleared {
+            part.ranges.push(range);
         }
     }
 
@@ -334,11 +368,11 @@ impl<'a> Txn<'a> {
         if let Err(error) = namespace.check() {
             return self.fail(error);
         }
-        let writes = self.writes(namespace);
-        writes.cleared = true;
-        writes.ranges.clear();
-        writes.entries.clear();
-        writes.seen.clear();
+        let part = self.part(namespace);
+        part.cleared = true;
+        part.ranges.clear();
+        part.entries.clear();
+        part.seen.clear();
     }
 
     /// The entries that `scan` asks for, as this transaction left them. An answer shorter than its limit holds the
@@ -349,14 +383,14 @@ impl<'a> Txn<'a> {
     pub fn scan(&mut self, namespace: &Namespace, scan: &Scan) -> Result<Vec<(OwnedKey, Entry)>> {
         let now_ms = self.now_ms();
         let bounds = Bounds::of(namespace, scan)?;
-        let writes = self.writes.iter().find(|writes| writes.namespace.is(namespace));
-        let own = writes.map(|writes| &writes.entries).into_iter().flatten();
-        let mut own: VecDeque<(&OwnedKey, &Option<Entry>)> = own.filter(|(key, _)| bounds.contains(key)).collect();
+        let part = self.part_of(namespace);
+        let own = part.into_iter().flat_map(|part| part.entries.iter());
+        let mut own: VecDeque<(&OwnedKey, &Option<Written>)> = own.filter(|(key, _)| bounds.contains(key)).collect();
         if scan.reverse {
             own.make_contiguous().reverse();
         }
-        let mut walk = match writes {
-            Some(writes) if writes.cleared => None,
+        let mut walk = match part {
+            Some(part) if part.cleared => None,
             _ => Some(Walk::new(namespace, bounds, scan.reverse, scan.keys_only).hurrying(self.hurries)),
         };
         let mut page: VecDeque<(OwnedKey, Entry)> = VecDeque::new();
@@ -390,14 +424,15 @@ impl<'a> Txn<'a> {
                 }
             };
             if own_first {
-                if let Some((key, Some(entry))) = own.pop_front()
-                    && !entry.is_expired(now_ms)
+                if let Some((key, Some(written))) = own.pop_front()
+                    && !written.is_expired(now_ms)
                 {
-                    bytes += key_bytes(key) + if scan.keys_only { 0 } else { entry.value.len() };
-                    found.push((key.clone(), if scan.keys_only { Entry::default() } else { entry.clone() }));
+                    let entry = if scan.keys_only { Entry::default() } else { decode(&written.stored)? };
+                    bytes += key_bytes(key) + entry.value.len();
+                    found.push((key.clone(), entry));
                 }
             } else if let Some((key, entry)) = page.pop_front()
-                && !writes.is_some_and(|writes| writes.hides(&key))
+                && !part.is_some_and(|part| part.hides(&key))
             {
                 bytes += key_bytes(&key) + if scan.keys_only { 0 } else { entry.value.len() };
                 found.push((key, if scan.keys_only { Entry::default() } else { entry }));
@@ -419,30 +454,28 @@ impl<'a> Txn<'a> {
             txn.behind(barrier);
             Ok(len?)
         };
-        let Some(writes) = self.writes.iter().find(|writes| writes.namespace.is(namespace)) else {
-            return stored_len(self);
-        };
-        let mut len = if writes.cleared { 0 } else { stored_len(self)? };
-        for (nth, range) in writes.ranges.iter().enumerate() {
+        let Some(part) = self.part_of(namespace) else { return stored_len(self) };
+        let mut len = if part.cleared { 0 } else { stored_len(self)? };
+        for (nth, range) in part.ranges.iter().enumerate() {
             // Ranges may overlap; what an earlier one holds is counted there.
             let mut walk = Walk::over_stored(namespace, range.clone());
             loop {
                 let (page, barrier) = walk.page(COUNT_ENTRIES, None);
                 self.behind(barrier);
                 let Some(page) = page? else { break };
-                let earlier = |key: &OwnedKey| writes.ranges[..nth].iter().any(|range| range.contains(key));
+                let earlier = |key: &OwnedKey| part.ranges[..nth].iter().any(|range| range.contains(key));
                 len -= page.iter().filter(|(key, _)| !earlier(key)).count() as u64;
             }
         }
-        for (key, entry) in &writes.entries {
-            let before = if writes.hides(key) {
+        for (key, written) in part.entries.iter() {
+            let before = if part.hides(key) {
                 false
             } else {
                 let (stored, barrier) = placement.get(store, key.as_key()).into_parts();
                 self.behind(barrier);
                 stored?.is_some()
             };
-            match (before, entry.is_some()) {
+            match (before, written.is_some()) {
                 (true, false) => len -= 1,
                 (false, true) => len += 1,
                 (true, true) | (false, false) => {}
@@ -461,8 +494,7 @@ impl<'a> Txn<'a> {
 
     /// Whether anything would be written.
     pub fn is_read_only(&self) -> bool {
-        self.failed.is_none()
-            && self.writes.iter().all(|writes| !writes.cleared && writes.ranges.is_empty() && writes.entries.is_empty())
+        self.failed.is_none() && self.parts.iter().all(Part::is_read_only)
     }
 
     /// Ends the transaction: applies its writes as one store transaction, if there are any, and unlocks. What it
@@ -472,10 +504,10 @@ impl<'a> Txn<'a> {
     /// Guarded is each key that was read by itself; of a scan, only what [`Txn::get`] read as well.
     ///
     /// # Errors
-    /// `GuardFailed` if another process changed a key that was read: begin anew. `Busy` after [`Txn::when_busy`]. The
+    /// `GuardFailed` if another process changed a key that was read, or cleared a namespace: begin anew. `Busy` after [`Txn::when_busy`]. The
     /// store's; `TooLarge` or `Invalid` if one of its writes could not be. Nothing was applied then.
-    pub fn commit(self, durability: Durability) -> Completion<()> {
-        let barrier = self.barrier.take();
+    pub fn commit(mut self, durability: Durability) -> Completion<()> {
+        let mut barrier = self.barrier.take();
         if let Some(error) = self.failed {
             return Completion::after(Err(error), barrier);
         }
@@ -483,28 +515,29 @@ impl<'a> Txn<'a> {
             return Completion::after(Ok(()), barrier);
         }
         // One hint for all of it: of what is written in several namespaces, the first that asks for something.
-        let hints = self.writes.iter().map(|writes| writes.namespace.compression());
-        let hint = hints.into_iter().find(|hint| *hint != Compression::None).unwrap_or_default();
-        // What it takes to know which objects a clear removes.
-        let listed = RefCell::new(None);
-        let build = |txn: &mut Transaction| {
-            (txn.durability, txn.compression, txn.once) = (durability, hint, true);
-            txn.gives_back = self.gives_back;
-            txn.when_busy = self.when_busy;
-            for reads in &self.reads {
-                for (key, found) in &reads.found {
-                    reads.namespace.placement().guard(txn, key.as_key(), found.clone());
-                }
+        let written = self.parts.iter().filter(|part| !part.is_read_only());
+        let mut hints = written.map(|part| part.namespace.compression());
+        let hint = hints.find(|hint| *hint != Compression::None).unwrap_or_default();
+        let mut txn = Transaction::new();
+        (txn.durability, txn.compression, txn.once) = (durability, hint, true);
+        (txn.gives_back, txn.when_busy) = (self.gives_back, self.when_busy);
+        let adding: SmallVec<[bool; NAMESPACES]> = self.parts.iter().map(Part::adds).collect();
+        // And one for the object of each namespace.
+        txn.guards.reserve_exact(self.parts.iter().map(|part| part.found.len() + 1).sum());
+        for part in &mut self.parts {
+            for (key, found) in part.found.take() {
+                part.namespace.placement().guard(&mut txn, key, found);
             }
-            let mut behind = listed.take();
-            let pushed = self.writes.iter().try_for_each(|writes| writes.push(txn, &mut behind));
-            listed.replace(behind);
-            pushed
-        };
-        let writing = self.writes.iter().filter(|writes| writes.entries.values().any(Option::is_some));
-        let targets: SmallVec<[Target<'_>; 4]> = writing.map(|writes| writes.namespace.target()).collect();
-        let done = submit(self.shared, &targets, build);
+        }
+        for part in &mut self.parts {
+            if let Err(error) = part.push(&mut txn, &mut barrier) {
+                return Completion::after(Err(error), barrier);
+            }
+        }
+        let adding = self.parts.iter().zip(adding).filter(|(_, adds)| *adds);
+        let targets: SmallVec<[Target<'_>; NAMESPACES]> = adding.map(|(part, _)| part.namespace.target()).collect();
+        let done = submit_whole(self.shared, &targets, txn, self.runs_once);
         drop(self.held);
-        done.map(|_| ()).behind(barrier).behind(listed.take())
+        done.map(|_| ()).behind(barrier)
     }
 }

@@ -68,33 +68,7 @@ impl Engine {
         for (index, guard) in guards.iter().enumerate() {
             let target = target_of(ids, &guard.object);
             let state = &states[target];
-            let compared = match &guard.condition {
-                Condition::Exists => Ok(state.exists()),
-                Condition::Absent => Ok(!state.exists()),
-                Condition::SizeEquals { size } => Ok(state.exists() && state.size == *size),
-                Condition::XattrAbsent { name } => Ok(!state.xattrs.contains_key(name)),
-                Condition::XattrEquals { name, value } => Ok(state.xattrs.get(name) == Some(value)),
-                Condition::XattrCompare { name, compare, value, absent_holds } => Ok(match state.xattrs.get(name) {
-                    None => *absent_holds,
-                    Some(stored) => <[u8; 8]>::try_from(&stored[..])
-                        .is_ok_and(|stored| compare.holds(u64::from_le_bytes(stored), *value)),
-                }),
-                Condition::OmapAbsent { key } => state.omap.get(key).map(|loc| loc.is_none()).map_err(Unknown::Page),
-                Condition::OmapPresent { key } => state.omap.get(key).map(|loc| loc.is_some()).map_err(Unknown::Page),
-                Condition::SlotAbsent { index } => {
-                    state.slots.get(*index).map(|loc| loc.is_none()).map_err(Unknown::Page)
-                }
-                Condition::SlotPresent { index } => {
-                    state.slots.get(*index).map(|loc| loc.is_some()).map_err(Unknown::Page)
-                }
-                Condition::OmapEquals { key, value } => {
-                    self.equals(state, state.omap.get(key), guard, value, fetched.get(&index))
-                }
-                Condition::SlotEquals { index: slot, value } => {
-                    self.equals(state, state.slots.get(*slot), guard, value, fetched.get(&index))
-                }
-            };
-            let holds = match compared {
+            let holds = match self.holds(state, &guard.condition, fetched.get(&index)) {
                 Ok(holds) => holds,
                 Err(Unknown::Value(loc)) => {
                     values.push(Wanted { loc, guard: index, object: state.owner(state.number) });
@@ -124,6 +98,42 @@ impl Engine {
         }
     }
 
+    /// Whether a guard on an object holds, if that can be told from memory and from what was read for it.
+    fn holds(
+        &self,
+        state: &ObjectState,
+        condition: &Condition,
+        fetched: Option<&(Loc, bool)>,
+    ) -> std::result::Result<bool, Unknown> {
+        Ok(match condition {
+            Condition::Exists => state.exists(),
+            Condition::Absent => !state.exists(),
+            Condition::SizeEquals { size } => state.exists() && state.size == *size,
+            Condition::XattrAbsent { name } => !state.xattrs.contains_key(name),
+            Condition::XattrEquals { name, value } => state.xattrs.get(name) == Some(value),
+            Condition::XattrCompare { name, compare, value, absent_holds } => match state.xattrs.get(name) {
+                None => *absent_holds,
+                Some(stored) => <[u8; 8]>::try_from(&stored[..])
+                    .is_ok_and(|stored| compare.holds(u64::from_le_bytes(stored), *value)),
+            },
+            Condition::OmapAbsent { key } => state.omap.get(key)?.is_none(),
+            Condition::OmapPresent { key } => state.omap.get(key)?.is_some(),
+            Condition::SlotAbsent { index } => state.slots.get(*index)?.is_none(),
+            Condition::SlotPresent { index } => state.slots.get(*index)?.is_some(),
+            Condition::OmapEquals { key, value } => {
+                self.equals(state, state.omap.get(key)?, condition, value, fetched)?
+            }
+            Condition::SlotEquals { index, value } => {
+                self.equals(state, state.slots.get(*index)?, condition, value, fetched)?
+            }
+        })
+    }
+
+    /// Whether memory tells that these guards, all of them on this object, hold.
+    pub(super) fn hold_here(&self, state: &ObjectState, guards: &[Guard]) -> bool {
+        guards.iter().all(|guard| matches!(self.holds(state, &guard.condition, None), Ok(true)))
+    }
+
     /// Position that has to be durable before anything about the object is told. That an object is missing is the
     /// work of the last change of names.
     pub(super) fn shown_lsn(&self, state: &ObjectState) -> Lsn {
@@ -134,15 +144,15 @@ impl Engine {
     fn equals(
         &self,
         state: &ObjectState,
-        loc: std::result::Result<Option<Loc>, Missing>,
-        guard: &Guard,
+        loc: Option<Loc>,
+        condition: &Condition,
         value: &Bytes,
         fetched: Option<&(Loc, bool)>,
     ) -> std::result::Result<bool, Unknown> {
-        let Some(loc) = loc? else { return Ok(false) };
-        let asked = Asked { object: state.owner(state.number), what: sought_by(&guard.condition) };
-        if let Some(found) = self.reader.peek(loc, &asked, Lsn::MAX).map_err(Unknown::Wrong)? {
-            return Ok(found.value == *value);
+        let Some(loc) = loc else { return Ok(false) };
+        let asked = Asked { object: state.owner(state.number), what: sought_by(condition) };
+        if let Some(equal) = self.reader.is_here(loc, &asked, value).map_err(Unknown::Wrong)? {
+            return Ok(equal);
         }
         match fetched {
             Some((at, equal)) if *at == loc => Ok(*equal),

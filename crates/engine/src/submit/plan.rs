@@ -309,12 +309,21 @@ fn destination(change: &Change) -> Option<&ObjectId> {
 }
 
 /// The objects of a transaction, in order, each once.
-pub(super) fn target_ids(txn: &Transaction) -> SmallVec<[&ObjectId; 2]> {
-    let mut ids: SmallVec<[&ObjectId; 2]> = txn.guards.iter().map(|guard| &guard.object).collect();
+pub(super) fn target_ids(txn: &Transaction) -> SmallVec<[&ObjectId; 4]> {
+    let mut ids: SmallVec<[&ObjectId; 4]> = SmallVec::new();
+    let mut note = |id| {
+        // Mostly it is one of the last two.
+        if !ids.iter().rev().take(2).any(|last| *last == id) {
+            ids.push(id);
+        }
+    };
+    txn.guards.iter().for_each(|guard| note(&guard.object));
     for op in &txn.ops {
         if let Op::Object(id, change) = op {
-            ids.push(id);
-            ids.extend(destination(change));
+            note(id);
+            if let Some(to) = destination(change) {
+                note(to);
+            }
         }
     }
     if ids.len() > 1 {

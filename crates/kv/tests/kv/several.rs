@@ -267,6 +267,62 @@ fn a_transaction_fails_whole_when_another_face_changed_what_it_read() {
 /// elsewhere, was
 /// not what it removed.
 #[test]
+fn a_transaction_goes_on_where_another_face_has_cleared_the_namespace() {
+    for kind in KINDS {
+        let (store, [(kv, own), (_, other)]) = two(kind);
+        let commit = |key: u64, value: &'static str, runs_once: bool| {
+            let mut txn = kv.begin(&[(&own, (&nth(kind, key)).into())]);
+            if runs_once {
+                txn.run_once();
+            }
+            txn.put(&own, &nth(kind, key), Entry::new(value));
+            txn.commit(Durability::Durable).wait()
+        };
+        // Its objects have been seen; then they are gone, by another face.
+        commit(1, "a", false).unwrap();
+        other.clear().wait().unwrap();
+        assert!(objects(&store).is_empty());
+        commit(2, "b", true).unwrap();
+        other.clear().wait().unwrap();
+        let first = commit(3, "c", false);
+        // What may begin anew is told to, at most once.
+        assert!(matches!(first, Ok(()) | Err(StoreError::GuardFailed { .. })), "{first:?}");
+        commit(3, "c", false).unwrap();
+        assert_eq!(own.get(&nth(kind, 3)).wait().unwrap(), Some(bytes("c")));
+        // By the face itself, which knows it.
+        own.clear().wait().unwrap();
+        commit(4, "d", false).unwrap();
+        let mut txn = kv.begin_exclusive();
+        txn.clear(&own);
+        txn.commit(Durability::Durable).wait().unwrap();
+        commit(5, "e", false).unwrap();
+        assert_eq!(other.len().wait().unwrap(), 1);
+    }
+}
+
+#[test]
+fn what_is_read_guards_that_the_namespace_is_there() {
+    for kind in KINDS {
+        let (store, [(kv, own), (other, theirs)]) = two(kind);
+        let key = nth(kind, 1);
+        theirs.put(&key, "a").wait().unwrap();
+        let mut txn = kv.begin(&[(&own, (&key).into())]);
+        assert_eq!(txn.get(&own, &key).unwrap().unwrap().value, bytes("a"));
+        txn.put(&own, &key, Entry::new("b"));
+        other.remove_namespace("n").unwrap();
+        assert!(matches!(txn.commit(Durability::Durable).wait(), Err(StoreError::GuardFailed { .. })));
+        let again = kv.transact(&[(&own, (&key).into())], Durability::Durable, |txn| {
+            let found = txn.get(&own, &key)?;
+            assert!(found.is_none(), "{found:?}");
+            txn.put(&own, &key, Entry::new("b"));
+            Ok::<_, Error>(())
+        });
+        assert!(matches!(again, Err(Error::Store(StoreError::Invalid { .. }))), "{again:?}");
+        assert!(objects(&store).is_empty());
+    }
+}
+
+#[test]
 fn a_value_that_is_moved_is_the_one_that_goes_however_long_it_is() {
     let (_store, [(kv, ours), (_, theirs)]) = two(Kind::Bytes);
     ours.put("from", vec![1; 10_000]).wait().unwrap();

@@ -265,7 +265,7 @@ impl Keyspace {
         txn: &mut Txn<'_>,
         database: &Database,
         key: &[u8],
-        value: Bytes,
+        value: &[u8],
         expires_ms: Option<u64>,
     ) -> Result<()> {
         if self.hashes.load(Ordering::SeqCst)
@@ -273,7 +273,9 @@ impl Keyspace {
         {
             self.drop_fields(txn, database, &old)?;
         }
-        self.rewrite(txn, database, key, Entry { value, expires_ms, tag: STRING });
+        self.watches.touch(database.index, key);
+        let (namespace, key) = database.locate(key);
+        txn.put_value(namespace, key, value, expires_ms, STRING);
         Ok(())
     }
 

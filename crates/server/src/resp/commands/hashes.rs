@@ -118,7 +118,7 @@ fn set_pairs(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Result<i64, Refusal> {
     for at in (2..call.args.len()).step_by(2) {
         let field_key = head.field_key(call.arg(at));
         head.fields += u64::from(txn.get(&database.fields, &field_key[..])?.is_none());
-        txn.put(&database.fields, &field_key[..], Entry::new(Bytes::copy_from_slice(call.arg(at + 1))));
+        txn.put_value(&database.fields, &field_key[..], call.arg(at + 1), None, 0);
     }
     if head.fields == before {
         call.shared.keyspace.watches.touch(database.index, key);

@@ -1,6 +1,5 @@
 //! SET and its older spellings.
 
-use bytes::Bytes;
 use esker_kv::Txn;
 
 use crate::resp::commands::expiry::{ExpiryOption, expiry_option};
@@ -87,7 +86,7 @@ fn put(call: &mut Call<'_>, txn: &mut Txn<'_>, key: &[u8], value: &[u8], options
         Some(at) if at <= txn.now_ms() => {
             keyspace.remove(txn, database, key)?;
         }
-        at => keyspace.put_string(txn, database, key, Bytes::copy_from_slice(value), at.or(kept))?,
+        at => keyspace.put_string(txn, database, key, value, at.or(kept))?,
     }
     if options.get {
         call.reply.maybe(old.as_ref().map(|old| &old.value[..]));
@@ -103,7 +102,7 @@ pub(crate) fn setnx(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
         call.reply.int(0);
         return Ok(());
     }
-    keyspace.put_string(txn, database, key, Bytes::copy_from_slice(call.arg(2)), None)?;
+    keyspace.put_string(txn, database, key, call.arg(2), None)?;
     call.reply.int(1);
     Ok(())
 }

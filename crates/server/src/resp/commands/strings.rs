@@ -1,6 +1,5 @@
 //! Strings: GET and its kin, parts of strings, several at once. SET has its own file, numbers too.
 
-use bytes::Bytes;
 use esker_kv::{Key, Namespace, Txn, VALUE_BYTES_MAX};
 use smallvec::SmallVec;
 
@@ -172,8 +171,7 @@ pub(crate) fn mget(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
 fn put_pairs(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     let database = call.database()?;
     for at in (1..call.args.len()).step_by(2) {
-        let value = Bytes::copy_from_slice(call.arg(at + 1));
-        call.shared.keyspace.put_string(txn, database, call.arg(at), value, None)?;
+        call.shared.keyspace.put_string(txn, database, call.arg(at), call.arg(at + 1), None)?;
     }
     Ok(())
 }

@@ -118,6 +118,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         if gives_back {
             txn.give_back();
         }
+        txn.run_once();
         txn
     };
     let watching = !call.session.watched.is_empty();
