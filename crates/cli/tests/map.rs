@@ -167,6 +167,23 @@ fn of_a_server() {
     assert_eq!(mapped.child.wait().unwrap().code(), Some(1), "another server has flushed");
     assert_eq!(server.signal("-TERM"), Some(0));
 
+    // The bench goes on too.
+    let mut server = Running::start(folder, &["--nbd-unix-socket", socket.to_str().unwrap()]);
+    let mut bench = esker(folder);
+    bench.args(["volume", "bench", &unix, "--seconds", "4", "--threads", "4", "--connections", "2", "--json"]);
+    let bench = bench.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    server.signal("-KILL");
+    let mut server = Running::start(folder, &["--nbd-unix-socket", socket.to_str().unwrap()]);
+    let done = bench.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
+    let told: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert!(told["reconnects"].as_u64() >= Some(2) && told["requests"].as_u64() > Some(4), "{told}");
+    assert_eq!(server.signal("-TERM"), Some(0));
+    let (code, said) = volume(folder, &["bench", &unix, "--seconds", "1", "--reconnect", "0s"]);
+    assert!(code == Some(1) && said.contains("cannot connect"), "{said}");
+
     // By TLS, the last flush as well.
     certificates::make(folder);
     let mut server = Running::start(folder, &["--tls-cert", "server-cert.pem", "--tls-key", "server-key.pem"]);

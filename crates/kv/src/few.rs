@@ -108,7 +108,7 @@ mod tests {
             for step in 0..2 * len as u64 {
                 let int = step * 7919 % len as u64;
                 let text = int.to_string();
-                let key = if int % 2 == 0 { Key::Int(int) } else { Key::from(text.as_str()) };
+                let key = if int.is_multiple_of(2) { Key::Int(int) } else { Key::from(text.as_str()) };
                 assert_eq!(few.get(key), tree.get(&key.to_owned_key()), "{len} keys, step {step}");
                 if step % 3 == 0 {
                     assert_eq!(few.or_insert(key, step), tree.entry(key.to_owned_key()).or_insert(step));

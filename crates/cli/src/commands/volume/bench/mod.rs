@@ -100,7 +100,7 @@ impl Bench {
         if self.io != Kind::Read {
             image.flush().wait()?;
         }
-        Ok(Figures { through: "library", latencies, elapsed: began.elapsed(), syncs: None })
+        Ok(Figures { through: "library", latencies, elapsed: began.elapsed(), syncs: None, reconnects: 0 })
     }
 
     fn told(&self, runs: &[Figures], backend: Option<&str>, json: bool) -> Result<(), Failure> {
@@ -131,7 +131,7 @@ impl Bench {
             "connections": (figures.through == "nbd").then_some(self.connections), "durable": self.durable,
             "requests": figures.latencies.len(), "elapsed_ms": figures.elapsed.as_millis() as u64, "iops": iops,
             "bytes_per_second": iops * io_bytes as f64, "p50_us": micros(0.5), "p99_us": micros(0.99),
-            "max_us": figures.latencies.max() as f64 / 1e3, "syncs": figures.syncs,
+            "max_us": figures.latencies.max() as f64 / 1e3, "syncs": figures.syncs, "reconnects": figures.reconnects,
         })
     }
 
@@ -145,8 +145,12 @@ impl Bench {
             (_, false) => ", flushed at the end",
         };
         let syncs = figures.syncs.map_or(String::new(), |syncs| format!(", {syncs} syncs"));
+        let reconnects = match figures.reconnects {
+            0 => String::new(),
+            anew => format!(", connections lost and made anew: {anew}; what was not flushed then may be lost"),
+        };
         format!(
-            "{pattern} {io} of {io_bytes} bytes by {} through {}{}{durable}: {iops:.0}/s, {:.1} MiB/s, p50 {:.1} µs, p99 {:.1} µs{syncs}\n",
+            "{pattern} {io} of {io_bytes} bytes by {} through {}{}{durable}: {iops:.0}/s, {:.1} MiB/s, p50 {:.1} µs, p99 {:.1} µs{syncs}{reconnects}\n",
             self.threads,
             figures.through,
             backend.map_or(String::new(), |backend| format!(" on {backend}")),

@@ -47,6 +47,10 @@ pub(in super::super) struct Bench {
     /// Connections that share the requests in flight, through NBD
     #[arg(long, default_value_t = 1)]
     pub(super) connections: u64,
+    /// How long a running server that is gone is waited for, such as 60s; what was under way is asked again then, and
+    /// its time has gone on
+    #[arg(long, value_name = "TIME", default_value_t = esker::Period(Duration::from_secs(60)))]
+    pub(super) reconnect: esker::Period,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -131,6 +135,8 @@ pub(super) struct Figures {
     pub(super) latencies: Latencies,
     pub(super) elapsed: Duration,
     pub(super) syncs: Option<u64>,
+    /// Connections that were lost and made anew.
+    pub(super) reconnects: u64,
 }
 
 /// Does `drive` on so many threads; all their latencies, or the first failure.
