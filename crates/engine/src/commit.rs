@@ -82,9 +82,6 @@ pub struct Log {
     gate: AtomicU8,
     /// Free segments that writes leave alone, and that writes which take away leave alone.
     reserve: [AtomicU64; 2],
-    /// Segments of log that were entered since the cleaner last saw what the index takes, and those of them that it has
-    /// seen in the look that it is at.
-    entered: [AtomicU64; 2],
     /// Free segments that what leads to giving back leaves alone.
     giving_back_leaves: AtomicU64,
     /// Bytes of it that were let in since the store was opened.
@@ -137,7 +134,6 @@ impl Log {
             arrived: AtomicU64::new(0),
             gate: AtomicU8::new(Gate::Open as u8),
             reserve: [AtomicU64::new(0), AtomicU64::new(0)],
-            entered: [AtomicU64::new(0), AtomicU64::new(0)],
             giving_back_leaves: AtomicU64::new(0),
             given: AtomicU64::new(0),
             giving_refused: AtomicU64::new(0),

@@ -117,22 +117,10 @@ impl Log {
     pub fn set_gate(&self, gate: Gate, writes: u64, reserve: [u64; 2]) {
         self.reserve[0].store(writes, Ordering::Relaxed);
         self.reserve[1].store(reserve[1], Ordering::Relaxed);
-        self.entered[0].fetch_sub(self.entered[1].swap(0, Ordering::Relaxed), Ordering::Relaxed);
         self.giving_back_leaves.store(giving_back_leaves(reserve), Ordering::Relaxed);
         self.gate.store(gate as u8, Ordering::Relaxed);
         let _state = self.state.lock();
         self.room.notify_all();
-    }
-
-    /// A look begins, which ends with [`Log::set_gate`]: what was written until now is counted in what it keeps back.
-    pub fn note_look(&self) {
-        self.entered[1].store(self.entered[0].load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-
-    /// Free segments that writes leave alone at this moment. What they have written since the last look may take as
-    /// much in the index, and an eighth more: the checkpoint that is kept back for takes that much more.
-    pub(super) fn writes_leave(&self) -> u64 {
-        self.reserve[0].load(Ordering::Relaxed) + (9 * self.entered[0].load(Ordering::Relaxed)).div_ceil(8)
     }
 
     /// Whether writes are let in.

@@ -106,7 +106,6 @@ impl Log {
             state.sealed.push_back(sealed);
         }
         self.segments.set_end(state.segment, state.tail);
-        self.entered[0].fetch_add(1, Ordering::Relaxed);
         let generation = state.generation_max + 1;
         let header = SegmentHeader {
             generation,

@@ -55,7 +55,6 @@ impl Keeper {
 
     fn step_locked(&self, work: &mut Work) -> Result<bool> {
         let log = &self.parts.log;
-        log.note_look();
         self.see_to_blocks(work)?;
         // What a checkpoint takes depends on the pages in memory: all that follows is of the moment after they left.
         let index = self.index_size(work);

@@ -280,9 +280,11 @@ fn a_transaction_goes_on_where_another_face_has_cleared_the_namespace() {
         };
         // Its objects have been seen; then they are gone, by another face.
         commit(1, "a", false).unwrap();
+        commit(1, "a", false).unwrap();
         other.clear().wait().unwrap();
         assert!(objects(&store).is_empty());
         commit(2, "b", true).unwrap();
+        commit(2, "b", false).unwrap();
         other.clear().wait().unwrap();
         let first = commit(3, "c", false);
         // What may begin anew is told to, at most once.
@@ -290,6 +292,7 @@ fn a_transaction_goes_on_where_another_face_has_cleared_the_namespace() {
         commit(3, "c", false).unwrap();
         assert_eq!(own.get(&nth(kind, 3)).wait().unwrap(), Some(bytes("c")));
         // By the face itself, which knows it.
+        commit(3, "c", false).unwrap();
         own.clear().wait().unwrap();
         commit(4, "d", false).unwrap();
         let mut txn = kv.begin_exclusive();
