@@ -30,7 +30,7 @@ mod write;
 
 pub use gate::{Class, Gate};
 pub use reserve::{Refused, Reservation, record_header};
-pub use room::{GIVING_LOOKS, waited_enough};
+pub use room::{Cleaner, GIVING_LOOKS, waited_enough};
 pub use state::{EpochEnd, LogCounters, LogEnd, LogShape};
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -82,6 +82,8 @@ pub struct Log {
     gate: AtomicU8,
     /// Free segments that writes leave alone, and that writes which take away leave alone.
     reserve: [AtomicU64; 2],
+    /// What writes were to leave alone by what the index took when the cleaner looked.
+    counted: AtomicU64,
     /// Free segments that what leads to giving back leaves alone.
     giving_back_leaves: AtomicU64,
     /// Bytes of it that were let in since the store was opened.
@@ -98,7 +100,7 @@ pub struct Log {
     asked: AtomicU64,
     looked: AtomicU64,
     /// Wakes the cleaner, or without threads cleans at once.
-    keeper: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    keeper: OnceLock<Box<dyn Cleaner>>,
     thread: OnceLock<Thread>,
     mark: OnceLock<Arc<DurableMark>>,
     /// What the commit thread has done.
@@ -134,6 +136,7 @@ impl Log {
             arrived: AtomicU64::new(0),
             gate: AtomicU8::new(Gate::Open as u8),
             reserve: [AtomicU64::new(0), AtomicU64::new(0)],
+            counted: AtomicU64::new(0),
             giving_back_leaves: AtomicU64::new(0),
             given: AtomicU64::new(0),
             giving_refused: AtomicU64::new(0),

@@ -20,6 +20,7 @@ use crate::policy::CommitPolicy;
 use crate::pool::Pool;
 use crate::reader::Reader;
 use crate::readers::Pinned;
+use crate::readings::Readings;
 use crate::recover::RecoveryReport;
 use crate::rooms::Rooms;
 use crate::scrub::Scrub;
@@ -45,12 +46,18 @@ pub struct Engine {
     pub(crate) mark: Arc<DurableMark>,
     /// Reads what is not in memory. None without threads: then callers do.
     pub(crate) pool: Option<Arc<Pool>>,
+    /// Does the calls that need index pages which are not in memory. There with the twin.
+    pub(crate) page_pool: Option<Arc<Pool>>,
+    /// The same store for calls that go on when they have returned: without a pool, and without a way to end it.
+    pub(crate) twin: Option<Arc<Engine>>,
+    /// What is read for writers that do not wait for it.
+    pub(crate) readings: Arc<Readings>,
     pub(crate) compress: Compress,
-    pub(crate) times: CallTimes,
+    pub(crate) times: Arc<CallTimes>,
     pub(crate) seed: u32,
     pub(crate) next_number: Arc<AtomicU64>,
     /// End of the last change of names that a reader has to wait for.
-    pub(crate) names_lsn: AtomicU64,
+    pub(crate) names_lsn: Arc<AtomicU64>,
     pub(crate) record_bytes_max: u64,
     /// The log cannot go on for want of a segment; only reads work.
     pub(crate) full_since_open: bool,
@@ -118,6 +125,44 @@ impl Engine {
         self.keeper()?.grow()
     }
 
+    /// Makes the twin, if there is a pool whose threads can use it.
+    pub(crate) fn make_twin(&mut self) -> Result<()> {
+        if self.pool.is_none() {
+            return Ok(());
+        }
+        let twin = Self {
+            device: Arc::clone(&self.device),
+            segments: Arc::clone(&self.segments),
+            reader: Arc::clone(&self.reader),
+            objects: Arc::clone(&self.objects),
+            log: self.log.clone(),
+            keeper: self.keeper.clone(),
+            rooms: self.rooms.clone(),
+            mark: Arc::clone(&self.mark),
+            pool: None,
+            page_pool: None,
+            twin: None,
+            readings: Arc::clone(&self.readings),
+            compress: Compress::new(self.compress.options())?,
+            times: Arc::clone(&self.times),
+            seed: self.seed,
+            next_number: Arc::clone(&self.next_number),
+            names_lsn: Arc::clone(&self.names_lsn),
+            record_bytes_max: self.record_bytes_max,
+            full_since_open: self.full_since_open,
+            superblocks: Arc::clone(&self.superblocks),
+            recovery: self.recovery,
+            scrub: Arc::clone(&self.scrub),
+            saved: None,
+            furthest: Arc::clone(&self.furthest),
+            held: self.held.clone(),
+            closed: AtomicBool::new(true),
+            threads: Mutex::default(),
+        };
+        self.twin = Some(Arc::new(twin));
+        Ok(())
+    }
+
     pub(crate) fn keeper(&self) -> Result<&Arc<Keeper>> {
         self.keeper.as_ref().ok_or(Error::ReadOnly)
     }
@@ -139,10 +184,11 @@ impl Engine {
         }
     }
 
-    /// For a call that looks at the index: waits until there is memory for its pages, and pins what they point to.
+    /// For a call that looks at the index: pins what its pages point to, and waits before until there is memory for
+    /// pages, unless it is the twin that reads those that are not there.
     #[inline]
     pub(crate) fn pin_with_room(&self) -> Pinned<'_> {
-        if let Some(keeper) = &self.keeper {
+        if let (Some(keeper), None) = (&self.keeper, &self.twin) {
             keeper.wait_for_index_room();
         }
         self.segments.pin()

@@ -40,6 +40,7 @@ mod pool;
 mod read;
 mod reader;
 mod readers;
+mod readings;
 mod recover;
 mod repair;
 mod replay;

@@ -46,6 +46,7 @@ impl ObjectStore for Engine {
 
     fn room(&self, stall: Stall) -> Completion<()> {
         match (&self.rooms, &self.log) {
+            _ if stall == Stall::Reading => self.readings.all(),
             (Some(rooms), _) => rooms.room(stall),
             // Without threads waiting is doing it.
             (None, Some(log)) => Completion::ready(log.wait_for_room()),
@@ -64,8 +65,8 @@ impl ObjectStore for Engine {
     }
 
     fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
-        let looked = self.look(object, |lsn| (None, lsn), |state| Ok((state.stat(), state.changed_lsn)));
-        self.shown(looked)
+        let (stat, wait_to) = self.look_at(object, |lsn| (None, lsn), |_, state| (state.stat(), state.changed_lsn));
+        self.completion(Ok(stat), wait_to)
     }
 
     fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
@@ -88,6 +89,11 @@ impl ObjectStore for Engine {
                 Ok((state.size, parts, state.changed_lsn, state.copied_lsn))
             },
         );
+        let Some(looked) = looked else {
+            drop(pinned);
+            let object = object.clone();
+            return self.later(move |twin| twin.read(&object, range));
+        };
         let (size, parts, changed, copied) = match looked {
             Ok(looked) => looked,
             Err(error) => return Completion::ready(Err(error)),
@@ -99,7 +105,7 @@ impl ObjectStore for Engine {
     }
 
     fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
-        let _pinned = self.pin_with_room();
+        let pinned = self.pin_with_room();
         let looked = self.look(
             object,
             |lsn| (Vec::new(), lsn),
@@ -113,31 +119,45 @@ impl ObjectStore for Engine {
                 Ok((runs, state.changed_lsn))
             },
         );
-        self.shown(looked)
+        let Some(looked) = looked else {
+            drop(pinned);
+            let object = object.clone();
+            return self.later(move |twin| twin.extents(&object, range));
+        };
+        match looked {
+            Ok((runs, wait_to)) => self.completion(Ok(runs), wait_to),
+            Err(error) => Completion::ready(Err(error)),
+        }
     }
 
     fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
-        let looked =
-            self.look(object, |lsn| (None, lsn), |state| Ok((state.xattrs.get(name).cloned(), state.xattr_lsn)));
-        self.shown(looked)
+        let look = |_: &_, state: &ObjectState| (state.xattrs.get(name).cloned(), state.xattr_lsn);
+        let (value, wait_to) = self.look_at(object, |lsn| (None, lsn), look);
+        self.completion(Ok(value), wait_to)
     }
 
     fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>> {
-        let looked = self.look(
+        let (all, wait_to) = self.look_at(
             object,
             |lsn| (Vec::new(), lsn),
-            |state| {
+            |_, state| {
                 let all = state.xattrs.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-                Ok((all, state.xattr_lsn))
+                (all, state.xattr_lsn)
             },
         );
-        self.shown(looked)
+        self.completion(Ok(all), wait_to)
     }
 
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
         let pinned = self.pin_with_room();
         let look = |state: &ObjectState| Ok((state.omap.get(key)?, Shown::of(state)));
-        self.value(pinned, self.look(object, |lsn| (None, Shown::none(lsn)), look), Sought::Omap(key))
+        let looked = self.look(object, |lsn| (None, Shown::none(lsn)), look);
+        let Some(looked) = looked else {
+            drop(pinned);
+            let (object, key) = (object.clone(), Bytes::copy_from_slice(key));
+            return self.later(move |twin| twin.omap_get(&object, &key));
+        };
+        self.value(pinned, looked, Sought::Omap(key))
     }
 
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
@@ -150,6 +170,11 @@ impl ObjectStore for Engine {
                 Ok((places, Shown::of(state)))
             },
         );
+        let Some(looked) = looked else {
+            drop(pinned);
+            let (object, keys) = (object.clone(), keys.to_vec());
+            return self.later(move |twin| twin.omap_get_many(&object, &keys));
+        };
         self.values(pinned, looked, |number| Sought::Omap(&keys[number]))
     }
 
@@ -170,13 +195,24 @@ impl ObjectStore for Engine {
                 Ok((found.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
             },
         );
+        let Some(looked) = looked else {
+            drop(pinned);
+            let (object, scan) = (object.clone(), scan.clone());
+            return self.later(move |twin| twin.omap_scan(&object, &scan));
+        };
         self.entries(pinned, looked, |key| Sought::Omap(key), scan.keys_only)
     }
 
     fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
         let pinned = self.pin_with_room();
         let look = |state: &ObjectState| Ok((state.slots.get(index)?, Shown::of(state)));
-        self.value(pinned, self.look(object, |lsn| (None, Shown::none(lsn)), look), Sought::Slot(index))
+        let looked = self.look(object, |lsn| (None, Shown::none(lsn)), look);
+        let Some(looked) = looked else {
+            drop(pinned);
+            let object = object.clone();
+            return self.later(move |twin| twin.slot_get(&object, index));
+        };
+        self.value(pinned, looked, Sought::Slot(index))
     }
 
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
@@ -189,6 +225,11 @@ impl ObjectStore for Engine {
                 Ok((places.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
             },
         );
+        let Some(looked) = looked else {
+            drop(pinned);
+            let (object, indexes) = (object.clone(), indexes.to_vec());
+            return self.later(move |twin| twin.slot_get_many(&object, &indexes));
+        };
         self.values(pinned, looked, |number| Sought::Slot(indexes[number]))
     }
 
@@ -202,6 +243,11 @@ impl ObjectStore for Engine {
                 Ok((found.collect::<std::result::Result<_, _>>()?, Shown::of(state)))
             },
         );
+        let Some(looked) = looked else {
+            drop(pinned);
+            let (object, scan) = (object.clone(), scan.clone());
+            return self.later(move |twin| twin.slot_scan(&object, &scan));
+        };
         self.entries(pinned, looked, |slot| Sought::Slot(*slot), scan.keys_only)
     }
 

@@ -38,7 +38,6 @@ use crate::pool::{self, Pool};
 use crate::rooms::Rooms;
 use crate::scrub::{Scrub, Scrubber};
 use crate::segments::{DamageLevel, Lsn, Usage};
-use crate::stages::CallTimes;
 use crate::superblocks::{Superblocks, device_error, find_superblock};
 use crate::watch::Watched;
 
@@ -119,11 +118,14 @@ impl Engine {
             rooms: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
             compress,
+            page_pool: pool.is_some().then(|| Pool::new(pool::PAGE_THREADS_MAX)),
             pool,
-            times: CallTimes::default(),
+            twin: None,
+            readings: Arc::default(),
+            times: Arc::default(),
             seed: store_seed(&superblock.uuid),
             next_number: Arc::new(AtomicU64::new(next_number)),
-            names_lsn: AtomicU64::new(0),
+            names_lsn: Arc::default(),
             record_bytes_max,
             full_since_open: false,
             recovery,
@@ -135,6 +137,7 @@ impl Engine {
             threads: Mutex::default(),
         };
         if options.read_only {
+            engine.make_twin()?;
             engine.saved = Some(saved);
         } else {
             engine.start_log(&chain, end, last.clone(), base_lsn, &options)?;
@@ -146,6 +149,7 @@ impl Engine {
                 engine.start_log(&chain, end, last, base_lsn, &options)?;
             }
             engine.start_keeper(saved, keep.then_some(kept), &options)?;
+            engine.make_twin()?;
             if options.commit_thread {
                 engine.start_scrub(options.scrub_after)?;
                 engine.start_watch()?;
@@ -205,12 +209,7 @@ impl Engine {
             recovery,
         );
         let keeper = Arc::new(keeper);
-        let weak = Arc::downgrade(&keeper);
-        log.set_keeper(Box::new(move || {
-            if let Some(keeper) = weak.upgrade() {
-                keeper.wake();
-            }
-        }));
+        log.set_keeper(Box::new(Arc::downgrade(&keeper)));
         keeper.set_reserve();
         // Before the threads: what was started is ended with it, should one of them not start.
         self.keeper = Some(Arc::clone(&keeper));
@@ -224,34 +223,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts the scrubber, which has the store without a way to end it.
-    fn start_scrub(&mut self, after: Duration) -> Result<()> {
-        let engine = Self {
-            device: Arc::clone(&self.device),
-            segments: Arc::clone(&self.segments),
-            reader: Arc::clone(&self.reader),
-            objects: Arc::clone(&self.objects),
-            log: self.log.clone(),
-            keeper: self.keeper.clone(),
-            rooms: self.rooms.clone(),
-            mark: Arc::clone(&self.mark),
-            pool: None,
-            compress: Compress::new(self.compress.options())?,
-            times: CallTimes::default(),
-            seed: self.seed,
-            next_number: Arc::clone(&self.next_number),
-            names_lsn: AtomicU64::new(0),
-            record_bytes_max: self.record_bytes_max,
-            full_since_open: self.full_since_open,
-            superblocks: Arc::clone(&self.superblocks),
-            recovery: self.recovery,
-            scrub: Arc::clone(&self.scrub),
-            saved: None,
-            furthest: Arc::clone(&self.furthest),
-            held: None,
-            closed: AtomicBool::new(true),
-            threads: Mutex::default(),
-        };
+    /// Starts the scrubber.
+    fn start_scrub(&self, after: Duration) -> Result<()> {
+        let Some(engine) = self.twin.clone() else { return Ok(()) };
         let scrubber = Arc::new(Scrubber { engine, scrub: Arc::clone(&self.scrub), after });
         self.spawn_and("esker-scrub", &scrubber, Scrubber::run, |error| tracing::error!(%error, "scrubbing has ended"))
     }
@@ -314,6 +288,9 @@ impl Engine {
         self.device.stop_watching();
         if let Some(pool) = self.pool.as_ref().filter(|_| self.held.is_none()) {
             // That of a snapshot is its store's.
+            pool.close();
+        }
+        if let Some(pool) = self.page_pool.as_ref().filter(|_| self.held.is_none()) {
             pool.close();
         }
         let Some(log) = &self.log else { return Ok(()) };

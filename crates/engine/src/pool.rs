@@ -10,7 +10,8 @@
 //! Invariants:
 //! 1. What was given is run, also when the pool is closed meanwhile, and when no thread can be started. What is offered
 //! and neither waited nor polled for is run when the cleaner waits for it, or the pool is closed.
-//! 2. A task waits for the device only: never for room, for another task, or for a lock that is held over I/O.
+//! 2. A task waits for the device only: never for room, for another task, or for a lock that is held over I/O. Those
+//!    that need index pages wait for memory too: they have a pool of their own, and hold nothing before they run.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +24,8 @@ use parking_lot::{Condvar, Mutex};
 /// Threads at most. So many reads are under way at the device at least, when so many callers read one value each; a
 /// call that reads many begins them all.
 pub const THREADS_MAX: usize = 16;
+/// Threads at most for calls that need index pages: they may wait for memory first, and are pinned only while they run.
+pub const PAGE_THREADS_MAX: usize = 8;
 
 /// Fewer that are offered are not looked through.
 const OFFERED_MIN: usize = 256;

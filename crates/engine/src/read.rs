@@ -10,7 +10,8 @@
 //! 1. The places of one call are taken under one lock, so that they show one moment.
 //! 2. What is missing because of a removal that is not durable waits for that removal.
 //! 3. From the look at the index until the value is there the call is pinned: no segment is used again meanwhile.
-//! 4. A caller waits for the device only for index pages that are not in memory.
+//! 4. A caller waits neither for the device nor for memory. A call that needs index pages which are not in memory is
+//!    made again as a whole by whoever waits for it, or by a pool: it shows a moment after it began.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::engine::Engine;
 use crate::format::Loc;
 use crate::index::{Extent, Missing};
 use crate::keeper::Held;
-use crate::objects::ObjectState;
+use crate::objects::{Object, ObjectState};
 use crate::pages::bring;
 use crate::reader::{Asked, Found, Reader, Sought};
 use crate::readers::{Pinned, StillPinned};
@@ -40,20 +41,60 @@ const AHEAD: usize = 128;
 const AHEAD_BITS_MAX: usize = 6;
 
 impl Engine {
-    /// Looks at an object; `absent` if there is none. Pages that are missing are read first; the caller is pinned if it
-    /// looks at any.
+    /// Looks at an object; `absent` if there is none. `None` if pages are missing, which the twin reads first; the
+    /// caller is pinned if it looks at any.
     pub(crate) fn look<R>(
         &self,
         id: &ObjectId,
         absent: impl Fn(Lsn) -> R,
         look: impl Fn(&ObjectState) -> std::result::Result<R, Missing>,
-    ) -> Result<R> {
+    ) -> Option<Result<R>> {
         let began = sampled();
         let mut tries = 0;
         let mut gathering = None;
         loop {
+            let found = self.look_at(
+                id,
+                |lsn| Ok(absent(lsn)),
+                |object, state| look(state).map_err(|missing| (Arc::clone(object), missing)),
+            );
+            let (object, missing) = match found {
+                Ok(found) => {
+                    if gathering.take().is_some() {
+                        self.index_has_grown();
+                    }
+                    self.times.lookup.add_since(began);
+                    return Some(Ok(found));
+                }
+                Err(_) if self.twin.is_some() => return None,
+                Err(needed) => needed,
+            };
+            tries += 1;
+            if tries == PAGES_AT_LEISURE {
+                gathering = Some(self.objects.gather());
+            }
+            // A call that needs many comes to the next ones too.
+            let ahead = 1 << (tries / 2).min(AHEAD_BITS_MAX);
+            let missing = object.state.read().spaces.missing_from(missing, ahead);
+            if let Err(error) = bring(&self.reader, &self.objects, &object, &missing) {
+                return Some(Err(error));
+            }
+            if gathering.is_none() {
+                self.index_has_grown();
+            }
+        }
+    }
+
+    /// Looks at what of an object is always in memory, or at what else is; `absent` if there is none.
+    #[inline]
+    pub(crate) fn look_at<R>(
+        &self,
+        id: &ObjectId,
+        absent: impl Fn(Lsn) -> R,
+        look: impl Fn(&Arc<Object>, &ObjectState) -> R,
+    ) -> R {
+        loop {
             let mut outcome = None;
-            let mut needs = None;
             let gone = self.objects.with(id, |object| {
                 let Some(object) = object else {
                     let lsn = self.names_lsn.load(Ordering::Acquire);
@@ -62,33 +103,14 @@ impl Engine {
                 };
                 let state = object.state.read();
                 if state.exists() {
-                    match look(&state) {
-                        Ok(found) => outcome = Some(found),
-                        Err(missing) => needs = Some((Arc::clone(object), missing)),
-                    }
+                    outcome = Some(look(object, &state));
                 }
                 state.unlinked
             });
             if let Some(outcome) = outcome {
-                if gathering.take().is_some() {
-                    self.index_has_grown();
-                }
-                self.times.lookup.add_since(began);
-                return Ok(outcome);
+                return outcome;
             }
-            if let Some((object, missing)) = needs {
-                tries += 1;
-                if tries == PAGES_AT_LEISURE {
-                    gathering = Some(self.objects.gather());
-                }
-                // A call that needs many comes to the next ones too.
-                let ahead = 1 << (tries / 2).min(AHEAD_BITS_MAX);
-                let missing = object.state.read().spaces.missing_from(missing, ahead);
-                bring(&self.reader, &self.objects, &object, &missing)?;
-                if gathering.is_none() {
-                    self.index_has_grown();
-                }
-            } else if gone {
+            if gone {
                 self.objects.forget(id);
             } else {
                 // Made by a transaction that did not go through, or just removed: it leaves the table at once.
@@ -99,14 +121,6 @@ impl Engine {
 
     pub(crate) fn completion<T>(&self, value: Result<T>, wait_to: Lsn) -> Completion<T> {
         Completion::after(value, self.barrier(wait_to))
-    }
-
-    /// What was looked up, with the position that has to be durable before it is shown.
-    pub(crate) fn shown<T>(&self, looked: Result<(T, Lsn)>) -> Completion<T> {
-        match looked {
-            Ok((value, wait_to)) => self.completion(Ok(value), wait_to),
-            Err(error) => Completion::ready(Err(error)),
-        }
     }
 
     /// Does the rest of a call, which has to wait for the device: on the thread that waits for it, or on one of the
@@ -127,6 +141,21 @@ impl Engine {
         if pool.offer(task) {
             begin();
         }
+        completion
+    }
+
+    /// Has the twin make a call that needs index pages: on the thread that waits for it, or on one of its pool.
+    pub(crate) fn later<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Self) -> Completion<T> + Send + 'static,
+    ) -> Completion<T> {
+        let (Some(twin), Some(pool)) = (&self.twin, &self.page_pool) else { return call(self) };
+        let (task, completion) = deferred("reading the index", Some(pool.runner()), {
+            let twin = Arc::clone(twin);
+            move || call(&twin).into_parts()
+        });
+        // Nothing is held for it: nobody has to hurry it.
+        drop(task);
         completion
     }
 

@@ -88,7 +88,7 @@ impl Drop for Ends<'_> {
 }
 
 /// What is wrong, if anything, the next submit says.
-fn answer(promises: Vec<Promise<()>>) {
+pub(crate) fn answer(promises: Vec<Promise<()>>) {
     for promise in promises {
         // It wakes a task of the caller's, whose fault is not to be that of all who write.
         let told = catch_unwind(AssertUnwindSafe(|| promise.fulfil((Ok(()), None))));
@@ -112,6 +112,8 @@ impl Rooms {
             Stall::Memory => !self.keeper.is_crowded(),
             Stall::Backlog => waiting.backlog.is_empty() && self.log.has_room(false),
             Stall::Full => false,
+            // The readings tell of it.
+            Stall::Reading => true,
         };
         if is_there || waiting.over || self.is_over() {
             return Completion::ready(Ok(()));
@@ -120,6 +122,7 @@ impl Rooms {
         match stall {
             Stall::Memory => waiting.memory.push((self.keeper.crowded_since(), promise)),
             Stall::Backlog => waiting.backlog.push_back((Instant::now(), promise)),
+            Stall::Reading => {}
             Stall::Full => waiting.full.push((self.log.ask_for_look(), Instant::now(), promise)),
         }
         drop(waiting);

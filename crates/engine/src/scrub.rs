@@ -395,7 +395,7 @@ impl Engine {
 
 /// What the scrubber's thread has: a store as a snapshot has it, without threads of its own.
 pub(crate) struct Scrubber {
-    pub(crate) engine: Engine,
+    pub(crate) engine: Arc<Engine>,
     pub(crate) scrub: Arc<Scrub>,
     /// How long after opening it begins or goes on: a store has other work then.
     pub(crate) after: Duration,

@@ -21,7 +21,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use esker_store::{
     Barrier, Change, CommitSeq, Completion, Compression, Condition, Error, ObjectId, Op, Result, Stall, Transaction,
-    WhenBusy, limits,
+    Waits, WhenBusy, limits,
 };
 use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
@@ -39,6 +39,8 @@ use crate::index::{Loc, Missing};
 use crate::objects::{Names, Object, ObjectState, Step};
 use crate::pages::bring;
 use crate::reader::Asked;
+use crate::readers::Pinned;
+use crate::readings::READINGS_MAX;
 use crate::segments::Lsn;
 use crate::spaces::walk_ns;
 use crate::stages::sampled;
@@ -114,6 +116,16 @@ impl Engine {
                     self.times.apply.add_since(prepared);
                     return completion;
                 }
+                Attempt::Bring(pages) if self.reads_for(waits) => {
+                    let (reader, objects) = (Arc::clone(&self.reader), Arc::clone(&self.objects));
+                    let keeper = self.keeper.clone();
+                    return self.refuse_until_read(pinned, move || {
+                        // What fails is told by the attempt that reads on its own thread.
+                        let _ =
+                            pages.iter().try_for_each(|(object, missing)| bring(&reader, &objects, object, missing));
+                        keeper.iter().for_each(|keeper| keeper.index_has_grown());
+                    });
+                }
                 Attempt::Bring(pages) => {
                     brought += 1;
                     if brought == 3 || pages.iter().map(|(_, missing)| missing.len()).sum::<usize>() > 4 {
@@ -135,6 +147,21 @@ impl Engine {
                     }
                     pinned = Some(self.segments.pin());
                 }
+                Attempt::Fetch(wanted) if self.reads_for(waits) => {
+                    let (reader, durable) = (Arc::clone(&self.reader), self.mark.durable());
+                    let sought = |wanted: Wanted| {
+                        let what = sought_by(&txn.guards[wanted.guard].condition).keep();
+                        (wanted.loc, wanted.object, what)
+                    };
+                    let wanted: Vec<_> = wanted.into_iter().map(sought).collect();
+                    return self.refuse_until_read(pinned, move || {
+                        for (loc, object, what) in &wanted {
+                            let asked = Asked { object: *object, what: what.sought() };
+                            // As above.
+                            let _ = reader.fetch(*loc, &asked, durable);
+                        }
+                    });
+                }
                 Attempt::Fetch(wanted) => {
                     if let Err(error) = self.compare(txn, wanted, &mut fetched) {
                         return Completion::ready(Err(error));
@@ -142,6 +169,26 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Whether what a writer needs is read by others, and the writer refused meanwhile.
+    fn reads_for(&self, waits: Option<Waits>) -> bool {
+        self.pool.is_some() && waits.is_some_and(|waits| waits.reading() < READINGS_MAX)
+    }
+
+    /// Refuses a writer until the reading pool has read what it needs; what that looks at stays where it is.
+    fn refuse_until_read(
+        &self,
+        pinned: Option<Pinned<'_>>,
+        read: impl FnOnce() + Send + 'static,
+    ) -> Completion<CommitSeq> {
+        let kept = pinned.map(|pinned| self.segments.keep_pinned(pinned));
+        let reading = self.readings.begin(move || {
+            let _kept = kept;
+            read();
+        });
+        self.pool.iter().for_each(|pool| pool.give(Arc::clone(&reading)));
+        Completion::ready(Err(Error::Busy { stall: Stall::Reading }))
     }
 
     /// Reads values that guards look at, up to the first that is another, and notes what each guard says of it.
@@ -195,9 +242,8 @@ impl Engine {
         Ok(log)
     }
 
-    /// The commonest transaction by a shorter way: one value set in an object that is there, under guards on that object
-    /// of which memory tells that they hold.
-    /// `None`: it is another one, or the log is busy.
+    /// The commonest transaction by a shorter way: one value set in an object that is there, under guards on that
+    /// object of which memory tells that they hold. `None`: it is another one, or the log is busy.
     fn attempt_one(
         &self,
         log: &Log,

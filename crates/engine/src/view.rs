@@ -25,7 +25,6 @@ use crate::objects::Objects;
 use crate::reader::Reader;
 use crate::recover::RecoveryReport;
 use crate::segments::{Lsn, Segments};
-use crate::stages::CallTimes;
 
 /// Memory for values that are read through a snapshot, in bytes; of several that live at once each later one gets less.
 pub const VIEW_CACHE_BYTES: u64 = 32 << 20;
@@ -61,7 +60,7 @@ impl Engine {
         let root = load_root(&superblock, &reader, &segments)?;
         let loaded = load(root, &reader, &segments, &objects, index_bytes, &|_, _| ())?;
         let seq = superblock.replay.seq;
-        let view = Self {
+        let mut view = Self {
             device,
             segments,
             reader,
@@ -71,11 +70,14 @@ impl Engine {
             rooms: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
             pool: self.pool.clone(),
+            page_pool: self.page_pool.clone(),
+            twin: None,
+            readings: Arc::default(),
             seed: self.seed,
             compress: Compress::new(self.compress.options())?,
-            times: CallTimes::default(),
+            times: Arc::default(),
             next_number: Arc::new(AtomicU64::new(loaded.next_number)),
-            names_lsn: AtomicU64::new(0),
+            names_lsn: Arc::default(),
             record_bytes_max: self.record_bytes_max.min(TRANSACTION_BYTES_MAX as u64),
             full_since_open: false,
             superblocks: Arc::clone(&self.superblocks),
@@ -87,6 +89,7 @@ impl Engine {
             closed: AtomicBool::new(false),
             threads: Mutex::default(),
         };
+        view.make_twin()?;
         Ok((CommitSeq(seq), view))
     }
 }

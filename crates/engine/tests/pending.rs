@@ -13,7 +13,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use esker_device::{Device, Geometry, MemoryDevice, Result};
 use esker_engine::{Engine, FormatOptions, Options};
-use esker_store::{Change, Collection, Completion, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction};
+use esker_store::{
+    Change, Collection, Completion, Condition, Error, ObjectId, ObjectStore, OmapScan, SlotScan, Stall, Transaction,
+    Waits, WhenBusy,
+};
 use parking_lot::{Condvar, Mutex};
 
 const SEGMENT_BYTES: u64 = 1 << 20;
@@ -150,7 +153,11 @@ fn filled() -> (Arc<Held>, Engine) {
 }
 
 fn reopened(device: &Arc<Held>) -> Engine {
-    let options = Options { recent_bytes: 0, cache_bytes: 16 << 20, scrub_bytes_per_s: 0, ..Options::default() };
+    with_cache(device, 16 << 20)
+}
+
+fn with_cache(device: &Arc<Held>, cache_bytes: u64) -> Engine {
+    let options = Options { recent_bytes: 0, cache_bytes, scrub_bytes_per_s: 0, ..Options::default() };
     Engine::open(Arc::clone(device) as Arc<dyn Device>, options).unwrap()
 }
 
@@ -206,6 +213,131 @@ fn a_read_that_waits_for_the_device_holds_up_nobody() {
     engine.submit(txn).wait().unwrap();
     device.hold(false);
     assert_eq!(waits.wait().unwrap(), Some(value(50)));
+}
+
+const MANY: u64 = 5_000;
+
+/// A store whose index has many pages, with values of a few bytes.
+fn with_many_pages(cache_bytes: u64) -> (Arc<Held>, Engine) {
+    let (device, engine) = filled();
+    for first in (0..MANY).step_by(100) {
+        let mut txn = Transaction::new();
+        for number in first..first + 100 {
+            txn.push(&object(), Change::OmapSet { key: key(number), value: few(number) });
+            txn.push(&object(), Change::SlotSet { index: number, value: few(number) });
+            txn.push(&object(), Change::Write { offset: number * 10_000, data: few(number) });
+        }
+        engine.submit(txn).wait().unwrap();
+    }
+    drop(engine);
+    let engine = with_cache(&device, cache_bytes);
+    (device, engine)
+}
+
+fn few(number: u64) -> Bytes {
+    Bytes::from(number.to_be_bytes().to_vec())
+}
+
+/// Has all index pages leave memory.
+fn without_pages(engine: &Engine) {
+    engine.checkpoint().unwrap();
+    // The first calls only note that they were used.
+    // The first calls only note that they were used.
+    (0..4).for_each(|_| {
+        engine.drop_index_pages();
+    });
+    assert_eq!(engine.stats().index_page_bytes, 0);
+}
+
+/// Failure: with an index larger than its budget a read waited for the device on the thread that asked, which served
+/// thousands of others. Fix: the call is made again by a thread that may wait.
+#[test]
+fn a_read_of_index_pages_holds_up_nobody() {
+    let (device, engine) = with_many_pages(0);
+    let id = object();
+    let cold = || {
+        without_pages(&engine);
+        &*device
+    };
+    assert_eq!(late(cold(), || engine.omap_get(&id, &key(1))), Some(few(1)));
+    assert_eq!(late(cold(), || engine.omap_get(&id, b"key0001x")), None);
+    assert_eq!(late(cold(), || engine.slot_get(&id, 1)), Some(few(1)));
+    assert_eq!(late(cold(), || engine.read(&id, 10_000..10_008)), few(1));
+    assert_eq!(late(cold(), || engine.extents(&id, 40_000_000..40_000_008)).len(), 1);
+    assert_eq!(late(cold(), || engine.omap_get_many(&id, &[key(5), key(6)])), [Some(few(5)), Some(few(6))]);
+    assert_eq!(late(cold(), || engine.slot_get_many(&id, &[8, MANY])), [Some(few(8)), None]);
+    let scan = OmapScan { start: Some(key(20)), limit: 1, ..OmapScan::default() };
+    assert_eq!(late(cold(), || engine.omap_scan(&id, &scan)), [(key(20), few(20))]);
+    let scan = SlotScan { range: 30..40, limit: 1, reverse: true, keys_only: false };
+    assert_eq!(late(cold(), || engine.slot_scan(&id, &scan)), [(39, few(39))]);
+    // What needs no pages is here all the while, and who waits at once reads itself.
+    cold().hold(true);
+    let waits = engine.slot_get(&id, 3);
+    assert!(engine.stat(&id).is_here() && engine.xattrs(&id).is_here() && !waits.is_here());
+    device.hold(false);
+    assert_eq!(waits.wait().unwrap(), Some(few(3)));
+    // Closing leaves nobody without an answer.
+    cold().hold(true);
+    let mut waits = engine.slot_get(&id, 4);
+    assert!(waits.poll_arrived(&mut Context::from_waker(Waker::noop())).is_pending());
+    std::thread::spawn({
+        let device = Arc::clone(&device);
+        move || {
+            std::thread::sleep(Duration::from_millis(20));
+            device.hold(false);
+        }
+    });
+    drop(engine);
+    assert_eq!(waits.wait().unwrap(), Some(few(4)));
+}
+
+/// Refused until what it needs is read, without waiting for it; how often. What it then answers.
+fn refused_then(device: &Held, engine: &Engine, txn: &Transaction) -> (u32, esker_store::Result<()>) {
+    let mut waits = Waits::default();
+    loop {
+        device.hold(true);
+        let mut txn = txn.clone();
+        txn.when_busy = WhenBusy::Refuse(waits);
+        let answer = engine.submit(txn).into_parts().0;
+        let Err(Error::Busy { stall }) = answer else {
+            device.hold(false);
+            return (waits.reading(), answer.map(drop));
+        };
+        assert_eq!(stall, Stall::Reading);
+        let mut room = engine.room(stall);
+        assert!(room.poll_arrived(&mut Context::from_waker(Waker::noop())).is_pending(), "nobody reads");
+        device.hold(false);
+        room.wait().unwrap();
+        waits.note(stall);
+    }
+}
+
+/// The same of writes that are refused where the store would have to wait.
+#[test]
+fn a_write_that_needs_index_pages_or_values_is_refused_until_they_are_read() {
+    let (device, engine) = with_many_pages(16 << 20);
+    let id = object();
+    let put = |number| Transaction::new().change(&id, Change::OmapSet { key: key(number), value: few(number + 1) });
+    let equals = |number, value| Condition::OmapEquals { key: key(number), value };
+    without_pages(&engine);
+    let (refused, done) = refused_then(&device, &engine, &put(1));
+    assert!(done.is_ok() && refused == 1, "{done:?} after {refused}");
+    // The pages that a guard looks at, the value that it compares, and no more for what is changed on the same page.
+    without_pages(&engine);
+    let (refused, done) = refused_then(&device, &engine, &put(2).guard(&id, equals(2, few(2))));
+    assert!(done.is_ok() && refused == 2, "{done:?} after {refused}");
+    without_pages(&engine);
+    let (refused, done) = refused_then(&device, &engine, &put(4).guard(&id, equals(3, few(4))));
+    assert!(matches!(done, Err(Error::GuardFailed { index: 0 })) && refused == 2, "{done:?} after {refused}");
+    assert_eq!(engine.omap_get_many(&id, &[key(2), key(4)]).wait().unwrap(), [Some(few(3)), Some(few(4))]);
+    // One that has waited for it often enough reads itself: what is read for it may leave again and again.
+    without_pages(&engine);
+    let mut waits = Waits::default();
+    (0..4).for_each(|_| waits.note(Stall::Reading));
+    let mut txn = put(5);
+    txn.when_busy = WhenBusy::Refuse(waits);
+    engine.submit(txn).wait().unwrap();
+    assert_eq!(engine.omap_get(&id, &key(5)).wait().unwrap(), Some(few(6)));
 }
 
 #[test]

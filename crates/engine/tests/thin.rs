@@ -181,13 +181,7 @@ fn others_get_back_what_is_dead_though_the_store_has_room_enough() {
         let mut engine = made(&device);
         let key = |number: u64| Bytes::from(format!("{number:0200}"));
         let mut rng = fastrand::Rng::with_seed(7);
-        let mut puts = 0u32;
-        let mut put = |engine: &Engine, number: u64| {
-            puts += 1;
-            if puts.is_multiple_of(64) {
-                // The cleaner sees what the index takes: of what comes between two of its looks nothing is kept back.
-                std::thread::sleep(Duration::from_millis(1));
-            }
+        let put = |engine: &Engine, number: u64| {
             let change = Change::OmapSet { key: key(number), value: Bytes::from(vec![9; 400]) };
             engine.submit(Transaction::with(Durability::Applied).change(&object(), change)).wait()
         };

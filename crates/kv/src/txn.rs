@@ -306,9 +306,9 @@ impl<'a> Txn<'a> {
         self.gives_back = true;
     }
 
-    /// For what does more than write, and must not begin anew: [`Txn::commit`] fails with `GuardFailed` only where a key
-    /// that was read is another one. Without this word it also may where another process has cleared a namespace; with
-    /// it a commit costs a copy of what is written.
+    /// For what does more than write, and must not begin anew: [`Txn::commit`] fails with `GuardFailed` only where a
+    /// key that was read is another one. Without this word it also may where another process has cleared a namespace;
+    /// with it a commit costs a copy of what is written.
     pub fn run_once(&mut self) {
         self.runs_once = true;
     }
@@ -504,8 +504,9 @@ impl<'a> Txn<'a> {
     /// Guarded is each key that was read by itself; of a scan, only what [`Txn::get`] read as well.
     ///
     /// # Errors
-    /// `GuardFailed` if another process changed a key that was read, or cleared a namespace: begin anew. `Busy` after [`Txn::when_busy`]. The
-    /// store's; `TooLarge` or `Invalid` if one of its writes could not be. Nothing was applied then.
+    /// `GuardFailed` if another process changed a key that was read, or cleared a namespace: begin anew. `Busy` after
+    /// [`Txn::when_busy`]. The store's; `TooLarge` or `Invalid` if one of its writes could not be. Nothing was applied
+    /// then.
     pub fn commit(mut self, durability: Durability) -> Completion<()> {
         let mut barrier = self.barrier.take();
         if let Some(error) = self.failed {

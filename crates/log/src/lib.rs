@@ -1,16 +1,19 @@
-//! A shared log over any [`ObjectStore`](esker_store::ObjectStore): write-once positions in total order (the face of ZLog, by the CORFU protocol).
+//! A shared log over any [`ObjectStore`](esker_store::ObjectStore): write-once positions in total order (the face of
+//! ZLog, by the CORFU protocol).
 //!
 //! caller → [`Log`] → position (sequencer) → place (view) → one transaction of one object, guarded by epoch and emptiness → `Completion`
 //!
-//! Any number of writers, readers and followers, in any number of processes, work on one log through its objects alone. The sequencer only
-//! spares writers from racing for positions; without it nothing is lost. An entry is applied when the call returns, and durable when its completion says so.
+//! Any number of writers, readers and followers, in any number of processes, work on one log through its objects alone.
+//! The sequencer only spares writers from racing for positions; without it nothing is lost. An entry is applied when
+//! the call returns, and durable when its completion says so.
 //!
 //! Invariants:
 //! 1. A position holds one entry at most, for ever: written, filled or trimmed, it is never used again.
 //! 2. Nothing written under an epoch that was sealed comes to stand at or above the tail that the seal found.
 //! 3. Each operation needs transactions of one object only (batches: of the objects that their positions are in).
 //!
-//! Format: docs/format.md#what-the-log-face-keeps-in-the-store   Source: CORFU (2012), Tango (2013), ZLog; docs/decisions/0010-shared-log.md
+//! Format: docs/format.md#what-the-log-face-keeps-in-the-store   Source: CORFU (2012), Tango (2013), ZLog;
+//! docs/decisions/0010-shared-log.md
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,19 +1,22 @@
-//! A multi-dimensional map: records addressed by partition key, clustering key and column, with conditional writes, over swappable storages (the face of
-//! Apollo Storage, which lives on as ScalarDB).
+//! A multi-dimensional map: records addressed by partition key, clustering key and column, with conditional writes,
+//! over swappable storages (the face of Apollo Storage, which lives on as ScalarDB).
 //!
 //! caller → [`MapStorage`] → ([`Waist`]) partition's object, row's omap value → one transaction that guards what the condition was looked at on → `Completion`
 //!
 //! Invariants:
-//! 1. A list of mutations is applied whole or not at all, as far as the storage is atomic ([`MapCapability::atomicity`]).
+//! 1. A list of mutations is applied whole or not at all, as far as the storage is atomic
+//!    ([`MapCapability::atomicity`]).
 //! 2. A mutation whose condition does not hold changes nothing, and its caller gets the row that it met.
 //! 3. Secondary indexes change with their rows.
 //!
-//! Format: docs/format.md#what-the-map-face-keeps-in-the-store   Source: Apollo Storage (2017); ScalarDB's storage interface; docs/decisions/0012-map.md
+//! Format: docs/format.md#what-the-map-face-keeps-in-the-store   Source: Apollo Storage (2017); ScalarDB's storage
+//! interface; docs/decisions/0012-map.md
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
-//! use esker_map::{Condition, DataType, Durability, Get, Key, MapStorage, Mutation, Order, Scan, Schema, TableName, Waist};
+//! use esker_map::{Condition, DataType, Durability, Get, Key, MapStorage, Mutation, Order, Scan, Schema, TableName,
+//! Waist};
 //!
 //! let map = Waist::open(Arc::new(esker_memory::MemoryStore::new()), Arc::new(|| 0), [7; 32])?;
 //! map.create_namespace("shop")?;

@@ -103,7 +103,8 @@ pub struct Snapshot {
 /// Every call returns a [`Completion`], whose value is there at once or comes later: reads of what a store does not
 /// have in memory, and answers from afar, are begun and not waited for. A backend that has no threads for that, and
 /// every store that changes something, does its work on the caller's thread before the call returns. Errors arrive in
-/// the completion.
+/// the completion. A read shows one moment between its call and its outcome: it may show what its caller writes before
+/// that has come.
 pub trait ObjectStore: Send + Sync {
     /// What this store is called and what it can do.
     fn capability(&self) -> Capability;

@@ -9,6 +9,8 @@ pub enum Stall {
     Memory,
     /// What is written has to reach the device first, or the cleaner to free some of it.
     Backlog,
+    /// What the transaction looks at, or changes, has to be read from the device first.
+    Reading,
     /// The device is full, unless the cleaner finds more to free than it did last.
     Full,
 }
@@ -18,6 +20,7 @@ impl fmt::Display for Stall {
         f.write_str(match self {
             Self::Memory => "its index has to take less memory",
             Self::Backlog => "what is written has to reach the device, or the cleaner to free some of it",
+            Self::Reading => "what a transaction needs of it has to be read first",
             Self::Full => "it is full, unless the cleaner finds more to free",
         })
     }
@@ -25,11 +28,14 @@ impl fmt::Display for Stall {
 
 /// How often a writer has awaited room for one transaction. While a store paces its writers, those who have waited for
 /// its log go before those who come now. A writer waits for memory once; and where the store is full it is told so
-/// ([`Error::Full`](crate::Error::Full)) once the cleaner has looked often enough, or could not for some seconds.
+/// ([`Error::Full`](crate::Error::Full)) once the cleaner has looked often enough, or could not for some seconds. One
+/// who has waited some times for what has to be read may find it gone again; then the store reads while the caller
+/// waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
     backlog: u32,
     memory: u32,
+    reading: u32,
     full: u32,
 }
 
@@ -38,6 +44,7 @@ impl Waits {
     pub fn note(&mut self, stall: Stall) {
         self.backlog = self.backlog.saturating_add(u32::from(stall == Stall::Backlog));
         self.memory = self.memory.saturating_add(u32::from(stall == Stall::Memory));
+        self.reading = self.reading.saturating_add(u32::from(stall == Stall::Reading));
         self.full = self.full.saturating_add(u32::from(stall == Stall::Full));
     }
 
@@ -51,13 +58,18 @@ impl Waits {
         self.memory
     }
 
+    /// For what has to be read.
+    pub fn reading(self) -> u32 {
+        self.reading
+    }
+
     /// Of a store that was full.
     pub fn full(self) -> u32 {
         self.full
     }
 
-    /// The same, and no more for memory, nor of a store that is full: it is to say so.
+    /// The same, and no more for memory or reading, nor of a store that is full: it is to say so.
     pub fn told_if_full(self) -> Self {
-        Self { memory: u32::MAX, full: u32::MAX, ..self }
+        Self { memory: u32::MAX, reading: u32::MAX, full: u32::MAX, ..self }
     }
 }

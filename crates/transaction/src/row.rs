@@ -6,8 +6,10 @@
 //! ```
 //!
 //! Invariants:
-//! 1. Every mutation has a condition on the transaction that the row is of, and once prepared on the state too: none is made twice, or on what another wrote.
-//! 2. Going back leaves the before-images as they are, so that the index of a before-image finds a row as long as its committed value stays the same.
+//! 1. Every mutation has a condition on the transaction that the row is of, and once prepared on the state too: none is
+//!    made twice, or on what another wrote.
+//! 2. Going back leaves the before-images as they are, so that the index of a before-image finds a row as long as its
+//!    committed value stays the same.
 
 use std::collections::BTreeMap;
 

@@ -2,8 +2,8 @@
 //!
 //! a span ends → [`Queue`] → [`super::exporter`] → [`COUNTS`]
 //!
-//! Invariant: a thread that ends a span neither waits nor wakes another; where the queue is full the span is dropped and
-//! counted.
+//! Invariant: a thread that ends a span neither waits nor wakes another; where the queue is full the span is dropped
+//! and counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;

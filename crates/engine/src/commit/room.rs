@@ -43,6 +43,15 @@ fn giving_back_leaves([writes, deletes]: [u64; 2]) -> u64 {
     deletes + writes.saturating_sub(deletes).saturating_sub(4) * 3 / 4
 }
 
+/// What the log knows of its cleaner.
+pub trait Cleaner: Send + Sync {
+    /// Has it look what is to be done, soon.
+    fn wake(&self);
+
+    /// Free segments that writes have to leave alone, by what the index takes now.
+    fn reserve(&self) -> u64;
+}
+
 impl Log {
     /// Takes bytes of the credit that writers have while the cleaner can hardly keep up; whether there was enough, and
     /// nobody else's turn.
@@ -117,10 +126,19 @@ impl Log {
     pub fn set_gate(&self, gate: Gate, writes: u64, reserve: [u64; 2]) {
         self.reserve[0].store(writes, Ordering::Relaxed);
         self.reserve[1].store(reserve[1], Ordering::Relaxed);
+        self.counted.store(reserve[0], Ordering::Relaxed);
         self.giving_back_leaves.store(giving_back_leaves(reserve), Ordering::Relaxed);
         self.gate.store(gate as u8, Ordering::Relaxed);
         let _state = self.state.lock();
         self.room.notify_all();
+    }
+
+    /// Free segments that writes leave alone at this moment: what they have added to the index since the cleaner looked
+    /// may take more, and a checkpoint that is kept back for would not fit any more.
+    pub(super) fn writes_leave(&self) -> u64 {
+        let counted = self.counted.load(Ordering::Relaxed);
+        let grown = self.keeper.get().map_or(0, |keeper| keeper.reserve().saturating_sub(counted));
+        self.reserve[0].load(Ordering::Relaxed) + grown
     }
 
     /// Whether writes are let in.
@@ -140,7 +158,7 @@ impl Log {
     }
 
     /// Gives the log its cleaner: called when segments run short and when one was entered.
-    pub fn set_keeper(&self, keeper: Box<dyn Fn() + Send + Sync>) {
+    pub fn set_keeper(&self, keeper: Box<dyn Cleaner>) {
         assert!(self.keeper.set(keeper).is_ok(), "a log has one keeper");
     }
 
@@ -148,7 +166,7 @@ impl Log {
         if self.shape.threaded
             && let Some(keeper) = self.keeper.get()
         {
-            keeper();
+            keeper.wake();
         }
     }
 
@@ -199,7 +217,7 @@ impl Log {
     pub fn ask_for_look(&self) -> u64 {
         let Some(keeper) = self.keeper.get() else { return 0 };
         let asked = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
-        keeper();
+        keeper.wake();
         asked
     }
 
@@ -242,7 +260,7 @@ impl Log {
         if !self.shape.threaded {
             self.commit(false);
             if let Some(keeper) = self.keeper.get() {
-                keeper();
+                keeper.wake();
             }
             return match self.mark().failure() {
                 Some(failure) => Err(failure),

@@ -2,6 +2,7 @@
 //!
 //! Invariant: writes stop while so many segments are still free as a checkpoint, the cleaner and deletes need.
 
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use esker_store::Result;
@@ -10,7 +11,7 @@ use super::choose::is_tight;
 use super::free::not_given_back;
 use super::work::{Asking, Full, Work};
 use super::{FULL_SHARE, IDLE, Keeper, RESCUE_SEGMENTS};
-use crate::commit::{Gate, stopped};
+use crate::commit::{Cleaner, Gate, stopped};
 
 /// Free segments that writes leave alone beside those of a checkpoint.
 const WRITES_LEAVE: u64 = 12;
@@ -26,6 +27,18 @@ const QUIET: Duration = Duration::from_secs(30);
 /// Free segments that writes leave alone on a device of so many, if a checkpoint of the whole index takes so many.
 pub fn kept_back(checkpoint: u64, segments: u64) -> u64 {
     (checkpoint + WRITES_LEAVE).min(segments * 2 / 5)
+}
+
+impl Cleaner for Weak<Keeper> {
+    fn wake(&self) {
+        if let Some(keeper) = self.upgrade() {
+            keeper.wake();
+        }
+    }
+
+    fn reserve(&self) -> u64 {
+        self.upgrade().map_or(0, |keeper| keeper.reserve()[0])
+    }
 }
 
 impl Keeper {

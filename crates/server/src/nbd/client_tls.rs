@@ -28,8 +28,8 @@ pub struct Tls {
     /// The host that the server's certificate has to name.
     pub host: String,
     /// A folder with the authority of the server (`ca-cert.pem`) and, where clients have to show one, a certificate
-    /// (`client-cert.pem`, `client-key.pem`); `None`: the folder that libnbd takes then, in the home or the system, else
-    /// the authorities of this machine, and no certificate.
+    /// (`client-cert.pem`, `client-key.pem`); `None`: the folder that libnbd takes then, in the home or the system,
+    /// else the authorities of this machine, and no certificate.
     pub certificates: Option<PathBuf>,
 }
 

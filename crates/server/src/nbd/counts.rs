@@ -2,8 +2,8 @@
 //!
 //! request → carried out → answered → [`RequestCounts::note`] → [`RequestCounts::figures`]
 //!
-//! A request's time begins when its turn comes and ends when it can be answered: what waits to be durable is part of it,
-//! what it waited in line, or the client takes to read, is not.
+//! A request's time begins when its turn comes and ends when it can be answered: what waits to be durable is part of
+//! it, what it waited in line, or the client takes to read, is not.
 //!
 //! Invariant: at most [`EXPORTS_SHOWN_MAX`] exports are told of by name.
 

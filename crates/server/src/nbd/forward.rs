@@ -48,7 +48,8 @@ pub struct Forwarded {
 #[derive(Default)]
 struct State {
     epoch: u64,
-    /// Whether the epoch's anchor was lost and there is no other yet: what is answered meanwhile, no anchor vouches for.
+    /// Whether the epoch's anchor was lost and there is no other yet: what is answered meanwhile, no anchor vouches
+    /// for.
     adrift: bool,
     /// Writes that were answered, and how many of them a flush covers.
     answered: u64,

@@ -66,8 +66,8 @@ pub(super) fn encode_filter(filter: &Filter) -> proto::Filter {
 /// A filter.
 ///
 /// # Errors
-/// [`Error::Malformed`] if one in it says nothing, compares with nothing or in a way that is not known, has an escape of
-/// several characters, or if they are more than [`FILTER_DEPTH_MAX`] deep.
+/// [`Error::Malformed`] if one in it says nothing, compares with nothing or in a way that is not known, has an escape
+/// of several characters, or if they are more than [`FILTER_DEPTH_MAX`] deep.
 pub(super) fn decode_filter(message: proto::Filter) -> Result<Filter> {
     filter_at(message, 1)
 }

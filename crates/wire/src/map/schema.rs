@@ -70,8 +70,8 @@ pub fn encode_table(table: &Table) -> proto::DescribeTableResponse {
 /// A table that is described; its columns, then its indexes, are numbered as they are listed.
 ///
 /// # Errors
-/// [`Error::Malformed`] if there is no schema, a type or an order is not known, or a key or an index is of a column that
-/// is not listed; [`Error::TooMany`] above [`COLUMNS_MAX`] columns or indexes.
+/// [`Error::Malformed`] if there is no schema, a type or an order is not known, or a key or an index is of a column
+/// that is not listed; [`Error::TooMany`] above [`COLUMNS_MAX`] columns or indexes.
 pub fn decode_table(message: proto::DescribeTableResponse) -> Result<Table> {
     let nothing = || Error::malformed("DescribeTableResponse.schema", "the answer has no schema");
     let schema = message.schema.ok_or_else(nothing)?;
