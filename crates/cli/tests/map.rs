@@ -10,9 +10,11 @@ mod certificates;
 mod support;
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use support::{MIB, Mapped, Running, apart, can_map, esker, make, open, send, soon};
@@ -208,12 +210,56 @@ fn of_a_server() {
     assert_eq!(written(folder, "disk", 100, 6), b"by TLS");
 }
 
+/// A process that ends with this.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.kill().and_then(|()| self.0.wait()).unwrap();
+    }
+}
+
+/// Negotiates an export of 1 MiB as any server does, and hangs up at the first request.
+fn hangs_up(listener: &UnixListener) {
+    for stream in listener.incoming() {
+        let mut stream = stream.unwrap();
+        let negotiated: std::io::Result<()> = (|| {
+            stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+            let mut head = [0; 4 + 16];
+            stream.read_exact(&mut head)?;
+            let mut asked = vec![0; u32::from_be_bytes(head[16..].try_into().unwrap()) as usize];
+            stream.read_exact(&mut asked)?;
+            for (kind, data) in [(3u32, &b"\0\0\0\0\0\0\0\x10\0\0\x01\x0d"[..]), (1, b"")] {
+                let reply = [&0x3e889045565a9u64.to_be_bytes()[..], &head[12..16], &kind.to_be_bytes()];
+                stream.write_all(&[&reply.concat()[..], &(data.len() as u32).to_be_bytes(), data].concat())?;
+            }
+            stream.read_exact(&mut [0; 28])
+        })();
+        // A client that has given up does not connect any more.
+        drop(negotiated);
+    }
+}
+
+/// Failure: the bench never ended. Cause: a connection that could be made counted as a server that had come again.
+#[test]
+fn a_bench_of_a_server_that_answers_nothing_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let listener = UnixListener::bind(folder.join("socket")).unwrap();
+    std::thread::spawn(move || hangs_up(&listener));
+    let uri = format!("nbd+unix:///disk?socket={}", folder.join("socket").display());
+    let arguments = ["bench", &uri, "--io-size", "4k", "--seconds", "1", "--io", "read", "--reconnect", "1s"];
+    let (code, said) = volume(folder, &arguments);
+    assert!(code == Some(1) && said.contains("connection lost"), "{said}");
+}
+
 #[test]
 fn what_cannot_be_mapped_is_refused_with_what_helps() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     make(folder, MIB);
     std::fs::write(folder.join("full"), "of words").unwrap();
+    std::fs::write(folder.join("raw"), vec![0; MIB as usize]).unwrap();
     let check = |arguments: &[&str], path: Option<&str>, expected_code: i32, expected: &str| {
         let mut command = esker(folder);
         command.args(["volume", "--store", "data"]).args(arguments).stdout(Stdio::null());
@@ -236,6 +282,19 @@ fn what_cannot_be_mapped_is_refused_with_what_helps() {
         check(&["map", "disk@none", "--mountpoint", "f"], None, 3, "no snapshot none");
         check(&["map", "disk@a", "--snapshot", "b"], None, 2, "names a snapshot already");
         check(&["map", "nbd+unix:///disk?socket=none", "--mountpoint", "f"], None, 1, "cannot connect to");
+        // A flush there covers one connection.
+        if let Ok(server) = Command::new("qemu-nbd")
+            .args(["--persistent", "-f", "raw", "-k"])
+            .arg(folder.join("qemu"))
+            .arg("raw")
+            .spawn()
+        {
+            let server = Ended(server);
+            soon("qemu-nbd listens", || UnixStream::connect(folder.join("qemu")).is_ok());
+            let uri = format!("nbd+unix:///?socket={}", folder.join("qemu").display());
+            check(&["map", &uri, "--mountpoint", "f"], None, 1, "CAN_MULTI_CONN");
+            drop(server);
+        }
         check(&["unmap", "full"], None, 1, "not mapped");
         assert!(!folder.join("f").exists(), "a file that was made in vain is removed");
     }

@@ -153,7 +153,7 @@ impl FileDevice {
             direct,
             len: AtomicU64::new(len),
             regular,
-            in_memory: is_in_memory(&file),
+            in_memory: is_in_memory(&file, regular),
             file,
             read_only: mode == OpenMode::ReadOnly,
             syncing: Mutex::new(syncing),
@@ -256,11 +256,12 @@ pub(crate) fn check_alignment(device: &dyn Device, offset: u64, len: u64) -> Res
     Ok(())
 }
 
-/// Whether the file system of a file is one of memory. Such a one does not know reads that do not wait, and needs none.
-fn is_in_memory(file: &File) -> bool {
+/// Whether what a file holds is in memory, by its file system. Such a one does not know reads that do not wait, and
+/// needs none. Of a device only the name is there.
+fn is_in_memory(file: &File, regular: bool) -> bool {
     const TMPFS: u32 = 0x0102_1994;
     const RAMFS: u32 = 0x8584_58f6;
-    rustix::fs::fstatfs(file).is_ok_and(|stat| [TMPFS, RAMFS].contains(&(stat.f_type as u32)))
+    regular && rustix::fs::fstatfs(file).is_ok_and(|stat| [TMPFS, RAMFS].contains(&(stat.f_type as u32)))
 }
 
 impl Device for FileDevice {
@@ -423,6 +424,13 @@ mod tests {
             assert!(source.to_string().contains("before"), "{source}");
         }
         device.write(0, &[1; 4096]).unwrap();
+    }
+
+    /// Failure: reads of a block device that were not to wait did. Cause: the file system that its name stands on,
+    /// which is one of memory, was taken for where its data stands.
+    #[test]
+    fn a_device_is_not_in_memory_because_its_name_is() {
+        assert!(!is_in_memory(&File::open("/dev/zero").unwrap(), false));
     }
 
     /// Failure: on a file system of memory each read that missed the cache of the store went to other threads, at an

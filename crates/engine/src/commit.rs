@@ -28,9 +28,9 @@ mod state;
 mod thread;
 mod write;
 
-pub use gate::{Class, Gate};
+pub use gate::{Class, Cleaner, Gate};
 pub use reserve::{Refused, Reservation, record_header};
-pub use room::{Cleaner, GIVING_LOOKS, waited_enough};
+pub use room::{GIVING_LOOKS, waited_enough};
 pub use state::{EpochEnd, LogCounters, LogEnd, LogShape};
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -82,8 +82,8 @@ pub struct Log {
     gate: AtomicU8,
     /// Free segments that writes leave alone, and that writes which take away leave alone.
     reserve: [AtomicU64; 2],
-    /// What writes were to leave alone by what the index took when the cleaner looked.
-    counted: AtomicU64,
+    /// What these were by what the index took when the cleaner looked.
+    counted: [AtomicU64; 2],
     /// Free segments that what leads to giving back leaves alone.
     giving_back_leaves: AtomicU64,
     /// Bytes of it that were let in since the store was opened.
@@ -136,7 +136,7 @@ impl Log {
             arrived: AtomicU64::new(0),
             gate: AtomicU8::new(Gate::Open as u8),
             reserve: [AtomicU64::new(0), AtomicU64::new(0)],
-            counted: AtomicU64::new(0),
+            counted: [AtomicU64::new(0), AtomicU64::new(0)],
             giving_back_leaves: AtomicU64::new(0),
             given: AtomicU64::new(0),
             giving_refused: AtomicU64::new(0),

@@ -46,6 +46,8 @@ pub struct Engine {
     pub(crate) mark: Arc<DurableMark>,
     /// Reads what is not in memory. None without threads: then callers do.
     pub(crate) pool: Option<Arc<Pool>>,
+    /// Whether reads that are not in memory are begun ahead, also by the twin.
+    pub(crate) reads_ahead: bool,
     /// Does the calls that need index pages which are not in memory. There with the twin.
     pub(crate) page_pool: Option<Arc<Pool>>,
     /// The same store for calls that go on when they have returned: without a pool, and without a way to end it.
@@ -140,6 +142,7 @@ impl Engine {
             rooms: self.rooms.clone(),
             mark: Arc::clone(&self.mark),
             pool: None,
+            reads_ahead: self.reads_ahead,
             page_pool: None,
             twin: None,
             readings: Arc::clone(&self.readings),

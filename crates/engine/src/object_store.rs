@@ -45,8 +45,10 @@ impl ObjectStore for Engine {
     }
 
     fn room(&self, stall: Stall) -> Completion<()> {
+        if let Stall::Reading { number } = stall {
+            return self.readings.end_of(number);
+        }
         match (&self.rooms, &self.log) {
-            _ if stall == Stall::Reading => self.readings.all(),
             (Some(rooms), _) => rooms.room(stall),
             // Without threads waiting is doing it.
             (None, Some(log)) => Completion::ready(log.wait_for_room()),

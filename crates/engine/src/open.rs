@@ -118,6 +118,7 @@ impl Engine {
             rooms: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
             compress,
+            reads_ahead: pool.is_some(),
             page_pool: pool.is_some().then(|| Pool::new(pool::PAGE_THREADS_MAX)),
             pool,
             twin: None,

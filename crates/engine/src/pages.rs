@@ -90,10 +90,14 @@ impl Page {
 /// # Errors
 /// [`Error::Corrupt`] with the place, [`Error::Io`].
 pub fn bring(reader: &Reader, objects: &Objects, object: &Object, missing: &[Missing]) -> Result<()> {
-    let mut by_place = missing.to_vec();
+    let (number, mut by_place) = {
+        let state = object.state.read();
+        // Others may have brought some back since.
+        let cold = |missing: &&Missing| state.spaces.cold_page(missing.space, missing.page) == Some(missing.loc);
+        (state.number, missing.iter().filter(cold).copied().collect::<Vec<_>>())
+    };
     by_place.sort_unstable_by_key(|missing| missing.loc.offset());
     by_place.dedup();
-    let number = object.state.read().number;
     for chunk in by_place.chunks(CHUNK) {
         let pages = read_pages(reader, number, chunk)?;
         let mut state = object.state.write();

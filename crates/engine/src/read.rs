@@ -154,8 +154,8 @@ impl Engine {
             let twin = Arc::clone(twin);
             move || call(&twin).into_parts()
         });
-        // Nothing is held for it: nobody has to hurry it.
-        drop(task);
+        // Should nobody come for it, it is done when the store is closed, which it would keep open.
+        pool.offer(task);
         completion
     }
 
@@ -171,7 +171,7 @@ impl Engine {
 
     /// A value that is in memory, or anywhere if nobody else can read it later.
     fn fetch_now(&self, loc: Loc, asked: &Asked<'_>, durable: Lsn) -> Result<Option<Found>> {
-        if self.pool.is_some() {
+        if self.reads_ahead {
             self.reader.fetch_now(loc, asked, durable)
         } else {
             self.reader.fetch(loc, asked, durable).map(Some)
@@ -348,7 +348,7 @@ impl Engine {
         let durable = self.mark.durable();
         let now = |extent: &Extent, asked: &Asked<'_>| {
             let Extent { loc, skip, len } = *extent;
-            if self.pool.is_some() {
+            if self.reads_ahead {
                 self.reader.fetch_part_now(loc, asked, skip, len, durable)
             } else {
                 self.reader.fetch_part(loc, asked, skip, len, durable).map(Some)

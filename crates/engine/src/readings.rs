@@ -1,11 +1,13 @@
 //! What is read for writers that do not wait for it: index pages, and values that guards look at.
 //!
-//! submit, refused → [`Readings::begin`] → a thread of the reading pool reads → dropped → those who wait are answered
-//!                → [`Readings::all`] → completion → submitted again
+//! submit, refused → [`Readings::begin`] → a thread of the reading pool reads → dropped → who waits is answered
+//!                → [`Readings::end_of`] → completion → submitted again
 //!
-//! Invariant: who waits is answered once all has ended that was begun before, however it ends.
+//! Invariants:
+//! 1. Who waits for a reading is answered once it has ended, however it ends.
+//! 2. Nobody waits for what is read for another.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use esker_store::{Completion, Promise, Task, promised};
@@ -20,9 +22,8 @@ pub const READINGS_MAX: u32 = 4;
 #[derive(Default)]
 struct State {
     begun: u64,
-    under_way: BTreeSet<u64>,
-    /// Each with how many had begun when it came.
-    waiting: Vec<(u64, Promise<()>)>,
+    /// By number, with those who wait for it.
+    under_way: HashMap<u64, Vec<Promise<()>>>,
 }
 
 /// See the module.
@@ -37,14 +38,9 @@ struct Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        let told: Vec<_> = {
-            let mut state = self.all.0.lock();
-            state.under_way.remove(&self.number);
-            let oldest = state.under_way.first().copied().unwrap_or(u64::MAX);
-            state.waiting.extract_if(.., |(begun, promise)| *begun < oldest || !promise.is_wanted()).collect()
-        };
+        let told = self.all.0.lock().under_way.remove(&self.number);
         // Outside the lock: they may come back at once.
-        answer(told.into_iter().map(|(_, promise)| promise).collect());
+        answer(told.unwrap_or_default());
     }
 }
 
@@ -63,30 +59,27 @@ impl Task for Reads {
 }
 
 impl Readings {
-    /// Work that reads, for a pool: those who come from now on wait for it.
-    pub fn begin(self: &Arc<Self>, read: impl FnOnce() + Send + 'static) -> Arc<dyn Task> {
+    /// Work that reads, for a pool, and its number.
+    pub fn begin(self: &Arc<Self>, read: impl FnOnce() + Send + 'static) -> (u64, Arc<dyn Task>) {
         let mut state = self.0.lock();
         state.begun += 1;
         let number = state.begun;
-        state.under_way.insert(number);
+        state.under_way.insert(number, Vec::new());
         drop(state);
         let reading = Reading { all: Arc::clone(self), number };
         let work = move || {
             let _reading = reading;
             read();
         };
-        Arc::new(Reads(Mutex::new(Some(Box::new(work)))))
+        (number, Arc::new(Reads(Mutex::new(Some(Box::new(work))))))
     }
 
-    /// Ready when all has ended that was begun until now.
-    pub fn all(&self) -> Completion<()> {
+    /// Ready when it has ended.
+    pub fn end_of(&self, number: u64) -> Completion<()> {
         let mut state = self.0.lock();
-        if state.under_way.is_empty() {
-            return Completion::ready(Ok(()));
-        }
+        let Some(waiting) = state.under_way.get_mut(&number) else { return Completion::ready(Ok(())) };
         let (promise, completion) = promised("what a writer has to have read");
-        let begun = state.begun;
-        state.waiting.push((begun, promise));
+        waiting.push(promise);
         completion
     }
 }
@@ -99,29 +92,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_is_answered_once_what_was_begun_before_has_ended_and_not_by_what_came_later() {
+    fn who_waits_is_answered_once_its_own_reading_has_ended_however_it_ends() {
         let is_told =
             |waits: &mut Completion<()>| waits.poll_arrived(&mut Context::from_waker(Waker::noop())).is_ready();
         let readings = Arc::new(Readings::default());
-        assert!(readings.all().is_here());
-        let (first, second) = (readings.begin(|| ()), readings.begin(|| ()));
-        let mut waits = readings.all();
-        let third = readings.begin(|| ());
-        second.run();
-        third.run();
-        assert!(!is_told(&mut waits), "the first has not ended");
-        let later = readings.begin(|| ());
-        first.run();
+        assert!(readings.end_of(1).is_here());
+        let ((first, slow), (second, quick)) = (readings.begin(|| ()), readings.begin(|| ()));
+        let (mut waits, mut other) = (readings.end_of(first), readings.end_of(second));
+        quick.run();
+        assert!(is_told(&mut other) && !is_told(&mut waits) && readings.end_of(second).is_here());
+        slow.run();
         assert!(is_told(&mut waits));
-        let mut waits = readings.all();
-        assert!(!is_told(&mut waits));
         // One that is never run has ended as well, and so has one that panicked.
-        drop(later);
-        assert!(is_told(&mut waits) && readings.0.lock().waiting.is_empty());
-        let panics = readings.begin(|| panic!("on purpose"));
-        let mut waits = readings.all();
+        let (never, unrun) = readings.begin(|| ());
+        let mut waits = readings.end_of(never);
         assert!(!is_told(&mut waits));
-        assert!(catch_unwind(AssertUnwindSafe(|| panics.run())).is_err());
+        drop(unrun);
         assert!(is_told(&mut waits));
+        let (panics, panicking) = readings.begin(|| panic!("on purpose"));
+        let mut waits = readings.end_of(panics);
+        assert!(!is_told(&mut waits));
+        assert!(catch_unwind(AssertUnwindSafe(|| panicking.run())).is_err());
+        assert!(is_told(&mut waits) && readings.0.lock().under_way.is_empty());
     }
 }

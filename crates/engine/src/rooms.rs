@@ -113,7 +113,7 @@ impl Rooms {
             Stall::Backlog => waiting.backlog.is_empty() && self.log.has_room(false),
             Stall::Full => false,
             // The readings tell of it.
-            Stall::Reading => true,
+            Stall::Reading { .. } => true,
         };
         if is_there || waiting.over || self.is_over() {
             return Completion::ready(Ok(()));
@@ -122,7 +122,7 @@ impl Rooms {
         match stall {
             Stall::Memory => waiting.memory.push((self.keeper.crowded_since(), promise)),
             Stall::Backlog => waiting.backlog.push_back((Instant::now(), promise)),
-            Stall::Reading => {}
+            Stall::Reading { .. } => {}
             Stall::Full => waiting.full.push((self.log.ask_for_look(), Instant::now(), promise)),
         }
         drop(waiting);

@@ -148,14 +148,21 @@ impl Engine {
                     pinned = Some(self.segments.pin());
                 }
                 Attempt::Fetch(wanted) if self.reads_for(waits) => {
+                    let cold = match self.compare(txn, wanted, &mut fetched, true) {
+                        Ok(cold) => cold,
+                        Err(error) => return Completion::ready(Err(error)),
+                    };
+                    if cold.is_empty() {
+                        continue;
+                    }
                     let (reader, durable) = (Arc::clone(&self.reader), self.mark.durable());
                     let sought = |wanted: Wanted| {
                         let what = sought_by(&txn.guards[wanted.guard].condition).keep();
                         (wanted.loc, wanted.object, what)
                     };
-                    let wanted: Vec<_> = wanted.into_iter().map(sought).collect();
+                    let cold: Vec<_> = cold.into_iter().map(sought).collect();
                     return self.refuse_until_read(pinned, move || {
-                        for (loc, object, what) in &wanted {
+                        for (loc, object, what) in &cold {
                             let asked = Asked { object: *object, what: what.sought() };
                             // As above.
                             let _ = reader.fetch(*loc, &asked, durable);
@@ -163,7 +170,7 @@ impl Engine {
                     });
                 }
                 Attempt::Fetch(wanted) => {
-                    if let Err(error) = self.compare(txn, wanted, &mut fetched) {
+                    if let Err(error) = self.compare(txn, wanted, &mut fetched, false) {
                         return Completion::ready(Err(error));
                     }
                 }
@@ -183,25 +190,36 @@ impl Engine {
         read: impl FnOnce() + Send + 'static,
     ) -> Completion<CommitSeq> {
         let kept = pinned.map(|pinned| self.segments.keep_pinned(pinned));
-        let reading = self.readings.begin(move || {
+        let (number, reading) = self.readings.begin(move || {
             let _kept = kept;
             read();
         });
         self.pool.iter().for_each(|pool| pool.give(Arc::clone(&reading)));
-        Completion::ready(Err(Error::Busy { stall: Stall::Reading }))
+        Completion::ready(Err(Error::Busy { stall: Stall::Reading { number } }))
     }
 
-    /// Reads values that guards look at, up to the first that is another, and notes what each guard says of it.
-    fn compare(&self, txn: &Transaction, wanted: Vec<Wanted>, fetched: &mut Fetched) -> Result<()> {
+    /// Reads values that guards look at, up to the first that is another, and notes what each guard says of it. Those
+    /// that are left, since the device would have to be waited for, if it is to be done `now`.
+    fn compare(&self, txn: &Transaction, wanted: Vec<Wanted>, fetched: &mut Fetched, now: bool) -> Result<Vec<Wanted>> {
         // The same value may be compared again and again.
         let mut last: Option<(Loc, Bytes)> = None;
-        for Wanted { loc, guard, object } in wanted {
+        let mut cold = Vec::new();
+        for one in wanted {
+            let Wanted { loc, guard, object } = one;
             let condition = &txn.guards[guard].condition;
             let value = match &last {
                 Some((at, value)) if *at == loc => value.clone(),
                 _ => {
-                    let asked = Asked { object, what: sought_by(condition) };
-                    self.reader.fetch(loc, &asked, self.mark.durable())?.value
+                    let (asked, durable) = (Asked { object, what: sought_by(condition) }, self.mark.durable());
+                    let found = match now {
+                        true => self.reader.fetch_now(loc, &asked, durable)?,
+                        false => Some(self.reader.fetch(loc, &asked, durable)?),
+                    };
+                    let Some(found) = found else {
+                        cold.push(one);
+                        continue;
+                    };
+                    found.value
                 }
             };
             let equal = matches!(condition,
@@ -213,7 +231,7 @@ impl Engine {
             }
             last = Some((loc, value));
         }
-        Ok(())
+        Ok(cold)
     }
 
     /// Compresses and checksums the payload of an operation.

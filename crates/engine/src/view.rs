@@ -70,6 +70,7 @@ impl Engine {
             rooms: None,
             mark: DurableMark::new(Lsn::MAX, Box::new(|| {})),
             pool: self.pool.clone(),
+            reads_ahead: self.reads_ahead,
             page_pool: self.page_pool.clone(),
             twin: None,
             readings: Arc::default(),

@@ -307,8 +307,8 @@ impl<'a> Txn<'a> {
     }
 
     /// For what does more than write, and must not begin anew: [`Txn::commit`] fails with `GuardFailed` only where a
-    /// key that was read is another one. Without this word it also may where another process has cleared a namespace;
-    /// with it a commit costs a copy of what is written.
+    /// key that was read is another one, or ranges of a namespace of numbers that it clears. Without this word it also
+    /// may where another process has cleared a namespace; with it a commit costs a copy of what is written.
     pub fn run_once(&mut self) {
         self.runs_once = true;
     }

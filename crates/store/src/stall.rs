@@ -10,7 +10,10 @@ pub enum Stall {
     /// What is written has to reach the device first, or the cleaner to free some of it.
     Backlog,
     /// What the transaction looks at, or changes, has to be read from the device first.
-    Reading,
+    Reading {
+        /// Which reading it is, in this life of the store.
+        number: u64,
+    },
     /// The device is full, unless the cleaner finds more to free than it did last.
     Full,
 }
@@ -20,7 +23,7 @@ impl fmt::Display for Stall {
         f.write_str(match self {
             Self::Memory => "its index has to take less memory",
             Self::Backlog => "what is written has to reach the device, or the cleaner to free some of it",
-            Self::Reading => "what a transaction needs of it has to be read first",
+            Self::Reading { .. } => "what a transaction needs of it has to be read first",
             Self::Full => "it is full, unless the cleaner finds more to free",
         })
     }
@@ -44,7 +47,7 @@ impl Waits {
     pub fn note(&mut self, stall: Stall) {
         self.backlog = self.backlog.saturating_add(u32::from(stall == Stall::Backlog));
         self.memory = self.memory.saturating_add(u32::from(stall == Stall::Memory));
-        self.reading = self.reading.saturating_add(u32::from(stall == Stall::Reading));
+        self.reading = self.reading.saturating_add(u32::from(matches!(stall, Stall::Reading { .. })));
         self.full = self.full.saturating_add(u32::from(stall == Stall::Full));
     }
 

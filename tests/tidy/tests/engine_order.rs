@@ -36,6 +36,7 @@ const ORDER: &[&str] = &[
     "evict",
     "keeper",
     "rooms",
+    "readings",
     "load",
     "recover",
     "replay",

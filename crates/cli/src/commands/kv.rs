@@ -328,6 +328,8 @@ fn load(kv: &esker::Kv, namespace: &Namespace, file: Option<&PathBuf>, json: boo
         let next = line.len() + ENTRY_BYTES;
         if read == 0 || batch.len() >= LOAD_ENTRIES || !batch.is_empty() && batch_bytes + next > bytes_max {
             let mut txn = kv.begin_exclusive();
+            // What was read of the input cannot be read again.
+            txn.run_once();
             for (key, entry) in batch.drain(..) {
                 txn.put(namespace, borrowed(&key), entry);
             }

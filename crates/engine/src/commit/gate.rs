@@ -1,4 +1,4 @@
-//! What a record is for, and whether writes are let in.
+//! What a record is for, whether writes are let in, and what the log asks its cleaner.
 
 /// What a record is for, which decides how far it may use up the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,4 +23,14 @@ pub enum Gate {
     Wait = 1,
     /// No: there is nothing to clean.
     Full = 2,
+}
+
+/// What the log knows of its cleaner.
+pub trait Cleaner: Send + Sync {
+    /// Has it look what is to be done, soon.
+    fn wake(&self);
+
+    /// Free segments that writes have to leave alone, and those that what takes away has to, by what the index takes
+    /// now.
+    fn reserve(&self) -> [u64; 2];
 }

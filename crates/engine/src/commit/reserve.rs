@@ -133,10 +133,10 @@ impl Log {
         if state.tail + len > usable {
             let left = self.segments.free_segments() + state.next.len() as u64;
             let refused = match class {
-                Class::Write => left <= self.writes_leave(),
+                Class::Write => left <= self.reserve[0].load(Ordering::Relaxed) + self.grown()[0],
                 // One of what is between is left to what only takes away.
-                Class::GiveBack => left <= self.giving_leaves(len),
-                Class::TakeAway => left <= self.reserve[1].load(Ordering::Relaxed),
+                Class::GiveBack => left <= self.giving_leaves(len) + self.grown()[1],
+                Class::TakeAway => left <= self.reserve[1].load(Ordering::Relaxed) + self.grown()[1],
                 Class::Keep => false,
             };
             if refused && self.keeper.get().is_some() {

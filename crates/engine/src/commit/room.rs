@@ -14,7 +14,7 @@ use esker_store::{Error, Result};
 use parking_lot::MutexGuard;
 
 use super::state::State;
-use super::{Class, Gate, Log};
+use super::{Class, Cleaner, Gate, Log};
 
 /// How long a write that does not fit waits for the cleaner to say so once more, or several times; one that is refused
 /// meanwhile, each time.
@@ -41,15 +41,6 @@ thread_local! {
 /// cleaner may have begun when it ends; fewer where writes do not leave so many.
 fn giving_back_leaves([writes, deletes]: [u64; 2]) -> u64 {
     deletes + writes.saturating_sub(deletes).saturating_sub(4) * 3 / 4
-}
-
-/// What the log knows of its cleaner.
-pub trait Cleaner: Send + Sync {
-    /// Has it look what is to be done, soon.
-    fn wake(&self);
-
-    /// Free segments that writes have to leave alone, by what the index takes now.
-    fn reserve(&self) -> u64;
 }
 
 impl Log {
@@ -126,19 +117,19 @@ impl Log {
     pub fn set_gate(&self, gate: Gate, writes: u64, reserve: [u64; 2]) {
         self.reserve[0].store(writes, Ordering::Relaxed);
         self.reserve[1].store(reserve[1], Ordering::Relaxed);
-        self.counted.store(reserve[0], Ordering::Relaxed);
+        self.counted.iter().zip(reserve).for_each(|(counted, reserve)| counted.store(reserve, Ordering::Relaxed));
         self.giving_back_leaves.store(giving_back_leaves(reserve), Ordering::Relaxed);
         self.gate.store(gate as u8, Ordering::Relaxed);
         let _state = self.state.lock();
         self.room.notify_all();
     }
 
-    /// Free segments that writes leave alone at this moment: what they have added to the index since the cleaner looked
-    /// may take more, and a checkpoint that is kept back for would not fit any more.
-    pub(super) fn writes_leave(&self) -> u64 {
-        let counted = self.counted.load(Ordering::Relaxed);
-        let grown = self.keeper.get().map_or(0, |keeper| keeper.reserve().saturating_sub(counted));
-        self.reserve[0].load(Ordering::Relaxed) + grown
+    /// By how much more than was counted what writes leave alone, and what takes away, is at this moment: what was
+    /// added to the index since the cleaner looked may take more, and a checkpoint that is kept back for would not fit
+    /// any more.
+    pub(super) fn grown(&self) -> [u64; 2] {
+        let now = self.keeper.get().map_or([0; 2], |keeper| keeper.reserve());
+        [0, 1].map(|class| now[class].saturating_sub(self.counted[class].load(Ordering::Relaxed)))
     }
 
     /// Whether writes are let in.

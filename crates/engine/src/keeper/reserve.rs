@@ -36,8 +36,8 @@ impl Cleaner for Weak<Keeper> {
         }
     }
 
-    fn reserve(&self) -> u64 {
-        self.upgrade().map_or(0, |keeper| keeper.reserve()[0])
+    fn reserve(&self) -> [u64; 2] {
+        self.upgrade().map_or([0; 2], |keeper| Keeper::reserve(&keeper))
     }
 }
 

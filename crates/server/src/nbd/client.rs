@@ -29,6 +29,8 @@ use crate::nbd::wire::{self, OPTION_BYTES_MAX, Request, command, export_flag, fl
 
 /// The port of NBD where a URI names none.
 const PORT: u16 = 10_809;
+/// How long a host may take to answer at one of its addresses at all.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// Requests of this length together are sent without waiting for more.
 const SEND_BYTES: usize = 256 << 10;
 /// Replies to one option that are read before the negotiation is given up.
@@ -186,6 +188,18 @@ impl FromStr for Place {
     }
 }
 
+/// A connection to the first of these addresses where somebody answers.
+fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
+    let mut failed = io::Error::new(ErrorKind::AddrNotAvailable, "the host has no address");
+    for address in addresses {
+        match TcpStream::connect_timeout(address, CONNECT_WITHIN) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
 enum Plain {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -267,8 +281,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to an export. The server has `within` for each step of the negotiation and, later, for each reply;
-    /// `None`: as long as it takes.
+    /// Connects to an export. The server has `within` for each step of the negotiation and, later, to take a request
+    /// and for each reply; `None`: as long as it takes.
     ///
     /// # Errors
     /// [`ClientError::Connect`], [`ClientError::Tls`], [`ClientError::Refused`], [`ClientError::Lost`].
@@ -277,16 +291,18 @@ impl Client {
         let mut socket = match &place.address {
             Address::Tcp(address) => {
                 let all: Vec<SocketAddr> = [*address].iter().chain(&place.others).copied().collect();
-                let stream = TcpStream::connect(&all[..]).map_err(failed)?;
+                let stream = connect(&all).map_err(failed)?;
                 stream.set_nodelay(true)?;
                 // What stands between forgets a connection on which nothing happens for long.
                 rustix::net::sockopt::set_socket_keepalive(&stream, true).map_err(io::Error::from)?;
                 stream.set_read_timeout(within)?;
+                stream.set_write_timeout(within)?;
                 Plain::Tcp(stream)
             }
             Address::Unix(path) => {
                 let stream = UnixStream::connect(path).map_err(failed)?;
                 stream.set_read_timeout(within)?;
+                stream.set_write_timeout(within)?;
                 Plain::Unix(stream)
             }
         };

@@ -3,16 +3,18 @@
 //!
 //! request → a connection that is idle, or a new one → the other server → answer
 //!
-//! A connection that is lost is made anew, and what was not answered is asked again: a request may be done twice, which
-//! changes nothing. What was answered and not flushed is another matter: the server may have been restarted without it.
-//! One more connection, the anchor, over which nothing is sent but flushes, tells: while it holds, the server is the
-//! same. A new anchor begins a new epoch.
+//! A connection that is lost is made anew, and what was not answered is asked again: a request may be done twice. A
+//! server that lives on while one of its connections is cut may come to what that brought later than to a newer write
+//! of the same place; no client of the protocol can know, and the kernel's does the same. What was answered and not
+//! flushed is another matter: the server may have been restarted without it. One more connection, the anchor, over
+//! which nothing is sent but flushes, tells: while it holds, the server is the same. A new anchor begins a new epoch.
 //!
 //! Invariants:
 //! 1. Once the server may have lost what it has answered, every request fails, for good: the next flush is no success.
 //! 2. A write counts as answered only in the epoch that it was asked in, and while that has an anchor; else it is asked
 //!    again.
 //! 3. No lock but that of the anchor is held while the other server answers.
+//! 4. A connection is used in the epoch that it was made in only.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,10 +70,17 @@ impl Forwarded {
     /// Connects to the disk. A server that goes away is waited for as long as `patience`, by each request.
     ///
     /// # Errors
-    /// Those of [`Client::connect`].
+    /// Those of [`Client::connect`]; [`ClientError::Refused`] where a flush would not cover other connections.
     pub fn connect(place: Place, patience: Duration) -> Result<Self, ClientError> {
         let anchor = Client::connect(&place, Some(ANSWER))?;
         let (size, flags) = (anchor.size(), anchor.flags());
+        if flags & (export_flag::SEND_FLUSH | export_flag::READ_ONLY | export_flag::CAN_MULTI_CONN)
+            == export_flag::SEND_FLUSH
+        {
+            let why =
+                "its server does not say that a flush covers what other connections have written (CAN_MULTI_CONN)";
+            return Err(ClientError::Refused { export: place.export, why: why.into() });
+        }
         let (idle, state) = (Mutex::default(), Mutex::default());
         Ok(Self { place, patience, size, flags, idle, anchor: Mutex::new(Some(anchor)), state })
     }
@@ -92,11 +101,27 @@ impl Forwarded {
     }
 
     fn take(&self) -> Result<(Client, u64), ClientError> {
-        if let Some(idle) = self.idle.lock().pop() {
-            return Ok(idle);
-        }
         let epoch = self.state.lock().epoch;
-        Ok((self.fresh()?, epoch))
+        loop {
+            let idle = self.idle.lock().pop();
+            match idle {
+                Some(idle) if idle.1 == epoch => return Ok(idle),
+                // Of a server before this one.
+                Some(_) => {}
+                None => return Ok((self.fresh()?, epoch)),
+            }
+        }
+    }
+
+    /// Keeps a connection for others, while its epoch goes on.
+    fn keep(&self, client: Client, epoch: u64) {
+        let goes_on = {
+            let state = self.state.lock();
+            state.epoch == epoch && !state.adrift
+        };
+        if goes_on {
+            self.idle.lock().push((client, epoch));
+        }
     }
 
     /// Asks until there is an answer, or a reason to give up; the answer and the epoch that it was asked in.
@@ -107,11 +132,11 @@ impl Forwarded {
             let failed = match self.take() {
                 Ok((mut client, epoch)) => match ask(&mut client) {
                     Ok(answer) => {
-                        self.idle.lock().push((client, epoch));
+                        self.keep(client, epoch);
                         return Ok((answer, epoch));
                     }
                     Err(ClientError::Failed { what, code }) => {
-                        self.idle.lock().push((client, epoch));
+                        self.keep(client, epoch);
                         return Err(fault(what, code));
                     }
                     Err(error) => error,

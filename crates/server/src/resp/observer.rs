@@ -52,13 +52,12 @@ impl<'e> Observer<'e> {
     }
 
     /// A command was run that began then; its values may still be on their way.
+    #[inline]
     pub(crate) fn ran(&mut self, session: &mut Session, index: usize, args: Args<'_>, began: Instant, failed: bool) {
         let ended = Instant::now();
         self.ended = Some(ended);
-        for ran in std::mem::take(&mut session.ran) {
-            let (index, args) = (ran.queued.command, ran.queued.args());
-            self.note(session, index, ran.took, ran.failed, |name| KeptArgs::new(name, args));
-            self.tell_monitors(session, ran.database, index, args);
+        if !session.ran.is_empty() {
+            self.note_exec(session);
         }
         if session.awaited.is_some() {
             let args = self.shared.slowlog.is_on().then(|| KeptArgs::new(self.commands[index].name, args));
@@ -67,6 +66,16 @@ impl<'e> Observer<'e> {
             self.note(session, index, ended - began, failed, |name| KeptArgs::new(name, args));
         }
         self.tell_monitors(session, session.database, index, args);
+    }
+
+    /// Notes what EXEC ran.
+    #[cold]
+    fn note_exec(&self, session: &mut Session) {
+        for ran in std::mem::take(&mut session.ran) {
+            let (index, args) = (ran.queued.command, ran.queued.args());
+            self.note(session, index, ran.took, ran.failed, |name| KeptArgs::new(name, args));
+            self.tell_monitors(session, ran.database, index, args);
+        }
     }
 
     /// The values that the session waited for are here.
@@ -87,6 +96,7 @@ impl<'e> Observer<'e> {
         self.note(session, auth, began.elapsed(), true, KeptArgs::of_name);
     }
 
+    #[inline]
     fn note(
         &self,
         session: &Session,
@@ -95,7 +105,15 @@ impl<'e> Observer<'e> {
         failed: bool,
         args: impl FnOnce(&'static str) -> KeptArgs,
     ) {
-        self.stats.count(index, took, failed);
+        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.stats.count(index, took_ns, failed);
+        if took_ns >= self.shared.slowlog.slow_from_ns().min(self.shared.spikes.long_from_ns()) {
+            self.note_slow(session, index, took, args);
+        }
+    }
+
+    #[cold]
+    fn note_slow(&self, session: &Session, index: usize, took: Duration, args: impl FnOnce(&'static str) -> KeptArgs) {
         let (shared, command) = (self.shared, &self.commands[index]);
         let now_s = || shared.keyspace.kv.clock().now_ms() / 1_000;
         // What EXEC ran is there by itself, as in Redis.
@@ -106,11 +124,16 @@ impl<'e> Observer<'e> {
         shared.spikes.add(command.flags & FAST != 0, took, now_s);
     }
 
+    #[inline]
     fn tell_monitors(&self, session: &Session, database: u8, index: usize, args: Args<'_>) {
-        let shared = self.shared;
-        if !shared.monitors.any() {
-            return;
+        if self.shared.monitors.any() {
+            self.tell_those(session, database, index, args);
         }
+    }
+
+    #[cold]
+    fn tell_those(&self, session: &Session, database: u8, index: usize, args: Args<'_>) {
+        let shared = self.shared;
         let command = &self.commands[index];
         let is_client = command.name == "client";
         let hidden = if is_client {

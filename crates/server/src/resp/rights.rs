@@ -295,6 +295,11 @@ impl Rights {
         Arc::new(Self { user, all, allowed })
     }
 
+    /// Whether the user may call every command on every key.
+    pub(crate) fn has_all(&self) -> bool {
+        self.all
+    }
+
     /// Whether the user may be told what others do.
     pub(crate) fn may_monitor(&self) -> bool {
         let held = |(unit, held): (&Unit, &bool)| unit.facts.name == "monitor" && *held;

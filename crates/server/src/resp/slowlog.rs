@@ -127,6 +127,11 @@ impl Slowlog {
         from_ns != u64::MAX && took.as_nanos() >= u128::from(from_ns)
     }
 
+    /// Commands that take so many nanoseconds are kept; none with `u64::MAX`.
+    pub(crate) fn slow_from_ns(&self) -> u64 {
+        self.from_ns.load(Ordering::Relaxed)
+    }
+
     /// Whether any command may be kept.
     pub(crate) fn is_on(&self) -> bool {
         self.from_ns.load(Ordering::Relaxed) != u64::MAX

@@ -42,6 +42,14 @@ impl Spikes {
         self.threshold_ms.store(threshold_ms, Ordering::Relaxed);
     }
 
+    /// What takes fewer nanoseconds is not too long; `u64::MAX`: nothing is.
+    pub(crate) fn long_from_ns(&self) -> u64 {
+        match self.threshold_ms() {
+            0 => u64::MAX,
+            ms => ms.saturating_mul(1_000_000),
+        }
+    }
+
     /// Notes a command that took so long at this second, if that is too long.
     pub(crate) fn add(&self, fast: bool, took: Duration, now_s: impl FnOnce() -> u64) {
         let threshold_ms = self.threshold_ms();

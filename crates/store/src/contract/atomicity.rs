@@ -235,7 +235,9 @@ pub fn a_transaction_that_does_not_wait_for_room_is_applied_where_there_is_some(
     let store = opened.store();
     let object = object("o");
     let mut waited = Waits::default();
-    for (index, stall) in [Stall::Memory, Stall::Backlog, Stall::Reading, Stall::Full].into_iter().enumerate() {
+    for (index, stall) in
+        [Stall::Memory, Stall::Backlog, Stall::Reading { number: 0 }, Stall::Full].into_iter().enumerate()
+    {
         let index = index as u64;
         assert_eq!(store.stall(waited), None);
         assert!(store.room(stall).wait().is_ok());

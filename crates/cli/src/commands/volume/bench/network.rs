@@ -30,9 +30,9 @@ struct Disk<'b> {
 }
 
 impl Disk<'_> {
-    /// A connection in the place of one that was lost.
-    fn again(&self, lost: ClientError) -> Result<Client, Failure> {
-        let until = Instant::now() + self.patience;
+    /// A connection in the place of one that was lost; `since`: nothing was answered any more from then on.
+    fn again(&self, lost: ClientError, since: Instant) -> Result<Client, Failure> {
+        let until = since + self.patience;
         let mut why = lost;
         while Instant::now() < until {
             std::thread::sleep(AGAIN);
@@ -73,7 +73,7 @@ pub(super) fn run(bench: &Bench, place: &Place) -> Result<Figures, Failure> {
     if bench.io != Kind::Read {
         // It covers what was answered on all connections.
         match first.flush() {
-            Err(error) if is_lost(&error) => disk.again(error)?.flush(),
+            Err(error) if is_lost(&error) => disk.again(error, Instant::now())?.flush(),
             flushed => flushed,
         }
         .map_err(client_failure)?;
@@ -92,13 +92,14 @@ fn drive(
     let mut rng = plan.rng(connection);
     let data = plan.data(&mut rng);
     let mut latencies = latencies()?;
-    let mut asked = Asked { under_way: HashMap::with_capacity(depth), again: Vec::new(), over: false };
+    let mut asked = Asked { under_way: HashMap::with_capacity(depth), again: Vec::new(), over: false, silent: None };
     loop {
         match asked.run(plan, &mut client, &mut rng, &data, depth, &mut latencies) {
             Ok(()) => return Ok(latencies),
             Err(error) if is_lost(&error) => {
                 asked.again.extend(asked.under_way.drain().map(|(_, step)| step));
-                client = disk.again(error)?;
+                // A server that takes requests and answers none is waited for no longer than one that is gone.
+                client = disk.again(error, *asked.silent.get_or_insert_with(Instant::now))?;
             }
             Err(error) => return Err(client_failure(error)),
         }
@@ -112,6 +113,8 @@ struct Asked {
     again: Vec<Step>,
     /// Whether the plan has no further one.
     over: bool,
+    /// When a connection was lost, if nothing was answered since.
+    silent: Option<Instant>,
 }
 
 impl Asked {
@@ -149,6 +152,7 @@ impl Asked {
                 return Ok(());
             }
             let reply = client.receive()?;
+            self.silent = None;
             if let Some(step) = self.under_way.remove(&reply.cookie) {
                 if reply.error != 0 {
                     return Err(ClientError::Failed { what, code: reply.error });
