@@ -220,24 +220,17 @@ impl Drop for Ended {
 }
 
 /// Negotiates an export of 1 MiB as any server does, and hangs up at the first request.
-fn hangs_up(listener: &UnixListener) {
-    for stream in listener.incoming() {
-        let mut stream = stream.unwrap();
-        let negotiated: std::io::Result<()> = (|| {
-            stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
-            let mut head = [0; 4 + 16];
-            stream.read_exact(&mut head)?;
-            let mut asked = vec![0; u32::from_be_bytes(head[16..].try_into().unwrap()) as usize];
-            stream.read_exact(&mut asked)?;
-            for (kind, data) in [(3u32, &b"\0\0\0\0\0\0\0\x10\0\0\x01\x0d"[..]), (1, b"")] {
-                let reply = [&0x3e889045565a9u64.to_be_bytes()[..], &head[12..16], &kind.to_be_bytes()];
-                stream.write_all(&[&reply.concat()[..], &(data.len() as u32).to_be_bytes(), data].concat())?;
-            }
-            stream.read_exact(&mut [0; 28])
-        })();
-        // A client that has given up does not connect any more.
-        drop(negotiated);
+fn hang_up(mut stream: UnixStream) -> std::io::Result<()> {
+    stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+    let mut head = [0; 4 + 16];
+    stream.read_exact(&mut head)?;
+    let mut asked = vec![0; u32::from_be_bytes(head[16..].try_into().unwrap()) as usize];
+    stream.read_exact(&mut asked)?;
+    for (kind, data) in [(3u32, &b"\0\0\0\0\0\0\0\x10\0\0\x01\x0d"[..]), (1, b"")] {
+        let reply = [&0x3_e889_0455_65a9u64.to_be_bytes()[..], &head[12..16], &kind.to_be_bytes()];
+        stream.write_all(&[&reply.concat()[..], &(data.len() as u32).to_be_bytes(), data].concat())?;
     }
+    stream.read_exact(&mut [0; 28])
 }
 
 /// Failure: the bench never ended. Cause: a connection that could be made counted as a server that had come again.
@@ -246,7 +239,10 @@ fn a_bench_of_a_server_that_answers_nothing_ends() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let listener = UnixListener::bind(folder.join("socket")).unwrap();
-    std::thread::spawn(move || hangs_up(&listener));
+    std::thread::spawn(move || {
+        // A client that has given up is gone before it has said all.
+        listener.incoming().for_each(|stream| drop(std::thread::spawn(|| hang_up(stream.unwrap()))));
+    });
     let uri = format!("nbd+unix:///disk?socket={}", folder.join("socket").display());
     let arguments = ["bench", &uri, "--io-size", "4k", "--seconds", "1", "--io", "read", "--reconnect", "1s"];
     let (code, said) = volume(folder, &arguments);
@@ -286,7 +282,7 @@ fn what_cannot_be_mapped_is_refused_with_what_helps() {
         if let Ok(server) = Command::new("qemu-nbd")
             .args(["--persistent", "-f", "raw", "-k"])
             .arg(folder.join("qemu"))
-            .arg("raw")
+            .arg(folder.join("raw"))
             .spawn()
         {
             let server = Ended(server);
