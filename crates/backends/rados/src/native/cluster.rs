@@ -1,0 +1,218 @@
+//! A cluster, its pools, and operations on their way.
+
+use std::cell::Cell;
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+use super::library::{
+    Handle, rados_aio_create_completion2, rados_aio_get_return_value, rados_aio_get_version, rados_aio_read_op_operate,
+    rados_aio_release, rados_aio_write_op_operate, rados_conf_read_file, rados_conf_set, rados_connect, rados_create,
+    rados_ioctx_create, rados_ioctx_destroy, rados_ioctx_set_namespace, rados_shutdown,
+};
+use super::operation::{Failed, Found, Read, Write};
+
+/// Flags of an operation.
+pub mod flags {
+    /// Where the cluster or the pool is full the operation fails, and does not wait until it is not.
+    pub const FULL_TRY: i32 = 64;
+}
+
+thread_local! {
+    /// Whether this thread is one of librados that tells of an operation.
+    static TELLS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub struct ConnectError {
+    /// What failed, with the setting, file or pool.
+    pub what: String,
+    /// Why.
+    #[source]
+    pub source: std::io::Error,
+}
+
+fn checked(code: c_int, what: impl FnOnce() -> String) -> Result<(), ConnectError> {
+    if code >= 0 {
+        return Ok(());
+    }
+    Err(ConnectError { what: what(), source: std::io::Error::from_raw_os_error(-code) })
+}
+
+fn no_nul(text: &str) -> Result<CString, ConnectError> {
+    CString::new(text).map_err(|_| ConnectError {
+        what: format!("{text:?} has a NUL in it"),
+        source: std::io::ErrorKind::InvalidInput.into(),
+    })
+}
+
+/// A connection to a cluster. Dropping the last of it and of its pools ends it.
+pub struct Cluster(Handle);
+
+// SAFETY: librados may be called by any thread.
+unsafe impl Send for Cluster {}
+// SAFETY: as above.
+unsafe impl Sync for Cluster {}
+
+impl Cluster {
+    /// Connects as `user` (`None`: admin), with the settings of the file (`None`: where Ceph looks for it), and others
+    /// that go before them.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: the file cannot be read, a setting is none of Ceph's, no monitor answers within
+    /// `client_mount_timeout`, the key is wrong.
+    pub fn connect(
+        user: Option<&str>,
+        file: Option<&Path>,
+        settings: &[(&str, &str)],
+    ) -> Result<Arc<Self>, ConnectError> {
+        let user = user.map(no_nul).transpose()?;
+        let file = file.map(|file| no_nul(&file.to_string_lossy())).transpose()?;
+        let pointer = |text: &Option<CString>| text.as_ref().map_or(null(), |text| text.as_ptr());
+        let mut handle = null_mut();
+        // SAFETY: the pointers hold for the call.
+        checked(unsafe { rados_create(&raw mut handle, pointer(&user)) }, || "making a client of Ceph".into())?;
+        // Ends it where something below fails.
+        let cluster = Arc::new(Self(handle));
+        // SAFETY: as above, and the handle lives.
+        checked(unsafe { rados_conf_read_file(handle, pointer(&file)) }, || {
+            format!("reading Ceph's configuration {}", file.as_ref().map_or("".into(), |file| file.to_string_lossy()))
+        })?;
+        for (option, value) in settings {
+            let (name, text) = (no_nul(option)?, no_nul(value)?);
+            // SAFETY: as above.
+            let code = unsafe { rados_conf_set(handle, name.as_ptr(), text.as_ptr()) };
+            checked(code, || format!("setting {option} to {value:?}"))?;
+        }
+        // SAFETY: as above.
+        checked(unsafe { rados_connect(handle) }, || "connecting to Ceph".into())?;
+        Ok(cluster)
+    }
+
+    /// A pool, and in it the objects of this namespace alone.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: there is no such pool.
+    pub fn pool(self: &Arc<Self>, name: &str, namespace: &str) -> Result<Pool, ConnectError> {
+        let (pool, space) = (no_nul(name)?, no_nul(namespace)?);
+        let mut handle = null_mut();
+        // SAFETY: the cluster's handle lives, and the pointers hold for the call.
+        checked(unsafe { rados_ioctx_create(self.0, pool.as_ptr(), &raw mut handle) }, || format!("pool {name:?}"))?;
+        let opened = Opened { handle, cluster: Arc::clone(self) };
+        // SAFETY: both live.
+        unsafe { rados_ioctx_set_namespace(handle, space.as_ptr()) };
+        Ok(Pool(Arc::new(opened)))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let handle = self.0 as usize;
+        let end = move || {
+            // SAFETY: nobody has the handle any more.
+            unsafe { rados_shutdown(handle as Handle) };
+        };
+        // It waits for the threads that tell, so none of them can wait for it.
+        if TELLS.get() {
+            drop(std::thread::spawn(end));
+        } else {
+            end();
+        }
+    }
+}
+
+struct Opened {
+    handle: Handle,
+    /// Lives as long as its pools.
+    #[expect(dead_code, reason = "held")]
+    cluster: Arc<Cluster>,
+}
+
+// SAFETY: librados may be called by any thread.
+unsafe impl Send for Opened {}
+// SAFETY: as above.
+unsafe impl Sync for Opened {}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // SAFETY: operations that are under way hold this.
+        unsafe { rados_ioctx_destroy(self.handle) };
+    }
+}
+
+/// A pool of a cluster.
+#[derive(Clone)]
+pub struct Pool(Arc<Opened>);
+
+type Told = Box<dyn FnOnce(c_int, u64) + Send>;
+
+/// What an operation needs while it is under way.
+struct UnderWay {
+    told: Told,
+    #[expect(dead_code, reason = "held")]
+    pool: Pool,
+}
+
+unsafe extern "C" fn tell(completion: Handle, argument: *mut c_void) {
+    // SAFETY: it is what `start` gave, and this is called once.
+    let under_way = unsafe { Box::from_raw(argument.cast::<UnderWay>()) };
+    // SAFETY: the operation is over; nobody else releases it.
+    let (code, version) = unsafe {
+        let outcome = (rados_aio_get_return_value(completion), rados_aio_get_version(completion));
+        rados_aio_release(completion);
+        outcome
+    };
+    TELLS.set(true);
+    // A panic must not go through the library; who waits sees a promise that was dropped.
+    let _ = catch_unwind(AssertUnwindSafe(move || (under_way.told)(code, version)));
+}
+
+impl Pool {
+    /// Begins what `operate` asks for with a completion; `told` is called once, by any thread, also if it cannot begin.
+    fn start(&self, operate: impl FnOnce(Handle, Handle) -> c_int, told: Told) {
+        let argument = Box::into_raw(Box::new(UnderWay { told, pool: self.clone() }));
+        let mut completion = null_mut();
+        // SAFETY: the argument is a box that `tell` or this takes back.
+        let mut code = unsafe { rados_aio_create_completion2(argument.cast(), tell, &raw mut completion) };
+        if code >= 0 {
+            code = operate(self.0.handle, completion);
+            if code < 0 {
+                // SAFETY: it was not begun, so nobody else has it.
+                unsafe { rados_aio_release(completion) };
+            }
+        }
+        if code < 0 {
+            // SAFETY: nobody will be told with it.
+            let under_way = unsafe { Box::from_raw(argument) };
+            (under_way.told)(code, 0);
+        }
+    }
+
+    /// Does a compound operation on an object. `told` is called once, by a thread of librados that must not be kept:
+    /// with the version of the object after it.
+    pub fn write(
+        &self,
+        object: &CStr,
+        write: Write,
+        flags: i32,
+        told: impl FnOnce(Result<u64, Failed>) + Send + 'static,
+    ) {
+        let handle = write.handle();
+        // SAFETY: the pool lives, and the operation too: what is told holds it.
+        let operate =
+            |pool, done| unsafe { rados_aio_write_op_operate(handle, pool, done, object.as_ptr(), null(), flags) };
+        self.start(operate, Box::new(move |code, version| told(write.outcome(code, version))));
+    }
+
+    /// As [`Pool::write`], of an operation that reads.
+    pub fn read(&self, object: &CStr, read: Read, told: impl FnOnce(Result<Found, Failed>) + Send + 'static) {
+        let handle = read.handle();
+        // SAFETY: as above.
+        let operate = |pool, done| unsafe { rados_aio_read_op_operate(handle, pool, done, object.as_ptr(), 0) };
+        self.start(operate, Box::new(move |code, version| told(read.outcome(code, version))));
+    }
+}
