@@ -11,7 +11,7 @@
 //! 2. What is missing because of a removal that is not durable waits for that removal.
 //! 3. From the look at the index until the value is there the call is pinned: no segment is used again meanwhile.
 //! 4. A caller waits neither for the device nor for memory. A call that needs index pages which are not in memory is
-//!    made again as a whole by whoever waits for it, or by a pool: it shows a moment after it began.
+//!    made again as a whole by the thread that waits for it, or by a pool: it shows a moment after it began.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -154,7 +154,7 @@ impl Engine {
             let twin = Arc::clone(twin);
             move || call(&twin).into_parts()
         });
-        // Should nobody come for it, it is done when the store is closed, which it would keep open.
+        // If its caller never comes for it, closing the store does it: else it would keep the store open.
         pool.offer(task);
         completion
     }

@@ -4,8 +4,8 @@
 //!                → [`Readings::end_of`] → completion → submitted again
 //!
 //! Invariants:
-//! 1. Who waits for a reading is answered once it has ended, however it ends.
-//! 2. Nobody waits for what is read for another.
+//! 1. A writer that waits for a reading is answered once it has ended, however it ends.
+//! 2. No writer waits for what is read for another.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Drop for Reading {
     }
 }
 
-/// Work of which nobody waits for the outcome itself.
+/// Work whose outcome no writer waits for, but for its end.
 struct Reads(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Task for Reads {

@@ -1,7 +1,7 @@
 //! What librados 16.2 does with compound operations, on a real cluster: what the mapping of the waist builds on.
 //!
-//! CEPH_CONF names the configuration of a cluster with a pool `bench`; without it there is nothing to ask, and each test
-//! says so.
+//! CEPH_CONF names the configuration of a cluster with a pool `bench`; without it there is nothing to ask, and each
+//! test says so.
 
 #![cfg(feature = "librados")]
 #![allow(clippy::unwrap_used, reason = "a test that fails")]

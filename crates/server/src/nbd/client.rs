@@ -188,7 +188,7 @@ impl FromStr for Place {
     }
 }
 
-/// A connection to the first of these addresses where somebody answers.
+/// A connection to the first of these addresses at which a server answers.
 fn connect(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut failed = io::Error::new(ErrorKind::AddrNotAvailable, "the host has no address");
     for address in addresses {

@@ -167,7 +167,7 @@ unsafe extern "C" fn tell(completion: Handle, argument: *mut c_void) {
         outcome
     };
     TELLS.set(true);
-    // A panic must not go through the library; who waits sees a promise that was dropped.
+    // A panic must not go through the library: it ends here, with what the closure held.
     let _ = catch_unwind(AssertUnwindSafe(move || (under_way.told)(code, version)));
 }
 

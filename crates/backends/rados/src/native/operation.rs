@@ -71,8 +71,8 @@ fn bytes(of: &[u8]) -> *const c_char {
 /// A comparison, with what the library writes of it.
 enum Guard {
     Omap(Slot),
-    /// Of an xattr the library tells nothing. That of the mark behind it stays 0 where it is not come to: where it is, the
-    /// OSD puts there what came of the last comparison of an xattr, which is 1.
+    /// Of an xattr the library tells nothing. The slot of the mark behind it stays 0 where the OSD does not come to it;
+    /// where it does, it puts there what came of the last comparison of an xattr, which is 1.
     Xattr(Option<Slot>),
 }
 
