@@ -30,11 +30,10 @@ def at(address):
 class Server:
     """A server with these doors, in a folder of its own; `resp`, `nbd`, `grpc`, `http` are their hosts and ports."""
 
-    def __init__(self, folder, *arguments, doors=tuple(FLAGS), limit=None, prepare=None, esker=None, environment=None):
+    def __init__(self, folder, *arguments, doors=tuple(FLAGS), limit=None, prepare=None, esker=None):
         self.program, self.folder, self.prepare = esker or program(), folder, prepare
         # Settings of this shell must not reach the server.
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("ESKER")}
-        self.environment |= environment or {}
         flags = [word for door in doors for word in (FLAGS[door], EVERY_PORT)]
         self.process = self.start("serve", *arguments, *flags, told="told", limit=limit)
         for door, address in zip(doors, self.addresses(doors)):

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use esker_store::limits::OBJECT_BYTES_MAX;
 use esker_store::{
     Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId, ObjectStore,
-    OmapScan, Result, SlotScan, Snapshot, Stall, Stat, Transaction, Waits,
+    OmapScan, Result, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
 };
 
 use crate::engine::Engine;
@@ -233,6 +233,10 @@ impl ObjectStore for Engine {
             return self.later(move |twin| twin.slot_get_many(&object, &indexes));
         };
         self.values(pinned, looked, |number| Sought::Slot(indexes[number]))
+    }
+
+    fn will_get(&self, object: &ObjectId, soon: Soon<'_>) {
+        self.begin_soon(object, soon);
     }
 
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {

@@ -3,6 +3,8 @@
 //! read that is not in memory → [`Pool::offer`] → a thread waits for its outcome, and reads
 //!                                              → a task polls for it → [`Pool::give`] → queue → a thread reads
 //!                                              → the cleaner waits for it → [`Pool::hurry`] → the same
+//! a thread that reads        → [`Pool::begin`]: the device begins all that was offered and is not begun
+//! reads that will be asked for → [`Pool::hint`] → queue, unless much waits there → a thread has the device begin them
 //!
 //! Threads are started when they are needed, up to a number, and stay. A caller that waits for an outcome does the read
 //! itself, and wakes no thread: with two processors that cost a sixth of the reads of a busy store.
@@ -12,6 +14,8 @@
 //! and neither waited nor polled for is run when the cleaner waits for it, or the pool is closed.
 //! 2. A task waits for the device only: never for room, for another task, or for a lock that is held over I/O. Those
 //!    that need index pages wait for memory too: they have a pool of their own, and hold nothing before they run.
+//! 3. Only threads that wait for a read, and those of the pool, ask the device for anything: telling it of a read can
+//!    take as long as the read, where many are under way or the device hangs.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,6 +33,27 @@ pub const PAGE_THREADS_MAX: usize = 8;
 
 /// Fewer that are offered are not looked through.
 const OFFERED_MIN: usize = 256;
+/// Of so many that are offered the device is told before they are read; of more they are read as they come.
+const TOLD_MAX: usize = 1_024;
+
+/// Has the device begin a read.
+type Begin = Box<dyn FnOnce() + Send>;
+
+/// What the device may begin ahead of reads that are not asked for yet. It is done once.
+struct Hint(Mutex<Option<Begin>>);
+
+impl Task for Hint {
+    fn run(&self) {
+        let begin = self.0.lock().take();
+        if let Some(begin) = begin {
+            begin();
+        }
+    }
+
+    fn is_begun(&self) -> bool {
+        self.0.lock().is_none()
+    }
+}
 
 struct Gives(Arc<Pool>);
 
@@ -45,6 +70,8 @@ struct Queue {
     offered: VecDeque<Arc<dyn Task>>,
     /// With so many offered, all that are begun are dropped.
     offered_max: usize,
+    /// What has the device begin those of them that it was not told of.
+    untold: Vec<(Arc<dyn Task>, Begin)>,
     threads: Vec<JoinHandle<()>>,
     /// Threads that wait and have not been told of a task.
     idle: usize,
@@ -69,14 +96,13 @@ impl Pool {
         Arc::new(Gives(Arc::clone(self)))
     }
 
-    /// Keeps the task for [`Pool::hurry`]; its completion has others do it sooner. Whether others are kept that nobody
-    /// has begun: then one of the callers asks for several before it waits.
-    pub fn offer(&self, task: Arc<dyn Task>) -> bool {
+    /// Keeps the task for [`Pool::hurry`]; its completion has others do it sooner. `begin` has the device begin its
+    /// read, if another is read before.
+    pub fn offer(&self, task: Arc<dyn Task>, begin: Option<Begin>) {
         let mut queue = self.queue.lock();
         if queue.closed {
             drop(queue);
-            task.run();
-            return false;
+            return task.run();
         }
         let mut begun = Vec::new();
         while queue.offered.front().is_some_and(|first| first.is_begun()) {
@@ -89,12 +115,32 @@ impl Pool {
             queue.offered_max = 2 * left.len();
             queue.offered = left;
         }
-        let others = !queue.offered.is_empty();
-        queue.offered.push_back(task);
+        queue.offered.push_back(Arc::clone(&task));
+        if let Some(begin) = begin.filter(|_| queue.untold.len() < TOLD_MAX) {
+            queue.untold.push((task, begin));
+        }
         drop(queue);
         // What they hold may be the last of something large.
         drop(begun);
-        others
+    }
+
+    /// Has the device begin all that is offered, but for what is read already: to be called before a read, by a thread
+    /// that may wait for the device.
+    pub fn begin(&self) {
+        let untold = std::mem::take(&mut self.queue.lock().untold);
+        for (task, begin) in untold {
+            if !task.is_begun() {
+                begin();
+            }
+        }
+    }
+
+    /// Has a thread call `begin` soon, which has the device begin reads; it is dropped where as many tasks wait as there
+    /// may be threads.
+    pub fn hint(self: &Arc<Self>, begin: impl FnOnce() + Send + 'static) {
+        if self.queue.lock().tasks.len() < self.threads_max {
+            self.give(Arc::new(Hint(Mutex::new(Some(Box::new(begin))))));
+        }
     }
 
     /// Has threads run all that is offered.
@@ -161,7 +207,9 @@ impl Pool {
         queue.closed = true;
         let threads = std::mem::take(&mut queue.threads);
         let offered = std::mem::take(&mut queue.offered);
+        let untold = std::mem::take(&mut queue.untold);
         drop(queue);
+        drop(untold);
         self.given.notify_all();
         for task in offered {
             // As in `work`.
@@ -226,7 +274,7 @@ mod tests {
                 count.fetch_add(1, Ordering::SeqCst);
                 (Ok(()), None)
             });
-            pool.offer(task);
+            pool.offer(task, None);
             completion
         };
         let held = offer();

@@ -3,14 +3,14 @@
 //! ```text
 //! lock → places → unlock → values from memory, or what the device gives at once → completion with the barrier to wait
 //! for
-//!                        → the others: begun ahead → reading pool, or the waiting caller → the same, later
+//!                        → the others: reading pool, or the waiting caller: begun ahead → the same, later
 //! ```
 //!
 //! Invariants:
 //! 1. The places of one call are taken under one lock, so that they show one moment.
 //! 2. What is missing because of a removal that is not durable waits for that removal.
 //! 3. From the look at the index until the value is there the call is pinned: no segment is used again meanwhile.
-//! 4. A caller waits neither for the device nor for memory. A call that needs index pages which are not in memory is
+//! 4. A caller waits neither for the device, also where it would only tell it of a read, nor for memory. A call that needs index pages which are not in memory is
 //!    made again as a whole by the thread that waits for it, or by a pool: it shows a moment after it began.
 
 use std::ops::Range;
@@ -19,7 +19,8 @@ use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX, Together};
-use esker_store::{Applied, Barrier, Completion, DurableMark, Error, ObjectId, Result, deferred};
+use esker_store::{Applied, Barrier, Completion, DurableMark, Error, ObjectId, Result, Soon, deferred};
+use parking_lot::Mutex;
 
 use crate::engine::Engine;
 use crate::format::Loc;
@@ -126,22 +127,73 @@ impl Engine {
     /// Does the rest of a call, which has to wait for the device: on the thread that waits for it, or on one of the
     /// reading pool.
     ///
-    /// `begin` has the device begin it ahead: called where others are asked for and not waited for yet. The read of a
-    /// caller that waits at once is begun by that.
+    /// `begin` has the device begin it ahead: called by the thread that does another before it, if one does.
     fn defer<T: Send + 'static>(
         &self,
-        begin: impl FnOnce(),
+        begin: impl FnOnce() + Send + 'static,
         work: impl FnOnce() -> Applied<T> + Send + 'static,
     ) -> Completion<T> {
         let Some(pool) = &self.pool else {
             let (value, barrier) = work();
             return Completion::after(value, barrier);
         };
-        let (task, completion) = deferred("reading", Some(pool.runner()), work);
-        if pool.offer(task) {
-            begin();
-        }
+        let (task, completion) = deferred("reading", Some(pool.runner()), {
+            let pool = Arc::clone(pool);
+            move || {
+                pool.begin();
+                work()
+            }
+        });
+        pool.offer(task, Some(Box::new(begin)));
         completion
+    }
+
+    /// As [`Engine::defer`], of a call that reads several: `begin` has the device begin the first of them, and is called
+    /// once, by the thread that does the call at the latest.
+    fn defer_several<T: Send + 'static>(
+        &self,
+        begin: impl FnOnce() + Send + 'static,
+        work: impl FnOnce() -> Applied<T> + Send + 'static,
+    ) -> Completion<T> {
+        let begin = Arc::new(Mutex::new(Some(begin)));
+        let once = move || {
+            let begin = begin.lock().take();
+            if let Some(begin) = begin {
+                begin();
+            }
+        };
+        self.defer(once.clone(), move || {
+            once();
+            work()
+        })
+    }
+
+    /// Has the device begin to read what will be asked for, as far as its place is known and it is not in memory. A
+    /// thread of the pool tells it.
+    pub(crate) fn begin_soon(&self, object: &ObjectId, soon: Soon<'_>) {
+        let Some(pool) = self.pool.as_ref().filter(|_| self.reads_ahead) else { return };
+        let mut places = self.look_at(
+            object,
+            |_| Vec::new(),
+            |_, state| {
+                // Those whose pages are missing are left to their readers.
+                let places: Vec<Loc> = match soon {
+                    Soon::Omap(keys) => keys.iter().filter_map(|key| state.omap.get(key).ok().flatten()).collect(),
+                    Soon::Slots(indexes) => {
+                        indexes.iter().filter_map(|index| state.slots.get(*index).ok().flatten()).collect()
+                    }
+                };
+                places
+            },
+        );
+        places.retain(|loc| !self.reader.is_in_memory(*loc));
+        places.truncate(AHEAD);
+        if places.is_empty() {
+            return;
+        }
+        // Nothing is pinned: a place that means something else meanwhile is read for nothing.
+        let reader = Arc::clone(&self.reader);
+        pool.hint(move || places.into_iter().for_each(|loc| reader.begin(loc)));
     }
 
     /// Has the twin make a call that needs index pages: on the thread that waits for it, or on one of its pool.
@@ -155,7 +207,7 @@ impl Engine {
             move || call(&twin).into_parts()
         });
         // If its caller never comes for it, closing the store does it: else it would keep the store open.
-        pool.offer(task);
+        pool.offer(task, None);
         completion
     }
 
@@ -194,12 +246,15 @@ impl Engine {
             Ok(Some(found)) => self.completion(Ok(Some(found.value)), found.wait_to.max(shown.present)),
             Ok(None) => {
                 let (carried, what) = (self.carry(pinned), what.keep());
-                let begin = || self.reader.begin(loc);
-                self.defer(begin, move || {
-                    let asked = Asked { object: shown.owner, what: what.sought() };
-                    let found = carried.reader.fetch(loc, &asked, durable);
-                    carried.applied(found.map(|found| (Some(found.value), found.wait_to.max(shown.present))))
-                })
+                let reader = Arc::clone(&self.reader);
+                self.defer(
+                    move || reader.begin(loc),
+                    move || {
+                        let asked = Asked { object: shown.owner, what: what.sought() };
+                        let found = carried.reader.fetch(loc, &asked, durable);
+                        carried.applied(found.map(|found| (Some(found.value), found.wait_to.max(shown.present))))
+                    },
+                )
             }
             Err(error) => Completion::ready(Err(error)),
         }
@@ -236,12 +291,7 @@ impl Engine {
             };
             match found.and_then(|found| found.map(|found| values.set(number, found)).transpose()) {
                 Ok(Some(())) => {}
-                Ok(None) => {
-                    if cold.len() < AHEAD {
-                        self.reader.begin(loc);
-                    }
-                    cold.push((number, loc, what(number).keep()));
-                }
+                Ok(None) => cold.push((number, loc, what(number).keep())),
                 Err(error) => return Completion::ready(Err(error)),
             }
         }
@@ -249,8 +299,10 @@ impl Engine {
             return self.completion(Ok(values.values), values.wait_to);
         }
         let carried = self.carry(pinned);
-        self.defer(
-            || {},
+        let (reader, first) = (Arc::clone(&self.reader), cold.iter().map(|(_, loc, _)| *loc).take(AHEAD));
+        let first: Vec<Loc> = first.collect();
+        self.defer_several(
+            move || first.into_iter().for_each(|loc| reader.begin(loc)),
             move || {
                 let all = cold.iter().enumerate().try_for_each(|(at, (number, loc, what))| {
                     if let Some((_, next, _)) = cold.get(at + AHEAD) {
@@ -291,17 +343,20 @@ impl Engine {
             };
             let Some(found) = found else {
                 let mut begun = page.bytes;
-                for loc in std::iter::once(loc).chain(places.as_slice().iter().map(|(_, loc)| *loc)).take(AHEAD) {
-                    self.reader.begin(loc);
-                    begun += loc.span_bytes() as usize;
-                    if begun >= SCAN_BYTES_MAX {
-                        break;
-                    }
-                }
+                let first = std::iter::once(loc).chain(places.as_slice().iter().map(|(_, loc)| *loc)).take(AHEAD);
+                // With the one that fills the page.
+                let first: Vec<Loc> = first
+                    .take_while(|loc| {
+                        let fits = begun < SCAN_BYTES_MAX;
+                        begun += loc.span_bytes() as usize;
+                        fits
+                    })
+                    .collect();
+                let reader = Arc::clone(&self.reader);
                 let carried = self.carry(pinned);
                 let ahead: Vec<Loc> = places.as_slice().iter().skip(AHEAD - 1).map(|(_, loc)| *loc).collect();
-                return self.defer(
-                    || {},
+                return self.defer_several(
+                    move || first.into_iter().for_each(|loc| reader.begin(loc)),
                     move || {
                         let cold = std::iter::once((key, loc)).chain(places).enumerate();
                         let whole = cold.into_iter().try_for_each(|(at, (key, loc))| {
@@ -363,8 +418,9 @@ impl Engine {
                 Ok(Some(found)) => self.completion(Ok(found.value), found.wait_to.max(floor)),
                 Ok(None) => {
                     let carried = self.carry(pinned);
+                    let reader = Arc::clone(&self.reader);
                     self.defer(
-                        || self.reader.begin_part(extent.loc, extent.skip, extent.len),
+                        move || reader.begin_part(extent.loc, extent.skip, extent.len),
                         move || {
                             let found = carried.reader.fetch_part(extent.loc, &asked, extent.skip, extent.len, durable);
                             carried.applied(found.map(|found| (found.value, found.wait_to.max(floor))))
@@ -387,10 +443,7 @@ impl Engine {
                     wait_to = wait_to.max(found.wait_to);
                     place(&mut bytes, offset, &found.value);
                 }
-                Ok(None) => {
-                    self.reader.begin_part(extent.loc, extent.skip, extent.len);
-                    cold.push((offset, extent, asked));
-                }
+                Ok(None) => cold.push((offset, extent, asked)),
                 Err(error) => return Completion::ready(Err(error)),
             }
         }
@@ -398,8 +451,10 @@ impl Engine {
             return self.completion(Ok(bytes.freeze()), wait_to);
         }
         let carried = self.carry(pinned);
-        self.defer(
-            || {},
+        let (reader, first) = (Arc::clone(&self.reader), cold.iter().map(|(_, extent, _)| *extent));
+        let first: Vec<Extent> = first.collect();
+        self.defer_several(
+            move || first.into_iter().for_each(|part| reader.begin_part(part.loc, part.skip, part.len)),
             move || {
                 let all = cold.iter().try_for_each(|(offset, extent, asked)| {
                     let found = carried.reader.fetch_part(extent.loc, asked, extent.skip, extent.len, durable)?;

@@ -248,6 +248,12 @@ impl Reader {
         Miss::now(self.whole(loc, asked, durable, How::Now))
     }
 
+    /// Whether a buffer or the cache has what stands at `loc`, as far as it shows without a look at it.
+    pub fn is_in_memory(&self, loc: Loc) -> bool {
+        self.segments.with_buffer(loc.offset(), |_, _| ()).is_some()
+            || self.cache.contains_key(&Key::Payload(loc.raw(), self.generation(loc)))
+    }
+
     /// The device begins to read what stands at `loc`, as far as it can.
     pub fn begin(&self, loc: Loc) {
         self.device.will_read(loc.offset(), self.clamp_span(loc));

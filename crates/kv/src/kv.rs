@@ -308,6 +308,17 @@ impl Kv {
         self.shared.applied_by_default.store(durability == Durability::Applied, Ordering::Relaxed);
     }
 
+    /// Tells the store that these keys will be read soon, so that it may begin to bring into memory what is not there. A
+    /// hint: it waits for nothing, and a store that keeps nothing in memory does nothing.
+    pub fn will_get(&self, keys: &[(&Namespace, Key<'_>)]) {
+        let mut rest = keys.to_vec();
+        while let Some((namespace, _)) = rest.first().copied() {
+            let (own, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(|(of, _)| of.is(namespace));
+            namespace.will_get(&own.into_iter().map(|(_, key)| key).collect::<Vec<_>>());
+            rest = others;
+        }
+    }
+
     /// Begins a transaction that holds the stripes of `keys`: no other writer of this process changes them before it
     /// ends, so that it seldom has to be begun anew. It may read and write other keys too.
     ///

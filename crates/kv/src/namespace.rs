@@ -202,6 +202,11 @@ impl Namespace {
         self.entry(key).map(|entry| entry.is_some())
     }
 
+    /// See [`Kv::will_get`](crate::Kv::will_get). Keys that the namespace cannot hold are passed over.
+    pub(crate) fn will_get(&self, keys: &[Key<'_>]) {
+        self.0.placement.will_get(self.store(), self.0.kind, keys);
+    }
+
     /// The values of several keys, at one moment; of numbers in several ranges of 2^20, as far as other processes do
     /// not write meanwhile. Those that are not in memory are read at the same time.
     pub fn get_many(&self, keys: &[Key<'_>]) -> Completion<Vec<Option<Bytes>>> {

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use esker_store::{
-    Barrier, Change, Collection, Completion, Condition, Guard, ObjectId, ObjectStore, Op, Result, Transaction,
+    Barrier, Change, Collection, Completion, Condition, Guard, ObjectId, ObjectStore, Op, Result, Soon, Transaction,
 };
 use parking_lot::RwLock;
 
@@ -265,6 +265,22 @@ impl Placement {
             }
             found
         })
+    }
+
+    /// Tells the store that these keys of one kind will be read soon.
+    pub(crate) fn will_get(&self, store: &dyn ObjectStore, kind: Kind, keys: &[Key<'_>]) {
+        if kind == Kind::Bytes {
+            let keys = keys.iter().filter_map(|key| if let Key::Bytes(key) = *key { Some(key) } else { None });
+            let keys: Vec<&[u8]> = keys.collect();
+            return store.will_get(&self.bytes, Soon::Omap(&keys));
+        }
+        let places = keys.iter().filter_map(|key| if let Key::Int(key) = *key { Some(split(key)) } else { None });
+        let mut places: Vec<(u64, u64)> = places.collect();
+        places.sort_unstable();
+        for part in places.chunk_by(|one, next| one.0 == next.0) {
+            let indexes: Vec<u64> = part.iter().map(|(_, index)| *index).collect();
+            self.with_range(part[0].0, |object| store.will_get(object, Soon::Slots(&indexes)));
+        }
     }
 
     /// Adds the writing of an entry.

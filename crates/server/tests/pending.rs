@@ -12,8 +12,8 @@ use esker_kv::{Kv, SystemClock};
 use esker_memory::MemoryStore;
 use esker_server::resp::{Config, NoEngineInfo, Server};
 use esker_store::{
-    Applied, CommitSeq, Completion, Error, Forward, ObjectId, ObjectStore, OmapScan, Op, Promise, Stall, Transaction,
-    Waits, WhenBusy, promised,
+    Applied, CommitSeq, Completion, Error, Forward, ObjectId, ObjectStore, OmapScan, Op, Promise, Soon, Stall,
+    Transaction, Waits, WhenBusy, promised,
 };
 use parking_lot::{Condvar, Mutex};
 use support::{Client, PATIENCE, config, encode, eventually};
@@ -49,6 +49,8 @@ struct Late {
     store: MemoryStore,
     held: Mutex<bool>,
     waits: Mutex<Vec<Asked>>,
+    /// What it was told will be asked for: names of objects, a slash, and keys.
+    told: Mutex<Vec<String>>,
     /// Each value comes by itself, and is in memory from then on: what was asked for, if so.
     one_by_one: Mutex<Option<HashSet<Vec<u8>>>>,
     /// It has no room for what is written to databases.
@@ -142,6 +144,15 @@ impl Forward for Late {
         let (promise, completion) = promised("a value");
         self.waits.lock().push(Asked::One(promise, value.into_parts()));
         completion
+    }
+
+    fn will_get(&self, object: &ObjectId, soon: Soon<'_>) {
+        let key = |key: String| format!("{}/{key}", String::from_utf8_lossy(object.name()));
+        let mut told = self.told.lock();
+        match soon {
+            Soon::Omap(keys) => told.extend(keys.iter().map(|text| key(String::from_utf8_lossy(text).into_owned()))),
+            Soon::Slots(indexes) => told.extend(indexes.iter().map(|index| key(index.to_string()))),
+        }
     }
 
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
@@ -296,6 +307,86 @@ fn who_waits_for_a_value_holds_up_nobody_and_is_answered_in_order() {
     let refused = "-WRONGTYPE Operation against a key holding the wrong kind of value\r\n";
     assert_eq!(String::from_utf8(one.reply().unwrap()).unwrap(), refused);
     assert_eq!(one.reply().unwrap(), b"+PONG\r\n");
+}
+
+/// What the store is told while these commands, sent at once, wait for the first of their values.
+fn told_of(server: &Running, client: &mut Client<std::net::TcpStream>, commands: &[&str]) -> Vec<String> {
+    server.store.told.lock().clear();
+    server.store.hold(true);
+    let words = |command: &&str| encode(&command.split(' ').collect::<Vec<_>>());
+    client.send(&commands.iter().flat_map(words).collect::<Vec<_>>());
+    eventually("it waits", || server.store.waiting() > 0);
+    // Its loop is through with it once it answers another.
+    Client::connect(server.address).check("PING", "+PONG\r\n");
+    let told = std::mem::take(&mut *server.store.told.lock());
+    server.store.hold(false);
+    for command in commands {
+        assert!(client.reply().is_some(), "{command} is not answered");
+    }
+    told.into_iter().map(|told| told.replace("db0/bytes/", "")).collect()
+}
+
+/// Failure: a client that sends a hundred GETs at once had one of them read at a time. Fix: while a command waits, the
+/// store is told what those behind it will read.
+#[test]
+fn the_store_is_told_what_commands_behind_one_that_waits_will_read() {
+    let server = Running::with(Config { int_databases: vec![1], ..config() });
+    let mut one = Client::connect(server.address);
+    one.check("MSET a 1 b 2 c 3 d 4", "+OK\r\n");
+    let mut told = |commands: &[&str]| told_of(&server, &mut one, commands).join(" ");
+    assert_eq!(told(&["GET a", "GET b", "PING", "MGET c d", "INCR n", "GET none"]), "b c d n none");
+    // Nothing that is only written; nothing behind what leads to another database, or takes all away.
+    assert_eq!(told(&["GET a", "SET b 5", "HGET h f", "GET a b", "SELECT 0", "GET c"]), "h");
+    assert_eq!(told(&["GET a", "GET b", "FLUSHALL", "GET c"]), "b");
+    // Nor what was never heard of, or is no command any more.
+    one.check("MSET a 1 b 2 c 3 d 4", "+OK\r\n");
+    let mut told = |commands: &[&str]| told_of(&server, &mut one, commands).join(" ");
+    assert_eq!(told(&["GET a", "GET b", "NOTHING b", "GET c"]), "b");
+    // All keys of one command, and of one transaction.
+    assert_eq!(told(&["EXISTS a b c"]), "a b c");
+    assert_eq!(told(&["MULTI", "INCR a", "INCR b", "GET d", "EXEC", "GET c"]), "a b d c");
+    // Numbers in slots, by their ranges, and others beside them.
+    one.check("SELECT 1", "+OK\r\n");
+    one.check("MSET x 1 7 2 2000000 3 8 4", "+OK\r\n");
+    let told = told_of(&server, &mut one, &["GET x", "GET 2000000", "GET 8", "GET y", "GET 7"]);
+    assert_eq!(told[3], "db1/bytes/y");
+    assert!(told[0].ends_with("/7") && told[1].ends_with("/8") && told[2].ends_with("/951424"), "{told:?}");
+}
+
+/// Of many it is told in turn, each once.
+#[test]
+fn the_store_is_told_of_commands_by_the_hundred_as_those_before_are_run() {
+    let server = Running::start();
+    let mut one = Client::connect(server.address);
+    *server.store.one_by_one.lock() = Some(HashSet::new());
+    let keys: Vec<String> = (0..300).map(|number| format!("key{number:03}")).collect();
+    one.send(&keys.iter().flat_map(|key| encode(&["GET", key])).collect::<Vec<_>>());
+    eventually("it waits", || !server.store.told.lock().is_empty());
+    assert!(server.store.told.lock().len() <= 192);
+    for _ in &keys {
+        assert_eq!(one.reply().unwrap(), b"$-1\r\n");
+    }
+    let told: Vec<String> = std::mem::take(&mut *server.store.told.lock());
+    let told: Vec<&str> = told.iter().filter_map(|told| told.strip_prefix("db0/bytes/")).collect();
+    assert_eq!(told, keys[1..].iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+/// A user has nothing read for him that he may not read, nor has one who is not known.
+#[test]
+fn the_store_is_told_of_nothing_that_a_user_may_not_run() {
+    let server = Running::with(Config { password: Some("secret".into()), ..config() });
+    let mut operator = Client::connect(server.address);
+    operator.check("AUTH secret", "+OK\r\n");
+    operator.check("ACL SETUSER some on >p +get +strlen %R~own*", "+OK\r\n");
+    operator.check("MSET own1 1 own2 2 other 3", "+OK\r\n");
+    let mut some = Client::connect(server.address);
+    some.check("AUTH some p", "+OK\r\n");
+    server.store.hold(true);
+    let commands = [&["GET", "own1"], &["GET", "other"], &["EXISTS", "own3"], &["STRLEN", "own2"]];
+    some.send(&commands.iter().flat_map(|command| encode(&command[..])).collect::<Vec<_>>());
+    eventually("it waits", || server.store.waiting() > 0);
+    operator.check("PING", "+PONG\r\n");
+    assert_eq!(*server.store.told.lock(), ["db0/bytes/own2"]);
 }
 
 #[test]

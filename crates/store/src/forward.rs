@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use crate::{
     Barrier, Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Incarnation, ObjectId,
-    ObjectStore, OmapScan, Result, SlotScan, Snapshot, Stall, Stat, Transaction, Waits,
+    ObjectStore, OmapScan, Result, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
 };
 
 /// What differs from the store behind. Implementing this implements [`ObjectStore`].
@@ -91,6 +91,11 @@ pub trait Forward: Send + Sync {
         self.behind().slot_get(object, index)
     }
 
+    /// As [`ObjectStore::will_get`].
+    fn will_get(&self, object: &ObjectId, soon: Soon<'_>) {
+        self.behind().will_get(object, soon);
+    }
+
     /// As [`ObjectStore::slot_scan`].
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
         self.behind().slot_scan(object, scan)
@@ -165,6 +170,9 @@ impl<F: Forward> ObjectStore for F {
     }
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
         forwarded(self, Some(object), || Forward::behind(self).slot_get_many(object, indexes))
+    }
+    fn will_get(&self, object: &ObjectId, soon: Soon<'_>) {
+        Forward::will_get(self, object, soon);
     }
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
         forwarded(self, Some(object), || Forward::slot_scan(self, object, scan))

@@ -84,6 +84,15 @@ pub struct DataRun {
     pub len: u64,
 }
 
+/// Values of an object that will be asked for soon.
+#[derive(Clone, Copy, Debug)]
+pub enum Soon<'a> {
+    /// Those of omap keys.
+    Omap(&'a [&'a [u8]]),
+    /// Those of slots.
+    Slots(&'a [u64]),
+}
+
 /// What is called when an object has changed.
 pub type Changed = Arc<dyn Fn() + Send + Sync>;
 
@@ -186,6 +195,12 @@ pub trait ObjectStore: Send + Sync {
 
     /// The values of several slots, all at the same moment, with the same limit as [`ObjectStore::omap_get_many`].
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>>;
+
+    /// Tells the store that these values will be asked for soon, so that it may begin to bring them into memory. A hint:
+    /// it returns at once, waits for nothing and keeps nothing in memory for its caller.
+    fn will_get(&self, object: &ObjectId, soon: Soon<'_>) {
+        let _ = (object, soon);
+    }
 
     /// Filled slots in key order, with the same rule for short answers as [`ObjectStore::omap_scan`].
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>>;

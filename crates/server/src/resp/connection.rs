@@ -14,6 +14,7 @@ use std::task::Context;
 use std::time::Instant;
 
 use crate::front::audit;
+use crate::resp::ahead::Ahead;
 use crate::resp::awaited::{Answered, Awaited};
 use crate::resp::commands::Executor;
 use crate::resp::commands::connection::TOO_MANY_CLIENTS;
@@ -65,6 +66,8 @@ pub(crate) struct Connection {
     pub(crate) output: Output,
     /// `input` may hold whole commands.
     stalled: bool,
+    /// How far into it the store has been told.
+    ahead: Ahead,
     /// The stream may have more bytes.
     readable: bool,
     /// The other side closed, as far as the poll knows: read until it shows.
@@ -88,6 +91,7 @@ impl Connection {
             input: Vec::new(),
             output: Output::default(),
             stalled: false,
+            ahead: Ahead::default(),
             readable: true,
             hung_up: false,
             ended: false,
@@ -358,6 +362,10 @@ impl Connection {
         }
         self.output.end_batch(batch);
         self.session.publish();
+        self.ahead.ran(used);
+        if self.session.awaited.is_some() && self.stalled {
+            self.ahead.look(&bytes[used..], &limits, &self.session, shared, executor.table);
+        }
         used
     }
 

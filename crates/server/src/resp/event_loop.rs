@@ -138,7 +138,8 @@ impl EventLoop {
         let shared = Arc::clone(&self.shared);
         let task = self.task.clone();
         let observer = Observer::new(&shared, self.index, Table::commands());
-        let mut executor = Executor { shared: &shared, table: Table::get(), tally: Tally::default(), task, observer };
+        let mut executor =
+            Executor { shared: &shared, table: Table::get(), before: 0, tally: Tally::default(), task, observer };
         let mut tick = Instant::now() + TICK;
         while !shared.is_stopping() {
             let wait = if self.again.is_empty() { TICK } else { Duration::ZERO };

@@ -238,6 +238,11 @@ impl Keyspace {
         Ok(place.get_or_init(|| database))
     }
 
+    /// The database of this index, if it was used.
+    pub(crate) fn database_if_open(&self, index: u8) -> Option<&Database> {
+        self.databases.get(usize::from(index))?.get()
+    }
+
     /// Databases used so far.
     pub(crate) fn open_databases(&self) -> impl Iterator<Item = &Database> {
         self.databases.iter().filter_map(OnceLock::get)

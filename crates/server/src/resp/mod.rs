@@ -10,6 +10,7 @@
 //! 1. One commit of the store answers everything that was submitted before it, however many clients and commands.
 //! 2. Without a password nothing but loopback addresses and a unix socket is listened on.
 
+mod ahead;
 mod awaited;
 pub(crate) mod clients;
 mod command_stats;

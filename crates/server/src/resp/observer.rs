@@ -42,6 +42,7 @@ impl<'e> Observer<'e> {
     }
 
     /// A command begins.
+    #[inline]
     pub(crate) fn begin(&mut self) -> Instant {
         self.ended.take().unwrap_or_else(Instant::now)
     }

@@ -184,15 +184,21 @@ impl Parser {
             }
             self.inline = false;
             self.at = 1;
-            let Some(count) = self.line(bytes, ProtocolError::LongArgsCount, ProtocolError::ArgsCount)? else {
-                return Ok(Step::Incomplete);
+            let count = match self.small_number(bytes) {
+                Some(count) => count,
+                None => {
+                    let Some(count) = self.line(bytes, ProtocolError::LongArgsCount, ProtocolError::ArgsCount)? else {
+                        return Ok(Step::Incomplete);
+                    };
+                    let count = parse_i64(count).ok_or(ProtocolError::ArgsCount)?;
+                    // None at all is as good as fewer.
+                    usize::try_from(count.max(0)).unwrap_or(usize::MAX)
+                }
             };
-            let count = parse_i64(count).ok_or(ProtocolError::ArgsCount)?;
-            if count <= 0 {
+            if count == 0 {
                 return Ok(Step::Nothing(self.at));
             }
-            let count = usize::try_from(count).ok().filter(|count| *count <= ARGS_MAX);
-            self.missing = count.ok_or(ProtocolError::ArgsCount)?;
+            self.missing = Some(count).filter(|count| *count <= ARGS_MAX).ok_or(ProtocolError::ArgsCount)?;
             if limits.unauthenticated && self.missing > UNAUTHENTICATED_ARGS_MAX {
                 return Err(ProtocolError::UnauthenticatedArgs);
             }
@@ -208,11 +214,17 @@ impl Parser {
                     }
                     let start = self.at;
                     self.at += 1;
-                    let Some(len) = self.line(bytes, ProtocolError::LongArgLength, ProtocolError::ArgLength)? else {
-                        self.at = start;
-                        return self.incomplete(bytes, limits);
+                    let len = match self.small_number(bytes) {
+                        Some(len) => Some(len),
+                        None => {
+                            let line = self.line(bytes, ProtocolError::LongArgLength, ProtocolError::ArgLength)?;
+                            let Some(len) = line else {
+                                self.at = start;
+                                return self.incomplete(bytes, limits);
+                            };
+                            parse_i64(len).and_then(|len| usize::try_from(len).ok())
+                        }
                     };
-                    let len = parse_i64(len).and_then(|len| usize::try_from(len).ok());
                     let len = len.filter(|len| *len <= limits.arg_bytes_max).ok_or(ProtocolError::ArgLength)?;
                     if limits.unauthenticated && len > UNAUTHENTICATED_ARG_BYTES_MAX {
                         return Err(ProtocolError::UnauthenticatedArg);
@@ -236,6 +248,23 @@ impl Parser {
         }
         self.searched = 0;
         Ok(Step::Command(self.at))
+    }
+
+    /// The number of one or two digits at the start of a line that is whole; the line is passed. `None` for every other
+    /// line, which [`Parser::line`] looks at.
+    #[inline]
+    fn small_number(&mut self, bytes: &[u8]) -> Option<usize> {
+        let digit = |byte: u8| usize::from(byte.wrapping_sub(b'0'));
+        let (number, len) = match bytes.get(self.at..)? {
+            [one, b'\r', b'\n', ..] if digit(*one) <= 9 => (digit(*one), 3),
+            [ten, one, b'\r', b'\n', ..] if (1..=9).contains(&digit(*ten)) && digit(*one) <= 9 => {
+                (10 * digit(*ten) + digit(*one), 4)
+            }
+            _ => return None,
+        };
+        self.at += len;
+        self.searched = 0;
+        Some(number)
     }
 
     fn incomplete(&self, bytes: &[u8], limits: &Limits) -> Result<Step, ProtocolError> {

@@ -130,11 +130,14 @@ impl Session {
 
     /// Looks its user up again, if users have changed. False if he is gone, or may not log in any more: then it has to
     /// go.
+    #[inline]
     pub(crate) fn renew(&mut self, shared: &Shared) -> bool {
         let generation = shared.users.generation();
-        if self.generation == generation {
-            return true;
-        }
+        self.generation == generation || self.renew_to(generation, shared)
+    }
+
+    #[cold]
+    fn renew_to(&mut self, generation: u64, shared: &Shared) -> bool {
         self.generation = generation;
         let Some(rights) = &self.rights else {
             // It may need no password any more.
@@ -159,10 +162,13 @@ impl Session {
 
     /// Takes a place among the clients, if it is a stranger that has shown that it may be served. False if there is
     /// none: then it has to go.
+    #[inline]
     pub(crate) fn admit(&mut self, shared: &Shared) -> bool {
-        if self.stranger.is_none() || !self.is_authenticated() {
-            return true;
-        }
+        self.stranger.is_none() || !self.is_authenticated() || self.admit_stranger(shared)
+    }
+
+    #[cold]
+    fn admit_stranger(&mut self, shared: &Shared) -> bool {
         let admitted = shared.clients.admit(&self.client, shared.settings.clients_max.load(Ordering::Relaxed));
         if admitted {
             self.stranger = None;

@@ -56,6 +56,8 @@ use crate::trace;
 pub(crate) struct Executor<'e> {
     pub(crate) shared: &'e Shared,
     pub(crate) table: &'static Table,
+    /// The place of the command before: often the next is the same.
+    pub(crate) before: usize,
     pub(crate) tally: Tally,
     /// Wakes the loop.
     pub(crate) task: std::task::Waker,
@@ -74,7 +76,10 @@ impl Executor<'_> {
         let again = session.began.take();
         let first = again.is_none();
         let began = again.unwrap_or_else(|| self.observer.begin());
-        let found = self.table.find(args.get(0));
+        let found = self.table.find_near(args.get(0), self.before);
+        if let Some((index, _)) = found {
+            self.before = index;
+        }
         // One that is begun anew goes on with the span that it has, or without one.
         if first && trace::is_on() {
             session.traced = trace::command(found.map(|(_, command)| command.name), session.database);
@@ -198,8 +203,17 @@ fn run(call: &mut Call<'_>, command: &'static Command) -> Outcome {
             let database = call.database()?;
             let keys: SmallVec<[(&Namespace, Key<'_>); 4]> =
                 command.keys_of(call.args).map(|key| database.locate(key)).collect();
-            finish(call, || giving(shared.keyspace.kv.begin(&keys), command), handler)
+            let outcome = finish(call, || giving(shared.keyspace.kv.begin(&keys), command), handler);
+            tell_of_rest(call, &outcome, &keys);
+            outcome
         }
+    }
+}
+
+/// Tells the store of all keys of a command that waits for one of them.
+pub(crate) fn tell_of_rest(call: &Call<'_>, outcome: &Outcome, keys: &[(&Namespace, Key<'_>)]) {
+    if keys.len() > 1 && call.session.waits == 1 && matches!(outcome, Err(Refusal::OnItsWay)) {
+        call.shared.keyspace.kv.will_get(keys);
     }
 }
 

@@ -48,6 +48,15 @@ impl Table {
         COMMANDS
     }
 
+    /// As [`Table::find`]: at once where it is the command at `place`.
+    #[inline]
+    pub(crate) fn find_near(&self, name: &[u8], place: usize) -> Option<(usize, &'static Command)> {
+        match COMMANDS.get(place) {
+            Some(command) if name.eq_ignore_ascii_case(command.name.as_bytes()) => Some((place, command)),
+            _ => self.find(name),
+        }
+    }
+
     /// The command of this name, in any case, and its index.
     pub(crate) fn find(&self, name: &[u8]) -> Option<(usize, &'static Command)> {
         if name.len() > NAME_BYTES_MAX {

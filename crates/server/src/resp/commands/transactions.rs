@@ -13,6 +13,7 @@ use esker_store::{Stall, WhenBusy};
 
 use crate::resp::commands::{
     Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish, may_wait_again, permit, suspend, suspend_for_room,
+    tell_of_rest,
 };
 use crate::resp::config::DATABASES;
 use crate::resp::number::parse_i64;
@@ -199,6 +200,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         }
         outcome => outcome,
     };
+    tell_of_rest(call, &outcome, &located);
     if matches!(outcome, Err(Refusal::OnItsWay)) {
         // It is run again, with all that it has.
         call.session.database = database;
