@@ -110,8 +110,9 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
-    /// All of these bytes will soon be read: a device that can begins with it now, and does not wait. No promise; what
-    /// is out of range or fails is told by the read.
+    /// All of these bytes will soon be read: a device that can begins with it now. The call seldom waits, but it may
+    /// take as long as a read: where many are under way, or the device hangs. No promise; what is out of range or fails
+    /// is told by the read.
     fn will_read(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }

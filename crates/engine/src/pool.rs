@@ -3,8 +3,8 @@
 //! read that is not in memory → [`Pool::offer`] → a thread waits for its outcome, and reads
 //!                                              → a task polls for it → [`Pool::give`] → queue → a thread reads
 //!                                              → the cleaner waits for it → [`Pool::hurry`] → the same
-//! a thread that reads        → [`Pool::begin`]: the device begins all that was offered and is not begun
-//! reads that will be asked for → [`Pool::hint`] → queue, unless much waits there → a thread has the device begin them
+//! a thread that reads          → [`Pool::begin_others`]: the device is told of what is offered and not begun
+//! reads that will be asked for → [`Pool::hint`] → hints → a thread without a task tells the device of them
 //!
 //! Threads are started when they are needed, up to a number, and stay. A caller that waits for an outcome does the read
 //! itself, and wakes no thread: with two processors that cost a sixth of the reads of a busy store.
@@ -14,8 +14,9 @@
 //! and neither waited nor polled for is run when the cleaner waits for it, or the pool is closed.
 //! 2. A task waits for the device only: never for room, for another task, or for a lock that is held over I/O. Those
 //!    that need index pages wait for memory too: they have a pool of their own, and hold nothing before they run.
-//! 3. Only threads that wait for a read, and those of the pool, ask the device for anything: telling it of a read can
-//!    take as long as the read, where many are under way or the device hangs.
+//! 3. Only threads that wait for a read, and those of the pool, tell the device of reads: that can take as long as a
+//!    read, where many are under way or the device hangs.
+//! 4. No task waits for a hint: few threads are at hints, and one that is goes to a task that waits, between two places.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,26 +34,30 @@ pub const PAGE_THREADS_MAX: usize = 8;
 
 /// Fewer that are offered are not looked through.
 const OFFERED_MIN: usize = 256;
-/// Of so many that are offered the device is told before they are read; of more they are read as they come.
-const TOLD_MAX: usize = 1_024;
+/// The pool keeps so many offered calls to tell the device of. Of the others the device is told when they are read.
+const UNTOLD_MAX: usize = 1_024;
+/// A thread tells the device of so many places of other calls, or a few more, before it reads for its own.
+const TOLD_AT_ONCE: usize = 128;
+/// Hints are kept for so many places; more are dropped.
+const HINTED_MAX: usize = 2_048;
+/// Threads at most that tell the device of hints.
+const TELLERS_MAX: usize = 2;
 
-/// Has the device begin a read.
+/// Tells the device of the reads of a call.
 type Begin = Box<dyn FnOnce() + Send>;
 
-/// What the device may begin ahead of reads that are not asked for yet. It is done once.
-struct Hint(Mutex<Option<Begin>>);
+/// A call that is offered, and of which the device was not told.
+struct Untold {
+    task: Arc<dyn Task>,
+    places: usize,
+    begin: Begin,
+}
 
-impl Task for Hint {
-    fn run(&self) {
-        let begin = self.0.lock().take();
-        if let Some(begin) = begin {
-            begin();
-        }
-    }
-
-    fn is_begun(&self) -> bool {
-        self.0.lock().is_none()
-    }
+/// Reads that will be asked for.
+struct Hint {
+    places: usize,
+    /// Tells the device of the next of them, if there is one.
+    tell: Box<dyn FnMut() -> bool + Send>,
 }
 
 struct Gives(Arc<Pool>);
@@ -70,8 +75,13 @@ struct Queue {
     offered: VecDeque<Arc<dyn Task>>,
     /// With so many offered, all that are begun are dropped.
     offered_max: usize,
-    /// What has the device begin those of them that it was not told of.
-    untold: Vec<(Arc<dyn Task>, Begin)>,
+    /// Those of them that the device is to be told of.
+    untold: VecDeque<Untold>,
+    hints: VecDeque<Hint>,
+    /// Places of those.
+    hinted: usize,
+    /// Threads that tell the device of hints.
+    telling: usize,
     threads: Vec<JoinHandle<()>>,
     /// Threads that wait and have not been told of a task.
     idle: usize,
@@ -96,9 +106,9 @@ impl Pool {
         Arc::new(Gives(Arc::clone(self)))
     }
 
-    /// Keeps the task for [`Pool::hurry`]; its completion has others do it sooner. `begin` has the device begin its
-    /// read, if another is read before.
-    pub fn offer(&self, task: Arc<dyn Task>, begin: Option<Begin>) {
+    /// Keeps the task for [`Pool::hurry`]; its completion has others do it sooner. `begin` tells the device of its
+    /// reads, so many, if another is read before.
+    pub fn offer(&self, task: Arc<dyn Task>, begin: Option<(usize, Begin)>) {
         let mut queue = self.queue.lock();
         if queue.closed {
             drop(queue);
@@ -116,31 +126,69 @@ impl Pool {
             queue.offered = left;
         }
         queue.offered.push_back(Arc::clone(&task));
-        if let Some(begin) = begin.filter(|_| queue.untold.len() < TOLD_MAX) {
-            queue.untold.push((task, begin));
+        if let Some((places, begin)) = begin.filter(|_| queue.untold.len() < UNTOLD_MAX) {
+            queue.untold.push_back(Untold { task, places, begin });
         }
         drop(queue);
         // What they hold may be the last of something large.
         drop(begun);
     }
 
-    /// Has the device begin all that is offered, but for what is read already: to be called before a read, by a thread
-    /// that may wait for the device.
-    pub fn begin(&self) {
-        let untold = std::mem::take(&mut self.queue.lock().untold);
-        for (task, begin) in untold {
-            if !task.is_begun() {
-                begin();
+    /// Tells the device of some that are offered and not begun: to be called before a read, by a thread that may wait
+    /// for the device. `own` is called before, if there are others: that read is to be begun first.
+    pub fn begin_others(&self, own: impl FnOnce()) {
+        let mut places = 0;
+        let mut others = Vec::new();
+        let mut begun = Vec::new();
+        let mut queue = self.queue.lock();
+        while places < TOLD_AT_ONCE
+            && let Some(untold) = queue.untold.pop_front()
+        {
+            if untold.task.is_begun() {
+                begun.push(untold);
+            } else {
+                places += untold.places;
+                others.push(untold);
             }
+        }
+        drop(queue);
+        drop(begun);
+        if !others.is_empty() {
+            own();
+        }
+        for untold in others {
+            (untold.begin)();
         }
     }
 
-    /// Has a thread call `begin` soon, which has the device begin reads; it is dropped where as many tasks wait as there
-    /// may be threads.
-    pub fn hint(self: &Arc<Self>, begin: impl FnOnce() + Send + 'static) {
-        if self.queue.lock().tasks.len() < self.threads_max {
-            self.give(Arc::new(Hint(Mutex::new(Some(Box::new(begin))))));
+    /// Keeps a hint: a thread without a task calls `tell`, which tells the device of one place, until it answers that
+    /// there are no more. The pool drops the hint if it keeps hints for [`HINTED_MAX`] places already.
+    pub fn hint(self: &Arc<Self>, places: usize, tell: impl FnMut() -> bool + Send + 'static) {
+        let mut queue = self.queue.lock();
+        if queue.closed || queue.hinted >= HINTED_MAX {
+            return;
         }
+        queue.hinted += places;
+        queue.hints.push_back(Hint { places, tell: Box::new(tell) });
+        // The thread that was called for the hint before comes to this one too.
+        if queue.hints.len() > 1 || queue.telling == TELLERS_MAX {
+            return;
+        }
+        if queue.idle > 0 {
+            queue.idle -= 1;
+            drop(queue);
+            self.given.notify_one();
+        } else if queue.threads.len() < self.threads_max {
+            // Without a thread it waits for one that is started for a task.
+            drop(self.start(&mut queue));
+        }
+    }
+
+    fn start(self: &Arc<Self>, queue: &mut Queue) -> std::io::Result<()> {
+        let pool = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("esker-read".into()).spawn(move || pool.work())?;
+        queue.threads.push(thread);
+        Ok(())
     }
 
     /// Has threads run all that is offered.
@@ -166,9 +214,8 @@ impl Pool {
             drop(queue);
             self.given.notify_one();
         } else if queue.threads.len() < self.threads_max {
-            let pool = Arc::clone(self);
-            match std::thread::Builder::new().name("esker-read".into()).spawn(move || pool.work()) {
-                Ok(thread) => queue.threads.push(thread),
+            match self.start(&mut queue) {
+                Ok(()) => {}
                 // The threads that there are will come to it.
                 Err(_) if !queue.threads.is_empty() => {}
                 Err(error) => {
@@ -194,11 +241,36 @@ impl Pool {
                 queue = self.queue.lock();
             } else if queue.closed {
                 return;
+            } else if queue.telling < TELLERS_MAX
+                && let Some(hint) = queue.hints.pop_front()
+            {
+                queue.hinted -= hint.places;
+                queue.telling += 1;
+                drop(queue);
+                let rest = self.tell(hint);
+                queue = self.queue.lock();
+                queue.telling -= 1;
+                if let Some(rest) = rest.filter(|_| !queue.closed) {
+                    queue.hinted += rest.places;
+                    queue.hints.push_front(rest);
+                }
             } else {
                 queue.idle += 1;
                 self.given.wait(&mut queue);
             }
         }
+    }
+
+    /// Tells the device of a hint; what is left of it where a task waits.
+    fn tell(&self, mut hint: Hint) -> Option<Hint> {
+        while (hint.tell)() {
+            hint.places = hint.places.saturating_sub(1);
+            let queue = self.queue.lock();
+            if queue.closed || !queue.tasks.is_empty() {
+                return Some(hint);
+            }
+        }
+        None
     }
 
     /// Ends the threads when all that was given is run. What is given later is run by its giver.
@@ -208,9 +280,15 @@ impl Pool {
         let threads = std::mem::take(&mut queue.threads);
         let offered = std::mem::take(&mut queue.offered);
         let untold = std::mem::take(&mut queue.untold);
+        let hints = std::mem::take(&mut queue.hints);
         drop(queue);
-        drop(untold);
+        drop(hints);
         self.given.notify_all();
+        for untold in untold {
+            if !untold.task.is_begun() {
+                (untold.begin)();
+            }
+        }
         for task in offered {
             // As in `work`.
             if catch_unwind(AssertUnwindSafe(move || task.run())).is_err() {

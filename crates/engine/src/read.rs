@@ -10,8 +10,9 @@
 //! 1. The places of one call are taken under one lock, so that they show one moment.
 //! 2. What is missing because of a removal that is not durable waits for that removal.
 //! 3. From the look at the index until the value is there the call is pinned: no segment is used again meanwhile.
-//! 4. A caller waits neither for the device, also where it would only tell it of a read, nor for memory. A call that needs index pages which are not in memory is
-//!    made again as a whole by the thread that waits for it, or by a pool: it shows a moment after it began.
+//! 4. A caller waits neither for the device, nor to tell it of a read, nor for memory. A call that needs index pages
+//!    which are not in memory is made again as a whole by the thread that waits for it, or by a pool: it shows a moment
+//!    after it began.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,8 +36,8 @@ use crate::stages::sampled;
 
 /// After so many pages were read for a call none may leave memory until it is done.
 const PAGES_AT_LEISURE: usize = 4;
-/// So many values that are not in memory a reader has the device begin before it waits for the first: enough to keep
-/// the device busy, and few enough for the calling thread and for the page cache.
+/// A call tells the device of so many values that are not in memory before it waits for the first: enough to keep the
+/// device busy, and few enough for the page cache.
 const AHEAD: usize = 128;
 /// At most 2 to this many pages are read at a time.
 const AHEAD_BITS_MAX: usize = 6;
@@ -127,34 +128,20 @@ impl Engine {
     /// Does the rest of a call, which has to wait for the device: on the thread that waits for it, or on one of the
     /// reading pool.
     ///
-    /// `begin` has the device begin it ahead: called by the thread that does another before it, if one does.
+    /// `begin` tells the device of its reads, `places` of them, once: a call of several does so before it reads, every
+    /// other where one is read before it.
     fn defer<T: Send + 'static>(
         &self,
-        begin: impl FnOnce() + Send + 'static,
+        (places, begin): (usize, impl FnOnce() + Send + 'static),
         work: impl FnOnce() -> Applied<T> + Send + 'static,
     ) -> Completion<T> {
         let Some(pool) = &self.pool else {
+            if places > 1 {
+                begin();
+            }
             let (value, barrier) = work();
             return Completion::after(value, barrier);
         };
-        let (task, completion) = deferred("reading", Some(pool.runner()), {
-            let pool = Arc::clone(pool);
-            move || {
-                pool.begin();
-                work()
-            }
-        });
-        pool.offer(task, Some(Box::new(begin)));
-        completion
-    }
-
-    /// As [`Engine::defer`], of a call that reads several: `begin` has the device begin the first of them, and is called
-    /// once, by the thread that does the call at the latest.
-    fn defer_several<T: Send + 'static>(
-        &self,
-        begin: impl FnOnce() + Send + 'static,
-        work: impl FnOnce() -> Applied<T> + Send + 'static,
-    ) -> Completion<T> {
         let begin = Arc::new(Mutex::new(Some(begin)));
         let once = move || {
             let begin = begin.lock().take();
@@ -162,38 +149,55 @@ impl Engine {
                 begin();
             }
         };
-        self.defer(once.clone(), move || {
-            once();
-            work()
-        })
+        let (task, completion) = deferred("reading", Some(pool.runner()), {
+            let (pool, once) = (Arc::clone(pool), once.clone());
+            move || {
+                if places > 1 {
+                    once();
+                }
+                pool.begin_others(once);
+                work()
+            }
+        });
+        pool.offer(task, Some((places, Box::new(once))));
+        completion
     }
 
-    /// Has the device begin to read what will be asked for, as far as its place is known and it is not in memory. A
-    /// thread of the pool tells it.
+    /// What tells the device of these places.
+    fn telling(&self, places: impl Iterator<Item = Loc>) -> (usize, impl FnOnce() + Send + 'static) {
+        let places: Vec<Loc> = places.take(AHEAD).collect();
+        let reader = Arc::clone(&self.reader);
+        (places.len(), move || places.into_iter().for_each(|loc| reader.begin(loc)))
+    }
+
+    /// The same of parts of places.
+    fn telling_parts(&self, parts: &[Extent]) -> (usize, impl FnOnce() + Send + 'static) {
+        let (parts, reader) = (parts.to_vec(), Arc::clone(&self.reader));
+        (parts.len(), move || parts.into_iter().for_each(|part| reader.begin_part(part.loc, part.skip, part.len)))
+    }
+
+    /// Has a thread of the pool tell the device of what will be asked for, as far as its place is known and it is not
+    /// in memory.
     pub(crate) fn begin_soon(&self, object: &ObjectId, soon: Soon<'_>) {
         let Some(pool) = self.pool.as_ref().filter(|_| self.reads_ahead) else { return };
-        let mut places = self.look_at(
+        // Those whose pages are missing are left to their readers.
+        let cold = |place: std::result::Result<Option<Loc>, Missing>| {
+            place.ok().flatten().filter(|loc| !self.reader.is_in_memory(*loc))
+        };
+        let places: Vec<Loc> = self.look_at(
             object,
             |_| Vec::new(),
-            |_, state| {
-                // Those whose pages are missing are left to their readers.
-                let places: Vec<Loc> = match soon {
-                    Soon::Omap(keys) => keys.iter().filter_map(|key| state.omap.get(key).ok().flatten()).collect(),
-                    Soon::Slots(indexes) => {
-                        indexes.iter().filter_map(|index| state.slots.get(*index).ok().flatten()).collect()
-                    }
-                };
-                places
+            |_, state| match soon {
+                Soon::Omap(keys) => keys.iter().filter_map(|key| cold(state.omap.get(key))).take(AHEAD).collect(),
+                Soon::Slots(all) => all.iter().filter_map(|index| cold(state.slots.get(*index))).take(AHEAD).collect(),
             },
         );
-        places.retain(|loc| !self.reader.is_in_memory(*loc));
-        places.truncate(AHEAD);
         if places.is_empty() {
             return;
         }
         // Nothing is pinned: a place that means something else meanwhile is read for nothing.
-        let reader = Arc::clone(&self.reader);
-        pool.hint(move || places.into_iter().for_each(|loc| reader.begin(loc)));
+        let (reader, count, mut places) = (Arc::clone(&self.reader), places.len(), places.into_iter());
+        pool.hint(count, move || places.next().map(|loc| reader.begin(loc)).is_some());
     }
 
     /// Has the twin make a call that needs index pages: on the thread that waits for it, or on one of its pool.
@@ -203,8 +207,13 @@ impl Engine {
     ) -> Completion<T> {
         let (Some(twin), Some(pool)) = (&self.twin, &self.page_pool) else { return call(self) };
         let (task, completion) = deferred("reading the index", Some(pool.runner()), {
-            let twin = Arc::clone(twin);
-            move || call(&twin).into_parts()
+            let (twin, values) = (Arc::clone(twin), self.pool.clone());
+            move || {
+                if let Some(values) = values {
+                    values.begin_others(|| {});
+                }
+                call(&twin).into_parts()
+            }
         });
         // If its caller never comes for it, closing the store does it: else it would keep the store open.
         pool.offer(task, None);
@@ -246,15 +255,11 @@ impl Engine {
             Ok(Some(found)) => self.completion(Ok(Some(found.value)), found.wait_to.max(shown.present)),
             Ok(None) => {
                 let (carried, what) = (self.carry(pinned), what.keep());
-                let reader = Arc::clone(&self.reader);
-                self.defer(
-                    move || reader.begin(loc),
-                    move || {
-                        let asked = Asked { object: shown.owner, what: what.sought() };
-                        let found = carried.reader.fetch(loc, &asked, durable);
-                        carried.applied(found.map(|found| (Some(found.value), found.wait_to.max(shown.present))))
-                    },
-                )
+                self.defer(self.telling(std::iter::once(loc)), move || {
+                    let asked = Asked { object: shown.owner, what: what.sought() };
+                    let found = carried.reader.fetch(loc, &asked, durable);
+                    carried.applied(found.map(|found| (Some(found.value), found.wait_to.max(shown.present))))
+                })
             }
             Err(error) => Completion::ready(Err(error)),
         }
@@ -299,21 +304,16 @@ impl Engine {
             return self.completion(Ok(values.values), values.wait_to);
         }
         let carried = self.carry(pinned);
-        let (reader, first) = (Arc::clone(&self.reader), cold.iter().map(|(_, loc, _)| *loc).take(AHEAD));
-        let first: Vec<Loc> = first.collect();
-        self.defer_several(
-            move || first.into_iter().for_each(|loc| reader.begin(loc)),
-            move || {
-                let all = cold.iter().enumerate().try_for_each(|(at, (number, loc, what))| {
-                    if let Some((_, next, _)) = cold.get(at + AHEAD) {
-                        carried.reader.begin(*next);
-                    }
-                    let asked = Asked { object: shown.owner, what: what.sought() };
-                    values.set(*number, carried.reader.fetch(*loc, &asked, durable)?)
-                });
-                carried.applied(all.map(|()| (values.values, values.wait_to)))
-            },
-        )
+        self.defer(self.telling(cold.iter().map(|(_, loc, _)| *loc)), move || {
+            let all = cold.iter().enumerate().try_for_each(|(at, (number, loc, what))| {
+                if let Some((_, next, _)) = cold.get(at + AHEAD) {
+                    carried.reader.begin(*next);
+                }
+                let asked = Asked { object: shown.owner, what: what.sought() };
+                values.set(*number, carried.reader.fetch(*loc, &asked, durable)?)
+            });
+            carried.applied(all.map(|()| (values.values, values.wait_to)))
+        })
     }
 
     /// Values of scanned entries, cut where the answer has grown to `SCAN_BYTES_MAX`.
@@ -343,37 +343,31 @@ impl Engine {
             };
             let Some(found) = found else {
                 let mut begun = page.bytes;
-                let first = std::iter::once(loc).chain(places.as_slice().iter().map(|(_, loc)| *loc)).take(AHEAD);
+                let first = std::iter::once(loc).chain(places.as_slice().iter().map(|(_, loc)| *loc));
                 // With the one that fills the page.
-                let first: Vec<Loc> = first
-                    .take_while(|loc| {
-                        let fits = begun < SCAN_BYTES_MAX;
-                        begun += loc.span_bytes() as usize;
-                        fits
-                    })
-                    .collect();
-                let reader = Arc::clone(&self.reader);
+                let first = self.telling(first.take_while(|loc| {
+                    let fits = begun < SCAN_BYTES_MAX;
+                    begun += loc.span_bytes() as usize;
+                    fits
+                }));
                 let carried = self.carry(pinned);
                 let ahead: Vec<Loc> = places.as_slice().iter().skip(AHEAD - 1).map(|(_, loc)| *loc).collect();
-                return self.defer_several(
-                    move || first.into_iter().for_each(|loc| reader.begin(loc)),
-                    move || {
-                        let cold = std::iter::once((key, loc)).chain(places).enumerate();
-                        let whole = cold.into_iter().try_for_each(|(at, (key, loc))| {
-                            if page.is_full() {
-                                return Ok(());
-                            }
-                            if let Some(next) = ahead.get(at) {
-                                carried.reader.begin(*next);
-                            }
-                            let asked = Asked { object: shown.owner, what: what(&key) };
-                            let found = carried.reader.fetch(loc, &asked, durable)?;
-                            page.push(key, found);
-                            Ok(())
-                        });
-                        carried.applied(whole.map(|()| (page.entries, page.wait_to)))
-                    },
-                );
+                return self.defer(first, move || {
+                    let cold = std::iter::once((key, loc)).chain(places).enumerate();
+                    let whole = cold.into_iter().try_for_each(|(at, (key, loc))| {
+                        if page.is_full() {
+                            return Ok(());
+                        }
+                        if let Some(next) = ahead.get(at) {
+                            carried.reader.begin(*next);
+                        }
+                        let asked = Asked { object: shown.owner, what: what(&key) };
+                        let found = carried.reader.fetch(loc, &asked, durable)?;
+                        page.push(key, found);
+                        Ok(())
+                    });
+                    carried.applied(whole.map(|()| (page.entries, page.wait_to)))
+                });
             };
             page.push(key, found);
             if page.is_full() {
@@ -418,14 +412,10 @@ impl Engine {
                 Ok(Some(found)) => self.completion(Ok(found.value), found.wait_to.max(floor)),
                 Ok(None) => {
                     let carried = self.carry(pinned);
-                    let reader = Arc::clone(&self.reader);
-                    self.defer(
-                        move || reader.begin_part(extent.loc, extent.skip, extent.len),
-                        move || {
-                            let found = carried.reader.fetch_part(extent.loc, &asked, extent.skip, extent.len, durable);
-                            carried.applied(found.map(|found| (found.value, found.wait_to.max(floor))))
-                        },
-                    )
+                    self.defer(self.telling_parts(&[extent]), move || {
+                        let found = carried.reader.fetch_part(extent.loc, &asked, extent.skip, extent.len, durable);
+                        carried.applied(found.map(|found| (found.value, found.wait_to.max(floor))))
+                    })
                 }
                 Err(error) => Completion::ready(Err(error)),
             };
@@ -451,20 +441,19 @@ impl Engine {
             return self.completion(Ok(bytes.freeze()), wait_to);
         }
         let carried = self.carry(pinned);
-        let (reader, first) = (Arc::clone(&self.reader), cold.iter().map(|(_, extent, _)| *extent));
-        let first: Vec<Extent> = first.collect();
-        self.defer_several(
-            move || first.into_iter().for_each(|part| reader.begin_part(part.loc, part.skip, part.len)),
-            move || {
-                let all = cold.iter().try_for_each(|(offset, extent, asked)| {
-                    let found = carried.reader.fetch_part(extent.loc, asked, extent.skip, extent.len, durable)?;
-                    wait_to = wait_to.max(found.wait_to);
-                    place(&mut bytes, *offset, &found.value);
-                    Ok(())
-                });
-                carried.applied(all.map(|()| (bytes.freeze(), wait_to)))
-            },
-        )
+        let first: Vec<Extent> = cold.iter().map(|(_, extent, _)| *extent).take(AHEAD).collect();
+        self.defer(self.telling_parts(&first), move || {
+            let all = cold.iter().enumerate().try_for_each(|(at, (offset, extent, asked))| {
+                if let Some((_, next, _)) = cold.get(at + AHEAD) {
+                    carried.reader.begin_part(next.loc, next.skip, next.len);
+                }
+                let found = carried.reader.fetch_part(extent.loc, asked, extent.skip, extent.len, durable)?;
+                wait_to = wait_to.max(found.wait_to);
+                place(&mut bytes, *offset, &found.value);
+                Ok(())
+            });
+            carried.applied(all.map(|()| (bytes.freeze(), wait_to)))
+        })
     }
 }
 

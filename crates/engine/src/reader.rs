@@ -248,7 +248,7 @@ impl Reader {
         Miss::now(self.whole(loc, asked, durable, How::Now))
     }
 
-    /// Whether a buffer or the cache has what stands at `loc`, as far as it shows without a look at it.
+    /// Whether a buffer or the cache has something for `loc`; it is not compared with what is asked for.
     pub fn is_in_memory(&self, loc: Loc) -> bool {
         self.segments.with_buffer(loc.offset(), |_, _| ()).is_some()
             || self.cache.contains_key(&Key::Payload(loc.raw(), self.generation(loc)))

@@ -35,6 +35,8 @@ struct Held {
     telling_waits: AtomicBool,
     reading: AtomicU64,
     begun: AtomicU64,
+    /// Threads that tell it of a read now.
+    telling: AtomicU64,
 }
 
 impl Held {
@@ -50,6 +52,7 @@ impl Held {
             telling_waits,
             reading: AtomicU64::new(0),
             begun: AtomicU64::new(0),
+            telling: AtomicU64::new(0),
         })
     }
 
@@ -82,9 +85,11 @@ impl Device for Held {
 
     fn will_read(&self, _: u64, _: u64) {
         let mut held = self.held.lock();
+        self.telling.fetch_add(1, Ordering::SeqCst);
         while *held && self.telling_waits.load(Ordering::SeqCst) {
             self.released.wait(&mut held);
         }
+        self.telling.fetch_sub(1, Ordering::SeqCst);
         self.begun.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -527,35 +532,46 @@ fn single_reads_are_begun_where_several_are_asked_for_before_one_is_waited_for()
         (30..40).map(|number| engine.read(&object(), number * 10_000..number * 10_000 + 5_000)).collect();
     for (number, completion) in parts.into_iter().enumerate() {
         assert_eq!(completion.wait().unwrap(), value(30 + number as u64));
-        assert_eq!(device.begun.load(Ordering::SeqCst), 10 + 9, "all but the first that was waited for");
+        assert_eq!(device.begun.load(Ordering::SeqCst), 10 + 10, "with the first, since others are told of");
     }
     for (number, completion) in several.into_iter().enumerate() {
         assert_eq!(completion.wait().unwrap(), Some(value(10 + number as u64)));
     }
 }
 
-/// Failure: a file system in user space that hung also held up who only told it of a read, after some dozens: an event
-/// loop, with all its clients. Fix: who waits for a read tells, or a thread of the pool.
+/// Failure: telling a file system in user space of a read took as long as the read once some dozens were under way, or
+/// for ever where it hung: an event loop that told it stood still, with all its clients. Fix: threads that wait for a
+/// read tell it, and those of the pool.
 #[test]
 fn a_device_that_hangs_where_it_is_told_of_reads_holds_up_no_caller() {
     let (device, engine) = filled();
+    let engine = Arc::new(engine);
     device.telling_waits.store(true, Ordering::SeqCst);
     device.hold(true);
-    let keys: Vec<_> = (0..KEYS).map(key).collect();
-    let slots: Vec<_> = (0..KEYS).collect();
-    let mut values = [engine.omap_get_many(&object(), &keys), engine.slot_get_many(&object(), &slots)];
-    let mut parts = engine.read(&object(), 0..KEYS * 10_000);
-    let mut scanned = engine.omap_scan(&object(), &OmapScan { limit: KEYS as usize, ..OmapScan::default() });
-    let mut single: Vec<_> = (0..KEYS).map(|number| engine.slot_get(&object(), number)).collect();
-    values.iter_mut().for_each(ask);
-    ask(&mut parts);
-    ask(&mut scanned);
-    single.iter_mut().for_each(ask);
-    for number in 0..KEYS {
-        engine.will_get(&object(), Soon::Slots(&[number]));
-    }
-    assert_eq!(device.begun.load(Ordering::SeqCst), 0);
+    let (called, calls) = std::sync::mpsc::channel();
+    let caller = std::thread::spawn({
+        let engine = Arc::clone(&engine);
+        move || {
+            let keys: Vec<_> = (0..KEYS).map(key).collect();
+            let slots: Vec<_> = (0..KEYS).collect();
+            let mut values = [engine.omap_get_many(&object(), &keys), engine.slot_get_many(&object(), &slots)];
+            let mut parts = engine.read(&object(), 0..KEYS * 10_000);
+            let mut scanned = engine.omap_scan(&object(), &OmapScan { limit: KEYS as usize, ..OmapScan::default() });
+            let mut single: Vec<_> = (0..KEYS).map(|number| engine.slot_get(&object(), number)).collect();
+            values.iter_mut().for_each(ask);
+            ask(&mut parts);
+            ask(&mut scanned);
+            single.iter_mut().for_each(ask);
+            for number in 0..KEYS {
+                engine.will_get(&object(), Soon::Slots(&[number]));
+            }
+            called.send((values, parts, scanned, single)).unwrap();
+        }
+    });
+    let (values, parts, scanned, single) = calls.recv_timeout(LATE).expect("the caller waits for the device");
+    until("nobody tells the device", || device.telling.load(Ordering::SeqCst) > 0);
     device.hold(false);
+    caller.join().unwrap();
     let wanted: Vec<_> = (0..KEYS).map(|number| Some(value(number))).collect();
     for all in values {
         assert_eq!(all.wait().unwrap(), wanted);
@@ -565,6 +581,40 @@ fn a_device_that_hangs_where_it_is_told_of_reads_holds_up_no_caller() {
     for (number, completion) in single.into_iter().enumerate() {
         assert_eq!(completion.wait().unwrap(), Some(value(number as u64)));
     }
+}
+
+/// A read that somebody waits for does not stand behind what others will ask for.
+#[test]
+fn no_read_waits_for_hints() {
+    let (device, engine) = filled();
+    device.telling_waits.store(true, Ordering::SeqCst);
+    device.hold(true);
+    for number in 0..KEYS {
+        engine.will_get(&object(), Soon::Slots(&[number]));
+    }
+    until("nobody tells the device", || device.telling.load(Ordering::SeqCst) > 0);
+    let mut read = engine.omap_get(&object(), &key(3));
+    ask(&mut read);
+    until("the read waits for hints", || device.reading.load(Ordering::SeqCst) == 1);
+    assert!(device.telling.load(Ordering::SeqCst) <= 2, "more than two threads are at hints");
+    device.hold(false);
+    assert_eq!(read.wait().unwrap(), Some(value(3)));
+}
+
+/// The device is told of a call's own reads first, and then of some of others'.
+#[test]
+fn who_reads_first_does_not_tell_the_device_of_all_that_others_read() {
+    let (device, engine) = filled();
+    let keys: Vec<_> = (0..KEYS).map(key).collect();
+    let all: Vec<_> = (0..10).map(|_| engine.omap_get_many(&object(), &keys)).collect();
+    let mut first = engine.slot_get(&object(), 3);
+    device.hold(true);
+    ask(&mut first);
+    until("nobody reads", || device.reading.load(Ordering::SeqCst) == 1);
+    assert_eq!(device.begun.load(Ordering::SeqCst), 1 + 2 * KEYS);
+    device.hold(false);
+    assert_eq!(first.wait().unwrap(), Some(value(3)));
+    all.into_iter().for_each(|all| assert_eq!(all.wait().unwrap().len() as u64, KEYS));
 }
 
 /// What is only said to come is begun as well, but for what is in memory, and not however much is said.
@@ -581,16 +631,18 @@ fn what_will_be_asked_for_is_begun() {
     engine.will_get(&object(), Soon::Omap(&keys.iter().map(|key| &key[..]).chain([&b"none"[..]]).collect::<Vec<_>>()));
     told(2 * KEYS - 10);
     engine.will_get(&ObjectId::new(Collection::from("c"), "none"), Soon::Slots(&[1]));
-    // While the device hangs no more wait for their turn than there may be threads.
+    // While the device hangs only so many are kept.
     device.telling_waits.store(true, Ordering::SeqCst);
     device.hold(true);
     for _ in 0..100 {
         (50..KEYS).for_each(|number| engine.will_get(&object(), Soon::Slots(&[number])));
     }
     device.hold(false);
+    let more = || device.begun.load(Ordering::SeqCst) - (2 * KEYS - 10);
+    until("few are kept", || more() >= 2_048);
     drop(engine);
-    let more = device.begun.load(Ordering::SeqCst) - (2 * KEYS - 10);
-    assert!((1..=32).contains(&more), "{more} of 5000");
+    // With one in the hands of each thread that tells.
+    assert!(more() <= 2_050, "{} of 5000", more());
 }
 
 /// What is asked for and not waited for yet is read when the cleaner comes to it: else a caller that asks, writes and

@@ -308,8 +308,8 @@ impl Kv {
         self.shared.applied_by_default.store(durability == Durability::Applied, Ordering::Relaxed);
     }
 
-    /// Tells the store that these keys will be read soon, so that it may begin to bring into memory what is not there. A
-    /// hint: it waits for nothing, and a store that keeps nothing in memory does nothing.
+    /// Tells the store that these keys will be read soon, so that it may begin to bring into memory what is not there.
+    /// A hint: it waits for nothing. A store heeds the first of many, and one that keeps nothing in memory heeds none.
     pub fn will_get(&self, keys: &[(&Namespace, Key<'_>)]) {
         let mut rest = keys.to_vec();
         while let Some((namespace, _)) = rest.first().copied() {

@@ -196,8 +196,9 @@ pub trait ObjectStore: Send + Sync {
     /// The values of several slots, all at the same moment, with the same limit as [`ObjectStore::omap_get_many`].
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>>;
 
-    /// Tells the store that these values will be asked for soon, so that it may begin to bring them into memory. A hint:
-    /// it returns at once, waits for nothing and keeps nothing in memory for its caller.
+    /// Tells the store that these values will be asked for soon, so that it may begin to bring them into memory. A
+    /// hint: it returns at once, waits for nothing and keeps nothing in memory for its caller. Of many the store may
+    /// heed the first only.
     fn will_get(&self, object: &ObjectId, soon: Soon<'_>) {
         let _ = (object, soon);
     }

@@ -5,12 +5,14 @@
 //!
 //! Invariants:
 //! 1. It is a hint: nothing is kept or answered, and each command is run as if the store had not been told.
-//! 2. The store is told of no command that the client's user may not run, nor, of one client, of more than
-//!    [`COMMANDS_MAX`] and half as many more that are not run yet.
+//! 2. The store is told of no command that the client's user may not run, as far as that is known before those ahead of
+//!    it are run.
+//! 3. It is told of at most [`COMMANDS_MAX`] commands and [`KEYS_MAX`] keys at once, and of more when half of their
+//!    bytes are run.
 
 use esker_kv::Kv;
 
-use crate::resp::commands::{Command, Run, Table, WRITE};
+use crate::resp::commands::{Command, Run, Table};
 use crate::resp::keyspace::Database;
 use crate::resp::parse::{Limits, Parser, Step};
 use crate::resp::session::Session;
@@ -18,6 +20,8 @@ use crate::resp::shared::Shared;
 
 /// Commands that the store is told of at once.
 const COMMANDS_MAX: usize = 128;
+/// Keys of them.
+const KEYS_MAX: usize = 128;
 
 /// How far into the input of a connection the store has been told.
 #[derive(Default)]
@@ -55,9 +59,16 @@ impl Ahead {
                     if leads_elsewhere(command) {
                         break;
                     }
-                    let fits = command.accepts(args.len()) && keys.len() < COMMANDS_MAX;
-                    if fits && reads(command) && rights.check(index, args, command.keys_of(args)).is_ok() {
-                        command.keys_of(args).take(COMMANDS_MAX).for_each(|key| keys.add(key));
+                    if command.accepts(args.len())
+                        && reads(command)
+                        && rights.check(index, args, command.keys_of(args)).is_ok()
+                    {
+                        let count = command.keys_of(args).take(KEYS_MAX).count();
+                        // What does not fit is told later, with what comes behind it.
+                        if !keys.is_empty() && keys.len() + count > KEYS_MAX {
+                            break;
+                        }
+                        command.keys_of(args).take(KEYS_MAX).for_each(|key| keys.add(key));
                     }
                     at += len;
                 }
@@ -72,12 +83,9 @@ impl Ahead {
 
 /// Whether a command reads what its keys hold.
 fn reads(command: &Command) -> bool {
-    match command.run {
-        Run::Data(_) | Run::Exclusive(_) => true,
-        // SET overwrites most keys without a look at them.
-        Run::Fast(..) => command.flags & WRITE == 0,
-        Run::Plain(_) => false,
-    }
+    // These overwrite most keys without a look at them.
+    let overwrites = matches!(command.name, "set" | "mset" | "setex" | "psetex");
+    !overwrites && !matches!(command.run, Run::Plain(_))
 }
 
 /// Whether what comes behind a command may mean other keys, or nothing.
@@ -95,6 +103,10 @@ struct Keys {
 impl Keys {
     fn len(&self) -> usize {
         self.ends.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ends.is_empty()
     }
 
     fn add(&mut self, key: &[u8]) {

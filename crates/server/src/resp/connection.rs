@@ -363,7 +363,8 @@ impl Connection {
         self.output.end_batch(batch);
         self.session.publish();
         self.ahead.ran(used);
-        if self.session.awaited.is_some() && self.stalled {
+        // Who waits for his password to be checked is not known yet.
+        if self.session.awaited.is_some() && self.stalled && self.session.logging_in.is_none() {
             self.ahead.look(&bytes[used..], &limits, &self.session, shared, executor.table);
         }
         used

@@ -137,12 +137,12 @@ impl<'a> Args<'a> {
         (first.min(args.len())..args.len()).map(move |index| args.get(index))
     }
 
-    /// A copy that owns its bytes: bytes and spans.
     /// The same without the first so many.
     pub(crate) fn after(self, count: usize) -> Self {
         Self::new(self.bytes, &self.spans[count.min(self.spans.len())..])
     }
 
+    /// A copy that owns its bytes: bytes and spans.
     pub(crate) fn to_owned_parts(self) -> (Vec<u8>, Vec<Span>) {
         let mut bytes = Vec::with_capacity(self.from(0).map(<[u8]>::len).sum());
         let spans = self.from(0).map(|arg| {
@@ -438,6 +438,15 @@ mod tests {
         check(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n*1\r\n$4\r\nPING\r\n", &[&[b"GET", b"k"], &[b"PING"]]);
         check(b"*3\r\n$3\r\nSET\r\n$0\r\n\r\n$4\r\n\r\n\r\n\r\n", &[&[b"SET", b"", b"\r\n\r\n"]]);
         check(b"*0\r\n*-1\r\n\r\nPING\r\n\n", &[&[b"PING"]]);
+        for len in [0, 1, 9, 10, 11, 99, 100, 101] {
+            let text = vec![b'x'; len];
+            let command = [format!("*2\r\n$4\r\nECHO\r\n${len}\r\n").as_bytes(), &text, b"\r\n"].concat();
+            check(&command, &[&[b"ECHO", &text]]);
+            let args = vec![&b"x"[..]; len];
+            let one = [&args[..]];
+            let command = [format!("*{len}\r\n").into_bytes(), b"$1\r\nx\r\n".repeat(len)].concat();
+            check(&command, if len == 0 { &[] } else { &one });
+        }
         check(b"set k \"a b\\x41\\n\\\"\" 'c d\\''\r\n", &[&[b"set", b"k", b"a bA\n\"", b"c d'"]]);
         check(b"  set\tk  v  \n", &[&[b"set", b"k", b"v"]]);
     }
@@ -452,6 +461,10 @@ mod tests {
         check(b"*9999999999\r\n", "invalid multibulk length");
         check(b"*1\r\nGET\r\n", "expected '$', got 'G'");
         check(b"*1\r\n$-1\r\n", "invalid bulk length");
+        for wrong in ["01", "00", "+5", "-0", " 1", "1 ", "1x", "x1", ""] {
+            check(format!("*{wrong}\r\n").as_bytes(), "invalid multibulk length");
+            check(format!("*1\r\n${wrong}\r\n").as_bytes(), "invalid bulk length");
+        }
         check(b"*1\r\n$x\r\n", "invalid bulk length");
         check(b"*1\r\n$1001\r\n", "invalid bulk length");
         check(b"*1\r\n$3\r\nGETX\r\n", "expected CRLF after bulk");

@@ -30,6 +30,8 @@ pub(crate) mod strings;
 pub(crate) mod table;
 pub(crate) mod transactions;
 
+use std::collections::HashSet;
+
 use esker_kv::{Barrier, Key, Namespace, Txn};
 use esker_store::Waits;
 use smallvec::SmallVec;
@@ -210,11 +212,21 @@ fn run(call: &mut Call<'_>, command: &'static Command) -> Outcome {
     }
 }
 
-/// Tells the store of all keys of a command that waits for one of them.
+/// A command tells the store of the keys that it will come to each time that it has waited so often.
+const TOLD_EVERY: usize = 64;
+
+/// Tells the store of keys that a command will come to which waits for one of them: it has waited once at most for each
+/// of those before.
 pub(crate) fn tell_of_rest(call: &Call<'_>, outcome: &Outcome, keys: &[(&Namespace, Key<'_>)]) {
-    if keys.len() > 1 && call.session.waits == 1 && matches!(outcome, Err(Refusal::OnItsWay)) {
-        call.shared.keyspace.kv.will_get(keys);
+    let waited = call.session.waits as usize;
+    if keys.len() < 2 || waited % TOLD_EVERY != 1 || !matches!(outcome, Err(Refusal::OnItsWay)) {
+        return;
     }
+    let mut rest = keys[(waited - 1).min(keys.len())..].to_vec();
+    rest.truncate(4 * TOLD_EVERY);
+    let mut known = HashSet::new();
+    rest.retain(|(namespace, key)| known.insert((std::ptr::from_ref(*namespace), *key)));
+    call.shared.keyspace.kv.will_get(&rest);
 }
 
 fn giving<'a>(mut txn: Txn<'a>, command: &Command) -> Txn<'a> {

@@ -207,6 +207,14 @@ mod tests {
             let found = table.find(command.name.to_uppercase().as_bytes()).map(|(index, _)| index);
             assert_eq!(found, Some(index), "{}", command.name);
         }
+        // A guess changes nothing but how long it takes.
+        for (index, command) in COMMANDS.iter().enumerate() {
+            for guess in [0, index, COMMANDS.len() - 1, COMMANDS.len()] {
+                let found = table.find_near(command.name.to_uppercase().as_bytes(), guess).map(|(index, _)| index);
+                assert_eq!(found, Some(index), "{} near {guess}", command.name);
+            }
+            assert!(table.find_near(b"", index).is_none() && table.find_near(b"gett", index).is_none());
+        }
         for other in ["", "gett", "a very long name that is none"] {
             assert!(table.find(other.as_bytes()).is_none());
         }
