@@ -109,6 +109,17 @@ impl LoopCommands {
         }
     }
 
+    /// Counts calls, as many as `calls`, that took so many nanoseconds together. Called by this loop alone.
+    pub(crate) fn count_several(&self, command: usize, ns: u64, calls: u64) {
+        let counters = self.of(command);
+        let each = ns / calls.max(1);
+        if counters.max_ns.load(Ordering::Relaxed) < each {
+            counters.max_ns.store(each, Ordering::Relaxed);
+        }
+        add(&counters.total_ns, ns);
+        add(&counters.buckets[bucket_of(each)], calls);
+    }
+
     /// Counts a call that was refused before it was run. Called by this loop alone.
     pub(crate) fn reject(&self, command: usize) {
         add(&self.of(command).rejected, 1);

@@ -360,6 +360,7 @@ impl Connection {
                 }
             }
         }
+        executor.observer.end_batch(&self.session);
         self.output.end_batch(batch);
         self.session.publish();
         self.ahead.ran(used);

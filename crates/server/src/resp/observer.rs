@@ -4,14 +4,16 @@
 //! waits for are here, [`Observer::arrived`]
 //!
 //! Invariants:
-//! 1. The clock is read once before the first command of a batch and once after each, commands of EXEC included.
+//! 1. The clock is read once before the first command of a batch and once after each, commands of EXEC included; but
+//!    [brief](BRIEF) ones of a name that follow one another, up to [`TOGETHER_MAX`], are timed together, and each
+//!    counts as its share. If together they took so long that one would be noted as slow, the last is, with that time.
 //! 2. A command that was refused before it was run, or queued by MULTI, is neither timed nor told to monitors.
 //! 3. What EXEC ran is noted once its transaction is committed, before EXEC itself.
 
 use std::time::{Duration, Instant};
 
 use crate::resp::command_stats::LoopCommands;
-use crate::resp::commands::{ADMIN, Command, FAST};
+use crate::resp::commands::{ADMIN, BRIEF, Command, FAST};
 use crate::resp::monitors;
 use crate::resp::parse::Args;
 use crate::resp::queued::Begun;
@@ -22,6 +24,18 @@ use crate::resp::slowlog::KeptArgs;
 /// Subcommands of CLIENT that monitors are not told, as in Redis. No other command for operators is told either.
 const CLIENT_ADMIN: &[&str] = &["kill", "list", "no-evict", "pause", "unpause"];
 
+/// Brief commands that are timed together at most.
+const TOGETHER_MAX: u64 = 16;
+/// Commands are timed one by one where one is noted as slow that took less, in nanoseconds: the operator looks closely.
+const CLOSE_LOOK_NS: u64 = 1_000_000;
+
+/// Brief commands of one name that are timed together.
+struct Together {
+    command: usize,
+    began: Instant,
+    calls: u64,
+}
+
 /// Notes the commands of one event loop.
 pub(crate) struct Observer<'e> {
     shared: &'e Shared,
@@ -29,22 +43,77 @@ pub(crate) struct Observer<'e> {
     commands: &'static [Command],
     /// When the command before ended, if it was of the same batch.
     ended: Option<Instant>,
+    /// What was run since, if it is brief.
+    together: Option<Together>,
+    in_batch: bool,
 }
 
 impl<'e> Observer<'e> {
     pub(crate) fn new(shared: &'e Shared, event_loop: usize, commands: &'static [Command]) -> Self {
-        Self { shared, stats: shared.command_stats.of_loop(event_loop), commands, ended: None }
+        Self {
+            shared,
+            stats: shared.command_stats.of_loop(event_loop),
+            commands,
+            ended: None,
+            together: None,
+            in_batch: false,
+        }
     }
 
     /// A batch begins: the time since the command before counts for none.
     pub(crate) fn begin_batch(&mut self) {
-        self.ended = None;
+        (self.ended, self.in_batch) = (None, true);
+    }
+
+    /// All commands of the batch were run.
+    pub(crate) fn end_batch(&mut self, session: &Session) {
+        self.in_batch = false;
+        self.end_together(session);
     }
 
     /// A command begins.
     #[inline]
-    pub(crate) fn begin(&mut self) -> Instant {
+    pub(crate) fn begin(&mut self, session: &Session, command: Option<usize>) -> Instant {
+        if let Some(together) = &self.together {
+            if Some(together.command) == command && together.calls < TOGETHER_MAX {
+                return together.began;
+            }
+            self.end_together(session);
+        }
         self.ended.take().unwrap_or_else(Instant::now)
+    }
+
+    /// Notes the brief commands that were run since the clock was read.
+    fn end_together(&mut self, session: &Session) {
+        let Some(Together { command, began, calls }) = self.together.take() else { return };
+        let ended = Instant::now();
+        self.ended = Some(ended);
+        self.note_together(session, command, ended - began, calls);
+    }
+
+    fn note_together(&self, session: &Session, command: usize, took: Duration, calls: u64) {
+        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.stats.count_several(command, took_ns, calls);
+        if took_ns >= self.slow_from_ns() {
+            self.note_slow(session, command, took, KeptArgs::of_name);
+        }
+    }
+
+    /// From this time on a command is noted as slow, in nanoseconds.
+    #[inline]
+    fn slow_from_ns(&self) -> u64 {
+        self.shared.slowlog.slow_from_ns().min(self.shared.spikes.long_from_ns())
+    }
+
+    /// Whether a command that was run is timed with those before or behind it.
+    #[inline]
+    fn is_brief(&self, session: &Session, index: usize, failed: bool) -> bool {
+        self.commands[index].flags & BRIEF != 0
+            && self.in_batch
+            && !failed
+            && session.awaited.is_none()
+            && session.ran.is_empty()
+            && self.slow_from_ns() >= CLOSE_LOOK_NS
     }
 
     /// A command was refused before it was run.
@@ -55,8 +124,25 @@ impl<'e> Observer<'e> {
     /// A command was run that began then; its values may still be on their way.
     #[inline]
     pub(crate) fn ran(&mut self, session: &mut Session, index: usize, args: Args<'_>, began: Instant, failed: bool) {
+        if self.is_brief(session, index, failed) {
+            match &mut self.together {
+                Some(together) => together.calls += 1,
+                None => self.together = Some(Together { command: index, began, calls: 1 }),
+            }
+            self.tell_monitors(session, session.database, index, args);
+            return;
+        }
         let ended = Instant::now();
         self.ended = Some(ended);
+        // One that is not brief after all: of the time since the clock was read it has its share.
+        let began = match self.together.take() {
+            Some(Together { command, began, calls }) => {
+                let share = (ended - began) / (calls as u32 + 1);
+                self.note_together(session, command, ended - began - share, calls);
+                ended - share
+            }
+            None => began,
+        };
         if !session.ran.is_empty() {
             self.note_exec(session);
         }
@@ -108,7 +194,7 @@ impl<'e> Observer<'e> {
     ) {
         let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.stats.count(index, took_ns, failed);
-        if took_ns >= self.shared.slowlog.slow_from_ns().min(self.shared.spikes.long_from_ns()) {
+        if took_ns >= self.slow_from_ns() {
             self.note_slow(session, index, took, args);
         }
     }

@@ -2,9 +2,10 @@
 //!
 //! Invariant: nothing here names a handler.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use esker_kv::{Barrier, Entry, Txn};
+use esker_kv::{Barrier, Entry, Key, Namespace, Txn};
 use esker_store::{Completion, Retry, Stall, WhenBusy};
 
 use crate::resp::awaited::{Awaited, check_output};
@@ -225,6 +226,23 @@ pub(crate) fn finish<'t>(
             }
         }
     }
+}
+
+/// A command tells the store of the keys that it will come to each time that it has waited so often.
+const TOLD_EVERY: usize = 64;
+
+/// Tells the store of keys that a command will come to which waits for one of them: it has waited once at most for each
+/// of those before.
+pub(crate) fn tell_of_rest(call: &Call<'_>, outcome: &Outcome, keys: &[(&Namespace, Key<'_>)]) {
+    let waited = call.session.waits as usize;
+    if keys.len() < 2 || waited % TOLD_EVERY != 1 || !matches!(outcome, Err(Refusal::OnItsWay)) {
+        return;
+    }
+    let mut rest = keys[(waited - 1).min(keys.len())..].to_vec();
+    rest.truncate(4 * TOLD_EVERY);
+    let mut known = HashSet::new();
+    rest.retain(|(namespace, key)| known.insert((std::ptr::from_ref(*namespace), *key)));
+    call.shared.keyspace.kv.will_get(&rest);
 }
 
 /// Arguments that select a container's subcommand: its name, arity as in [`Command`], handler.

@@ -30,20 +30,18 @@ pub(crate) mod strings;
 pub(crate) mod table;
 pub(crate) mod transactions;
 
-use std::collections::HashSet;
-
 use esker_kv::{Barrier, Key, Namespace, Txn};
 use esker_store::Waits;
 use smallvec::SmallVec;
 
 pub(crate) use self::call::{
     Call, Command, NO_SUCH_KEY, NOT_AN_INTEGER, Outcome, Run, SYNTAX, WRONG_TYPE, finish, help, is, may_wait_again,
-    shown, subcommand, suspend, suspend_for_room, wake_loop_of, when_busy,
+    shown, subcommand, suspend, suspend_for_room, tell_of_rest, wake_loop_of, when_busy,
 };
 pub(crate) use self::permit::permit;
 pub(crate) use self::table::Table;
 pub(crate) use crate::resp::flags::{
-    ADMIN, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, SWEEPS, WRITE,
+    ADMIN, BRIEF, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, SWEEPS, WRITE,
 };
 use crate::resp::observer::Observer;
 use crate::resp::parse::Args;
@@ -77,11 +75,11 @@ impl Executor<'_> {
         let resp3 = session.resp3;
         let again = session.began.take();
         let first = again.is_none();
-        let began = again.unwrap_or_else(|| self.observer.begin());
         let found = self.table.find_near(args.get(0), self.before);
         if let Some((index, _)) = found {
             self.before = index;
         }
+        let began = again.unwrap_or_else(|| self.observer.begin(session, found.map(|(index, _)| index)));
         // One that is begun anew goes on with the span that it has, or without one.
         if first && trace::is_on() {
             session.traced = trace::command(found.map(|(_, command)| command.name), session.database);
@@ -210,23 +208,6 @@ fn run(call: &mut Call<'_>, command: &'static Command) -> Outcome {
             outcome
         }
     }
-}
-
-/// A command tells the store of the keys that it will come to each time that it has waited so often.
-const TOLD_EVERY: usize = 64;
-
-/// Tells the store of keys that a command will come to which waits for one of them: it has waited once at most for each
-/// of those before.
-pub(crate) fn tell_of_rest(call: &Call<'_>, outcome: &Outcome, keys: &[(&Namespace, Key<'_>)]) {
-    let waited = call.session.waits as usize;
-    if keys.len() < 2 || waited % TOLD_EVERY != 1 || !matches!(outcome, Err(Refusal::OnItsWay)) {
-        return;
-    }
-    let mut rest = keys[(waited - 1).min(keys.len())..].to_vec();
-    rest.truncate(4 * TOLD_EVERY);
-    let mut known = HashSet::new();
-    rest.retain(|(namespace, key)| known.insert((std::ptr::from_ref(*namespace), *key)));
-    call.shared.keyspace.kv.will_get(&rest);
 }
 
 fn giving<'a>(mut txn: Txn<'a>, command: &Command) -> Txn<'a> {

@@ -6,9 +6,9 @@ use std::sync::LazyLock;
 
 use crate::resp::commands::Run::{Data, Exclusive, Fast, Plain};
 use crate::resp::commands::{
-    ADMIN, Command, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, Run, SWEEPS, WRITE, acl, clients,
-    configuration, connection, expiry, hash_numbers, hashes, info, keys, latency, monitor, numbers, scans, server, set,
-    slowlog, strings, transactions,
+    ADMIN, BRIEF, Command, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, Run, SWEEPS, WRITE, acl,
+    clients, configuration, connection, expiry, hash_numbers, hashes, info, keys, latency, monitor, numbers, scans,
+    server, set, slowlog, strings, transactions,
 };
 use crate::resp::rights::{Facts, learn};
 
@@ -97,7 +97,7 @@ const fn command(
 
 #[rustfmt::skip]
 static COMMANDS: &[Command] = &[
-    command("get", 2, READ | FAST, (1, 1, 1), "string", Fast(strings::get_fast, strings::get)),
+    command("get", 2, READ | FAST | BRIEF, (1, 1, 1), "string", Fast(strings::get_fast, strings::get)),
     command("set", -3, WRITE, (1, 1, 1), "string", Fast(set::set_fast, set::set)),
     command("setnx", 3, WRITE | FAST, (1, 1, 1), "string", Data(set::setnx)),
     command("setex", 4, WRITE, (1, 1, 1), "string", Data(set::setex)),
@@ -158,7 +158,7 @@ static COMMANDS: &[Command] = &[
     command("hincrby", 4, WRITE | FAST | MAKES_HASH, (1, 1, 1), "hash", Data(hash_numbers::hincrby)),
     command("hincrbyfloat", 4, WRITE | FAST | MAKES_HASH, (1, 1, 1), "hash", Data(hash_numbers::hincrbyfloat)),
     command("hscan", -3, READ, (1, 1, 1), "hash", Data(scans::hscan)),
-    command("ping", -1, FAST, (0, 0, 0), "connection", Plain(connection::ping)),
+    command("ping", -1, FAST | BRIEF, (0, 0, 0), "connection", Plain(connection::ping)),
     command("echo", 2, FAST, (0, 0, 0), "connection", Plain(connection::echo)),
     command("quit", -1, FAST | NO_AUTH | NOT_QUEUED, (0, 0, 0), "connection", Plain(connection::quit)),
     command("reset", 1, FAST | NO_AUTH | NOT_QUEUED, (0, 0, 0), "connection", Plain(connection::reset)),
