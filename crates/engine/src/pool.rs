@@ -16,7 +16,7 @@
 //!    that need index pages wait for memory too: they have a pool of their own, and hold nothing before they run.
 //! 3. Only threads that wait for a read, and those of the pool, tell the device of reads: that can take as long as a
 //!    read, where many are under way or the device hangs.
-//! 4. No task waits for a hint: few threads are at hints, and one that is goes to a task that waits, between two places.
+//! 4. A task waits for one place of a hint at most: few threads are at hints, and go to tasks between two places.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -247,7 +247,12 @@ impl Pool {
                 queue.hinted -= hint.places;
                 queue.telling += 1;
                 drop(queue);
-                let rest = self.tell(hint);
+                // As above: what is left of a hint that panics is dropped.
+                let told = catch_unwind(AssertUnwindSafe(|| self.tell(hint)));
+                let rest = told.unwrap_or_else(|_| {
+                    tracing::error!("telling the device of reads panicked");
+                    None
+                });
                 queue = self.queue.lock();
                 queue.telling -= 1;
                 if let Some(rest) = rest.filter(|_| !queue.closed) {
@@ -279,17 +284,12 @@ impl Pool {
         queue.closed = true;
         let threads = std::mem::take(&mut queue.threads);
         let offered = std::mem::take(&mut queue.offered);
-        let untold = std::mem::take(&mut queue.untold);
         let hints = std::mem::take(&mut queue.hints);
         drop(queue);
         drop(hints);
         self.given.notify_all();
-        for untold in untold {
-            if !untold.task.is_begun() {
-                (untold.begin)();
-            }
-        }
         for task in offered {
+            self.begin_others(|| {});
             // As in `work`.
             if catch_unwind(AssertUnwindSafe(move || task.run())).is_err() {
                 tracing::error!("a waker of a read panicked");

@@ -393,12 +393,15 @@ fn the_store_is_told_of_nothing_that_a_user_may_not_run() {
     eventually("it waits", || server.store.waiting() > 0);
     operator.check("PING", "+PONG\r\n");
     assert_eq!(*server.store.told.lock(), ["db0/bytes/own2"]);
-    // While a password is checked nobody is known.
-    let mut stranger = Client::connect(server.address);
-    stranger.send(&[encode(&["AUTH", "some", "p"]), encode(&["GET", "own1"]), encode(&["GET", "own2"])].concat());
-    eventually("he waits for his value", || server.store.waiting() == 2);
-    operator.check("PING", "+PONG\r\n");
-    assert_eq!(server.store.told.lock().len(), 2);
+    // While a password is checked its client is still who it was before.
+    operator.check("ACL SETUSER others on >q +get %R~own*", "+OK\r\n");
+    let mut other = Client::connect(server.address);
+    other.check("AUTH secret", "+OK\r\n");
+    other.send(&[encode(&["AUTH", "others", "q"]), encode(&["GET", "other"]), encode(&["GET", "own1"])].concat());
+    assert_eq!(other.reply().unwrap(), b"+OK\r\n");
+    assert!(other.reply().unwrap().starts_with(b"-NOPERM"));
+    eventually("it waits for its value", || server.store.waiting() == 2);
+    assert_eq!(server.store.told.lock().len(), 1);
 }
 
 #[test]

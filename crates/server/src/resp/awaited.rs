@@ -98,6 +98,11 @@ pub(crate) fn reply_several(
 }
 
 impl Awaited {
+    /// Whether it is the check of a password.
+    pub(crate) fn is_login(&self) -> bool {
+        matches!(self, Self::Login(..))
+    }
+
     /// Memory of the command that is to be run again, in bytes.
     pub(crate) fn queued_bytes(&self) -> usize {
         match self {

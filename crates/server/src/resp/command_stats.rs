@@ -2,9 +2,10 @@
 //!
 //! executor → [`LoopCommands`] of its loop → [`CommandStats::figures`], summed over the loops → INFO, LATENCY, monitors
 //!
-//! Every call is timed, none is sampled: the clock is read before the first command of a batch and after each, so that
-//! a pipeline of N commands costs N + 1 readings. The time of a command is that of its run on the event loop, as in
-//! Redis: waiting for durability is not part of it, waiting for a value that is read from the device is.
+//! Every call is timed, none is sampled: the clock is read before the first command of a batch and after each, or after
+//! a few brief ones of one name, of which each counts as its share. The time of a command is that of its run on the
+//! event loop, as in Redis: waiting for durability is not part of it, waiting for a value that is read from the device
+//! is.
 //!
 //! Invariants:
 //! 1. A loop's counters have one writer, the loop; they only grow, and take neither a lock nor a read-modify-write.
@@ -49,7 +50,7 @@ pub(crate) struct CommandFigures {
     pub(crate) rejected: u64,
     /// Time of all calls.
     pub(crate) total_ns: u64,
-    /// The longest call since the start, which a reset does not change.
+    /// The longest call, or share, since the start, which a reset does not change.
     max_ns: u64,
     buckets: [u64; BUCKETS],
 }

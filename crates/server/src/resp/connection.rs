@@ -340,6 +340,7 @@ impl Connection {
                         break;
                     }
                     let args = self.parser.args(rest);
+                    executor.observer.expect(self.parser.is_repeated(rest, len));
                     let barrier = executor.execute(&mut self.session, args, &mut self.output.bytes);
                     used += len;
                     limits.unauthenticated = !self.session.is_authenticated();
@@ -365,7 +366,7 @@ impl Connection {
         self.session.publish();
         self.ahead.ran(used);
         // Who waits for his password to be checked is not known yet.
-        if self.session.awaited.is_some() && self.stalled && self.session.logging_in.is_none() {
+        if self.stalled && self.session.awaited.as_ref().is_some_and(|awaited| !awaited.is_login()) {
             self.ahead.look(&bytes[used..], &limits, &self.session, shared, executor.table);
         }
         used

@@ -18,7 +18,8 @@ pub(crate) const NOT_QUEUED: u16 = 64;
 pub(crate) const MAKES_HASH: u16 = 128;
 /// Gives space back, or says when it will: goes on where the store is full.
 pub(crate) const GIVES: u16 = 256;
-/// Takes about a microsecond where what it reads is in memory: several of a pipeline are timed together.
-pub(crate) const BRIEF: u16 = 1_024;
 /// Removes so much that it is noted as what operators do is.
 pub(crate) const SWEEPS: u16 = 512;
+/// Takes about a microsecond where its value is short and in memory, and is never begun anew: several that follow one
+/// another in a pipeline are timed together.
+pub(crate) const BRIEF: u16 = 1_024;

@@ -5,8 +5,9 @@
 //!
 //! Invariants:
 //! 1. The clock is read once before the first command of a batch and once after each, commands of EXEC included; but
-//!    [brief](BRIEF) ones of a name that follow one another, up to [`TOGETHER_MAX`], are timed together, and each
-//!    counts as its share. If together they took so long that one would be noted as slow, the last is, with that time.
+//!    [brief](BRIEF) ones with short replies, two to [`TOGETHER_MAX`] of one name that follow one another, are timed
+//!    together, and each counts as its share. If together they took so long that one would be noted as slow, the slow
+//!    log gets one entry with that time and the name alone.
 //! 2. A command that was refused before it was run, or queued by MULTI, is neither timed nor told to monitors.
 //! 3. What EXEC ran is noted once its transaction is committed, before EXEC itself.
 
@@ -26,14 +27,25 @@ const CLIENT_ADMIN: &[&str] = &["kill", "list", "no-evict", "pause", "unpause"];
 
 /// Brief commands that are timed together at most.
 const TOGETHER_MAX: u64 = 16;
-/// Commands are timed one by one where one is noted as slow that took less, in nanoseconds: the operator looks closely.
-const CLOSE_LOOK_NS: u64 = 1_000_000;
+/// A brief command whose reply is longer is the last of those that are timed together, in bytes.
+const SHORT_REPLY: usize = 1_024;
+/// Where a command is noted as slow that took less, in nanoseconds, all are timed one by one: brief ones together do
+/// not come near it. The default of the slow log is not less.
+const CLOSE_LOOK_NS: u64 = 10_000_000;
 
 /// Brief commands of one name that are timed together.
 struct Together {
     command: usize,
     began: Instant,
     calls: u64,
+}
+
+/// How a command was run.
+pub(crate) struct Timed {
+    pub(crate) began: Instant,
+    pub(crate) failed: bool,
+    /// Bytes of its reply, if that is written.
+    pub(crate) replied: usize,
 }
 
 /// Notes the commands of one event loop.
@@ -45,7 +57,8 @@ pub(crate) struct Observer<'e> {
     ended: Option<Instant>,
     /// What was run since, if it is brief.
     together: Option<Together>,
-    in_batch: bool,
+    /// Another of the same name stands behind the command under way.
+    repeated: bool,
 }
 
 impl<'e> Observer<'e> {
@@ -56,19 +69,25 @@ impl<'e> Observer<'e> {
             commands,
             ended: None,
             together: None,
-            in_batch: false,
+            repeated: false,
         }
     }
 
     /// A batch begins: the time since the command before counts for none.
     pub(crate) fn begin_batch(&mut self) {
-        (self.ended, self.in_batch) = (None, true);
+        self.ended = None;
     }
 
     /// All commands of the batch were run.
     pub(crate) fn end_batch(&mut self, session: &Session) {
-        self.in_batch = false;
+        self.repeated = false;
         self.end_together(session);
+    }
+
+    /// Whether behind the next command another of its name stands.
+    #[inline]
+    pub(crate) fn expect(&mut self, repeated: bool) {
+        self.repeated = repeated;
     }
 
     /// A command begins.
@@ -107,24 +126,28 @@ impl<'e> Observer<'e> {
 
     /// Whether a command that was run is timed with those before or behind it.
     #[inline]
-    fn is_brief(&self, session: &Session, index: usize, failed: bool) -> bool {
-        self.commands[index].flags & BRIEF != 0
-            && self.in_batch
+    fn is_brief(&self, session: &Session, index: usize, failed: bool, replied: usize) -> bool {
+        (self.repeated || self.together.is_some())
+            && self.commands[index].flags & BRIEF != 0
             && !failed
+            && replied <= SHORT_REPLY
             && session.awaited.is_none()
             && session.ran.is_empty()
             && self.slow_from_ns() >= CLOSE_LOOK_NS
     }
 
     /// A command was refused before it was run.
-    pub(crate) fn refused(&self, command: usize) {
+    pub(crate) fn refused(&mut self, session: &Session, command: usize) {
+        self.end_together(session);
+        self.ended = None;
         self.stats.reject(command);
     }
 
-    /// A command was run that began then; its values may still be on their way.
+    /// A command was run, and replied so many bytes; its values may still be on their way.
     #[inline]
-    pub(crate) fn ran(&mut self, session: &mut Session, index: usize, args: Args<'_>, began: Instant, failed: bool) {
-        if self.is_brief(session, index, failed) {
+    pub(crate) fn ran(&mut self, session: &mut Session, index: usize, args: Args<'_>, timed: Timed) {
+        let Timed { began, failed, replied } = timed;
+        if self.is_brief(session, index, failed, replied) {
             match &mut self.together {
                 Some(together) => together.calls += 1,
                 None => self.together = Some(Together { command: index, began, calls: 1 }),

@@ -166,6 +166,18 @@ impl Parser {
         Args { bytes: if self.inline { &self.unquoted } else { bytes }, spans: &self.spans }
     }
 
+    /// Whether behind the command at the start of `bytes`, of this length, one begins that has its name and as many
+    /// arguments.
+    #[inline]
+    pub(crate) fn is_repeated(&self, bytes: &[u8], len: usize) -> bool {
+        let Some(name) = self.spans.first().filter(|_| !self.inline) else { return false };
+        let head = name.start as usize + name.len as usize;
+        match (bytes.get(..head), bytes.get(len..len + head)) {
+            (Some(this), Some(next)) => this == next,
+            _ => false,
+        }
+    }
+
     /// Looks for a command at the start of `bytes`. After [`Step::Incomplete`] the next call must begin with the same
     /// bytes.
     ///
@@ -449,6 +461,23 @@ mod tests {
         }
         check(b"set k \"a b\\x41\\n\\\"\" 'c d\\''\r\n", &[&[b"set", b"k", b"a bA\n\"", b"c d'"]]);
         check(b"  set\tk  v  \n", &[&[b"set", b"k", b"v"]]);
+    }
+
+    #[test]
+    fn a_command_is_repeated_where_the_next_begins_as_it_does() {
+        for (text, repeated) in [
+            ("*2\r\n$3\r\nGET\r\n$1\r\na\r\n*2\r\n$3\r\nGET\r\n$2\r\nbb\r\n", true),
+            ("*2\r\n$3\r\nGET\r\n$1\r\na\r\n*2\r\n$3\r\nGET", true),
+            ("*2\r\n$3\r\nGET\r\n$1\r\na\r\n*2\r\n$3\r\nGE", false),
+            ("*2\r\n$3\r\nGET\r\n$1\r\na\r\n*2\r\n$3\r\nget\r\n", false),
+            ("*2\r\n$3\r\nGET\r\n$1\r\na\r\n*3\r\n$3\r\nGET\r\n", false),
+            ("*2\r\n$3\r\nGET\r\n$1\r\na\r\n", false),
+            ("PING\r\nPING\r\n", false),
+        ] {
+            let mut parser = Parser::new();
+            let Step::Command(len) = parser.next(text.as_bytes(), &LIMITS).unwrap() else { panic!("{text:?}") };
+            assert_eq!(parser.is_repeated(text.as_bytes(), len), repeated, "{text:?}");
+        }
     }
 
     #[test]

@@ -231,11 +231,11 @@ pub(crate) fn finish<'t>(
 /// A command tells the store of the keys that it will come to each time that it has waited so often.
 const TOLD_EVERY: usize = 64;
 
-/// Tells the store of keys that a command will come to which waits for one of them: it has waited once at most for each
-/// of those before.
-pub(crate) fn tell_of_rest(call: &Call<'_>, outcome: &Outcome, keys: &[(&Namespace, Key<'_>)]) {
+/// Tells the store of keys that a command will come to which waits for one of them, if it has waited less often before
+/// this run: about once for each of those ahead.
+pub(crate) fn tell_of_rest(call: &Call<'_>, before: u32, keys: &[(&Namespace, Key<'_>)]) {
     let waited = call.session.waits as usize;
-    if keys.len() < 2 || waited % TOLD_EVERY != 1 || !matches!(outcome, Err(Refusal::OnItsWay)) {
+    if keys.len() < 2 || call.session.waits <= before || waited % TOLD_EVERY != 1 {
         return;
     }
     let mut rest = keys[(waited - 1).min(keys.len())..].to_vec();

@@ -43,7 +43,7 @@ pub(crate) use self::table::Table;
 pub(crate) use crate::resp::flags::{
     ADMIN, BRIEF, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, SWEEPS, WRITE,
 };
-use crate::resp::observer::Observer;
+use crate::resp::observer::{Observer, Timed};
 use crate::resp::parse::Args;
 use crate::resp::queued::Queued;
 pub(crate) use crate::resp::refusal::Refusal;
@@ -112,9 +112,13 @@ impl Executor<'_> {
             call.reply.rewind(start);
             call.reply.error(refusal.line().as_bytes());
         }
+        let out_len = call.reply.position();
         match found {
-            Some((index, _)) if ran => self.observer.ran(session, index, args, began, failed),
-            Some((index, _)) if failed => self.observer.refused(index),
+            Some((index, _)) if ran => {
+                let replied = out_len.saturating_sub(start);
+                self.observer.ran(session, index, args, Timed { began, failed, replied });
+            }
+            Some((index, _)) if failed => self.observer.refused(session, index),
             _ => {}
         }
         barrier
@@ -203,8 +207,9 @@ fn run(call: &mut Call<'_>, command: &'static Command) -> Outcome {
             let database = call.database()?;
             let keys: SmallVec<[(&Namespace, Key<'_>); 4]> =
                 command.keys_of(call.args).map(|key| database.locate(key)).collect();
+            let waited = call.session.waits;
             let outcome = finish(call, || giving(shared.keyspace.kv.begin(&keys), command), handler);
-            tell_of_rest(call, &outcome, &keys);
+            tell_of_rest(call, waited, &keys);
             outcome
         }
     }

@@ -132,6 +132,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
     let (mut tried, mut acted) = (false, false);
     // Of each command of the last try: how long it took, whether it failed, and the database after it.
     let mut notes = Vec::new();
+    let waited = call.session.waits;
     let outcome = finish(call, begin, |call, txn| {
         call.session.database = database;
         notes.clear();
@@ -200,7 +201,7 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
         }
         outcome => outcome,
     };
-    tell_of_rest(call, &outcome, &located);
+    tell_of_rest(call, waited, &located);
     if matches!(outcome, Err(Refusal::OnItsWay)) {
         // It is run again, with all that it has.
         call.session.database = database;
