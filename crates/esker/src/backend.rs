@@ -57,7 +57,7 @@ impl PartialEq for Scheme {
 impl Eq for Scheme {}
 
 /// What a location may begin with, as messages name it.
-pub(crate) const SCHEMES_SHOWN: &str = "esker:PATH, file:PATH, rocksdb:PATH, leveldb:PATH, newstore:PATH, grpc://HOST:PORT, grpc+unix:PATH, memory:, or a plain path";
+pub(crate) const SCHEMES_SHOWN: &str = "esker:PATH, file:PATH, rocksdb:PATH, leveldb:PATH, newstore:PATH, rados:POOL/NAME, grpc://HOST:PORT, grpc+unix:PATH, memory:, or a plain path";
 
 const SCHEMES: &[Scheme] = &[
     Scheme { name: "file", options: &["checkpoint", "folder_files", "cache"], open: open_file },
@@ -76,6 +76,7 @@ const SCHEMES: &[Scheme] = &[
         options: &["strip", "cache", "large"],
         open: |path, create, pairs| open_keyvalue(NewStore, path, create, pairs),
     },
+    Scheme { name: "rados", options: &["conf", "user", "timeout"], open: |path, _, pairs| open_rados(path, pairs) },
     Scheme { name: "grpc", options: REMOTE_OPTIONS, open: |path, _, pairs| open_remote("", path, pairs) },
     Scheme {
         name: "grpc+unix",
@@ -122,7 +123,9 @@ impl Scheme {
     /// # Errors
     /// [`Error::OtherBackend`], [`Error::BadOption`], and those of the backend.
     pub fn open(&self, path: &Path, create: bool, options: &Pairs) -> Result<Opened> {
-        refuse_foreign(path, self.name)?;
+        if self.name != "rados" {
+            refuse_foreign(path, self.name)?;
+        }
         (self.open)(path, create, options)
     }
 }
@@ -265,6 +268,39 @@ fn open_remote(scheme: &str, path: &Path, pairs: &Pairs) -> Result<Opened> {
         path: path.to_path_buf(),
         created: false,
         remote: Some(options),
+    })
+}
+
+#[cfg(not(feature = "rados"))]
+fn open_rados(_: &Path, _: &Pairs) -> Result<Opened> {
+    Err(Error::NotBuilt { scheme: "rados", feature: "rados" })
+}
+
+/// The store in a pool of Ceph: a pool and a name take the place of a path.
+#[cfg(feature = "rados")]
+fn open_rados(path: &Path, pairs: &Pairs) -> Result<Opened> {
+    let mut options = esker_rados::Options::default();
+    for (key, value) in pairs {
+        match key.as_str() {
+            "conf" => options.conf = Some(value.into()),
+            "user" => options.user = Some(value.clone()),
+            _ => options.timeout = read::<Period>(key, value)?.0,
+        }
+    }
+    let place = path.to_string_lossy();
+    let store = esker_rados::RadosStore::connect(&place, &options).map_err(|error| match error {
+        esker_rados::OpenError::Place { found } => Error::Location { found, expected: "rados:POOL/NAME" },
+        esker_rados::OpenError::Store(error) => Error::Store(error),
+        // A pool, a file or a setting that is not there, or nobody who answers: told by its text.
+        other => Error::Store(esker_store::Error::io(format!("opening rados:{place}"), std::io::Error::other(other))),
+    })?;
+    Ok(Opened {
+        objects: Arc::new(store),
+        close: Box::new(|| Ok(())),
+        syncs: Box::new(|| 0),
+        path: path.to_path_buf(),
+        created: false,
+        remote: None,
     })
 }
 

@@ -26,7 +26,7 @@ pub struct Capability {
     /// Largest object in bytes; at most [`crate::limits::OBJECT_BYTES_MAX`].
     pub object_bytes_max: u64,
     /// [`extents`](crate::ObjectStore::extents) tells to the byte what was written; else it may call zeros beside it
-    /// data.
+    /// data, and zeros that were written a hole.
     pub exact_extents: bool,
     /// Scans go backwards too; else one that is asked to is refused ([`last_omap`](crate::prefix::last_omap) does
     /// without).

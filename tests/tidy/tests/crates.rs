@@ -21,7 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-wire", &["esker-store", "esker-log", "esker-map"]),
     // The map's trait is what it implements.
     ("esker-cassandra", &["esker-map"]),
-    ("esker-rados", &[]),
+    ("esker-rados", &["esker-store"]),
     // The log beside the store: it finds the sequencers that logs name. And the map, which a server has for all.
     ("esker-remote", &["esker-store", "esker-log", "esker-map", "esker-wire"]),
     ("esker-volume", &["esker-store"]),
@@ -40,6 +40,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "esker-map",
             "esker-transaction",
             "esker-cassandra",
+            "esker-rados",
             "esker-remote",
             "esker-volume",
         ],

@@ -133,6 +133,36 @@ pub(super) fn runs(store: &dyn ObjectStore, object: &ObjectId, range: std::ops::
     got(store.extents(object, range)).into_iter().map(|DataRun { offset, len }| (offset, len)).collect()
 }
 
+/// Checks which runs of data a store tells. One that does not tell them exactly has to tell all that is not zero, in
+/// order, apart, and within the range and the object.
+#[track_caller]
+pub(super) fn check_runs(
+    store: &dyn ObjectStore,
+    object: &ObjectId,
+    range: std::ops::Range<u64>,
+    expected: &[(u64, u64)],
+    context: &str,
+) {
+    let told = runs(store, object, range.clone());
+    if store.capability().exact_extents {
+        assert_eq!(told, expected, "{context}");
+        return;
+    }
+    let size = got(store.stat(object)).map_or(0, |stat| stat.size);
+    let mut end = None;
+    for (offset, len) in &told {
+        assert!(*len > 0 && *offset >= range.start && offset + len <= range.end.min(size), "{told:?} {context}");
+        assert!(end.is_none_or(|end| end < *offset), "{told:?} {context}");
+        end = Some(offset + len);
+    }
+    for (offset, len) in expected {
+        for (at, byte) in (*offset..).zip(got(store.read(object, *offset..offset + len))) {
+            let inside = told.iter().any(|(offset, len)| (*offset..offset + len).contains(&at));
+            assert!(byte == 0 || inside, "byte {at} is told as a hole: {told:?} {context}");
+        }
+    }
+}
+
 /// The whole omap, page by page.
 #[track_caller]
 pub(super) fn whole_omap(store: &dyn ObjectStore, object: &ObjectId) -> Vec<(Bytes, Bytes)> {

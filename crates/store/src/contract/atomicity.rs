@@ -21,7 +21,7 @@ pub fn operations_see_the_operations_before_them_in_bytes(harness: &dyn Harness)
     ];
     change(store, &object, steps);
     assert_eq!(contents(store, &object), "\0bXXe\0\0en\0\0\0");
-    assert_eq!(runs(store, &object, 0..100), [(1, 4), (7, 2)]);
+    check_runs(store, &object, 0..100, &[(1, 4), (7, 2)], "");
 }
 
 /// Set, remove, set again.
@@ -184,12 +184,18 @@ pub fn a_failed_guard_changes_nothing(harness: &dyn Harness) {
 
 /// An object in a missing collection, as the last operation.
 pub fn a_missing_collection_changes_nothing(harness: &dyn Harness) {
+    if !joins_objects(harness.fresh().store()) {
+        return;
+    }
     let error = refused(harness, |txn| txn.change(&object_in("no such collection", "o"), Change::Touch));
     assert!(matches!(&error, Error::NoCollection { collection } if collection == "no such collection"), "{error}");
 }
 
 /// The removal of a collection that is not empty, as the last operation.
 pub fn a_collection_that_is_not_empty_changes_nothing(harness: &dyn Harness) {
+    if !joins_objects(harness.fresh().store()) {
+        return;
+    }
     let error = refused(harness, |txn| txn.remove_collection(&HOME.into()));
     assert!(matches!(&error, Error::NotEmpty { collection } if collection == HOME), "{error}");
 }

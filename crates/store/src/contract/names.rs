@@ -243,6 +243,9 @@ pub fn an_object_created_and_removed_in_one_transaction_leaves_nothing(harness: 
     assert_eq!(before, snapshot(store));
     change(store, &object("o"), [Change::Touch, Change::Remove, Change::OmapClear, Change::Remove]);
     assert_eq!(before, snapshot(store));
+    if !joins_objects(store) {
+        return;
+    }
     let there = "there for a moment";
     let txn = Transaction::new().create_collection(&there.into()).change(&object_in(there, "o"), write(0, "x"));
     ok(store, txn.change(&object_in(there, "o"), Change::Remove).remove_collection(&there.into()));

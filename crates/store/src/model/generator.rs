@@ -14,7 +14,7 @@ use fastrand::Rng;
 
 use super::object::Object;
 use super::state::Model;
-use crate::limits::{OBJECT_NAME_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
+use crate::limits::{OBJECT_BYTES_MAX, OBJECT_NAME_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 use crate::{Change, Collection, Compare, Compression, Condition, Durability, Guard, ObjectId, Op, Transaction};
 
 /// What is generated, and how much of it.
@@ -23,6 +23,12 @@ pub struct GeneratorOptions {
     /// Make clones, clone-ranges and renames. On by default; turn off where the store has no
     /// [`Capability::clone`](crate::Capability::clone).
     pub clone: bool,
+    /// Transactions of several objects, and of objects and collections at once. On by default; turn off where the store
+    /// has no [`Capability::atomic_across_objects`](crate::Capability::atomic_across_objects): then a transaction is of
+    /// one object, and may make its collection first.
+    pub several: bool,
+    /// About the largest object, in bytes. [`OBJECT_BYTES_MAX`] by default.
+    pub object_bytes_max: u64,
     /// Payload bytes that may be alive at once, counted like [`Model::live_bytes`]: above it, only removals. One
     /// transaction may overshoot it by its own size (a clone: by its source's). 1 MiB by default.
     pub live_bytes_max: u64,
@@ -44,6 +50,8 @@ impl Default for GeneratorOptions {
     fn default() -> Self {
         Self {
             clone: true,
+            several: true,
+            object_bytes_max: OBJECT_BYTES_MAX,
             live_bytes_max: 1 << 20,
             transaction_bytes_max: 256 << 10,
             value_bytes_max: 100 << 10,
@@ -104,6 +112,9 @@ impl Generator {
             if refused {
                 self.spoil(&mut txn);
             }
+        }
+        if !self.options.several {
+            leave_one(&mut txn);
         }
         // A refused transaction leaves the model alone, as it leaves the store.
         let _ = self.model.apply(&txn);
@@ -215,23 +226,25 @@ impl Generator {
     /// An offset: inside the object, at its edges, at a round place, or past its end.
     fn offset(&mut self, object: &Object) -> u64 {
         let far = object.size.saturating_mul(2).min(1 << 20) + 400;
-        match self.rng.u8(..100) {
+        let offset = match self.rng.u8(..100) {
             0..=9 => 0,
             10..=19 => object.size,
             20..=34 => (self.rng.u64(1..=16) << 12).saturating_add_signed(self.rng.i64(-2..=2)),
             35..=98 => self.rng.u64(..far),
             _ => self.rng.u64(1 << 32..1 << 50),
-        }
+        };
+        offset.min(self.options.object_bytes_max / 2)
     }
 
     fn span(&mut self, object: &Object) -> u64 {
-        match self.rng.u8(..100) {
+        let span = match self.rng.u8(..100) {
             0..=3 => 0,
             4..=59 => self.rng.u64(1..600),
             60..=89 => self.rng.u64(1..20_000),
             90..=97 => object.size.min(1 << 50),
             _ => self.rng.u64(1..1 << 50),
-        }
+        };
+        span.min(self.options.object_bytes_max / 4)
     }
 
     fn operations(&mut self, txn: &mut Transaction, careless: bool) {
@@ -419,4 +432,28 @@ impl Generator {
         };
         txn.push(&id, change);
     }
+}
+
+/// Leaves only what is of the first object, or else the first operation of a collection.
+fn leave_one(txn: &mut Transaction) {
+    let of = |op: &Op| if let Op::Object(id, _) = op { Some(id.clone()) } else { None };
+    let Some(id) = txn.ops.iter().find_map(of) else {
+        txn.ops.truncate(1);
+        if !txn.ops.is_empty() {
+            txn.guards.clear();
+        } else if let Some(first) = txn.guards.first().map(|guard| guard.object.clone()) {
+            txn.guards.retain(|guard| guard.object == first);
+        }
+        return;
+    };
+    let mut begun = false;
+    txn.ops.retain(|op| match op {
+        Op::Object(object, _) => {
+            begun |= *object == id;
+            *object == id
+        }
+        Op::CreateCollection(collection) => !begun && collection == id.collection(),
+        Op::RemoveCollection(_) => false,
+    });
+    txn.guards.retain(|guard| guard.object == id);
 }

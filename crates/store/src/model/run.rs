@@ -20,14 +20,19 @@ pub fn run(seed: u64, steps: usize, harness: &dyn Harness) {
     run_with(seed, steps, harness, GeneratorOptions::default());
 }
 
-/// Like [`run`], with limits on what is generated. Clones are left out where the store cannot make them.
+/// Like [`run`], with limits on what is generated. What the store cannot do by its capability is left out.
 ///
 /// # Panics
 /// With the seed, when the store does anything that the model does not.
 pub fn run_with(seed: u64, steps: usize, harness: &dyn Harness, options: GeneratorOptions) {
     let mut opened = harness.fresh();
     let capability = opened.store().capability();
-    let options = GeneratorOptions { clone: options.clone && capability.clone, ..options };
+    let options = GeneratorOptions {
+        clone: options.clone && capability.clone,
+        several: options.several && capability.atomic_across_objects,
+        object_bytes_max: options.object_bytes_max.min(capability.object_bytes_max),
+        ..options
+    };
     let mut generator = Generator::new(seed, options);
     // Apart from the generator, so that the transactions of a seed do not depend on the capability.
     let mut choices = fastrand::Rng::with_seed(seed ^ 0x9e37_79b9_7f4a_7c15);

@@ -85,6 +85,15 @@ unsafe extern "C" {
         read: *mut usize,
         outcome: *mut c_int,
     );
+    pub fn rados_read_op_cmpxattr(op: Handle, name: *const c_char, compare: u8, value: *const c_char, len: usize);
+    pub fn rados_read_op_omap_get_keys2(
+        op: Handle,
+        start_after: *const c_char,
+        limit: u64,
+        iterator: *mut Handle,
+        more: *mut c_uchar,
+        outcome: *mut c_int,
+    );
     pub fn rados_read_op_getxattrs(op: Handle, iterator: *mut Handle, outcome: *mut c_int);
     pub fn rados_read_op_omap_get_vals2(
         op: Handle,

@@ -5,12 +5,13 @@ use std::ptr::{null, null_mut};
 
 use super::library::{
     Handle, rados_create_read_op, rados_create_write_op, rados_getxattrs_end, rados_getxattrs_next, rados_omap_get_end,
-    rados_omap_get_next2, rados_read_op_getxattrs, rados_read_op_omap_get_vals_by_keys2, rados_read_op_omap_get_vals2,
-    rados_read_op_read, rados_read_op_stat, rados_release_read_op, rados_release_write_op, rados_write_op_append,
-    rados_write_op_assert_exists, rados_write_op_assert_version, rados_write_op_cmpxattr, rados_write_op_create,
-    rados_write_op_omap_cmp2, rados_write_op_omap_rm_keys2, rados_write_op_omap_rm_range2, rados_write_op_omap_set2,
-    rados_write_op_remove, rados_write_op_rmxattr, rados_write_op_setxattr, rados_write_op_truncate,
-    rados_write_op_write, rados_write_op_zero,
+    rados_omap_get_next2, rados_read_op_cmpxattr, rados_read_op_getxattrs, rados_read_op_omap_get_keys2,
+    rados_read_op_omap_get_vals_by_keys2, rados_read_op_omap_get_vals2, rados_read_op_read, rados_read_op_stat,
+    rados_release_read_op, rados_release_write_op, rados_write_op_append, rados_write_op_assert_exists,
+    rados_write_op_assert_version, rados_write_op_cmpxattr, rados_write_op_create, rados_write_op_omap_cmp2,
+    rados_write_op_omap_rm_keys2, rados_write_op_omap_rm_range2, rados_write_op_omap_set2, rados_write_op_remove,
+    rados_write_op_rmxattr, rados_write_op_setxattr, rados_write_op_truncate, rados_write_op_write,
+    rados_write_op_zero,
 };
 
 /// How two byte strings are compared. Of an xattr the argument stands on the left, of an omap value what is stored.
@@ -328,6 +329,28 @@ impl Read {
 
     pub(super) fn handle(&self) -> Handle {
         self.op
+    }
+
+    /// The xattr compares so, as in [`Write::compare_xattr`]: else nothing is read.
+    pub fn compare_xattr(&mut self, name: &CStr, compare: Compare, value: &[u8]) {
+        // SAFETY: the operation lives; what is pointed to is copied.
+        unsafe { rados_read_op_cmpxattr(self.op, name.as_ptr(), compare as u8, bytes(value), value.len()) };
+    }
+
+    /// As [`Read::omap`], without the values.
+    pub fn omap_names(&mut self, after: &CStr, limit: u64) {
+        // SAFETY: what is pointed to lives as long as the operation.
+        unsafe {
+            let answers = self.answers;
+            rados_read_op_omap_get_keys2(
+                self.op,
+                after.as_ptr(),
+                limit,
+                &raw mut (*answers).omap,
+                &raw mut (*answers).more,
+                &raw mut (*answers).codes[2],
+            );
+        }
     }
 
     /// Asks for the size.

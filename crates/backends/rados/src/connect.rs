@@ -1,0 +1,80 @@
+//! From a place such as `POOL/NAME` to an open store.
+//!
+//! place → pool and namespace → cluster, within a time → [`RadosStore`]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::native::{Cluster, ConnectError};
+use crate::store::RadosStore;
+
+/// Longest name of a store, which is a namespace of its pool, in bytes.
+pub const NAME_BYTES_MAX: usize = 200;
+
+/// How a cluster is reached.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Ceph's configuration. Default: where Ceph looks for it.
+    pub conf: Option<PathBuf>,
+    /// The user, without `client.`. Default: admin.
+    pub user: Option<String>,
+    /// Monitors and OSDs have to answer within this: then a read fails, and of a write it is not known whether it was
+    /// done. Default: 30 s; at least a second.
+    pub timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { conf: None, user: None, timeout: Duration::from_secs(30) }
+    }
+}
+
+/// Why a store on Ceph cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The place is none.
+    #[error("{found:?} is no place on Ceph: expected POOL/NAME, the name with 1 to {NAME_BYTES_MAX} bytes")]
+    Place {
+        /// What was given.
+        found: String,
+    },
+    /// The cluster cannot be reached, or has no such pool.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The store cannot be read, or is none of this version.
+    #[error(transparent)]
+    Store(#[from] esker_store::Error),
+}
+
+impl RadosStore {
+    /// Opens the store `POOL/NAME`, and makes it in the pool if there is none. The pool has to be there.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn connect(place: &str, options: &Options) -> Result<Self, OpenError> {
+        let wrong = || OpenError::Place { found: place.to_owned() };
+        let (pool, name) = place.split_once('/').ok_or_else(wrong)?;
+        if pool.is_empty() || name.is_empty() || name.len() > NAME_BYTES_MAX || place.contains('\0') {
+            return Err(wrong());
+        }
+        let seconds = options.timeout.as_secs().max(1).to_string();
+        let timeouts =
+            ["client_mount_timeout", "rados_mon_op_timeout", "rados_osd_op_timeout"].map(|name| (name, &seconds[..]));
+        let cluster = Cluster::connect(options.user.as_deref(), options.conf.as_deref(), &timeouts)?;
+        Ok(Self::open(cluster.pool(pool, name)?)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_that_are_none_are_refused_before_anything_is_asked() {
+        for wrong in ["", "pool", "/name", "pool/", "pool/na\0me", &format!("pool/{}", "n".repeat(201))] {
+            let Err(error) = RadosStore::connect(wrong, &Options::default()) else { panic!("{wrong:?}") };
+            assert!(matches!(error, OpenError::Place { .. }), "{wrong:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Operations on a pool that are waited for, and what their failures mean.
+//!
+//! Invariant: a call ends when librados tells of it, which it does within `rados_osd_op_timeout`.
+
+use std::ffi::CStr;
+use std::sync::mpsc::channel;
+
+use esker_store::{Error, Result};
+
+use crate::encode::NASCENT;
+use crate::native::{Compare, Failed, Found, Pool, Read, Write, flags};
+
+/// Numbers of errors, as Linux has them.
+pub(crate) mod code {
+    pub(crate) const NOT_THERE: i32 = 2;
+    pub(crate) const THERE: i32 = 17;
+    pub(crate) const TOO_LARGE: i32 = 27;
+    pub(crate) const NO_SPACE: i32 = 28;
+    /// The object has an earlier version.
+    pub(crate) const OTHER_VERSION: i32 = 34;
+    /// The object has a later version.
+    pub(crate) const LATER_VERSION: i32 = 75;
+    pub(crate) const SHUT_OUT: i32 = 108;
+    pub(crate) const TIMED_OUT: i32 = 110;
+    pub(crate) const QUOTA: i32 = 122;
+    /// A comparison does not hold.
+    pub(crate) const CANCELED: i32 = 125;
+}
+
+/// Most omap keys that an OSD lists at once.
+pub(crate) const PAGE: u64 = 1_024;
+
+/// A pool and a namespace of it.
+#[derive(Clone)]
+pub(crate) struct Link {
+    pub(crate) pool: Pool,
+}
+
+impl Link {
+    /// Does an operation that changes something, and waits for it.
+    pub(crate) fn write(&self, object: &CStr, write: Write) -> std::result::Result<u64, Failed> {
+        let (tell, told) = channel();
+        self.pool.write(object, write, flags::FULL_TRY, move |outcome| {
+            let _ = tell.send(outcome);
+        });
+        told.recv().unwrap_or(Err(Failed { code: code::TIMED_OUT, guard: None }))
+    }
+
+    /// Does an operation that reads, and waits for it.
+    pub(crate) fn read(&self, object: &CStr, parts: impl FnOnce(&mut Read)) -> std::result::Result<Found, Failed> {
+        let mut read = Read::new();
+        parts(&mut read);
+        let (tell, told) = channel();
+        self.pool.read(object, read, move |outcome| {
+            let _ = tell.send(outcome);
+        });
+        told.recv().unwrap_or(Err(Failed { code: code::TIMED_OUT, guard: None }))
+    }
+
+    /// Reads an object of the waist; `None` if it is missing, or is being made or removed.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Stopped`].
+    pub(crate) fn look(&self, object: &CStr, parts: impl FnOnce(&mut Read)) -> Result<Option<Found>> {
+        let found = self.read(object, |read| {
+            read.compare_xattr(NASCENT, Compare::Equal, b"");
+            parts(read);
+        });
+        found_in(found, object)
+    }
+}
+
+/// What a read of an object of the waist has found.
+pub(crate) fn found_in(found: std::result::Result<Found, Failed>, object: &CStr) -> Result<Option<Found>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(Failed { code: code::NOT_THERE | code::CANCELED, .. }) => Ok(None),
+        Err(failed) => Err(error(failed, "reading", object)),
+    }
+}
+
+/// Why something failed of which it is known that it changed nothing.
+pub(crate) fn error(failed: Failed, doing: &str, object: &CStr) -> Error {
+    let object = object.to_bytes().escape_ascii();
+    match failed.code {
+        code::NO_SPACE | code::QUOTA => Error::Full { needed: 0, free: 0 },
+        code::SHUT_OUT => Error::Stopped {
+            cause: format!("{doing} {object}: Ceph has shut this client out (it is on the blocklist)").into(),
+        },
+        _ => Error::io(format!("{doing} {object} on Ceph"), std::io::Error::from_raw_os_error(failed.code)),
+    }
+}
+
+/// Why an operation failed that changes something: it may have been done if its answer was lost.
+pub(crate) fn write_error(failed: Failed, object: &CStr) -> Error {
+    match failed.code {
+        code::TIMED_OUT => Error::Unknown {
+            cause: format!("Ceph did not answer in time: writing {}", object.to_bytes().escape_ascii()),
+        },
+        code::TOO_LARGE => {
+            Error::Invalid { what: "object", why: "Ceph takes none so large (osd_max_object_size)".into() }
+        }
+        _ => error(failed, "writing", object),
+    }
+}

@@ -1,0 +1,222 @@
+//! [`RadosStore`]: the waist on a pool of a Ceph cluster.
+//!
+//! [`RadosStore::open`] → format of the store → submits ([`crate::change`], [`crate::names`]), reads ([`crate::reads`])
+//!
+//! Invariants:
+//! 1. What was acknowledged is durable: OSDs acknowledge what they have synced. There is nothing to sync.
+//! 2. A submit is done when the call returns, as far as Ceph answers in time.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use esker_store::limits::TRANSACTION_BYTES_MAX;
+use esker_store::{
+    Capability, Change, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId,
+    ObjectStore, OmapScan, Op, Result, SlotScan, Stat, Transaction,
+};
+
+use crate::encode::{self, STORE};
+use crate::fold::{Data, Fold};
+use crate::link::{Link, code, error, write_error};
+use crate::native::{Compare, Pool, Write};
+use crate::{change, names, reads};
+
+const BACKEND: &str = "rados";
+/// The xattr of the store's object that tells its format.
+const FORMAT: &std::ffi::CStr = c"format";
+/// The format that this code writes.
+const VERSION: u64 = 1;
+
+/// Largest object that OSDs take by default (`osd_max_object_size`), in bytes, and one less: no write begins, and no
+/// truncation ends, there.
+const OBJECT_BYTES_MAX: u64 = (128 << 20) - 1;
+
+/// An object store on a pool of a Ceph cluster, in one namespace of it.
+pub struct RadosStore {
+    link: Link,
+    last_seq: AtomicU64,
+}
+
+impl RadosStore {
+    /// Opens the store in the pool's namespace, and makes it if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: a later version of this program made the store. [`Error::Io`]; [`Error::Full`].
+    pub fn open(pool: Pool) -> Result<Self> {
+        let link = Link { pool };
+        let mut write = Write::new();
+        write.create(true);
+        write.set_xattr(FORMAT, &encode::number_value(VERSION));
+        match link.write(STORE, write) {
+            Ok(_) => {}
+            Err(failed) if failed.code == code::THERE => {
+                let mut check = Write::new();
+                check.compare_xattr(FORMAT, Compare::Equal, &encode::number_value(VERSION));
+                match link.write(STORE, check) {
+                    Ok(_) => {}
+                    Err(failed) if failed.code == code::CANCELED => {
+                        let why = format!("it has another format than {VERSION}, which is the one known here");
+                        return Err(Error::Invalid { what: "store on Ceph", why });
+                    }
+                    Err(failed) => return Err(error(failed, "reading", STORE)),
+                }
+            }
+            Err(failed) => return Err(write_error(failed, STORE)),
+        }
+        Ok(Self { link, last_seq: AtomicU64::new(0) })
+    }
+
+    /// The next number: later than all of this client, and than those of clients whose clocks were not ahead.
+    #[allow(clippy::disallowed_methods, reason = "numbers of a client come after those of clients before it")]
+    fn next_seq(&self) -> CommitSeq {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let last = self.last_seq.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |last| Some(now.max(last + 1)));
+        CommitSeq(now.max(last.unwrap_or(0) + 1))
+    }
+
+    fn apply(&self, txn: &Transaction) -> Result<()> {
+        txn.check()?;
+        let mut object: Option<&ObjectId> = None;
+        let mut changes: Vec<&Change> = Vec::new();
+        let guarded = txn.guards.iter().map(|guard| &guard.object);
+        let changed = txn.ops.iter().filter_map(|op| if let Op::Object(object, _) = op { Some(object) } else { None });
+        for other in guarded.chain(changed) {
+            if *object.get_or_insert(other) != other {
+                return Err(Error::Unsupported { backend: BACKEND, what: "change several objects at once" });
+            }
+        }
+        for op in &txn.ops {
+            if let Op::Object(_, change) = op {
+                changes.push(change);
+            }
+        }
+        let Some(fold) = Fold::of(changes.into_iter()) else {
+            return Err(Error::Unsupported { backend: BACKEND, what: "clone or rename objects" });
+        };
+        for step in &fold.data {
+            let end = match step {
+                Data::Write { offset, data } => offset + data.len() as u64,
+                Data::Zero { offset, len } => offset + len,
+                Data::Truncate { size } => *size,
+            };
+            if end > OBJECT_BYTES_MAX {
+                let limit = "osd_max_object_size";
+                return Err(Error::TooLarge { what: "object", len: end, limit, max: OBJECT_BYTES_MAX });
+            }
+        }
+        let collections = txn.ops.iter().filter(|op| !matches!(op, Op::Object(..))).count();
+        if let Some(object) = object
+            && collections > 0
+        {
+            let makes = |op: &Op| matches!(op, Op::CreateCollection(collection) if collection == object.collection());
+            if !txn.ops.iter().take(collections).all(makes) {
+                return Err(Error::Unsupported { backend: BACKEND, what: "change objects and collections at once" });
+            }
+            // Its collection is made only if the guards hold.
+            change::change(&self.link, object, &txn.guards, &Fold::default())?;
+        }
+        for op in &txn.ops {
+            match op {
+                Op::CreateCollection(collection) if !names::is_there(&self.link, collection)? => {
+                    names::create(&self.link, collection)?;
+                }
+                Op::RemoveCollection(collection) => names::remove(&self.link, collection)?,
+                _ => {}
+            }
+        }
+        object.map_or(Ok(()), |object| change::change(&self.link, object, &txn.guards, &fold))
+    }
+}
+
+impl ObjectStore for RadosStore {
+    fn capability(&self) -> Capability {
+        Capability {
+            backend: BACKEND,
+            atomic_across_objects: false,
+            atomic_across_collections: false,
+            native_slots: true,
+            commit_order: false,
+            clone: false,
+            cheap_clone: false,
+            persistent: true,
+            compresses: false,
+            transaction_bytes_max: TRANSACTION_BYTES_MAX as u64,
+            object_bytes_max: OBJECT_BYTES_MAX,
+            exact_extents: false,
+            reverse_scans: true,
+            watches: false,
+        }
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        Completion::ready(self.apply(&txn).map(|()| self.next_seq()))
+    }
+
+    fn sync(&self) -> Completion<CommitSeq> {
+        Completion::ready(Ok(CommitSeq(self.last_seq.load(Ordering::SeqCst))))
+    }
+
+    fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
+        Completion::ready(reads::stat(&self.link, object))
+    }
+
+    fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
+        reads::bytes(&self.link, object, range, OBJECT_BYTES_MAX)
+    }
+
+    fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
+        Completion::ready(reads::extents(&self.link, object, range, OBJECT_BYTES_MAX))
+    }
+
+    fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
+        reads::xattr(&self.link, object, name)
+    }
+
+    fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>> {
+        Completion::ready(reads::xattrs(&self.link, object))
+    }
+
+    fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
+        reads::value(&self.link, object, &encode::omap(key))
+    }
+
+    fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
+        reads::values(&self.link, object, keys.iter().map(|key| encode::omap(key)).collect())
+    }
+
+    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
+        reads::omap(&self.link, object, scan)
+    }
+
+    fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
+        reads::value(&self.link, object, &encode::slot(index))
+    }
+
+    fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
+        reads::values(&self.link, object, indexes.iter().map(|index| encode::slot(*index)).collect())
+    }
+
+    fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
+        reads::slots(&self.link, object, scan)
+    }
+
+    fn commit_scan(
+        &self,
+        _: &Collection,
+        _: &[u8],
+        _: CommitCursor,
+        _: usize,
+    ) -> Completion<(Vec<CommitEntry>, Option<CommitCursor>)> {
+        Completion::ready(Err(Error::Unsupported { backend: BACKEND, what: "scan in commit order" }))
+    }
+
+    fn collections(&self) -> Completion<Vec<Collection>> {
+        Completion::ready(names::collections(&self.link))
+    }
+
+    fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
+        Completion::ready(names::list(&self.link, collection, after, limit))
+    }
+}

@@ -1,0 +1,48 @@
+//! Stores on the cluster that CEPH_CONF names, for the tests of this folder.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use esker_rados::{Cluster, Pool, RadosStore};
+use esker_store::ObjectStore;
+use esker_store::contract::{Harness, Opened};
+
+/// Stores in namespaces of their own.
+pub struct Rados;
+
+/// A store that is open.
+struct OpenRados {
+    pool: Pool,
+    store: RadosStore,
+}
+
+fn pool() -> Pool {
+    static CLUSTER: OnceLock<Arc<Cluster>> = OnceLock::new();
+    let cluster = CLUSTER.get_or_init(|| {
+        let file = std::env::var_os("CEPH_CONF").expect("CEPH_CONF names no cluster");
+        Cluster::connect(None, Some(&PathBuf::from(file)), &[("rados_osd_op_timeout", "30")]).unwrap()
+    });
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let namespace = format!("contract-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+    cluster.pool("bench", &namespace).unwrap()
+}
+
+impl Harness for Rados {
+    fn fresh(&self) -> Box<dyn Opened> {
+        let pool = pool();
+        let store = RadosStore::open(pool.clone()).unwrap();
+        Box::new(OpenRados { pool, store })
+    }
+}
+
+impl Opened for OpenRados {
+    fn store(&self) -> &dyn ObjectStore {
+        &self.store
+    }
+
+    fn reopen(&mut self) {
+        self.store = RadosStore::open(self.pool.clone()).unwrap();
+    }
+}
