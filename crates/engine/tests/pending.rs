@@ -583,7 +583,7 @@ fn a_device_that_hangs_where_it_is_told_of_reads_holds_up_no_caller() {
     }
 }
 
-/// A read that somebody waits for does not stand behind what others will ask for.
+/// A read that a caller waits for does not stand behind what others will ask for.
 #[test]
 fn no_read_waits_for_hints() {
     let (device, engine) = filled();

@@ -291,7 +291,7 @@ fn open_rados(path: &Path, pairs: &Pairs) -> Result<Opened> {
     let store = esker_rados::RadosStore::connect(&place, &options).map_err(|error| match error {
         esker_rados::OpenError::Place { found } => Error::Location { found, expected: "rados:POOL/NAME" },
         esker_rados::OpenError::Store(error) => Error::Store(error),
-        // A pool, a file or a setting that is not there, or nobody who answers: told by its text.
+        // A pool, a file or a setting that is not there, or no answer: told by its text.
         other => Error::Store(esker_store::Error::io(format!("opening rados:{place}"), std::io::Error::other(other))),
     })?;
     Ok(Opened {

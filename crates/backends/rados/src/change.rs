@@ -42,7 +42,7 @@ enum Tried {
     Done,
     /// It is missing, and nascent under this token.
     Missing(Option<Vec<u8>>),
-    /// Somebody changed it meanwhile.
+    /// Another client changed it meanwhile.
     Again,
 }
 
@@ -96,7 +96,7 @@ fn at_once(_: &CStr, guards: &[Guard], fold: &Fold) -> Option<Write> {
     Some(write)
 }
 
-/// `None`: a guard fails, or somebody makes or removes the object: a look tells.
+/// `None`: a guard fails, or another client makes or removes the object: a look tells.
 fn try_at_once(link: &Link, object: &CStr, write: Write) -> Result<Option<Tried>> {
     match link.write(object, write) {
         Ok(_) => Ok(Some(Tried::Done)),
@@ -106,7 +106,7 @@ fn try_at_once(link: &Link, object: &CStr, write: Write) -> Result<Option<Tried>
     }
 }
 
-/// Looks at the object, decides the guards, and changes it if nobody has changed it since.
+/// Looks at the object, decides the guards, and changes it if no other client has changed it since.
 fn try_under_version(link: &Link, id: &ObjectId, object: &CStr, guards: &[Guard], fold: &Fold) -> Result<Tried> {
     let looked = match look(link, object, guards)? {
         Ok(looked) => looked,
@@ -138,7 +138,7 @@ fn try_under_version(link: &Link, id: &ObjectId, object: &CStr, guards: &[Guard]
         Err(failed) => return Err(write_error(failed, object)),
     }
     if let Some((name, token)) = removal {
-        // The object shows no more. What is left of it on the way is in nobody's way.
+        // The object shows no more. Where what follows fails, what is left counts as missing.
         if let Some(name) = name {
             names::drop_name(link, id, &name);
         }
@@ -150,7 +150,7 @@ fn try_under_version(link: &Link, id: &ObjectId, object: &CStr, guards: &[Guard]
     Ok(Tried::Done)
 }
 
-/// Makes a missing object with what a transaction leaves in it; false if somebody else was first.
+/// Makes a missing object with what a transaction leaves in it; false if another client was first.
 fn make(link: &Link, id: &ObjectId, object: &CStr, found: Option<Vec<u8>>, fold: &Fold) -> Result<bool> {
     let token = names::token()?;
     let mut write = Write::new();

@@ -223,7 +223,7 @@ pub(crate) fn value(value: &[u8]) -> Vec<u8> {
     encoded
 }
 
-/// The value that an encoded one encodes; `None` for one that nobody stores.
+/// The value that an encoded one encodes; `None` for one that no client stores.
 pub(crate) fn value_of(encoded: &[u8]) -> Option<Bytes> {
     match encoded.split_first()? {
         (&NUMBER, number) => Some(Bytes::copy_from_slice(&u64::from_be_bytes(number.try_into().ok()?).to_le_bytes())),

@@ -22,7 +22,7 @@ use crate::native::{Compare, Found, Write};
 /// How often a collection that others write to is looked through again before its removal is given up.
 const ATTEMPTS: usize = 20;
 
-/// A token that nobody else has.
+/// A token that no other client has.
 ///
 /// # Errors
 /// [`Error::Io`]: the system gives no random numbers.
@@ -191,7 +191,7 @@ pub(crate) fn token_of(link: &Link, id: &ObjectId) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// Removes the name of an object that shows no more, if nobody has added it since. A failure leaves it there.
+/// Removes the name of an object that shows no more, if no client has added it since. A failure leaves it there.
 pub(crate) fn drop_name(link: &Link, id: &ObjectId, token: &[u8]) {
     let (shard, key) = (encode::shard_of(id), encode::omap(id.name()));
     let mut write = Write::new();

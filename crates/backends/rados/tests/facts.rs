@@ -203,8 +203,8 @@ fn zero_at_the_end_truncates_and_a_zero_that_is_written_grows() {
     let data = read(&pool, c"o", |op| op.data(0, 1_000)).unwrap().data;
     let wanted = [&[7; 50][..], &[0; 20], &[7; 10], &[0; 40]].concat();
     assert_eq!(data, wanted);
-    // A new object too: one that a write of nothing makes larger keeps the checksum of what it was, and the OSD takes it
-    // for damaged when it is read.
+    // A new object too: one that a write of nothing makes larger keeps the checksum of what it was, and the OSD takes
+    // it for damaged when it is read.
     write(&pool, c"new", |op| {
         op.create(true);
         op.zero(182, 452);
