@@ -377,8 +377,10 @@ impl Device for FileDevice {
     }
 
     fn will_read(&self, offset: u64, len: u64) {
+        // None would mean: up to the end of the file.
+        let Some(len) = NonZeroU64::new(len) else { return };
         // Of a file system that does not know of it nothing is expected.
-        let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(len), Advice::WillNeed);
+        let _ = rustix::fs::fadvise(&self.file, offset, Some(len), Advice::WillNeed);
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {

@@ -289,9 +289,12 @@ impl Pool {
         drop(hints);
         self.given.notify_all();
         for task in offered {
-            self.begin_others(|| {});
             // As in `work`.
-            if catch_unwind(AssertUnwindSafe(move || task.run())).is_err() {
+            let run = AssertUnwindSafe(move || {
+                self.begin_others(|| {});
+                task.run();
+            });
+            if catch_unwind(run).is_err() {
                 tracing::error!("a waker of a read panicked");
             }
         }

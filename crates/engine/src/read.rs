@@ -197,7 +197,7 @@ impl Engine {
         }
         // Nothing is pinned: a place that means something else meanwhile is read for nothing.
         let (reader, count, mut places) = (Arc::clone(&self.reader), places.len(), places.into_iter());
-        pool.hint(count, move || places.next().map(|loc| reader.begin(loc)).is_some());
+        pool.hint(count, move || places.next().map(|loc| reader.begin_hinted(loc)).is_some());
     }
 
     /// Has the twin make a call that needs index pages: on the thread that waits for it, or on one of its pool.

@@ -39,6 +39,8 @@ pub use asked::{Asked, Sought};
 
 /// Payloads up to this are read whole, verified and cached; of larger ones only the blocks that are asked for.
 const WHOLE_PAYLOAD_BYTES_MAX: usize = 128 << 10;
+/// Bytes that a hint has the device read of one payload, at most.
+const HINT_BYTES_MAX: u64 = 256 << 10;
 
 /// A compressed write of up to so many bytes is read at once.
 const HEAD_READ_MAX: u64 = 64 << 10;
@@ -257,6 +259,11 @@ impl Reader {
     /// The device begins to read what stands at `loc`, as far as it can.
     pub fn begin(&self, loc: Loc) {
         self.device.will_read(loc.offset(), self.clamp_span(loc));
+    }
+
+    /// As [`Reader::begin`], but for what is beyond the first [`HINT_BYTES_MAX`] bytes: who asked may never come for it.
+    pub fn begin_hinted(&self, loc: Loc) {
+        self.device.will_read(loc.offset(), self.clamp_span(loc).min(HINT_BYTES_MAX));
     }
 
     /// The device begins to read the blocks of a payload that [`Reader::fetch_part`] will ask for, as far as it can.

@@ -10,11 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use esker_kv::SystemClock;
 use esker_memory::MemoryStore;
 use esker_server::front::Endpoint;
 use esker_server::http::{Figure, Source, Value};
-use esker_server::resp::{Config, EngineInfo, Handle, InfoLine};
+use esker_server::resp::{Config, EngineInfo, Handle, InfoLine, NoEngineInfo};
+use esker_store::{Completion, Forward, ObjectId, ObjectStore};
 use support::{Client, PATIENCE, Running, config, elements, encode, eventually};
 
 /// Takes its time to say something for INFO: a command that is slow.
@@ -88,6 +90,49 @@ fn brief_commands_of_a_pipeline_are_all_counted_and_one_by_one_where_somebody_lo
     client.send(&get.repeat(20));
     (0..20).for_each(|_| drop(client.reply().unwrap()));
     assert_eq!(client.run("SLOWLOG GET -1").matches("$3\r\nGET\r\n$1\r\nk\r\n").count(), 20);
+}
+
+/// A store that takes its time over the key `big`.
+struct SlowKey(Arc<MemoryStore>);
+
+const BIG_TAKES: Duration = Duration::from_millis(30);
+
+impl Forward for SlowKey {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.0
+    }
+
+    fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
+        if key == b"big" {
+            std::thread::sleep(BIG_TAKES);
+        }
+        self.0.omap_get(object, key)
+    }
+}
+
+#[test]
+fn a_long_command_behind_brief_ones_is_noted_with_its_time_and_key_and_they_are_not() {
+    let store = Arc::new(MemoryStore::new());
+    let (seen, one_loop) = (Arc::new(SlowKey(Arc::clone(&store))), Config { threads: 1, ..config() });
+    let server = Running::start_over(store, seen, one_loop, Arc::new(SystemClock), Arc::new(NoEngineInfo));
+    let mut client = server.client();
+    client.check("SET k v", "+OK\r\n");
+    assert_eq!(client.call(&["SET", "big", &"x".repeat(5_000)]), b"+OK\r\n");
+    let (get, big) = (encode(&["GET", "k"]), encode(&["GET", "big"]));
+    for before in [1, 15] {
+        client.check("SLOWLOG RESET", "+OK\r\n");
+        client.check("CONFIG SET slowlog-log-slower-than 20000", "+OK\r\n");
+        client.send(&[get.repeat(before), big.clone()].concat());
+        (0..=before).for_each(|_| drop(client.reply().unwrap()));
+        let slow = client.run("SLOWLOG GET -1");
+        assert_eq!(slow.matches("$3\r\nGET\r\n").count(), 1, "{before} before: {slow}");
+        assert_eq!(slow.matches("$3\r\nbig\r\n").count(), 1, "{before} before: {slow}");
+    }
+    assert!(cost(&mut client, "get", "usec").unwrap() >= 2.0 * BIG_TAKES.as_micros() as f64 * 0.9);
+    client.check("CONFIG SET latency-monitor-threshold 10", "+OK\r\n");
+    client.send(&[get.repeat(3), big].concat());
+    (0..4).for_each(|_| drop(client.reply().unwrap()));
+    assert!(client.run("LATENCY LATEST").contains("fast-command"));
 }
 
 #[test]

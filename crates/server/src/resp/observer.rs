@@ -7,7 +7,8 @@
 //! 1. The clock is read once before the first command of a batch and once after each, commands of EXEC included; but
 //!    [brief](BRIEF) ones with short replies, two to [`TOGETHER_MAX`] of one name that follow one another, are timed
 //!    together, and each counts as its share. If together they took so long that one would be noted as slow, the slow
-//!    log gets one entry with that time and the name alone.
+//!    log gets one entry with that time and the name alone. Where the one behind them is refused or not brief after
+//!    all, they have what brief ones took last, and that one the rest.
 //! 2. A command that was refused before it was run, or queued by MULTI, is neither timed nor told to monitors.
 //! 3. What EXEC ran is noted once its transaction is committed, before EXEC itself.
 
@@ -30,8 +31,11 @@ const TOGETHER_MAX: u64 = 16;
 /// A brief command whose reply is longer is the last of those that are timed together, in bytes.
 const SHORT_REPLY: usize = 1_024;
 /// Where a command is noted as slow that took less, in nanoseconds, all are timed one by one: brief ones together do
-/// not come near it. The default of the slow log is not less.
+/// not come near it. The default of the slow log is not less. The latency monitor, off by default, shows commands only,
+/// so that as many as are timed together are to stay below its threshold with this time each.
 const CLOSE_LOOK_NS: u64 = 10_000_000;
+/// What a brief command is held to take before any were timed, in nanoseconds.
+const USUAL_NS: u64 = 2_000;
 
 /// Brief commands of one name that are timed together.
 struct Together {
@@ -42,6 +46,7 @@ struct Together {
 
 /// How a command was run.
 pub(crate) struct Timed {
+    /// When it began, or the first of those that are timed with it.
     pub(crate) began: Instant,
     pub(crate) failed: bool,
     /// Bytes of its reply, if that is written.
@@ -57,6 +62,8 @@ pub(crate) struct Observer<'e> {
     ended: Option<Instant>,
     /// What was run since, if it is brief.
     together: Option<Together>,
+    /// What each of those took that were timed together last, in nanoseconds.
+    usual_ns: u64,
     /// Another of the same name stands behind the command under way.
     repeated: bool,
 }
@@ -69,6 +76,7 @@ impl<'e> Observer<'e> {
             commands,
             ended: None,
             together: None,
+            usual_ns: USUAL_NS,
             repeated: false,
         }
     }
@@ -107,7 +115,18 @@ impl<'e> Observer<'e> {
         let Some(Together { command, began, calls }) = self.together.take() else { return };
         let ended = Instant::now();
         self.ended = Some(ended);
-        self.note_together(session, command, ended - began, calls);
+        let took = ended - began;
+        self.note_together(session, command, took, calls);
+        self.usual_ns = took.as_nanos() as u64 / calls;
+    }
+
+    /// Notes them where a command came behind them that is not timed with them, and answers when that began.
+    fn end_before(&mut self, session: &Session, together: Together, ended: Instant) -> Instant {
+        let Together { command, began, calls } = together;
+        let share = (ended - began) / (calls as u32 + 1);
+        let took = share.min(Duration::from_nanos(self.usual_ns)) * calls as u32;
+        self.note_together(session, command, took, calls);
+        began + took
     }
 
     fn note_together(&self, session: &Session, command: usize, took: Duration, calls: u64) {
@@ -133,12 +152,15 @@ impl<'e> Observer<'e> {
             && replied <= SHORT_REPLY
             && session.awaited.is_none()
             && session.ran.is_empty()
-            && self.slow_from_ns() >= CLOSE_LOOK_NS
+            && self.shared.slowlog.slow_from_ns() >= CLOSE_LOOK_NS
+            && self.shared.spikes.long_from_ns() >= CLOSE_LOOK_NS * TOGETHER_MAX
     }
 
     /// A command was refused before it was run.
     pub(crate) fn refused(&mut self, session: &Session, command: usize) {
-        self.end_together(session);
+        if let Some(together) = self.together.take() {
+            self.end_before(session, together, Instant::now());
+        }
         self.ended = None;
         self.stats.reject(command);
     }
@@ -157,13 +179,8 @@ impl<'e> Observer<'e> {
         }
         let ended = Instant::now();
         self.ended = Some(ended);
-        // One that is not brief after all: of the time since the clock was read it has its share.
         let began = match self.together.take() {
-            Some(Together { command, began, calls }) => {
-                let share = (ended - began) / (calls as u32 + 1);
-                self.note_together(session, command, ended - began - share, calls);
-                ended - share
-            }
+            Some(together) => self.end_before(session, together, ended),
             None => began,
         };
         if !session.ran.is_empty() {

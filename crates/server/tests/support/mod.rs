@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use esker_kv::{Clock, Kv, SystemClock};
 use esker_memory::MemoryStore;
 use esker_server::resp::{Address, Config, EngineInfo, Handle, NoEngineInfo, Server};
+use esker_store::ObjectStore;
 
 /// How long a test waits for what must come.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -36,7 +37,18 @@ impl Running {
     }
 
     pub fn start_on(store: Arc<MemoryStore>, config: Config, clock: Arc<dyn Clock>, info: Arc<dyn EngineInfo>) -> Self {
-        let kv = Kv::open(Arc::clone(&store) as _, clock).unwrap();
+        Self::start_over(Arc::clone(&store), store, config, clock, info)
+    }
+
+    /// On a store that stands around another.
+    pub fn start_over(
+        store: Arc<MemoryStore>,
+        seen: Arc<dyn ObjectStore>,
+        config: Config,
+        clock: Arc<dyn Clock>,
+        info: Arc<dyn EngineInfo>,
+    ) -> Self {
+        let kv = Kv::open(seen, clock).unwrap();
         let server = Server::bind(config, kv, info).unwrap();
         let (addresses, handle) = (server.addresses().to_vec(), server.handle());
         let thread = Some(std::thread::spawn(move || server.run()));

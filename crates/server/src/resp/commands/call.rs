@@ -238,8 +238,7 @@ pub(crate) fn tell_of_rest(call: &Call<'_>, before: u32, keys: &[(&Namespace, Ke
     if keys.len() < 2 || call.session.waits <= before || waited % TOLD_EVERY != 1 {
         return;
     }
-    let mut rest = keys[(waited - 1).min(keys.len())..].to_vec();
-    rest.truncate(4 * TOLD_EVERY);
+    let mut rest: Vec<_> = keys.iter().skip(waited - 1).take(4 * TOLD_EVERY).copied().collect();
     let mut known = HashSet::new();
     rest.retain(|(namespace, key)| known.insert((std::ptr::from_ref(*namespace), *key)));
     call.shared.keyspace.kv.will_get(&rest);
