@@ -2,6 +2,8 @@
 //!
 //! name → [`Record`], in the omap of object `namespaces` of collection `kv`: kind as one byte (1 int, 2 bytes); then,
 //! unless all of them are 0, compression as another (0 none, 1 lz4, 2 zstd); then 1 if the namespace is being removed.
+//! That of a namespace in partitions has all three, and then the bits and the id of its layout (1 and 8 bytes,
+//! big-endian). Ids are counted in xattr `ids`, and given once.
 //! Its xattr `r/NAME` grows with each transaction that makes objects of ranges of an int namespace; it begins with a
 //! number that no namespace had before (xattr `firsts`), shifted by 32 bits, so that it is never one of an earlier
 //! namespace of that name.
@@ -18,6 +20,7 @@ use esker_store::{
 };
 
 use crate::Kind;
+use crate::layout::Layout;
 
 pub(crate) const COLLECTION: &str = "kv";
 /// Bits of what counts a namespace's ranges that are of that namespace alone.
@@ -40,6 +43,7 @@ pub(crate) struct Record {
     pub compression: Compression,
     /// Nothing is added to it any more.
     pub removing: bool,
+    pub layout: Layout,
 }
 
 /// The number that the catalogue knows a compression by. Never reused.
@@ -59,6 +63,9 @@ pub(crate) fn compression_from_stored(number: u8) -> Option<Compression> {
 impl Record {
     pub(crate) fn encode(self) -> Bytes {
         let bytes = [self.kind as u8, stored_compression(self.compression), u8::from(self.removing)];
+        if let Layout::Parted { id, bits } = self.layout {
+            return [&bytes[..], &[bits], &id.to_be_bytes()].concat().into();
+        }
         let len = bytes.iter().rposition(|byte| *byte != 0).map_or(1, |last| last + 1);
         Bytes::copy_from_slice(&bytes[..len])
     }
@@ -68,15 +75,22 @@ impl Record {
             offset: 0,
             what: format!("namespace catalogue: {} of kind {stored:?}", name.escape_ascii()),
         };
-        let (kind, compression, removing) = match stored {
-            [kind] => (*kind, 0, 0),
-            [kind, compression] => (*kind, *compression, 0),
-            [kind, compression, removing @ 0..=1] => (*kind, *compression, *removing),
+        let (kind, compression, removing, layout) = match stored {
+            [kind] => (*kind, 0, 0, Layout::Whole),
+            [kind, compression] => (*kind, *compression, 0, Layout::Whole),
+            [kind, compression, removing @ 0..=1] => (*kind, *compression, *removing, Layout::Whole),
+            [kind, compression, removing @ 0..=1, bits, id @ ..] => {
+                let id = u64::from_be_bytes(id.try_into().map_err(|_| unreadable())?);
+                (*kind, *compression, *removing, Layout::Parted { id, bits: *bits })
+            }
             _ => return Err(unreadable()),
         };
         let kind = Kind::from_stored(kind).ok_or_else(unreadable)?;
         let compression = compression_from_stored(compression).ok_or_else(unreadable)?;
-        Ok(Self { kind, compression, removing: removing == 1 })
+        if !layout.fits(kind) {
+            return Err(unreadable());
+        }
+        Ok(Self { kind, compression, removing: removing == 1, layout })
     }
 
     /// The guard that the catalogue still says so.
@@ -114,6 +128,18 @@ pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<(String, Record)>> {
         Ok((text.to_owned(), record))
     };
     directory().all(store, "").map(record).collect()
+}
+
+/// Counts the namespaces that lie in partitions.
+const IDS: &[u8] = b"ids";
+
+/// Adds what gives an id that no namespace in partitions had before.
+pub(crate) fn give_id(txn: &mut Transaction, store: &dyn ObjectStore) -> Result<u64> {
+    let last = counted(store, IDS).wait()?;
+    let id = last.unwrap_or(0) + 1;
+    txn.guards.push(is_still(Bytes::from_static(IDS), last));
+    txn.push(&object(), Change::number(IDS, id));
+    Ok(id)
 }
 
 /// Counts the namespaces in which a first range was made.
@@ -199,17 +225,24 @@ mod tests {
 
     #[test]
     fn records_have_these_bytes() {
-        let check = |kind, compression, removing, bytes: &[u8]| {
-            let record = Record { kind, compression, removing };
+        let check_laid = |kind, compression, removing, layout, bytes: &[u8]| {
+            let record = Record { kind, compression, removing, layout };
             assert_eq!(&record.encode()[..], bytes);
             assert_eq!(Record::decode(b"n", bytes).unwrap(), record);
+        };
+        let check = |kind, compression, removing, bytes: &[u8]| {
+            check_laid(kind, compression, removing, Layout::Whole, bytes);
         };
         // The first two as stores of before compression, and of before removing in steps, have them.
         check(Kind::Int, Compression::None, false, &[1]);
         check(Kind::Bytes, Compression::Zstd, false, &[2, 2]);
         check(Kind::Int, Compression::None, true, &[1, 0, 1]);
         check(Kind::Bytes, Compression::Lz4, true, &[2, 1, 1]);
-        for bad in [&[][..], &[3], &[1, 3], &[1, 0, 2], &[1, 0, 1, 0]] {
+        let parted = |id, bits| Layout::Parted { id, bits };
+        check_laid(Kind::Bytes, Compression::None, false, parted(0x0102, 6), &[2, 0, 0, 6, 0, 0, 0, 0, 0, 0, 1, 2]);
+        check_laid(Kind::Int, Compression::Zstd, true, parted(3, 16), &[1, 2, 1, 16, 0, 0, 0, 0, 0, 0, 0, 3]);
+        let (far, too_far) = ([2, 0, 0, 15, 0, 0, 0, 0, 0, 0, 0, 1], [1, 0, 0, 33, 0, 0, 0, 0, 0, 0, 0, 1]);
+        for bad in [&[][..], &[3], &[1, 3], &[1, 0, 2], &[1, 0, 1, 0], &far, &too_far, &far[..11]] {
             assert!(matches!(Record::decode(b"n", bad), Err(Error::Corrupt { .. })), "{bad:?}");
         }
     }

@@ -8,6 +8,10 @@ use crate::Kind;
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// What the store's `Unsupported` says where keys of several partitions were to be changed at once, or one changed
+/// because of what others hold, on a store that changes one object at a time.
+pub const ACROSS_PARTITIONS: &str = "change keys of several partitions at once";
+
 /// An error of the key-value face.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]

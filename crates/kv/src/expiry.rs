@@ -10,7 +10,7 @@
 //! 3. Removals are `Applied`: a power cut may bring an expired entry back into the store, but never into an answer.
 
 use bytes::Bytes;
-use esker_store::{Change, Durability, Error, Transaction, due};
+use esker_store::{Durability, Error, ObjectId, Transaction, due};
 
 use crate::entry::decode;
 use crate::{Key, Kind, Kv, Namespace, Result};
@@ -21,6 +21,7 @@ const ROUND_KEYS: usize = 1_024;
 struct Due {
     at_ms: u64,
     namespace: Namespace,
+    index: ObjectId,
     key: Bytes,
     entry: Bytes,
 }
@@ -55,12 +56,13 @@ impl Kv {
     fn due(&self, now_ms: u64, limit: usize) -> Result<Vec<Due>> {
         let mut due = Vec::new();
         for namespace in self.open_namespaces()? {
-            let index = &namespace.placement().expiry;
-            let (page, _) = due::due(&**self.store(), index, now_ms, None, limit).into_parts();
-            for entry in page? {
-                let split = due::split(&entry);
-                let (at_ms, key) = split.ok_or_else(|| damaged(&namespace, "a key", entry.len()))?;
-                due.push(Due { at_ms, namespace: namespace.clone(), key, entry });
+            for index in namespace.placement().indexes(&**self.store(), &mut None)? {
+                let (page, _) = namespace.placement().due(&**self.store(), &index, now_ms, limit).into_parts();
+                for entry in page? {
+                    let split = due::split(&entry);
+                    let (at_ms, key) = split.ok_or_else(|| damaged(&namespace, "a key", entry.len()))?;
+                    due.push(Due { at_ms, namespace: namespace.clone(), index: index.clone(), key, entry });
+                }
             }
         }
         due.sort_by_key(|due| due.at_ms);
@@ -89,7 +91,7 @@ impl Kv {
         if matches {
             placement.remove(&mut txn, key);
         }
-        txn.push(&placement.expiry, Change::OmapRemove { key: due.entry.clone() });
+        placement.forget_due(&mut txn, &due.index, &due.entry);
         match self.store().submit(txn).into_parts().0 {
             Ok(_) => Ok(matches),
             // The key was written a moment ago; the next round decides anew.

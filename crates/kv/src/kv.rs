@@ -13,18 +13,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytes::Bytes;
 use esker_store::registry::open_collection;
 use esker_store::{
     Change, Collection, Completion, Compression, Durability, Error as StoreError, ObjectId, ObjectStore,
-    Result as StoreResult, Retry, Stall, Transaction, Waits, prefix, submit_guarded,
+    Result as StoreResult, Retry, Stall, Transaction, Waits, prefix, registry, submit_guarded,
 };
 use parking_lot::Mutex;
 
 use crate::catalogue::{self, COLLECTION, Record};
 use crate::clock::Steady;
+use crate::layout::Layout;
 use crate::locks::Locks;
 use crate::namespace::objects_max;
-use crate::placement::Placement;
+use crate::placement::{Placement, id_in, parts};
 use crate::shared::Shared;
 use crate::{Clock, Error, Key, Kind, Namespace, Result, Txn};
 
@@ -47,20 +49,31 @@ impl Kv {
     /// on one store.
     ///
     /// # Errors
-    /// The store's; `Unsupported` where it is not atomic across objects; `Corrupt` for an unknown kind of namespace.
+    /// The store's; `Corrupt` for an unknown kind of namespace.
     pub fn open(store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Result<Self> {
-        let capability = store.capability();
-        if !capability.atomic_across_objects {
-            return Err(StoreError::Unsupported {
-                backend: capability.backend,
-                what: "change several objects atomically, which the key-value face needs",
-            }
-            .into());
-        }
+        let parted = !store.capability().atomic_across_objects;
+        Self::open_with(store, clock, parted)
+    }
+
+    /// As [`Kv::open`]; namespaces that are made lie in partitions though the store can do without, so that they can be
+    /// copied to one that cannot.
+    ///
+    /// # Errors
+    /// As [`Kv::open`].
+    pub fn open_in_partitions(store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Result<Self> {
+        Self::open_with(store, clock, true)
+    }
+
+    fn open_with(store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>, parted: bool) -> Result<Self> {
         open_collection(&*store, &COLLECTION.into(), Transaction::new().once())?;
         let clock: Arc<dyn Clock> = Arc::new(Steady::new(clock));
-        let shared = Shared { store, clock, locks: Locks::new(), applied_by_default: AtomicBool::new(false) };
+        let (locks, applied_by_default) = (Locks::new(), AtomicBool::new(false));
+        let shared = Shared { store, clock, locks, applied_by_default, parted };
         let kv = Self { shared: Arc::new(shared), handles: Arc::default() };
+        if parted {
+            // As below: nothing shows it.
+            let _ = kv.collect_left();
+        }
         // What cannot be read is told now, not by the first call.
         for (name, record) in catalogue::all(&*kv.shared.store)? {
             if record.removing {
@@ -71,6 +84,48 @@ impl Kv {
             }
         }
         Ok(kv)
+    }
+
+    /// Whether keys of several partitions, or namespaces, can be changed at once: not on a store that changes one
+    /// object at a time.
+    pub fn is_whole(&self) -> bool {
+        self.shared.store.capability().atomic_across_objects
+    }
+
+    /// Removes what is left of namespaces in partitions that are removed: a writer that had begun to make an object, and
+    /// was killed, left it empty.
+    fn collect_left(&self) -> Result<()> {
+        let (store, collection) = (&*self.shared.store, Collection::from(COLLECTION));
+        let mut after: Option<Bytes> = None;
+        while let Some(name) = store.list(&collection, after.as_deref(), 1).wait()?.pop() {
+            let Some((namespace, id)) = id_in(&name) else {
+                after = Some(name);
+                continue;
+            };
+            // The record is made before the first object, and its id is never given again.
+            let record = catalogue::find(store, &namespace).wait()?;
+            let held =
+                record.is_some_and(|record| matches!(record.layout, Layout::Parted { id: own, .. } if own == id));
+            let of_id = [&parts(&namespace)[..], &id.to_be_bytes(), b"/"].concat();
+            if !held {
+                self.remove_parts(&of_id)?;
+            }
+            // Names that begin with it are all below this one, which is none.
+            after = prefix::prefix_end(&of_id);
+        }
+        Ok(())
+    }
+
+    /// Removes all objects of a namespace in partitions, one after the other.
+    fn remove_parts(&self, prefix: &[u8]) -> Result<()> {
+        let (store, collection) = (&*self.shared.store, Collection::from(COLLECTION));
+        loop {
+            let objects = prefix::objects(store, &collection, prefix, Some(prefix));
+            // Where the store was restarted meanwhile, some may be there again.
+            if registry::remove_objects(store, objects, &mut |_| true)? {
+                return Ok(());
+            }
+        }
     }
 
     /// The store below.
@@ -115,11 +170,20 @@ impl Kv {
                 Some(record) if record.kind != kind => {
                     return Err(Error::WrongKind { name: name.to_owned(), found: record.kind, wanted: kind });
                 }
+                Some(record) if record.layout == Layout::Whole && !self.is_whole() => {
+                    let what = "keep a namespace that lies in several objects: copy its keys into a new one";
+                    return Err(StoreError::Unsupported { backend: store.capability().backend, what }.into());
+                }
                 Some(record) => return Ok(self.handle(name, record)),
                 None => {
-                    let record = Record { kind, compression, removing: false };
                     // A face that removes keys may have to open their namespace first.
                     let mut txn = Transaction::new().giving_back().once();
+                    let layout = if self.shared.parted {
+                        Layout::parted(kind, catalogue::give_id(&mut txn, store)?)
+                    } else {
+                        Layout::Whole
+                    };
+                    let record = Record { kind, compression, removing: false, layout };
                     txn.guards.push(catalogue::directory().is_free(name));
                     catalogue::directory().set(&mut txn, name, record.encode());
                     if submit_guarded(store, txn)?.is_none() {
@@ -138,14 +202,32 @@ impl Kv {
     /// A handle of a namespace that the catalogue has.
     fn handle(&self, name: &str, record: Record) -> Namespace {
         let mut handles = self.handles.lock();
-        let known = handles.get(name).filter(|known| known.kind() == record.kind && known.check().is_ok());
+        let known = handles.get(name).filter(|known| {
+            known.kind() == record.kind && known.placement().layout() == record.layout && known.check().is_ok()
+        });
         let namespace = known.cloned().unwrap_or_else(|| {
-            let made = Namespace::new(&self.shared, &Collection::from(COLLECTION), name, record.kind);
+            let placement = Placement::new(&Collection::from(COLLECTION), name, record.kind, record.layout);
+            let made = Namespace::new(&self.shared, name, record.kind, placement);
             handles.insert(name.to_owned(), made.clone());
             made
         });
         namespace.set_compression(record.compression);
         namespace
+    }
+
+    /// A second set of byte keys in the objects of a namespace of byte keys that lies in partitions: what is kept under
+    /// them can change together with keys of the namespace. Each begins with a number of 8 bytes, big-endian, whose
+    /// lower bits say its partition: see [`Namespace::partition`]. It comes and goes with the namespace; clearing one
+    /// leaves the other; its entries do not expire. `None` of another namespace.
+    pub fn companion(&self, namespace: &Namespace) -> Option<Namespace> {
+        let placement = namespace.placement();
+        let parted = placement.is_parted() && namespace.kind() == Kind::Bytes;
+        parted.then(|| {
+            let placement = placement.companion(namespace.name());
+            let made = Namespace::new(&self.shared, namespace.name(), Kind::Bytes, placement);
+            made.set_compression(namespace.compression());
+            made
+        })
     }
 
     /// Has values that are written to a namespace from now on compressed, or no longer; what is there stays as it is.
@@ -207,7 +289,8 @@ impl Kv {
             let found = catalogue::find(store, name).wait()?;
             let record = found.ok_or_else(|| Error::NoNamespace { name: name.to_owned() })?;
             let removing = Record { removing: true, ..record };
-            let whole = if record.removing { None } else { self.removal(name, record)? };
+            let at_once = !record.removing && record.layout == Layout::Whole && self.is_whole();
+            let whole = if at_once { self.removal(name, record)? } else { None };
             let at_once = whole.is_some();
             let begun = match whole {
                 Some(txn) => submit_guarded(store, txn)?.is_none(),
@@ -253,8 +336,8 @@ impl Kv {
             return Ok(None);
         }
         // These are not counted, and may be made meanwhile.
-        let placement = Placement::new(&Collection::from(COLLECTION), name, record.kind);
-        for object in [placement.bytes, placement.expiry] {
+        let placement = Placement::new(&Collection::from(COLLECTION), name, record.kind, record.layout);
+        for object in placement.uncounted() {
             if !objects.contains(&object) {
                 objects.push(object);
             }
@@ -272,6 +355,16 @@ impl Kv {
     /// once.
     fn finish_removing(&self, name: &str, record: Record) -> Result<()> {
         let (store, mut retry) = (&*self.shared.store, Retry::default());
+        if let Layout::Parted { id, .. } = record.layout {
+            // Its id is of no other namespace: whoever removes it, and when, removes nothing else.
+            self.remove_parts(&[&parts(name)[..], &id.to_be_bytes(), b"/"].concat())?;
+            let mut txn = Transaction::with(Durability::Always).once();
+            txn.guards.push(record.still(name));
+            catalogue::forget(&mut txn, name);
+            // Another has done it where the guard fails.
+            submit_guarded(store, txn)?;
+            return Ok(());
+        }
         loop {
             if catalogue::find(store, name).wait()? != Some(record) {
                 // Another has done the rest.

@@ -13,6 +13,10 @@
 //! 3. An expired entry is never returned, from the millisecond `expires_ms` on.
 //! 4. What a call returns waits for the barriers of everything that it read.
 //!
+//! On a store that changes one object at a time a namespace lies in partitions, each an object: byte keys by their hash
+//! slots, which are those of Redis Cluster (`{…}` keeps keys together), int keys by ranges of 65,536. What is all or
+//! nothing is so within one partition, else refused ([`ACROSS_PARTITIONS`]); see docs/decisions/0028.
+//!
 //! Any number of processes may share a store, each with a [`Kv`] of its own. Between them a read of several keys in
 //! several objects, and a scan that takes several calls of the store, may show writes made between its parts; their
 //! clocks should agree about as well as expiries are to be exact. Format: docs/format.md#kv
@@ -40,6 +44,7 @@ mod expiry;
 mod few;
 mod key;
 mod kv;
+mod layout;
 mod locks;
 mod namespace;
 mod placement;
@@ -50,7 +55,7 @@ mod txn;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use entry::{Entry, TAG_MAX, VALUE_BYTES_MAX};
-pub use error::{Error, Result};
+pub use error::{ACROSS_PARTITIONS, Error, Result};
 pub use esker_store::{Barrier, Completion, Compression, Durability};
 pub use key::{KEY_BYTES_MAX, Key, Kind, OwnedKey};
 pub use kv::{Kv, NAMESPACE_NAME_BYTES_MAX};

@@ -15,17 +15,16 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use bytes::Bytes;
 use esker_store::{
-    Barrier, Collection, Completion, Compression, Durability, Error, ObjectStore, Result, Transaction, WhenBusy, due,
-    retried,
+    Barrier, Completion, Compression, Durability, Error, ObjectStore, Result, Transaction, WhenBusy, retried,
 };
 
 use crate::catalogue::{self, compression_from_stored, stored_compression};
 use crate::entry::{Entry, check_value, decode, decode_owned, encode};
 use crate::key::KEY_BYTES_MAX;
 use crate::locks::stripe_of;
-use crate::placement::{Placement, split};
+use crate::placement::Placement;
 use crate::shared::Shared;
-use crate::submit::{Target, submit};
+use crate::submit::{Target, one_object, submit};
 use crate::{Key, Kind, OwnedKey};
 
 /// A set of keys in a [`Kv`](crate::Kv). Cloning costs one reference count.
@@ -63,9 +62,8 @@ macro_rules! attempt {
 }
 
 impl Namespace {
-    pub(crate) fn new(shared: &Arc<Shared>, collection: &Collection, name: &str, kind: Kind) -> Self {
-        let placement = Placement::new(collection, name, kind);
-        let seed = placement.bytes.hash64();
+    pub(crate) fn new(shared: &Arc<Shared>, name: &str, kind: Kind, placement: Placement) -> Self {
+        let seed = placement.seed();
         let (shared, name) = (Arc::clone(shared), name.to_owned());
         let (removed, compression) = (AtomicBool::new(false), AtomicU8::new(0));
         Self(Arc::new(Inner { shared, name, kind, seed, removed, compression, placement }))
@@ -157,6 +155,12 @@ impl Namespace {
         self.0.kind
     }
 
+    /// The number of the partition that a byte key is in, and how many bits such numbers have; `None` where the namespace
+    /// lies whole, or holds int keys.
+    pub fn partition(&self, key: &[u8]) -> Option<(u64, u32)> {
+        self.0.placement.partition_bits().map(|bits| (self.0.placement.part_of(Key::Bytes(key)), bits))
+    }
+
     /// The compression that the store is asked for when values are written: see
     /// [`Kv::set_compression`](crate::Kv::set_compression).
     pub fn compression(&self) -> Compression {
@@ -219,8 +223,8 @@ impl Namespace {
             attempt!(self.check_key(*key), None);
         }
         // The store answers for one object at one moment; where keys are in several, writers are kept out instead.
-        let range = |key: &Key<'_>| if let Key::Int(key) = key { split(*key).0 } else { 0 };
-        let several = keys.windows(2).any(|pair| range(&pair[0]) != range(&pair[1]));
+        let part = |key: &Key<'_>| self.0.placement.part_of(*key);
+        let several = keys.windows(2).any(|pair| part(&pair[0]) != part(&pair[1]));
         let held = several.then(|| self.0.shared.locks.many(keys.iter().map(|key| self.stripe(*key))));
         let found = self.0.placement.get_many(self.store(), self.0.kind, keys);
         if held.is_some() || found.is_here() {
@@ -324,8 +328,7 @@ impl Namespace {
                     entry.expires_ms
                 }
             };
-            let [old, new] = [old_expiry, new_expiry].map(|at| at.map(|at| key.index_key(at)));
-            due::replace(txn, &placement.expiry, old, new);
+            placement.index_replace(txn, key, old_expiry, new_expiry);
             Ok(())
         };
         submit(&self.0.shared, &[self.target()], build).map(|_| true).behind(barrier)
@@ -498,6 +501,9 @@ impl Namespace {
             }
             txn.durability = Durability::Applied;
         }
+        if placement.is_parted() {
+            attempt!(one_object(self.shared(), &txn), barrier);
+        }
         self.store().submit(txn).map(move |_| removed).behind(barrier)
     }
 
@@ -515,7 +521,8 @@ impl Namespace {
 
     /// Removes all entries. One transaction, unless it is an int namespace of over 100,000 ranges (fewer on a small
     /// store): then
-    /// several, which other calls of this process do not see between, but other processes and a power cut may.
+    /// several, which other calls of this process do not see between, but other processes and a power cut may. In
+    /// partitions, one for each.
     pub fn clear(&self) -> Completion<()> {
         self.clear_with(self.default_durability())
     }
@@ -534,8 +541,22 @@ impl Namespace {
         )
     }
 
+    /// Clears each object of a namespace in partitions.
+    fn clear_parts(&self, durability: Durability, barrier: &mut Option<Barrier>) -> Result<()> {
+        let (placement, store) = (&self.0.placement, self.store());
+        for object in placement.objects(store, self.0.kind, barrier)? {
+            let mut txn = Transaction::with(durability);
+            placement.clear(&mut txn, &[object]);
+            store.submit(txn).applied(barrier)?;
+        }
+        Ok(())
+    }
+
     fn clear_once(&self, durability: Durability, barrier: &mut Option<Barrier>) -> Result<()> {
         let (placement, store) = (&self.0.placement, self.store());
+        if placement.is_parted() {
+            return self.clear_parts(durability, barrier);
+        }
         placement.forget_made();
         // Counted before they are listed: an object that is made meanwhile may hold what was written before this call.
         let made = match self.0.kind {

@@ -1,11 +1,17 @@
 //! Placement: which objects hold a namespace's entries, and how an entry is read, written and counted there.
 //!
+//! Whole:
 //! int:    slots of `<ns>/int/<be64 of key >> 20>`, index = low 20 bits of the key
 //! bytes:  omap of `<ns>/bytes`
 //! expiry: omap of `<ns>/expiry`, be64(expires_ms) ++ key (int keys as be64) → empty
 //!
+//! In partitions, `<ns>/parts/<be64 of id>/<be64 of partition>`, a range of int keys being one:
+//! int:    slots, index = low bits of the key
+//! bytes:  omap, `e` ++ key; of a companion `f` ++ key
+//! expiry: omap, `x` ++ be64(expires_ms) ++ key (int keys as be64) → empty
+//!
 //! Invariants:
-//! 1. Names of namespaces hold no `/`, so no two namespaces share an object.
+//! 1. Names of namespaces hold no `/`, so no two namespaces share an object, but for a companion and its namespace.
 //! 2. Which range objects there are only the store knows, since other processes make some too; ids are kept here to
 //!    save making them again, and say nothing about what there is.
 //! 3. Every stored entry with an expiry has its key in the expiry index; the index may hold more (see `expiry`).
@@ -15,16 +21,17 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
+use esker_store::prefix::{just_above, prefix_end};
 use esker_store::{
-    Barrier, Change, Collection, Completion, Condition, Guard, ObjectId, ObjectStore, Op, Result, Soon, Transaction,
+    Barrier, Change, Collection, Completion, Condition, Guard, ObjectId, ObjectStore, OmapScan, Op, Result, Soon,
+    Transaction,
 };
 use parking_lot::RwLock;
 
+use crate::layout::{Layout, WHOLE_RANGE_BITS, partition_of, slot_of};
 use crate::{Key, Kind, OwnedKey};
 
-/// Keys of one range object, as a power of two.
-pub(crate) const RANGE_BITS: u32 = 20;
-/// Ranges whose ids are found without a lock: the first 134 million keys.
+/// Ranges and partitions whose ids are found without a lock: of the first 134 million keys.
 const LOW_RANGES: usize = 128;
 /// Ranges above those whose ids are kept.
 const HIGH_RANGES_MAX: usize = 65_536;
@@ -33,48 +40,180 @@ const LIST_NAMES: usize = 4_096;
 /// Names asked for when the highest range is looked for: with fewer the last of them is it.
 const REVERSE_NAMES: usize = 256;
 
-/// The range that an int key is in, and its slot there.
-pub(crate) fn split(key: u64) -> (u64, u64) {
-    (key >> RANGE_BITS, key & ((1 << RANGE_BITS) - 1))
-}
-
-/// The key in this slot of this range.
-pub(crate) fn join(range: u64, index: u64) -> u64 {
-    range << RANGE_BITS | index
-}
+/// What the keys of entries begin with in a partition.
+const ENTRIES: u8 = b'e';
+/// What those of a companion begin with.
+const COMPANION: u8 = b'f';
+/// What places in the expiry index begin with in a partition.
+const EXPIRIES: u8 = b'x';
 
 /// The objects of one namespace.
 pub(crate) struct Placement {
     collection: Collection,
-    /// `<ns>/int/` or `<ns>/bytes`: what commit-order scans select by.
+    kind: Kind,
+    layout: Layout,
+    /// What its keys begin with in a partition: [`ENTRIES`] or [`COMPANION`].
+    lead: u8,
+    /// `<ns>/int/`, `<ns>/bytes` or `<ns>/parts/<id>/`: what commit-order scans select by.
     prefix: Bytes,
-    /// `<ns>/bytes`; unused by int namespaces.
-    pub(crate) bytes: ObjectId,
-    /// `<ns>/expiry`.
-    pub(crate) expiry: ObjectId,
+    /// Bits of an int key within its range.
+    range_bits: u32,
+    /// `<ns>/bytes`; unused by int namespaces, and in partitions.
+    bytes: ObjectId,
+    /// `<ns>/expiry`; unused in partitions.
+    expiry: ObjectId,
     low: Box<[OnceLock<ObjectId>]>,
     high: RwLock<BTreeMap<u64, ObjectId>>,
     /// Whether `bytes` was there when it was last written to; other processes may have removed it since.
     made: AtomicBool,
 }
 
+/// What the objects in partitions of a namespace's names begin with.
+pub(crate) fn parts(name: &str) -> Vec<u8> {
+    format!("{name}/parts/").into_bytes()
+}
+
+/// The namespace and the id of a partition's name.
+pub(crate) fn id_in(name: &[u8]) -> Option<(String, u64)> {
+    let slash = name.iter().position(|byte| *byte == b'/')?;
+    let (namespace, rest) = name.split_at(slash);
+    let id = rest.strip_prefix(b"/parts/")?.first_chunk::<8>()?;
+    Some((String::from_utf8(namespace.to_vec()).ok()?, u64::from_be_bytes(*id)))
+}
+
+/// The key of an entry of byte keys in a partition.
+fn led(lead: u8, key: &[u8]) -> Bytes {
+    [&[lead], key].concat().into()
+}
+
+/// The int keys of several, by their ranges: where each stands among them, and its index.
+fn by_partition<T>(keys: impl Iterator<Item = (u64, T)>) -> BTreeMap<u64, (Vec<usize>, Vec<T>)> {
+    let mut all: BTreeMap<u64, (Vec<usize>, Vec<T>)> = BTreeMap::new();
+    for (at, (partition, key)) in keys.enumerate() {
+        let (places, keys) = all.entry(partition).or_default();
+        places.push(at);
+        keys.push(key);
+    }
+    all
+}
+
+/// The values of each partition, put where their keys stand among all.
+fn in_place(len: usize, places: Vec<Vec<usize>>, values: Vec<Vec<Option<Bytes>>>) -> Vec<Option<Bytes>> {
+    let mut found = vec![None; len];
+    for (places, values) in places.into_iter().zip(values) {
+        places.into_iter().zip(values).for_each(|(at, value)| found[at] = value);
+    }
+    found
+}
+
 impl Placement {
     /// The objects of namespace `name`.
-    pub(crate) fn new(collection: &Collection, name: &str, kind: Kind) -> Self {
+    pub(crate) fn new(collection: &Collection, name: &str, kind: Kind, layout: Layout) -> Self {
         let named = |suffix: &str| ObjectId::new(collection.clone(), format!("{name}/{suffix}").into_bytes());
-        let (prefix, low_ranges) = match kind {
-            Kind::Int => ("int/", LOW_RANGES),
-            Kind::Bytes => ("bytes", 0),
+        let (prefix, low_ranges, range_bits) = match (kind, layout) {
+            (Kind::Int, Layout::Whole) => (format!("{name}/int/").into(), LOW_RANGES, WHOLE_RANGE_BITS),
+            (Kind::Bytes, Layout::Whole) => (format!("{name}/bytes").into(), 0, WHOLE_RANGE_BITS),
+            (_, Layout::Parted { id, bits }) => {
+                let prefix = [&parts(name)[..], &id.to_be_bytes(), b"/"].concat().into();
+                (prefix, LOW_RANGES, bits)
+            }
         };
         Self {
             collection: collection.clone(),
-            prefix: format!("{name}/{prefix}").into(),
+            kind,
+            layout,
+            lead: ENTRIES,
+            prefix,
+            range_bits: range_bits.into(),
             bytes: named("bytes"),
             expiry: named("expiry"),
             low: (0..low_ranges).map(|_| OnceLock::new()).collect(),
             high: RwLock::default(),
             made: AtomicBool::new(false),
         }
+    }
+
+    /// Those of its companion, in the same objects.
+    pub(crate) fn companion(&self, name: &str) -> Self {
+        Self { lead: COMPANION, ..Self::new(&self.collection, name, self.kind, self.layout) }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    pub(crate) fn is_parted(&self) -> bool {
+        self.layout.is_parted()
+    }
+
+    /// The objects that no count of ranges tells of, where it lies whole.
+    pub(crate) fn uncounted(&self) -> [ObjectId; 2] {
+        [self.bytes.clone(), self.expiry.clone()]
+    }
+
+    /// A number that is another for each namespace.
+    pub(crate) fn seed(&self) -> u64 {
+        self.bytes.hash64() ^ u64::from(self.lead)
+    }
+
+    /// The range that an int key is in, and its slot there.
+    pub(crate) fn split(&self, key: u64) -> (u64, u64) {
+        (key >> self.range_bits, key & ((1 << self.range_bits) - 1))
+    }
+
+    /// The key in this slot of this range.
+    pub(crate) fn join(&self, range: u64, index: u64) -> u64 {
+        range << self.range_bits | index
+    }
+
+    /// Int keys of a range.
+    pub(crate) fn range_len(&self) -> u64 {
+        1 << self.range_bits
+    }
+
+    /// The partition of a byte key: 0 where all are in one object.
+    fn partition(&self, key: &[u8]) -> u64 {
+        let Layout::Parted { bits, .. } = self.layout else { return 0 };
+        if self.lead == ENTRIES {
+            return partition_of(slot_of(key), bits);
+        }
+        // Of a companion, the number that its keys begin with says it.
+        let number = key.first_chunk::<8>().map_or(0, |number| u64::from_be_bytes(*number));
+        number & ((1 << bits) - 1)
+    }
+
+    /// Bits of the numbers of partitions of byte keys.
+    pub(crate) fn partition_bits(&self) -> Option<u32> {
+        match (self.kind, self.layout) {
+            (Kind::Bytes, Layout::Parted { bits, .. }) => Some(bits.into()),
+            _ => None,
+        }
+    }
+
+    /// What tells the object of a key from those of others.
+    pub(crate) fn part_of(&self, key: Key<'_>) -> u64 {
+        match key {
+            Key::Int(key) => self.split(key).0,
+            Key::Bytes(key) => self.partition(key),
+        }
+    }
+
+    /// Calls `f` with the object of a byte key.
+    fn with_object<T>(&self, key: &[u8], f: impl FnOnce(&ObjectId) -> T) -> T {
+        if self.is_parted() { self.with_range(self.partition(key), f) } else { f(&self.bytes) }
+    }
+
+    /// The object of a key.
+    pub(crate) fn object(&self, key: Key<'_>) -> ObjectId {
+        match key {
+            Key::Int(key) => self.range(self.split(key).0),
+            Key::Bytes(key) => self.with_object(key, ObjectId::clone),
+        }
+    }
+
+    /// The omap key of a byte key.
+    fn omap_key(&self, key: Bytes) -> Bytes {
+        if self.is_parted() { led(self.lead, &key) } else { key }
     }
 
     /// Whether the object of byte keys was there when it was last written to.
@@ -201,7 +340,7 @@ impl Placement {
         kind: Kind,
         barrier: &mut Option<Barrier>,
     ) -> Result<Vec<ObjectId>> {
-        if kind == Kind::Bytes {
+        if kind == Kind::Bytes && !self.is_parted() {
             return Ok(vec![self.bytes.clone()]);
         }
         let mut all = Vec::new();
@@ -218,8 +357,11 @@ impl Placement {
     pub(crate) fn get(&self, store: &dyn ObjectStore, key: Key<'_>) -> Completion<Option<Bytes>> {
         match key {
             Key::Int(key) => {
-                let (range, index) = split(key);
+                let (range, index) = self.split(key);
                 self.with_range(range, |object| store.slot_get(object, index))
+            }
+            Key::Bytes(key) if self.is_parted() => {
+                self.with_object(key, |object| store.omap_get(object, &led(self.lead, key)))
             }
             Key::Bytes(key) => store.omap_get(&self.bytes, key),
         }
@@ -233,48 +375,45 @@ impl Placement {
         kind: Kind,
         keys: &[Key<'_>],
     ) -> Completion<Vec<Option<Bytes>>> {
-        if kind == Kind::Bytes {
-            let keys: Vec<Bytes> = keys
-                .iter()
-                .filter_map(|key| match key {
-                    Key::Bytes(key) => Some(Bytes::copy_from_slice(key)),
-                    Key::Int(_) => None,
-                })
-                .collect();
-            return store.omap_get_many(&self.bytes, &keys);
-        }
-        let mut by_range: BTreeMap<u64, (Vec<usize>, Vec<u64>)> = BTreeMap::new();
-        for (at, key) in keys.iter().enumerate() {
-            if let Key::Int(key) = key {
-                let (range, index) = split(*key);
-                let (places, indexes) = by_range.entry(range).or_default();
-                places.push(at);
-                indexes.push(index);
+        let (mut begun, mut all_places) = (Vec::new(), Vec::new());
+        match kind {
+            Kind::Bytes => {
+                let keys = keys.iter().filter_map(|key| if let Key::Bytes(key) = *key { Some(key) } else { None });
+                if !self.is_parted() {
+                    return store.omap_get_many(&self.bytes, &keys.map(Bytes::copy_from_slice).collect::<Vec<_>>());
+                }
+                let keys = keys.map(|key| (self.partition(key), led(self.lead, key)));
+                for (partition, (places, keys)) in by_partition(keys) {
+                    begun.push(self.with_range(partition, |object| store.omap_get_many(object, &keys)));
+                    all_places.push(places);
+                }
             }
-        }
-        let (mut begun, mut all_places) = (Vec::with_capacity(by_range.len()), Vec::with_capacity(by_range.len()));
-        for (range, (places, indexes)) in by_range {
-            begun.push(self.with_range(range, |object| store.slot_get_many(object, &indexes)));
-            all_places.push(places);
+            Kind::Int => {
+                let keys = keys.iter().filter_map(|key| if let Key::Int(key) = *key { Some(key) } else { None });
+                for (range, (places, indexes)) in by_partition(keys.map(|key| self.split(key))) {
+                    begun.push(self.with_range(range, |object| store.slot_get_many(object, &indexes)));
+                    all_places.push(places);
+                }
+            }
         }
         let len = keys.len();
-        Completion::all(begun).map(move |by_range| {
-            let mut found = vec![None; len];
-            for (places, values) in all_places.into_iter().zip(by_range) {
-                places.into_iter().zip(values).for_each(|(at, value)| found[at] = value);
-            }
-            found
-        })
+        Completion::all(begun).map(move |values| in_place(len, all_places, values))
     }
 
     /// Tells the store that these keys of one kind will be read soon.
     pub(crate) fn will_get(&self, store: &dyn ObjectStore, kind: Kind, keys: &[Key<'_>]) {
         if kind == Kind::Bytes {
             let keys = keys.iter().filter_map(|key| if let Key::Bytes(key) = *key { Some(key) } else { None });
-            let keys: Vec<&[u8]> = keys.collect();
-            return store.will_get(&self.bytes, Soon::Omap(&keys));
+            if !self.is_parted() {
+                return store.will_get(&self.bytes, Soon::Omap(&keys.collect::<Vec<_>>()));
+            }
+            for (partition, (_, keys)) in by_partition(keys.map(|key| (self.partition(key), led(self.lead, key)))) {
+                let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+                self.with_range(partition, |object| store.will_get(object, Soon::Omap(&keys)));
+            }
+            return;
         }
-        let places = keys.iter().filter_map(|key| if let Key::Int(key) = *key { Some(split(key)) } else { None });
+        let places = keys.iter().filter_map(|key| if let Key::Int(key) = *key { Some(self.split(key)) } else { None });
         let mut places: Vec<(u64, u64)> = places.collect();
         places.sort_unstable();
         for part in places.chunk_by(|one, next| one.0 == next.0) {
@@ -287,10 +426,12 @@ impl Placement {
     pub(crate) fn set(&self, txn: &mut Transaction, key: impl Into<OwnedKey>, stored: Bytes) {
         match key.into() {
             OwnedKey::Int(key) => {
-                let (range, index) = split(key);
+                let (range, index) = self.split(key);
                 txn.ops.push(Op::Object(self.range(range), Change::SlotSet { index, value: stored }));
             }
-            OwnedKey::Bytes(key) => txn.push(&self.bytes, Change::OmapSet { key, value: stored }),
+            OwnedKey::Bytes(key) => self.with_object(&key.clone(), |object| {
+                txn.push(object, Change::OmapSet { key: self.omap_key(key), value: stored });
+            }),
         }
     }
 
@@ -298,45 +439,141 @@ impl Placement {
     pub(crate) fn remove(&self, txn: &mut Transaction, key: impl Into<OwnedKey>) {
         match key.into() {
             OwnedKey::Int(key) => {
-                let (range, index) = split(key);
+                let (range, index) = self.split(key);
                 self.with_range(range, |object| txn.push(object, Change::SlotRemove { index }));
             }
-            OwnedKey::Bytes(key) => txn.push(&self.bytes, Change::OmapRemove { key }),
+            OwnedKey::Bytes(key) => self.with_object(&key.clone(), |object| {
+                txn.push(object, Change::OmapRemove { key: self.omap_key(key) });
+            }),
         }
     }
 
     /// Adds a guard that the key holds exactly these stored bytes.
     pub(crate) fn guard(&self, txn: &mut Transaction, key: impl Into<OwnedKey>, stored: Option<Bytes>) {
-        let (object, condition) = match key.into() {
-            OwnedKey::Int(key) => {
-                let (range, index) = split(key);
-                (self.range(range), Condition::slot_is(index, stored))
-            }
-            OwnedKey::Bytes(key) => (self.bytes.clone(), Condition::omap_is(key, stored)),
+        let key = key.into();
+        let object = self.object(key.as_key());
+        let condition = match key {
+            OwnedKey::Int(key) => Condition::slot_is(self.split(key).1, stored),
+            OwnedKey::Bytes(key) => Condition::omap_is(self.omap_key(key), stored),
         };
         txn.guards.push(Guard { object, condition });
     }
 
     /// Adds the guard that the store holds something under a key.
     pub(crate) fn guard_present(&self, txn: &mut Transaction, key: Key<'_>) {
-        let (object, condition) = match key {
-            Key::Int(key) => {
-                let (range, index) = split(key);
-                (self.range(range), Condition::SlotPresent { index })
-            }
-            Key::Bytes(key) => (self.bytes.clone(), Condition::OmapPresent { key: Bytes::copy_from_slice(key) }),
+        let condition = match key {
+            Key::Int(key) => Condition::SlotPresent { index: self.split(key).1 },
+            Key::Bytes(key) => Condition::OmapPresent { key: self.omap_key(Bytes::copy_from_slice(key)) },
         };
-        txn.guards.push(Guard { object, condition });
+        txn.guards.push(Guard { object: self.object(key), condition });
+    }
+
+    /// An entry's place in the expiry index.
+    fn index_place(&self, key: Key<'_>, expires_ms: u64) -> (ObjectId, Bytes) {
+        let place = key.index_key(expires_ms);
+        if self.is_parted() { (self.object(key), led(EXPIRIES, &place)) } else { (self.expiry.clone(), place) }
     }
 
     /// Adds an entry's place in the expiry index.
     pub(crate) fn index_set(&self, txn: &mut Transaction, key: Key<'_>, expires_ms: u64) {
-        txn.push(&self.expiry, Change::OmapSet { key: key.index_key(expires_ms), value: Bytes::new() });
+        let (object, key) = self.index_place(key, expires_ms);
+        txn.push(&object, Change::OmapSet { key, value: Bytes::new() });
     }
 
     /// Removes a place in the expiry index.
     pub(crate) fn index_remove(&self, txn: &mut Transaction, key: Key<'_>, expires_ms: u64) {
-        txn.push(&self.expiry, Change::OmapRemove { key: key.index_key(expires_ms) });
+        let (object, key) = self.index_place(key, expires_ms);
+        txn.push(&object, Change::OmapRemove { key });
+    }
+
+    /// Puts an entry's place in the expiry index where another was.
+    pub(crate) fn index_replace(&self, txn: &mut Transaction, key: Key<'_>, old: Option<u64>, new: Option<u64>) {
+        if old != new {
+            old.into_iter().for_each(|at| self.index_remove(txn, key, at));
+            new.into_iter().for_each(|at| self.index_set(txn, key, at));
+        }
+    }
+
+    /// The objects that expiry indexes stand in.
+    pub(crate) fn indexes(&self, store: &dyn ObjectStore, barrier: &mut Option<Barrier>) -> Result<Vec<ObjectId>> {
+        if self.is_parted() { self.objects(store, self.kind, barrier) } else { Ok(vec![self.expiry.clone()]) }
+    }
+
+    /// At most `limit` places of an index that are due, oldest first.
+    pub(crate) fn due(
+        &self,
+        store: &dyn ObjectStore,
+        index: &ObjectId,
+        now_ms: u64,
+        limit: usize,
+    ) -> Completion<Vec<Bytes>> {
+        if !self.is_parted() {
+            return esker_store::due::due(store, index, now_ms, None, limit);
+        }
+        let end = match now_ms.checked_add(1) {
+            Some(end) => Some(led(EXPIRIES, &end.to_be_bytes())),
+            None => prefix_end(&[EXPIRIES]),
+        };
+        let start = Some(Bytes::from_static(&[EXPIRIES]));
+        let scan = OmapScan { start, end, limit, keys_only: true, reverse: false };
+        store.omap_scan(index, &scan).map(|found| found.into_iter().map(|(place, _)| place.slice(1..)).collect())
+    }
+
+    /// Removes a place that [`Placement::due`] told from its index.
+    pub(crate) fn forget_due(&self, txn: &mut Transaction, index: &ObjectId, place: &Bytes) {
+        let key = if self.is_parted() { led(EXPIRIES, place) } else { place.clone() };
+        txn.push(index, Change::OmapRemove { key });
+    }
+
+    /// What scans an object for byte keys.
+    pub(crate) fn omap_scan(&self, start: Bytes, end: Option<Bytes>) -> OmapScan {
+        let (start, end) = if self.is_parted() {
+            let end = end.map_or_else(|| prefix_end(&[self.lead]), |end| Some(led(self.lead, &end)));
+            (led(self.lead, &start), end)
+        } else {
+            (start, end)
+        };
+        OmapScan { start: Some(start), end, ..OmapScan::default() }
+    }
+
+    /// The byte key of an omap key that such a scan found.
+    pub(crate) fn byte_key(&self, found: Bytes) -> OwnedKey {
+        OwnedKey::Bytes(if self.is_parted() { found.slice(1..) } else { found })
+    }
+
+    /// The objects in which byte keys from `start` on and below `end` may stand.
+    pub(crate) fn objects_between(
+        &self,
+        store: &dyn ObjectStore,
+        start: &Bytes,
+        end: Option<&Bytes>,
+        barrier: &mut Option<Barrier>,
+    ) -> Result<Vec<ObjectId>> {
+        if self.lead == COMPANION
+            && let Some(number) = start.first_chunk::<8>()
+            && end.is_some_and(|end| end.starts_with(&number[..]) || prefix_end(&number[..]).as_ref() == Some(end))
+        {
+            // All of one number.
+            return Ok(vec![self.with_object(&number[..], ObjectId::clone)]);
+        }
+        self.objects(store, self.kind, barrier)
+    }
+
+    /// Adds the removal of a range of byte keys.
+    pub(crate) fn remove_range(
+        &self,
+        txn: &mut Transaction,
+        store: &dyn ObjectStore,
+        (start, end): (Bytes, Option<Bytes>),
+        barrier: &mut Option<Barrier>,
+    ) -> Result<()> {
+        let objects = self.objects_between(store, &start, end.as_ref(), barrier)?;
+        let scan = self.omap_scan(start, end);
+        for object in objects {
+            let start = scan.start.clone().unwrap_or_default();
+            txn.push(&object, Change::OmapRemoveRange { start, end: scan.end.clone() });
+        }
+        Ok(())
     }
 
     /// Whether entries of this namespace stand in an object: not only their places in an index.
@@ -347,12 +584,34 @@ impl Placement {
     /// Adds the removal of everything that stands in these objects.
     pub(crate) fn clear(&self, txn: &mut Transaction, objects: &[ObjectId]) {
         for object in objects {
-            txn.push(object, Change::Remove);
+            // An object in partitions stays: a write that meets none goes to make it.
+            let changes = match self.kind {
+                _ if !self.is_parted() => [Some(Change::Remove), None],
+                Kind::Bytes if self.lead == COMPANION => {
+                    let OmapScan { start, end, .. } = self.omap_scan(Bytes::new(), None);
+                    [Some(Change::OmapRemoveRange { start: start.unwrap_or_default(), end }), None]
+                }
+                Kind::Bytes => {
+                    let OmapScan { start, end, .. } = self.omap_scan(Bytes::new(), None);
+                    let expiries = Change::OmapRemoveRange {
+                        start: Bytes::from_static(&[EXPIRIES]),
+                        end: prefix_end(&[EXPIRIES]),
+                    };
+                    [Some(Change::OmapRemoveRange { start: start.unwrap_or_default(), end }), Some(expiries)]
+                }
+                Kind::Int => {
+                    let slots = Change::SlotRemoveRange { start: 0, end: self.range_len() };
+                    [Some(slots), Some(Change::OmapClear)]
+                }
+            };
+            changes.into_iter().flatten().for_each(|change| txn.push(object, change));
         }
-        txn.push(&self.expiry, Change::Remove);
+        if !self.is_parted() {
+            txn.push(&self.expiry, Change::Remove);
+        }
     }
 
-    /// How many entries are stored.
+    /// How many entries are stored: in partitions counted one after the other.
     pub(crate) fn len(&self, store: &dyn ObjectStore, kind: Kind) -> (Result<u64>, Option<Barrier>) {
         let mut barrier = None;
         let len = self.count(store, kind, &mut barrier);
@@ -362,10 +621,28 @@ impl Placement {
     fn count(&self, store: &dyn ObjectStore, kind: Kind, barrier: &mut Option<Barrier>) -> Result<u64> {
         let mut len = 0;
         for object in self.objects(store, kind, barrier)? {
-            let stat = store.stat(&object).applied(barrier)?;
-            len += stat.map_or(0, |stat| stat.slots + stat.omap_keys);
+            len += match (self.is_parted(), kind) {
+                (true, Kind::Bytes) => self.count_led(store, &object, barrier)?,
+                (true, Kind::Int) => store.stat(&object).applied(barrier)?.map_or(0, |stat| stat.slots),
+                (false, _) => {
+                    let stat = store.stat(&object).applied(barrier)?;
+                    stat.map_or(0, |stat| stat.slots + stat.omap_keys)
+                }
+            };
         }
         Ok(len)
+    }
+
+    /// Counts the entries of one object by reading their keys.
+    fn count_led(&self, store: &dyn ObjectStore, object: &ObjectId, barrier: &mut Option<Barrier>) -> Result<u64> {
+        let mut scan = OmapScan { keys_only: true, limit: LIST_NAMES, ..self.omap_scan(Bytes::new(), None) };
+        let mut len = 0;
+        loop {
+            let page = store.omap_scan(object, &scan).applied(barrier)?;
+            let Some((last, _)) = page.last() else { return Ok(len) };
+            len += page.len() as u64;
+            scan.start = Some(just_above(last));
+        }
     }
 }
 
@@ -376,8 +653,8 @@ mod tests {
     #[test]
     fn ranges_are_found_in_order_both_ways_however_many_there_are() {
         let store = esker_memory::MemoryStore::new();
-        let placement = Placement::new(&"kv".into(), "n", Kind::Int);
-        let last = u64::MAX >> RANGE_BITS;
+        let placement = Placement::new(&"kv".into(), "n", Kind::Int, Layout::Whole);
+        let last = u64::MAX >> WHOLE_RANGE_BITS;
         let mut all: Vec<u64> = vec![0, 5, 127, 128, 9_000, last];
         all.extend((0..2 * REVERSE_NAMES as u64).map(|range| 20_000 + 3 * range));
         all.sort_unstable();

@@ -13,11 +13,10 @@ use std::collections::{HashSet, VecDeque};
 use bytes::Bytes;
 use esker_store::prefix::{just_above, prefix_end};
 use esker_store::{
-    Barrier, CommitCursor, CommitEntry, Completion, Error, OmapScan, Result as StoreResult, SlotScan, limits,
+    Barrier, CommitCursor, CommitEntry, Completion, Error, ObjectId, OmapScan, Result as StoreResult, SlotScan, limits,
 };
 
 use crate::entry::{Entry, decode};
-use crate::placement::{RANGE_BITS, join, split};
 use crate::{Key, Kind, Namespace, OwnedKey, Result};
 
 /// Entries that an iterator fetches at once, if they fit [`limits::SCAN_BYTES_MAX`].
@@ -342,21 +341,20 @@ impl Walk {
     /// The keys that the expiry index says to have expired by now: some of them may have been given more time since.
     /// `None` if there are more than [`DUE_KEYS_MAX`].
     fn due(&self, now_ms: u64, barrier: &mut Option<Barrier>) -> StoreResult<Option<HashSet<OwnedKey>>> {
-        let end = now_ms.checked_add(1).map(|end| Bytes::copy_from_slice(&end.to_be_bytes()));
-        let scan = OmapScan { end, limit: DUE_KEYS_MAX + 1, keys_only: true, ..OmapScan::default() };
-        let placement = self.namespace.placement();
-        let (due, behind) = self.namespace.store().omap_scan(&placement.expiry, &scan).into_parts();
-        *barrier = Barrier::later(barrier.take(), behind);
-        let due = due?;
-        if due.len() > DUE_KEYS_MAX {
-            return Ok(None);
+        let (store, placement) = (self.namespace.store(), self.namespace.placement());
+        let mut due = Vec::new();
+        for index in placement.indexes(store, barrier)? {
+            due.extend(placement.due(store, &index, now_ms, DUE_KEYS_MAX + 1 - due.len()).applied(barrier)?);
+            if due.len() > DUE_KEYS_MAX {
+                return Ok(None);
+            }
         }
         let key = |entry: Bytes| match self.namespace.kind() {
             // What is not a number belongs to no key; checking the store finds it.
             Kind::Int => entry.get(8..)?.try_into().ok().map(|key| OwnedKey::Int(u64::from_be_bytes(key))),
             Kind::Bytes => (entry.len() >= 8).then(|| OwnedKey::Bytes(entry.slice(8..))),
         };
-        Ok(Some(due.into_iter().filter_map(|(entry, _)| key(entry)).collect()))
+        Ok(Some(due.into_iter().filter_map(key).collect()))
     }
 
     fn fetch(
@@ -368,23 +366,30 @@ impl Walk {
         let namespace = self.namespace.clone();
         let (store, placement) = (namespace.store(), namespace.placement());
         let reverse = self.reverse;
+        if reverse && !store.capability().reverse_scans {
+            return Err(Error::Unsupported { backend: store.capability().backend, what: "scan keys backwards" });
+        }
         match self.bounds.clone() {
             Bounds::Empty => Ok(Vec::new()),
             Bounds::Bytes { start, end } => {
-                let scan = OmapScan { start: Some(start), end, reverse, limit, keys_only };
-                let page = self.here(store.omap_scan(&placement.bytes, &scan), barrier)?;
-                Ok(page.into_iter().map(|(key, stored)| (OwnedKey::Bytes(key), stored)).collect())
+                let objects = placement.objects_between(store, &start, end.as_ref(), barrier)?;
+                let scan = OmapScan { reverse, limit, keys_only, ..placement.omap_scan(start, end) };
+                let page = match &objects[..] {
+                    [object] => self.here(store.omap_scan(object, &scan), barrier)?,
+                    _ => self.merged(&objects, &scan, barrier)?,
+                };
+                Ok(page.into_iter().map(|(key, stored)| (placement.byte_key(key), stored)).collect())
             }
             Bounds::Int { first, last } => {
-                let ((mut low, low_index), (mut high, high_index)) = (split(first), split(last));
+                let ((mut low, low_index), (mut high, high_index)) = (placement.split(first), placement.split(last));
                 let (first_range, last_range) = (low, high);
                 while let Some((range, object)) = placement.next_range(store, (low, high), reverse, barrier)? {
                     let start = if range == first_range { low_index } else { 0 };
-                    let end = if range == last_range { high_index + 1 } else { 1 << RANGE_BITS };
+                    let end = if range == last_range { high_index + 1 } else { placement.range_len() };
                     let scan = SlotScan { range: start..end, reverse, limit, keys_only };
                     let page = self.here(store.slot_scan(&object, &scan), barrier)?;
                     if !page.is_empty() {
-                        let key = |index| OwnedKey::Int(join(range, index));
+                        let key = |index| OwnedKey::Int(placement.join(range, index));
                         return Ok(page.into_iter().map(|(index, stored)| (key(index), stored)).collect());
                     }
                     match reverse {
@@ -396,6 +401,61 @@ impl Walk {
                 Ok(Vec::new())
             }
         }
+    }
+}
+
+/// Entries of one object that are asked for where several are merged, at least.
+const MERGE_ENTRIES: usize = 32;
+
+impl Walk {
+    /// What a scan finds in several objects, in order: of each a part is asked for, and what is behind the end of
+    /// the shortest part is left for the next call.
+    fn merged(
+        &mut self,
+        objects: &[ObjectId],
+        scan: &OmapScan,
+        barrier: &mut Option<Barrier>,
+    ) -> StoreResult<Vec<(Bytes, Bytes)>> {
+        let share = 2 * scan.limit.div_ceil(objects.len().max(1));
+        let limit = scan.limit.min(share.max(MERGE_ENTRIES));
+        let first = objects.iter().map(|object| (object, OmapScan { limit, ..scan.clone() }));
+        let mut pages = self.pages(first, barrier)?;
+        // An object may answer with less than it holds. Those that did not fill their part are asked for more.
+        let short: Vec<usize> = (0..pages.len()).filter(|at| (1..limit).contains(&pages[*at].len())).collect();
+        let behind = short.iter().map(|at| {
+            let mut rest = OmapScan { limit, ..scan.clone() };
+            match pages[*at].last() {
+                Some((last, _)) if scan.reverse => rest.end = Some(last.clone()),
+                Some((last, _)) => rest.start = Some(just_above(last)),
+                None => {}
+            }
+            (&objects[*at], rest)
+        });
+        let more = self.pages(behind.collect::<Vec<_>>().into_iter(), barrier)?;
+        let mut is_whole: Vec<bool> = pages.iter().map(Vec::is_empty).collect();
+        for (at, more) in short.into_iter().zip(more) {
+            is_whole[at] = more.is_empty();
+            pages[at].extend(more);
+        }
+        let ends = pages.iter().zip(is_whole).filter(|(_, is_whole)| !is_whole).filter_map(|(page, _)| page.last());
+        let before = |one: &Bytes, other: &Bytes| if scan.reverse { other.cmp(one) } else { one.cmp(other) };
+        let end = ends.map(|(last, _)| last.clone()).min_by(before);
+        let mut all: Vec<(Bytes, Bytes)> = pages.into_iter().flatten().collect();
+        all.retain(|(key, _)| end.as_ref().is_none_or(|end| before(key, end).is_le()));
+        all.sort_unstable_by(|(one, _), (other, _)| before(one, other));
+        all.truncate(scan.limit);
+        Ok(all)
+    }
+
+    /// What each of these scans finds; all are begun before one is waited for.
+    fn pages<'o>(
+        &mut self,
+        scans: impl Iterator<Item = (&'o ObjectId, OmapScan)>,
+        barrier: &mut Option<Barrier>,
+    ) -> StoreResult<Vec<Vec<(Bytes, Bytes)>>> {
+        let namespace = self.namespace.clone();
+        let begun = scans.map(|(object, scan)| namespace.store().omap_scan(object, &scan)).collect();
+        self.here(Completion::all(begun), barrier)
     }
 }
 
@@ -488,6 +548,10 @@ impl InsertionIter {
         let Some(cursor) = self.cursor.take() else { return Ok(false) };
         self.namespace.check()?;
         let placement = self.namespace.placement();
+        if placement.is_parted() {
+            let backend = self.namespace.store().capability().backend;
+            return Err(Error::Unsupported { backend, what: "tell in which order keys in partitions were written" });
+        }
         let answer =
             self.namespace.store().commit_scan(placement.collection(), placement.prefix(), cursor, ITER_ENTRIES);
         let (entries, cursor) = answer.wait()?;
@@ -495,11 +559,11 @@ impl InsertionIter {
             match entry {
                 CommitEntry::Slot(object, index, stored) => {
                     if let Some(range) = placement.range_of(object.name()) {
-                        self.page.push_back((OwnedKey::Int(join(range, index)), stored));
+                        self.page.push_back((OwnedKey::Int(placement.join(range, index)), stored));
                     }
                 }
                 CommitEntry::Omap(object, key, stored) => {
-                    if object == placement.bytes {
+                    if placement.is_entries(&object) {
                         self.page.push_back((OwnedKey::Bytes(key), stored));
                     }
                 }

@@ -14,6 +14,8 @@ pub(crate) struct Shared {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) locks: Locks,
     pub(crate) applied_by_default: AtomicBool,
+    /// Whether namespaces that are made lie in partitions.
+    pub(crate) parted: bool,
 }
 
 impl Shared {

@@ -1,20 +1,26 @@
 //! Submitting what adds entries: only to namespaces that are there, whichever process removes them.
 //!
 //! transaction → guard: each object that it writes to exists, where no guard of the caller's says so → submit; an object
-//! that is missing is made under a guard of the namespace's record instead
+//! that is missing is made under a guard of the namespace's record instead. An object of a partition is made empty
+//! first, and written to once the record was looked at: who removes the namespace changes the record first, and then
+//! removes each object that there is.
 //!
 //! Invariants:
 //! 1. A write that was acknowledged went to a namespace that was not removed yet; where a removal in several steps has
 //!    begun, to one whose object was not removed yet, and goes with it.
 //! 2. The guards that the caller has set come first, and their failure is the caller's.
+//! 3. No object of a partition stays that was made after its namespace was removed, but an empty one where its maker is
+//!    killed: opening the face removes it.
 
-use esker_store::{Barrier, CommitSeq, Completion, Condition, Error, Guard, ObjectId, Op, Result, Retry, Transaction};
+use esker_store::{
+    Barrier, Change, CommitSeq, Completion, Condition, Error, Guard, ObjectId, Op, Result, Retry, Transaction,
+};
 use smallvec::SmallVec;
 
-use crate::Kind;
-use crate::catalogue;
+use crate::catalogue::{self, Record};
 use crate::placement::Placement;
 use crate::shared::Shared;
+use crate::{ACROSS_PARTITIONS, Kind};
 
 /// A namespace that is written to.
 #[derive(Clone, Copy)]
@@ -35,6 +41,9 @@ pub(crate) fn submit(
 ) -> Completion<CommitSeq> {
     let mut txn = Transaction::new();
     if let Err(error) = build(&mut txn) {
+        return Completion::ready(Err(error));
+    }
+    if let Err(error) = check_partitions(shared, targets, &txn) {
         return Completion::ready(Err(error));
     }
     let own = txn.guards.len();
@@ -61,9 +70,14 @@ pub(crate) fn submit_whole(
     mut txn: Transaction,
     runs_once: bool,
 ) -> Completion<CommitSeq> {
+    if let Err(error) = check_partitions(shared, targets, &txn) {
+        return Completion::ready(Err(error));
+    }
     let own = txn.guards.len();
     let objects = written(targets, &txn);
-    let all_made = targets.iter().all(|target| target.kind == Kind::Bytes && target.placement.is_made());
+    let is_made =
+        |target: &Target<'_>| target.kind == Kind::Bytes && !target.placement.is_parted() && target.placement.is_made();
+    let all_made = targets.iter().all(is_made);
     let copy = (!objects.is_empty() && (runs_once || !all_made)).then(|| txn.clone());
     guard_exist(&mut txn, objects);
     let done = shared.store.submit(txn);
@@ -88,6 +102,26 @@ pub(crate) fn submit_whole(
         },
         outcome => Completion::after(outcome, barrier),
     }
+}
+
+/// Refuses what reaches over several objects where the store changes one at a time.
+fn check_partitions(shared: &Shared, targets: &[Target<'_>], txn: &Transaction) -> Result<()> {
+    if !targets.iter().any(|target| target.placement.is_parted()) {
+        return Ok(());
+    }
+    one_object(shared, txn)
+}
+
+/// As [`check_partitions`], of keys in partitions.
+pub(crate) fn one_object(shared: &Shared, txn: &Transaction) -> Result<()> {
+    let capability = shared.store.capability();
+    let changed = txn.ops.iter().filter_map(|op| if let Op::Object(object, _) = op { Some(object) } else { None });
+    let mut objects = changed.chain(txn.guards.iter().map(|guard| &guard.object));
+    let first = objects.next();
+    if capability.atomic_across_objects || objects.all(|object| Some(object) == first) {
+        return Ok(());
+    }
+    Err(Error::Unsupported { backend: capability.backend, what: ACROSS_PARTITIONS })
 }
 
 fn guard_exist(txn: &mut Transaction, objects: SmallVec<[ObjectId; 2]>) {
@@ -143,7 +177,8 @@ fn make(
     }
 }
 
-/// The transaction, under the guards that each namespace is there, and counting that objects of ranges are made.
+/// The transaction, under the guards that each namespace is there, and counting that objects of ranges are made; objects
+/// of partitions are made before.
 fn guarded(
     shared: &Shared,
     targets: &[Target<'_>],
@@ -153,16 +188,53 @@ fn guarded(
     let mut txn = Transaction::new();
     build(&mut txn)?;
     let store = &*shared.store;
-    for Target { name, kind, .. } in targets {
-        let record = catalogue::find(store, name).applied(barrier)?.filter(|record| !record.removing);
-        let record = record.ok_or_else(|| catalogue::gone(name))?;
-        if record.kind != *kind {
-            return Err(catalogue::wrong_kind(name, *kind, "namespace", record.kind));
+    for target in targets {
+        if target.placement.is_parted() {
+            make_parts(shared, target, &txn, barrier)?;
+            continue;
         }
-        txn.guards.push(record.still(name));
-        if *kind == Kind::Int {
-            catalogue::count_made(&mut txn, store, name, barrier)?;
+        let record = live(shared, target, barrier)?;
+        txn.guards.push(record.still(target.name));
+        if target.kind == Kind::Int {
+            catalogue::count_made(&mut txn, store, target.name, barrier)?;
         }
     }
+    let parted = targets.iter().filter(|target| target.placement.is_parted()).copied();
+    let objects = written(&parted.collect::<SmallVec<[_; 2]>>(), &txn);
+    guard_exist(&mut txn, objects);
     Ok(txn)
+}
+
+/// The record of a namespace that is there, and is the one that is written to.
+fn live(shared: &Shared, target: &Target<'_>, barrier: &mut Option<Barrier>) -> Result<Record> {
+    let Target { name, kind, placement } = target;
+    let record = catalogue::find(&*shared.store, name).applied(barrier)?.filter(|record| !record.removing);
+    let record = record.ok_or_else(|| catalogue::gone(name))?;
+    if record.kind != *kind {
+        return Err(catalogue::wrong_kind(name, *kind, "namespace", record.kind));
+    }
+    if record.layout != placement.layout() {
+        return Err(catalogue::gone(name));
+    }
+    Ok(record)
+}
+
+/// Makes the objects of partitions that are written to, empty, and removes them again if their namespace is gone.
+fn make_parts(shared: &Shared, target: &Target<'_>, txn: &Transaction, barrier: &mut Option<Barrier>) -> Result<()> {
+    let objects = written(std::slice::from_ref(target), txn);
+    for object in &objects {
+        // Whoever removes the namespace finds what there is: it is there for good before the record is looked at.
+        let mut made = Transaction::with(esker_store::Durability::Always);
+        made.push(object, Change::Touch);
+        shared.store.submit(made).wait()?;
+    }
+    let found = live(shared, target, barrier);
+    if matches!(found, Err(Error::Invalid { .. })) {
+        for object in &objects {
+            let mut gone = Transaction::with(esker_store::Durability::Applied);
+            gone.push(object, Change::Remove);
+            shared.store.submit(gone).wait()?;
+        }
+    }
+    found.map(drop)
 }

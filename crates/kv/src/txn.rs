@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use esker_store::prefix::prefix_end;
 use esker_store::{
-    Barrier, Change, Completion, Compression, Durability, Error, Result as StoreResult, Transaction, WhenBusy,
+    Barrier, Completion, Compression, Durability, Error, ObjectId, Op, Result as StoreResult, Transaction, WhenBusy,
 };
 use smallvec::SmallVec;
 
@@ -29,7 +29,7 @@ use crate::few::Few;
 use crate::locks::Held;
 use crate::scan::{Bounds, Scan, Walk};
 use crate::shared::Shared;
-use crate::submit::{Target, submit_whole};
+use crate::submit::{Target, one_object, submit_whole};
 use crate::{Key, Kind, Namespace, OwnedKey, Result};
 
 /// Store entries fetched at once where a scan merges: enough to hide a call, few enough to waste little.
@@ -66,6 +66,8 @@ struct Part {
     cleared: bool,
     ranges: Vec<Bounds>,
     entries: Few<Option<Written>>,
+    /// Entries that were moved into the transaction.
+    wrote: usize,
     /// Expiries met while reading, whose index keys need not outlive their entries.
     seen: Vec<(OwnedKey, u64)>,
 }
@@ -92,8 +94,8 @@ enum Own {
 impl Part {
     fn new(namespace: &Namespace) -> Self {
         let (found, entries) = (Few::new(), Few::new());
-        let (cleared, ranges, seen) = (false, Vec::new(), Vec::new());
-        Self { namespace: namespace.clone(), found, cleared, ranges, entries, seen }
+        let (cleared, ranges, wrote, seen) = (false, Vec::new(), 0, Vec::new());
+        Self { namespace: namespace.clone(), found, cleared, ranges, entries, wrote, seen }
     }
 
     fn own(&self, key: Key<'_>) -> StoreResult<Own> {
@@ -115,6 +117,11 @@ impl Part {
         !self.cleared && self.ranges.is_empty() && self.entries.is_empty()
     }
 
+    /// Whether nothing is written that would have to go with a clear. To be asked once what was written is moved.
+    fn only_clears(&self) -> bool {
+        self.ranges.is_empty() && self.wrote == 0
+    }
+
     /// Whether entries are written.
     fn adds(&self) -> bool {
         self.entries.iter().any(|(_, written)| written.is_some())
@@ -125,7 +132,7 @@ impl Part {
         let placement = self.namespace.placement();
         if self.cleared {
             let (kind, store) = (self.namespace.kind(), self.namespace.store());
-            if kind == Kind::Int {
+            if kind == Kind::Int && !placement.is_parted() {
                 let name = self.namespace.name();
                 let made = catalogue::ranges_made(store, name).applied(barrier)?;
                 txn.guards.push(catalogue::none_made(name, made));
@@ -135,7 +142,8 @@ impl Part {
         }
         for range in &self.ranges {
             if let Bounds::Bytes { start, end } = range {
-                txn.push(&placement.bytes, Change::OmapRemoveRange { start: start.clone(), end: end.clone() });
+                let range = (start.clone(), end.clone());
+                placement.remove_range(txn, self.namespace.store(), range, barrier)?;
             }
         }
         for (key, at) in &self.seen {
@@ -144,6 +152,7 @@ impl Part {
                 placement.index_remove(txn, key.as_key(), *at);
             }
         }
+        self.wrote = self.entries.len();
         for (key, written) in self.entries.take() {
             match written {
                 None => placement.remove(txn, key),
@@ -157,6 +166,22 @@ impl Part {
         }
         Ok(())
     }
+}
+
+/// Clears object by object, where the store changes one at a time.
+fn clear_each(shared: &Shared, txn: Transaction, mut barrier: Option<Barrier>) -> Completion<()> {
+    for part in txn.ops.chunk_by(|one, next| object_of(one) == object_of(next)) {
+        let mut clear = Transaction { durability: txn.durability, gives_back: true, ..Transaction::new() };
+        clear.ops.extend(part.iter().cloned());
+        if let Err(error) = shared.store.submit(clear).applied(&mut barrier) {
+            return Completion::after(Err(error), barrier);
+        }
+    }
+    Completion::after(Ok(()), barrier)
+}
+
+fn object_of(op: &Op) -> Option<&ObjectId> {
+    if let Op::Object(object, _) = op { Some(object) } else { None }
 }
 
 /// Bytes that a key takes.
@@ -363,7 +388,8 @@ impl<'a> Txn<'a> {
         }
     }
 
-    /// Removes all entries of a namespace. Keep other writers out: begin exclusively.
+    /// Removes all entries of a namespace. Keep other writers out: begin exclusively. On a store that changes one object at
+    /// a time, a transaction that does nothing but clear does so partition by partition, which others may see.
     pub fn clear(&mut self, namespace: &Namespace) {
         if let Err(error) = namespace.check() {
             return self.fail(error);
@@ -534,6 +560,13 @@ impl<'a> Txn<'a> {
             if let Err(error) = part.push(&mut txn, &mut barrier) {
                 return Completion::after(Err(error), barrier);
             }
+        }
+        let parted = |part: &Part| part.namespace.placement().is_parted();
+        if self.parts.iter().any(parted)
+            && let Err(error) = one_object(self.shared, &txn)
+        {
+            let clears = txn.guards.is_empty() && self.parts.iter().all(Part::only_clears);
+            return if clears { clear_each(self.shared, txn, barrier) } else { Completion::after(Err(error), barrier) };
         }
         let adding = self.parts.iter().zip(adding).filter(|(_, adds)| *adds);
         let targets: SmallVec<[Target<'_>; NAMESPACES]> = adding.map(|(part, _)| part.namespace.target()).collect();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use esker_kv::{Durability, Entry, Kind, Kv, ManualClock, Namespace, OwnedKey, Scan};
-use esker_store::{Collection, Completion, Forward, ObjectId, ObjectStore, OmapScan, SlotScan};
+use esker_store::{Completion, Forward, ObjectId, ObjectStore, OmapScan, SlotScan};
 
 use crate::{Fresh, KINDS, NOON_MS, bytes, fresh, nth};
 
@@ -14,9 +14,8 @@ fn put_until(ns: &Namespace, key: &OwnedKey, at_ms: u64) {
     ns.put_with(key, Entry::new("v").expiring(Some(at_ms)), Durability::Durable).wait().unwrap();
 }
 
-fn index_len(fresh: &Fresh, ns: &Namespace) -> u64 {
-    let object = ObjectId::new(Collection::from("kv"), format!("{}/expiry", ns.name()).into_bytes());
-    fresh.store.stat(&object).wait().unwrap().map_or(0, |stat| stat.omap_keys)
+fn index_len(fresh: &Fresh, ns: &Namespace) -> usize {
+    fresh.index_len(ns.name())
 }
 
 /// That no call shows the key, or that every call does.
@@ -29,7 +28,9 @@ fn check_shown(fresh: &Fresh, kind: Kind, key: &OwnedKey, shown: bool) {
     assert_eq!(ns.scan(&Scan::all()).wait().unwrap().len(), usize::from(shown));
     assert_eq!(ns.scan(&Scan::all().keys()).wait().unwrap().len(), usize::from(shown));
     assert_eq!(ns.iter(Scan::all()).count(), usize::from(shown));
-    assert_eq!(ns.insertion_iter().count(), usize::from(shown));
+    if !crate::PARTED {
+        assert_eq!(ns.insertion_iter().count(), usize::from(shown));
+    }
     let mut txn = fresh.kv.begin(&[(&ns, key.as_key())]);
     assert_eq!(txn.get(&ns, key).unwrap().is_some(), shown);
     assert_eq!(txn.get_many(&ns, &[key.as_key()]).unwrap()[0].is_some(), shown);

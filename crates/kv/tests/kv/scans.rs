@@ -130,6 +130,10 @@ fn paging_meets_every_key_once_and_skips_the_expired() {
 
 #[test]
 fn insertion_order_is_the_order_of_last_writes() {
+    if crate::PARTED {
+        // Where keys are in partitions there is none: the model's test sees it refused.
+        return;
+    }
     for kind in KINDS {
         let mut fresh = fresh();
         let ns = fresh.namespace(kind);

@@ -1,7 +1,6 @@
 //! Transactions: reads see own writes, nothing is applied before commit, all of it at commit.
 
 use esker_kv::{Durability, Entry, Kind, Namespace, OwnedKey, Scan, Txn};
-use esker_store::{Collection, ObjectId};
 
 use crate::{KINDS, NOON_MS, bytes, fresh, keys, nth};
 
@@ -144,8 +143,7 @@ fn clear_empties_every_range_of_an_int_namespace_and_the_expiry_index() {
     txn.commit(Durability::Durable).wait().unwrap();
     assert_eq!(ns.len().wait().unwrap(), 1);
     assert_eq!(ns.get(1 << 40).wait().unwrap(), Some(bytes("new")));
-    let index = ObjectId::new(Collection::from("kv"), b"of int/expiry".to_vec());
-    assert_eq!(fresh.store.stat(&index).wait().unwrap().map_or(0, |stat| stat.omap_keys), 0);
+    assert_eq!(fresh.index_len("of int"), 0);
 }
 
 #[test]
@@ -177,8 +175,7 @@ fn rewriting_what_was_read_leaves_one_index_key() {
             txn.put(&ns, &key, Entry::new("v").expiring(Some(NOON_MS + n)));
             txn.commit(Durability::Durable).wait().unwrap();
         }
-        let index = ObjectId::new(Collection::from("kv"), format!("of {kind}/expiry").into_bytes());
-        assert_eq!(fresh.store.stat(&index).wait().unwrap().unwrap().omap_keys, 1);
+        assert_eq!(fresh.index_len(ns.name()), 1);
         fresh.clock.advance(19);
         assert_eq!(fresh.kv.expire_due(10).unwrap(), 1);
     }

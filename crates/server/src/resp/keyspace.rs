@@ -10,6 +10,9 @@
 //! server             "epoch" → u64 LE, one more at each start: upper 24 bits of new ids, lower 40 count from 1
 //! ```
 //!
+//! Where `dbN` lies in partitions, fields are its companion, so that they change with their head: the lower bits of an id
+//! are the number of its key's partition, and what would begin with 0 begins with that number.
+//!
 //! Invariants:
 //! 1. A hash has at least one field, and its id was never used before in this store.
 //! 2. A hash that expires has exactly one key under id 0; whatever changes its expiry, name or existence changes that
@@ -46,6 +49,8 @@ pub(crate) struct Database {
     bytes: Namespace,
     int: Option<Namespace>,
     pub(crate) fields: Namespace,
+    /// Bits of the numbers of partitions; 0: it lies whole.
+    partition_bits: u32,
 }
 
 impl Database {
@@ -56,9 +61,17 @@ impl Database {
             Ok::<_, esker_kv::Error>(namespace)
         };
         let bytes = open(format!("db{index}"), Kind::Bytes)?;
+        if int && !kv.is_whole() {
+            let (backend, what) = (kv.store().capability().backend, "keep int keys beside others in a database");
+            return Err(esker_store::Error::Unsupported { backend, what }.into());
+        }
         let int = if int { Some(open(format!("db{index}.int"), Kind::Int)?) } else { None };
-        let fields = open(format!("db{index}.fields"), Kind::Bytes)?;
-        Ok(Self { index, bytes, int, fields })
+        let partition_bits = bytes.partition(b"").map_or(0, |(_, bits)| bits);
+        let fields = match kv.companion(&bytes) {
+            Some(fields) => fields,
+            None => open(format!("db{index}.fields"), Kind::Bytes)?,
+        };
+        Ok(Self { index, bytes, int, fields, partition_bits })
     }
 
     /// Where the key is kept.
@@ -81,9 +94,30 @@ impl Database {
         self.namespaces().try_fold(0, |sum, namespace| Ok(sum + txn.len(namespace)?))
     }
 
-    /// Number of keys as last written, without waiting.
-    pub(crate) fn len_now(&self) -> u64 {
-        self.namespaces().map(|namespace| namespace.len().into_parts().0.unwrap_or(0)).sum()
+    /// Number of keys as last written, without waiting; `None` in partitions, where it costs to read them all.
+    pub(crate) fn len_now(&self) -> Option<u64> {
+        let count = || self.namespaces().map(|namespace| namespace.len().into_parts().0.unwrap_or(0)).sum();
+        (self.partition_bits == 0).then(count)
+    }
+
+    /// Whether there is no hash.
+    fn has_no_fields(&self) -> Result<bool> {
+        Ok(self.fields.scan(&Scan::all().keys().limited(1)).wait()?.is_empty())
+    }
+
+    /// What keys of the times at which hashes expire begin with, for each partition.
+    fn expiry_leads(&self) -> std::ops::Range<u64> {
+        0..1 << self.partition_bits
+    }
+
+    /// The place of a hash in the list of those that expire.
+    fn expiry_key(&self, head: Head, expires_ms: u64) -> [u8; 24] {
+        let lead = head.id & ((1 << self.partition_bits) - 1);
+        let mut key = [0; 24];
+        key[..8].copy_from_slice(&lead.to_be_bytes());
+        key[8..16].copy_from_slice(&expires_ms.to_be_bytes());
+        key[16..].copy_from_slice(&head.id.to_be_bytes());
+        key
     }
 }
 
@@ -116,13 +150,6 @@ impl Head {
     pub(crate) fn field_key(self, field: &[u8]) -> smallvec::SmallVec<[u8; 64]> {
         let mut key = smallvec::SmallVec::from_slice(&self.id.to_be_bytes());
         key.extend_from_slice(field);
-        key
-    }
-
-    fn expiry_key(self, expires_ms: u64) -> [u8; 24] {
-        let mut key = [0; 24];
-        key[8..16].copy_from_slice(&expires_ms.to_be_bytes());
-        key[16..].copy_from_slice(&self.id.to_be_bytes());
         key
     }
 }
@@ -173,7 +200,7 @@ impl Keyspace {
             blind: RwLock::new(()),
             hashes: AtomicBool::new(false),
             watchers: AtomicUsize::new(0),
-            next_id: AtomicU64::new((epoch << ID_COUNT_BITS) + 1),
+            next_id: AtomicU64::new(1),
             epoch,
             swept: AtomicU64::new(0),
             kv,
@@ -188,7 +215,7 @@ impl Keyspace {
             keyspace.database(index)?;
         }
         for database in keyspace.open_databases() {
-            if database.fields.len().wait()? > 0 {
+            if !database.has_no_fields()? {
                 keyspace.hashes.store(true, Ordering::SeqCst);
             }
         }
@@ -248,14 +275,16 @@ impl Keyspace {
         self.databases.iter().filter_map(OnceLock::get)
     }
 
-    /// An id for a new hash.
-    pub(crate) fn new_id(&self) -> Result<u64> {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        if id >> ID_COUNT_BITS != self.epoch {
-            let why = "2^40 hashes were made since the server started: restart it".into();
+    /// An id for a new hash under this key.
+    pub(crate) fn new_id(&self, database: &Database, key: &[u8]) -> Result<u64> {
+        let (partition, bits) = database.bytes.partition(key).unwrap_or((0, 0));
+        let count = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let last = 1 << (ID_COUNT_BITS - bits);
+        if count >= last {
+            let why = format!("{last} hashes were made since the server started: restart it");
             return Err(esker_store::Error::Invalid { what: "hash id", why }.into());
         }
-        Ok(id)
+        Ok(self.epoch << ID_COUNT_BITS | count << bits | partition)
     }
 
     /// The live entry of a key.
@@ -297,7 +326,7 @@ impl Keyspace {
             && let Some(at) = entry.expires_ms
         {
             let head = Head::decode(&entry)?;
-            txn.put(&database.fields, &head.expiry_key(at)[..], Entry::new(Bytes::copy_from_slice(key)));
+            txn.put(&database.fields, &database.expiry_key(head, at)[..], Entry::new(Bytes::copy_from_slice(key)));
         }
         self.rewrite(txn, database, key, entry);
         Ok(())
@@ -338,7 +367,8 @@ impl Keyspace {
     /// Removes all keys of a database. The transaction has to be exclusive.
     pub(crate) fn clear(&self, txn: &mut Txn<'_>, database: &Database) -> Result<()> {
         for key in self.watches.keys(database.index) {
-            if self.get(txn, database, &key)?.is_some() {
+            // Reading it would be a guard, and a clear in partitions has none.
+            if database.partition_bits > 0 || self.get(txn, database, &key)?.is_some() {
                 self.watches.touch(database.index, &key);
             }
         }
@@ -361,7 +391,7 @@ impl Keyspace {
         if old.tag == HASH
             && let Some(at) = old.expires_ms
         {
-            txn.remove(&database.fields, &Head::decode(old)?.expiry_key(at)[..]);
+            txn.remove(&database.fields, &database.expiry_key(Head::decode(old)?, at)[..]);
         }
         Ok(())
     }
@@ -369,25 +399,31 @@ impl Keyspace {
     /// Removes the fields of hashes that have expired.
     pub(crate) fn sweep(&self) -> Result<()> {
         let now_ms = self.kv.clock().now_ms();
-        let mut end = [0; 16];
-        end[8..].copy_from_slice(&now_ms.saturating_add(1).to_be_bytes());
         if !self.hashes.load(Ordering::Relaxed) {
             return Ok(());
         }
         for database in self.open_databases() {
-            let scan = Scan::range(&[0u8; 8][..], &end[..]).limited(SWEEP_ENTRIES);
-            loop {
-                let (due, _) = database.fields.scan(&scan).into_parts();
-                let due = due?;
-                for (index_key, entry) in &due {
-                    self.sweep_one(database, index_key, &entry.value)?;
-                }
-                if due.len() < SWEEP_ENTRIES {
-                    break;
-                }
+            for lead in database.expiry_leads() {
+                self.sweep_from(database, lead, now_ms)?;
             }
         }
         Ok(())
+    }
+
+    fn sweep_from(&self, database: &Database, lead: u64, now_ms: u64) -> Result<()> {
+        let start = lead.to_be_bytes();
+        let end = [start, now_ms.saturating_add(1).to_be_bytes()].concat();
+        let scan = Scan::range(&start[..], &end[..]).limited(SWEEP_ENTRIES);
+        loop {
+            let (due, _) = database.fields.scan(&scan).into_parts();
+            let due = due?;
+            for (index_key, entry) in &due {
+                self.sweep_one(database, index_key, &entry.value)?;
+            }
+            if due.len() < SWEEP_ENTRIES {
+                return Ok(());
+            }
+        }
     }
 
     fn sweep_one(&self, database: &Database, index_key: &OwnedKey, key: &[u8]) -> Result<()> {

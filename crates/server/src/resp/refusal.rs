@@ -49,6 +49,9 @@ pub(crate) fn store_error_line(error: &esker_store::Error) -> String {
         esker_store::Error::Stopped { .. } | esker_store::Error::ReadOnly => format!("MISCONF {error}"),
         esker_store::Error::Full { .. } => format!("OOM {error}"),
         esker_store::Error::Unknown { .. } => format!("UNKNOWN {error}"),
+        esker_store::Error::Unsupported { what: esker_kv::ACROSS_PARTITIONS, .. } => {
+            "CROSSSLOT Keys in request don't hash to the same slot".into()
+        }
         other => format!("ERR {other}"),
     }
 }

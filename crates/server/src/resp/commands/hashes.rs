@@ -27,7 +27,7 @@ pub(crate) fn load(call: &Call<'_>, txn: &mut Txn<'_>, key: &[u8]) -> Result<Opt
 pub(crate) fn load_or_new(call: &Call<'_>, txn: &mut Txn<'_>, key: &[u8]) -> Result<(Head, Option<u64>), Refusal> {
     match load(call, txn, key)? {
         Some(found) => Ok(found),
-        None => Ok((Head { id: call.shared.keyspace.new_id()?, fields: 0 }, None)),
+        None => Ok((Head { id: call.shared.keyspace.new_id(call.database()?, key)?, fields: 0 }, None)),
     }
 }
 

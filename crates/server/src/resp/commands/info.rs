@@ -150,7 +150,7 @@ fn sections(shared: &Shared, commands: &[Command]) -> Vec<Section> {
     sections.extend(command_sections(shared, commands));
     sections.push(section("Cluster", &[("cluster_enabled", "0".into())]));
     let databases = shared.keyspace.open_databases().filter_map(|database| {
-        let keys = database.len_now();
+        let keys = database.len_now()?;
         (keys > 0).then(|| (format!("db{}", database.index), format!("keys={keys},expires=0,avg_ttl=0")))
     });
     sections.push(("Keyspace".into(), databases.collect()));

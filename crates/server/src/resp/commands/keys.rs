@@ -104,7 +104,7 @@ pub(crate) fn copy(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     keyspace.remove(txn, target, to)?;
     let entry = if entry.tag == HASH {
         let head = Head::decode(&entry)?;
-        let copy = Head { id: keyspace.new_id()?, ..head };
+        let copy = Head { id: keyspace.new_id(target, to)?, ..head };
         for (key, field) in fields(txn, source, head)? {
             txn.put(&target.fields, &copy.field_key(&key)[..], field);
         }
@@ -132,7 +132,7 @@ pub(crate) fn move_key(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
     };
     if entry.tag == HASH {
         let head = Head::decode(&entry)?;
-        let moved = Head { id: keyspace.new_id()?, ..head };
+        let moved = Head { id: keyspace.new_id(target, key)?, ..head };
         for (name, field) in fields(txn, source, head)? {
             txn.put(&target.fields, &moved.field_key(&name)[..], field);
         }
@@ -165,7 +165,11 @@ pub(crate) fn randomkey(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
             let scan = Scan { reverse, limit: 1, keys_only: true, ..Scan::default() };
             Ok(txn.scan(namespace, &scan)?.pop().map(|(key, _)| key))
         };
-        let (Some(first), Some(last)) = (edge(txn, false)?, edge(txn, true)?) else { continue };
+        let Some(first) = edge(txn, false)? else { continue };
+        // Where the last key is dear to find, keys are taken to be spread over all there might be.
+        let parted = namespace.partition(b"").is_some();
+        let last = if parted { Some(esker_kv::OwnedKey::from(&[u8::MAX; 8][..])) } else { edge(txn, true)? };
+        let Some(last) = last else { continue };
         let start = between(&first, &last, random);
         let after = txn.scan(namespace, &Scan { start: Some(start), limit: 1, keys_only: true, ..Scan::default() })?;
         found = Some(after.into_iter().next().map_or(first, |(key, _)| key));
