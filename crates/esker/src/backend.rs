@@ -76,7 +76,7 @@ const SCHEMES: &[Scheme] = &[
         options: &["strip", "cache", "large"],
         open: |path, create, pairs| open_keyvalue(NewStore, path, create, pairs),
     },
-    Scheme { name: "rados", options: &["conf", "user", "timeout"], open: |path, _, pairs| open_rados(path, pairs) },
+    Scheme { name: "rados", options: &["conf", "user", "timeout"], open: open_rados },
     Scheme { name: "grpc", options: REMOTE_OPTIONS, open: |path, _, pairs| open_remote("", path, pairs) },
     Scheme {
         name: "grpc+unix",
@@ -272,14 +272,14 @@ fn open_remote(scheme: &str, path: &Path, pairs: &Pairs) -> Result<Opened> {
 }
 
 #[cfg(not(feature = "rados"))]
-fn open_rados(_: &Path, _: &Pairs) -> Result<Opened> {
+fn open_rados(_: &Path, _: bool, _: &Pairs) -> Result<Opened> {
     Err(Error::NotBuilt { scheme: "rados", feature: "rados" })
 }
 
 /// The store in a pool of Ceph: a pool and a name take the place of a path.
 #[cfg(feature = "rados")]
-fn open_rados(path: &Path, pairs: &Pairs) -> Result<Opened> {
-    let mut options = esker_rados::Options::default();
+fn open_rados(path: &Path, create: bool, pairs: &Pairs) -> Result<Opened> {
+    let mut options = esker_rados::Options { create, ..Default::default() };
     for (key, value) in pairs {
         match key.as_str() {
             "conf" => options.conf = Some(value.into()),
@@ -290,6 +290,7 @@ fn open_rados(path: &Path, pairs: &Pairs) -> Result<Opened> {
     let place = path.to_string_lossy();
     let store = esker_rados::RadosStore::connect(&place, &options).map_err(|error| match error {
         esker_rados::OpenError::Place { found } => Error::Location { found, expected: "rados:POOL/NAME" },
+        esker_rados::OpenError::Missing { .. } => Error::NotFound { path: path.to_path_buf() },
         esker_rados::OpenError::Store(error) => Error::Store(error),
         // A pool, a file or a setting that is not there, or no answer: told by its text.
         other => Error::Store(esker_store::Error::io(format!("opening rados:{place}"), std::io::Error::other(other))),

@@ -412,7 +412,7 @@ impl Log {
                         Some(end) => end,
                         None => match *ends[place] {
                             Some(end) => end,
-                            None => self.inner.store.stat(&object).wait()?.map_or(0, |stat| stat.size),
+                            None => self.inner.store.size(&object).wait()?.unwrap_or(0),
                         },
                     };
                     if end.is_none() {

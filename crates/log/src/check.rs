@@ -126,7 +126,7 @@ impl Walk<'_> {
             let Some((last, _)) = page.last() else { break };
             at = last + 1;
             // Data is appended no later than the entry that tells its place.
-            let size = store.stat(&object).wait()?.map_or(0, |stat| stat.size);
+            let size = store.size(&object).wait()?.unwrap_or(0);
             for (local, bytes) in &page {
                 if *local < trim {
                     self.problem(format!("{object}: local position {local} is below the trimmed {trim}"));

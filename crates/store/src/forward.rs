@@ -144,6 +144,9 @@ impl<F: Forward> ObjectStore for F {
     fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
         forwarded(self, Some(object), || Forward::behind(self).stat(object))
     }
+    fn size(&self, object: &ObjectId) -> Completion<Option<u64>> {
+        forwarded(self, Some(object), || Forward::behind(self).size(object))
+    }
     fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
         forwarded(self, Some(object), || Forward::behind(self).read(object, range))
     }

@@ -110,7 +110,7 @@ impl Image {
         })?;
         let total = numbers.len() as u64;
         for (done, number) in numbers.into_iter().enumerate() {
-            if self.store().stat(&format::data(self.inner.id, number)).wait()?.is_none() {
+            if self.store().size(&format::data(self.inner.id, number)).wait()?.is_none() {
                 let acts = BTreeMap::from([(number, Act::Own)]);
                 self.apply(&acts, Durability::Applied, Writer::Work)?;
             }

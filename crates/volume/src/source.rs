@@ -111,7 +111,7 @@ pub(crate) fn seq(store: &dyn ObjectStore, object: &ObjectId) -> Result<u64> {
 }
 
 fn exists(store: &dyn ObjectStore, object: &ObjectId) -> Result<bool> {
-    Ok(store.stat(object).wait()?.is_some())
+    Ok(store.size(object).wait()?.is_some())
 }
 
 /// What of one image, not of its parents, a point sees of an object, and what `look` says of it.

@@ -377,7 +377,7 @@ impl Image {
         }
         txn.push(&source.id, Change::CloneTo { to: to.clone() });
         // What lies past the overlap, or past the snapshot's size, is nobody's.
-        let size = self.store().stat(&source.id).wait()?.map_or(0, |stat| stat.size);
+        let size = self.store().size(&source.id).wait()?.unwrap_or(0);
         if size > source.visible {
             txn.push(to, Change::Truncate { size: source.visible });
         }

@@ -27,6 +27,12 @@ use crate::native::{Compare, Failed, Write};
 
 /// A transaction is tried so long while others change its object.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Who finds an object nascent under the same token for so long takes it over: its maker is slow, or was killed.
+const TAKEN_OVER_AFTER: Duration = Duration::from_millis(200);
+/// Longest wait before another attempt.
+const WAIT_MAX: Duration = Duration::from_millis(50);
+/// Parts of one operation, at most: RADOS counts them in 16 bits, and takes what is above for fewer.
+const PARTS_MAX: usize = 16_384;
 
 /// What an object was at one moment, as far as guards ask.
 struct Looked {
@@ -46,22 +52,54 @@ enum Tried {
     Again,
 }
 
-/// Applies a transaction's part of an object.
+/// What the one operation of a transaction has told, which was done before all else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum First {
+    /// The object is missing.
+    Missing,
+    /// A guard fails, or another client makes or removes the object.
+    Refused,
+}
+
+/// Whether RADOS takes it.
+///
+/// # Errors
+/// [`Error::TooLarge`].
+pub(crate) fn check(guards: &[Guard], fold: &Fold) -> Result<()> {
+    let parts = parts_of(guards, fold);
+    if parts > PARTS_MAX {
+        let (len, max) = (parts as u64, PARTS_MAX as u64);
+        return Err(Error::TooLarge { what: "number of guards and changes", len, limit: "PARTS_MAX", max });
+    }
+    Ok(())
+}
+
+/// Applies a transaction's part of an object, of which [`at_once`] may have told something already.
 ///
 /// # Errors
 /// As [`ObjectStore::submit`](esker_store::ObjectStore::submit).
-pub(crate) fn change(link: &Link, id: &ObjectId, guards: &[Guard], fold: &Fold) -> Result<()> {
-    if guards.is_empty() && fold.is_empty() {
-        return Ok(());
-    }
+pub(crate) fn change(
+    link: &Link,
+    id: &ObjectId,
+    guards: &[Guard],
+    fold: &Fold,
+    mut first: Option<First>,
+) -> Result<()> {
     let object = encode::object(id);
     let began = Instant::now();
-    let mut attempts = 0;
+    let (mut attempts, mut nascent): (u32, Option<(Vec<u8>, Instant)>) = (0, None);
     while began.elapsed() < PATIENCE {
         attempts += 1;
-        let tried = match at_once(&object, guards, fold) {
-            Some(write) => try_at_once(link, &object, write)?,
-            None => None,
+        if attempts > 2 {
+            // Apart from others who try the same.
+            let longest = (Duration::from_millis(1) * (1 << attempts.min(10))).min(WAIT_MAX);
+            std::thread::sleep(longest.mul_f64(fastrand::f64()));
+            link.check_there()?;
+        }
+        let tried = match (first.take(), at_once(guards, fold)) {
+            (Some(First::Missing), _) => Some(Tried::Missing(None)),
+            (Some(First::Refused), _) | (None, None) => None,
+            (None, Some(write)) => try_at_once(link, &object, write)?,
         };
         let tried = match tried {
             Some(tried) => tried,
@@ -74,7 +112,19 @@ pub(crate) fn change(link: &Link, id: &ObjectId, guards: &[Guard], fold: &Fold) 
                 if let Some(index) = guards.iter().position(|guard| !holds_of_missing(&guard.condition)) {
                     return Err(Error::GuardFailed { index });
                 }
-                if fold.only_takes_away() || make(link, id, &object, token, fold)? {
+                if fold.only_takes_away() {
+                    return Ok(());
+                }
+                if let Some(token) = &token {
+                    let (known, since) = nascent.get_or_insert_with(|| (token.clone(), Instant::now()));
+                    if known != token {
+                        (*known, *since) = (token.clone(), Instant::now());
+                    }
+                    if since.elapsed() < TAKEN_OVER_AFTER {
+                        continue;
+                    }
+                }
+                if make(link, id, &object, token, fold)? {
                     return Ok(());
                 }
             }
@@ -83,8 +133,14 @@ pub(crate) fn change(link: &Link, id: &ObjectId, guards: &[Guard], fold: &Fold) 
     Err(Error::Contended { what: format!("object {id}"), attempts })
 }
 
+/// Parts of the largest operation that a transaction's part of an object comes to.
+fn parts_of(guards: &[Guard], fold: &Fold) -> usize {
+    // Those of its own, three of a comparison of a number, two of zeros.
+    8 + 3 * guards.len() + 2 * fold.data.len() + fold.xattrs.len() + fold.ranges.len()
+}
+
 /// The operation for an object that is there, if RADOS can decide its guards.
-fn at_once(_: &CStr, guards: &[Guard], fold: &Fold) -> Option<Write> {
+pub(crate) fn at_once(guards: &[Guard], fold: &Fold) -> Option<Write> {
     if fold.ends_missing() {
         return None;
     }

@@ -18,6 +18,8 @@ pub struct Options {
     pub conf: Option<PathBuf>,
     /// The user, without `client.`. Default: admin.
     pub user: Option<String>,
+    /// Makes the store if there is none. Default: true.
+    pub create: bool,
     /// Monitors and OSDs have to answer within this: then a read fails, and of a write it is not known whether it was
     /// done. Default: 30 s; at least a second.
     pub timeout: Duration,
@@ -25,7 +27,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { conf: None, user: None, timeout: Duration::from_secs(30) }
+        Self { conf: None, user: None, create: true, timeout: Duration::from_secs(30) }
     }
 }
 
@@ -39,6 +41,12 @@ pub enum OpenError {
         /// What was given.
         found: String,
     },
+    /// There is no such store, and [`Options::create`] says not to make it.
+    #[error("there is no store {place} on Ceph")]
+    Missing {
+        /// What was given.
+        place: String,
+    },
     /// The cluster cannot be reached, or has no such pool.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -48,7 +56,7 @@ pub enum OpenError {
 }
 
 impl RadosStore {
-    /// Opens the store `POOL/NAME`, and makes it in the pool if there is none. The pool has to be there.
+    /// Opens the store `POOL/NAME`, and makes it in the pool if there is none and it may. The pool has to be there.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -61,8 +69,12 @@ impl RadosStore {
         let seconds = options.timeout.as_secs().max(1).to_string();
         let timeouts =
             ["client_mount_timeout", "rados_mon_op_timeout", "rados_osd_op_timeout"].map(|name| (name, &seconds[..]));
-        let cluster = Cluster::connect(options.user.as_deref(), options.conf.as_deref(), &timeouts)?;
-        Ok(Self::open(cluster.pool(pool, name)?)?)
+        // Begun, not waited for: by default the library has a caller sleep who begins one above 1,024, or 100 MiB.
+        let budget = [("objecter_inflight_ops", "65536"), ("objecter_inflight_op_bytes", "1073741824")];
+        let settings = [&timeouts[..], &budget[..]].concat();
+        let cluster = Cluster::connect(options.user.as_deref(), options.conf.as_deref(), &settings)?;
+        let store = Self::open(cluster.pool(pool, name)?, options.create)?;
+        store.ok_or_else(|| OpenError::Missing { place: place.to_owned() })
     }
 }
 

@@ -31,7 +31,7 @@ const XATTR_NAME_BYTES_MAX: usize = 90;
 /// Before a value of 8 bytes, which is a number.
 const NUMBER: u8 = 0;
 /// Before every other value.
-const VALUE: u8 = 1;
+pub(crate) const VALUE: u8 = 1;
 
 /// Objects that hold the names of a collection.
 pub(crate) const SHARDS: u32 = 16;

@@ -34,6 +34,8 @@ mod native;
 mod reads;
 #[cfg(feature = "librados")]
 mod store;
+#[cfg(feature = "librados")]
+mod submits;
 
 #[cfg(feature = "librados")]
 pub use connect::{NAME_BYTES_MAX, OpenError, Options};

@@ -2,12 +2,15 @@
 //!
 //! Invariant: a call ends when librados tells of it, which it does within `rados_osd_op_timeout`.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
+use esker_store::limits::SCAN_BYTES_MAX;
 use esker_store::{Error, Result};
 
-use crate::encode::NASCENT;
+use crate::encode::{NASCENT, STORE};
 use crate::native::{Compare, Failed, Found, Pool, Read, Write, flags};
 
 /// Numbers of errors, as Linux has them.
@@ -20,6 +23,7 @@ pub(crate) mod code {
     pub(crate) const OTHER_VERSION: i32 = 34;
     /// The object has a later version.
     pub(crate) const LATER_VERSION: i32 = 75;
+    pub(crate) const NOT_SUPPORTED: i32 = 95;
     pub(crate) const SHUT_OUT: i32 = 108;
     pub(crate) const TIMED_OUT: i32 = 110;
     pub(crate) const QUOTA: i32 = 122;
@@ -30,13 +34,38 @@ pub(crate) mod code {
 /// Most omap keys that an OSD lists at once.
 pub(crate) const PAGE: u64 = 1_024;
 
+/// Bytes that a value is held to have before any were read.
+const FIRST_MEAN: usize = 64 << 10;
+
 /// A pool and a namespace of it.
 #[derive(Clone)]
 pub(crate) struct Link {
     pub(crate) pool: Pool,
+    /// Bytes of a value in omaps, as of late.
+    mean: Arc<AtomicUsize>,
 }
 
 impl Link {
+    pub(crate) fn new(pool: Pool) -> Self {
+        Self { pool, mean: Arc::new(AtomicUsize::new(FIRST_MEAN)) }
+    }
+
+    /// How many entries of up to `limit` are asked for at once, so that an answer is not many times as long as a scan's
+    /// may be: an OSD would give a gigabyte.
+    pub(crate) fn at_once(&self, limit: usize, keys_only: bool) -> u64 {
+        let most = if keys_only { usize::MAX } else { SCAN_BYTES_MAX / self.mean.load(Ordering::Relaxed).max(1) };
+        (limit.min(most).max(1) as u64).min(PAGE)
+    }
+
+    /// Notes how long values are that were read.
+    pub(crate) fn note_values(&self, found: &Found) {
+        let (count, bytes) = (found.omap.len(), found.omap.iter().map(|(_, value)| value.len()).sum::<usize>());
+        if let Some(mean) = bytes.checked_div(count).filter(|mean| *mean > 0) {
+            let before = self.mean.load(Ordering::Relaxed);
+            self.mean.store(mean.max((3 * before + mean) / 4), Ordering::Relaxed);
+        }
+    }
+
     /// Does an operation that changes something, and waits for it.
     pub(crate) fn write(&self, object: &CStr, write: Write) -> std::result::Result<u64, Failed> {
         let (tell, told) = channel();
@@ -55,6 +84,42 @@ impl Link {
             let _ = tell.send(outcome);
         });
         told.recv().unwrap_or(Err(Failed { code: code::TIMED_OUT, guard: None }))
+    }
+
+    /// Reads several objects, all at once.
+    pub(crate) fn read_all(
+        &self,
+        objects: &[CString],
+        parts: impl Fn(&mut Read),
+    ) -> Vec<std::result::Result<Found, Failed>> {
+        let begun: Vec<_> = objects
+            .iter()
+            .map(|object| {
+                let mut read = Read::new();
+                parts(&mut read);
+                let (tell, told) = channel();
+                self.pool.read(object, read, move |outcome| {
+                    let _ = tell.send(outcome);
+                });
+                told
+            })
+            .collect();
+        let late = || Err(Failed { code: code::TIMED_OUT, guard: None });
+        begun.into_iter().map(|told| told.recv().unwrap_or_else(|_| late())).collect()
+    }
+
+    /// What is said where the object of the store is missing, which was there when the store was opened.
+    pub(crate) fn gone() -> Error {
+        Error::Stopped { cause: "the store on Ceph is gone: its pool was deleted, or its objects".into() }
+    }
+
+    /// Looks whether the store is still there: in a pool that is deleted every object is missing.
+    pub(crate) fn check_there(&self) -> Result<()> {
+        match self.read(STORE, |read| read.stat()) {
+            Ok(_) => Ok(()),
+            Err(failed) if failed.code == code::NOT_THERE => Err(Self::gone()),
+            Err(failed) => Err(error(failed, "reading", STORE)),
+        }
     }
 
     /// Reads an object of the waist; `None` if it is missing, or is being made or removed.

@@ -1,11 +1,13 @@
 //! Reads of one object: of one operation each where that is enough, which is begun and not waited for.
 //!
-//! Slots stand the other way round, so that the last is found first; a scan from low to high looks at ranges of them
-//! that grow, each from its end.
+//! Slots stand the other way round, so that the last is found first; a scan from low to high looks at windows of them
+//! that grow, each from its end, and halves the first that holds something.
 //!
-//! Invariant: what a call answers with comes from one operation, and so from one moment; what it finds empty on the way
-//! there may be of moments before.
+//! Invariant: what a call answers with is of one moment. What takes several operations is begun anew where the object
+//! changed between them; where it goes on changing ([`ANEW_MAX`]), counts, and slots that were found empty on the way, may
+//! be of moments before.
 
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
 use std::ops::Range;
 
@@ -115,13 +117,16 @@ pub(crate) fn extents(link: &Link, id: &ObjectId, range: Range<u64>, object_byte
     Ok(runs)
 }
 
-/// What an object is: all its keys are counted.
+/// How often what takes several operations is begun anew because the object changed between them.
+const ANEW_MAX: u32 = 8;
+
+/// What an object is: all its keys are counted, of one moment if nobody goes on changing it.
 pub(crate) fn stat(link: &Link, id: &ObjectId) -> Result<Option<Stat>> {
     let object = encode::object(id);
-    loop {
-        let mut after = CString::default();
-        let mut stat = Stat::default();
-        let mut version = None;
+    let mut anew = 0;
+    'anew: loop {
+        let (mut after, mut version) = (CString::default(), None);
+        let (mut omap_keys, mut slots, mut long) = (0, 0, 0);
         loop {
             let found = link.look(&object, |read| {
                 read.stat();
@@ -129,23 +134,34 @@ pub(crate) fn stat(link: &Link, id: &ObjectId) -> Result<Option<Stat>> {
                 read.omap_names(&after, PAGE);
             })?;
             let Some(found) = found else { return Ok(None) };
-            if *version.get_or_insert(found.version) != found.version {
-                // Of another moment: once more.
-                break;
+            if *version.get_or_insert(found.version) != found.version && anew < ANEW_MAX {
+                anew += 1;
+                continue 'anew;
             }
-            (stat.size, stat.xattrs) = (found.size, stat.xattrs.max(own_xattrs(&found) as u64));
             let count = |kind: u8| found.omap.iter().filter(|(key, _)| key.first() == Some(&kind)).count() as u64;
-            stat.omap_keys += count(kind::OMAP);
-            stat.slots += count(kind::SLOT);
-            let long = count(kind::XATTR);
-            let Some((last, _)) = found.omap.last().filter(|_| found.more) else {
-                stat.xattrs = own_xattrs(&found) as u64 + long + (stat.xattrs - own_xattrs(&found) as u64);
-                return Ok(Some(stat));
-            };
-            stat.xattrs += long;
-            after = CString::new(last.clone()).unwrap_or_default();
+            omap_keys += count(kind::OMAP);
+            slots += count(kind::SLOT);
+            long += count(kind::XATTR);
+            match next_page(&found) {
+                Some(next) => after = next,
+                None => {
+                    let (size, xattrs) = (found.size, own_xattrs(&found) as u64 + long);
+                    return Ok(Some(Stat { size, xattrs, omap_keys, slots }));
+                }
+            }
         }
     }
+}
+
+/// Behind what was found, if there is more.
+fn next_page(found: &Found) -> Option<CString> {
+    let (last, _) = found.omap.last().filter(|_| found.more)?;
+    CString::new(last.clone()).ok()
+}
+
+/// The size of an object: one operation, however many keys it has.
+pub(crate) fn size(link: &Link, id: &ObjectId) -> Completion<Option<u64>> {
+    begin(link, id, Read::stat, |found| Ok(found.map(|found| found.size)))
 }
 
 fn own_xattrs(found: &Found) -> usize {
@@ -259,13 +275,14 @@ pub(crate) fn omap(link: &Link, id: &ObjectId, scan: &OmapScan) -> Completion<Ve
     if scan.reverse {
         return Completion::ready(omap_reversed(link, id, after, &end, limit, scan.keys_only));
     }
-    let keys_only = scan.keys_only;
+    let (keys_only, own) = (scan.keys_only, link.clone());
     begin(
         link,
         id,
-        |read| part(read, &after, (limit as u64).min(PAGE), keys_only),
+        |read| part(read, &after, link.at_once(limit, keys_only), keys_only),
         move |found| {
             let Some(found) = found else { return Ok(Vec::new()) };
+            own.note_values(&found);
             let inside = found.omap.iter().take_while(|(key, _)| *key < end).map(|entry| decoded(entry, keys_only));
             cut(inside, limit, Bytes::len)
         },
@@ -276,33 +293,64 @@ pub(crate) fn omap(link: &Link, id: &ObjectId, scan: &OmapScan) -> Completion<Ve
 fn omap_reversed(
     link: &Link,
     id: &ObjectId,
-    mut after: CString,
+    start: CString,
     end: &[u8],
     limit: usize,
     keys_only: bool,
 ) -> Result<Vec<(Bytes, Bytes)>> {
     let object = encode::object(id);
-    let mut before: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-    let mut version = None;
+    // Values are read once it is known where the last keys stand.
+    let (mut anew, wanted) = (0, link.at_once(limit, keys_only) as usize);
     loop {
-        let found = link.look(&object, |read| part(read, &after, PAGE, keys_only))?;
+        let Some((from, version)) = last_page(link, &object, start.clone(), end, wanted)? else {
+            return Ok(Vec::new());
+        };
+        // What stands behind the range tells that it is whole.
+        let found = link.look(&object, |read| part(read, &from, wanted as u64 + 1, keys_only))?;
         let Some(found) = found else { return Ok(Vec::new()) };
-        if *version.get_or_insert(found.version) != found.version {
-            // What was passed is of another moment: the last page is right by itself.
-            version = Some(found.version);
-            before.clear();
+        if !keys_only {
+            link.note_values(&found);
         }
-        let more = found.more;
-        let page: Vec<_> = found.omap.into_iter().take_while(|(key, _)| key.as_slice() < end).collect();
-        let whole = page.len() < PAGE as usize || !more;
-        if page.is_empty() || whole {
-            before.extend(page);
-            let last = before.iter().rev().map(|entry| decoded(entry, keys_only));
-            return cut(last, limit, Bytes::len);
+        let inside: Vec<_> = found.omap.iter().take_while(|(key, _)| key.as_slice() < end).collect();
+        let is_whole = inside.len() < found.omap.len() || !found.more;
+        // Of another moment, or more than an OSD gives at once: only what stands at the end is of use.
+        if (found.version != version || !is_whole || inside.is_empty()) && anew < ANEW_MAX {
+            anew += 1;
+            continue;
         }
-        after = page.last().and_then(|(last, _)| CString::new(last.clone()).ok()).unwrap_or_default();
-        // More than a page is never needed of what was passed.
-        before = page;
+        if !is_whole || inside.is_empty() {
+            return Err(Error::Contended { what: format!("reading {id} backwards"), attempts: anew });
+        }
+        return cut(inside.into_iter().rev().map(|entry| decoded(entry, keys_only)), limit, Bytes::len);
+    }
+}
+
+/// Behind which key the last `wanted` of a range stand, and the version at which that was so; `None` if there are none.
+fn last_page(link: &Link, object: &CStr, start: CString, end: &[u8], wanted: usize) -> Result<Option<(CString, u64)>> {
+    let mut anew = 0;
+    'anew: loop {
+        let (mut after, mut version) = (start.clone(), None);
+        let mut last: VecDeque<Vec<u8>> = VecDeque::new();
+        loop {
+            let Some(found) = link.look(object, |read| read.omap_names(&after, PAGE))? else { return Ok(None) };
+            let version = *version.get_or_insert(found.version);
+            if version != found.version && anew < ANEW_MAX {
+                anew += 1;
+                continue 'anew;
+            }
+            let inside = found.omap.iter().take_while(|(key, _)| key.as_slice() < end).count();
+            last.extend(found.omap[..inside].iter().map(|(key, _)| key.clone()));
+            // One more than is wanted: behind it the page begins.
+            while last.len() > wanted + 1 {
+                last.pop_front();
+            }
+            match next_page(&found).filter(|_| inside == found.omap.len()) {
+                Some(next) => after = next,
+                None if last.is_empty() => return Ok(None),
+                None if last.len() <= wanted => return Ok(Some((start, version))),
+                None => return Ok(Some((CString::new(last[0].clone()).unwrap_or_default(), version))),
+            }
+        }
     }
 }
 
@@ -320,14 +368,16 @@ pub(crate) fn slots(link: &Link, id: &ObjectId, scan: &SlotScan) -> Completion<V
     if !scan.reverse {
         return Completion::ready(slots_upwards(link, id, start, last, limit, scan.keys_only));
     }
-    let keys_only = scan.keys_only;
+    let (keys_only, own) = (scan.keys_only, link.clone());
     let after = encode::before_slot(last);
     begin(
         link,
         id,
-        |read| part(read, &after, (limit as u64).min(PAGE), keys_only),
+        |read| part(read, &after, link.at_once(limit, keys_only), keys_only),
         move |found| {
-            let found = found.map(|found| found.omap).unwrap_or_default();
+            let Some(found) = found else { return Ok(Vec::new()) };
+            own.note_values(&found);
+            let found = found.omap;
             let inside = found.iter().map_while(|entry| slot_in(entry, start, keys_only).transpose());
             cut(inside, limit, |_| size_of::<u64>())
         },
@@ -340,65 +390,93 @@ fn slot_in((key, value): &(Vec<u8>, Vec<u8>), start: u64, keys_only: bool) -> Re
     Ok(Some((index, if keys_only { Bytes::new() } else { value_of(value)? })))
 }
 
-/// The lowest filled slots of a range, those of one operation.
-struct Lowest {
-    version: u64,
-    /// In their order.
-    slots: Vec<(u64, Bytes)>,
-    /// Slots up to this one are told, and filled only if they are among those.
-    told: u64,
+/// Whether a slot of `first..=last` is filled, and the version at which that was so; `None` if there is no object.
+fn any_filled(link: &Link, object: &CStr, first: u64, last: u64) -> Result<Option<(bool, u64)>> {
+    let found = link.look(object, |read| read.omap_names(&encode::before_slot(last), 1))?;
+    let filled =
+        |found: &Found| found.omap.first().and_then(|(key, _)| encode::slot_of(key)).is_some_and(|at| at >= first);
+    Ok(found.map(|found| (filled(&found), found.version)))
 }
 
-/// `None` if there is no object.
-fn lowest(link: &Link, object: &CStr, start: u64, end: u64, keys_only: bool) -> Result<Option<Lowest>> {
-    let mut told = end;
-    loop {
-        let found = link.look(object, |read| part(read, &encode::before_slot(told), PAGE, keys_only))?;
-        let Some(found) = found else { return Ok(None) };
-        let inside = found.omap.iter().map_while(|entry| slot_in(entry, start, keys_only).transpose());
-        let mut slots: Vec<(u64, Bytes)> = inside.collect::<Result<_>>()?;
-        match slots.last() {
-            // Others may stand below.
-            Some((lowest, _)) if *lowest > start && slots.len() == found.omap.len() && found.more => told = lowest - 1,
-            _ => {
-                slots.reverse();
-                return Ok(Some(Lowest { version: found.version, slots, told }));
-            }
-        }
-    }
-}
-
+/// Slots from `start` on, low ones first, though they stand the other way round: windows that grow are looked at until
+/// one holds something, and that is halved until what it holds is read at once.
 fn slots_upwards(
     link: &Link,
     id: &ObjectId,
-    mut start: u64,
+    start: u64,
     last: u64,
     limit: usize,
     keys_only: bool,
 ) -> Result<Vec<(u64, Bytes)>> {
     let object = encode::object(id);
-    let mut width = (limit as u64).clamp(1, PAGE);
-    let (mut all, mut bytes, mut version) = (Vec::new(), 0, None);
+    // A window of so many slots is read at once.
+    let mut narrow = link.at_once(limit, keys_only);
+    let (mut all, mut bytes): (Vec<(u64, Bytes)>, usize) = (Vec::new(), 0);
+    let (mut at, mut version, mut anew) = (start, None, 0);
+    let mut width = narrow;
+    // Up to this slot there is a filled one.
+    let mut filled_to: Option<u64> = None;
     loop {
-        let end = start.saturating_add(width - 1).min(last);
-        let Some(found) = lowest(link, &object, start, end, keys_only)? else { return Ok(all) };
-        // What was found before is of one moment, and this is not.
-        if version.replace(found.version).is_some_and(|version| version != found.version) && !all.is_empty() {
-            return Ok(all);
+        let end = match filled_to {
+            Some(end) if end - at < narrow => end,
+            Some(end) => at + (end - at) / 2,
+            None => at.saturating_add(width - 1).min(last),
+        };
+        let is_narrow = end - at < narrow;
+        let (seen, filled, slots) = if is_narrow {
+            let found = link.look(&object, |read| part(read, &encode::before_slot(end), end - at + 1, keys_only))?;
+            let Some(found) = found else { return Ok(all) };
+            if !keys_only {
+                link.note_values(&found);
+            }
+            let inside = found.omap.iter().map_while(|entry| slot_in(entry, at, keys_only).transpose());
+            let slots = inside.collect::<Result<Vec<_>>>()?;
+            if slots.len() == found.omap.len() && found.more && slots.last().is_none_or(|(index, _)| *index > at) {
+                // The OSD gives less at once than was asked for.
+                narrow = (narrow / 2).max(1);
+                width = narrow;
+                continue;
+            }
+            (found.version, !slots.is_empty(), slots)
+        } else {
+            let Some((filled, seen)) = any_filled(link, &object, at, end)? else { return Ok(all) };
+            (seen, filled, Vec::new())
+        };
+        if *version.get_or_insert(seen) != seen {
+            // What was found before is of one moment, and this is not.
+            if !all.is_empty() {
+                return Ok(all);
+            }
+            version = Some(seen);
+            if anew < ANEW_MAX {
+                anew += 1;
+                (at, version, width, filled_to) = (start, None, narrow, None);
+                continue;
+            }
         }
-        if found.slots.is_empty() {
-            width = width.saturating_mul(WIDER);
+        if filled && !is_narrow {
+            filled_to = Some(end);
+            continue;
         }
-        for (index, value) in found.slots {
+        for (index, value) in slots.into_iter().rev() {
             bytes += size_of::<u64>() + value.len();
             all.push((index, value));
             if all.len() == limit || bytes >= SCAN_BYTES_MAX {
                 return Ok(all);
             }
         }
-        if found.told == last {
+        if end == last {
             return Ok(all);
         }
-        start = found.told + 1;
+        at = end + 1;
+        if filled {
+            // As many as are likely to fit what is left.
+            let mean = (bytes / all.len()).max(1);
+            narrow = ((SCAN_BYTES_MAX - bytes) / mean).clamp(1, (limit - all.len()).min(PAGE as usize)) as u64;
+            (width, filled_to) = (narrow, None);
+        } else {
+            width = width.saturating_mul(WIDER);
+            filled_to = filled_to.filter(|to| *to >= at);
+        }
     }
 }

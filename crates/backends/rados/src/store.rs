@@ -1,14 +1,15 @@
 //! [`RadosStore`]: the waist on a pool of a Ceph cluster.
 //!
-//! [`RadosStore::open`] → format of the store → submits ([`crate::change`], [`crate::names`]), reads ([`crate::reads`])
+//! [`RadosStore::open`] → format of the store → submits ([`crate::submits`], [`crate::change`], [`crate::names`]), reads
+//! ([`crate::reads`])
 //!
 //! Invariants:
-//! 1. What was acknowledged is durable: OSDs acknowledge what they have synced. There is nothing to sync.
-//! 2. A submit is done when the call returns, as far as Ceph answers in time.
+//! 1. What was acknowledged is durable: OSDs acknowledge what they have synced. A sync only waits for what is under way.
+//! 2. A submit of an object is begun when the call returns, and ends as far as Ceph answers in time. Collections are
+//!    made and removed while the caller waits.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use esker_store::limits::TRANSACTION_BYTES_MAX;
@@ -21,6 +22,7 @@ use crate::encode::{self, STORE};
 use crate::fold::{Data, Fold};
 use crate::link::{Link, code, error, write_error};
 use crate::native::{Compare, Pool, Write};
+use crate::submits::Submits;
 use crate::{change, names, reads};
 
 const BACKEND: &str = "rados";
@@ -36,47 +38,49 @@ const OBJECT_BYTES_MAX: u64 = (128 << 20) - 1;
 /// An object store on a pool of a Ceph cluster, in one namespace of it.
 pub struct RadosStore {
     link: Link,
-    last_seq: AtomicU64,
+    submits: Arc<Submits>,
 }
 
 impl RadosStore {
-    /// Opens the store in the pool's namespace, and makes it if there is none.
+    /// Opens the store in the pool's namespace; `None` if there is none and `create` does not say to make it.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: a later version of this program made the store. [`Error::Io`]; [`Error::Full`].
-    pub fn open(pool: Pool) -> Result<Self> {
-        let link = Link { pool };
-        let mut write = Write::new();
-        write.create(true);
-        write.set_xattr(FORMAT, &encode::number_value(VERSION));
-        match link.write(STORE, write) {
-            Ok(_) => {}
-            Err(failed) if failed.code == code::THERE => {
-                let mut check = Write::new();
-                check.compare_xattr(FORMAT, Compare::Equal, &encode::number_value(VERSION));
-                match link.write(STORE, check) {
-                    Ok(_) => {}
-                    Err(failed) if failed.code == code::CANCELED => {
-                        let why = format!("it has another format than {VERSION}, which is the one known here");
-                        return Err(Error::Invalid { what: "store on Ceph", why });
-                    }
-                    Err(failed) => return Err(error(failed, "reading", STORE)),
+    /// [`Error::Invalid`]: a later version of this program made the store, or the pool cannot hold one. [`Error::Io`];
+    /// [`Error::Full`].
+    pub fn open(pool: Pool, create: bool) -> Result<Option<Self>> {
+        let link = Link::new(pool);
+        if create {
+            let mut write = Write::new();
+            write.create(true);
+            write.set_xattr(FORMAT, &encode::number_value(VERSION));
+            // Refused by pools of erasure codes.
+            write.remove_omap(&[b"none"]);
+            match link.write(STORE, write) {
+                Ok(_) => {}
+                Err(failed) if failed.code == code::THERE => {}
+                Err(failed) if failed.code == code::NOT_SUPPORTED => {
+                    let why = "the pool keeps no omap: it is erasure-coded, and a replicated one is needed".into();
+                    return Err(Error::Invalid { what: "pool of Ceph", why });
                 }
+                Err(failed) => return Err(write_error(failed, STORE)),
             }
-            Err(failed) => return Err(write_error(failed, STORE)),
         }
-        Ok(Self { link, last_seq: AtomicU64::new(0) })
+        let mut check = Write::new();
+        check.compare_xattr(FORMAT, Compare::Equal, &encode::number_value(VERSION));
+        match link.write(STORE, check) {
+            Ok(_) => {}
+            Err(failed) if failed.code == code::NOT_THERE && !create => return Ok(None),
+            Err(failed) if failed.code == code::CANCELED => {
+                let why = format!("it has another format than {VERSION}, which is the one known here");
+                return Err(Error::Invalid { what: "store on Ceph", why });
+            }
+            Err(failed) => return Err(error(failed, "reading", STORE)),
+        }
+        let submits = Submits::new(link.clone());
+        Ok(Some(Self { link, submits }))
     }
 
-    /// The next number: later than all of this client, and than those of clients whose clocks were not ahead.
-    #[allow(clippy::disallowed_methods, reason = "numbers of a client come after those of clients before it")]
-    fn next_seq(&self) -> CommitSeq {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-        let last = self.last_seq.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |last| Some(now.max(last + 1)));
-        CommitSeq(now.max(last.unwrap_or(0) + 1))
-    }
-
-    fn apply(&self, txn: &Transaction) -> Result<()> {
+    fn begin(&self, txn: Transaction) -> Result<Completion<CommitSeq>> {
         txn.check()?;
         let mut object: Option<&ObjectId> = None;
         let mut changes: Vec<&Change> = Vec::new();
@@ -106,27 +110,43 @@ impl RadosStore {
                 return Err(Error::TooLarge { what: "object", len: end, limit, max: OBJECT_BYTES_MAX });
             }
         }
+        let object = object.cloned();
         let collections = txn.ops.iter().filter(|op| !matches!(op, Op::Object(..))).count();
-        if let Some(object) = object
-            && collections > 0
-        {
+        if collections > 0 {
+            self.change_collections(&txn, object.as_ref(), collections)?;
+        }
+        Ok(match object {
+            Some(object) => self.submits.begin(object, txn.guards.into_vec(), fold),
+            None => Completion::ready(Ok(self.submits.next_seq())),
+        })
+    }
+
+    /// Makes and removes collections, which the caller waits for.
+    fn change_collections(&self, txn: &Transaction, object: Option<&ObjectId>, count: usize) -> Result<()> {
+        if let Some(object) = object {
             let makes = |op: &Op| matches!(op, Op::CreateCollection(collection) if collection == object.collection());
-            if !txn.ops.iter().take(collections).all(makes) {
+            if !txn.ops.iter().take(count).all(makes) {
                 return Err(Error::Unsupported { backend: BACKEND, what: "change objects and collections at once" });
             }
             // Its collection is made only if the guards hold.
-            change::change(&self.link, object, &txn.guards, &Fold::default())?;
+            change::change(&self.link, object, &txn.guards, &Fold::default(), None)?;
+        } else if count > 1 && txn.ops.iter().any(|op| matches!(op, Op::RemoveCollection(_))) {
+            return Err(Error::Unsupported { backend: BACKEND, what: "change several collections at once" });
         }
         for op in &txn.ops {
             match op {
-                Op::CreateCollection(collection) if !names::is_there(&self.link, collection)? => {
-                    names::create(&self.link, collection)?;
-                }
+                Op::CreateCollection(collection) => names::create(&self.link, collection)?,
                 Op::RemoveCollection(collection) => names::remove(&self.link, collection)?,
-                _ => {}
+                Op::Object(..) => {}
             }
         }
-        object.map_or(Ok(()), |object| change::change(&self.link, object, &txn.guards, &fold))
+        Ok(())
+    }
+}
+
+impl Drop for RadosStore {
+    fn drop(&mut self) {
+        self.submits.close();
     }
 }
 
@@ -151,15 +171,19 @@ impl ObjectStore for RadosStore {
     }
 
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
-        Completion::ready(self.apply(&txn).map(|()| self.next_seq()))
+        self.begin(txn).unwrap_or_else(|error| Completion::ready(Err(error)))
     }
 
     fn sync(&self) -> Completion<CommitSeq> {
-        Completion::ready(Ok(CommitSeq(self.last_seq.load(Ordering::SeqCst))))
+        self.submits.sync()
     }
 
     fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
         Completion::ready(reads::stat(&self.link, object))
+    }
+
+    fn size(&self, object: &ObjectId) -> Completion<Option<u64>> {
+        reads::size(&self.link, object)
     }
 
     fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {

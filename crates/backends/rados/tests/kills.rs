@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use esker_store::contract::Harness;
-use esker_store::{Change, Collection, Compare, Condition, Error, ObjectId, ObjectStore, SlotScan, Transaction};
+use esker_store::{Change, Collection, Compare, Condition, Error, ObjectId, SlotScan, Transaction};
 
 const WRITERS: u64 = 4;
 const OBJECTS: u64 = 3;
@@ -28,9 +28,24 @@ fn stripe(position: u64) -> ObjectId {
 fn kill(cluster: &Path) {
     let pid = std::fs::read_to_string(cluster.join("run/osd.0.pid")).unwrap();
     assert!(Command::new("kill").args(["-9", pid.trim()]).status().unwrap().success());
+    let began = Instant::now();
+    let status = format!("/proc/{}/status", pid.trim());
+    while std::fs::read_to_string(&status).is_ok_and(|status| !status.contains("State:\tZ")) {
+        assert!(began.elapsed() < Duration::from_secs(60), "the OSD does not end");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     std::thread::sleep(Duration::from_millis(500));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scripts/ceph");
     assert!(Command::new(script).arg("up").arg(cluster).status().unwrap().success(), "the OSD does not come back");
+}
+
+/// Ends the writers, also where the test fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 #[test]
@@ -73,6 +88,7 @@ fn what_was_acknowledged_is_there_once_though_the_osd_is_killed() {
                 }
             });
         }
+        let _ends = Ends(&over);
         let began = Instant::now();
         for _ in 0..2 {
             std::thread::sleep(Duration::from_secs(3));

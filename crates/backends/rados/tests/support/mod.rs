@@ -1,5 +1,6 @@
 //! Stores on the cluster that CEPH_CONF names, for the tests of this folder.
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
+#![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,21 +19,33 @@ struct OpenRados {
     store: RadosStore,
 }
 
+/// A client of its own.
+pub fn client() -> Arc<Cluster> {
+    let file = std::env::var_os("CEPH_CONF").expect("CEPH_CONF names no cluster");
+    Cluster::connect(None, Some(&PathBuf::from(file)), &[("rados_osd_op_timeout", "30")]).unwrap()
+}
+
+/// A namespace that no other test has.
+pub fn namespace() -> String {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    format!("test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A store there, of a client of its own.
+pub fn store(namespace: &str) -> RadosStore {
+    RadosStore::open(client().pool("bench", namespace).unwrap(), true).unwrap().unwrap()
+}
+
 fn pool() -> Pool {
     static CLUSTER: OnceLock<Arc<Cluster>> = OnceLock::new();
-    let cluster = CLUSTER.get_or_init(|| {
-        let file = std::env::var_os("CEPH_CONF").expect("CEPH_CONF names no cluster");
-        Cluster::connect(None, Some(&PathBuf::from(file)), &[("rados_osd_op_timeout", "30")]).unwrap()
-    });
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let namespace = format!("contract-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-    cluster.pool("bench", &namespace).unwrap()
+    let cluster = CLUSTER.get_or_init(client);
+    cluster.pool("bench", &namespace()).unwrap()
 }
 
 impl Harness for Rados {
     fn fresh(&self) -> Box<dyn Opened> {
         let pool = pool();
-        let store = RadosStore::open(pool.clone()).unwrap();
+        let store = RadosStore::open(pool.clone(), true).unwrap().unwrap();
         Box::new(OpenRados { pool, store })
     }
 }
@@ -43,6 +56,6 @@ impl Opened for OpenRados {
     }
 
     fn reopen(&mut self) {
-        self.store = RadosStore::open(self.pool.clone()).unwrap();
+        self.store = RadosStore::open(self.pool.clone(), true).unwrap().unwrap();
     }
 }

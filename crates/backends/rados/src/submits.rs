@@ -1,0 +1,215 @@
+//! Submits under way: begun and not waited for.
+//!
+//! ```text
+//! submit → one operation, if that can decide it → told by a thread of librados
+//!              else, or if it says that the object is missing, or that a guard may have failed:
+//!          lane of its object → a thread of our own, one submit after the other
+//! ```
+//!
+//! Invariants:
+//! 1. A submit of an object that has a lane goes behind those in it: what a caller submits in an order is done in it,
+//!    but for what another client does between.
+//! 2. A sync is done when all submits are that were begun before it: what is acknowledged is durable.
+//! 3. Threads of librados only tell: they wait for nothing.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use esker_store::{CommitSeq, Completion, Guard, ObjectId, Promise, Result, promised};
+use parking_lot::{Condvar, Mutex};
+
+use crate::change::{self, First};
+use crate::encode;
+use crate::fold::Fold;
+use crate::link::{Link, code, write_error};
+use crate::native::{Failed, flags};
+
+/// Threads that do what takes several operations, at most.
+const THREADS_MAX: usize = 32;
+
+/// A submit of one object.
+struct Job {
+    ticket: u64,
+    object: ObjectId,
+    guards: Vec<Guard>,
+    fold: Fold,
+    /// What came of its one operation, if there was one.
+    first: Option<First>,
+    promise: Promise<CommitSeq>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Objects with submits that take several operations; those that come later wait behind them.
+    lanes: HashMap<ObjectId, VecDeque<Job>>,
+    /// Lanes that no thread has taken up.
+    ready: VecDeque<ObjectId>,
+    threads: usize,
+    idle: usize,
+    closed: bool,
+    last_ticket: u64,
+    under_way: BTreeSet<u64>,
+    /// Those who wait for all up to a ticket.
+    syncs: Vec<(u64, Promise<CommitSeq>)>,
+}
+
+/// The submits of a store.
+pub(crate) struct Submits {
+    link: Link,
+    state: Mutex<State>,
+    given: Condvar,
+    last_seq: AtomicU64,
+}
+
+impl Submits {
+    pub(crate) fn new(link: Link) -> Arc<Self> {
+        Arc::new(Self { link, state: Mutex::default(), given: Condvar::new(), last_seq: AtomicU64::new(0) })
+    }
+
+    /// The next number: later than all of this client, and than those of clients whose clocks were not ahead.
+    #[allow(clippy::disallowed_methods, reason = "numbers of a client come after those of clients before it")]
+    pub(crate) fn next_seq(&self) -> CommitSeq {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let last = self.last_seq.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |last| Some(now.max(last + 1)));
+        CommitSeq(now.max(last.unwrap_or(0) + 1))
+    }
+
+    /// Begins a submit of one object.
+    pub(crate) fn begin(self: &Arc<Self>, object: ObjectId, guards: Vec<Guard>, fold: Fold) -> Completion<CommitSeq> {
+        if guards.is_empty() && fold.is_empty() {
+            return Completion::ready(Ok(self.next_seq()));
+        }
+        if let Err(error) = change::check(&guards, &fold) {
+            return Completion::ready(Err(error));
+        }
+        let (promise, completion) = promised("a write to Ceph");
+        let mut state = self.state.lock();
+        state.last_ticket += 1;
+        let ticket = state.last_ticket;
+        state.under_way.insert(ticket);
+        let job = Job { ticket, object, guards, fold, first: None, promise };
+        if state.lanes.contains_key(&job.object) {
+            self.give(&mut state, job);
+            return completion;
+        }
+        let Some(write) = change::at_once(&job.guards, &job.fold) else {
+            self.give(&mut state, job);
+            return completion;
+        };
+        drop(state);
+        let (own, name) = (Arc::clone(self), encode::object(&job.object));
+        self.link.pool.write(&name, write, flags::FULL_TRY, move |outcome| own.told(job, outcome));
+        completion
+    }
+
+    fn told(self: Arc<Self>, mut job: Job, outcome: std::result::Result<u64, Failed>) {
+        let first = match outcome {
+            Ok(_) => return self.end(job.ticket, job.promise, Ok(())),
+            Err(Failed { code: code::NOT_THERE, .. }) => First::Missing,
+            Err(Failed { code: code::CANCELED, .. }) => First::Refused,
+            Err(failed) => {
+                let error = write_error(failed, &encode::object(&job.object));
+                return self.end(job.ticket, job.promise, Err(error));
+            }
+        };
+        job.first = Some(first);
+        self.give(&mut self.state.lock(), job);
+    }
+
+    /// Puts a submit into the lane of its object.
+    fn give(self: &Arc<Self>, state: &mut State, job: Job) {
+        if let Some(lane) = state.lanes.get_mut(&job.object) {
+            lane.push_back(job);
+            return;
+        }
+        let object = job.object.clone();
+        state.lanes.insert(object.clone(), VecDeque::from([job]));
+        state.ready.push_back(object.clone());
+        if state.idle > 0 {
+            state.idle -= 1;
+            self.given.notify_one();
+        } else if state.threads < THREADS_MAX {
+            let own = Arc::clone(self);
+            match std::thread::Builder::new().name("esker-ceph".into()).spawn(move || own.work()) {
+                Ok(_) => state.threads += 1,
+                Err(error) if state.threads == 0 => {
+                    tracing::error!(%error, "no thread can be started for writing to Ceph: what needs one fails");
+                    state.ready.pop_back();
+                    // Its promise is dropped: it ends without an outcome.
+                    for job in state.lanes.remove(&object).into_iter().flatten() {
+                        state.under_way.remove(&job.ticket);
+                    }
+                }
+                // Those that there are come to it.
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn work(self: Arc<Self>) {
+        let mut state = self.state.lock();
+        loop {
+            let Some(object) = state.ready.pop_front() else {
+                if state.closed {
+                    return;
+                }
+                state.idle += 1;
+                self.given.wait(&mut state);
+                continue;
+            };
+            while let Some(job) = state.lanes.get_mut(&object).and_then(VecDeque::pop_front) {
+                drop(state);
+                self.run(job);
+                state = self.state.lock();
+            }
+            state.lanes.remove(&object);
+        }
+    }
+
+    fn run(&self, job: Job) {
+        let Job { ticket, object, guards, fold, first, promise } = job;
+        // A waker that panics, or a drop, is no reason to write no more.
+        let run = AssertUnwindSafe(|| {
+            let done = change::change(&self.link, &object, &guards, &fold, first);
+            self.end(ticket, promise, done);
+        });
+        if catch_unwind(run).is_err() {
+            tracing::error!("a waker of a write panicked");
+        }
+    }
+
+    fn end(&self, ticket: u64, promise: Promise<CommitSeq>, outcome: Result<()>) {
+        let seq = self.next_seq();
+        // Before a sync can be told that it is done.
+        promise.fulfil((outcome.map(|()| seq), None));
+        let mut state = self.state.lock();
+        state.under_way.remove(&ticket);
+        let first = state.under_way.first().copied().unwrap_or(u64::MAX);
+        let done: Vec<_> = state.syncs.extract_if(.., |(upto, _)| *upto < first).collect();
+        drop(state);
+        for (_, sync) in done {
+            sync.fulfil((Ok(seq), None));
+        }
+    }
+
+    /// Ends once all that is under way has ended.
+    pub(crate) fn sync(&self) -> Completion<CommitSeq> {
+        let mut state = self.state.lock();
+        if state.under_way.is_empty() {
+            return Completion::ready(Ok(CommitSeq(self.last_seq.load(Ordering::SeqCst))));
+        }
+        let (promise, completion) = promised("a sync of Ceph");
+        let upto = state.last_ticket;
+        state.syncs.push((upto, promise));
+        completion
+    }
+
+    /// Has the threads end when they have done what they were given.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+        self.given.notify_all();
+    }
+}

@@ -1,0 +1,313 @@
+//! Several clients on one store, what takes several operations, and limits.
+//!
+//! CEPH_CONF names the configuration of a cluster with a pool `bench`, in which more pools may be made.
+
+#![cfg(feature = "librados")]
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use esker_rados::{OpenError, Options, RadosStore};
+use esker_store::{
+    Change, Collection, Condition, Error, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction, prefix,
+};
+
+fn collection() -> Collection {
+    Collection::from("c")
+}
+
+fn object(name: &str) -> ObjectId {
+    ObjectId::new(collection(), name.to_owned())
+}
+
+fn with_collection(namespace: &str) -> RadosStore {
+    let store = support::store(namespace);
+    store.submit(Transaction::new().create_collection(&collection())).wait().unwrap();
+    store
+}
+
+fn slot(index: u64, value: &str) -> Change {
+    Change::SlotSet { index, value: Bytes::copy_from_slice(value.as_bytes()) }
+}
+
+fn upwards(limit: usize) -> SlotScan {
+    SlotScan { range: 0..u64::MAX, reverse: false, limit, keys_only: false }
+}
+
+fn all_slots(store: &RadosStore, of: &ObjectId) -> Vec<(u64, Bytes)> {
+    let mut all: Vec<(u64, Bytes)> = Vec::new();
+    loop {
+        let start = all.last().map_or(0, |(last, _)| last + 1);
+        let page = store.slot_scan(of, &SlotScan { range: start..u64::MAX, ..upwards(10_000) }).wait().unwrap();
+        if page.is_empty() {
+            return all;
+        }
+        all.extend(page);
+    }
+}
+
+fn ceph(arguments: &[&str]) {
+    let output = Command::new("ceph").args(arguments).output().unwrap();
+    assert!(output.status.success(), "ceph {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn many_clients_that_make_one_object_all_come_to_it() {
+    let namespace = support::namespace();
+    let store = with_collection(&namespace);
+    std::thread::scope(|scope| {
+        for client in 0..16 {
+            let namespace = &namespace;
+            scope.spawn(move || {
+                let store = support::store(namespace);
+                for name in 0..4 {
+                    let txn = Transaction::new().change(&object(&name.to_string()), slot(client, "v"));
+                    store.submit(txn).wait().unwrap();
+                }
+            });
+        }
+    });
+    for name in 0..4 {
+        let all = upwards(100);
+        let found = store.slot_scan(&object(&name.to_string()), &all).wait().unwrap();
+        assert_eq!(found.iter().map(|(index, _)| *index).collect::<Vec<_>>(), (0..16).collect::<Vec<_>>());
+    }
+    assert_eq!(store.list(&collection(), None, 100).wait().unwrap(), ["0", "1", "2", "3"]);
+}
+
+#[test]
+fn what_shows_is_listed_though_others_make_and_remove_its_collection() {
+    let namespace = support::namespace();
+    drop(with_collection(&namespace));
+    let over = AtomicBool::new(false);
+    // Names that are there for good, as their makers were told.
+    let made = Mutex::new(BTreeSet::new());
+    let removed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            let (namespace, over, removed) = (&namespace, &over, &removed);
+            scope.spawn(move || {
+                let store = support::store(namespace);
+                while !over.load(Ordering::SeqCst) {
+                    match store.submit(Transaction::new().remove_collection(&collection())).wait() {
+                        Ok(_) => drop(removed.fetch_add(1, Ordering::SeqCst)),
+                        Err(Error::NotEmpty { .. } | Error::Contended { .. } | Error::Unknown { .. }) => {}
+                        Err(error) => panic!("removing: {error}"),
+                    }
+                    store.submit(Transaction::new().create_collection(&collection())).wait().unwrap();
+                }
+            });
+        }
+        for maker in 0..3 {
+            let (namespace, over, made) = (&namespace, &over, &made);
+            scope.spawn(move || {
+                let store = support::store(namespace);
+                for number in 0.. {
+                    if over.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    let name = format!("{maker}-{number}");
+                    match store.submit(Transaction::new().change(&object(&name), slot(0, "v"))).wait() {
+                        Ok(_) => {
+                            made.lock().unwrap().insert(name.clone());
+                            // It stays for a while, and goes: only then the collection can.
+                            std::thread::sleep(Duration::from_millis(number % 7));
+                            made.lock().unwrap().remove(&name);
+                            store.submit(Transaction::new().change(&object(&name), Change::Remove)).wait().unwrap();
+                        }
+                        Err(Error::NoCollection { .. }) => {}
+                        Err(error) => panic!("making: {error}"),
+                    }
+                }
+            });
+        }
+        let store = support::store(&namespace);
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(15) {
+            let before = made.lock().unwrap().clone();
+            let listed = store.list(&collection(), None, 1_000).wait();
+            let after = made.lock().unwrap().clone();
+            // There all the time: in a collection that is there, and listed.
+            let whole: Vec<_> = before.intersection(&after).cloned().collect();
+            match listed {
+                Ok(listed) => {
+                    let listed: BTreeSet<_> =
+                        listed.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+                    let missing: Vec<_> = whole.iter().filter(|name| !listed.contains(*name)).collect();
+                    assert!(missing.is_empty(), "{missing:?} are there and not listed");
+                }
+                Err(Error::NoCollection { .. }) => {}
+                Err(error) => panic!("listing: {error}"),
+            }
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+    assert!(removed.load(Ordering::SeqCst) > 3, "{removed:?} removals");
+    let store = with_collection(&namespace);
+    assert_eq!(store.list(&collection(), None, 1_000).wait().unwrap(), Vec::<Bytes>::new());
+    store.submit(Transaction::new().change(&object("last"), slot(0, "v"))).wait().unwrap();
+    assert_eq!(store.list(&collection(), None, 1_000).wait().unwrap(), ["last"]);
+}
+
+#[test]
+fn the_last_key_is_found_while_another_client_changes_the_object() {
+    let namespace = support::namespace();
+    let store = with_collection(&namespace);
+    let (of, over) = (object("o"), AtomicBool::new(false));
+    // As many keys as an OSD lists at once, and something behind them.
+    let mut txn = Transaction::new();
+    (0..1_024).for_each(|n| txn.push(&of, Change::OmapSet { key: format!("k{n:04}").into(), value: "v".into() }));
+    (0..5).for_each(|n| txn.push(&of, slot(n, "v")));
+    txn.push(&of, Change::OmapSet { key: "z".into(), value: "behind".into() });
+    store.submit(txn).wait().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let other = support::store(&namespace);
+            for n in 0.. {
+                if over.load(Ordering::SeqCst) {
+                    break;
+                }
+                other.submit(Transaction::new().change(&of, Change::number(b"epoch", n))).wait().unwrap();
+            }
+        });
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(5) {
+            let last = prefix::last_omap(&store, &of, OmapScan::of("k")).unwrap();
+            assert_eq!(last, Some(("k1023".into(), "v".into())));
+            let scan = OmapScan { reverse: true, limit: 3, ..OmapScan::of("k") };
+            let keys: Vec<_> = store.omap_scan(&of, &scan).wait().unwrap().into_iter().map(|(key, _)| key).collect();
+            assert_eq!(keys, ["k1023", "k1022", "k1021"]);
+            let stat = store.stat(&of).wait().unwrap().unwrap();
+            assert_eq!((stat.omap_keys, stat.slots), (1_025, 5));
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
+fn slots_are_scanned_upwards_wherever_they_are_and_however_large_their_values() {
+    let store = with_collection(&support::namespace());
+    let of = object("o");
+    let far = [7, 1_000_000, 1_000_001, 1 << 40, (1 << 40) + 5, u64::MAX - 1];
+    let mut txn = Transaction::new();
+    far.iter().for_each(|index| txn.push(&of, slot(*index, &index.to_string())));
+    store.submit(txn).wait().unwrap();
+    for limit in [1, 2, 5, 1_000] {
+        for keys_only in [false, true] {
+            let scan = SlotScan { keys_only, ..upwards(limit) };
+            let found = store.slot_scan(&of, &scan).wait().unwrap();
+            let wanted: Vec<_> = far.iter().take(limit).copied().collect();
+            assert_eq!(found.iter().map(|(index, _)| *index).collect::<Vec<_>>(), wanted, "limit {limit}");
+            assert!(found.iter().all(|(index, value)| keys_only || *value == index.to_string()));
+        }
+    }
+    // Trimmed below, full above.
+    let dense = object("dense");
+    for part in 0..5 {
+        let mut txn = Transaction::new();
+        (0..1_000).for_each(|n| txn.push(&dense, slot(5_000_000 + part * 1_000 + n, "v")));
+        store.submit(txn).wait().unwrap();
+    }
+    let scan = upwards(3);
+    let found: Vec<_> = store.slot_scan(&dense, &scan).wait().unwrap().into_iter().map(|(index, _)| index).collect();
+    assert_eq!(found, [5_000_000, 5_000_001, 5_000_002]);
+    let mut all = all_slots(&store, &dense).into_iter().map(|(index, _)| index);
+    assert!((5_000_000..5_005_000).all(|index| all.next() == Some(index)) && all.next().is_none());
+    // A scan that may give 16 MiB gives about that, of values of 1 MiB.
+    let large = object("large");
+    for index in 0..40 {
+        let value = Bytes::from(vec![7; 1 << 20]);
+        store.submit(Transaction::new().change(&large, Change::SlotSet { index, value })).wait().unwrap();
+    }
+    let all: Vec<_> = all_slots(&store, &large);
+    assert!(all.iter().map(|(index, _)| *index).eq(0..40) && all.iter().all(|(_, value)| value.len() == 1 << 20));
+}
+
+#[test]
+fn an_operation_of_too_many_parts_is_refused_by_its_number_and_one_of_the_most_is_done() {
+    let store = with_collection(&support::namespace());
+    let of = object("o");
+    let zeros = |count: u64| {
+        let mut txn = Transaction::new();
+        (0..count).for_each(|n| txn.push(&of, Change::Zero { offset: 2 * n, len: 1 }));
+        store.submit(txn).wait()
+    };
+    match zeros(33_000) {
+        Err(Error::TooLarge { len: 66_008, limit: "PARTS_MAX", max: 16_384, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(store.size(&of).wait().unwrap(), None);
+    zeros(8_000).unwrap();
+    assert_eq!(store.size(&of).wait().unwrap(), Some(15_999));
+    let mut txn = Transaction::new();
+    (0..70_000).for_each(|index| txn = std::mem::take(&mut txn).guard(&of, Condition::SlotAbsent { index }));
+    assert!(matches!(store.submit(txn.change(&of, slot(1, "v"))).wait(), Err(Error::TooLarge { .. })));
+}
+
+#[test]
+fn submits_that_are_not_waited_for_are_done_in_their_order_and_a_sync_waits_for_them() {
+    let namespace = support::namespace();
+    let (store, other) = (with_collection(&namespace), support::store(&namespace));
+    for round in 0..5 {
+        let of = object(&format!("o{round}"));
+        // The first of them makes the object.
+        let begun: Vec<_> = (0..200u64)
+            .map(|n| store.submit(Transaction::new().change(&of, Change::number(b"n", n)).change(&of, slot(n, "v"))))
+            .collect();
+        store.sync().wait().unwrap();
+        // Another client sees the last of them before anybody has waited for one.
+        assert_eq!(other.xattr(&of, b"n").wait().unwrap().as_deref(), Some(&199u64.to_le_bytes()[..]));
+        let seqs: Vec<_> = begun.into_iter().map(|done| done.wait().unwrap()).collect();
+        assert_eq!(seqs.iter().collect::<BTreeSet<_>>().len(), 200);
+        assert_eq!(store.stat(&of).wait().unwrap().unwrap().slots, 200);
+    }
+}
+
+#[test]
+fn a_pool_that_is_deleted_or_erasure_coded_or_has_no_store_is_told_so() {
+    let file = std::env::var_os("CEPH_CONF").expect("CEPH_CONF names no cluster");
+    let options = |create| Options { conf: Some(file.clone().into()), create, ..Options::default() };
+    let place = format!("bench/{}", support::namespace());
+    assert!(matches!(RadosStore::connect(&place, &options(false)), Err(OpenError::Missing { .. })));
+    drop(RadosStore::connect(&place, &options(true)).unwrap());
+    drop(RadosStore::connect(&place, &options(false)).unwrap());
+    assert!(matches!(RadosStore::connect("nosuch/n", &options(true)), Err(OpenError::Connect(_))));
+
+    let name = format!("short-{}", std::process::id());
+    ceph(&["osd", "pool", "create", &name, "8", "8"]);
+    ceph(&["osd", "pool", "set", &name, "size", "1", "--yes-i-really-mean-it"]);
+    let store = RadosStore::connect(&format!("{name}/n"), &options(true)).unwrap();
+    store.submit(Transaction::new().create_collection(&collection())).wait().unwrap();
+    store.submit(Transaction::new().change(&object("o"), slot(1, "v"))).wait().unwrap();
+    ceph(&["config", "set", "mon", "mon_allow_pool_delete", "true"]);
+    ceph(&["osd", "pool", "delete", &name, &name, "--yes-i-really-really-mean-it"]);
+    let began = Instant::now();
+    let refused = loop {
+        match store.submit(Transaction::new().change(&object("new"), slot(1, "v"))).wait() {
+            // The client has not heard of it yet.
+            Ok(_) if began.elapsed() < Duration::from_secs(20) => {}
+            other => break other,
+        }
+    };
+    assert!(matches!(refused, Err(Error::Stopped { .. } | Error::Io { .. })), "{refused:?}");
+    assert!(began.elapsed() < Duration::from_secs(40));
+    assert!(store.collections().wait().is_err());
+
+    let name = format!("coded-{}", std::process::id());
+    ceph(&["osd", "erasure-code-profile", "set", &name, "k=2", "m=1", "crush-failure-domain=osd"]);
+    ceph(&["osd", "pool", "create", &name, "4", "4", "erasure", &name]);
+    let coded = Options { timeout: Duration::from_secs(3), ..options(true) };
+    match RadosStore::connect(&format!("{name}/n"), &coded) {
+        // With one OSD its placement groups are not active, and nothing is answered.
+        Err(OpenError::Store(Error::Invalid { what: "pool of Ceph", .. } | Error::Unknown { .. })) => {}
+        other => panic!("{:?}", other.err()),
+    }
+    ceph(&["osd", "pool", "delete", &name, &name, "--yes-i-really-really-mean-it"]);
+}
