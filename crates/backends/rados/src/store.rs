@@ -146,6 +146,8 @@ impl RadosStore {
 
 impl Drop for RadosStore {
     fn drop(&mut self) {
+        // What is told now may still give threads work.
+        self.link.pool.wait();
         self.submits.close();
     }
 }

@@ -16,6 +16,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use esker_store::{CommitSeq, Completion, Guard, ObjectId, Promise, Result, promised};
@@ -47,7 +48,7 @@ struct State {
     lanes: HashMap<ObjectId, VecDeque<Job>>,
     /// Lanes that no thread has taken up.
     ready: VecDeque<ObjectId>,
-    threads: usize,
+    threads: Vec<JoinHandle<()>>,
     idle: usize,
     closed: bool,
     last_ticket: u64,
@@ -131,11 +132,11 @@ impl Submits {
         if state.idle > 0 {
             state.idle -= 1;
             self.given.notify_one();
-        } else if state.threads < THREADS_MAX {
+        } else if state.threads.len() < THREADS_MAX {
             let own = Arc::clone(self);
             match std::thread::Builder::new().name("esker-ceph".into()).spawn(move || own.work()) {
-                Ok(_) => state.threads += 1,
-                Err(error) if state.threads == 0 => {
+                Ok(thread) => state.threads.push(thread),
+                Err(error) if state.threads.is_empty() => {
                     tracing::error!(%error, "no thread can be started for writing to Ceph: what needs one fails");
                     state.ready.pop_back();
                     // Its promise is dropped: it ends without an outcome.
@@ -207,9 +208,18 @@ impl Submits {
         completion
     }
 
-    /// Has the threads end when they have done what they were given.
+    /// Ends the threads when they have done what they were given.
     pub(crate) fn close(&self) {
-        self.state.lock().closed = true;
+        let mut state = self.state.lock();
+        state.closed = true;
+        let threads = std::mem::take(&mut state.threads);
+        drop(state);
         self.given.notify_all();
+        for thread in threads {
+            // Whoever drops a store in a waker may do it on one of these, which cannot wait for itself.
+            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+                tracing::error!("a thread that writes to Ceph panicked");
+            }
+        }
     }
 }

@@ -122,10 +122,18 @@ fn many_writers_in_several_processes_leave_each_entry_once() {
     });
 }
 
+/// A log whose batches the store can write at once: of stripes of one object where it changes one at a time.
+fn batching(store: &Arc<dyn ObjectStore>, layout: Layout) -> (esker_log::Logs, esker_log::Log) {
+    let logs = session(store, 1, &Time::default());
+    let width = if store.capability().atomic_across_objects { 3 } else { 1 };
+    let log = logs.create("test", Options { width, slots: 40, ..options(layout) }).unwrap();
+    (logs, log)
+}
+
 #[test]
 fn a_batch_has_consecutive_positions() {
     everywhere(|store, layout| {
-        let (_logs, log) = log(&store, layout);
+        let (_logs, log) = batching(&store, layout);
         append(&log, "one");
         let batch: Vec<Record> = (0..30u8).map(|number| vec![number; 20].into()).collect();
         assert_eq!(log.append_batch(&batch).unwrap().wait().unwrap(), 1);
@@ -169,7 +177,7 @@ fn transactions_of_one_object_are_enough_but_for_batches() {
 #[test]
 fn a_conditional_append_writes_only_at_the_tail() {
     everywhere(|store, layout| {
-        let (_logs, log) = log(&store, layout);
+        let (_logs, log) = batching(&store, layout);
         assert_eq!(log.append_at(0, &["a".into()]).unwrap().wait().unwrap(), 0);
         assert!(matches!(log.append_at(0, &["b".into()]), Err(Error::NotTail { expected: 0, tail: 1 })));
         assert!(matches!(log.append_at(9, &["b".into()]), Err(Error::NotTail { expected: 9, tail: 1 })));

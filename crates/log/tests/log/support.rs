@@ -29,10 +29,10 @@ pub fn engine() -> Arc<dyn ObjectStore> {
     Arc::new(Engine::open(device, EngineOptions::default()).unwrap())
 }
 
-/// Calls `test` with every layout on the memory backend, which has no native slots, and on the engine.
+/// Calls `test` with every layout on every store that these tests are for.
 pub fn everywhere(test: impl Fn(Arc<dyn ObjectStore>, Layout)) {
     for (layout, name) in Layout::ALL {
-        for (store, backend) in [(engine(), "engine"), (Arc::new(esker_memory::MemoryStore::new()) as _, "memory")] {
+        for (store, backend) in crate::stores() {
             println!("layout {name} on {backend}");
             test(store, layout);
         }

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
+use parking_lot::{Condvar, Mutex};
+
 use super::library::{
     Handle, rados_aio_create_completion2, rados_aio_get_return_value, rados_aio_get_version, rados_aio_read_op_operate,
     rados_aio_release, rados_aio_write_op_operate, rados_conf_read_file, rados_conf_set, rados_connect, rados_create,
@@ -102,7 +104,7 @@ impl Cluster {
         let mut handle = null_mut();
         // SAFETY: the cluster's handle lives, and the pointers hold for the call.
         checked(unsafe { rados_ioctx_create(self.0, pool.as_ptr(), &raw mut handle) }, || format!("pool {name:?}"))?;
-        let opened = Opened { handle, cluster: Arc::clone(self) };
+        let opened = Opened { handle, cluster: Some(Arc::clone(self)), count: Arc::default() };
         // SAFETY: both live.
         unsafe { rados_ioctx_set_namespace(handle, space.as_ptr()) };
         Ok(Pool(Arc::new(opened)))
@@ -125,11 +127,39 @@ impl Drop for Cluster {
     }
 }
 
+/// Operations that are begun and not told of.
+#[derive(Default)]
+struct Count {
+    under_way: Mutex<usize>,
+    none: Condvar,
+}
+
+impl Count {
+    fn begin(&self) {
+        *self.under_way.lock() += 1;
+    }
+
+    fn end(&self) {
+        let mut under_way = self.under_way.lock();
+        *under_way -= 1;
+        if *under_way == 0 {
+            self.none.notify_all();
+        }
+    }
+
+    fn wait(&self) {
+        let mut under_way = self.under_way.lock();
+        while *under_way > 0 {
+            self.none.wait(&mut under_way);
+        }
+    }
+}
+
 struct Opened {
     handle: Handle,
     /// Lives as long as its pools.
-    #[expect(dead_code, reason = "held")]
-    cluster: Arc<Cluster>,
+    cluster: Option<Arc<Cluster>>,
+    count: Arc<Count>,
 }
 
 // SAFETY: librados may be called by any thread.
@@ -139,8 +169,21 @@ unsafe impl Sync for Opened {}
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: operations that are under way hold this.
-        unsafe { rados_ioctx_destroy(self.handle) };
+        let (handle, cluster, count) = (self.handle as usize, self.cluster.take(), Arc::clone(&self.count));
+        let end = move || {
+            // The library ends each within its time.
+            count.wait();
+            // SAFETY: nobody has the handle any more, and nothing is under way.
+            unsafe { rados_ioctx_destroy(handle as Handle) };
+            drop(cluster);
+        };
+        // A thread that tells cannot wait for others to.
+        if TELLS.get() {
+            drop(std::thread::spawn(end));
+        } else {
+            // A process that ends while threads of the library run is killed by it: they are gone when this returns.
+            end();
+        }
     }
 }
 
@@ -153,8 +196,7 @@ type Told = Box<dyn FnOnce(c_int, u64) + Send>;
 /// What an operation needs while it is under way.
 struct UnderWay {
     told: Told,
-    #[expect(dead_code, reason = "held")]
-    pool: Pool,
+    count: Arc<Count>,
 }
 
 unsafe extern "C" fn tell(completion: Handle, argument: *mut c_void) {
@@ -168,13 +210,23 @@ unsafe extern "C" fn tell(completion: Handle, argument: *mut c_void) {
     };
     TELLS.set(true);
     // A panic must not go through the library: it ends here, with what the closure held.
-    let _ = catch_unwind(AssertUnwindSafe(move || (under_way.told)(code, version)));
+    let UnderWay { told, count } = *under_way;
+    let _ = catch_unwind(AssertUnwindSafe(move || told(code, version)));
+    count.end();
 }
 
 impl Pool {
+    /// Waits until nothing is under way, but on a thread that tells, which cannot.
+    pub fn wait(&self) {
+        if !TELLS.get() {
+            self.0.count.wait();
+        }
+    }
+
     /// Begins what `operate` asks for with a completion; `told` is called once, by any thread, also if it cannot begin.
     fn start(&self, operate: impl FnOnce(Handle, Handle) -> c_int, told: Told) {
-        let argument = Box::into_raw(Box::new(UnderWay { told, pool: self.clone() }));
+        self.0.count.begin();
+        let argument = Box::into_raw(Box::new(UnderWay { told, count: Arc::clone(&self.0.count) }));
         let mut completion = null_mut();
         // SAFETY: the argument is a box that `tell` or this takes back.
         let mut code = unsafe { rados_aio_create_completion2(argument.cast(), tell, &raw mut completion) };
@@ -187,8 +239,9 @@ impl Pool {
         }
         if code < 0 {
             // SAFETY: nobody will be told with it.
-            let under_way = unsafe { Box::from_raw(argument) };
-            (under_way.told)(code, 0);
+            let UnderWay { told, count } = *unsafe { Box::from_raw(argument) };
+            count.end();
+            told(code, 0);
         }
     }
 
