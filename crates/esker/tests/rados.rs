@@ -5,8 +5,9 @@
 #![cfg(feature = "rados")]
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
+use esker::kv::{Durability, Entry, Kind, Scan};
 use esker::log::{Found, Layout, Options};
-use esker::{Error, Store};
+use esker::{Error, Store, copy, verify_copy};
 
 fn place(name: &str) -> String {
     let conf = std::env::var("CEPH_CONF").expect("CEPH_CONF names no cluster");
@@ -51,4 +52,86 @@ fn what_is_no_place_on_ceph_is_named() {
     assert!(matches!(Store::open("rados:bench"), Err(Error::Location { .. })));
     assert!(told("rados:bench/x?size=1g").contains("size"));
     assert!(told("rados:bench/x?conf=/nowhere/ceph.conf").contains("/nowhere/ceph.conf"));
+}
+
+#[test]
+fn keys_on_ceph_are_those_of_all_who_have_the_store_open() {
+    let place = place("keys");
+    let (here, there) = (Store::open(&place).unwrap(), Store::open(&place).unwrap());
+    let [ours, theirs] = [&here, &there].map(|store| store.kv().unwrap().namespace("n", Kind::Bytes).unwrap());
+    std::thread::scope(|scope| {
+        for namespace in [&ours, &theirs] {
+            scope.spawn(move || {
+                for n in 0..50 {
+                    let one = |txn: &mut esker::kv::Txn<'_>| -> esker::kv::Result<()> {
+                        let old = txn.get(namespace, "{c}sum")?.map_or(0, |entry| entry.value.len());
+                        txn.put(namespace, "{c}sum", Entry::new(vec![1; old + 1]));
+                        txn.put(namespace, format!("{{c}}{n}").as_str(), Entry::new("v"));
+                        Ok(())
+                    };
+                    let kv = if std::ptr::eq(namespace, &ours) { here.kv() } else { there.kv() };
+                    kv.unwrap().transact(&[(namespace, "{c}sum".into())], Durability::Durable, one).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(ours.get("{c}sum").wait().unwrap().unwrap().len(), 100);
+    for n in 0..200 {
+        ours.put(format!("key {n:03}").as_str(), "v").wait().unwrap();
+    }
+    let found = theirs.scan(&Scan::prefix("key ")).wait().unwrap();
+    assert!(found.iter().map(|(key, _)| key.clone()).eq((0..200).map(|n| format!("key {n:03}").as_str().into())));
+    assert_eq!(theirs.len().wait().unwrap(), 251);
+    let refused = ours.put_many(&[("a".into(), "1".into()), ("b".into(), "2".into())]).wait();
+    assert!(matches!(refused, Err(esker::objects::Error::Unsupported { what: esker::kv::ACROSS_PARTITIONS, .. })));
+    there.kv().unwrap().remove_namespace("n").unwrap();
+    assert!(ours.put("late", "v").wait().is_err());
+    assert_eq!(ours.get("key 000").wait().unwrap(), None);
+}
+
+#[test]
+fn a_disk_on_ceph_holds_what_was_written_and_its_store_is_copied_there_and_back() {
+    let place = place("disk");
+    let mut model = vec![0u8; 4 << 20];
+    let store = Store::open(&place).unwrap();
+    let layout = esker::volume::Layout { object_bytes: 1 << 20, ..Default::default() };
+    let image = store.volumes().unwrap().create("disk", model.len() as u64, layout, 0).unwrap();
+    let mut rng = 1u64;
+    let mut random = |below: u64| {
+        rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (rng >> 33) % below
+    };
+    let durable = esker::volume::Durability::Durable;
+    let mut begun = Vec::new();
+    for step in 0..200u64 {
+        let offset = random(model.len() as u64 - 70_000);
+        let len = 1 + random(65_536);
+        let range = offset as usize..(offset + len) as usize;
+        if step % 5 == 0 {
+            begun.push(image.discard(offset, len, durable).unwrap());
+            model[range].fill(0);
+        } else {
+            let data = vec![1 + (step % 250) as u8; len as usize];
+            begun.push(image.write(offset, data.clone().into(), durable).unwrap());
+            model[range].copy_from_slice(&data);
+        }
+    }
+    begun.into_iter().for_each(|done| drop(done.wait().unwrap()));
+    assert!(image.read_bytes(0, model.len() as u64).unwrap() == model);
+    image.resize(1 << 20, true).unwrap();
+    image.resize(4 << 20, false).unwrap();
+    model[1 << 20..].fill(0);
+    drop((image, store));
+
+    let folder = tempfile::tempdir().unwrap();
+    let from = Store::open(&place).unwrap();
+    let back = Store::open(&format!("esker:{}?size=256m", folder.path().join("back").display())).unwrap();
+    let again_place = format!("{}again", place.split('?').next().unwrap()) + "?" + place.split_once('?').unwrap().1;
+    let again = Store::open(&again_place).unwrap();
+    for (from, to) in [(&from, &back), (&back, &again)] {
+        copy(&*from.objects(), &*to.objects(), "the one before", &mut |_| {}).unwrap();
+        verify_copy(&*from.objects(), &*to.objects(), &mut |_| {}).unwrap();
+        let image = to.volumes().unwrap().image("disk").unwrap();
+        assert!(image.read_bytes(0, model.len() as u64).unwrap() == model);
+    }
 }

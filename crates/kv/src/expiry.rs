@@ -10,13 +10,15 @@
 //! 3. Removals are `Applied`: a power cut may bring an expired entry back into the store, but never into an answer.
 
 use bytes::Bytes;
-use esker_store::{Durability, Error, ObjectId, Transaction, due};
+use esker_store::{Completion, Durability, Error, ObjectId, Transaction, due};
 
 use crate::entry::decode;
 use crate::{Key, Kind, Kv, Namespace, Result};
 
 /// Index keys looked at per round and namespace.
 const ROUND_KEYS: usize = 1_024;
+/// Indexes that are asked at once.
+const INDEXES_AT_ONCE: usize = 64;
 
 struct Due {
     at_ms: u64,
@@ -55,17 +57,27 @@ impl Kv {
 
     fn due(&self, now_ms: u64, limit: usize) -> Result<Vec<Due>> {
         let mut due = Vec::new();
+        let store = &**self.store();
         for namespace in self.open_namespaces()? {
-            for index in namespace.placement().indexes(&**self.store(), &mut None)? {
-                let (page, _) = namespace.placement().due(&**self.store(), &index, now_ms, limit).into_parts();
-                for entry in page? {
-                    let split = due::split(&entry);
-                    let (at_ms, key) = split.ok_or_else(|| damaged(&namespace, "a key", entry.len()))?;
-                    due.push(Due { at_ms, namespace: namespace.clone(), index: index.clone(), key, entry });
+            let placement = namespace.placement();
+            if !placement.is_parted() && !self.is_whole() {
+                // It cannot be changed here.
+                continue;
+            }
+            for indexes in placement.indexes(store, &mut None)?.chunks(INDEXES_AT_ONCE) {
+                let begun = indexes.iter().map(|index| placement.due(store, index, now_ms, None, limit)).collect();
+                let (pages, _) = Completion::all(begun).into_parts();
+                for (index, page) in indexes.iter().zip(pages?) {
+                    for entry in page {
+                        let split = due::split(&entry);
+                        let (at_ms, key) = split.ok_or_else(|| damaged(&namespace, "a key", entry.len()))?;
+                        due.push(Due { at_ms, namespace: namespace.clone(), index: index.clone(), key, entry });
+                    }
                 }
+                due.sort_by_key(|due| due.at_ms);
+                due.truncate(limit.max(1));
             }
         }
-        due.sort_by_key(|due| due.at_ms);
         Ok(due)
     }
 

@@ -171,7 +171,8 @@ impl Kv {
                     return Err(Error::WrongKind { name: name.to_owned(), found: record.kind, wanted: kind });
                 }
                 Some(record) if record.layout == Layout::Whole && !self.is_whole() => {
-                    let what = "keep a namespace that lies in several objects: copy its keys into a new one";
+                    let what =
+                        "use a namespace that lies in several objects: its keys go through `kv scan` and `kv load`";
                     return Err(StoreError::Unsupported { backend: store.capability().backend, what }.into());
                 }
                 Some(record) => return Ok(self.handle(name, record)),
@@ -288,6 +289,10 @@ impl Kv {
             let known = self.handles.lock().get(name).cloned();
             let found = catalogue::find(store, name).wait()?;
             let record = found.ok_or_else(|| Error::NoNamespace { name: name.to_owned() })?;
+            if record.layout == Layout::Whole && !self.is_whole() {
+                let what = "remove a namespace that lies in several objects";
+                return Err(StoreError::Unsupported { backend: store.capability().backend, what }.into());
+            }
             let removing = Record { removing: true, ..record };
             let at_once = !record.removing && record.layout == Layout::Whole && self.is_whole();
             let whole = if at_once { self.removal(name, record)? } else { None };

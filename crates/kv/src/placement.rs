@@ -343,6 +343,10 @@ impl Placement {
         if kind == Kind::Bytes && !self.is_parted() {
             return Ok(vec![self.bytes.clone()]);
         }
+        if let Some(bits) = self.partition_bits() {
+            // Those that are missing are empty.
+            return Ok((0..1 << bits).map(|partition| self.range(partition)).collect());
+        }
         let mut all = Vec::new();
         let mut first = Some(0);
         while let Some(from) = first {
@@ -429,9 +433,10 @@ impl Placement {
                 let (range, index) = self.split(key);
                 txn.ops.push(Op::Object(self.range(range), Change::SlotSet { index, value: stored }));
             }
-            OwnedKey::Bytes(key) => self.with_object(&key.clone(), |object| {
-                txn.push(object, Change::OmapSet { key: self.omap_key(key), value: stored });
+            OwnedKey::Bytes(key) if self.is_parted() => self.with_object(&key, |object| {
+                txn.push(object, Change::OmapSet { key: led(self.lead, &key), value: stored });
             }),
+            OwnedKey::Bytes(key) => txn.push(&self.bytes, Change::OmapSet { key, value: stored }),
         }
     }
 
@@ -442,9 +447,10 @@ impl Placement {
                 let (range, index) = self.split(key);
                 self.with_range(range, |object| txn.push(object, Change::SlotRemove { index }));
             }
-            OwnedKey::Bytes(key) => self.with_object(&key.clone(), |object| {
-                txn.push(object, Change::OmapRemove { key: self.omap_key(key) });
+            OwnedKey::Bytes(key) if self.is_parted() => self.with_object(&key, |object| {
+                txn.push(object, Change::OmapRemove { key: led(self.lead, &key) });
             }),
+            OwnedKey::Bytes(key) => txn.push(&self.bytes, Change::OmapRemove { key }),
         }
     }
 
@@ -469,21 +475,20 @@ impl Placement {
     }
 
     /// An entry's place in the expiry index.
-    fn index_place(&self, key: Key<'_>, expires_ms: u64) -> (ObjectId, Bytes) {
+    fn with_index_place<T>(&self, key: Key<'_>, expires_ms: u64, f: impl FnOnce(&ObjectId, Bytes) -> T) -> T {
         let place = key.index_key(expires_ms);
-        if self.is_parted() { (self.object(key), led(EXPIRIES, &place)) } else { (self.expiry.clone(), place) }
+        if self.is_parted() { f(&self.object(key), led(EXPIRIES, &place)) } else { f(&self.expiry, place) }
     }
 
     /// Adds an entry's place in the expiry index.
     pub(crate) fn index_set(&self, txn: &mut Transaction, key: Key<'_>, expires_ms: u64) {
-        let (object, key) = self.index_place(key, expires_ms);
-        txn.push(&object, Change::OmapSet { key, value: Bytes::new() });
+        let set = |object: &ObjectId, key| txn.push(object, Change::OmapSet { key, value: Bytes::new() });
+        self.with_index_place(key, expires_ms, set);
     }
 
     /// Removes a place in the expiry index.
     pub(crate) fn index_remove(&self, txn: &mut Transaction, key: Key<'_>, expires_ms: u64) {
-        let (object, key) = self.index_place(key, expires_ms);
-        txn.push(&object, Change::OmapRemove { key });
+        self.with_index_place(key, expires_ms, |object, key| txn.push(object, Change::OmapRemove { key }));
     }
 
     /// Puts an entry's place in the expiry index where another was.
@@ -499,23 +504,24 @@ impl Placement {
         if self.is_parted() { self.objects(store, self.kind, barrier) } else { Ok(vec![self.expiry.clone()]) }
     }
 
-    /// At most `limit` places of an index that are due, oldest first.
+    /// At most `limit` places of an index behind `after` that are due, oldest first; none only where there are none.
     pub(crate) fn due(
         &self,
         store: &dyn ObjectStore,
         index: &ObjectId,
         now_ms: u64,
+        after: Option<&Bytes>,
         limit: usize,
     ) -> Completion<Vec<Bytes>> {
         if !self.is_parted() {
-            return esker_store::due::due(store, index, now_ms, None, limit);
+            return esker_store::due::due(store, index, now_ms, after.map(|after| &after[..]), limit);
         }
         let end = match now_ms.checked_add(1) {
             Some(end) => Some(led(EXPIRIES, &end.to_be_bytes())),
             None => prefix_end(&[EXPIRIES]),
         };
-        let start = Some(Bytes::from_static(&[EXPIRIES]));
-        let scan = OmapScan { start, end, limit, keys_only: true, reverse: false };
+        let start = after.map_or(Bytes::from_static(&[EXPIRIES]), |after| just_above(&led(EXPIRIES, after)));
+        let scan = OmapScan { start: Some(start), end, limit, keys_only: true, reverse: false };
         store.omap_scan(index, &scan).map(|found| found.into_iter().map(|(place, _)| place.slice(1..)).collect())
     }
 

@@ -206,7 +206,12 @@ pub(crate) struct Walk {
     hurries: bool,
     /// What it would have waited for.
     awaited: Option<Completion<()>>,
+    /// Bytes of an entry, as of late, where several objects are merged.
+    mean: usize,
 }
+
+/// Bytes that an entry is held to have before any were read.
+const FIRST_MEAN: usize = 8 << 10;
 
 /// The keys that the expiry index said to be due, at a moment; `None` if they are very many.
 struct Due {
@@ -228,6 +233,7 @@ impl Walk {
             due: None,
             hurries: false,
             awaited: None,
+            mean: FIRST_MEAN,
         }
     }
 
@@ -242,6 +248,7 @@ impl Walk {
             due: None,
             hurries: false,
             awaited: None,
+            mean: FIRST_MEAN,
         }
     }
 
@@ -343,8 +350,18 @@ impl Walk {
     fn due(&self, now_ms: u64, barrier: &mut Option<Barrier>) -> StoreResult<Option<HashSet<OwnedKey>>> {
         let (store, placement) = (self.namespace.store(), self.namespace.placement());
         let mut due = Vec::new();
-        for index in placement.indexes(store, barrier)? {
-            due.extend(placement.due(store, &index, now_ms, DUE_KEYS_MAX + 1 - due.len()).applied(barrier)?);
+        // Of all indexes at once; again behind the last of each, until there is none: an answer may be short.
+        let mut open: Vec<(ObjectId, Option<Bytes>)> =
+            placement.indexes(store, barrier)?.into_iter().map(|index| (index, None)).collect();
+        while !open.is_empty() {
+            let limit = DUE_KEYS_MAX + 1 - due.len();
+            let begun = open.iter().map(|(index, after)| placement.due(store, index, now_ms, after.as_ref(), limit));
+            let pages = Completion::all(begun.collect()).applied(barrier)?;
+            for ((_, after), page) in open.iter_mut().zip(&pages) {
+                *after = page.last().cloned();
+            }
+            open.retain(|(_, after)| after.is_some());
+            due.extend(pages.into_iter().flatten());
             if due.len() > DUE_KEYS_MAX {
                 return Ok(None);
             }
@@ -417,13 +434,15 @@ impl Walk {
         barrier: &mut Option<Barrier>,
     ) -> StoreResult<Vec<(Bytes, Bytes)>> {
         let share = 2 * scan.limit.div_ceil(objects.len().max(1));
-        let limit = scan.limit.min(share.max(MERGE_ENTRIES));
+        // All parts together are about as long as one answer of the store may be.
+        let fit = limits::SCAN_BYTES_MAX / objects.len().max(1) / self.mean.max(1);
+        let limit = scan.limit.min(share.max(MERGE_ENTRIES)).min(fit.max(1));
         let first = objects.iter().map(|object| (object, OmapScan { limit, ..scan.clone() }));
-        let mut pages = self.pages(first, barrier)?;
-        // An object may answer with less than it holds. Those that did not fill their part are asked for more.
+        let pages = self.pages(first, barrier)?;
+        // An object may answer with less than it holds. Those that did not fill their part are asked for one more.
         let short: Vec<usize> = (0..pages.len()).filter(|at| (1..limit).contains(&pages[*at].len())).collect();
         let behind = short.iter().map(|at| {
-            let mut rest = OmapScan { limit, ..scan.clone() };
+            let mut rest = OmapScan { limit: 1, keys_only: true, ..scan.clone() };
             match pages[*at].last() {
                 Some((last, _)) if scan.reverse => rest.end = Some(last.clone()),
                 Some((last, _)) => rest.start = Some(just_above(last)),
@@ -435,12 +454,13 @@ impl Walk {
         let mut is_whole: Vec<bool> = pages.iter().map(Vec::is_empty).collect();
         for (at, more) in short.into_iter().zip(more) {
             is_whole[at] = more.is_empty();
-            pages[at].extend(more);
         }
         let ends = pages.iter().zip(is_whole).filter(|(_, is_whole)| !is_whole).filter_map(|(page, _)| page.last());
         let before = |one: &Bytes, other: &Bytes| if scan.reverse { other.cmp(one) } else { one.cmp(other) };
         let end = ends.map(|(last, _)| last.clone()).min_by(before);
         let mut all: Vec<(Bytes, Bytes)> = pages.into_iter().flatten().collect();
+        let bytes: usize = all.iter().map(|(key, value)| key.len() + value.len()).sum();
+        self.mean = bytes.checked_div(all.len()).unwrap_or(self.mean);
         all.retain(|(key, _)| end.as_ref().is_none_or(|end| before(key, end).is_le()));
         all.sort_unstable_by(|(one, _), (other, _)| before(one, other));
         all.truncate(scan.limit);
@@ -479,6 +499,37 @@ impl Namespace {
             found.extend(page);
         }
         Ok(found)
+    }
+
+    /// A key that has not expired, chosen by this number among the first keys of a partition of byte keys; `None` if there
+    /// is none. Of large partitions others are never chosen.
+    pub fn some_key(&self, random: u64) -> Completion<Option<OwnedKey>> {
+        let mut barrier = None;
+        let found = self.some_key_behind(random, &mut barrier);
+        Completion::after(found, barrier)
+    }
+
+    fn some_key_behind(&self, random: u64, barrier: &mut Option<Barrier>) -> StoreResult<Option<OwnedKey>> {
+        self.check()?;
+        let (store, placement) = (self.store(), self.placement());
+        if self.kind() == Kind::Int {
+            return Err(self.wrong_kind("key", Kind::Bytes));
+        }
+        let objects = placement.objects(store, Kind::Bytes, barrier)?;
+        let (parts, random) = (objects.len().max(1) as u64, random as usize);
+        let scan = OmapScan { limit: ITER_ENTRIES, keys_only: true, ..placement.omap_scan(Bytes::new(), None) };
+        for turn in 0..objects.len() {
+            let object = &objects[(random % parts as usize + turn) % objects.len()];
+            let page = store.omap_scan(object, &scan).applied(barrier)?;
+            let len = page.len();
+            for at in 0..len {
+                let key = placement.byte_key(page[(random / parts as usize + at) % len].0.clone());
+                if self.has(key.as_key()).applied(barrier)? {
+                    return Ok(Some(key));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// The entries that `scan` asks for, fetched as they are asked for. Waits for what it shows.

@@ -169,7 +169,9 @@ impl Part {
 }
 
 /// Clears object by object, where the store changes one at a time.
-fn clear_each(shared: &Shared, txn: Transaction, mut barrier: Option<Barrier>) -> Completion<()> {
+fn clear_each(shared: &Shared, mut txn: Transaction, mut barrier: Option<Barrier>) -> Completion<()> {
+    // What belongs together in an object, as keys and those of a companion, goes together.
+    txn.ops.sort_by(|one, next| object_of(one).cmp(&object_of(next)));
     for part in txn.ops.chunk_by(|one, next| object_of(one) == object_of(next)) {
         let mut clear = Transaction { durability: txn.durability, gives_back: true, ..Transaction::new() };
         clear.ops.extend(part.iter().cloned());

@@ -110,8 +110,9 @@ pub struct Snapshot {
 /// A transactional store of objects.
 ///
 /// Every call returns a [`Completion`], whose value is there at once or comes later: reads of what a store does not
-/// have in memory, and answers from afar, are begun and not waited for. A backend that has no threads for that, and
-/// every store that changes something, does its work on the caller's thread before the call returns. Errors arrive in
+/// have in memory, and answers from afar, are begun and not waited for. A backend that has no threads for that does its
+/// work on the caller's thread before the call returns, and so does every store of this machine that changes something.
+/// Submits of one caller that touch one object are done in the order of the calls. Errors arrive in
 /// the completion. A read shows one moment between its call and its outcome: it may show what its caller writes before
 /// that has come.
 pub trait ObjectStore: Send + Sync {

@@ -26,8 +26,9 @@ use crate::names;
 use crate::native::{Compare, Failed, Write};
 
 /// A transaction is tried so long while others change its object.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Who finds an object nascent under the same token for so long takes it over: its maker is slow, or was killed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Who finds an object nascent under the same token for so long takes it over: its maker is slow, or was killed. Each
+/// time it has come to nothing, twice as long, up to the patience there is.
 const TAKEN_OVER_AFTER: Duration = Duration::from_millis(200);
 /// Longest wait before another attempt.
 const WAIT_MAX: Duration = Duration::from_millis(50);
@@ -88,6 +89,7 @@ pub(crate) fn change(
     let object = encode::object(id);
     let began = Instant::now();
     let (mut attempts, mut nascent): (u32, Option<(Vec<u8>, Instant)>) = (0, None);
+    let mut taken_over_after = TAKEN_OVER_AFTER;
     while began.elapsed() < PATIENCE {
         attempts += 1;
         if attempts > 2 {
@@ -120,13 +122,14 @@ pub(crate) fn change(
                     if known != token {
                         (*known, *since) = (token.clone(), Instant::now());
                     }
-                    if since.elapsed() < TAKEN_OVER_AFTER {
+                    if since.elapsed() < taken_over_after {
                         continue;
                     }
                 }
                 if make(link, id, &object, token, fold)? {
                     return Ok(());
                 }
+                taken_over_after = (taken_over_after * 2).min(PATIENCE / 4);
             }
         }
     }

@@ -167,10 +167,9 @@ fn make_shards(link: &Link, collection: &Collection, making: &Record) -> Result<
             if record(link, collection)?.as_ref() != Some(making) {
                 return Ok(());
             }
+            // Its names stay: one without an object does no harm.
             let mut write = Write::new();
             write.compare_xattr(TOKEN, Compare::Equal, &seen);
-            write.remove();
-            write.create(false);
             write.set_xattr(TOKEN, &making.token);
             match link.write(&shard, write) {
                 Ok(_) => break,
@@ -256,7 +255,8 @@ fn remove_rest(link: &Link, collection: &Collection, removing: &Record) -> Resul
                 Ok(Some(version)) => version,
                 Ok(None) => break,
                 Err(error @ Error::NotEmpty { .. }) => {
-                    let making = removing.become_(State::Making);
+                    // With another token: another who removes it is late.
+                    let making = Record { state: State::Making, token: token()? };
                     if replace(link, collection, Some(removing), Some(&making))? {
                         make_shards(link, collection, &making)?;
                         replace(link, collection, Some(&making), Some(&making.become_(State::Live)))?;

@@ -300,12 +300,12 @@ fn omap_reversed(
 ) -> Result<Vec<(Bytes, Bytes)>> {
     let object = encode::object(id);
     // Values are read once it is known where the last keys stand.
-    let (mut anew, wanted) = (0, link.at_once(limit, keys_only) as usize);
+    // One fewer than an OSD gives at once: what stands behind them tells that they are the last.
+    let (mut anew, wanted) = (0, link.at_once(limit, keys_only).min(PAGE - 1) as usize);
     loop {
         let Some((from, version)) = last_page(link, &object, start.clone(), end, wanted)? else {
             return Ok(Vec::new());
         };
-        // What stands behind the range tells that it is whole.
         let found = link.look(&object, |read| part(read, &from, wanted as u64 + 1, keys_only))?;
         let Some(found) = found else { return Ok(Vec::new()) };
         if !keys_only {

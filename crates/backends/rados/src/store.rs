@@ -146,9 +146,18 @@ impl RadosStore {
 
 impl Drop for RadosStore {
     fn drop(&mut self) {
-        // What is told now may still give threads work.
-        self.link.pool.wait();
-        self.submits.close();
+        let (link, submits) = (self.link.clone(), Arc::clone(&self.submits));
+        let end = move || {
+            // What is told now may still give threads work.
+            link.pool.wait();
+            submits.close();
+        };
+        // A thread that tells cannot wait for others to.
+        if Pool::tells() {
+            drop(std::thread::spawn(end));
+        } else {
+            end();
+        }
     }
 }
 

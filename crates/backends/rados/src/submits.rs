@@ -7,19 +7,20 @@
 //! ```
 //!
 //! Invariants:
-//! 1. A submit of an object that has a lane goes behind those in it: what a caller submits in an order is done in it,
-//!    but for what another client does between.
+//! 1. Submits of one object are done in the order in which they were begun: one that takes several operations waits until
+//!    those before it are told of, and those that come later wait behind it. Those that are under way already when it
+//!    turns out to need them are not called back: where another client makes the object at that moment, they come first.
 //! 2. A sync is done when all submits are that were begun before it: what is acknowledged is durable.
 //! 3. Threads of librados only tell: they wait for nothing.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use esker_store::{CommitSeq, Completion, Guard, ObjectId, Promise, Result, promised};
+use esker_store::{CommitSeq, Completion, Error, Guard, ObjectId, Promise, Result, promised};
 use parking_lot::{Condvar, Mutex};
 
 use crate::change::{self, First};
@@ -39,13 +40,34 @@ struct Job {
     fold: Fold,
     /// What came of its one operation, if there was one.
     first: Option<First>,
+    began: Instant,
     promise: Promise<CommitSeq>,
+}
+
+/// The submits of one object that are under way.
+#[derive(Default)]
+struct Lane {
+    /// Begun as one operation, and not told of.
+    begun: BTreeSet<u64>,
+    /// Those that take several, by their tickets.
+    jobs: BTreeMap<u64, Job>,
+    /// A thread has it, or is to take it up.
+    taken: bool,
+    /// A job has run: what was told of others before is of no use.
+    ran: bool,
+}
+
+impl Lane {
+    /// Whether the first of its jobs may run.
+    fn is_ready(&self) -> bool {
+        let first = self.jobs.first_key_value().map(|(ticket, _)| *ticket);
+        first.is_some_and(|first| self.begun.first().is_none_or(|begun| *begun > first))
+    }
 }
 
 #[derive(Default)]
 struct State {
-    /// Objects with submits that take several operations; those that come later wait behind them.
-    lanes: HashMap<ObjectId, VecDeque<Job>>,
+    lanes: HashMap<ObjectId, Lane>,
     /// Lanes that no thread has taken up.
     ready: VecDeque<ObjectId>,
     threads: Vec<JoinHandle<()>>,
@@ -86,20 +108,20 @@ impl Submits {
         if let Err(error) = change::check(&guards, &fold) {
             return Completion::ready(Err(error));
         }
+        let write = change::at_once(&guards, &fold);
         let (promise, completion) = promised("a write to Ceph");
         let mut state = self.state.lock();
         state.last_ticket += 1;
         let ticket = state.last_ticket;
         state.under_way.insert(ticket);
-        let job = Job { ticket, object, guards, fold, first: None, promise };
-        if state.lanes.contains_key(&job.object) {
-            self.give(&mut state, job);
-            return completion;
-        }
-        let Some(write) = change::at_once(&job.guards, &job.fold) else {
+        let job = Job { ticket, object, guards, fold, first: None, began: Instant::now(), promise };
+        let lane = state.lanes.entry(job.object.clone()).or_default();
+        let Some(write) = write.filter(|_| lane.jobs.is_empty() && !lane.taken) else {
             self.give(&mut state, job);
             return completion;
         };
+        lane.begun.insert(ticket);
+        // One that cannot be begun is told of at once.
         drop(state);
         let (own, name) = (Arc::clone(self), encode::object(&job.object));
         self.link.pool.write(&name, write, flags::FULL_TRY, move |outcome| own.told(job, outcome));
@@ -108,26 +130,46 @@ impl Submits {
 
     fn told(self: Arc<Self>, mut job: Job, outcome: std::result::Result<u64, Failed>) {
         let first = match outcome {
-            Ok(_) => return self.end(job.ticket, job.promise, Ok(())),
-            Err(Failed { code: code::NOT_THERE, .. }) => First::Missing,
-            Err(Failed { code: code::CANCELED, .. }) => First::Refused,
-            Err(failed) => {
-                let error = write_error(failed, &encode::object(&job.object));
-                return self.end(job.ticket, job.promise, Err(error));
-            }
+            Ok(_) => Ok(None),
+            Err(Failed { code: code::NOT_THERE, .. }) => Ok(Some(First::Missing)),
+            Err(Failed { code: code::CANCELED, .. }) => Ok(Some(First::Refused)),
+            Err(failed) => Err(write_error(failed, &encode::object(&job.object))),
         };
-        job.first = Some(first);
-        self.give(&mut self.state.lock(), job);
+        let mut state = self.state.lock();
+        if let Some(lane) = state.lanes.get_mut(&job.object) {
+            lane.begun.remove(&job.ticket);
+        }
+        if let Ok(Some(first)) = first {
+            job.first = Some(first);
+            self.give(&mut state, job);
+            return;
+        }
+        self.go_on(&mut state, &job.object);
+        drop(state);
+        self.end(job.ticket, job.promise, first.map(drop));
     }
 
     /// Puts a submit into the lane of its object.
     fn give(self: &Arc<Self>, state: &mut State, job: Job) {
-        if let Some(lane) = state.lanes.get_mut(&job.object) {
-            lane.push_back(job);
+        let object = job.object.clone();
+        state.lanes.entry(object.clone()).or_default().jobs.insert(job.ticket, job);
+        self.go_on(state, &object);
+    }
+
+    /// Has a thread take the lane up, if it is ready, and forgets it if it is empty.
+    fn go_on(self: &Arc<Self>, state: &mut State, object: &ObjectId) {
+        let Some(lane) = state.lanes.get_mut(object) else { return };
+        if lane.taken {
             return;
         }
-        let object = job.object.clone();
-        state.lanes.insert(object.clone(), VecDeque::from([job]));
+        if lane.jobs.is_empty() && lane.begun.is_empty() {
+            state.lanes.remove(object);
+            return;
+        }
+        if !lane.is_ready() {
+            return;
+        }
+        lane.taken = true;
         state.ready.push_back(object.clone());
         if state.idle > 0 {
             state.idle -= 1;
@@ -137,12 +179,7 @@ impl Submits {
             match std::thread::Builder::new().name("esker-ceph".into()).spawn(move || own.work()) {
                 Ok(thread) => state.threads.push(thread),
                 Err(error) if state.threads.is_empty() => {
-                    tracing::error!(%error, "no thread can be started for writing to Ceph: what needs one fails");
-                    state.ready.pop_back();
-                    // Its promise is dropped: it ends without an outcome.
-                    for job in state.lanes.remove(&object).into_iter().flatten() {
-                        state.under_way.remove(&job.ticket);
-                    }
+                    tracing::error!(%error, "no thread can be started for writing to Ceph: what needs one waits");
                 }
                 // Those that there are come to it.
                 Err(_) => {}
@@ -161,20 +198,33 @@ impl Submits {
                 self.given.wait(&mut state);
                 continue;
             };
-            while let Some(job) = state.lanes.get_mut(&object).and_then(VecDeque::pop_front) {
+            while let Some(lane) = state.lanes.get_mut(&object).filter(|lane| lane.is_ready()) {
+                let Some((_, mut job)) = lane.jobs.pop_first() else { break };
+                if std::mem::replace(&mut lane.ran, true) {
+                    job.first = None;
+                }
                 drop(state);
                 self.run(job);
                 state = self.state.lock();
             }
-            state.lanes.remove(&object);
+            if let Some(lane) = state.lanes.get_mut(&object) {
+                lane.taken = false;
+            }
+            self.go_on(&mut state, &object);
         }
     }
 
     fn run(&self, job: Job) {
-        let Job { ticket, object, guards, fold, first, promise } = job;
+        let Job { ticket, object, guards, fold, first, began, promise } = job;
         // A waker that panics, or a drop, is no reason to write no more.
         let run = AssertUnwindSafe(|| {
-            let done = change::change(&self.link, &object, &guards, &fold, first);
+            let done = if began.elapsed() < change::PATIENCE {
+                change::change(&self.link, &object, &guards, &fold, first)
+            } else {
+                // It was never begun.
+                let cause = std::io::Error::from(std::io::ErrorKind::TimedOut);
+                Err(Error::io(format!("writing {object} to Ceph, behind others that were not answered"), cause))
+            };
             self.end(ticket, promise, done);
         });
         if catch_unwind(run).is_err() {
@@ -184,16 +234,9 @@ impl Submits {
 
     fn end(&self, ticket: u64, promise: Promise<CommitSeq>, outcome: Result<()>) {
         let seq = self.next_seq();
-        // Before a sync can be told that it is done.
+        // Whatever a waker does, the ticket goes; and only then a sync can be told that it is done.
+        let _ended = Ended { submits: self, ticket, seq };
         promise.fulfil((outcome.map(|()| seq), None));
-        let mut state = self.state.lock();
-        state.under_way.remove(&ticket);
-        let first = state.under_way.first().copied().unwrap_or(u64::MAX);
-        let done: Vec<_> = state.syncs.extract_if(.., |(upto, _)| *upto < first).collect();
-        drop(state);
-        for (_, sync) in done {
-            sync.fulfil((Ok(seq), None));
-        }
     }
 
     /// Ends once all that is under way has ended.
@@ -211,7 +254,7 @@ impl Submits {
     /// Ends the threads when they have done what they were given.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
-        state.closed = true;
+        (state.closed, state.idle) = (true, 0);
         let threads = std::mem::take(&mut state.threads);
         drop(state);
         self.given.notify_all();
@@ -220,6 +263,26 @@ impl Submits {
             if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
                 tracing::error!("a thread that writes to Ceph panicked");
             }
+        }
+    }
+}
+
+/// Takes a ticket out, and tells the syncs that waited for it.
+struct Ended<'s> {
+    submits: &'s Submits,
+    ticket: u64,
+    seq: CommitSeq,
+}
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let mut state = self.submits.state.lock();
+        state.under_way.remove(&self.ticket);
+        let first = state.under_way.first().copied().unwrap_or(u64::MAX);
+        let done: Vec<_> = state.syncs.extract_if(.., |(upto, _)| *upto < first).collect();
+        drop(state);
+        for (_, sync) in done {
+            sync.fulfil((Ok(self.seq), None));
         }
     }
 }

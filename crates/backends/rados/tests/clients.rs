@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use esker_rados::{OpenError, Options, RadosStore};
 use esker_store::{
-    Change, Collection, Condition, Error, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction, prefix,
+    Change, Collection, CommitSeq, Condition, Error, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction, prefix,
 };
 
 fn collection() -> Collection {
@@ -310,4 +310,47 @@ fn a_pool_that_is_deleted_or_erasure_coded_or_has_no_store_is_told_so() {
         other => panic!("{:?}", other.err()),
     }
     ceph(&["osd", "pool", "delete", &name, &name, "--yes-i-really-really-mean-it"]);
+}
+
+#[test]
+fn what_is_begun_on_a_missing_object_is_done_in_order_whatever_it_needs() {
+    let store = with_collection(&support::namespace());
+    for round in 0..20 {
+        let of = object(&format!("o{round}"));
+        let change = |change| Transaction::new().change(&of, change);
+        // Set, then removed; made, then guarded; made, then gone.
+        let begun = [
+            store.submit(change(slot(1, "v"))),
+            store.submit(change(Change::SlotRemove { index: 1 })),
+            store.submit(Transaction::new().guard(&of, Condition::Exists).change(&of, slot(2, "w"))),
+        ];
+        begun.into_iter().for_each(|done| assert!(done.wait().unwrap() > CommitSeq(0)));
+        assert_eq!(store.slot_get(&of, 1).wait().unwrap(), None);
+        assert_eq!(store.slot_get(&of, 2).wait().unwrap(), Some("w".into()));
+        let of = object(&format!("gone{round}"));
+        let begun = [
+            store.submit(Transaction::new().change(&of, slot(1, "v"))),
+            store.submit(Transaction::new().change(&of, Change::Remove)),
+        ];
+        begun.into_iter().for_each(|done| assert!(done.wait().unwrap() > CommitSeq(0)));
+        assert_eq!(store.size(&of).wait().unwrap(), None);
+    }
+}
+
+#[test]
+fn the_last_of_exactly_a_page_are_found_with_something_behind_them() {
+    let store = with_collection(&support::namespace());
+    for count in [1_023, 1_024, 1_025, 2_048] {
+        let of = object(&count.to_string());
+        let mut txn = Transaction::new().change(&of, slot(1, "v"));
+        (0..count).for_each(|n| txn.push(&of, Change::OmapSet { key: format!("k{n:04}").into(), value: "v".into() }));
+        store.submit(txn).wait().unwrap();
+        for keys_only in [false, true] {
+            let scan = OmapScan { reverse: true, limit: 2_000, keys_only, ..OmapScan::of("k") };
+            let found = store.omap_scan(&of, &scan).wait().unwrap();
+            assert!(!found.is_empty());
+            let wanted = (0..count).rev().map(|n| format!("k{n:04}"));
+            assert!(found.iter().zip(wanted).all(|((key, _), wanted)| *key == wanted), "{count} keys");
+        }
+    }
 }

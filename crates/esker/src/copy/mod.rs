@@ -174,7 +174,11 @@ impl<'a> Copier<'a> {
             return Ok(());
         }
         let here = *collection == start.collection;
-        self.txn.ops.push(Op::CreateCollection(collection.clone()));
+        if self.to.capability().atomic_across_collections {
+            self.txn.ops.push(Op::CreateCollection(collection.clone()));
+        } else {
+            self.to.submit(Transaction::new().create_collection(collection)).wait()?;
+        }
         if here && start.space != Space::Done {
             self.object(&ObjectId::new(collection.clone(), start.name.clone()), start)?;
         }

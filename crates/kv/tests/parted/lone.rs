@@ -9,8 +9,8 @@ use esker_kv::{ACROSS_PARTITIONS, Durability, Entry, Error, Key, Kind, Kv, Manua
 use esker_memory::MemoryStore;
 use esker_store::contract::PerObject;
 use esker_store::{
-    Change, Collection, CommitSeq, Completion, Error as StoreError, Forward, ObjectId, ObjectStore, Op, Transaction,
-    prefix,
+    Change, Collection, CommitSeq, Completion, Error as StoreError, Forward, ObjectId, ObjectStore, OmapScan, Op,
+    Transaction, prefix,
 };
 use fastrand::Rng;
 use parking_lot::Mutex;
@@ -433,4 +433,96 @@ fn a_companion_changes_together_with_keys_of_its_partition_and_is_apart_from_the
     kv.remove_namespace("n").unwrap();
     assert!(companion.put(&key_of("a", "z"), "z").wait().is_err());
     assert_eq!(objects(&store), Vec::<Bytes>::new());
+}
+
+/// A store whose scans give five entries at most, as they may.
+struct Short(PerObject<Theirs>);
+
+impl Forward for Short {
+    fn behind(&self) -> &dyn ObjectStore {
+        &self.0
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        Forward::submit(&self.0, txn)
+    }
+
+    fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
+        Forward::omap_scan(&self.0, object, &OmapScan { limit: scan.limit.min(5), ..scan.clone() })
+    }
+}
+
+#[test]
+fn answers_of_the_store_that_are_short_leave_nothing_out() {
+    let store = Arc::new(Short(PerObject(Theirs(Arc::new(MemoryStore::new())))));
+    let clock = Arc::new(ManualClock::new(NOON_MS));
+    let kv = Kv::open(store, clock.clone()).unwrap();
+    let namespace = kv.namespace("n", Kind::Bytes).unwrap();
+    for n in 0..60 {
+        let expires_ms = (n % 3 > 0).then_some(NOON_MS + 5);
+        namespace
+            .put_with(&nth(Kind::Bytes, n), Entry::new("v").expiring(expires_ms), Durability::Durable)
+            .wait()
+            .unwrap();
+        let key = format!("{{one}}{n:02}");
+        let entry = Entry::new("v").expiring(expires_ms);
+        namespace.put_with(key.as_str(), entry, Durability::Durable).wait().unwrap();
+    }
+    assert_eq!(namespace.scan(&Scan::all()).wait().unwrap().len(), 120);
+    assert_eq!(namespace.len().wait().unwrap(), 120);
+    clock.advance(10);
+    for scan in [Scan::all(), Scan::all().keys()] {
+        let keys: Vec<_> = namespace.scan(&scan).wait().unwrap().into_iter().map(|(key, _)| key).collect();
+        let wanted = (0..60).step_by(3).map(|n| nth(Kind::Bytes, n));
+        let tagged = (0..60).step_by(3).map(|n| OwnedKey::from(format!("{{one}}{n:02}").as_str()));
+        assert!(keys.into_iter().eq(wanted.chain(tagged)), "{scan:?}");
+    }
+    assert_eq!(kv.expire_due(usize::MAX).unwrap(), 80);
+    assert_eq!(namespace.len().wait().unwrap(), 40);
+    let some: std::collections::BTreeSet<_> = (0..400u64)
+        .map(|n| namespace.some_key(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wait().unwrap().unwrap())
+        .collect();
+    assert!(some.len() > 20, "{} of 40 keys are met", some.len());
+}
+
+#[test]
+fn a_clear_beside_a_writer_leaves_what_belongs_together_together() {
+    let (store, kv) = lone();
+    let namespace = kv.namespace("n", Kind::Bytes).unwrap();
+    let companion = kv.companion(&namespace).unwrap();
+    let field = |key: &str| {
+        let (partition, bits) = namespace.partition(key.as_bytes()).unwrap();
+        (7 << bits | partition).to_be_bytes()
+    };
+    let over = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let kv = face(&store);
+            let namespace = kv.namespace("n", Kind::Bytes).unwrap();
+            let companion = kv.companion(&namespace).unwrap();
+            for n in 0.. {
+                if over.load(std::sync::atomic::Ordering::SeqCst) {
+                    break;
+                }
+                let key = format!("k{}", n % 50);
+                let mut txn = kv.begin(&[]);
+                txn.put(&namespace, key.as_str(), Entry::new("head"));
+                txn.put(&companion, &field(&key), Entry::new("field"));
+                txn.commit(Durability::Applied).wait().unwrap();
+            }
+        });
+        for _ in 0..200 {
+            let mut txn = kv.begin_exclusive();
+            txn.clear(&namespace);
+            txn.clear(&companion);
+            txn.commit(Durability::Applied).wait().unwrap();
+        }
+        over.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    let heads = namespace.scan(&Scan::all()).wait().unwrap();
+    for (key, _) in &heads {
+        let key = String::from_utf8(key.as_bytes().unwrap().to_vec()).unwrap();
+        assert!(companion.has(&field(&key)).wait().unwrap(), "{key} has lost its field");
+    }
+    assert_eq!(companion.scan(&Scan::all()).wait().unwrap().len(), heads.len().min(50));
 }

@@ -100,6 +100,11 @@ impl Database {
         (self.partition_bits == 0).then(count)
     }
 
+    /// Whether two keys are in one partition.
+    pub(crate) fn are_together(&self, one: &[u8], other: &[u8]) -> bool {
+        self.bytes.partition(one) == self.bytes.partition(other)
+    }
+
     /// Whether there is no hash.
     fn has_no_fields(&self) -> Result<bool> {
         Ok(self.fields.scan(&Scan::all().keys().limited(1)).wait()?.is_empty())

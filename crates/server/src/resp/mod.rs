@@ -76,6 +76,8 @@ const LOOPS_MAX_BY_DEFAULT: usize = 4;
 /// Expired keys are removed so often, and so many at once.
 const EXPIRE_EVERY: Duration = Duration::from_millis(100);
 const EXPIRE_KEYS: usize = 10_000;
+/// So often where each look is a request to every partition.
+const EXPIRE_AFAR_EVERY: Duration = Duration::from_secs(1);
 /// Memory that clients have given up since the last time, above which the allocator is to give it back.
 const GIVE_BACK_BYTES: usize = 32 << 20;
 
@@ -293,10 +295,11 @@ impl Drop for StopOnDrop<'_> {
 /// Removes what has expired, and has memory given back that clients held, until the server stops.
 fn expire(shared: &Shared) {
     let (mut failing, mut peak) = (false, 0);
+    let every = if shared.keyspace.kv.is_whole() { EXPIRE_EVERY } else { EXPIRE_AFAR_EVERY };
     loop {
         let mut held = shared.stop_lock.lock();
         if !shared.is_stopping() {
-            shared.stopped.wait_for(&mut held, EXPIRE_EVERY);
+            shared.stopped.wait_for(&mut held, every);
         }
         drop(held);
         if shared.is_stopping() {
@@ -308,7 +311,8 @@ fn expire(shared: &Shared) {
             peak = held;
             shared.engine.give_memory_back();
         }
-        let removed = shared.keyspace.sweep().and_then(|()| shared.keyspace.kv.expire_due(EXPIRE_KEYS));
+        let swept = shared.keyspace.sweep();
+        let removed = shared.keyspace.kv.expire_due(EXPIRE_KEYS).and_then(|removed| swept.map(|()| removed));
         match removed {
             Ok(removed) => {
                 shared.expired.fetch_add(removed as u64, Ordering::Relaxed);

@@ -216,11 +216,14 @@ unsafe extern "C" fn tell(completion: Handle, argument: *mut c_void) {
 }
 
 impl Pool {
-    /// Waits until nothing is under way, but on a thread that tells, which cannot.
+    /// Whether this is a thread of librados that tells of operations: it must not wait for others.
+    pub fn tells() -> bool {
+        TELLS.get()
+    }
+
+    /// Waits until nothing is under way.
     pub fn wait(&self) {
-        if !TELLS.get() {
-            self.0.count.wait();
-        }
+        self.0.count.wait();
     }
 
     /// Begins what `operate` asks for with a completion; `told` is called once, by any thread, also if it cannot begin.

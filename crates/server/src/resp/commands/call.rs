@@ -146,9 +146,10 @@ pub(crate) fn shown(arg: &[u8]) -> String {
 /// then it waits. Each time it finds in memory what was awaited before, unless that was so much that it is gone again.
 const WAITS_MAX: usize = 64;
 
-/// Whether a command is begun anew for what it reads, or waits.
+/// Whether a command is begun anew for what it reads, or waits: as it does where the store is elsewhere, which would
+/// have nothing in memory the next time either.
 pub(crate) fn may_wait_again(call: &Call<'_>) -> bool {
-    (call.session.waits as usize) < WAITS_MAX + call.args.len()
+    call.shared.keyspace.kv.is_whole() && (call.session.waits as usize) < WAITS_MAX + call.args.len()
 }
 
 /// Has the session wait for this, and then run its command again.

@@ -53,6 +53,17 @@ fn rename_key(call: &mut Call<'_>, txn: &mut Txn<'_>, only_new: bool) -> Result<
         return Ok(false);
     }
     keyspace.remove(txn, database, to)?;
+    if entry.tag == HASH && !database.are_together(from, to) {
+        // Its fields go to where its new name is.
+        let head = Head::decode(&entry)?;
+        let moved = Head { id: keyspace.new_id(database, to)?, ..head };
+        for (name, field) in fields(txn, database, head)? {
+            txn.put(&database.fields, &moved.field_key(&name)[..], field);
+        }
+        keyspace.remove(txn, database, from)?;
+        keyspace.place(txn, database, to, moved.entry(entry.expires_ms))?;
+        return Ok(true);
+    }
     keyspace.take(txn, database, from, &entry)?;
     keyspace.place(txn, database, to, entry)?;
     Ok(true)
@@ -165,11 +176,12 @@ pub(crate) fn randomkey(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
             let scan = Scan { reverse, limit: 1, keys_only: true, ..Scan::default() };
             Ok(txn.scan(namespace, &scan)?.pop().map(|(key, _)| key))
         };
-        let Some(first) = edge(txn, false)? else { continue };
-        // Where the last key is dear to find, keys are taken to be spread over all there might be.
-        let parted = namespace.partition(b"").is_some();
-        let last = if parted { Some(esker_kv::OwnedKey::from(&[u8::MAX; 8][..])) } else { edge(txn, true)? };
-        let Some(last) = last else { continue };
+        if namespace.partition(b"").is_some() {
+            // The last key is dear to find: one of the first of some partition.
+            found = namespace.some_key(random).wait()?;
+            break;
+        }
+        let (Some(first), Some(last)) = (edge(txn, false)?, edge(txn, true)?) else { continue };
         let start = between(&first, &last, random);
         let after = txn.scan(namespace, &Scan { start: Some(start), limit: 1, keys_only: true, ..Scan::default() })?;
         found = Some(after.into_iter().next().map_or(first, |(key, _)| key));
