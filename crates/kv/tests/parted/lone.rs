@@ -485,44 +485,69 @@ fn answers_of_the_store_that_are_short_leave_nothing_out() {
     assert!(some.len() > 20, "{} of 40 keys are met", some.len());
 }
 
+/// A store that calls back before its n-th submit.
+struct Counted {
+    store: PerObject<Theirs>,
+    left: Mutex<Option<(usize, Hook)>>,
+}
+
+impl Forward for Counted {
+    fn behind(&self) -> &dyn ObjectStore {
+        &self.store
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        let mut left = self.left.lock();
+        match left.take() {
+            Some((0, hook)) => hook(),
+            Some((more, hook)) => *left = Some((more - 1, hook)),
+            None => {}
+        }
+        drop(left);
+        Forward::submit(&self.store, txn)
+    }
+}
+
 #[test]
 fn a_clear_beside_a_writer_leaves_what_belongs_together_together() {
-    let (store, kv) = lone();
-    let namespace = kv.namespace("n", Kind::Bytes).unwrap();
-    let companion = kv.companion(&namespace).unwrap();
-    let field = |key: &str| {
-        let (partition, bits) = namespace.partition(key.as_bytes()).unwrap();
-        (7 << bits | partition).to_be_bytes()
-    };
-    let over = std::sync::atomic::AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            let kv = face(&store);
-            let namespace = kv.namespace("n", Kind::Bytes).unwrap();
-            let companion = kv.companion(&namespace).unwrap();
-            for n in 0.. {
-                if over.load(std::sync::atomic::Ordering::SeqCst) {
-                    break;
-                }
-                let key = format!("k{}", n % 50);
-                let mut txn = kv.begin(&[]);
-                txn.put(&namespace, key.as_str(), Entry::new("head"));
-                txn.put(&companion, &field(&key), Entry::new("field"));
-                txn.commit(Durability::Applied).wait().unwrap();
+    for before in [1, 20, 40, 63] {
+        let (store, theirs) = lone();
+        let counted = Arc::new(Counted { store: PerObject(Theirs(Arc::clone(&store))), left: Mutex::new(None) });
+        let kv = Kv::open(counted.clone(), Arc::new(ManualClock::new(NOON_MS))).unwrap();
+        let namespace = kv.namespace("n", Kind::Bytes).unwrap();
+        let companion = kv.companion(&namespace).unwrap();
+        let field = {
+            let namespace = namespace.clone();
+            move |key: &str| {
+                let (partition, bits) = namespace.partition(key.as_bytes()).unwrap();
+                (7 << bits | partition).to_be_bytes()
             }
-        });
-        for _ in 0..200 {
-            let mut txn = kv.begin_exclusive();
-            txn.clear(&namespace);
-            txn.clear(&companion);
-            txn.commit(Durability::Applied).wait().unwrap();
+        };
+        let keys: Vec<String> = (0..200).map(|n| format!("k{n}")).collect();
+        let write = {
+            let (keys, field) = (keys.clone(), field.clone());
+            move || {
+                let namespace = theirs.namespace("n", Kind::Bytes).unwrap();
+                let companion = theirs.companion(&namespace).unwrap();
+                for key in &keys {
+                    let mut txn = theirs.begin(&[]);
+                    txn.put(&namespace, key.as_str(), Entry::new("head"));
+                    txn.put(&companion, &field(key), Entry::new("field"));
+                    txn.commit(Durability::Applied).wait().unwrap();
+                }
+            }
+        };
+        write();
+        *counted.left.lock() = Some((before, Box::new(write)));
+        let mut txn = kv.begin_exclusive();
+        txn.clear(&namespace);
+        txn.clear(&companion);
+        txn.commit(Durability::Applied).wait().unwrap();
+        let left = namespace.scan(&Scan::all()).wait().unwrap();
+        assert!(!left.is_empty() && left.len() < keys.len(), "{} left, {before} before", left.len());
+        for key in &keys {
+            let head = namespace.has(key.as_str()).wait().unwrap();
+            assert_eq!(companion.has(&field(key)).wait().unwrap(), head, "{key}, {before} before");
         }
-        over.store(true, std::sync::atomic::Ordering::SeqCst);
-    });
-    let heads = namespace.scan(&Scan::all()).wait().unwrap();
-    for (key, _) in &heads {
-        let key = String::from_utf8(key.as_bytes().unwrap().to_vec()).unwrap();
-        assert!(companion.has(&field(&key)).wait().unwrap(), "{key} has lost its field");
     }
-    assert_eq!(companion.scan(&Scan::all()).wait().unwrap().len(), heads.len().min(50));
 }
