@@ -60,7 +60,7 @@ fn keys_on_ceph_are_those_of_all_who_have_the_store_open() {
     let (here, there) = (Store::open(&place).unwrap(), Store::open(&place).unwrap());
     let [ours, theirs] = [&here, &there].map(|store| store.kv().unwrap().namespace("n", Kind::Bytes).unwrap());
     std::thread::scope(|scope| {
-        for namespace in [&ours, &theirs] {
+        for (store, namespace) in [(&here, &ours), (&there, &theirs)] {
             scope.spawn(move || {
                 for n in 0..50 {
                     let one = |txn: &mut esker::kv::Txn<'_>| -> esker::kv::Result<()> {
@@ -69,8 +69,8 @@ fn keys_on_ceph_are_those_of_all_who_have_the_store_open() {
                         txn.put(namespace, format!("{{c}}{n}").as_str(), Entry::new("v"));
                         Ok(())
                     };
-                    let kv = if std::ptr::eq(namespace, &ours) { here.kv() } else { there.kv() };
-                    kv.unwrap().transact(&[(namespace, "{c}sum".into())], Durability::Durable, one).unwrap();
+                    let kv = store.kv().unwrap();
+                    kv.transact(&[(namespace, "{c}sum".into())], Durability::Durable, one).unwrap();
                 }
             });
         }
@@ -94,7 +94,8 @@ fn a_disk_on_ceph_holds_what_was_written_and_its_store_is_copied_there_and_back(
     let place = place("disk");
     let mut model = vec![0u8; 4 << 20];
     let store = Store::open(&place).unwrap();
-    let layout = esker::volume::Layout { object_bytes: 1 << 20, ..Default::default() };
+    let layout =
+        esker::volume::Layout { object_bytes: 1 << 20, stripe_unit: 1 << 20, ..esker::volume::Layout::default() };
     let image = store.volumes().unwrap().create("disk", model.len() as u64, layout, 0).unwrap();
     let mut rng = 1u64;
     let mut random = |below: u64| {

@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use esker_store::{Collection, DataRun, ObjectId, ObjectStore};
 
-use super::mark::{COLLECTION, Mark, Space};
+use super::mark::{Mark, Space};
 use super::walk::{READ_BYTES, Runs, names, omap, slots};
 use super::{CopyProgress, VerifyReport};
 use crate::{Error, Result};
@@ -25,9 +25,7 @@ pub fn verify_copy(
         return Err(Error::NoCopy);
     }
     let mut compare = Compare { from, to, progress, shown: CopyProgress::default(), crc: 0 };
-    let collections = from.collections().wait()?;
-    let mut copied = to.collections().wait()?;
-    copied.retain(|collection| *collection != Collection::from(COLLECTION));
+    let (collections, copied) = (super::contents(from)?, super::contents(to)?);
     if collections != copied {
         return Err(differs(format!("collections: {} in the source, {} in the copy", collections.len(), copied.len())));
     }

@@ -107,6 +107,10 @@ impl Mark {
         if !store.collections().wait()?.contains(&Collection::from(COLLECTION)) {
             return Ok(None);
         }
+        if store.size(&object()).wait()?.is_none() {
+            // Interrupted before it was one, or after it was a whole one.
+            return Ok(None);
+        }
         let source = store.xattr(&object(), SOURCE.as_bytes()).wait()?.unwrap_or_default();
         let place = store.xattr(&object(), PLACE.as_bytes()).wait()?.and_then(Place::parse);
         let Some(place) = place else {
@@ -126,7 +130,10 @@ impl Mark {
 
     /// Ends a half copy, durably.
     pub fn end(store: &dyn ObjectStore) -> Result<()> {
-        let txn = Transaction::with(Durability::Durable).change(&object(), Change::Remove);
+        let mut txn = Transaction::with(Durability::Durable).change(&object(), Change::Remove);
+        if !store.capability().atomic_across_collections {
+            store.submit(std::mem::replace(&mut txn, Transaction::with(Durability::Durable))).wait()?;
+        }
         store.submit(txn.remove_collection(&Collection::from(COLLECTION))).wait()?;
         store.sync().wait()?;
         Ok(())

@@ -21,7 +21,7 @@ mod walk;
 use esker_store::{Change, Collection, Durability, ObjectId, ObjectStore, Op, Transaction};
 
 pub use compare::verify_copy;
-use mark::{Mark, Place, Space};
+use mark::{COLLECTION, Mark, Place, Space};
 use walk::{READ_BYTES, Runs, names, omap, slots};
 
 use crate::{Error, Result};
@@ -90,14 +90,14 @@ pub fn copy(
         Some(mark) if mark.source == source => (mark.place, true),
         Some(mark) => return Err(Error::OtherCopy { found: mark.source, expected: source.to_string() }),
         None => {
-            if let Some(collection) = to.collections().wait()?.first() {
+            if let Some(collection) = contents(to)?.first() {
                 return Err(Error::TargetNotEmpty { found: collection.to_string() });
             }
             Mark { source: source.to_string(), place: Place::default() }.begin(to)?;
             (Place::default(), false)
         }
     };
-    let collections = from.collections().wait()?;
+    let collections = contents(from)?;
     let mut copier = Copier::new(from, to, progress);
     for collection in &collections {
         for name in names(from, collection, None) {
@@ -116,6 +116,13 @@ pub fn copy(
     (copier.progress)(copier.shown);
     let CopyProgress { objects, bytes, .. } = copier.shown;
     Ok(CopyReport { objects, bytes, transactions: copier.transactions, resumed })
+}
+
+/// The collections of a store but that of the mark, which may be there without one.
+fn contents(store: &dyn ObjectStore) -> Result<Vec<Collection>> {
+    let mut collections = store.collections().wait()?;
+    collections.retain(|collection| *collection != Collection::from(COLLECTION));
+    Ok(collections)
 }
 
 struct Copier<'a> {
