@@ -261,7 +261,8 @@ impl Reader {
         self.device.will_read(loc.offset(), self.clamp_span(loc));
     }
 
-    /// As [`Reader::begin`], but for what is beyond the first [`HINT_BYTES_MAX`] bytes: who asked may never come for it.
+    /// As [`Reader::begin`], but for what is beyond the first [`HINT_BYTES_MAX`] bytes: who asked may never come for
+    /// it.
     pub fn begin_hinted(&self, loc: Loc) {
         self.device.will_read(loc.offset(), self.clamp_span(loc).min(HINT_BYTES_MAX));
     }

@@ -92,8 +92,8 @@ impl Kv {
         self.shared.store.capability().atomic_across_objects
     }
 
-    /// Removes what is left of namespaces in partitions that are removed: a writer that had begun to make an object, and
-    /// was killed, left it empty.
+    /// Removes what is left of namespaces in partitions that are removed: a writer that had begun to make an object,
+    /// and was killed, left it empty.
     fn collect_left(&self) -> Result<()> {
         let (store, collection) = (&*self.shared.store, Collection::from(COLLECTION));
         let mut after: Option<Bytes> = None;
@@ -361,7 +361,7 @@ impl Kv {
     fn finish_removing(&self, name: &str, record: Record) -> Result<()> {
         let (store, mut retry) = (&*self.shared.store, Retry::default());
         if let Layout::Parted { id, .. } = record.layout {
-            // Its id is of no other namespace: whoever removes it, and when, removes nothing else.
+            // Its id is of no other namespace: a process that removes it late removes nothing else.
             self.remove_parts(&[&parts(name)[..], &id.to_be_bytes(), b"/"].concat())?;
             let mut txn = Transaction::with(Durability::Always).once();
             txn.guards.push(record.still(name));

@@ -155,8 +155,8 @@ impl Namespace {
         self.0.kind
     }
 
-    /// The number of the partition that a byte key is in, and how many bits such numbers have; `None` where the namespace
-    /// lies whole, or holds int keys.
+    /// The number of the partition that a byte key is in, and how many bits such numbers have; `None` where the
+    /// namespace lies whole, or holds int keys.
     pub fn partition(&self, key: &[u8]) -> Option<(u64, u32)> {
         self.0.placement.partition_bits().map(|bits| (self.0.placement.part_of(Key::Bytes(key)), bits))
     }

@@ -501,8 +501,8 @@ impl Namespace {
         Ok(found)
     }
 
-    /// A key that has not expired, chosen by this number among the first keys of a partition of byte keys; `None` if there
-    /// is none. Of large partitions others are never chosen.
+    /// A key that has not expired, chosen by this number among the first keys of a partition of byte keys; `None` if
+    /// there is none. Of large partitions others are never chosen.
     pub fn some_key(&self, random: u64) -> Completion<Option<OwnedKey>> {
         let mut barrier = None;
         let found = self.some_key_behind(random, &mut barrier);

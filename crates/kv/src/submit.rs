@@ -1,9 +1,9 @@
 //! Submitting what adds entries: only to namespaces that are there, whichever process removes them.
 //!
-//! transaction → guard: each object that it writes to exists, where no guard of the caller's says so → submit; an object
-//! that is missing is made under a guard of the namespace's record instead. An object of a partition is made empty
-//! first, and written to once the record was looked at: who removes the namespace changes the record first, and then
-//! removes each object that there is.
+//! transaction → guard: each object that it writes to exists, where no guard of the caller's says so → submit; an
+//! object that is missing is made under a guard of the namespace's record instead. An object of a partition is made
+//! empty first, and written to once the record was looked at: who removes the namespace changes the record first, and
+//! then removes each object that there is.
 //!
 //! Invariants:
 //! 1. A write that was acknowledged went to a namespace that was not removed yet; where a removal in several steps has
@@ -177,8 +177,8 @@ fn make(
     }
 }
 
-/// The transaction, under the guards that each namespace is there, and counting that objects of ranges are made; objects
-/// of partitions are made before.
+/// The transaction, under the guards that each namespace is there, and counting that objects of ranges are made;
+/// objects of partitions are made before.
 fn guarded(
     shared: &Shared,
     targets: &[Target<'_>],
@@ -223,7 +223,8 @@ fn live(shared: &Shared, target: &Target<'_>, barrier: &mut Option<Barrier>) -> 
 fn make_parts(shared: &Shared, target: &Target<'_>, txn: &Transaction, barrier: &mut Option<Barrier>) -> Result<()> {
     let objects = written(std::slice::from_ref(target), txn);
     for object in &objects {
-        // Whoever removes the namespace finds what there is: it is there for good before the record is looked at.
+        // A process that removes the namespace finds what there is: it is there for good before the record is looked
+        // at.
         let mut made = Transaction::with(esker_store::Durability::Always);
         made.push(object, Change::Touch);
         shared.store.submit(made).wait()?;

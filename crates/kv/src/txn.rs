@@ -390,8 +390,9 @@ impl<'a> Txn<'a> {
         }
     }
 
-    /// Removes all entries of a namespace. Keep other writers out: begin exclusively. On a store that changes one object at
-    /// a time, a transaction that does nothing but clear does so partition by partition, which others may see.
+    /// Removes all entries of a namespace. Keep other writers out: begin exclusively. On a store that changes one
+    /// object at a time, a transaction that does nothing but clear does so partition by partition, which others may
+    /// see.
     pub fn clear(&mut self, namespace: &Namespace) {
         if let Err(error) = namespace.check() {
             return self.fail(error);

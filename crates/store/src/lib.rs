@@ -167,8 +167,8 @@ pub trait ObjectStore: Send + Sync {
     /// What the object is, or `None` if it does not exist.
     fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>>;
 
-    /// The size of an object in bytes, or `None` if it does not exist: one operation also where [`stat`](Self::stat) has
-    /// to count keys by reading them.
+    /// The size of an object in bytes, or `None` if it does not exist: one operation also where [`stat`](Self::stat)
+    /// has to count keys by reading them.
     fn size(&self, object: &ObjectId) -> Completion<Option<u64>> {
         self.stat(object).map(|stat| stat.map(|stat| stat.size))
     }

@@ -1,6 +1,7 @@
 //! Objects on Ceph RADOS, through the system's librados.
 //!
-//! `Cluster` → `Pool` → `RadosStore` → an operation for each transaction: `Write`, `Read` → told by a thread of librados
+//! `Cluster` → `Pool` → `RadosStore` → an operation for each transaction: `Write`, `Read` → told by a thread of
+//! librados
 //!
 //! A compound operation is done on one object, whole or not at all: its guards see the object as it was before. That is
 //! what a shared log, keys and disks need of a store; no class has to be loaded into the OSDs.

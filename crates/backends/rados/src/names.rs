@@ -10,8 +10,8 @@
 //! Invariants:
 //! 1. An object that is there has its name in its shard: the name is added before the object shows, and removed once it
 //!    shows no more, under the token that was there before. A crash leaves names without objects, and no more.
-//! 2. A name is only added to a shard that is there; a collection is removed with its shards, once what is named in each
-//!    is gone for good. Whoever meets one that is half made or half removed goes on with it.
+//! 2. A name is only added to a shard that is there; a collection is removed with its shards, once what is named in
+//!    each is gone for good. A client that meets one half made or half removed goes on with it.
 //! 3. What is said of a collection changes only from what was read of it: a call that is late changes no later one.
 
 use std::ffi::{CStr, CString};

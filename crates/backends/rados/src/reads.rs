@@ -4,8 +4,8 @@
 //! that grow, each from its end, and halves the first that holds something.
 //!
 //! Invariant: what a call answers with is of one moment. What takes several operations is begun anew where the object
-//! changed between them; where it goes on changing ([`ANEW_MAX`]), counts, and slots that were found empty on the way, may
-//! be of moments before.
+//! changed between them; where it goes on changing ([`ANEW_MAX`]), counts, and slots that were found empty on the way,
+//! may be of moments before.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
@@ -120,7 +120,7 @@ pub(crate) fn extents(link: &Link, id: &ObjectId, range: Range<u64>, object_byte
 /// How often what takes several operations is begun anew because the object changed between them.
 const ANEW_MAX: u32 = 8;
 
-/// What an object is: all its keys are counted, of one moment if nobody goes on changing it.
+/// What an object is: all its keys are counted, of one moment unless others go on changing it.
 pub(crate) fn stat(link: &Link, id: &ObjectId) -> Result<Option<Stat>> {
     let object = encode::object(id);
     let mut anew = 0;

@@ -1,10 +1,11 @@
 //! [`RadosStore`]: the waist on a pool of a Ceph cluster.
 //!
-//! [`RadosStore::open`] → format of the store → submits ([`crate::submits`], [`crate::change`], [`crate::names`]), reads
-//! ([`crate::reads`])
+//! [`RadosStore::open`] → format of the store → submits ([`crate::submits`], [`crate::change`], [`crate::names`]),
+//! reads ([`crate::reads`])
 //!
 //! Invariants:
-//! 1. What was acknowledged is durable: OSDs acknowledge what they have synced. A sync only waits for what is under way.
+//! 1. What was acknowledged is durable: OSDs acknowledge what they have synced. A sync only waits for what is under
+//!    way.
 //! 2. A submit of an object is begun when the call returns, and ends as far as Ceph answers in time. Collections are
 //!    made and removed while the caller waits.
 

@@ -7,9 +7,10 @@
 //! ```
 //!
 //! Invariants:
-//! 1. Submits of one object are done in the order in which they were begun: one that takes several operations waits until
-//!    those before it are told of, and those that come later wait behind it. Those that are under way already when it
-//!    turns out to need them are not called back: where another client makes the object at that moment, they come first.
+//! 1. Submits of one object are done in the order in which they were begun: one that takes several operations waits
+//!    until those before it are told of, and those that come later wait behind it. Those that are under way already
+//!    when it turns out to need them are not called back: where another client makes the object at that moment, they
+//!    come first.
 //! 2. A sync is done when all submits are that were begun before it: what is acknowledged is durable.
 //! 3. Threads of librados only tell: they wait for nothing.
 
@@ -259,7 +260,7 @@ impl Submits {
         drop(state);
         self.given.notify_all();
         for thread in threads {
-            // Whoever drops a store in a waker may do it on one of these, which cannot wait for itself.
+            // A waker that drops a store may run on one of these, which cannot wait for itself.
             if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
                 tracing::error!("a thread that writes to Ceph panicked");
             }

@@ -420,7 +420,7 @@ fn a_companion_changes_together_with_keys_of_its_partition_and_is_apart_from_the
     txn.put(&namespace, "a", Entry::new("a"));
     txn.remove_prefix(&companion, &key_of("c", ""));
     across(txn.commit(Durability::Durable).wait());
-    // One is cleared without the other, and both in one go that nobody else joins.
+    // One is cleared without the other, and both in one transaction of their own.
     namespace.clear().wait().unwrap();
     assert_eq!((namespace.len().wait().unwrap(), companion.len().wait().unwrap()), (0, 6));
     namespace.put("e", "e").wait().unwrap();

@@ -10,8 +10,8 @@
 //! server             "epoch" → u64 LE, one more at each start: upper 24 bits of new ids, lower 40 count from 1
 //! ```
 //!
-//! Where `dbN` lies in partitions, fields are its companion, so that they change with their head: the lower bits of an id
-//! are the number of its key's partition, and what would begin with 0 begins with that number.
+//! Where `dbN` lies in partitions, fields are its companion, so that they change with their head: the lower bits of an
+//! id are the number of its key's partition, and what would begin with 0 begins with that number.
 //!
 //! Invariants:
 //! 1. A hash has at least one field, and its id was never used before in this store.

@@ -173,7 +173,7 @@ impl Drop for Opened {
         let end = move || {
             // The library ends each within its time.
             count.wait();
-            // SAFETY: nobody has the handle any more, and nothing is under way.
+            // SAFETY: the last owner of the handle drops it, and nothing is under way.
             unsafe { rados_ioctx_destroy(handle as Handle) };
             drop(cluster);
         };
