@@ -84,7 +84,7 @@ fn exit_codes_are_kept() {
     let folder = folder.path();
     run(folder, &["kv", "--store", "nowhere", "get", "a"], 3);
     run(folder, &["check", "--store", "nowhere"], 3);
-    run(folder, &["check", "--store", "rados:pool"], 2);
+    run(folder, &["check", "--store", "swift:pool"], 2);
     run(folder, &["check", "--colour"], 2);
     run(folder, &["check", "--log", "=x=,", "--store", "nowhere"], 2);
     run(folder, &["format", "data", "--size", "64m", "--segment", "1m"], 0);

@@ -149,7 +149,7 @@ fn unknown_and_bad_options_are_errors_that_say_what_is_expected() {
         ("x?size=big", "size=big"),
         ("x?policy=sometimes", "batch"),
         ("x?create=perhaps", "create=perhaps"),
-        ("rados:pool", "memory:"),
+        ("swift:pool", "memory:"),
     ] {
         let error = Store::open(location).unwrap_err().to_string();
         assert!(error.contains(expected), "{location}: {error}");
