@@ -117,7 +117,7 @@ fn a_disk_on_ceph_holds_what_was_written_and_its_store_is_copied_there_and_back(
             model[range].copy_from_slice(&data);
         }
     }
-    begun.into_iter().for_each(|done| drop(done.wait().unwrap()));
+    begun.into_iter().for_each(|done| done.wait().unwrap());
     assert!(image.read_bytes(0, model.len() as u64).unwrap() == model);
     image.resize(1 << 20, true).unwrap();
     image.resize(4 << 20, false).unwrap();

@@ -3,7 +3,7 @@
 //! Invariant: what is compared goes into one checksum, in order, so that two stores of the same content have the same.
 
 use bytes::Bytes;
-use esker_store::{Collection, DataRun, ObjectId, ObjectStore};
+use esker_store::{DataRun, ObjectId, ObjectStore};
 
 use super::mark::{Mark, Space};
 use super::walk::{READ_BYTES, Runs, names, omap, slots};
