@@ -294,7 +294,7 @@ impl Kv {
                 return Err(StoreError::Unsupported { backend: store.capability().backend, what }.into());
             }
             let removing = Record { removing: true, ..record };
-            let at_once = !record.removing && record.layout == Layout::Whole && self.is_whole();
+            let at_once = !record.removing && record.layout == Layout::Whole;
             let whole = if at_once { self.removal(name, record)? } else { None };
             let at_once = whole.is_some();
             let begun = match whole {

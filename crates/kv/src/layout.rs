@@ -1,7 +1,7 @@
 //! Layouts: how a namespace lies in objects, and which partition a byte key belongs to.
 //!
-//! byte key → its hash slot, of [`SLOTS`], as Redis Cluster's: CRC-16/XMODEM of the key, or of what stands between its
-//! first `{` and the next `}` if that is not empty → partition: the upper bits of the slot
+//! byte key → its hash slot, of [`SLOTS`], as Redis Cluster's: CRC-16/XMODEM of the key, or of what stands between
+//! its first `{` and the next `}` if that is not empty → partition: the upper bits of the slot
 //!
 //! Invariant: a layout is chosen when the namespace is made, and its record keeps it: where a key is never changes.
 

@@ -422,7 +422,7 @@ impl Walk {
 }
 
 /// Entries of one object that are asked for where several are merged, at least.
-const MERGE_ENTRIES: usize = 32;
+const PART_ENTRIES: usize = 32;
 
 impl Walk {
     /// What a scan finds in several objects, in order: of each a part is asked for, and what is behind the end of
@@ -436,7 +436,7 @@ impl Walk {
         let share = 2 * scan.limit.div_ceil(objects.len().max(1));
         // All parts together are about as long as one answer of the store may be.
         let fit = limits::SCAN_BYTES_MAX / objects.len().max(1) / self.mean.max(1);
-        let limit = scan.limit.min(share.max(MERGE_ENTRIES)).min(fit.max(1));
+        let limit = scan.limit.min(share.max(PART_ENTRIES)).min(fit.max(1));
         let first = objects.iter().map(|object| (object, OmapScan { limit, ..scan.clone() }));
         let pages = self.pages(first, barrier)?;
         // An object may answer with less than it holds. Those that did not fill their part are asked for one more.

@@ -43,7 +43,9 @@ pub(crate) fn submit(
     if let Err(error) = build(&mut txn) {
         return Completion::ready(Err(error));
     }
-    if let Err(error) = check_partitions(shared, targets, &txn) {
+    if targets.iter().any(|target| target.placement.is_parted())
+        && let Err(error) = one_object(shared, &txn)
+    {
         return Completion::ready(Err(error));
     }
     let own = txn.guards.len();
@@ -61,18 +63,15 @@ pub(crate) fn submit(
     }
 }
 
-/// As [`submit`], of a transaction that is there already. Where a namespace's object was there when it was last written
-/// to, no copy is kept: if it is gone all the same the outcome is `GuardFailed`, and the caller begins anew; unless
-/// `runs_once` says that it must not.
+/// As [`submit`], of a transaction that is there already, and which [`one_object`] has let pass. Where a namespace's
+/// object was there when it was last written to, no copy is kept: if it is gone all the same the outcome is
+/// `GuardFailed`, and the caller begins anew; unless `runs_once` says that it must not.
 pub(crate) fn submit_whole(
     shared: &Shared,
     targets: &[Target<'_>],
     mut txn: Transaction,
     runs_once: bool,
 ) -> Completion<CommitSeq> {
-    if let Err(error) = check_partitions(shared, targets, &txn) {
-        return Completion::ready(Err(error));
-    }
     let own = txn.guards.len();
     let objects = written(targets, &txn);
     let is_made =
@@ -104,15 +103,7 @@ pub(crate) fn submit_whole(
     }
 }
 
-/// Refuses what reaches over several objects where the store changes one at a time.
-fn check_partitions(shared: &Shared, targets: &[Target<'_>], txn: &Transaction) -> Result<()> {
-    if !targets.iter().any(|target| target.placement.is_parted()) {
-        return Ok(());
-    }
-    one_object(shared, txn)
-}
-
-/// As [`check_partitions`], of keys in partitions.
+/// Refuses what reaches over several objects, of keys in partitions, where the store changes one at a time.
 pub(crate) fn one_object(shared: &Shared, txn: &Transaction) -> Result<()> {
     let capability = shared.store.capability();
     let changed = txn.ops.iter().filter_map(|op| if let Op::Object(object, _) = op { Some(object) } else { None });
