@@ -1,7 +1,7 @@
 //! A run: a server and clients, what is done to them, and the histories that they leave.
 //!
-//! prepare → clients begin → kills (server, clients, sequencers), cuts, lost answers → clients end → the server is
-//! killed once more → everything is read back → one file for each face
+//! prepare → clients begin → kills (server, clients, sequencers), pauses, cuts, lost answers → clients end → the server
+//! is killed once more → everything is read back → one file for each face
 //!
 //! Invariants:
 //! 1. A client that was not killed ends with success, or the run has failed.
@@ -9,7 +9,6 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, IsTerminal, Write};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,10 +16,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use esker::Store;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client::{self, SEQUENCED};
+use crate::ground::Ground;
 use crate::notes::{Answer, Call, Event, Outcome, Tally, events, now};
-use crate::proxy::Proxy;
 use crate::server::{self, Killed, Program};
 use crate::terms::{Breakage, Face, Failure};
 
@@ -64,6 +64,12 @@ pub struct Settings {
     /// Nobody is killed and nothing is lost.
     #[arg(long)]
     calm: bool,
+    /// Clients work on this Ceph, and its OSD is killed: the folder of a cluster that `scripts/ceph` has started.
+    #[arg(long, conflicts_with = "store")]
+    ceph: Option<PathBuf>,
+    /// Sequencers that compete for the log.
+    #[arg(long, default_value_t = 1)]
+    sequencers: usize,
 }
 
 /// What was done to the processes.
@@ -72,6 +78,7 @@ struct Done {
     servers: u64,
     clients: u64,
     sequencers: u64,
+    pauses: u64,
     cuts: u64,
 }
 
@@ -83,6 +90,20 @@ struct Running {
     face: Face,
     me: u64,
     life: u64,
+}
+
+/// A client that is paused.
+struct Paused {
+    me: u64,
+    face: Face,
+    until: Instant,
+}
+
+impl Running {
+    fn signal(&self, signal: Signal) {
+        // It may have ended, which its status tells.
+        let _ = kill_process(Pid::from_child(&self.child), signal);
+    }
 }
 
 impl Drop for Running {
@@ -105,10 +126,9 @@ struct Run<'a> {
     settings: &'a Settings,
     program: Program,
     begin: u64,
-    address: SocketAddr,
-    server: Option<Killed>,
-    sequencer: Option<Killed>,
-    proxy: Proxy,
+    ground: Ground,
+    sequencers: Vec<Killed>,
+    paused: Option<Paused>,
     clients: Vec<Running>,
     noted: Vec<Noted>,
     kills: Vec<Event>,
@@ -132,24 +152,28 @@ pub fn record(settings: &Settings) -> Result<(), Failure> {
     let esker = settings.esker.clone().unwrap_or_else(beside);
     let esker = esker.canonicalize().map_err(|error| format!("{}: {error}; build it first", esker.display()))?;
     let program = Program { esker, folder: folder.path().canonicalize()?, store: settings.store.clone() };
+    if settings.ceph.is_some() && settings.faces.contains(&Face::Map) {
+        return Err("maps are not kept on Ceph: choose --faces from kv, log and volume".into());
+    }
     println!("seed {} (processes are not the seed's choice), store of {}", settings.seed, program.esker.display());
-    let (server, address) = server::serve(&program, SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    let ground = match &settings.ceph {
+        Some(folder) => Ground::ceph(folder)?,
+        None => Ground::server(&program, settings.seed)?,
+    };
     {
-        let store = Store::open(&format!("grpc://{address}?timeout=10s"))?;
+        let store = Store::open(&ground.plain_location(10))?;
         settings.faces.iter().try_for_each(|face| client::prepare(*face, &store))?;
     }
-    let proxy = Proxy::new(address, settings.seed)?;
     if settings.calm {
-        proxy.calm_down();
+        ground.calm_down();
     }
     let mut run = Run {
         settings,
         program,
         begin: now(),
-        address,
-        server: Some(server),
-        sequencer: None,
-        proxy,
+        ground,
+        sequencers: Vec::new(),
+        paused: None,
         clients: Vec::new(),
         noted: Vec::new(),
         kills: Vec::new(),
@@ -168,14 +192,15 @@ fn history(out: &Path, face: Face) -> PathBuf {
 
 impl Run<'_> {
     fn all(&mut self) -> Result<(), Failure> {
-        self.begin_sequencer()?;
+        self.begin_sequencers()?;
         for face in self.settings.faces.clone() {
             for me in 0..self.settings.clients {
                 self.begin_client(face, me, 0)?;
             }
         }
         self.disturb()?;
-        self.proxy.calm_down();
+        self.go_on();
+        self.ground.calm_down();
         self.end_clients()?;
         let worked = Duration::from_nanos(now() - self.begin);
         println!("reading everything back after a last kill");
@@ -184,18 +209,25 @@ impl Run<'_> {
         self.write(worked)
     }
 
-    fn begin_sequencer(&mut self) -> Result<(), Failure> {
-        if self.settings.faces.contains(&Face::Log) {
-            self.sequencer = Some(server::sequence(&self.program, self.address, SEQUENCED)?);
+    /// Begins the sequencers that are missing.
+    fn begin_sequencers(&mut self) -> Result<(), Failure> {
+        if !self.settings.faces.contains(&Face::Log) {
+            return Ok(());
+        }
+        // One that found no store when it began has ended: it is begun again, as a supervisor would.
+        self.sequencers.retain_mut(|sequencer| !sequencer.ended());
+        while self.sequencers.len() < self.settings.sequencers {
+            let sequencer = server::sequence(&self.program, &self.ground.plain_location(1), SEQUENCED)?;
+            self.sequencers.push(sequencer);
         }
         Ok(())
     }
 
     /// The command of a client, with a file for its notes.
-    fn client(&self, face: Face, me: u64, life: u64, server: SocketAddr) -> Result<(Command, PathBuf), Failure> {
+    fn client(&self, face: Face, me: u64, life: u64, location: &str) -> Result<(Command, PathBuf), Failure> {
         let notes = self.program.folder.join(format!("{}-{me}-{life}", face.name()));
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["client", face.name(), "--server", &server.to_string()]).arg("--notes").arg(&notes);
+        command.args(["client", face.name(), "--location", location]).arg("--notes").arg(&notes);
         for (name, number) in [
             ("--me", me),
             ("--life", life),
@@ -213,7 +245,7 @@ impl Run<'_> {
     }
 
     fn begin_client(&mut self, face: Face, me: u64, life: u64) -> Result<(), Failure> {
-        let (mut command, path) = self.client(face, me, life, self.proxy.address)?;
+        let (mut command, path) = self.client(face, me, life, &self.ground.location())?;
         let mut child = command.stdin(Stdio::piped()).spawn()?;
         let (stdin, tally) = (child.stdin.take(), Arc::new(Mutex::new(Tally::default())));
         let (said, told) = (child.stdout.take(), Arc::clone(&tally));
@@ -241,7 +273,10 @@ impl Run<'_> {
             in_ms(&mut self.rng, 1_000, 3_000),
             in_ms(&mut self.rng, 1_000, 2_000),
             in_ms(&mut self.rng, 4_000, 8_000),
+            in_ms(&mut self.rng, 500, 2_000),
         ];
+        // It takes an OSD some seconds to begin, and its clients as long to find it again.
+        let every_ms = if self.settings.ceph.is_some() { (10_000, 25_000) } else { (2_000, 6_000) };
         let mut show = Instant::now();
         while began.elapsed() < Duration::from_secs(seconds) {
             std::thread::sleep(Duration::from_millis(20));
@@ -250,27 +285,29 @@ impl Run<'_> {
                 if due[0] {
                     let down = Duration::from_millis(self.rng.u64(0..400));
                     self.kill_server(down)?;
-                    at[0] = in_ms(&mut self.rng, 2_000, 6_000);
+                    at[0] = in_ms(&mut self.rng, every_ms.0, every_ms.1);
                 }
                 if due[1] && !self.clients.is_empty() {
                     self.kill_client()?;
                     at[1] = in_ms(&mut self.rng, 1_000, 4_000);
                 }
                 if due[2] {
-                    self.proxy.cut();
-                    self.done.cuts += 1;
+                    self.done.cuts += u64::from(self.ground.cut());
                     at[2] = in_ms(&mut self.rng, 1_000, 5_000);
                 }
-                if due[3] && self.sequencer.take().is_some() {
+                if due[3] && !self.sequencers.is_empty() {
+                    self.sequencers.swap_remove(self.rng.usize(0..self.sequencers.len()));
                     self.done.sequencers += 1;
-                    self.begin_sequencer()?;
                     at[3] = in_ms(&mut self.rng, 4_000, 12_000);
                 }
+                if self.paused.as_ref().is_some_and(|paused| Instant::now() >= paused.until) {
+                    self.go_on();
+                    at[4] = in_ms(&mut self.rng, 500, 3_000);
+                } else if due[4] && self.paused.is_none() && !self.clients.is_empty() {
+                    self.pause();
+                }
             }
-            if self.sequencer.as_mut().is_some_and(Killed::ended) {
-                // It found no store when it began: it is begun again, as a supervisor would.
-                self.begin_sequencer()?;
-            }
+            self.begin_sequencers()?;
             for client in &mut self.clients {
                 if let Some(status) = client.child.try_wait()? {
                     return Err(format!("client {} of {} ended: {status}", client.me, client.face.name()).into());
@@ -292,7 +329,7 @@ impl Run<'_> {
     fn show(&self, elapsed: Duration) {
         let sum = self.noted.iter().fold(Tally::default(), |sum, noted| sum.and(tally(&noted.tally)));
         let Done { servers, clients, .. } = self.done;
-        let (dropped, _) = self.proxy.done();
+        let (dropped, _) = self.ground.done();
         let line = format!(
             "{:>4} of {} s: {} calls, {} unknown, {} errors; killed: {servers} servers, {clients} clients; \
              {dropped} answers dropped",
@@ -311,19 +348,34 @@ impl Run<'_> {
         }
     }
 
-    /// Kills the server, and begins it again after a while.
+    /// Stops a client where it stands, for a while.
+    fn pause(&mut self) {
+        let client = &self.clients[self.rng.usize(0..self.clients.len())];
+        client.signal(Signal::STOP);
+        let until = Instant::now() + Duration::from_millis(self.rng.u64(10..2_500));
+        self.paused = Some(Paused { me: client.me, face: client.face, until });
+        self.done.pauses += 1;
+    }
+
+    /// Has the client that is paused go on.
+    fn go_on(&mut self) {
+        let Some(paused) = self.paused.take() else { return };
+        // One that was killed meanwhile, and begun anew, is not stopped.
+        let of_it = |client: &&Running| (client.me, client.face) == (paused.me, paused.face);
+        self.clients.iter().filter(of_it).for_each(|client| client.signal(Signal::CONT));
+    }
+
+    /// Kills the server, or the OSD, and begins it again after a while.
     fn kill_server(&mut self, down: Duration) -> Result<(), Failure> {
         let begin = now();
-        if let Some(server) = &mut self.server {
-            server.kill();
-        }
+        self.ground.kill()?;
         // What was begun before is over: calls of clients that run on belong to the next life.
         let end = now();
         let call = Call { call: "crash".into(), ..Call::default() };
         let answer = Answer::ok();
         self.kills.push(Event { process: KILLER, begin, end: Some(end), call, answer });
         std::thread::sleep(down);
-        self.server = Some(server::serve(&self.program, self.address)?.0);
+        self.ground.begin(&self.program)?;
         self.done.servers += 1;
         Ok(())
     }
@@ -364,7 +416,7 @@ impl Run<'_> {
         for face in self.settings.faces.clone() {
             // An odd number: its map is one of its own.
             let me = self.settings.clients * 2 + 1;
-            let (mut command, path) = self.client(face, me, 0, self.address)?;
+            let (mut command, path) = self.client(face, me, 0, &self.ground.plain_location(2))?;
             let status = command.arg("--last").stdin(Stdio::null()).stdout(Stdio::null()).status()?;
             if !status.success() {
                 return Err(format!("what {} holds cannot be read back: {status}", face.name()).into());
@@ -402,11 +454,11 @@ impl Run<'_> {
             all = all.and(sum);
         }
         println!("all    {}", told(all, worked));
-        let Done { servers, clients, sequencers, cuts } = self.done;
-        let (dropped, late) = self.proxy.done();
+        let Done { servers, clients, sequencers, pauses, cuts } = self.done;
+        let (dropped, late) = self.ground.done();
         println!(
-            "killed: {servers} servers, {clients} clients, {sequencers} sequencers; answers dropped: {dropped}, \
-             late: {late}; all connections cut: {cuts} times"
+            "killed: {servers} servers, {clients} clients, {sequencers} sequencers; clients paused: {pauses} times; \
+             answers dropped: {dropped}, late: {late}; all connections cut: {cuts} times"
         );
         Ok(())
     }

@@ -96,11 +96,10 @@ pub fn serve(program: &Program, address: SocketAddr) -> Result<(Killed, SocketAd
     }
 }
 
-/// Starts a sequencer for a log of the server at `server`.
-pub fn sequence(program: &Program, server: SocketAddr, log: &str) -> Result<Killed, Failure> {
-    let store = format!("grpc://{server}?timeout=1s");
+/// Starts a sequencer for a log of the store at `location`.
+pub fn sequence(program: &Program, location: &str, log: &str) -> Result<Killed, Failure> {
     let mut command = program.command()?;
-    command.args(["log", "sequencer", "--store", &store, "--listen", "127.0.0.1:0", log]);
+    command.args(["log", "sequencer", "--store", location, "--listen", "127.0.0.1:0", log]);
     let mut sequencer = Killed(command.spawn()?);
     drop(lines(&mut sequencer.0));
     Ok(sequencer)

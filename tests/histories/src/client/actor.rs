@@ -1,6 +1,5 @@
 //! What clients of all faces have: a role, chance, places that come and go, notes.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,9 +33,9 @@ pub struct Role {
     pub me: u64,
     #[arg(long)]
     pub life: u64,
-    /// Where the server is reached.
+    /// Location of the store.
     #[arg(long)]
-    pub server: SocketAddr,
+    pub location: String,
     /// File that it notes in.
     #[arg(long)]
     pub notes: PathBuf,
@@ -90,11 +89,6 @@ impl Client {
 
     pub(super) fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
-    }
-
-    /// The location of the store.
-    pub(super) fn location(&self) -> String {
-        format!("grpc://{}?timeout=2s", self.role.server)
     }
 
     /// What `open` gives, as soon as the server answers; none if the run ends before.

@@ -35,7 +35,8 @@ struct Group<'a> {
 impl<'a> Group<'a> {
     fn new(namespaces: &'a [Namespace; 2], which: bool, number: u64) -> Self {
         let namespace = &namespaces[usize::from(which)];
-        let names = (0..KEYS).map(|key| format!("{number}/{key}").into_bytes()).collect();
+        // On Ceph keys of one tag lie in one partition, and so do keys of a group of integers.
+        let names = (0..KEYS).map(|key| format!("{{{number}}}/{key}").into_bytes()).collect();
         Self { namespace, place: format!("{}/{number}", namespace.name()), number, names }
     }
 
@@ -80,7 +81,7 @@ fn whether(done: Result<bool, StoreError>) -> Answer {
 }
 
 fn open(client: &Client) -> Result<Option<(Store, Kv, [Namespace; 2])>, Failure> {
-    let location = client.location();
+    let location = client.role.location.clone();
     client.opened(|| -> Result<_, Failure> {
         let store = Store::open(&location)?;
         let kv = store.kv()?;

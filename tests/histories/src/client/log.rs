@@ -70,7 +70,7 @@ fn tail(log: &Log) -> Answer {
 }
 
 pub(super) fn play(client: &mut Client) -> Result<(), Failure> {
-    let location = client.location();
+    let location = client.role.location.clone();
     let opened = client.opened(|| -> Result<_, Failure> {
         let store = Store::open(&location)?;
         let logs = [SEQUENCED, STREAM].map(|name| store.logs()?.log(name).map_err(Failure::from));
@@ -159,6 +159,8 @@ fn append(client: &mut Client, log: &Log, count: usize, expected: Option<u64>, s
     let name = if expected.is_some() { "append_at" } else { "append" };
     let values = values.into_iter().map(Some).collect();
     let call = Call { values, held: expected.unwrap_or_default(), ..call(log, name) };
+    // There one transaction changes one object, and entries that come together may stand in several.
+    let in_one_object = client.role.location.starts_with("rados:");
     let answer = client.note(&call, || {
         let appended = match expected {
             Some(expected) => log.append_at(expected, &records),
@@ -167,6 +169,9 @@ fn append(client: &mut Client, log: &Log, count: usize, expected: Option<u64>, s
         match appended.and_then(|appended| Ok(appended.wait()?)) {
             Ok(position) => Answer::number(position),
             Err(Error::NotTail { tail, .. }) => Answer { number: tail, ..Answer::refused() },
+            Err(error @ Error::Unsupported { .. }) if in_one_object && count > 1 => {
+                Answer::failed(Outcome::Error, &error)
+            }
             Err(error @ Error::Uncertain { position, nonce, .. }) if resolves => match log.resolve(position, nonce) {
                 // That it is durable only a read says.
                 Ok(true) if log.read(position).is_ok_and(|found| found.wait().is_ok()) => Answer::number(position),

@@ -72,7 +72,9 @@ struct Table {
 }
 
 fn open(client: &Client) -> Result<Option<Table>, Failure> {
-    let (location, server) = (client.location(), client.role.server.to_string());
+    let location = client.role.location.clone();
+    let server =
+        location.strip_prefix("grpc://").and_then(|rest| rest.split('?').next()).unwrap_or_default().to_owned();
     client.opened(|| -> Result<_, Failure> {
         if client.role.me.is_multiple_of(2) {
             let options = Options { timeout: std::time::Duration::from_secs(2), ..Options::default() };

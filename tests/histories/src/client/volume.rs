@@ -84,7 +84,7 @@ fn read(image: &Image, place: u64, keys: &[u64]) -> Answer {
 }
 
 pub(super) fn play(client: &mut Client) -> Result<(), Failure> {
-    let location = client.location();
+    let location = client.role.location.clone();
     let opened = client.opened(|| -> Result<_, Failure> {
         let store = Store::open(&location)?;
         let volumes = store.volumes()?;
