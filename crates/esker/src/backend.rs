@@ -76,7 +76,7 @@ const SCHEMES: &[Scheme] = &[
         options: &["strip", "cache", "large"],
         open: |path, create, pairs| open_keyvalue(NewStore, path, create, pairs),
     },
-    Scheme { name: "rados", options: &["conf", "user", "timeout"], open: open_rados },
+    Scheme { name: "rados", options: &["conf", "user", "timeout", "data_pool"], open: open_rados },
     Scheme { name: "grpc", options: REMOTE_OPTIONS, open: |path, _, pairs| open_remote("", path, pairs) },
     Scheme {
         name: "grpc+unix",
@@ -284,6 +284,10 @@ fn open_rados(path: &Path, create: bool, pairs: &Pairs) -> Result<Opened> {
         match key.as_str() {
             "conf" => options.conf = Some(value.into()),
             "user" => options.user = Some(value.clone()),
+            "data_pool" => {
+                let holds = vec![(esker_volume::COLLECTION.into(), esker_volume::DATA_NAMES.to_vec())];
+                options.data = Some(esker_rados::DataPool { pool: value.clone(), holds });
+            }
             _ => options.timeout = read::<Period>(key, value)?.0,
         }
     }

@@ -23,7 +23,10 @@ pub(crate) const VERSION: u32 = 1;
 const VERSION_MAKING: u32 = 2;
 /// The highest version that this code reads.
 const VERSION_MAX: u32 = 2;
-pub(crate) const COLLECTION: &str = "volume";
+/// The collection of all images.
+pub const COLLECTION: &str = "volume";
+/// What the names of all objects that hold the bytes of images begin with: they have bytes, and xattrs with short names.
+pub const DATA_NAMES: &[u8] = b"d/";
 /// Xattr of a header: number that grows with every change of the state, 8 bytes little-endian; every write guards it.
 pub(crate) const GENERATION: &[u8] = b"generation";
 /// Xattr of a header: [`State`].

@@ -55,7 +55,7 @@ pub use diff::DIFF_BLOCK_BYTES;
 pub use error::{Error, Result};
 pub use esker_store::{Barrier, Completion, Durability};
 pub use export::{CHUNK_BYTES_MAX, EXPORT_VERSION, ExportHead, IMPORT_OWNER, Transferred};
-pub use format::{NAME_BYTES_MAX, OWNER_BYTES_MAX};
+pub use format::{COLLECTION, DATA_NAMES, NAME_BYTES_MAX, OWNER_BYTES_MAX};
 pub use image::{Chunk, Extent, Image, Info, LockInfo, REQUEST_BYTES_MAX};
 pub use layout::{
     IMAGE_BYTES_MAX, Layout, OBJECT_BYTES_DEFAULT, OBJECT_BYTES_MAX, OBJECT_BYTES_MIN, STRIPE_COUNT_MAX,

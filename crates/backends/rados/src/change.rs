@@ -2,42 +2,47 @@
 //!
 //! ```text
 //! the object is there    one operation: guards that RADOS knows, changes; or a look, and one under its version
-//! it is missing          nascent, with a token → its name is added → one operation under the token: shows, changes
-//! it is removed          one operation: empty and nascent → its name is dropped → it is removed under the token
+//! it is missing          an entry for its name → one operation: makes it, with what a transaction leaves in it
+//! it is removed          a look → one operation under its version → its entry is dropped
 //! ```
+//!
+//! Where a tomb is, an object is missing: who makes it puts it in the place of the tomb, and who removes it leaves a tomb
+//! again, since a maker who is late may still come.
 //!
 //! Invariants:
 //! 1. What a transaction does shows by one operation on its object, or not at all.
-//! 2. A nascent object counts as missing everywhere. Who finds one takes it over with a token of his own, and the one
-//!    before fails.
+//! 2. An object names its entry, which was there before it ([`crate::names`]).
 //! 3. A guard is told as failed only after a look at which it failed.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use esker_store::{Compare as Order, Condition, Error, Guard, ObjectId, Result};
 
-use crate::encode::{self, NASCENT, Xattr};
+use crate::encode::{self, Entry, NAMED, TOMB, Xattr};
+use crate::entries::Entries;
 use crate::fold::{Data, Fold};
 use crate::link::{Link, code, error, write_error};
 use crate::names;
-use crate::native::{Compare, Failed, Write};
+use crate::native::{Compare, Failed, Read, Write};
 
 /// A transaction is tried so long while others change its object.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// Who finds an object nascent under the same token for so long takes it over: its maker is slow, or was killed. Each
-/// time it has come to nothing, twice as long, up to the patience there is.
-const TAKEN_OVER_AFTER: Duration = Duration::from_millis(200);
 /// Longest wait before another attempt.
 const WAIT_MAX: Duration = Duration::from_millis(50);
+/// Guards whose values are larger together are looked at: an OSD takes no operation above 90 MB (`osd_max_write_size`).
+const GUARD_BYTES_MAX: usize = 16 << 20;
 /// Parts of one operation, at most: RADOS counts them in 16 bits, and takes what is above for fewer.
 const PARTS_MAX: usize = 16_384;
 
 /// What an object was at one moment, as far as guards ask.
 struct Looked {
     version: u64,
+    /// As it is stored.
+    named: Vec<u8>,
     size: u64,
     /// By their encoded names.
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -47,19 +52,10 @@ struct Looked {
 /// What came of a try.
 enum Tried {
     Done,
-    /// It is missing, and nascent under this token.
+    /// It is missing; with the token of its tomb, if there is one.
     Missing(Option<Vec<u8>>),
     /// Another client changed it meanwhile.
     Again,
-}
-
-/// What the one operation of a transaction has told, which was done before all else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum First {
-    /// The object is missing.
-    Missing,
-    /// A guard fails, or another client makes or removes the object.
-    Refused,
 }
 
 /// Whether RADOS takes it.
@@ -75,65 +71,57 @@ pub(crate) fn check(guards: &[Guard], fold: &Fold) -> Result<()> {
     Ok(())
 }
 
-/// Applies a transaction's part of an object, of which [`at_once`] may have told something already.
+/// Applies a transaction's part of an object, however many operations it takes. `tried`: the entry under which it was to
+/// be made, where something was found in its place.
 ///
 /// # Errors
 /// As [`ObjectStore::submit`](esker_store::ObjectStore::submit).
 pub(crate) fn change(
     link: &Link,
+    entries: &Arc<Entries>,
     id: &ObjectId,
     guards: &[Guard],
     fold: &Fold,
-    mut first: Option<First>,
+    tried: Option<Entry>,
 ) -> Result<()> {
-    let object = encode::object(id);
+    let (base, link, object) = (link, link.of(id), encode::object(id));
+    if let Some(entry) = tried
+        && is_made(link, entries, id, &object, entry)?
+    {
+        return Ok(());
+    }
     let began = Instant::now();
-    let (mut attempts, mut nascent): (u32, Option<(Vec<u8>, Instant)>) = (0, None);
-    let mut taken_over_after = TAKEN_OVER_AFTER;
+    let mut attempts = 0;
     while began.elapsed() < PATIENCE {
         attempts += 1;
         if attempts > 2 {
             // Apart from others who try the same.
             let longest = (Duration::from_millis(1) * (1 << attempts.min(10))).min(WAIT_MAX);
             std::thread::sleep(longest.mul_f64(fastrand::f64()));
-            link.check_there()?;
+            base.check_there()?;
         }
-        let tried = match (first.take(), at_once(guards, fold)) {
-            (Some(First::Missing), _) => Some(Tried::Missing(None)),
-            (Some(First::Refused), _) | (None, None) => None,
-            (None, Some(write)) => try_at_once(link, &object, write)?,
-        };
-        let tried = match tried {
-            Some(tried) => tried,
-            None => try_under_version(link, id, &object, guards, fold)?,
-        };
-        match tried {
+        match try_under_version(link, entries, id, &object, guards, fold)? {
             Tried::Done => return Ok(()),
-            Tried::Again => continue,
-            Tried::Missing(token) => {
-                if let Some(index) = guards.iter().position(|guard| !holds_of_missing(&guard.condition)) {
-                    return Err(Error::GuardFailed { index });
+            Tried::Again => {}
+            Tried::Missing(tomb) => {
+                if let Some(done) = of_missing(guards, fold) {
+                    return done;
                 }
-                if fold.only_takes_away() {
+                if make(link, entries, id, &object, tomb, fold)? {
                     return Ok(());
                 }
-                if let Some(token) = &token {
-                    let (known, since) = nascent.get_or_insert_with(|| (token.clone(), Instant::now()));
-                    if known != token {
-                        (*known, *since) = (token.clone(), Instant::now());
-                    }
-                    if since.elapsed() < taken_over_after {
-                        continue;
-                    }
-                }
-                if make(link, id, &object, token, fold)? {
-                    return Ok(());
-                }
-                taken_over_after = (taken_over_after * 2).min(PATIENCE / 4);
             }
         }
     }
     Err(Error::Contended { what: format!("object {id}"), attempts })
+}
+
+/// What a transaction does to an object that is missing, if it makes none.
+pub(crate) fn of_missing(guards: &[Guard], fold: &Fold) -> Option<Result<()>> {
+    match guards.iter().position(|guard| !holds_of_missing(&guard.condition)) {
+        Some(index) => Some(Err(Error::GuardFailed { index })),
+        None => fold.only_takes_away().then_some(Ok(())),
+    }
 }
 
 /// Parts of the largest operation that a transaction's part of an object comes to.
@@ -142,34 +130,41 @@ fn parts_of(guards: &[Guard], fold: &Fold) -> usize {
     8 + 3 * guards.len() + 2 * fold.data.len() + fold.xattrs.len() + fold.ranges.len()
 }
 
-/// The operation for an object that is there, if RADOS can decide its guards.
+/// Bytes that a guard compares with.
+fn compared(condition: &Condition) -> usize {
+    match condition {
+        Condition::XattrEquals { value, .. }
+        | Condition::OmapEquals { value, .. }
+        | Condition::SlotEquals { value, .. } => value.len(),
+        _ => 0,
+    }
+}
+
+/// The operation for an object that is there, if RADOS can decide its guards and it stays.
 pub(crate) fn at_once(guards: &[Guard], fold: &Fold) -> Option<Write> {
-    if fold.ends_missing() {
+    if fold.removed || guards.iter().map(|guard| compared(&guard.condition)).sum::<usize>() > GUARD_BYTES_MAX {
         return None;
     }
     let mut write = Write::new();
     write.assert_exists();
-    write.compare_xattr(NASCENT, Compare::Equal, b"");
+    write.compare_xattr(TOMB, Compare::Equal, b"");
     guards.iter().all(|guard| compare(&mut write, &guard.condition)).then_some(())?;
     put(&mut write, fold);
     Some(write)
 }
 
-/// `None`: a guard fails, or another client makes or removes the object: a look tells.
-fn try_at_once(link: &Link, object: &CStr, write: Write) -> Result<Option<Tried>> {
-    match link.write(object, write) {
-        Ok(_) => Ok(Some(Tried::Done)),
-        Err(Failed { code: code::NOT_THERE, .. }) => Ok(Some(Tried::Missing(None))),
-        Err(Failed { code: code::CANCELED, .. }) => Ok(None),
-        Err(failed) => Err(write_error(failed, object)),
-    }
-}
-
 /// Looks at the object, decides the guards, and changes it if no other client has changed it since.
-fn try_under_version(link: &Link, id: &ObjectId, object: &CStr, guards: &[Guard], fold: &Fold) -> Result<Tried> {
+fn try_under_version(
+    link: &Link,
+    entries: &Entries,
+    id: &ObjectId,
+    object: &CStr,
+    guards: &[Guard],
+    fold: &Fold,
+) -> Result<Tried> {
     let looked = match look(link, object, guards)? {
         Ok(looked) => looked,
-        Err(token) => return Ok(Tried::Missing(token)),
+        Err(tomb) => return Ok(Tried::Missing(tomb)),
     };
     if let Some(index) = guards.iter().position(|guard| !looked.holds(&guard.condition)) {
         return Err(Error::GuardFailed { index });
@@ -177,18 +172,24 @@ fn try_under_version(link: &Link, id: &ObjectId, object: &CStr, guards: &[Guard]
     if fold.is_empty() {
         return Ok(Tried::Done);
     }
+    let entry = Entry::decode(&looked.named).ok_or_else(|| Error::Corrupt {
+        offset: 0,
+        what: format!("object {id} on Ceph: its name stands at {:?}", looked.named.escape_ascii().to_string()),
+    })?;
     let mut write = Write::new();
     write.assert_version(looked.version);
-    let removal = if fold.ends_missing() {
-        let (name, token) = (names::token_of(link, id)?, names::token()?);
+    if fold.ends_missing() {
         write.remove();
-        write.create(false);
-        write.set_xattr(NASCENT, &token);
-        Some((name, token))
+        if entry.on_tomb {
+            write.create(false);
+            write.set_xattr(TOMB, &names::token()?);
+        }
     } else {
         put(&mut write, fold);
-        None
-    };
+        if fold.removed {
+            write.set_xattr(NAMED, &looked.named);
+        }
+    }
     match link.write(object, write) {
         Ok(_) => {}
         Err(Failed { code: code::NOT_THERE | code::OTHER_VERSION | code::LATER_VERSION, .. }) => {
@@ -196,53 +197,64 @@ fn try_under_version(link: &Link, id: &ObjectId, object: &CStr, guards: &[Guard]
         }
         Err(failed) => return Err(write_error(failed, object)),
     }
-    if let Some((name, token)) = removal {
-        // The object shows no more. Where what follows fails, what is left counts as missing.
-        if let Some(name) = name {
-            names::drop_name(link, id, &name);
-        }
-        let mut write = Write::new();
-        write.compare_xattr(NASCENT, Compare::Equal, &token);
-        write.remove();
-        let _ = link.write(object, write);
+    if fold.ends_missing() {
+        // Where it fails an entry without an object is left.
+        entries.drop_and_wait(id, entry);
     }
     Ok(Tried::Done)
 }
 
 /// Makes a missing object with what a transaction leaves in it; false if another client was first.
-fn make(link: &Link, id: &ObjectId, object: &CStr, found: Option<Vec<u8>>, fold: &Fold) -> Result<bool> {
-    let token = names::token()?;
-    let mut write = Write::new();
-    match &found {
-        None => write.create(true),
-        Some(found) => write.compare_xattr(NASCENT, Compare::Equal, found),
-    }
-    write.set_xattr(NASCENT, &token);
-    match link.write(object, write) {
-        Ok(_) => {}
-        Err(Failed { code: code::THERE | code::CANCELED | code::NOT_THERE, .. }) => {
-            // With a token in its way, a look tells which.
-            return Ok(false);
-        }
-        // Nothing shows.
-        Err(failed) => return Err(error(failed, "writing", object)),
-    }
-    if let Err(error) = names::add(link, id, &token) {
-        let mut write = Write::new();
-        write.compare_xattr(NASCENT, Compare::Equal, &token);
-        write.remove();
-        let _ = link.write(object, write);
-        return Err(error);
-    }
-    let mut write = Write::new();
-    write.compare_xattr(NASCENT, Compare::Equal, &token);
-    write.remove_xattr(NASCENT);
-    put(&mut write, &Fold { removed: false, ..fold.clone() });
-    match link.write(object, write) {
+fn make(
+    link: &Link,
+    entries: &Arc<Entries>,
+    id: &ObjectId,
+    object: &CStr,
+    tomb: Option<Vec<u8>>,
+    fold: &Fold,
+) -> Result<bool> {
+    let entry = entries.add_and_wait(id)?;
+    match link.write(object, making(entry, tomb.as_deref(), fold)) {
         Ok(_) => Ok(true),
-        Err(Failed { code: code::CANCELED | code::NOT_THERE, .. }) => Ok(false),
-        Err(failed) => Err(write_error(failed, object)),
+        Err(failed) if failed.code == code::TIMED_OUT => Err(write_error(failed, object)),
+        Err(Failed { code: code::THERE | code::CANCELED | code::NOT_THERE, .. }) => {
+            is_made(link, entries, id, object, entry)
+        }
+        Err(failed) => {
+            entries.drop_and_wait(id, entry);
+            Err(write_error(failed, object))
+        }
     }
+}
+
+/// Whether the object that stands in the place of one that was to be made is that one: the library sends an operation
+/// again whose answer was lost, and an OSD may have forgotten by then that it has done it. Else drops the entry.
+fn is_made(link: &Link, entries: &Entries, id: &ObjectId, object: &CStr, entry: Entry) -> Result<bool> {
+    let named = match link.read(object, Read::xattrs) {
+        Ok(found) => found.xattrs.into_iter().find(|(name, _)| name == NAMED.to_bytes()),
+        Err(failed) if failed.code == code::NOT_THERE => None,
+        Err(failed) => return Err(write_error(failed, object)),
+    };
+    let is_made = named.and_then(|(_, stored)| Entry::decode(&stored)).is_some_and(|found| found.token == entry.token);
+    if !is_made {
+        entries.drop_and_wait(id, entry);
+    }
+    Ok(is_made)
+}
+
+/// The operation that makes a missing object, with an entry of its name, with what a transaction leaves in it.
+pub(crate) fn making(entry: Entry, tomb: Option<&[u8]>, fold: &Fold) -> Write {
+    let mut write = Write::new();
+    match tomb {
+        None => write.create(true),
+        Some(tomb) => {
+            write.compare_xattr(TOMB, Compare::Equal, tomb);
+            write.remove_xattr(TOMB);
+        }
+    }
+    write.set_xattr(NAMED, &Entry { on_tomb: tomb.is_some(), ..entry }.encode());
+    put(&mut write, &Fold { removed: false, ..fold.clone() });
+    write
 }
 
 /// Adds what a transaction does.
@@ -360,7 +372,7 @@ fn holds_of_missing(condition: &Condition) -> bool {
 }
 
 /// The encoded omap key that a guard looks at.
-fn key_of(condition: &Condition) -> Option<Vec<u8>> {
+pub(crate) fn key_of(condition: &Condition) -> Option<Vec<u8>> {
     match condition {
         Condition::OmapAbsent { key } | Condition::OmapPresent { key } | Condition::OmapEquals { key, .. } => {
             Some(encode::omap(key))
@@ -378,7 +390,7 @@ fn key_of(condition: &Condition) -> Option<Vec<u8>> {
     }
 }
 
-/// What guards ask of an object; the token that it is nascent under, if it is missing.
+/// What guards ask of an object; the token of its tomb, if it is missing.
 fn look(link: &Link, object: &CStr, guards: &[Guard]) -> Result<std::result::Result<Looked, Option<Vec<u8>>>> {
     let keys: Vec<Vec<u8>> = guards.iter().filter_map(|guard| key_of(&guard.condition)).collect();
     let found = link.read(object, |read| {
@@ -394,11 +406,12 @@ fn look(link: &Link, object: &CStr, guards: &[Guard]) -> Result<std::result::Res
         Err(failed) => return Err(error(failed, "reading", object)),
     };
     let mut xattrs: BTreeMap<_, _> = found.xattrs.into_iter().collect();
-    if let Some(token) = xattrs.remove(NASCENT.to_bytes()) {
+    if let Some(token) = xattrs.remove(TOMB.to_bytes()) {
         return Ok(Err(Some(token)));
     }
+    let named = xattrs.remove(NAMED.to_bytes()).unwrap_or_default();
     let omap = found.omap.into_iter().collect();
-    Ok(Ok(Looked { version: found.version, size: found.size, xattrs, omap }))
+    Ok(Ok(Looked { version: found.version, named, size: found.size, xattrs, omap }))
 }
 
 impl Looked {

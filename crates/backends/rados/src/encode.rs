@@ -5,10 +5,12 @@
 //! shard     i collection SEPARATOR two digits: the names of the objects of a collection
 //! xattr     u name, where that is short; else an omap value under x name END
 //! omap      o key END | slot: s and 16 hexadecimal digits of 2^64 - 1 - index | x name END
+//! shard     omap: n name, escaped in another way, NAME_END token: an object of this name was made under this token
 //! value     of 8 bytes in an xattr: 00, big-endian; every other: 01, as it is
 //! ```
 //!
-//! Names and keys are escaped: 00 is 01 01, and 01 is 01 02, so that none holds a NUL and their order stays.
+//! Names and keys are escaped: 00 is 01 01, and 01 is 01 02, so that none holds a NUL and their order stays. In shards
+//! 00 is 01 02, and 01 is 01 03: what ends a name there is less than all that it may go on with.
 //!
 //! Invariants:
 //! 1. Two names are encoded alike only if they are the same, and omap keys stand in the order of what they encode.
@@ -37,8 +39,12 @@ pub(crate) const VALUE: u8 = 1;
 pub(crate) const SHARDS: u32 = 16;
 /// The object of the store itself, and of its collections.
 pub(crate) const STORE: &std::ffi::CStr = c"store";
-/// The xattr of an object that is being made or removed: it counts as missing.
-pub(crate) const NASCENT: &std::ffi::CStr = c"nascent";
+/// The xattr of an object that only keeps a late client from making it: it counts as missing.
+pub(crate) const TOMB: &std::ffi::CStr = c"tomb";
+/// The xattr of an object that tells where its name stands: an [`Entry`].
+pub(crate) const NAMED: &std::ffi::CStr = c"named";
+/// Ends a name in a shard; its token follows.
+const NAME_END: [u8; 2] = [1, 1];
 
 fn escape(bytes: &[u8], out: &mut Vec<u8>) {
     for byte in bytes {
@@ -107,10 +113,72 @@ pub(crate) fn shard(collection: &Collection, number: u32) -> CString {
     full_name(b'i', collection, format!("{number:02}").as_bytes())
 }
 
-/// The shard that holds an object's name.
-pub(crate) fn shard_of(id: &ObjectId) -> CString {
-    let hash = id.name().iter().fold(0x811c_9dc5u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
-    shard(id.collection(), (hash ^ hash >> 16) % SHARDS)
+/// Where the name of an object stands: in a shard that its maker chose, under a token that no other has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) shard: u32,
+    pub(crate) token: u128,
+    /// Where the object stands there was a tomb: it becomes one again when it is removed.
+    pub(crate) on_tomb: bool,
+}
+
+impl Entry {
+    /// As it stands in [`NAMED`].
+    pub(crate) fn encode(self) -> Vec<u8> {
+        format!("{}{:02}{:032x}", if self.on_tomb { 't' } else { 'n' }, self.shard, self.token).into_bytes()
+    }
+
+    pub(crate) fn decode(stored: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(stored).ok().filter(|text| text.len() == 35 && text.is_ascii())?;
+        let on_tomb = match text.as_bytes()[0] {
+            b'n' => false,
+            b't' => true,
+            _ => return None,
+        };
+        let shard = text[1..3].parse().ok().filter(|shard| *shard < SHARDS)?;
+        Some(Self { shard, token: u128::from_str_radix(&text[3..], 16).ok()?, on_tomb })
+    }
+
+    /// Its key in the shard.
+    pub(crate) fn key(self, name: &[u8]) -> Vec<u8> {
+        let mut key = before_name(name);
+        key.extend_from_slice(format!("{:032x}", self.token).as_bytes());
+        key
+    }
+}
+
+/// Stands before the entries of a name in a shard, and behind those of all names before it.
+fn before_name(name: &[u8]) -> Vec<u8> {
+    let mut key = vec![kind::NAME];
+    for byte in name {
+        match byte {
+            0 | 1 => key.extend_from_slice(&[1, 2 + byte]),
+            other => key.push(*other),
+        }
+    }
+    key.extend_from_slice(&NAME_END);
+    key
+}
+
+/// Stands behind the entries of a name in a shard, and before those of all names behind it.
+pub(crate) fn behind_name(name: &[u8]) -> CString {
+    let mut key = before_name(name);
+    key.push(0xff);
+    c_string(key)
+}
+
+/// The name of an entry's key.
+pub(crate) fn name_of(key: &[u8]) -> Vec<u8> {
+    let mut name = Vec::with_capacity(key.len());
+    let mut rest = key.iter().skip(1);
+    while let Some(byte) = rest.next() {
+        match (byte, (*byte == 1).then(|| rest.next())) {
+            (1, Some(Some(escaped @ 2..=3))) => name.push(escaped - 2),
+            (1, _) => break,
+            (other, _) => name.push(*other),
+        }
+    }
+    name
 }
 
 /// Where an xattr stands.
@@ -152,6 +220,8 @@ pub(crate) mod kind {
     pub(crate) const SLOT: u8 = b's';
     /// Xattrs with long names.
     pub(crate) const XATTR: u8 = b'x';
+    /// Entries of names, in shards.
+    pub(crate) const NAME: u8 = b'n';
 }
 
 /// Before all keys of a kind.
@@ -283,6 +353,29 @@ mod tests {
     }
 
     #[test]
+    fn entries_of_names_stand_in_the_order_of_their_names() {
+        let names =
+            [&b""[..], b"\0", b"\0\0", b"\0\x01", b"\x01", b"\x01\0", b"\x02", b"a", b"a\0", b"a\x01", b"ab", b"b"];
+        let entries = [0, u128::MAX].map(|token| Entry { shard: 15, token, on_tomb: token == 0 });
+        for (place, name) in names.iter().enumerate() {
+            let keys = entries.map(|entry| entry.key(name));
+            for (entry, key) in entries.iter().zip(&keys) {
+                assert_eq!((name_of(key), Entry::decode(&entry.encode())), (name.to_vec(), Some(*entry)));
+                assert!(!key.contains(&0) && key.as_slice() < behind_name(name).as_bytes());
+                assert!(first_of(kind::NAME).as_bytes() < key.as_slice() && *key < end_of(kind::NAME));
+            }
+            assert!(keys[0] < keys[1]);
+            if let Some(next) = names.get(place + 1) {
+                assert!(behind_name(name).as_bytes() < entries[0].key(next).as_slice(), "{name:?} {next:?}");
+            }
+        }
+        for wrong in [&b""[..], b"n15", b"n160123456789abcdef0123456789abcdef", b"x150123456789abcdef0123456789abcdef"]
+        {
+            assert_eq!(Entry::decode(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
     fn values_come_back_and_none_is_empty() {
         for raw in [&b""[..], b"\0", b"1234567", b"12345678", b"\xff\xff\xff\xff\xff\xff\xff\xff", b"123456789"] {
             assert_eq!(value_of(&xattr_value(raw)).unwrap(), raw);
@@ -299,6 +392,6 @@ mod tests {
         assert_eq!(xattr_name(own.as_bytes()).unwrap(), &b"epoch\0"[..]);
         let Xattr::Omap(key) = xattr(&[0; 60]) else { panic!("a long name") };
         assert_eq!(key_of(&key), vec![0; 60]);
-        assert!(xattr_name(NASCENT.to_bytes()).is_none());
+        assert!(xattr_name(TOMB.to_bytes()).is_none() && xattr_name(NAMED.to_bytes()).is_none());
     }
 }

@@ -14,6 +14,9 @@ use esker_store::Change;
 
 use crate::encode::{self, Xattr, kind};
 
+/// Writes that are joined come to so many bytes at most: each joining copies what was there.
+const JOINED_BYTES_MAX: usize = 32 << 10;
+
 /// A step in the bytes of an object. They are done in their order, and each sees those before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Data {
@@ -54,7 +57,7 @@ impl Fold {
             Change::Write { offset, data } if data.is_empty() => {
                 let _ = offset;
             }
-            Change::Write { offset, data } => self.data.push(Data::Write { offset: *offset, data: data.clone() }),
+            Change::Write { offset, data } => self.write(*offset, data),
             Change::Zero { len: 0, .. } => {}
             Change::Zero { offset, len } => self.data.push(Data::Zero { offset: *offset, len: *len }),
             // All of it is cut off, or nothing is there: only what comes later counts.
@@ -99,6 +102,18 @@ impl Fold {
         Some(())
     }
 
+    /// Short writes that follow each other become one: an OSD takes time for each that grows with their number.
+    fn write(&mut self, offset: u64, data: &Bytes) {
+        match self.data.last_mut() {
+            Some(Data::Write { offset: from, data: before })
+                if *from + before.len() as u64 == offset && before.len() + data.len() <= JOINED_BYTES_MAX =>
+            {
+                *before = [&before[..], data].concat().into();
+            }
+            _ => self.data.push(Data::Write { offset, data: data.clone() }),
+        }
+    }
+
     fn set(&mut self, key: Vec<u8>, value: &Bytes) {
         self.omap.insert(key, Some(encode::value(value)));
     }
@@ -127,6 +142,12 @@ impl Fold {
     /// Whether it changes nothing at all.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether it is of bytes and short xattrs only.
+    pub(crate) fn has_no_keys(&self) -> bool {
+        let is_own = |(place, _): (Xattr, _)| matches!(place, Xattr::Own(_));
+        self.omap.is_empty() && self.ranges.is_empty() && self.placed_xattrs().all(is_own)
     }
 
     /// The xattrs that stand as such, and those that stand in the omap, by where they stand.
@@ -182,5 +203,9 @@ mod tests {
         assert!(Fold::of([Change::CloneTo { to: esker_store::ObjectId::new("c".into(), "o") }].iter()).is_none());
         let cut = fold(&[Change::Write { offset: 3, data: "x".into() }, Change::Truncate { size: 0 }]);
         assert_eq!(cut.data, [Data::Truncate { size: 0 }]);
+        let write = |offset, data: &'static str| Change::Write { offset, data: data.into() };
+        let joined = fold(&[write(3, "ab"), write(5, "c"), write(5, "d"), write(6, "e")]).data;
+        let step = |offset, data: &'static str| Data::Write { offset, data: data.into() };
+        assert_eq!(joined, [step(3, "abc"), step(5, "de")]);
     }
 }

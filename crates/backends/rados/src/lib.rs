@@ -23,6 +23,8 @@ mod connect;
 #[cfg(feature = "librados")]
 mod encode;
 #[cfg(feature = "librados")]
+mod entries;
+#[cfg(feature = "librados")]
 mod fold;
 #[cfg(feature = "librados")]
 mod link;
@@ -39,7 +41,7 @@ mod store;
 mod submits;
 
 #[cfg(feature = "librados")]
-pub use connect::{NAME_BYTES_MAX, OpenError, Options};
+pub use connect::{DataPool, NAME_BYTES_MAX, OpenError, Options};
 #[cfg(feature = "librados")]
 pub use store::RadosStore;
 

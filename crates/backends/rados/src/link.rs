@@ -5,12 +5,12 @@
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 
 use esker_store::limits::SCAN_BYTES_MAX;
-use esker_store::{Error, Result};
+use esker_store::{Collection, Error, ObjectId, Result};
 
-use crate::encode::{NASCENT, STORE};
+use crate::encode::{self, STORE, TOMB};
 use crate::native::{Compare, Failed, Found, Pool, Read, Write, flags};
 
 /// Numbers of errors, as Linux has them.
@@ -43,11 +43,46 @@ pub(crate) struct Link {
     pub(crate) pool: Pool,
     /// Bytes of a value in omaps, as of late.
     mean: Arc<AtomicUsize>,
+    /// Where some objects are kept instead.
+    data: Option<Arc<Data>>,
+    /// Whether objects there may have omap keys.
+    pub(crate) has_keys: bool,
+}
+
+/// The pool of objects that have bytes and short xattrs only.
+struct Data {
+    link: Link,
+    holds: Vec<(Collection, Vec<u8>)>,
 }
 
 impl Link {
     pub(crate) fn new(pool: Pool) -> Self {
-        Self { pool, mean: Arc::new(AtomicUsize::new(FIRST_MEAN)) }
+        Self { pool, mean: Arc::new(AtomicUsize::new(FIRST_MEAN)), data: None, has_keys: true }
+    }
+
+    /// With a pool for the objects of these collections whose names begin so.
+    pub(crate) fn with_data(self, pool: Pool, holds: Vec<(Collection, Vec<u8>)>) -> Self {
+        let link = Self { has_keys: false, ..Self::new(pool) };
+        Self { data: Some(Arc::new(Data { link, holds })), ..self }
+    }
+
+    /// Where an object is.
+    pub(crate) fn of(&self, id: &ObjectId) -> &Self {
+        let held = |(collection, prefix): &(Collection, Vec<u8>)| {
+            collection == id.collection() && id.name().starts_with(prefix)
+        };
+        match &self.data {
+            Some(data) if data.holds.iter().any(held) => &data.link,
+            _ => self,
+        }
+    }
+
+    /// Waits until nothing is under way.
+    pub(crate) fn wait(&self) {
+        self.pool.wait();
+        if let Some(data) = &self.data {
+            data.link.pool.wait();
+        }
     }
 
     /// How many entries of up to `limit` are asked for at once, so that an answer is not many times as long as a scan's
@@ -77,35 +112,46 @@ impl Link {
 
     /// Does an operation that reads, and waits for it.
     pub(crate) fn read(&self, object: &CStr, parts: impl FnOnce(&mut Read)) -> std::result::Result<Found, Failed> {
+        self.begin(object, parts).found()
+    }
+
+    /// Reads several objects of this pool, all at once.
+    pub(crate) fn read_all(
+        &self,
+        objects: &[CString],
+        parts: impl Fn(&mut Read),
+    ) -> Vec<std::result::Result<Found, Failed>> {
+        let begun: Vec<_> = objects.iter().map(|object| self.begin(object, &parts)).collect();
+        begun.into_iter().map(Begun::found).collect()
+    }
+
+    /// Whether these objects are there, each looked for where it is kept.
+    pub(crate) fn look_all(&self, ids: &[ObjectId]) -> Vec<Result<bool>> {
+        let begun: Vec<_> = ids
+            .iter()
+            .map(|id| {
+                let object = encode::object(id);
+                let begun = self.of(id).begin(&object, |read| read.compare_xattr(TOMB, Compare::Equal, b""));
+                (object, begun)
+            })
+            .collect();
+        begun.into_iter().map(|(object, begun)| Ok(found_in(begun.found(), &object)?.is_some())).collect()
+    }
+
+    /// Whether an object is there.
+    pub(crate) fn is_there(&self, id: &ObjectId) -> Result<bool> {
+        let object = encode::object(id);
+        Ok(self.of(id).look(&object, |_| ())?.is_some())
+    }
+
+    fn begin(&self, object: &CStr, parts: impl FnOnce(&mut Read)) -> Begun {
         let mut read = Read::new();
         parts(&mut read);
         let (tell, told) = channel();
         self.pool.read(object, read, move |outcome| {
             let _ = tell.send(outcome);
         });
-        told.recv().unwrap_or(Err(Failed { code: code::TIMED_OUT, guard: None }))
-    }
-
-    /// Reads several objects, all at once.
-    pub(crate) fn read_all(
-        &self,
-        objects: &[CString],
-        parts: impl Fn(&mut Read),
-    ) -> Vec<std::result::Result<Found, Failed>> {
-        let begun: Vec<_> = objects
-            .iter()
-            .map(|object| {
-                let mut read = Read::new();
-                parts(&mut read);
-                let (tell, told) = channel();
-                self.pool.read(object, read, move |outcome| {
-                    let _ = tell.send(outcome);
-                });
-                told
-            })
-            .collect();
-        let late = || Err(Failed { code: code::TIMED_OUT, guard: None });
-        begun.into_iter().map(|told| told.recv().unwrap_or_else(|_| late())).collect()
+        Begun(told)
     }
 
     /// What is said where the object of the store is missing, which was there when the store was opened.
@@ -122,16 +168,25 @@ impl Link {
         }
     }
 
-    /// Reads an object of the waist; `None` if it is missing, or is being made or removed.
+    /// Reads an object of the waist; `None` if it is missing.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::Stopped`].
     pub(crate) fn look(&self, object: &CStr, parts: impl FnOnce(&mut Read)) -> Result<Option<Found>> {
         let found = self.read(object, |read| {
-            read.compare_xattr(NASCENT, Compare::Equal, b"");
+            read.compare_xattr(TOMB, Compare::Equal, b"");
             parts(read);
         });
         found_in(found, object)
+    }
+}
+
+/// A read that is under way.
+struct Begun(Receiver<std::result::Result<Found, Failed>>);
+
+impl Begun {
+    fn found(self) -> std::result::Result<Found, Failed> {
+        self.0.recv().unwrap_or(Err(Failed { code: code::TIMED_OUT, guard: None }))
     }
 }
 

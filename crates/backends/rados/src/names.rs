@@ -2,16 +2,18 @@
 //!
 //! ```text
 //! store                    omap: collections → making, live or removing, with a token of its own
-//! shards of a collection   omap: names of objects → a token of who added it; xattr: the token of the collection
+//! shards of a collection   omap: entries, a name with a token of its maker; xattr: the token of the collection
 //!
-//! making → its shards, each with its token → live → removing → no shards → gone
+//! making → its shards, each with its token → live → removing → its shards sealed → no record
 //! ```
 //!
 //! Invariants:
-//! 1. An object that is there has its name in its shard: the name is added before the object shows, and removed once it
-//!    shows no more, under the token that was there before. A crash leaves names without objects, and no more.
-//! 2. A name is only added to a shard that is there; a collection is removed with its shards, once what is named in
-//!    each is gone for good. A client that meets one half made or half removed goes on with it.
+//! 1. An object that is there has an entry in the shard that it names, under the token that it names: the entry is added
+//!    before the object is made, and dropped once the object is gone, or was not made under this token and never will
+//!    be. A crash leaves entries without objects, and no more.
+//! 2. An entry is only added to a shard that has the token of the collection; a collection is removed with its shards
+//!    sealed, once what is named in each is gone for good: where no object is there is a tomb, so that a maker who is
+//!    late finds it. Shards stay, so that none can be made late.
 //! 3. What is said of a collection changes only from what was read of it: a call that is late changes no later one.
 
 use std::ffi::{CStr, CString};
@@ -19,18 +21,18 @@ use std::ffi::{CStr, CString};
 use bytes::Bytes;
 use esker_store::{Collection, Error, ObjectId, Result};
 
-use crate::encode::{self, NASCENT, SHARDS, STORE, kind};
-use crate::link::{Link, PAGE, code, error, found_in, write_error};
-use crate::native::{Compare, Found, Write};
+use crate::encode::{self, SHARDS, STORE, TOMB, kind};
+use crate::link::{Link, PAGE, code, error, write_error};
+use crate::native::{Compare, Failed, Found, Read, Write};
 
 /// How often what others change is looked at again before it is given up.
 const ATTEMPTS: usize = 20;
 /// The xattr of a shard that holds the token of its collection.
-const TOKEN: &CStr = c"token";
+pub(crate) const TOKEN: &CStr = c"token";
 /// Objects that are looked at at once.
 const LOOKS: usize = 64;
 
-/// A token that no other client has.
+/// A token that no other client has, as a value.
 ///
 /// # Errors
 /// [`Error::Io`]: the system gives no random numbers.
@@ -62,18 +64,14 @@ impl Record {
         [&[encode::VALUE, self.state as u8], &self.token[..]].concat()
     }
 
-    fn decode(collection: &Collection, stored: &[u8]) -> Result<Self> {
-        let state = match stored.get(1) {
-            Some(1) => Some(State::Making),
-            Some(2) => Some(State::Live),
-            Some(3) => Some(State::Removing),
-            _ => None,
+    fn decode(stored: &[u8]) -> Option<Self> {
+        let state = match stored.get(1)? {
+            1 => State::Making,
+            2 => State::Live,
+            3 => State::Removing,
+            _ => return None,
         };
-        let damaged = || Error::Corrupt {
-            offset: 0,
-            what: format!("collection {collection} on Ceph: {}", stored.escape_ascii()),
-        };
-        Ok(Self { state: state.ok_or_else(damaged)?, token: stored.get(2..).unwrap_or_default().to_vec() })
+        Some(Self { state, token: stored[2..].to_vec() })
     }
 
     fn become_(&self, state: State) -> Self {
@@ -81,7 +79,16 @@ impl Record {
     }
 }
 
-fn no_collection(collection: &Collection) -> Error {
+fn damaged(collection: &Collection, stored: &[u8]) -> Error {
+    Error::Corrupt { offset: 0, what: format!("collection {collection} on Ceph: {}", stored.escape_ascii()) }
+}
+
+/// What the record of a collection says.
+fn decoded(collection: &Collection, stored: &[u8]) -> Result<Record> {
+    Record::decode(stored).ok_or_else(|| damaged(collection, stored))
+}
+
+pub(crate) fn no_collection(collection: &Collection) -> Error {
     Error::NoCollection { collection: collection.to_string() }
 }
 
@@ -92,9 +99,8 @@ fn contended(collection: &Collection) -> Error {
 fn record(link: &Link, collection: &Collection) -> Result<Option<Record>> {
     let key = encode::omap(collection.name());
     match link.read(STORE, |read| read.omap_keys(&[&key])) {
-        Ok(found) => found.omap.first().map(|(_, stored)| Record::decode(collection, stored)).transpose(),
-        Err(failed) if failed.code == code::NOT_THERE => Err(Link::gone()),
-        Err(failed) => Err(error(failed, "reading", STORE)),
+        Ok(found) => found.omap.first().map(|(_, stored)| decoded(collection, stored)).transpose(),
+        Err(failed) => Err(read_error(failed)),
     }
 }
 
@@ -181,6 +187,51 @@ fn make_shards(link: &Link, collection: &Collection, making: &Record) -> Result<
     Ok(())
 }
 
+/// What a shard's token is when its collection is removed.
+fn sealed(token: &[u8]) -> Vec<u8> {
+    [token, b" sealed"].concat()
+}
+
+/// Why a token was not read.
+pub(crate) enum Unread {
+    /// Ceph has not answered, or not well.
+    Failed(Failed),
+    /// This is stored.
+    Damaged(Vec<u8>),
+}
+
+impl Unread {
+    pub(crate) fn error(&self, collection: &Collection) -> Error {
+        match self {
+            Self::Failed(failed) => read_error(*failed),
+            Self::Damaged(stored) => damaged(collection, stored),
+        }
+    }
+}
+
+/// Reads the token of a collection that is there, or is being made. `told` is called once, by a thread of librados.
+pub(crate) fn read_token(
+    link: &Link,
+    collection: &Collection,
+    told: impl FnOnce(std::result::Result<Option<Vec<u8>>, Unread>) + Send + 'static,
+) {
+    let mut read = Read::new();
+    read.omap_keys(&[&encode::omap(collection.name())]);
+    link.pool.read(STORE, read, move |found| {
+        let token = |(_, stored): &(Vec<u8>, Vec<u8>)| match Record::decode(stored) {
+            Some(record) => Ok(Some(record).filter(|record| record.state != State::Removing)),
+            None => Err(Unread::Damaged(stored.clone())),
+        };
+        let found = found.map_err(Unread::Failed).and_then(|found| found.omap.first().map_or(Ok(None), token));
+        told(found.map(|record| record.map(|record| record.token)));
+    });
+}
+
+/// Why the store's object could not be read.
+fn read_error(failed: Failed) -> Error {
+    if failed.code == code::NOT_THERE { Link::gone() } else { error(failed, "reading", STORE) }
+}
+
 fn token_in(found: &Found) -> Vec<u8> {
     let token = found.xattrs.iter().find(|(name, _)| name == TOKEN.to_bytes());
     token.map_or_else(Vec::new, |(_, token)| token.clone())
@@ -198,12 +249,11 @@ pub(crate) fn collections(link: &Link) -> Result<Vec<Collection>> {
     loop {
         let found = match link.read(STORE, |read| read.omap(&after, PAGE)) {
             Ok(found) => found,
-            Err(failed) if failed.code == code::NOT_THERE => return Err(Link::gone()),
-            Err(failed) => return Err(error(failed, "reading", STORE)),
+            Err(failed) => return Err(read_error(failed)),
         };
         for (key, stored) in &found.omap {
             let collection = Collection::new(encode::key_of(key));
-            if Record::decode(&collection, stored)?.state == State::Live {
+            if decoded(&collection, stored)?.state == State::Live {
                 all.push(collection);
             }
         }
@@ -229,8 +279,9 @@ pub(crate) fn remove(link: &Link, collection: &Collection) -> Result<()> {
         let Some(found) = record(link, collection)? else { return Ok(()) };
         let removing = found.become_(State::Removing);
         if found.state != State::Removing {
+            let is_gone = |id: &ObjectId| Ok(!link.is_there(id)?);
             for number in 0..SHARDS {
-                empty(link, collection, &encode::shard(collection, number))?;
+                empty(link, collection, &encode::shard(collection, number), is_gone)?;
             }
             if !replace(link, collection, Some(&found), Some(&removing))? {
                 continue;
@@ -244,14 +295,14 @@ pub(crate) fn remove(link: &Link, collection: &Collection) -> Result<()> {
     Err(contended(collection))
 }
 
-/// Removes the shards of a collection that is being removed, and then what is said of it; if an object was made in it
-/// meanwhile, it is made whole again.
+/// Seals the shards of a collection that is being removed, and then removes what is said of it; if an object was made in
+/// it meanwhile, it is made whole again.
 fn remove_rest(link: &Link, collection: &Collection, removing: &Record) -> Result<()> {
     for number in 0..SHARDS {
         let shard = encode::shard(collection, number);
         let mut attempts = 0;
         loop {
-            let version = match empty(link, collection, &shard) {
+            let version = match empty(link, collection, &shard, |id| bury(link, id)) {
                 Ok(Some(version)) => version,
                 Ok(None) => break,
                 Err(error @ Error::NotEmpty { .. }) => {
@@ -268,10 +319,11 @@ fn remove_rest(link: &Link, collection: &Collection, removing: &Record) -> Resul
             let mut write = Write::new();
             write.assert_version(version);
             write.compare_xattr(TOKEN, Compare::Equal, &removing.token);
-            write.remove();
+            write.set_xattr(TOKEN, &sealed(&removing.token));
+            write.remove_omap_range(encode::first_of(kind::NAME).as_bytes(), &encode::end_of(kind::NAME));
             match link.write(&shard, write) {
                 Ok(_) => break,
-                // It is of a later one: this one was removed by another.
+                // It is sealed, or of a later one: another goes on with it.
                 Err(failed) if matches!(failed.code, code::NOT_THERE | code::CANCELED) => break,
                 Err(failed) if matches!(failed.code, code::OTHER_VERSION | code::LATER_VERSION) => {
                     attempts += 1;
@@ -287,9 +339,17 @@ fn remove_rest(link: &Link, collection: &Collection, removing: &Record) -> Resul
     replace(link, collection, Some(removing), None).map(drop)
 }
 
-/// The version of a shard whose names have no objects; `None` if it is missing.
-fn empty(link: &Link, collection: &Collection, shard: &CStr) -> Result<Option<u64>> {
-    let mut after = encode::first_of(kind::OMAP);
+/// The version of a shard whose names have no objects, as `is_gone` says; `None` if it is missing.
+///
+/// # Errors
+/// [`Error::NotEmpty`].
+fn empty(
+    link: &Link,
+    collection: &Collection,
+    shard: &CStr,
+    is_gone: impl Fn(&ObjectId) -> Result<bool>,
+) -> Result<Option<u64>> {
+    let mut after = encode::first_of(kind::NAME);
     let mut version = None;
     loop {
         let found = match link.read(shard, |read| read.omap_names(&after, PAGE)) {
@@ -297,10 +357,9 @@ fn empty(link: &Link, collection: &Collection, shard: &CStr) -> Result<Option<u6
             Err(failed) if failed.code == code::NOT_THERE => return Ok(None),
             Err(failed) => return Err(error(failed, "reading", shard)),
         };
-        for (name, _) in &found.omap {
-            let object = encode::object(&ObjectId::new(collection.clone(), encode::key_of(name)));
-            // Its maker, if there is one, finds that it is gone, and then that the collection is.
-            if !fence(link, collection, &object)? {
+        for (key, _) in &found.omap {
+            let object = ObjectId::new(collection.clone(), encode::name_of(key));
+            if !is_gone(&object)? {
                 return Err(Error::NotEmpty { collection: collection.to_string() });
             }
         }
@@ -313,65 +372,27 @@ fn empty(link: &Link, collection: &Collection, shard: &CStr) -> Result<Option<u6
     }
 }
 
-/// Removes an object that is being made or removed; false if it shows.
-fn fence(link: &Link, collection: &Collection, object: &CStr) -> Result<bool> {
+/// Puts a tomb where no object is, for good: who is to make one under a token of before finds it. False if an object is
+/// there.
+fn bury(link: &Link, id: &ObjectId) -> Result<bool> {
+    let (link, object) = (link.of(id), encode::object(id));
     for _ in 0..ATTEMPTS {
-        let found = match link.read(object, |read| read.xattrs()) {
-            Ok(found) => found,
-            Err(failed) if failed.code == code::NOT_THERE => return Ok(true),
-            Err(failed) => return Err(error(failed, "reading", object)),
-        };
-        let nascent = found.xattrs.iter().find(|(name, _)| name == NASCENT.to_bytes());
-        let Some((_, token)) = nascent else { return Ok(false) };
         let mut write = Write::new();
-        write.compare_xattr(NASCENT, Compare::Equal, token);
-        write.remove();
-        match link.write(object, write) {
+        write.create(true);
+        write.set_xattr(TOMB, &token()?);
+        match link.write(&object, write) {
             Ok(_) => return Ok(true),
-            Err(failed) if failed.code == code::NOT_THERE => return Ok(true),
-            // It shows by now, or another has taken it over.
-            Err(failed) if failed.code == code::CANCELED => {}
-            // An object that does not show is all that may have been changed.
-            Err(failed) => return Err(error(failed, "writing", object)),
+            Err(failed) if failed.code == code::THERE => {}
+            // A tomb is all that may have been made.
+            Err(failed) => return Err(error(failed, "writing", &object)),
+        }
+        match link.read(&object, |read| read.xattrs()) {
+            Ok(found) => return Ok(found.xattrs.iter().any(|(name, _)| name == TOMB.to_bytes())),
+            Err(failed) if failed.code == code::NOT_THERE => {}
+            Err(failed) => return Err(error(failed, "reading", &object)),
         }
     }
-    Err(contended(collection))
-}
-
-/// Adds the name of an object, with a token.
-///
-/// # Errors
-/// [`Error::NoCollection`].
-pub(crate) fn add(link: &Link, id: &ObjectId, token: &[u8]) -> Result<()> {
-    let shard = encode::shard_of(id);
-    let mut write = Write::new();
-    write.assert_exists();
-    write.set_omap(&[(&encode::omap(id.name()), token)]);
-    match link.write(&shard, write) {
-        Ok(_) => Ok(()),
-        Err(failed) if failed.code == code::NOT_THERE => Err(no_collection(id.collection())),
-        // Only a name was added, if anything.
-        Err(failed) => Err(error(failed, "writing", &shard)),
-    }
-}
-
-/// The token of an object's name.
-pub(crate) fn token_of(link: &Link, id: &ObjectId) -> Result<Option<Vec<u8>>> {
-    let (shard, key) = (encode::shard_of(id), encode::omap(id.name()));
-    match link.read(&shard, |read| read.omap_keys(&[&key])) {
-        Ok(found) => Ok(found.omap.into_iter().next().map(|(_, token)| token)),
-        Err(failed) if failed.code == code::NOT_THERE => Ok(None),
-        Err(failed) => Err(error(failed, "reading", &shard)),
-    }
-}
-
-/// Removes the name of an object that shows no more, if no client has added it since. A failure leaves it there.
-pub(crate) fn drop_name(link: &Link, id: &ObjectId, token: &[u8]) {
-    let (shard, key) = (encode::shard_of(id), encode::omap(id.name()));
-    let mut write = Write::new();
-    write.compare_omap(&key, Compare::Equal, token);
-    write.remove_omap(&[&key]);
-    let _ = link.write(&shard, write);
+    Err(contended(id.collection()))
 }
 
 /// Names of the objects of a collection above `after`, in order, at most `limit`.
@@ -383,11 +404,7 @@ pub(crate) fn list(link: &Link, collection: &Collection, after: Option<&[u8]>, l
         return Err(no_collection(collection));
     }
     let mut names = Vec::new();
-    let mut behind = after.map_or_else(
-        || encode::first_of(kind::OMAP),
-        // Behind its own key, which ends it.
-        |after| CString::new(encode::omap(after)).unwrap_or_default(),
-    );
+    let mut behind = after.map_or_else(|| encode::first_of(kind::NAME), encode::behind_name);
     while names.len() < limit {
         // As many of each shard as may be needed, and how far that is all there are.
         let wanted = (limit - names.len()).min(PAGE as usize);
@@ -413,17 +430,18 @@ pub(crate) fn list(link: &Link, collection: &Collection, after: Option<&[u8]>, l
             found.retain(|key| key <= to);
         }
         let Some(last) = found.last().cloned() else { break };
+        let mut found: Vec<Vec<u8>> = found.iter().map(|key| encode::name_of(key)).collect();
+        // Several have wanted to make it; the one before may be of the page before.
+        found.dedup();
+        found.retain(|name| names.last().is_none_or(|last: &Bytes| name[..] > last[..]));
         for some in found.chunks(LOOKS) {
             if names.len() == limit {
                 break;
             }
-            let some: Vec<Bytes> = some.iter().map(|key| encode::key_of(key)).collect();
-            let objects: Vec<CString> =
-                some.iter().map(|name| encode::object(&ObjectId::new(collection.clone(), name.clone()))).collect();
-            let looks = link.read_all(&objects, |read| read.compare_xattr(NASCENT, Compare::Equal, b""));
-            for ((name, object), look) in some.into_iter().zip(&objects).zip(looks) {
-                if found_in(look, object)?.is_some() && names.len() < limit {
-                    names.push(name);
+            let some: Vec<ObjectId> = some.iter().map(|name| ObjectId::new(collection.clone(), name.clone())).collect();
+            for (id, found) in some.iter().zip(link.look_all(&some)) {
+                if found? && names.len() < limit {
+                    names.push(id.name().clone());
                 }
             }
         }

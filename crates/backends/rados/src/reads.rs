@@ -15,7 +15,7 @@ use bytes::Bytes;
 use esker_store::limits::{SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX, Together};
 use esker_store::{Completion, DataRun, Error, ObjectId, OmapScan, Result, SlotScan, Stat, promised};
 
-use crate::encode::{self, NASCENT, Xattr, kind};
+use crate::encode::{self, TOMB, Xattr, kind};
 use crate::link::{Link, PAGE, found_in};
 use crate::native::{Compare, Found, Read};
 
@@ -44,11 +44,11 @@ fn begin<T: Send + 'static>(
 ) -> Completion<T> {
     let object = encode::object(id);
     let mut read = Read::new();
-    read.compare_xattr(NASCENT, Compare::Equal, b"");
+    read.compare_xattr(TOMB, Compare::Equal, b"");
     parts(&mut read);
     let (promise, completion) = promised("a read from Ceph");
     let name = object.clone();
-    link.pool.read(&object, read, move |found| {
+    link.of(id).pool.read(&object, read, move |found| {
         promise.fulfil((found_in(found, &name).and_then(take), None));
     });
     completion
@@ -62,7 +62,7 @@ pub(crate) fn bytes(link: &Link, id: &ObjectId, range: Range<u64>, object_bytes_
     }
     let mut end = range.end.min(object_bytes_max);
     if end.saturating_sub(range.start) > TRANSACTION_BYTES_MAX as u64 {
-        let size = match link.look(&encode::object(id), |read| read.stat()) {
+        let size = match link.of(id).look(&encode::object(id), |read| read.stat()) {
             Ok(found) => found.map_or(0, |found| found.size),
             Err(error) => return Completion::ready(Err(error)),
         };
@@ -87,7 +87,7 @@ pub(crate) fn bytes(link: &Link, id: &ObjectId, range: Range<u64>, object_bytes_
 
 /// Blocks of a range that are not all zeros, joined.
 pub(crate) fn extents(link: &Link, id: &ObjectId, range: Range<u64>, object_bytes_max: u64) -> Result<Vec<DataRun>> {
-    let object = encode::object(id);
+    let (link, object) = (link.of(id), encode::object(id));
     let mut runs: Vec<DataRun> = Vec::new();
     let mut at = range.start / BLOCK * BLOCK;
     // An OSD reads nothing behind the largest object.
@@ -122,7 +122,7 @@ const ANEW_MAX: u32 = 8;
 
 /// What an object is: all its keys are counted, of one moment unless others go on changing it.
 pub(crate) fn stat(link: &Link, id: &ObjectId) -> Result<Option<Stat>> {
-    let object = encode::object(id);
+    let (link, object) = (link.of(id), encode::object(id));
     let mut anew = 0;
     'anew: loop {
         let (mut after, mut version) = (CString::default(), None);
@@ -131,7 +131,9 @@ pub(crate) fn stat(link: &Link, id: &ObjectId) -> Result<Option<Stat>> {
             let found = link.look(&object, |read| {
                 read.stat();
                 read.xattrs();
-                read.omap_names(&after, PAGE);
+                if link.has_keys {
+                    read.omap_names(&after, PAGE);
+                }
             })?;
             let Some(found) = found else { return Ok(None) };
             if *version.get_or_insert(found.version) != found.version && anew < ANEW_MAX {
@@ -181,13 +183,15 @@ pub(crate) fn xattr(link: &Link, id: &ObjectId, name: &[u8]) -> Completion<Optio
 
 /// All xattrs, by name.
 pub(crate) fn xattrs(link: &Link, id: &ObjectId) -> Result<Vec<(Bytes, Bytes)>> {
-    let object = encode::object(id);
+    let (link, object) = (link.of(id), encode::object(id));
     let mut after = encode::first_of(kind::XATTR);
     let mut all = Vec::new();
     loop {
         let found = link.look(&object, |read| {
             read.xattrs();
-            read.omap(&after, PAGE);
+            if link.has_keys {
+                read.omap(&after, PAGE);
+            }
         })?;
         let Some(found) = found else { return Ok(Vec::new()) };
         for (key, value) in &found.omap {
@@ -210,6 +214,9 @@ pub(crate) fn xattrs(link: &Link, id: &ObjectId) -> Result<Vec<(Bytes, Bytes)>> 
 
 /// The value under an encoded omap key.
 pub(crate) fn value(link: &Link, id: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
+    if !link.of(id).has_keys {
+        return Completion::ready(Ok(None));
+    }
     begin(
         link,
         id,
@@ -223,8 +230,8 @@ pub(crate) fn value(link: &Link, id: &ObjectId, key: &[u8]) -> Completion<Option
 
 /// The values under encoded omap keys, in their order.
 pub(crate) fn values(link: &Link, id: &ObjectId, keys: Vec<Vec<u8>>) -> Completion<Vec<Option<Bytes>>> {
-    if keys.is_empty() {
-        return Completion::ready(Ok(Vec::new()));
+    if keys.is_empty() || !link.of(id).has_keys {
+        return Completion::ready(Ok(vec![None; keys.len()]));
     }
     let asked: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let parts = |read: &mut Read| read.omap_keys(&asked);
@@ -269,7 +276,7 @@ pub(crate) fn omap(link: &Link, id: &ObjectId, scan: &OmapScan) -> Completion<Ve
     let limit = scan.limit.min(SCAN_ENTRIES_MAX);
     let after = scan.start.as_ref().map_or_else(|| encode::first_of(kind::OMAP), |start| encode::before_omap(start));
     let end = scan.end.as_ref().map_or_else(|| encode::end_of(kind::OMAP), |end| encode::before_omap(end).into_bytes());
-    if limit == 0 || after.as_bytes() >= end.as_slice() {
+    if limit == 0 || after.as_bytes() >= end.as_slice() || !link.of(id).has_keys {
         return Completion::ready(Ok(Vec::new()));
     }
     if scan.reverse {
@@ -362,7 +369,7 @@ pub(crate) fn slots(link: &Link, id: &ObjectId, scan: &SlotScan) -> Completion<V
     else {
         return Completion::ready(Ok(Vec::new()));
     };
-    if limit == 0 {
+    if limit == 0 || !link.of(id).has_keys {
         return Completion::ready(Ok(Vec::new()));
     }
     if !scan.reverse {

@@ -9,6 +9,7 @@
 //! 2. A submit of an object is begun when the call returns, and ends as far as Ceph answers in time. Collections are
 //!    made and removed while the caller waits.
 
+use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,18 +20,22 @@ use esker_store::{
     ObjectStore, OmapScan, Op, Result, SlotScan, Stat, Transaction,
 };
 
+use crate::connect::{DataPool, OpenError};
 use crate::encode::{self, STORE};
+use crate::entries::Entries;
 use crate::fold::{Data, Fold};
 use crate::link::{Link, code, error, write_error};
-use crate::native::{Compare, Pool, Write};
+use crate::native::{Pool, Read, Write};
 use crate::submits::Submits;
 use crate::{change, names, reads};
 
 const BACKEND: &str = "rados";
 /// The xattr of the store's object that tells its format.
-const FORMAT: &std::ffi::CStr = c"format";
+const FORMAT: &CStr = c"format";
+/// The xattr of the store's object that tells its data pool.
+const DATA: &CStr = c"data";
 /// The format that this code writes.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// Largest object that OSDs take by default (`osd_max_object_size`), in bytes, and one less: no write begins, and no
 /// truncation ends, there.
@@ -39,46 +44,48 @@ const OBJECT_BYTES_MAX: u64 = (128 << 20) - 1;
 /// An object store on a pool of a Ceph cluster, in one namespace of it.
 pub struct RadosStore {
     link: Link,
+    entries: Arc<Entries>,
     submits: Arc<Submits>,
 }
 
 impl RadosStore {
-    /// Opens the store in the pool's namespace; `None` if there is none and `create` does not say to make it.
+    /// Opens the store in the pool's namespace; `None` if there is none and `create` does not say to make it. `data`: the
+    /// data pool of a store that is made; one that is there has the one that it was made with.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: a later version of this program made the store, or the pool cannot hold one. [`Error::Io`];
-    /// [`Error::Full`].
-    pub fn open(pool: Pool, create: bool) -> Result<Option<Self>> {
-        let link = Link::new(pool);
+    /// [`OpenError`].
+    pub fn open(pool: Pool, create: bool, data: Option<&DataPool>) -> std::result::Result<Option<Self>, OpenError> {
+        let mut link = Link::new(pool);
         if create {
-            let mut write = Write::new();
-            write.create(true);
-            write.set_xattr(FORMAT, &encode::number_value(VERSION));
-            // Refused by pools of erasure codes.
-            write.remove_omap(&[b"none"]);
-            match link.write(STORE, write) {
-                Ok(_) => {}
-                Err(failed) if failed.code == code::THERE => {}
-                Err(failed) if failed.code == code::NOT_SUPPORTED => {
-                    let why = "the pool keeps no omap: it is erasure-coded, and a replicated one is needed".into();
-                    return Err(Error::Invalid { what: "pool of Ceph", why });
-                }
-                Err(failed) => return Err(write_error(failed, STORE)),
-            }
+            make(&link, data)?;
         }
-        let mut check = Write::new();
-        check.compare_xattr(FORMAT, Compare::Equal, &encode::number_value(VERSION));
-        match link.write(STORE, check) {
-            Ok(_) => {}
+        let found = match link.read(STORE, Read::xattrs) {
+            Ok(found) => found,
             Err(failed) if failed.code == code::NOT_THERE && !create => return Ok(None),
-            Err(failed) if failed.code == code::CANCELED => {
-                let why = format!("it has another format than {VERSION}, which is the one known here");
-                return Err(Error::Invalid { what: "store on Ceph", why });
-            }
-            Err(failed) => return Err(error(failed, "reading", STORE)),
+            Err(failed) => return Err(error(failed, "reading", STORE).into()),
+        };
+        let stored = |name: &CStr| {
+            found.xattrs.iter().find(|(found, _)| found == name.to_bytes()).map(|(_, value)| value.as_slice())
+        };
+        if stored(FORMAT) != Some(&encode::number_value(VERSION)) {
+            let why = format!("it has another format than {VERSION}, which is the one known here");
+            return Err(Error::Invalid { what: "store on Ceph", why }.into());
         }
-        let submits = Submits::new(link.clone());
-        Ok(Some(Self { link, submits }))
+        let has = stored(DATA).map(DataPool::decode).transpose()?;
+        if let Some(wanted) = data
+            && has.as_ref().is_none_or(|has| has.pool != wanted.pool)
+        {
+            let has = has.map_or_else(|| "none".into(), |has| format!("{:?}", has.pool));
+            let why = format!("it was made with {has}, which stays; {:?} was asked for", wanted.pool);
+            return Err(Error::Invalid { what: "data pool of the store", why }.into());
+        }
+        if let Some(DataPool { pool, holds }) = has {
+            let data = link.pool.beside(&pool)?;
+            link = link.with_data(data, holds);
+        }
+        let entries = Entries::new(link.clone());
+        let submits = Submits::new(link.clone(), Arc::clone(&entries));
+        Ok(Some(Self { link, entries, submits }))
     }
 
     fn begin(&self, txn: Transaction) -> Result<Completion<CommitSeq>> {
@@ -112,6 +119,12 @@ impl RadosStore {
             }
         }
         let object = object.cloned();
+        if let Some(object) = &object
+            && !self.link.of(object).has_keys
+            && !(fold.has_no_keys() && txn.guards.iter().all(|guard| change::key_of(&guard.condition).is_none()))
+        {
+            return Err(Error::Unsupported { backend: BACKEND, what: "keep keys and slots in a data pool" });
+        }
         let collections = txn.ops.iter().filter(|op| !matches!(op, Op::Object(..))).count();
         if collections > 0 {
             self.change_collections(&txn, object.as_ref(), collections)?;
@@ -130,7 +143,7 @@ impl RadosStore {
                 return Err(Error::Unsupported { backend: BACKEND, what: "change objects and collections at once" });
             }
             // Its collection is made only if the guards hold.
-            change::change(&self.link, object, &txn.guards, &Fold::default(), None)?;
+            change::change(&self.link, &self.entries, object, &txn.guards, &Fold::default(), None)?;
         } else if count > 1 && txn.ops.iter().any(|op| matches!(op, Op::RemoveCollection(_))) {
             return Err(Error::Unsupported { backend: BACKEND, what: "change several collections at once" });
         }
@@ -145,13 +158,61 @@ impl RadosStore {
     }
 }
 
+/// Makes the store's object, if there is none.
+fn make(link: &Link, data: Option<&DataPool>) -> std::result::Result<(), OpenError> {
+    match link.read(STORE, Read::stat) {
+        Ok(_) => return Ok(()),
+        Err(failed) if failed.code == code::NOT_THERE => {}
+        Err(failed) => return Err(error(failed, "reading", STORE).into()),
+    }
+    let mut write = Write::new();
+    write.create(true);
+    write.set_xattr(FORMAT, &encode::number_value(VERSION));
+    if let Some(data) = data {
+        check_data_pool(&Link::new(link.pool.beside(&data.pool)?), &data.pool)?;
+        write.set_xattr(DATA, &data.encode());
+    }
+    // Refused by pools of erasure codes.
+    write.remove_omap(&[b"none"]);
+    match link.write(STORE, write) {
+        Ok(_) => Ok(()),
+        Err(failed) if failed.code == code::THERE => Ok(()),
+        Err(failed) if failed.code == code::NOT_SUPPORTED => {
+            let why = "the pool keeps no omap: it is erasure-coded. Keep the store in a replicated one, and the bytes of \
+                disks here (data_pool)";
+            Err(Error::Invalid { what: "pool of Ceph", why: why.into() }.into())
+        }
+        Err(failed) => Err(write_error(failed, STORE).into()),
+    }
+}
+
+/// Whether what is in the pool can be overwritten: erasure-coded pools refuse it until they are told otherwise.
+fn check_data_pool(link: &Link, name: &str) -> Result<()> {
+    for _ in 0..2 {
+        let mut write = Write::new();
+        write.write(0, b"data");
+        match link.write(STORE, write) {
+            Ok(_) => {}
+            Err(failed) if failed.code == code::NOT_SUPPORTED => {
+                let why = format!(
+                    "it takes no overwrites: `ceph osd pool set {name} allow_ec_overwrites true`, with OSDs on BlueStore"
+                );
+                return Err(Error::Invalid { what: "data pool of Ceph", why });
+            }
+            Err(failed) => return Err(write_error(failed, STORE)),
+        }
+    }
+    Ok(())
+}
+
 impl Drop for RadosStore {
     fn drop(&mut self) {
         let (link, submits) = (self.link.clone(), Arc::clone(&self.submits));
         let end = move || {
-            // What is told now may still give threads work.
-            link.pool.wait();
+            // Each ends within its time, and may begin operations until then.
+            let _ = submits.sync().wait();
             submits.close();
+            link.wait();
         };
         // A thread that tells cannot wait for others to.
         if Pool::tells() {

@@ -1,18 +1,18 @@
 //! Submits under way: begun and not waited for.
 //!
 //! ```text
-//! submit → one operation, if that can decide it → told by a thread of librados
-//!              else, or if it says that the object is missing, or that a guard may have failed:
-//!          lane of its object → a thread of our own, one submit after the other
+//! submit → lane of its object → one operation, if that can decide it → told by a thread of librados
+//!                             → it says that the object is missing: an entry, and an operation that makes it
+//!                             → it says that a guard may have failed: a thread of our own looks
 //! ```
 //!
 //! Invariants:
-//! 1. Submits of one object are done in the order in which they were begun: one that takes several operations waits
-//!    until those before it are told of, and those that come later wait behind it. Those that are under way already
-//!    when it turns out to need them are not called back: where another client makes the object at that moment, they
-//!    come first.
+//! 1. Submits of one object are begun in the order of their calls, and one that takes several operations ends before
+//!    later ones are begun. Those that are under way already when it turns out to need them are not called back: they
+//!    may come before it.
 //! 2. A sync is done when all submits are that were begun before it: what is acknowledged is durable.
-//! 3. Threads of librados only tell: they wait for nothing.
+//! 3. Threads of librados only tell, and begin operations: they wait for nothing.
+//! 4. A lane that a thread has worked for stands behind the others that wait for one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,28 +21,45 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use esker_store::{CommitSeq, Completion, Error, Guard, ObjectId, Promise, Result, promised};
+use esker_store::{Collection, CommitSeq, Completion, Error, Guard, ObjectId, Promise, Result, promised};
 use parking_lot::{Condvar, Mutex};
 
-use crate::change::{self, First};
-use crate::encode;
+use crate::change;
+use crate::encode::{self, Entry};
+use crate::entries::Entries;
 use crate::fold::Fold;
 use crate::link::{Link, code, write_error};
-use crate::native::{Failed, flags};
+use crate::native::{Failed, Write, flags};
 
 /// Threads that do what takes several operations, at most.
 const THREADS_MAX: usize = 32;
+/// Where so many objects of a collection one after the other were missing, the next is taken for missing too, and made
+/// without a look.
+const MISSING_ENOUGH: u32 = 4;
+/// Collections of which that is counted, at most.
+const COUNTED_MAX: usize = 1_024;
 
 /// A submit of one object.
 struct Job {
-    ticket: u64,
+    ticket: Ticket,
     object: ObjectId,
     guards: Vec<Guard>,
     fold: Fold,
-    /// What came of its one operation, if there was one.
-    first: Option<First>,
+    /// What is known of it: what its operation has told, if nothing was done to the object since.
+    known: Known,
     began: Instant,
     promise: Promise<CommitSeq>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    /// The object is missing.
+    Missing,
+    /// A guard fails, or there is a tomb.
+    Refused,
+    /// Something was found where it was to be made under this entry.
+    Found(Entry),
 }
 
 /// The submits of one object that are under way.
@@ -50,20 +67,12 @@ struct Job {
 struct Lane {
     /// Begun as one operation, and not told of.
     begun: BTreeSet<u64>,
-    /// Those that take several, by their tickets.
+    /// Those that wait, by their tickets.
     jobs: BTreeMap<u64, Job>,
-    /// A thread has it, or is to take it up.
+    /// One is worked for that takes several operations.
     taken: bool,
-    /// A job has run: what was told of others before is of no use.
-    ran: bool,
-}
-
-impl Lane {
-    /// Whether the first of its jobs may run.
-    fn is_ready(&self) -> bool {
-        let first = self.jobs.first_key_value().map(|(ticket, _)| *ticket);
-        first.is_some_and(|first| self.begun.first().is_none_or(|begun| *begun > first))
-    }
+    /// A thread begins operations: no other does, so that they keep their order.
+    beginning: bool,
 }
 
 #[derive(Default)]
@@ -78,19 +87,57 @@ struct State {
     under_way: BTreeSet<u64>,
     /// Those who wait for all up to a ticket.
     syncs: Vec<(u64, Promise<CommitSeq>)>,
+    /// How many objects of a collection were missing of late, one after the other.
+    missing: HashMap<Collection, u32>,
+}
+
+impl State {
+    /// Notes whether an object was there that a submit came to.
+    fn note(&mut self, collection: &Collection, missing: bool) {
+        if !missing {
+            // Most collections are not counted.
+            if !self.missing.is_empty() {
+                self.missing.remove(collection);
+            }
+        } else if let Some(count) = self.missing.get_mut(collection) {
+            *count = count.saturating_add(1);
+        } else {
+            if self.missing.len() == COUNTED_MAX {
+                self.missing.clear();
+            }
+            self.missing.insert(collection.clone(), 1);
+        }
+    }
+}
+
+fn is_likely_missing(missing: &HashMap<Collection, u32>, collection: &Collection) -> bool {
+    missing.get(collection).is_some_and(|count| *count >= MISSING_ENOUGH)
+}
+
+/// What a lane has to do.
+enum Step {
+    /// Nothing, or another is at it.
+    None,
+    /// The first of it is begun as one operation.
+    Begin(Job, Write),
+    /// The object is made.
+    Make(Job),
+    /// No thread is there, and none can be started.
+    Fail(Job, std::io::Error),
 }
 
 /// The submits of a store.
 pub(crate) struct Submits {
     link: Link,
+    entries: Arc<Entries>,
     state: Mutex<State>,
     given: Condvar,
     last_seq: AtomicU64,
 }
 
 impl Submits {
-    pub(crate) fn new(link: Link) -> Arc<Self> {
-        Arc::new(Self { link, state: Mutex::default(), given: Condvar::new(), last_seq: AtomicU64::new(0) })
+    pub(crate) fn new(link: Link, entries: Arc<Entries>) -> Arc<Self> {
+        Arc::new(Self { link, entries, state: Mutex::default(), given: Condvar::new(), last_seq: AtomicU64::new(0) })
     }
 
     /// The next number: later than all of this client, and than those of clients whose clocks were not ahead.
@@ -109,69 +156,83 @@ impl Submits {
         if let Err(error) = change::check(&guards, &fold) {
             return Completion::ready(Err(error));
         }
-        let write = change::at_once(&guards, &fold);
         let (promise, completion) = promised("a write to Ceph");
         let mut state = self.state.lock();
         state.last_ticket += 1;
-        let ticket = state.last_ticket;
-        state.under_way.insert(ticket);
-        let job = Job { ticket, object, guards, fold, first: None, began: Instant::now(), promise };
-        let lane = state.lanes.entry(job.object.clone()).or_default();
-        let Some(write) = write.filter(|_| lane.jobs.is_empty() && !lane.taken) else {
-            self.give(&mut state, job);
-            return completion;
-        };
-        lane.begun.insert(ticket);
-        // One that cannot be begun is told of at once.
+        let number = state.last_ticket;
+        state.under_way.insert(number);
+        let ticket = Ticket { submits: Arc::clone(self), number };
+        let (known, began) = (Known::Nothing, Instant::now());
+        let job = Job { ticket, object: object.clone(), guards, fold, known, began, promise };
+        state.lanes.entry(object.clone()).or_default().jobs.insert(number, job);
         drop(state);
-        let (own, name) = (Arc::clone(self), encode::object(&job.object));
-        self.link.pool.write(&name, write, flags::FULL_TRY, move |outcome| own.told(job, outcome));
+        self.go_on(&object);
         completion
     }
 
-    fn told(self: Arc<Self>, mut job: Job, outcome: std::result::Result<u64, Failed>) {
-        let first = match outcome {
-            Ok(_) => Ok(None),
-            Err(Failed { code: code::NOT_THERE, .. }) => Ok(Some(First::Missing)),
-            Err(Failed { code: code::CANCELED, .. }) => Ok(Some(First::Refused)),
-            Err(failed) => Err(write_error(failed, &encode::object(&job.object))),
+    /// Has the lane of an object do what it has to.
+    fn go_on(self: &Arc<Self>, object: &ObjectId) {
+        loop {
+            let step = self.next_step(&mut self.state.lock(), object);
+            match step {
+                Step::None => return,
+                Step::Begin(job, write) => {
+                    self.operate(job, write, Self::told);
+                    if let Some(lane) = self.state.lock().lanes.get_mut(object) {
+                        lane.beginning = false;
+                    }
+                }
+                Step::Make(job) => {
+                    let own = Arc::clone(self);
+                    self.entries.add(object, move |added| match added {
+                        Ok(entry) => {
+                            let write = change::making(entry, None, &job.fold);
+                            Arc::clone(&own)
+                                .operate(job, write, move |own, job, outcome| own.made(job, entry, outcome));
+                        }
+                        Err(error) => own.end_worked(job, Err(error)),
+                    });
+                }
+                Step::Fail(job, error) => {
+                    let what = "a thread for writing to Ceph cannot be started";
+                    self.end_worked(job, Err(Error::io(what, error)));
+                }
+            }
+        }
+    }
+
+    fn next_step(self: &Arc<Self>, state: &mut State, object: &ObjectId) -> Step {
+        let Some(lane) = state.lanes.get_mut(object) else { return Step::None };
+        if lane.taken || lane.beginning {
+            return Step::None;
+        }
+        let Some((first, job)) = lane.jobs.first_key_value() else {
+            if lane.begun.is_empty() {
+                state.lanes.remove(object);
+            }
+            return Step::None;
         };
-        let mut state = self.state.lock();
-        if let Some(lane) = state.lanes.get_mut(&job.object) {
-            lane.begun.remove(&job.ticket);
+        let first = *first;
+        let earlier_are_under_way = lane.begun.first().is_some_and(|begun| *begun < first);
+        let makes = change::of_missing(&job.guards, &job.fold).is_none();
+        let is_guessed = makes
+            && job.known == Known::Nothing
+            && lane.begun.is_empty()
+            && is_likely_missing(&state.missing, object.collection());
+        if is_guessed || job.known == Known::Missing && makes && !earlier_are_under_way {
+            lane.taken = true;
+            return lane.jobs.remove(&first).map_or(Step::None, Step::Make);
         }
-        if let Ok(Some(first)) = first {
-            job.first = Some(first);
-            self.give(&mut state, job);
-            return;
+        if job.known == Known::Nothing
+            && let Some(write) = change::at_once(&job.guards, &job.fold)
+        {
+            (lane.beginning, _) = (true, lane.begun.insert(first));
+            return lane.jobs.remove(&first).map_or(Step::None, |job| Step::Begin(job, write));
         }
-        self.go_on(&mut state, &job.object);
-        drop(state);
-        self.end(job.ticket, job.promise, first.map(drop));
-    }
-
-    /// Puts a submit into the lane of its object.
-    fn give(self: &Arc<Self>, state: &mut State, job: Job) {
-        let object = job.object.clone();
-        state.lanes.entry(object.clone()).or_default().jobs.insert(job.ticket, job);
-        self.go_on(state, &object);
-    }
-
-    /// Has a thread take the lane up, if it is ready, and forgets it if it is empty.
-    fn go_on(self: &Arc<Self>, state: &mut State, object: &ObjectId) {
-        let Some(lane) = state.lanes.get_mut(object) else { return };
-        if lane.taken {
-            return;
-        }
-        if lane.jobs.is_empty() && lane.begun.is_empty() {
-            state.lanes.remove(object);
-            return;
-        }
-        if !lane.is_ready() {
-            return;
+        if earlier_are_under_way {
+            return Step::None;
         }
         lane.taken = true;
-        state.ready.push_back(object.clone());
         if state.idle > 0 {
             state.idle -= 1;
             self.given.notify_one();
@@ -180,10 +241,89 @@ impl Submits {
             match std::thread::Builder::new().name("esker-ceph".into()).spawn(move || own.work()) {
                 Ok(thread) => state.threads.push(thread),
                 Err(error) if state.threads.is_empty() => {
-                    tracing::error!(%error, "no thread can be started for writing to Ceph: what needs one waits");
+                    return lane.jobs.remove(&first).map_or(Step::None, |job| Step::Fail(job, error));
                 }
                 // Those that there are come to it.
                 Err(_) => {}
+            }
+        }
+        state.ready.push_back(object.clone());
+        Step::None
+    }
+
+    /// Begins an operation of a submit. `told` is called once, by this thread or one of librados.
+    fn operate(
+        self: &Arc<Self>,
+        job: Job,
+        write: Write,
+        told: impl FnOnce(&Arc<Self>, Job, std::result::Result<u64, Failed>) + Send + 'static,
+    ) {
+        let (own, name) = (Arc::clone(self), encode::object(&job.object));
+        let pool = self.link.of(&job.object).pool.clone();
+        pool.write(&name, write, flags::FULL_TRY, move |outcome| told(&own, job, outcome));
+    }
+
+    /// The one operation of a submit has ended.
+    fn told(self: &Arc<Self>, mut job: Job, outcome: std::result::Result<u64, Failed>) {
+        let object = job.object.clone();
+        let mut state = self.state.lock();
+        let ticket = job.ticket.number;
+        let Some(lane) = state.lanes.get_mut(&object) else { return };
+        lane.begun.remove(&ticket);
+        let waits_behind = lane.taken || lane.jobs.first_key_value().is_some_and(|(first, _)| *first < ticket);
+        job.known = match outcome {
+            Ok(_) => Known::Nothing,
+            Err(Failed { code: code::NOT_THERE, .. }) => Known::Missing,
+            Err(Failed { code: code::CANCELED, .. }) => Known::Refused,
+            Err(_) => Known::Nothing,
+        };
+        let (is_missing, is_refused) = (job.known == Known::Missing, job.known == Known::Refused);
+        if outcome.is_ok() || is_missing {
+            state.note(object.collection(), is_missing);
+        }
+        let done = match outcome {
+            Ok(_) => Ok(()),
+            Err(_) if waits_behind && (is_missing || is_refused) => {
+                // One before it is still to be done: what it finds then counts.
+                return self.put_back(state, Job { known: Known::Nothing, ..job });
+            }
+            Err(_) if is_missing => match change::of_missing(&job.guards, &job.fold) {
+                Some(done) => done,
+                None => return self.put_back(state, job),
+            },
+            Err(_) if is_refused => return self.put_back(state, job),
+            Err(failed) => Err(write_error(failed, &encode::object(&object))),
+        };
+        drop(state);
+        self.go_on(&object);
+        self.end(job, done);
+    }
+
+    fn put_back(self: &Arc<Self>, mut state: parking_lot::MutexGuard<'_, State>, job: Job) {
+        let object = job.object.clone();
+        state.lanes.entry(object.clone()).or_default().jobs.insert(job.ticket.number, job);
+        drop(state);
+        self.go_on(&object);
+    }
+
+    /// The operation that makes an object has ended.
+    fn made(self: &Arc<Self>, job: Job, entry: Entry, outcome: std::result::Result<u64, Failed>) {
+        match outcome {
+            Ok(_) => self.end_worked(job, Ok(())),
+            Err(Failed { code: code::THERE, .. }) => {
+                let mut state = self.state.lock();
+                state.note(job.object.collection(), false);
+                if let Some(lane) = state.lanes.get_mut(&job.object) {
+                    lane.taken = false;
+                }
+                self.put_back(state, Job { known: Known::Found(entry), ..job });
+            }
+            Err(failed) => {
+                if failed.code != code::TIMED_OUT {
+                    self.entries.drop_entry(&job.object, entry, || ());
+                }
+                let error = write_error(failed, &encode::object(&job.object));
+                self.end_worked(job, Err(error));
             }
         }
     }
@@ -199,45 +339,57 @@ impl Submits {
                 self.given.wait(&mut state);
                 continue;
             };
-            while let Some(lane) = state.lanes.get_mut(&object).filter(|lane| lane.is_ready()) {
-                let Some((_, mut job)) = lane.jobs.pop_first() else { break };
-                if std::mem::replace(&mut lane.ran, true) {
-                    job.first = None;
+            let job = state.lanes.get_mut(&object).and_then(|lane| lane.jobs.pop_first());
+            drop(state);
+            if let Some((_, job)) = job {
+                // A panic, of a waker too, is no reason to write no more.
+                if catch_unwind(AssertUnwindSafe(|| self.run(job))).is_err() {
+                    tracing::error!("writing {object} to Ceph, or the waker of who waits for it, panicked");
                 }
-                drop(state);
-                self.run(job);
-                state = self.state.lock();
             }
-            if let Some(lane) = state.lanes.get_mut(&object) {
-                lane.taken = false;
-            }
-            self.go_on(&mut state, &object);
+            self.give_back(&object);
+            state = self.state.lock();
         }
     }
 
     fn run(&self, job: Job) {
-        let Job { ticket, object, guards, fold, first, began, promise } = job;
-        // A waker that panics, or a drop, is no reason to write no more.
-        let run = AssertUnwindSafe(|| {
-            let done = if began.elapsed() < change::PATIENCE {
-                change::change(&self.link, &object, &guards, &fold, first)
-            } else {
-                // It was never begun.
-                let cause = std::io::Error::from(std::io::ErrorKind::TimedOut);
-                Err(Error::io(format!("writing {object} to Ceph, behind others that were not answered"), cause))
-            };
-            self.end(ticket, promise, done);
-        });
-        if catch_unwind(run).is_err() {
-            tracing::error!("a waker of a write panicked");
-        }
+        let done = if job.began.elapsed() < change::PATIENCE {
+            let tried = if let Known::Found(entry) = job.known { Some(entry) } else { None };
+            change::change(&self.link, &self.entries, &job.object, &job.guards, &job.fold, tried)
+        } else {
+            // It was never begun.
+            let cause = std::io::Error::from(std::io::ErrorKind::TimedOut);
+            Err(Error::io(format!("writing {} to Ceph, behind others that were not answered", job.object), cause))
+        };
+        self.end(job, done);
     }
 
-    fn end(&self, ticket: u64, promise: Promise<CommitSeq>, outcome: Result<()>) {
+    /// Ends a submit that its lane was taken for.
+    fn end_worked(self: &Arc<Self>, job: Job, done: Result<()>) {
+        let object = job.object.clone();
+        self.give_back(&object);
+        self.end(job, done);
+    }
+
+    /// The lane of an object is not taken any more.
+    fn give_back(self: &Arc<Self>, object: &ObjectId) {
+        let mut state = self.state.lock();
+        if let Some(lane) = state.lanes.get_mut(object) {
+            lane.taken = false;
+            // What they were told was before this.
+            for job in lane.jobs.values_mut().filter(|job| !matches!(job.known, Known::Found(_))) {
+                job.known = Known::Nothing;
+            }
+        }
+        drop(state);
+        self.go_on(object);
+    }
+
+    fn end(&self, job: Job, outcome: Result<()>) {
         let seq = self.next_seq();
-        // Whatever a waker does, the ticket goes; and only then a sync can be told that it is done.
-        let _ended = Ended { submits: self, ticket, seq };
+        let Job { ticket, promise, .. } = job;
         promise.fulfil((outcome.map(|()| seq), None));
+        drop(ticket);
     }
 
     /// Ends once all that is under way has ended.
@@ -268,22 +420,21 @@ impl Submits {
     }
 }
 
-/// Takes a ticket out, and tells the syncs that waited for it.
-struct Ended<'s> {
-    submits: &'s Submits,
-    ticket: u64,
-    seq: CommitSeq,
+/// A submit that is under way. When it ends, those syncs are told that waited for it.
+struct Ticket {
+    submits: Arc<Submits>,
+    number: u64,
 }
 
-impl Drop for Ended<'_> {
+impl Drop for Ticket {
     fn drop(&mut self) {
         let mut state = self.submits.state.lock();
-        state.under_way.remove(&self.ticket);
+        state.under_way.remove(&self.number);
         let first = state.under_way.first().copied().unwrap_or(u64::MAX);
         let done: Vec<_> = state.syncs.extract_if(.., |(upto, _)| *upto < first).collect();
         drop(state);
         for (_, sync) in done {
-            sync.fulfil((Ok(self.seq), None));
+            sync.fulfil((Ok(self.submits.next_seq()), None));
         }
     }
 }

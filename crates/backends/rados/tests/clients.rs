@@ -8,13 +8,15 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::ffi::CString;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use esker_rados::{OpenError, Options, RadosStore};
+use esker_rados::{OpenError, Options, RadosStore, Write};
 use esker_store::{
     Change, Collection, CommitSeq, Condition, Error, ObjectId, ObjectStore, OmapScan, SlotScan, Transaction, prefix,
 };
@@ -244,11 +246,17 @@ fn an_operation_of_too_many_parts_is_refused_by_its_number_and_one_of_the_most_i
         other => panic!("{other:?}"),
     }
     assert_eq!(store.size(&of).wait().unwrap(), None);
-    zeros(8_000).unwrap();
-    assert_eq!(store.size(&of).wait().unwrap(), Some(15_999));
-    let mut txn = Transaction::new();
-    (0..70_000).for_each(|index| txn = std::mem::take(&mut txn).guard(&of, Condition::SlotAbsent { index }));
-    assert!(matches!(store.submit(txn.change(&of, slot(1, "v"))).wait(), Err(Error::TooLarge { .. })));
+    zeros(500).unwrap();
+    assert_eq!(store.size(&of).wait().unwrap(), Some(999));
+    let guarded = |count: u64| {
+        let mut txn = Transaction::new();
+        (0..count).for_each(|index| txn = std::mem::take(&mut txn).guard(&of, Condition::SlotAbsent { index }));
+        store.submit(txn.change(&of, slot(5_000, "v"))).wait()
+    };
+    assert!(matches!(guarded(70_000), Err(Error::TooLarge { .. })));
+    guarded(5_001).unwrap();
+    // Its last part counts.
+    assert!(matches!(guarded(5_001), Err(Error::GuardFailed { index: 5_000 })));
 }
 
 #[test]
@@ -353,4 +361,103 @@ fn the_last_of_exactly_a_page_are_found_with_something_behind_them() {
             assert!(found.iter().zip(wanted).all(|((key, _), wanted)| *key == wanted), "{count} keys");
         }
     }
+}
+
+fn wait<T>(begin: impl FnOnce(Box<dyn FnOnce(T) + Send>)) -> T
+where
+    T: Send + 'static,
+{
+    let (tell, told) = channel();
+    begin(Box::new(move |outcome| {
+        let _ = tell.send(outcome);
+    }));
+    told.recv().unwrap()
+}
+
+#[test]
+fn a_maker_who_is_late_makes_nothing_in_a_later_collection_of_the_name() {
+    let namespace = support::namespace();
+    let store = with_collection(&namespace);
+    // Who has added an entry, and is paused before it makes the object.
+    let pool = support::client().pool("bench", &namespace).unwrap();
+    let key = [&b"nlate\x01\x01"[..], b"00000000000000000000000000000abc"].concat();
+    let mut write = Write::new();
+    write.assert_exists();
+    write.set_omap(&[(&key, b"\x01")]);
+    wait(|told| pool.write(c"ic\x01\x0305", write, 0, told)).unwrap();
+    let late = || {
+        let mut write = Write::new();
+        write.create(true);
+        write.set_xattr(c"named", b"n0500000000000000000000000000000abc");
+        wait(|told| pool.write(c"oc\x01\x03late", write, 0, told)).map_err(|failed| failed.code)
+    };
+    assert_eq!(store.list(&collection(), None, 10).wait().unwrap(), Vec::<Bytes>::new());
+    store.submit(Transaction::new().remove_collection(&collection())).wait().unwrap();
+    assert_eq!(late(), Err(17), "in the collection that is gone");
+    store.submit(Transaction::new().create_collection(&collection())).wait().unwrap();
+    assert_eq!(late(), Err(17), "in the later one");
+    // Nor once the object was there and is gone.
+    for value in ["v", "w"] {
+        assert_eq!(store.stat(&object("late")).wait().unwrap(), None);
+        store.submit(Transaction::new().change(&object("late"), slot(1, value))).wait().unwrap();
+        assert_eq!(store.slot_get(&object("late"), 1).wait().unwrap().as_deref(), Some(value.as_bytes()));
+        assert_eq!(store.list(&collection(), None, 10).wait().unwrap(), ["late"]);
+        store.submit(Transaction::new().change(&object("late"), Change::Remove)).wait().unwrap();
+        assert_eq!(late(), Err(17));
+        assert_eq!(store.list(&collection(), None, 10).wait().unwrap(), Vec::<Bytes>::new());
+    }
+}
+
+#[test]
+fn who_makes_a_shard_late_gives_no_object_a_name_in_a_collection_that_is_gone() {
+    let namespace = support::namespace();
+    let (store, other) = (with_collection(&namespace), support::store(&namespace));
+    // It knows the collection's token.
+    other.submit(Transaction::new().change(&object("o"), Change::Touch)).wait().unwrap();
+    other.submit(Transaction::new().change(&object("o"), Change::Remove)).wait().unwrap();
+    let pool = support::client().pool("bench", &namespace).unwrap();
+    let shards = || (0..16).map(|n| CString::new(format!("ic\x01\x03{n:02}")).unwrap());
+    store.submit(Transaction::new().remove_collection(&collection())).wait().unwrap();
+    for shard in shards() {
+        let mut write = Write::new();
+        write.create(true);
+        assert_eq!(wait(|told| pool.write(&shard, write, 0, told)).unwrap_err().code, 17, "{shard:?}");
+    }
+    for _ in 0..20 {
+        let made = other.submit(Transaction::new().change(&object("o"), Change::Touch)).wait();
+        assert!(matches!(made, Err(Error::NoCollection { .. })), "{made:?}");
+    }
+    store.submit(Transaction::new().create_collection(&collection())).wait().unwrap();
+    other.submit(Transaction::new().change(&object("o"), Change::Touch)).wait().unwrap();
+    assert_eq!(store.list(&collection(), None, 10).wait().unwrap(), ["o"]);
+}
+
+#[test]
+fn objects_that_others_write_to_all_the_time_keep_none_waiting() {
+    let store = with_collection(&support::namespace());
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // More than there are threads for what takes several operations: each object is made and removed all the time.
+        let busy: Vec<_> = (0..40)
+            .map(|name| {
+                let (store, over, of) = (&store, &over, object(&format!("busy{name}")));
+                scope.spawn(move || {
+                    while !over.load(Ordering::SeqCst) {
+                        let txn = || Transaction::new().change(&of, Change::Remove).change(&of, Change::Touch);
+                        let [one, other] = [txn(), txn()].map(|txn| store.submit(txn));
+                        one.wait().unwrap();
+                        other.wait().unwrap();
+                    }
+                })
+            })
+            .collect();
+        let began = Instant::now();
+        for round in 0..3 {
+            let removed = Transaction::new().change(&object("o"), Change::Touch).change(&object("o"), Change::Remove);
+            store.submit(removed).wait().unwrap();
+            assert!(began.elapsed() < Duration::from_secs(30), "round {round}");
+        }
+        over.store(true, Ordering::SeqCst);
+        busy.into_iter().for_each(|thread| thread.join().unwrap());
+    });
 }

@@ -104,7 +104,8 @@ impl Cluster {
         let mut handle = null_mut();
         // SAFETY: the cluster's handle lives, and the pointers hold for the call.
         checked(unsafe { rados_ioctx_create(self.0, pool.as_ptr(), &raw mut handle) }, || format!("pool {name:?}"))?;
-        let opened = Opened { handle, cluster: Some(Arc::clone(self)), count: Arc::default() };
+        let cluster = Some(Arc::clone(self));
+        let opened = Opened { handle, cluster, count: Arc::default(), namespace: namespace.to_owned() };
         // SAFETY: both live.
         unsafe { rados_ioctx_set_namespace(handle, space.as_ptr()) };
         Ok(Pool(Arc::new(opened)))
@@ -160,6 +161,7 @@ struct Opened {
     /// Lives as long as its pools.
     cluster: Option<Arc<Cluster>>,
     count: Arc<Count>,
+    namespace: String,
 }
 
 // SAFETY: librados may be called by any thread.
@@ -219,6 +221,18 @@ impl Pool {
     /// Whether this is a thread of librados that tells of operations: it must not wait for others.
     pub fn tells() -> bool {
         TELLS.get()
+    }
+
+    /// Another pool of the cluster, and in it the same namespace.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: there is no such pool.
+    pub fn beside(&self, name: &str) -> Result<Self, ConnectError> {
+        let cluster = self.0.cluster.as_ref().ok_or_else(|| ConnectError {
+            what: format!("pool {name:?}"),
+            source: std::io::ErrorKind::NotConnected.into(),
+        })?;
+        cluster.pool(name, &self.0.namespace)
     }
 
     /// Waits until nothing is under way.

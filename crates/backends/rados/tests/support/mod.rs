@@ -33,7 +33,7 @@ pub fn namespace() -> String {
 
 /// A store there, of a client of its own.
 pub fn store(namespace: &str) -> RadosStore {
-    RadosStore::open(client().pool("bench", namespace).unwrap(), true).unwrap().unwrap()
+    RadosStore::open(client().pool("bench", namespace).unwrap(), true, None).unwrap().unwrap()
 }
 
 fn pool() -> Pool {
@@ -45,7 +45,7 @@ fn pool() -> Pool {
 impl Harness for Rados {
     fn fresh(&self) -> Box<dyn Opened> {
         let pool = pool();
-        let store = RadosStore::open(pool.clone(), true).unwrap().unwrap();
+        let store = RadosStore::open(pool.clone(), true, None).unwrap().unwrap();
         Box::new(OpenRados { pool, store })
     }
 }
@@ -56,6 +56,6 @@ impl Opened for OpenRados {
     }
 
     fn reopen(&mut self) {
-        self.store = RadosStore::open(self.pool.clone(), true).unwrap().unwrap();
+        self.store = RadosStore::open(self.pool.clone(), true, None).unwrap().unwrap();
     }
 }
