@@ -37,6 +37,7 @@ impl ObjectStore for Engine {
             exact_extents: true,
             reverse_scans: true,
             watches: false,
+            sessions: false,
         }
     }
 

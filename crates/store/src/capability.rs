@@ -33,4 +33,6 @@ pub struct Capability {
     pub reverse_scans: bool,
     /// [`watch`](crate::ObjectStore::watch) works; else who waits for others looks again and again.
     pub watches: bool,
+    /// [`session`](crate::ObjectStore::session) and [`shut_out`](crate::ObjectStore::shut_out) work.
+    pub sessions: bool,
 }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use crate::{
     Barrier, Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Incarnation, ObjectId,
-    ObjectStore, OmapScan, Result, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
+    ObjectStore, OmapScan, Result, Session, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
 };
 
 /// What differs from the store behind. Implementing this implements [`ObjectStore`].
@@ -59,6 +59,22 @@ pub trait Forward: Send + Sync {
     /// As [`ObjectStore::incarnation`].
     fn incarnation(&self) -> Incarnation {
         self.behind().incarnation()
+    }
+
+    /// As [`ObjectStore::session`].
+    ///
+    /// # Errors
+    /// As there.
+    fn session(&self) -> Result<Session> {
+        self.behind().session()
+    }
+
+    /// As [`ObjectStore::shut_out`].
+    ///
+    /// # Errors
+    /// As there.
+    fn shut_out(&self, session: &[u8]) -> Result<()> {
+        self.behind().shut_out(session)
     }
 
     /// As [`ObjectStore::sync`].
@@ -137,6 +153,12 @@ impl<F: Forward> ObjectStore for F {
     }
     fn incarnation(&self) -> Incarnation {
         Forward::incarnation(self)
+    }
+    fn session(&self) -> Result<Session> {
+        Forward::session(self)
+    }
+    fn shut_out(&self, session: &[u8]) -> Result<()> {
+        Forward::shut_out(self, session)
     }
     fn sync(&self) -> Completion<CommitSeq> {
         Forward::sync(self)

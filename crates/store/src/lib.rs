@@ -107,6 +107,14 @@ pub struct Snapshot {
     pub store: Arc<dyn ObjectStore>,
 }
 
+/// One opening of a store.
+pub struct Session {
+    /// The store, through it.
+    pub store: Arc<dyn ObjectStore>,
+    /// Its name: no other opening has, had or will have it.
+    pub name: Bytes,
+}
+
 /// A transactional store of objects.
 ///
 /// Every call returns a [`Completion`], whose value is there at once or comes later: reads of what a store does not
@@ -158,6 +166,26 @@ pub trait ObjectStore: Send + Sync {
     fn watch(&self, object: &ObjectId, changed: Changed) -> Result<Watching> {
         let _ = (object, changed);
         Err(Error::Unsupported { backend: self.capability().backend, what: "watch objects" })
+    }
+
+    /// Opens the store once more, so that others can shut this opening out by its name.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] without [`Capability::sessions`]; those of opening.
+    fn session(&self) -> Result<Session> {
+        Err(Error::Unsupported { backend: self.capability().backend, what: "open a session" })
+    }
+
+    /// Shuts a session out for good, whether or not it has ended. What it has sent and was not answered may have been
+    /// done; once the call has returned, nothing of it changes what is read or written through this store afterwards,
+    /// and its own calls fail with [`Error::Stopped`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] without [`Capability::sessions`]; [`Error::Invalid`]: that is no name of one; otherwise
+    /// it may or may not be shut out.
+    fn shut_out(&self, session: &[u8]) -> Result<()> {
+        let _ = session;
+        Err(Error::Unsupported { backend: self.capability().backend, what: "shut a session out" })
     }
 
     /// Completes when everything applied before the call is durable, whatever durability it asked for. Where

@@ -31,6 +31,8 @@ pub const DATA_NAMES: &[u8] = b"d/";
 pub(crate) const GENERATION: &[u8] = b"generation";
 /// Xattr of a header: [`State`].
 pub(crate) const STATE: &[u8] = b"state";
+/// Xattr of a header: name of the session of who has the lock, where the store fences by sessions.
+pub(crate) const SESSION: &[u8] = b"session";
 /// Xattr of a data object: newest snapshot at its last first write, 8 bytes little-endian; absent means 0.
 pub(crate) const SEQ: &[u8] = b"seq";
 /// Xattr of the directory: the last image id given, 8 bytes little-endian.

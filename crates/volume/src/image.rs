@@ -7,7 +7,8 @@
 //! and built again.
 //!
 //! Invariants:
-//! 1. No lock of a handle is held over I/O.
+//! 1. No lock of a handle is held over I/O, but for the session of an image that is locked: who gives it back waits for
+//!    the writes that are under way.
 //! 2. Reading never changes anything.
 
 use std::sync::Arc;
@@ -110,6 +111,8 @@ pub(crate) struct Inner {
     live: RwLock<Arc<Live>>,
     /// Epoch of the lock that this handle holds, 0 without.
     pub(crate) held: AtomicU64,
+    /// Where the store fences by sessions: the one that writes under the lock go through, and its epoch.
+    pub(crate) session: RwLock<Option<(u64, Arc<dyn ObjectStore>)>>,
     /// What was written through this handle and is still to be flushed.
     pub(crate) unsynced: Unsynced,
 }
@@ -141,6 +144,7 @@ impl Image {
             header: format::header(id),
             live: RwLock::new(Arc::new(live)),
             held: AtomicU64::new(0),
+            session: RwLock::new(None),
             unsynced: Unsynced::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -157,10 +161,25 @@ impl Image {
         self.inner.unsynced.begin(self.store()).applied();
     }
 
-    /// Submits a transaction, and notes if it is still to be flushed.
-    pub(crate) fn submit(&self, txn: Transaction) -> (StoreResult<CommitSeq>, Option<Barrier>) {
+    /// Whether the lock fences by a session that is shut out, since a write cannot guard the header.
+    pub(crate) fn fences_by_session(&self) -> bool {
+        self.inner.capability.sessions && !self.inner.capability.atomic_across_objects
+    }
+
+    /// Submits a transaction, and notes if it is still to be flushed. `held`: epoch of the lock that allows it, 0 without.
+    pub(crate) fn submit(&self, txn: Transaction, held: u64) -> (StoreResult<CommitSeq>, Option<Barrier>) {
+        if held == 0 || !self.fences_by_session() {
+            return self.submit_to(self.store(), txn);
+        }
+        match &*self.inner.session.read() {
+            Some((epoch, session)) if *epoch == held => self.submit_to(&**session, txn),
+            _ => (Err(StoreError::Stopped { cause: "the lock of the image was given back meanwhile".into() }), None),
+        }
+    }
+
+    fn submit_to(&self, store: &dyn ObjectStore, txn: Transaction) -> (StoreResult<CommitSeq>, Option<Barrier>) {
         let written = (txn.durability == Durability::Applied).then(|| self.inner.unsynced.begin(self.store()));
-        let (submitted, barrier) = self.store().submit(txn).into_parts();
+        let (submitted, barrier) = store.submit(txn).into_parts();
         if let Some(written) = written
             && submitted.as_ref().map_or_else(StoreError::is_unknown, |_| true)
         {

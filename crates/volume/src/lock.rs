@@ -4,7 +4,10 @@
 //! [`Error::Fenced`]
 //!
 //! The fence needs no message to the old owner and no clock: his next write, whenever it reaches the store, carries a
-//! generation that is gone.
+//! generation that is gone. Where a write cannot guard the header, since the store changes one object at a time, the
+//! owner writes through a session of its own, whose name the header holds; who takes the lock over, or breaks it, first
+//! has the store shut that session out. There the fence is for owners of locks: a handle without one that has not looked
+//! at the image since it was locked still writes.
 //!
 //! Invariants:
 //! 1. An epoch is held by one handle (and its clones) at most, and never given twice.
@@ -12,13 +15,15 @@
 
 use std::sync::atomic::Ordering;
 
-use esker_store::Verdict;
+use bytes::Bytes;
 use esker_store::names::check_name;
+use esker_store::{Change, Error as StoreError, Transaction, Verdict};
 
-use crate::format::{OWNER_BYTES_MAX, State};
+use crate::format::{self, OWNER_BYTES_MAX, SESSION, State};
 use crate::{Error, Image, LockInfo, Result, header};
 
-const NEEDS: &str = "guard a write of one object by another, which the exclusive lock of an image needs";
+const NEEDS: &str =
+    "guard a write of one object by another, nor shut others out: the exclusive lock of an image needs it";
 
 impl Image {
     /// Takes the exclusive lock for this handle, under the name `owner` (1 to [`OWNER_BYTES_MAX`] bytes). Returns its
@@ -26,7 +31,7 @@ impl Image {
     ///
     /// # Errors
     /// [`Error::Locked`] if anybody has it, also under the same name; `Unsupported` where the backend is not atomic
-    /// across objects; the store's.
+    /// across objects and has no sessions; the store's.
     pub fn lock(&self, owner: &str) -> Result<u64> {
         self.take_lock(owner, false)
     }
@@ -40,9 +45,10 @@ impl Image {
     }
 
     fn take_lock(&self, owner: &str, over: bool) -> Result<u64> {
-        self.require(self.inner.capability.atomic_across_objects, NEEDS)?;
+        self.require(self.inner.capability.atomic_across_objects || self.fences_by_session(), NEEDS)?;
         check_name(owner, ("OWNER_BYTES_MAX", OWNER_BYTES_MAX), |_| false)
             .map_err(|why| Error::Invalid { what: "lock owner", why })?;
+        let session = self.fences_by_session().then(|| self.store().session()).transpose()?;
         let mut taken = 0;
         let next = header::change(self.store(), self.inner.id, &self.inner.name, |state, txn| {
             // Nobody discards without it where others lock.
@@ -50,11 +56,19 @@ impl Image {
             if !over && !state.lock_owner.is_empty() {
                 return Err(self.locked(state));
             }
+            if let Some(session) = &session {
+                self.shut_owner_out(txn)?;
+                let set = Change::XattrSet { name: Bytes::from_static(SESSION), value: session.name.clone() };
+                txn.push(&format::header(self.inner.id), set);
+            }
             state.lock_owner = owner.to_owned();
             state.lock_epoch += 1;
             taken = state.lock_epoch;
             Ok(())
         })?;
+        if let Some(session) = session {
+            *self.inner.session.write() = Some((taken, session.store));
+        }
         self.inner.held.store(taken, Ordering::Release);
         // The lock is taken, whatever is seen of it: whoever finds a state older than it looks again.
         let _ = self.changed(next);
@@ -70,14 +84,21 @@ impl Image {
         if held == 0 {
             return Ok(());
         }
+        // Waits for the writes that are under way, and keeps others until it is given back.
+        let mut session = self.inner.session.write();
         let next = header::change(self.store(), self.inner.id, &self.inner.name, |state, txn| {
             txn.gives_back = true;
             if !state.fence().is_held(held) {
                 return Err(self.fenced(state));
             }
+            if session.is_some() {
+                self.forget_session(txn);
+            }
             state.lock_owner.clear();
             Ok(())
         })?;
+        *session = None;
+        drop(session);
         self.inner.held.store(0, Ordering::Release);
         self.changed(next)
     }
@@ -94,10 +115,30 @@ impl Image {
                 let why = format!("epoch {epoch} does not hold the lock of image {}", self.inner.name);
                 return Err(Error::refused(why));
             }
+            if self.fences_by_session() {
+                self.shut_owner_out(txn)?;
+            }
             state.lock_owner.clear();
             state.lock_epoch += 1;
             Ok(())
         })
+    }
+
+    /// Has the store shut out whoever has the lock, and adds that the header names nobody. The transaction's guard says
+    /// that it still was the owner then.
+    fn shut_owner_out(&self, txn: &mut Transaction) -> Result<()> {
+        let Some(session) = self.store().xattr(&format::header(self.inner.id), SESSION).wait()? else { return Ok(()) };
+        match self.store().shut_out(&session) {
+            // Of a store that this one is a copy of.
+            Ok(()) | Err(StoreError::Invalid { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.forget_session(txn);
+        Ok(())
+    }
+
+    fn forget_session(&self, txn: &mut Transaction) {
+        txn.push(&format::header(self.inner.id), Change::XattrRemove { name: Bytes::from_static(SESSION) });
     }
 
     /// Who has the image locked, as last seen (see [`Image::refresh`]).

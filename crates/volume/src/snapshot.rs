@@ -374,7 +374,7 @@ impl Image {
                 }
             }
             if !txn.ops.is_empty() {
-                self.submit(txn).0?;
+                self.submit(txn, self.held()).0?;
             }
             done += page.len() as u64;
             if !progress(done, done) {
@@ -503,7 +503,7 @@ impl Image {
                 None => txn.push(&head, Change::Truncate { size: 0 }),
             }
             txn.push(&head, Change::number(SEQ, newest));
-            match self.submit(txn).0 {
+            match self.submit(txn, self.held()).0 {
                 Ok(_) => return Ok(true),
                 Err(StoreError::GuardFailed { index: 0 }) => return Ok(false),
                 Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }) => {}

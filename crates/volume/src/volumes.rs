@@ -26,9 +26,10 @@ use crate::{Error, Image, Layout, Result};
 /// What the store lets volumes do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
-    /// A write over several objects is one transaction, and the exclusive lock fences late writers. Else each object is
-    /// written by itself, and there are no locks.
+    /// A write over several objects is one transaction. Else each object is written by itself.
     pub atomic_writes: bool,
+    /// There is the exclusive lock, which fences late owners.
+    pub locks: bool,
     /// Snapshots, clones and rollback. They need atomicity across objects and clones of objects.
     pub snapshots: bool,
     /// They copy no data.
@@ -42,6 +43,7 @@ impl From<Capability> for Abilities {
         let snapshots = capability.atomic_across_objects && capability.clone;
         Self {
             atomic_writes: capability.atomic_across_objects,
+            locks: capability.atomic_across_objects || capability.sessions,
             snapshots,
             cheap_snapshots: snapshots && capability.cheap_clone,
             persistent: capability.persistent,

@@ -227,7 +227,7 @@ impl Image {
         let mut refreshed = false;
         let mut retry = Retry::default();
         loop {
-            let live = self.live();
+            let (held, live) = (self.held(), self.live());
             if let Err(error) = self.check_writer(&live, writer) {
                 // What was seen may be old, also older than the lock that is held.
                 let fenced = matches!(error, Error::Fenced { .. }) && live.state.lock_epoch >= self.held();
@@ -247,7 +247,12 @@ impl Image {
             }
             if txn.ops.is_empty() {
                 // That nothing is to be changed was seen in a state that may be gone, with the lock of whoever asks.
-                match fenced.then(|| self.submit(txn).0) {
+                if held != 0 && self.fences_by_session() && !refreshed {
+                    refreshed = true;
+                    self.refresh()?;
+                    continue;
+                }
+                match fenced.then(|| self.submit(txn, held).0) {
                     Some(Err(StoreError::GuardFailed { .. })) => {
                         refreshed = true;
                         self.refresh()?;
@@ -263,7 +268,7 @@ impl Image {
                 seq?;
                 return Ok(barrier);
             }
-            match self.submit(txn) {
+            match self.submit(txn, held) {
                 (Ok(_), barrier) => return Ok(barrier),
                 (Err(StoreError::GuardFailed { index: 0 }), _) if fenced => {
                     refreshed = true;
@@ -275,7 +280,13 @@ impl Image {
                     continue;
                 }
                 (Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }), _) => {}
-                (Err(error), _) => return Err(error.into()),
+                (Err(error), _) => {
+                    if held != 0 && self.fences_by_session() {
+                        // It may have been shut out: then the next write is told who has the lock.
+                        let _ = self.refresh();
+                    }
+                    return Err(error.into());
+                }
             }
             retry.again(|| self.data())?;
         }

@@ -298,6 +298,7 @@ impl ObjectStore for FileStore {
             exact_extents: true,
             reverse_scans: true,
             watches: false,
+            sessions: false,
         }
     }
 

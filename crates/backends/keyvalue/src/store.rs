@@ -269,6 +269,7 @@ impl ObjectStore for KeyValueStore {
             exact_extents: true,
             reverse_scans: true,
             watches: false,
+            sessions: false,
         }
     }
 

@@ -164,6 +164,7 @@ impl ObjectStore for MemoryStore {
             exact_extents: true,
             reverse_scans: true,
             watches: false,
+            sessions: false,
         }
     }
 

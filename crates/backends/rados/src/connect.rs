@@ -134,7 +134,8 @@ impl RadosStore {
         let settings = [&timeouts[..], &budget[..]].concat();
         let cluster = Cluster::connect(options.user.as_deref(), options.conf.as_deref(), &settings)?;
         let store = Self::open(cluster.pool(pool, name)?, options.create, options.data.as_ref())?;
-        store.ok_or_else(|| OpenError::Missing { place: place.to_owned() })
+        let store = store.ok_or_else(|| OpenError::Missing { place: place.to_owned() })?;
+        Ok(store.opened_by(place, options))
     }
 }
 

@@ -17,6 +17,7 @@ use crate::native::{Compare, Failed, Found, Pool, Read, Write, flags};
 pub(crate) mod code {
     pub(crate) const NOT_THERE: i32 = 2;
     pub(crate) const THERE: i32 = 17;
+    pub(crate) const INVALID: i32 = 22;
     pub(crate) const TOO_LARGE: i32 = 27;
     pub(crate) const NO_SPACE: i32 = 28;
     /// The object has an earlier version.

@@ -17,10 +17,10 @@ use bytes::Bytes;
 use esker_store::limits::TRANSACTION_BYTES_MAX;
 use esker_store::{
     Capability, Change, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId,
-    ObjectStore, OmapScan, Op, Result, SlotScan, Stat, Transaction,
+    ObjectStore, OmapScan, Op, Result, Session, SlotScan, Stat, Transaction,
 };
 
-use crate::connect::{DataPool, OpenError};
+use crate::connect::{DataPool, OpenError, Options};
 use crate::encode::{self, STORE};
 use crate::entries::Entries;
 use crate::fold::{Data, Fold};
@@ -41,11 +41,16 @@ const VERSION: u64 = 2;
 /// truncation ends, there.
 const OBJECT_BYTES_MAX: u64 = (128 << 20) - 1;
 
+/// OSDs refuse a client that was shut out for so long: 30 days. A client that has slept for longer has no connection.
+const SHUT_OUT_SECONDS: u32 = 30 * 24 * 60 * 60;
+
 /// An object store on a pool of a Ceph cluster, in one namespace of it.
 pub struct RadosStore {
     link: Link,
     entries: Arc<Entries>,
     submits: Arc<Submits>,
+    /// How it was opened, if that is known: it can be opened again.
+    opened_by: Option<(String, Options)>,
 }
 
 impl RadosStore {
@@ -85,7 +90,14 @@ impl RadosStore {
         }
         let entries = Entries::new(link.clone());
         let submits = Submits::new(link.clone(), Arc::clone(&entries));
-        Ok(Some(Self { link, entries, submits }))
+        Ok(Some(Self { link, entries, submits, opened_by: None }))
+    }
+
+    pub(crate) fn opened_by(mut self, place: &str, options: &Options) -> Self {
+        // It is there, with the data pool that it has.
+        let again = Options { create: false, data: None, ..options.clone() };
+        self.opened_by = Some((place.to_owned(), again));
+        self
     }
 
     fn begin(&self, txn: Transaction) -> Result<Completion<CommitSeq>> {
@@ -240,11 +252,41 @@ impl ObjectStore for RadosStore {
             exact_extents: false,
             reverse_scans: true,
             watches: false,
+            sessions: self.opened_by.is_some(),
         }
     }
 
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
         self.begin(txn).unwrap_or_else(|error| Completion::ready(Err(error)))
+    }
+
+    /// A client of the cluster of its own, by whose address OSDs can be told to refuse it.
+    fn session(&self) -> Result<Session> {
+        let Some((place, options)) = &self.opened_by else {
+            return Err(Error::Unsupported { backend: BACKEND, what: "open a store again that was given a pool" });
+        };
+        let what = || format!("opening rados:{place} once more");
+        let store = Self::connect(place, options).map_err(|error| match error {
+            OpenError::Store(error) => error,
+            other => Error::io(what(), std::io::Error::other(other)),
+        })?;
+        let name = match store.link.pool.cluster().map(|cluster| cluster.address()) {
+            Some(Ok(address)) => Bytes::from(address),
+            Some(Err(error)) => return Err(Error::io(what(), std::io::Error::other(error))),
+            None => return Err(Link::gone()),
+        };
+        Ok(Session { store: Arc::new(store), name })
+    }
+
+    fn shut_out(&self, session: &[u8]) -> Result<()> {
+        let address = std::str::from_utf8(session)
+            .map_err(|_| Error::Invalid { what: "session on Ceph", why: session.escape_ascii().to_string() })?;
+        let cluster = self.link.pool.cluster().ok_or_else(Link::gone)?;
+        cluster.shut_out(address, SHUT_OUT_SECONDS).map_err(|error| {
+            let invalid = error.source.raw_os_error() == Some(code::INVALID);
+            let why = error.to_string();
+            if invalid { Error::Invalid { what: "session on Ceph", why } } else { Error::Unknown { cause: why } }
+        })
     }
 
     fn sync(&self) -> Completion<CommitSeq> {

@@ -73,7 +73,7 @@ impl Attachments {
     /// [`Error::Locked`] if anybody else has it; those of opening and locking an image.
     pub(crate) fn attach(&self, volumes: &Volumes, name: &str) -> Result<Arc<Attached>> {
         let image = volumes.image(name)?;
-        if !volumes.abilities().atomic_writes {
+        if !volumes.abilities().locks {
             return Ok(self.unlocked(image));
         }
         let seat = self.seat(image.id());

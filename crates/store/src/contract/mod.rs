@@ -28,12 +28,14 @@ mod lacking;
 pub mod limits;
 pub mod names;
 pub mod omap;
+mod sessions;
 pub mod slots;
 pub mod snapshots;
 mod watched;
 pub mod xattrs;
 
 pub use lacking::PerObject;
+pub use sessions::Sessions;
 pub use watched::{Call, Watch, Watched};
 
 use crate::ObjectStore;

@@ -4,7 +4,7 @@ use esker_store::{Capability, limits};
 
 use crate::proto::store as proto;
 
-/// What a store can do. Watching is not told: it is not served.
+/// What a store can do. Watching and sessions are not told: they are not served.
 pub fn encode_capability(able: Capability) -> proto::CapabilityResponse {
     proto::CapabilityResponse {
         backend: able.backend.into(),
@@ -40,5 +40,6 @@ pub fn decode_capability(backend: &'static str, able: &proto::CapabilityResponse
         exact_extents: able.exact_extents.unwrap_or(true),
         reverse_scans: able.reverse_scans.unwrap_or(true),
         watches: false,
+        sessions: false,
     }
 }

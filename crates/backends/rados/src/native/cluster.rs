@@ -11,8 +11,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::library::{
     Handle, rados_aio_create_completion2, rados_aio_get_return_value, rados_aio_get_version, rados_aio_read_op_operate,
-    rados_aio_release, rados_aio_write_op_operate, rados_conf_read_file, rados_conf_set, rados_connect, rados_create,
-    rados_ioctx_create, rados_ioctx_destroy, rados_ioctx_set_namespace, rados_shutdown,
+    rados_aio_release, rados_aio_write_op_operate, rados_blocklist_add, rados_buffer_free, rados_conf_read_file,
+    rados_conf_set, rados_connect, rados_create, rados_getaddrs, rados_ioctx_create, rados_ioctx_destroy,
+    rados_ioctx_set_namespace, rados_shutdown,
 };
 use super::operation::{Failed, Found, Read, Write};
 
@@ -93,6 +94,33 @@ impl Cluster {
         // SAFETY: as above.
         checked(unsafe { rados_connect(handle) }, || "connecting to Ceph".into())?;
         Ok(cluster)
+    }
+
+    /// The address that OSDs know this client by: no other has it, unless a process id and a random number come again.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn address(&self) -> Result<String, ConnectError> {
+        let mut text = null_mut();
+        // SAFETY: the handle lives, and the pointer is written.
+        checked(unsafe { rados_getaddrs(self.0, &raw mut text) }, || "asking for this client's address".into())?;
+        // SAFETY: it is a string of the library's, which is given back after it was copied.
+        let address = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+        // SAFETY: as above.
+        unsafe { rados_buffer_free(text) };
+        Ok(address)
+    }
+
+    /// Has OSDs refuse all of the client with this address for so many seconds, and waits until this client knows it:
+    /// whatever it does afterwards makes the OSDs that it asks know it first.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: that is no address, or no monitor has answered in time, and it may be refused or not.
+    pub fn shut_out(&self, address: &str, seconds: u32) -> Result<(), ConnectError> {
+        let text = no_nul(address)?;
+        // SAFETY: the handle lives; the library copies the string, and does not change it.
+        let code = unsafe { rados_blocklist_add(self.0, text.as_ptr().cast_mut(), seconds) };
+        checked(code, || format!("shutting out client {address:?}"))
     }
 
     /// A pool, and in it the objects of this namespace alone.
@@ -223,12 +251,17 @@ impl Pool {
         TELLS.get()
     }
 
+    /// The cluster that it is of.
+    pub fn cluster(&self) -> Option<&Arc<Cluster>> {
+        self.0.cluster.as_ref()
+    }
+
     /// Another pool of the cluster, and in it the same namespace.
     ///
     /// # Errors
     /// [`ConnectError`]: there is no such pool.
     pub fn beside(&self, name: &str) -> Result<Self, ConnectError> {
-        let cluster = self.0.cluster.as_ref().ok_or_else(|| ConnectError {
+        let cluster = self.cluster().ok_or_else(|| ConnectError {
             what: format!("pool {name:?}"),
             source: std::io::ErrorKind::NotConnected.into(),
         })?;

@@ -348,7 +348,8 @@ fn info(context: &Context, name: &str) -> Result<(), Failure> {
         .map(|(name, value)| format!("{name:<13}{}\n", value.as_str().map_or(value.to_string(), str::to_owned)))
         .collect();
     for (able, lacks) in [
-        (abilities.atomic_writes, "writes over several objects are not one transaction, and there are no locks"),
+        (abilities.atomic_writes, "writes over several objects are not one transaction"),
+        (abilities.locks, "no exclusive lock"),
         (abilities.snapshots, "no snapshots and no clones"),
         (abilities.cheap_snapshots || !abilities.snapshots, "the first write after a snapshot copies its object"),
         (abilities.persistent, "nothing survives the process"),
