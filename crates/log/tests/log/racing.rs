@@ -21,7 +21,7 @@ type Waiting = Mutex<Option<(fn(&Transaction) -> bool, Act)>>;
 
 /// What happens at a call that is meant, once.
 #[derive(Default)]
-struct Turn {
+pub struct Turn {
     before: Waiting,
     after: Waiting,
     /// At the read of a data object with this number.
@@ -31,7 +31,7 @@ struct Turn {
 }
 
 impl Turn {
-    fn before(&self, meant: fn(&Transaction) -> bool, act: impl FnOnce() + Send + 'static) {
+    pub fn before(&self, meant: fn(&Transaction) -> bool, act: impl FnOnce() + Send + 'static) {
         *self.before.lock() = Some((meant, Box::new(act)));
     }
 
@@ -112,7 +112,7 @@ fn an_entry(txn: &Transaction) -> bool {
     })
 }
 
-fn a_seal(txn: &Transaction) -> bool {
+pub fn a_seal(txn: &Transaction) -> bool {
     objects(txn).any(|(name, change)| {
         name.starts_with(b"d/") && matches!(change, Change::XattrSet { name, .. } if name.as_ref() == b"epoch")
     })
@@ -122,11 +122,11 @@ fn a_trim(txn: &Transaction) -> bool {
     objects(txn).any(|(_, change)| matches!(change, Change::XattrSet { name, .. } if name.as_ref() == b"trim"))
 }
 
-fn a_view(txn: &Transaction) -> bool {
+pub fn a_view(txn: &Transaction) -> bool {
     objects(txn).any(|(name, _)| name.starts_with(b"h/"))
 }
 
-fn a_name(txn: &Transaction) -> bool {
+pub fn a_name(txn: &Transaction) -> bool {
     objects(txn).any(|(_, change)| matches!(change, Change::OmapSet { key, .. } if key.starts_with(b"n")))
 }
 
@@ -135,7 +135,7 @@ fn a_checkpoint(txn: &Transaction) -> bool {
 }
 
 /// A process whose calls are watched.
-fn watched(store: &Arc<dyn ObjectStore>, nonce: u64) -> (Arc<Turn>, Logs) {
+pub fn watched(store: &Arc<dyn ObjectStore>, nonce: u64) -> (Arc<Turn>, Logs) {
     let turn = Arc::new(Turn::default());
     let store: Arc<dyn ObjectStore> = Arc::new(Watched { store: Arc::clone(store), watch: Arc::clone(&turn) as _ });
     (turn, session(&store, nonce, &Time::default()))
