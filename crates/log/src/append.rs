@@ -16,7 +16,7 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
-use esker_store::{Barrier, Change, Completion, Durability, Error as StoreError, Retry, Transaction};
+use esker_store::{Barrier, Change, Completion, Durability, Error as StoreError, ObjectId, Retry, Transaction};
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
@@ -496,15 +496,23 @@ impl Log {
                 // Sealed by somebody whose view is not there yet, or no longer.
                 Some(epoch) if epoch > token.epoch => return Ok(Some(Outcome::Stale)),
                 Some(_) => {}
-                None => {
-                    return Err(Error::damaged(
-                        format!("log {}", self.inner.name),
-                        format!("object {object} is missing"),
-                    ));
-                }
+                None => return Err(self.missing(&object)),
             }
         }
         Ok(None)
+    }
+
+    fn missing(&self, object: &ObjectId) -> Error {
+        Error::damaged(format!("log {}", self.inner.name), format!("object {object} is missing"))
+    }
+
+    /// Called where a guard failed of a position's object, in a stripe that the view has.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`]: the object is missing, and no trim has taken it.
+    pub(crate) fn check_made(&self, position: u64, object: &ObjectId) -> Result<()> {
+        let is_missing = cells::epoch_of(self.store(), object)?.is_none();
+        if is_missing && position >= self.refresh()?.trimmed { Err(self.missing(object)) } else { Ok(()) }
     }
 
     fn written(&self, token: Token, batch: &Batch<'_>, kept: SmallVec<[Bytes; 1]>, barrier: Option<&Barrier>) {

@@ -87,6 +87,7 @@ impl Log {
                     if position < view.trimmed {
                         return Err(Error::Trimmed { position });
                     }
+                    self.check_made(position, &object)?;
                     Err(Error::Deposed { held: tail.epoch, found: view.epoch })
                 }
                 _ => match self.read(position)?.wait()? {
@@ -157,6 +158,7 @@ impl Log {
                 self.wrote(position + 1);
                 return Ok(());
             }
+            self.check_made(position, &object)?;
         }
     }
 
