@@ -1,12 +1,13 @@
 //! A store on Ceph by its URL, with a log on it.
 //!
-//! CEPH_CONF names the configuration of a cluster with a pool `bench`.
+//! CEPH_CONF names the configuration of a cluster with pools `bench` and `coded`: ESKER_CEPH_OSDS=3 scripts/ceph.
 
 #![cfg(feature = "rados")]
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use esker::kv::{Durability, Entry, Kind, Scan};
-use esker::log::{Found, Layout, Options};
+use esker::log::{Found, Layout as Stands, Options};
+use esker::volume::{Image, Layout};
 use esker::{Error, Store, copy, verify_copy};
 
 fn place(name: &str) -> String {
@@ -16,7 +17,7 @@ fn place(name: &str) -> String {
 
 #[test]
 fn a_log_on_ceph_is_there_when_it_is_opened_again() {
-    for layout in [Layout::Omap, Layout::Stream, Layout::Slots] {
+    for layout in [Stands::Omap, Stands::Stream, Stands::Slots] {
         let place = place(&format!("log-{layout:?}"));
         let store = Store::open(&place).unwrap();
         let log = store.logs().unwrap().create("orders", Options { layout, ..Options::default() }).unwrap();
@@ -90,12 +91,80 @@ fn keys_on_ceph_are_those_of_all_who_have_the_store_open() {
 }
 
 #[test]
+fn who_has_lost_the_lock_of_a_disk_on_ceph_writes_no_more_and_goes_on_elsewhere() {
+    let place = place("lock");
+    let (one, other) = (Store::open(&place).unwrap(), Store::open(&place).unwrap());
+    let layout = Layout { object_bytes: 1 << 20, stripe_unit: 1 << 20, ..Layout::default() };
+    one.volumes().unwrap().create("disk", 8 << 20, layout, 0).unwrap();
+    let [mut old, mut new] = [&one, &other].map(|store| store.volumes().unwrap().image("disk").unwrap());
+    old.lock("one").unwrap();
+    for round in 0..3u8 {
+        let durable = esker::volume::Durability::Durable;
+        let fill = |image: &Image, byte: u8| -> Result<(), esker::volume::Error> {
+            for block in 0..8u64 {
+                image.write(block << 20, vec![byte; 4_096].into(), durable)?.wait()?;
+            }
+            Ok(())
+        };
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let late = &old;
+            let writer = scope.spawn(move || {
+                for turn in 0u64.. {
+                    if let Err(error) = fill(late, 100 + round) {
+                        return (turn, error);
+                    }
+                    let _ = tell.send(());
+                }
+                unreachable!("it loses its lock")
+            });
+            told.recv().unwrap();
+            new.take_over("other").unwrap();
+            fill(&new, 1 + round).unwrap();
+            let (_, error) = writer.join().unwrap();
+            let is_stopped = matches!(&error, esker::volume::Error::Store(error) if error.is_unknown());
+            assert!(is_stopped || matches!(error, esker::volume::Error::Fenced { .. }), "{error}");
+        });
+        let late = old.write(0, "late".into(), durable).err().unwrap();
+        assert!(matches!(late, esker::volume::Error::Fenced { .. }), "{late}");
+        for block in 0..8u64 {
+            assert_eq!(old.read_bytes(block << 20, 4_096).unwrap(), vec![1 + round; 4_096], "{block}");
+        }
+        std::mem::swap(&mut old, &mut new);
+    }
+    // Only what was written under the lock is refused.
+    for store in [&one, &other] {
+        let keys = store.kv().unwrap().namespace("keys", Kind::Bytes).unwrap();
+        keys.put("key", "v").wait().unwrap();
+    }
+    old.unlock().unwrap();
+    let third = one.volumes().unwrap().image("disk").unwrap();
+    third.lock("three").unwrap();
+    third.write(0, "third".into(), esker::volume::Durability::Durable).unwrap().wait().unwrap();
+}
+
+#[test]
 fn a_disk_on_ceph_holds_what_was_written_and_its_store_is_copied_there_and_back() {
-    let place = place("disk");
+    disk(&place("disk"));
+}
+
+#[test]
+fn a_disk_on_an_erasure_coded_pool_holds_what_was_written() {
+    let place = place("coded") + "&data_pool=coded";
+    disk(&place);
+    let other = place.replace("data_pool=coded", "data_pool=bench");
+    let refused = Store::open(&other).err().unwrap().to_string();
+    assert!(refused.contains("coded") && refused.contains("bench"), "{refused}");
+    let missing = self::place("missing") + "&data_pool=nosuch";
+    let refused = Store::open(&missing).err().unwrap();
+    let mut causes = std::iter::successors(std::error::Error::source(&refused), |error| error.source());
+    assert!(causes.any(|error| error.to_string().contains("nosuch")), "{refused:?}");
+}
+
+fn disk(place: &str) {
     let mut model = vec![0u8; 4 << 20];
-    let store = Store::open(&place).unwrap();
-    let layout =
-        esker::volume::Layout { object_bytes: 1 << 20, stripe_unit: 1 << 20, ..esker::volume::Layout::default() };
+    let store = Store::open(place).unwrap();
+    let layout = Layout { object_bytes: 1 << 20, stripe_unit: 1 << 20, ..Layout::default() };
     let image = store.volumes().unwrap().create("disk", model.len() as u64, layout, 0).unwrap();
     let mut rng = 1u64;
     let mut random = |below: u64| {
@@ -125,7 +194,7 @@ fn a_disk_on_ceph_holds_what_was_written_and_its_store_is_copied_there_and_back(
     drop((image, store));
 
     let folder = tempfile::tempdir().unwrap();
-    let from = Store::open(&place).unwrap();
+    let from = Store::open(place).unwrap();
     let back = Store::open(&format!("esker:{}?size=256m", folder.path().join("back").display())).unwrap();
     let again_place = format!("{}again", place.split('?').next().unwrap()) + "?" + place.split_once('?').unwrap().1;
     let again = Store::open(&again_place).unwrap();
