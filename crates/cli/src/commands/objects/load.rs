@@ -6,6 +6,7 @@
 //! 1. An operation is done when it is durable (or its answer may be shown): every thread waits for its own.
 //! 2. The same seed gives the same contents and the same random choices per thread; only their number differs.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,10 @@ impl Phase {
     }
 }
 
+/// Objects, and bytes of them, that are under way while a store is filled.
+const FILL_OBJECTS_MAX: u64 = 256;
+const FILL_BYTES_MAX: u64 = 32 << 20;
+
 /// A phase on an open store.
 pub struct Drive<'a> {
     /// The store.
@@ -113,11 +118,19 @@ fn object(number: u64) -> ObjectId {
 /// Makes `count` objects of `bytes`, quickly, and makes them durable.
 pub fn fill(store: &dyn ObjectStore, contents: &Contents, count: u64, bytes: u64) -> Result<(), Failure> {
     create_collection(store)?;
+    let mut begun = VecDeque::new();
+    let under_way_max = (FILL_BYTES_MAX / bytes.max(1)).clamp(1, FILL_OBJECTS_MAX) as usize;
     for number in 0..count {
         let txn = Transaction::with(esker::Durability::Applied);
         let data = contents.part(number, bytes);
-        store.submit(txn.change(&object(number), Change::Write { offset: 0, data })).wait()?;
+        begun.push_back(store.submit(txn.change(&object(number), Change::Write { offset: 0, data })));
+        if begun.len() == under_way_max
+            && let Some(first) = begun.pop_front()
+        {
+            first.wait()?;
+        }
     }
+    begun.into_iter().try_for_each(|done| done.wait().map(drop))?;
     store.sync().wait()?;
     Ok(())
 }

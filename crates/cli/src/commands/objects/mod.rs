@@ -34,7 +34,7 @@ use crate::progress;
 #[derive(Args)]
 pub struct ObjectsBench {
     /// Backends, as locations: esker:PATH, memory:, file:PATH, rocksdb:PATH, leveldb:PATH, newstore:PATH; stores are
-    /// made in new folders below PATH
+    /// made in new folders below PATH, or of rados:POOL/NAME under new names that begin with NAME
     #[arg(long, value_delimiter = ',', default_value = "esker:./esker-bench-objects")]
     backends: Vec<String>,
     /// Phases; all by default

@@ -2,12 +2,15 @@
 //!
 //! [`Target`] (a location of the command line) → [`Target::fresh`] → [`Opened`] → [`Opened::remove`]
 //!
-//! Invariant: what is removed is the folder that was made here, never what stood at the location before.
+//! On Ceph no folder is made: a store has a name of its own there, and its objects are removed one by one.
+//!
+//! Invariant: what is removed is what was made here, never what stood at the location before.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use esker::ObjectStore;
+use esker::objects::{Change, ObjectId, Transaction};
 
 use super::super::builder;
 use crate::config::Settings;
@@ -32,6 +35,7 @@ pub struct Opened {
     /// The store.
     pub store: esker::Store,
     folder: Option<PathBuf>,
+    on_ceph: bool,
 }
 
 impl Target {
@@ -66,7 +70,7 @@ impl Target {
     /// Makes the folder `name` below the location's path, where stores are on a disk.
     fn make(&self, name: &str) -> Result<Option<PathBuf>, Failure> {
         let folder = self.on_disk().then(|| Path::new(&self.path).join(name));
-        if let Some(folder) = &folder {
+        if let Some(folder) = folder.as_ref().filter(|_| !self.on_ceph()) {
             if folder.exists() {
                 return Err(Failure::usage(format!("{} exists already", folder.display())));
             }
@@ -78,29 +82,30 @@ impl Target {
     /// A place for an empty store in the folder `name` below the location's path, for another process to open.
     pub fn place(&self, name: &str) -> Result<Place, Failure> {
         let folder = self.make(name)?;
-        Ok(Place { location: self.location_of(folder.as_deref()), _folder: Closed(folder) })
+        let location = self.location_of(folder.as_deref());
+        Ok(Place { location, _folder: Closed { folder, on_ceph: self.on_ceph() } })
     }
 
     /// Opens an empty store in the folder `name` below the location's path.
     pub fn fresh(&self, name: &str, settings: &Settings) -> Result<Opened, Failure> {
         let folder = self.make(name)?;
         let opened = self.open(folder.as_deref(), settings);
-        if let (Err(_), Some(folder)) = (&opened, &folder) {
-            std::fs::remove_dir_all(folder)?;
+        if opened.is_err() {
+            drop(Closed { folder, on_ceph: self.on_ceph() });
         }
         opened
     }
 
     /// Opens a store again that was closed.
     pub fn again(&self, mut closed: Closed, settings: &Settings) -> Result<Opened, Failure> {
-        let opened = self.open(closed.0.as_deref(), settings)?;
-        closed.0 = None;
+        let opened = self.open(closed.folder.as_deref(), settings)?;
+        closed.folder = None;
         Ok(opened)
     }
 
     /// Where a closed store is, for another process to open.
     pub fn location(&self, closed: &Closed) -> String {
-        self.location_of(closed.0.as_deref())
+        self.location_of(closed.folder.as_deref())
     }
 
     fn location_of(&self, folder: Option<&Path>) -> String {
@@ -114,9 +119,13 @@ impl Target {
         self.scheme != "memory"
     }
 
+    fn on_ceph(&self) -> bool {
+        self.scheme == "rados"
+    }
+
     fn open(&self, folder: Option<&Path>, settings: &Settings) -> Result<Opened, Failure> {
         let store = builder(settings).open(&self.location_of(folder))?;
-        Ok(Opened { objects: store.objects(), store, folder: folder.map(Path::to_path_buf) })
+        Ok(Opened { objects: store.objects(), store, folder: folder.map(Path::to_path_buf), on_ceph: self.on_ceph() })
     }
 }
 
@@ -128,12 +137,15 @@ pub struct Place {
 }
 
 /// A store that was closed and is still there; it is removed with the value, or opened again.
-pub struct Closed(Option<PathBuf>);
+pub struct Closed {
+    folder: Option<PathBuf>,
+    on_ceph: bool,
+}
 
 impl Drop for Closed {
     fn drop(&mut self) {
         // Why it was not opened again is what is told.
-        let _ = self.0.as_ref().map(std::fs::remove_dir_all);
+        let _ = self.folder.as_ref().filter(|_| !self.on_ceph).map(std::fs::remove_dir_all);
     }
 }
 
@@ -145,8 +157,8 @@ impl Opened {
 
     /// Closes the store and leaves it where it is.
     pub fn close(self) -> Result<Closed, Failure> {
-        let Self { objects, store, folder } = self;
-        let closed = Closed(folder);
+        let Self { objects, store, folder, on_ceph } = self;
+        let closed = Closed { folder, on_ceph };
         drop(objects);
         store.close()?;
         Ok(closed)
@@ -154,15 +166,38 @@ impl Opened {
 
     /// Closes the store and removes it.
     pub fn remove(self) -> Result<(), Failure> {
-        let Self { objects, store, folder } = self;
+        let Self { objects, store, folder, on_ceph } = self;
+        if on_ceph {
+            clear(&*objects)?;
+        }
         drop(objects);
         store.close()?;
         drop(store);
-        if let Some(folder) = folder {
+        if let Some(folder) = folder.filter(|_| !on_ceph) {
             std::fs::remove_dir_all(folder)?;
         }
         Ok(())
     }
+}
+
+/// Removes all that a store holds.
+fn clear(store: &dyn ObjectStore) -> Result<(), Failure> {
+    for collection in store.collections().wait()? {
+        loop {
+            let names = store.list(&collection, None, 1_000).wait()?;
+            if names.is_empty() {
+                break;
+            }
+            let removed: Vec<_> = names
+                .into_iter()
+                .map(|name| ObjectId::new(collection.clone(), name))
+                .map(|object| store.submit(Transaction::new().change(&object, Change::Remove)))
+                .collect();
+            removed.into_iter().try_for_each(|removed| removed.wait().map(drop))?;
+        }
+        store.submit(Transaction::new().remove_collection(&collection)).wait()?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
