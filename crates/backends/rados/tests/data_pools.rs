@@ -107,7 +107,7 @@ fn many_objects_are_made_at_once_and_made_anew_in_place() {
     let data = |byte: u8| Change::Write { offset: 0, data: vec![byte; 4_096].into() };
     for round in 0..2u8 {
         let begun: Vec<_> = (0..200).map(|n| store.submit(change(&format!("d/{n:03}"), data(round)))).collect();
-        begun.into_iter().for_each(|done| drop(done.wait().unwrap()));
+        begun.into_iter().try_for_each(|done| done.wait().map(|_| ())).unwrap();
         let names = store.list(&collection(), None, 1_000).wait().unwrap();
         assert!(
             names.iter().map(|name| name.to_vec()).eq((0..200).map(|n| format!("d/{n:03}").into_bytes())),
