@@ -84,7 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let numbers = numbers.iter().map(|number| number.parse()).collect::<Result<Vec<u64>, _>>()?;
     let (bytes, in_flight, seconds, count) = match numbers[..] {
         [bytes, in_flight, seconds] => (bytes, in_flight, seconds, 4),
-        [bytes, in_flight, seconds, count @ 1..] => (bytes, in_flight, seconds, count),
+        [bytes, in_flight, seconds, count] if count > 0 => (bytes, in_flight, seconds, count),
         _ => return Err(USAGE.into()),
     };
     let in_stream = match layout.as_str() {
