@@ -151,7 +151,7 @@ impl Serve {
         let front = Front::of(&settings.serve)?;
         let watching = watched::config(&settings.serve, &front, &sockets)?;
         let mut config = config(&settings.serve, &front, &sockets)?;
-        let mut disks = disks::config(&settings.serve, &front, sockets.nbd)?;
+        let mut disks = disks::config(&settings.serve, &settings.store.location, &front, sockets.nbd)?;
         let mut rpc = rpc::config(&settings.serve, &front, sockets.grpc)?;
         if config.off && disks.is_none() && rpc.is_none() {
             return Err(Failure::usage("nothing is served: resp = false, and no address of NBD or gRPC"));

@@ -48,6 +48,8 @@ const LONG_BYTES: u32 = 16 << 20;
 const BATCH_BYTES: usize = 128 << 10;
 /// Small reads that take longer than this on average are carried out without the lead: giving it away costs less.
 const SLOW_READ: Duration = Duration::from_micros(25);
+/// And small writes: of a store on this machine they are in memory, of one behind a network they are waited for.
+const SLOW_WRITE: Duration = Duration::from_micros(150);
 
 /// So many small reads that a thread carries out without the lead, one after the other, at most.
 const READS_AT_ONCE: usize = 8;
@@ -75,6 +77,8 @@ pub(crate) struct Transmission<'t> {
     closing: AtomicBool,
     /// Smoothed time of a small read.
     read_ns: AtomicU64,
+    /// And of a small write.
+    write_ns: AtomicU64,
 }
 
 /// A request that is carried out, or waits to be answered.
@@ -112,6 +116,10 @@ enum Next {
     End,
 }
 
+fn is_slow(smoothed_ns: &AtomicU64, limit: Duration) -> bool {
+    smoothed_ns.load(Ordering::Relaxed) > limit.as_nanos() as u64
+}
+
 impl<'t> Transmission<'t> {
     pub(crate) fn new(
         (config, counts): (&'t Config, &'t RequestCounts),
@@ -134,6 +142,7 @@ impl<'t> Transmission<'t> {
             idle: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
             read_ns: AtomicU64::new(0),
+            write_ns: AtomicU64::new(0),
         }
     }
 
@@ -276,10 +285,8 @@ impl<'t> Transmission<'t> {
     /// Whether a request is better carried out without the lead.
     fn goes_alone(&self, request: &Request) -> bool {
         match request.command {
-            command::READ => {
-                request.len >= LARGE_BYTES || self.read_ns.load(Ordering::Relaxed) > SLOW_READ.as_nanos() as u64
-            }
-            command::WRITE => request.len >= LARGE_BYTES,
+            command::READ => request.len >= LARGE_BYTES || is_slow(&self.read_ns, SLOW_READ),
+            command::WRITE => request.len >= LARGE_BYTES || is_slow(&self.write_ns, SLOW_WRITE),
             command::TRIM | command::WRITE_ZEROES => request.len >= LONG_BYTES,
             command::CACHE | command::BLOCK_STATUS => true,
             _ => false,
@@ -310,10 +317,15 @@ impl<'t> Transmission<'t> {
         let traced = if trace::is_on() { trace::request(request) } else { None };
         let begun = Begun { request: *request, held, began: Instant::now(), traced };
         let outcome = carry_out(request, payload, &self.chosen);
-        if request.command == command::READ && request.len < LARGE_BYTES {
-            let old = self.read_ns.load(Ordering::Relaxed);
+        let smoothed = match request.command {
+            command::READ => Some(&self.read_ns),
+            command::WRITE => Some(&self.write_ns),
+            _ => None,
+        };
+        if let Some(smoothed) = smoothed.filter(|_| request.len < LARGE_BYTES) {
+            let old = smoothed.load(Ordering::Relaxed);
             let took = begun.began.elapsed().as_nanos() as u64;
-            self.read_ns.store(old - old / 8 + took / 8, Ordering::Relaxed);
+            smoothed.store(old - old / 8 + took / 8, Ordering::Relaxed);
         }
         match outcome {
             Ok((answer, None)) => self.tell(begun, Ok(answer), replies),

@@ -62,7 +62,12 @@ impl NbdFlags {
 }
 
 /// The NBD server's configuration; `None` if it is not asked for.
-pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> Result<Option<Config>, Failure> {
+pub fn config(
+    settings: &ServeSettings,
+    store: &str,
+    front: &Front,
+    passed: Vec<Passed>,
+) -> Result<Option<Config>, Failure> {
     let tls = front.tls_for(&settings.nbd_tls_client_ca);
     let unix_socket = Some(settings.nbd_unix_socket.as_str()).filter(|path| !path.is_empty()).map(PathBuf::from);
     let listen = addresses(&settings.nbd_listen)?;
@@ -90,7 +95,7 @@ pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> R
         connections_max: number(settings.nbd_connections),
         in_flight_max: number(settings.nbd_in_flight),
         in_flight_bytes_max: number(settings.nbd_in_flight_bytes.0.0),
-        threads_per_connection: number(settings.nbd_threads),
+        threads_per_connection: threads(settings.nbd_threads, store),
         durable: settings.nbd_durable.clone(),
         read_only: settings.nbd_read_only.clone(),
         unlocked: settings.nbd_unlocked.clone(),
@@ -98,6 +103,16 @@ pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> R
     };
     config.check().map_err(failure)?;
     Ok(Some(config))
+}
+
+/// Threads of a connection, for disks of the store at a location.
+fn threads(wanted: u64, store: &str) -> usize {
+    let is_far = ["rados:", "grpc:", "grpc+unix:"].iter().any(|scheme| store.starts_with(scheme));
+    match wanted {
+        0 if is_far => 64,
+        0 => 8,
+        wanted => usize::try_from(wanted).unwrap_or(usize::MAX),
+    }
 }
 
 /// How a process locks the images that its clients write: under a name that no other has, now or later.
@@ -175,6 +190,18 @@ impl Disks {
         match self.thread.join() {
             Ok(ended) => ended.map_err(failure),
             Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::threads;
+
+    #[test]
+    fn disks_of_a_store_behind_a_network_have_more_threads_unless_it_is_said() {
+        for (location, own) in [("esker:data", 8), ("data", 8), ("rados:pool/name?conf=c", 64), ("grpc://host:1", 64)] {
+            assert_eq!((threads(0, location), threads(3, location)), (own, 3), "{location}");
         }
     }
 }
