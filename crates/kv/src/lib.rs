@@ -46,6 +46,7 @@ mod key;
 mod kv;
 mod layout;
 mod locks;
+mod many;
 mod namespace;
 mod placement;
 mod scan;

@@ -22,6 +22,7 @@ use crate::catalogue::{self, compression_from_stored, stored_compression};
 use crate::entry::{Entry, check_value, decode, decode_owned, encode};
 use crate::key::KEY_BYTES_MAX;
 use crate::locks::stripe_of;
+use crate::many::FIRST_KEYS;
 use crate::placement::Placement;
 use crate::shared::Shared;
 use crate::submit::{Target, one_object, submit};
@@ -211,8 +212,10 @@ impl Namespace {
         self.0.placement.will_get(self.store(), self.0.kind, keys);
     }
 
-    /// The values of several keys, at one moment; of numbers in several ranges of 2^20, as far as other processes do
-    /// not write meanwhile. Those that are not in memory are read at the same time.
+    /// The values of several keys, at one moment; of keys in several ranges or partitions, as far as other processes do
+    /// not write meanwhile. Those that are not in memory are read at the same time; of partitions, in a few turns. All
+    /// values together have [`GET_MANY_BYTES_MAX`](esker_store::limits::GET_MANY_BYTES_MAX) at most, else the answer
+    /// is `TooLarge`.
     pub fn get_many(&self, keys: &[Key<'_>]) -> Completion<Vec<Option<Bytes>>> {
         self.entries(keys).map(|entries| entries.into_iter().map(|entry| entry.map(|entry| entry.value)).collect())
     }
@@ -226,7 +229,7 @@ impl Namespace {
         let part = |key: &Key<'_>| self.0.placement.part_of(*key);
         let several = keys.windows(2).any(|pair| part(&pair[0]) != part(&pair[1]));
         let held = several.then(|| self.0.shared.locks.many(keys.iter().map(|key| self.stripe(*key))));
-        let found = self.0.placement.get_many(self.store(), self.0.kind, keys);
+        let found = self.get_stored(keys);
         if held.is_some() || found.is_here() {
             let (stored, barrier) = found.into_parts();
             drop(held);
@@ -234,6 +237,11 @@ impl Namespace {
         }
         let own = self.clone();
         found.then(move |stored| own.all_live(stored?))
+    }
+
+    /// What is stored under several keys, live or expired.
+    pub(crate) fn get_stored(&self, keys: &[Key<'_>]) -> Completion<Vec<Option<Bytes>>> {
+        self.0.placement.get_many(&self.0.shared.store, self.0.kind, keys, FIRST_KEYS)
     }
 
     fn all_live(&self, stored: Vec<Option<Bytes>>) -> Result<Vec<Option<Entry>>> {
@@ -460,7 +468,7 @@ impl Namespace {
 
     fn remove_once(&self, keys: &[Key<'_>], durability: Durability) -> Completion<u64> {
         let placement = &self.0.placement;
-        let (stored, mut barrier) = placement.get_many(self.store(), self.0.kind, keys).into_parts();
+        let (stored, mut barrier) = self.get_stored(keys).into_parts();
         let at_once = !matches!(stored, Err(Error::TooLarge { .. }));
         let stored = match stored {
             // Each is read by itself; what is found stands under guards.

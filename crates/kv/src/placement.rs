@@ -17,8 +17,8 @@
 //! 3. Every stored entry with an expiry has its key in the expiry index; the index may hold more (see `expiry`).
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use esker_store::prefix::{just_above, prefix_end};
@@ -29,9 +29,11 @@ use esker_store::{
 use parking_lot::RwLock;
 
 use crate::layout::{Layout, WHOLE_RANGE_BITS, partition_of, slot_of};
+use crate::many::{self, Asked, Places};
 use crate::{Key, Kind, OwnedKey};
 
-/// Ranges and partitions whose ids are found without a lock: of the first 134 million keys.
+/// Ranges of int keys, and partitions of byte keys, whose ids are found without a lock. Where int keys lie whole these
+/// are the ranges of the first 134 million of them, in partitions those of the first 8 million.
 const LOW_RANGES: usize = 128;
 /// Ranges above those whose ids are kept.
 const HIGH_RANGES_MAX: usize = 65_536;
@@ -86,24 +88,17 @@ fn led(lead: u8, key: &[u8]) -> Bytes {
     [&[lead], key].concat().into()
 }
 
-/// The int keys of several, by their ranges: where each stands among them, and its index.
-fn by_partition<T>(keys: impl Iterator<Item = (u64, T)>) -> BTreeMap<u64, (Vec<usize>, Vec<T>)> {
-    let mut all: BTreeMap<u64, (Vec<usize>, Vec<T>)> = BTreeMap::new();
+/// Keys by their partitions or ranges: where each stands among all, and what it is called there.
+type ByPartition<T> = BTreeMap<u64, (Vec<usize>, Vec<T>)>;
+
+fn by_partition<T>(keys: impl Iterator<Item = (u64, T)>) -> ByPartition<T> {
+    let mut all = ByPartition::new();
     for (at, (partition, key)) in keys.enumerate() {
         let (places, keys) = all.entry(partition).or_default();
         places.push(at);
         keys.push(key);
     }
     all
-}
-
-/// The values of each partition, put where their keys stand among all.
-fn in_place(len: usize, places: Vec<Vec<usize>>, values: Vec<Vec<Option<Bytes>>>) -> Vec<Option<Bytes>> {
-    let mut found = vec![None; len];
-    for (places, values) in places.into_iter().zip(values) {
-        places.into_iter().zip(values).for_each(|(at, value)| found[at] = value);
-    }
-    found
 }
 
 impl Placement {
@@ -371,37 +366,35 @@ impl Placement {
         }
     }
 
-    /// The stored bytes of several keys of one kind: all at one moment, if they are of one object. All reads are begun
-    /// when this returns.
+    /// The stored bytes of several keys of one kind: all at one moment, if they are of one object. Where they are in
+    /// partitions these are asked in turns, else all at once; the first turn asks for `first` keys.
     pub(crate) fn get_many(
         &self,
-        store: &dyn ObjectStore,
+        store: &Arc<dyn ObjectStore>,
         kind: Kind,
         keys: &[Key<'_>],
+        first: usize,
     ) -> Completion<Vec<Option<Bytes>>> {
-        let (mut begun, mut all_places) = (Vec::new(), Vec::new());
-        match kind {
+        let asked = match kind {
             Kind::Bytes => {
                 let keys = keys.iter().filter_map(|key| if let Key::Bytes(key) = *key { Some(key) } else { None });
                 if !self.is_parted() {
                     return store.omap_get_many(&self.bytes, &keys.map(Bytes::copy_from_slice).collect::<Vec<_>>());
                 }
-                let keys = keys.map(|key| (self.partition(key), led(self.lead, key)));
-                for (partition, (places, keys)) in by_partition(keys) {
-                    begun.push(self.with_range(partition, |object| store.omap_get_many(object, &keys)));
-                    all_places.push(places);
-                }
+                let parts = by_partition(keys.map(|key| (self.partition(key), led(self.lead, key))));
+                self.asked(parts, Places::Omap)
             }
             Kind::Int => {
                 let keys = keys.iter().filter_map(|key| if let Key::Int(key) = *key { Some(key) } else { None });
-                for (range, (places, indexes)) in by_partition(keys.map(|key| self.split(key))) {
-                    begun.push(self.with_range(range, |object| store.slot_get_many(object, &indexes)));
-                    all_places.push(places);
-                }
+                self.asked(by_partition(keys.map(|key| self.split(key))), Places::Slots)
             }
-        }
-        let len = keys.len();
-        Completion::all(begun).map(move |values| in_place(len, all_places, values))
+        };
+        many::values(store, keys.len(), asked, if self.is_parted() { first } else { usize::MAX })
+    }
+
+    fn asked<K>(&self, parts: ByPartition<K>, places: impl Fn(Vec<K>) -> Places) -> Vec<Asked> {
+        let asked = |(range, (at, keys))| Asked { object: self.range(range), places: places(keys), at };
+        parts.into_iter().map(asked).collect()
     }
 
     /// Tells the store that these keys of one kind will be read soon.

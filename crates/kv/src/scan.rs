@@ -333,8 +333,7 @@ impl Walk {
             return Ok(HashSet::new());
         }
         let asked: Vec<Key<'_>> = doubtful.iter().map(|key| key.as_key()).collect();
-        let read = self.namespace.placement().get_many(self.namespace.store(), self.namespace.kind(), &asked);
-        let stored = read.applied(barrier)?;
+        let stored = self.namespace.get_stored(&asked).applied(barrier)?;
         let mut gone = HashSet::new();
         for (key, stored) in doubtful.into_iter().zip(stored) {
             let entry = stored.map(|stored| decode(&stored)).transpose()?;

@@ -296,8 +296,8 @@ impl<'a> Txn<'a> {
         }
     }
 
-    /// The entries of several keys, in their order; of one object of the store with at most
-    /// [`GET_MANY_BYTES_MAX`](esker_store::limits::GET_MANY_BYTES_MAX) of values.
+    /// The entries of several keys, in their order; with at most
+    /// [`GET_MANY_BYTES_MAX`](esker_store::limits::GET_MANY_BYTES_MAX) of values, in however many objects they stand.
     ///
     /// # Errors
     /// Those of [`Txn::get`].
@@ -318,8 +318,7 @@ impl<'a> Txn<'a> {
             }
         }
         if !wanted.is_empty() {
-            let read = namespace.placement().get_many(namespace.store(), namespace.kind(), &wanted);
-            let stored = self.here(read)?;
+            let stored = self.here(namespace.get_stored(&wanted))?;
             for ((at, key), stored) in places.into_iter().zip(wanted).zip(stored) {
                 found[at] = self.live(namespace, key, stored)?;
             }

@@ -3,6 +3,7 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod bounded;
 #[path = "../kv/calls.rs"]
 mod calls;
 #[path = "../kv/expiry.rs"]
