@@ -1,7 +1,8 @@
 //! Clocks: where this crate learns the time, so that tests and simulation own it.
 //!
 //! Invariants:
-//! 1. Nothing else in this crate reads a clock, and each call reads it once at most.
+//! 1. Nothing else in this crate reads a clock, and each call reads it once at most; a scan reads it for each page, and
+//!    once more behind each look at an expiry index.
 //! 2. What a [`Kv`](crate::Kv) takes for the time never goes back: what it has hidden as expired it does not show
 //!    again. Two processes agree as well as their clocks do: one may still show what the other hides for as long as
 //!    their clocks differ.

@@ -38,6 +38,7 @@
 
 mod catalogue;
 mod clock;
+mod due;
 mod entry;
 mod error;
 mod expiry;
@@ -47,6 +48,7 @@ mod kv;
 mod layout;
 mod locks;
 mod many;
+mod merge;
 mod namespace;
 mod placement;
 mod scan;

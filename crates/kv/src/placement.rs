@@ -497,6 +497,11 @@ impl Placement {
         if self.is_parted() { self.objects(store, self.kind, barrier) } else { Ok(vec![self.expiry.clone()]) }
     }
 
+    /// As [`Placement::indexes`], of these objects' entries.
+    pub(crate) fn indexes_of(&self, objects: &[ObjectId]) -> Vec<ObjectId> {
+        if self.is_parted() { objects.to_vec() } else { vec![self.expiry.clone()] }
+    }
+
     /// At most `limit` places of an index behind `after` that are due, oldest first; none only where there are none.
     pub(crate) fn due(
         &self,

@@ -1,12 +1,13 @@
 //! Scans: entries in key order, by prefix and range, forward and back; and in the order of their last writes.
 //!
-//! [`Scan`] → [`Bounds`] → [`Walk`], page by page, one store call each → answer, iterator, or merge with a transaction
+//! [`Scan`] → [`Bounds`] → [`Walk`], page by page, one store call each, or a few where keys of several partitions are
+//! [merged](crate::merge) → answer, iterator, or merge with a transaction
 //!
 //! Invariants:
 //! 1. After a page the bounds exclude what it held, so that the next call goes on behind it whatever was written since.
 //! 2. No expired entry is shown.
-//! 3. Where keys alone are asked for, values are read only of those that the expiry index says to be due, and of all
-//! where it says so of very many: the expiry stands before the value.
+//! 3. Where keys alone are asked for, values are read only of those that the expiry index says to be [due](crate::due),
+//! and of all where it says so of very many: the expiry stands before the value.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -16,16 +17,13 @@ use esker_store::{
     Barrier, CommitCursor, CommitEntry, Completion, Error, ObjectId, OmapScan, Result as StoreResult, SlotScan, limits,
 };
 
+use crate::due::DueKeys;
 use crate::entry::{Entry, decode};
-use crate::{Key, Kind, Namespace, OwnedKey, Result};
+use crate::merge::{Merge, Merged, Reads};
+use crate::{Kind, Namespace, OwnedKey, Result};
 
 /// Entries that an iterator fetches at once, if they fit [`limits::SCAN_BYTES_MAX`].
 const ITER_ENTRIES: usize = 512;
-/// With more keys that are due and not removed yet, a scan of keys alone reads all values.
-const DUE_KEYS_MAX: usize = 1_024;
-/// A walk goes by what was due for so many milliseconds, and then looks again.
-const DUE_FOR_MS: u64 = 1_000;
-
 /// Which entries a scan returns, and in which order. Bounds combine: an entry must be inside all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scan {
@@ -201,74 +199,51 @@ pub(crate) struct Walk {
     /// Whether expired entries count too.
     with_expired: bool,
     /// What was due when it was looked last, where keys alone are walked over.
-    due: Option<Due>,
-    /// It waits for no value that is not in memory.
-    hurries: bool,
-    /// What it would have waited for.
-    awaited: Option<Completion<()>>,
-    /// Bytes of an entry, as of late, where several objects are merged.
-    mean: usize,
-}
-
-/// Bytes that an entry is held to have before any were read.
-const FIRST_MEAN: usize = 8 << 10;
-
-/// The keys that the expiry index said to be due, at a moment; `None` if they are very many.
-struct Due {
-    now_ms: u64,
-    keys: Option<HashSet<OwnedKey>>,
+    due: Option<DueKeys>,
+    reads: Reads,
+    merge: Merge,
 }
 
 /// One answer of the store: live entries, perhaps none of them; `None` at the end.
 pub(crate) type Page = Option<Vec<(OwnedKey, Entry)>>;
 
+/// What the store holds under the next keys.
+struct Fetched {
+    entries: Vec<(OwnedKey, Bytes)>,
+    /// The last key that was dealt with.
+    passed: OwnedKey,
+    /// Without values.
+    bare: bool,
+}
+
+impl Fetched {
+    fn of(entries: Vec<(OwnedKey, Bytes)>, bare: bool) -> Option<Self> {
+        let passed = entries.last()?.0.clone();
+        Some(Self { entries, passed, bare })
+    }
+}
+
 impl Walk {
     pub(crate) fn new(namespace: &Namespace, bounds: Bounds, reverse: bool, keys_only: bool) -> Self {
-        Self {
-            namespace: namespace.clone(),
-            bounds,
-            reverse,
-            keys_only,
-            with_expired: false,
-            due: None,
-            hurries: false,
-            awaited: None,
-            mean: FIRST_MEAN,
-        }
+        let (namespace, with_expired, due) = (namespace.clone(), false, None);
+        let (reads, merge) = (Reads::default(), Merge::default());
+        Self { namespace, bounds, reverse, keys_only, with_expired, due, reads, merge }
     }
 
     /// A walk over the keys of all that is stored, live or expired.
     pub(crate) fn over_stored(namespace: &Namespace, bounds: Bounds) -> Self {
-        Self {
-            namespace: namespace.clone(),
-            bounds,
-            reverse: false,
-            keys_only: true,
-            with_expired: true,
-            due: None,
-            hurries: false,
-            awaited: None,
-            mean: FIRST_MEAN,
-        }
+        Self { with_expired: true, ..Self::new(namespace, bounds, false, true) }
     }
 
     /// A walk that does not wait: where it would, its page is an error and [`Walk::take_awaited`] what to await.
-    pub(crate) fn hurrying(self, hurries: bool) -> Self {
-        Self { hurries, ..self }
+    pub(crate) fn hurrying(mut self, hurry: bool) -> Self {
+        self.reads.hurry = hurry;
+        self
     }
 
     /// What the last page would have waited for.
     pub(crate) fn take_awaited(&mut self) -> Option<Completion<()>> {
-        self.awaited.take()
-    }
-
-    /// What was read, if it is here or may be waited for.
-    fn here<T: Send + 'static>(&mut self, read: Completion<T>, barrier: &mut Option<Barrier>) -> StoreResult<T> {
-        if self.hurries && !read.is_here() {
-            self.awaited = Some(read.map(drop));
-            return Err(esker_store::Error::Closed);
-        }
-        read.applied(barrier)
+        self.reads.awaited.take()
     }
 
     /// The next entries, at most `limit` of them, live at `now_ms` (the clock's reading if `None`).
@@ -279,19 +254,17 @@ impl Walk {
     }
 
     fn page_behind(&mut self, limit: usize, now_ms: Option<u64>, barrier: &mut Option<Barrier>) -> StoreResult<Page> {
-        // Before the keys: what is removed in between is not among them any more.
-        if self.keys_only && !self.with_expired {
-            self.look_for_due(now_ms, barrier)?;
-        }
-        let by_index = self.due.as_ref().is_some_and(|due| due.keys.is_some());
-        let bare = self.keys_only && (self.with_expired || by_index);
-        let stored = self.fetch(limit, bare, barrier)?;
-        let Some((last, _)) = stored.last() else { return Ok(None) };
+        let Some(fetched) = self.fetch(limit, now_ms, barrier)? else { return Ok(None) };
         let mut bounds = std::mem::replace(&mut self.bounds, Bounds::Empty);
-        bounds.pass(last, self.reverse);
+        bounds.pass(&fetched.passed, self.reverse);
         self.bounds = bounds;
-        if bare {
-            let gone = self.gone(stored.iter().map(|(key, _)| key), barrier)?;
+        let stored = fetched.entries;
+        if fetched.bare {
+            let keys = stored.iter().map(|(key, _)| key);
+            let gone = match &self.due {
+                Some(due) => due.gone(&self.namespace, keys, barrier)?,
+                None => HashSet::new(),
+            };
             let page =
                 stored.into_iter().filter(|(key, _)| !gone.contains(key)).map(|(key, _)| (key, Entry::default()));
             return Ok(Some(page.collect()));
@@ -311,74 +284,29 @@ impl Walk {
         Ok(Some(page))
     }
 
-    /// Has the index tell what is due: for the walk, or anew after a while.
-    fn look_for_due(&mut self, now_ms: Option<u64>, barrier: &mut Option<Barrier>) -> StoreResult<()> {
-        let now_ms = now_ms.unwrap_or_else(|| self.namespace.shared().clock.now_ms());
-        if self.due.as_ref().is_none_or(|due| now_ms.abs_diff(due.now_ms) > DUE_FOR_MS) {
-            let keys = self.due(now_ms, barrier)?;
-            self.due = Some(Due { now_ms, keys });
-        }
-        Ok(())
-    }
-
-    /// Those of the keys that are due and have expired, or are not there any more.
-    fn gone<'k>(
-        &self,
-        keys: impl Iterator<Item = &'k OwnedKey>,
+    /// Whether the keys of these objects are enough. Where expired ones do not count, the index tells what is due, now
+    /// and then anew; before the keys are read: what is removed in between is not among them any more.
+    fn is_bare(
+        &mut self,
+        objects: &[ObjectId],
+        now_ms: Option<u64>,
         barrier: &mut Option<Barrier>,
-    ) -> StoreResult<HashSet<OwnedKey>> {
-        let Some(Due { now_ms, keys: Some(due), .. }) = &self.due else { return Ok(HashSet::new()) };
-        let doubtful: Vec<&OwnedKey> = keys.filter(|key| due.contains(*key)).collect();
-        if doubtful.is_empty() {
-            return Ok(HashSet::new());
+    ) -> StoreResult<bool> {
+        if !self.keys_only || self.with_expired {
+            return Ok(self.keys_only);
         }
-        let asked: Vec<Key<'_>> = doubtful.iter().map(|key| key.as_key()).collect();
-        let stored = self.namespace.get_stored(&asked).applied(barrier)?;
-        let mut gone = HashSet::new();
-        for (key, stored) in doubtful.into_iter().zip(stored) {
-            let entry = stored.map(|stored| decode(&stored)).transpose()?;
-            if entry.is_none_or(|entry| entry.is_expired(*now_ms)) {
-                gone.insert(key.clone());
-            }
+        if !self.due.as_ref().is_some_and(|due| due.holds(&self.namespace, objects, now_ms)) {
+            self.due = Some(DueKeys::look(&self.namespace, objects, now_ms, barrier)?);
         }
-        Ok(gone)
-    }
-
-    /// The keys that the expiry index says to have expired by now: some of them may have been given more time since.
-    /// `None` if there are more than [`DUE_KEYS_MAX`].
-    fn due(&self, now_ms: u64, barrier: &mut Option<Barrier>) -> StoreResult<Option<HashSet<OwnedKey>>> {
-        let (store, placement) = (self.namespace.store(), self.namespace.placement());
-        let mut due = Vec::new();
-        // Of all indexes at once; again behind the last of each, until there is none: an answer may be short.
-        let mut open: Vec<(ObjectId, Option<Bytes>)> =
-            placement.indexes(store, barrier)?.into_iter().map(|index| (index, None)).collect();
-        while !open.is_empty() {
-            let limit = DUE_KEYS_MAX + 1 - due.len();
-            let begun = open.iter().map(|(index, after)| placement.due(store, index, now_ms, after.as_ref(), limit));
-            let pages = Completion::all(begun.collect()).applied(barrier)?;
-            for ((_, after), page) in open.iter_mut().zip(&pages) {
-                *after = page.last().cloned();
-            }
-            open.retain(|(_, after)| after.is_some());
-            due.extend(pages.into_iter().flatten());
-            if due.len() > DUE_KEYS_MAX {
-                return Ok(None);
-            }
-        }
-        let key = |entry: Bytes| match self.namespace.kind() {
-            // What is not a number belongs to no key; checking the store finds it.
-            Kind::Int => entry.get(8..)?.try_into().ok().map(|key| OwnedKey::Int(u64::from_be_bytes(key))),
-            Kind::Bytes => (entry.len() >= 8).then(|| OwnedKey::Bytes(entry.slice(8..))),
-        };
-        Ok(Some(due.into_iter().filter_map(key).collect()))
+        Ok(self.due.as_ref().is_some_and(DueKeys::is_known))
     }
 
     fn fetch(
         &mut self,
         limit: usize,
-        keys_only: bool,
+        now_ms: Option<u64>,
         barrier: &mut Option<Barrier>,
-    ) -> StoreResult<Vec<(OwnedKey, Bytes)>> {
+    ) -> StoreResult<Option<Fetched>> {
         let namespace = self.namespace.clone();
         let (store, placement) = (namespace.store(), namespace.placement());
         let reverse = self.reverse;
@@ -386,27 +314,32 @@ impl Walk {
             return Err(Error::Unsupported { backend: store.capability().backend, what: "scan keys backwards" });
         }
         match self.bounds.clone() {
-            Bounds::Empty => Ok(Vec::new()),
+            Bounds::Empty => Ok(None),
             Bounds::Bytes { start, end } => {
                 let objects = placement.objects_between(store, &start, end.as_ref(), barrier)?;
-                let scan = OmapScan { reverse, limit, keys_only, ..placement.omap_scan(start, end) };
-                let page = match &objects[..] {
-                    [object] => self.here(store.omap_scan(object, &scan), barrier)?,
-                    _ => self.merged(&objects, &scan, barrier)?,
+                let bare = self.is_bare(&objects, now_ms, barrier)?;
+                let scan = OmapScan { reverse, limit, keys_only: bare, ..placement.omap_scan(start, end) };
+                let [object] = &objects[..] else {
+                    let merged = self.merge.page(&namespace, &objects, &scan, &mut self.reads, barrier)?;
+                    return Ok(merged.map(|Merged { entries, passed }| Fetched { entries, passed, bare }));
                 };
-                Ok(page.into_iter().map(|(key, stored)| (placement.byte_key(key), stored)).collect())
+                let found = self.reads.here(store.omap_scan(object, &scan), barrier)?;
+                let entries = found.into_iter().map(|(key, stored)| (placement.byte_key(key), stored));
+                Ok(Fetched::of(entries.collect(), bare))
             }
             Bounds::Int { first, last } => {
                 let ((mut low, low_index), (mut high, high_index)) = (placement.split(first), placement.split(last));
                 let (first_range, last_range) = (low, high);
                 while let Some((range, object)) = placement.next_range(store, (low, high), reverse, barrier)? {
+                    let bare = self.is_bare(std::slice::from_ref(&object), now_ms, barrier)?;
                     let start = if range == first_range { low_index } else { 0 };
                     let end = if range == last_range { high_index + 1 } else { placement.range_len() };
-                    let scan = SlotScan { range: start..end, reverse, limit, keys_only };
-                    let page = self.here(store.slot_scan(&object, &scan), barrier)?;
-                    if !page.is_empty() {
-                        let key = |index| OwnedKey::Int(placement.join(range, index));
-                        return Ok(page.into_iter().map(|(index, stored)| (key(index), stored)).collect());
+                    let scan = SlotScan { range: start..end, reverse, limit, keys_only: bare };
+                    let found = self.reads.here(store.slot_scan(&object, &scan), barrier)?;
+                    let key = |index| OwnedKey::Int(placement.join(range, index));
+                    let entries = found.into_iter().map(|(index, stored)| (key(index), stored)).collect();
+                    if let Some(fetched) = Fetched::of(entries, bare) {
+                        return Ok(Some(fetched));
                     }
                     match reverse {
                         true if range > low => high = range - 1,
@@ -414,67 +347,9 @@ impl Walk {
                         _ => break,
                     }
                 }
-                Ok(Vec::new())
+                Ok(None)
             }
         }
-    }
-}
-
-/// Entries of one object that are asked for where several are merged, at least.
-const PART_ENTRIES: usize = 32;
-
-impl Walk {
-    /// What a scan finds in several objects, in order: of each a part is asked for, and what is behind the end of
-    /// the shortest part is left for the next call.
-    fn merged(
-        &mut self,
-        objects: &[ObjectId],
-        scan: &OmapScan,
-        barrier: &mut Option<Barrier>,
-    ) -> StoreResult<Vec<(Bytes, Bytes)>> {
-        let share = 2 * scan.limit.div_ceil(objects.len().max(1));
-        // All parts together are about as long as one answer of the store may be.
-        let fit = limits::SCAN_BYTES_MAX / objects.len().max(1) / self.mean.max(1);
-        let limit = scan.limit.min(share.max(PART_ENTRIES)).min(fit.max(1));
-        let first = objects.iter().map(|object| (object, OmapScan { limit, ..scan.clone() }));
-        let pages = self.pages(first, barrier)?;
-        // An object may answer with less than it holds. Those that did not fill their part are asked for one more.
-        let short: Vec<usize> = (0..pages.len()).filter(|at| (1..limit).contains(&pages[*at].len())).collect();
-        let behind = short.iter().map(|at| {
-            let mut rest = OmapScan { limit: 1, keys_only: true, ..scan.clone() };
-            match pages[*at].last() {
-                Some((last, _)) if scan.reverse => rest.end = Some(last.clone()),
-                Some((last, _)) => rest.start = Some(just_above(last)),
-                None => {}
-            }
-            (&objects[*at], rest)
-        });
-        let more = self.pages(behind.collect::<Vec<_>>().into_iter(), barrier)?;
-        let mut is_whole: Vec<bool> = pages.iter().map(Vec::is_empty).collect();
-        for (at, more) in short.into_iter().zip(more) {
-            is_whole[at] = more.is_empty();
-        }
-        let ends = pages.iter().zip(is_whole).filter(|(_, is_whole)| !is_whole).filter_map(|(page, _)| page.last());
-        let before = |one: &Bytes, other: &Bytes| if scan.reverse { other.cmp(one) } else { one.cmp(other) };
-        let end = ends.map(|(last, _)| last.clone()).min_by(before);
-        let mut all: Vec<(Bytes, Bytes)> = pages.into_iter().flatten().collect();
-        let bytes: usize = all.iter().map(|(key, value)| key.len() + value.len()).sum();
-        self.mean = bytes.checked_div(all.len()).unwrap_or(self.mean);
-        all.retain(|(key, _)| end.as_ref().is_none_or(|end| before(key, end).is_le()));
-        all.sort_unstable_by(|(one, _), (other, _)| before(one, other));
-        all.truncate(scan.limit);
-        Ok(all)
-    }
-
-    /// What each of these scans finds; all are begun before one is waited for.
-    fn pages<'o>(
-        &mut self,
-        scans: impl Iterator<Item = (&'o ObjectId, OmapScan)>,
-        barrier: &mut Option<Barrier>,
-    ) -> StoreResult<Vec<Vec<(Bytes, Bytes)>>> {
-        let namespace = self.namespace.clone();
-        let begun = scans.map(|(object, scan)| namespace.store().omap_scan(object, &scan)).collect();
-        self.here(Completion::all(begun), barrier)
     }
 }
 
