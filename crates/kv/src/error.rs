@@ -1,7 +1,8 @@
 //! What can go wrong in this face beyond what goes wrong in the store.
 //!
-//! Invariant: a call that returns an error changed nothing, save for the store's `Stopped`. Checks of keys and
-//! values answer with the store's own `TooLarge` and `Invalid`, so that completions need one error type.
+//! Invariant: a call that returns an error changed nothing, save for the store's `Stopped` and `Unknown`: the latter is
+//! also the answer of a removal or a clear that was done in part. Checks of keys and values answer with the store's own
+//! `TooLarge` and `Invalid`, so that completions need one error type.
 
 use crate::Kind;
 

@@ -25,7 +25,7 @@ use crate::locks::stripe_of;
 use crate::many::FIRST_KEYS;
 use crate::placement::Placement;
 use crate::shared::Shared;
-use crate::submit::{Target, one_object, submit};
+use crate::submit::{Target, cleared_in_part, one_object, submit};
 use crate::{Key, Kind, OwnedKey};
 
 /// A set of keys in a [`Kv`](crate::Kv). Cloning costs one reference count.
@@ -528,9 +528,11 @@ impl Namespace {
     }
 
     /// Removes all entries. One transaction, unless it is an int namespace of over 100,000 ranges (fewer on a small
-    /// store): then
-    /// several, which other calls of this process do not see between, but other processes and a power cut may. In
-    /// partitions, one for each.
+    /// store): then several, which other calls of this process do not see between, but other processes and a power cut
+    /// may. In partitions, one for each.
+    ///
+    /// The error is the store's, and nothing was removed then; `Unknown` where some partitions are cleared and the
+    /// others are not: clearing again does the rest.
     pub fn clear(&self) -> Completion<()> {
         self.clear_with(self.default_durability())
     }
@@ -552,10 +554,12 @@ impl Namespace {
     /// Clears each object of a namespace in partitions.
     fn clear_parts(&self, durability: Durability, barrier: &mut Option<Barrier>) -> Result<()> {
         let (placement, store) = (&self.0.placement, self.store());
-        for object in placement.objects(store, self.0.kind, barrier)? {
+        let objects = placement.objects(store, self.0.kind, barrier)?;
+        for (done, object) in objects.iter().enumerate() {
             let mut txn = Transaction::with(durability);
-            placement.clear(&mut txn, &[object]);
-            store.submit(txn).applied(barrier)?;
+            placement.clear(&mut txn, std::slice::from_ref(object));
+            let cleared = store.submit(txn).applied(barrier);
+            cleared.map_err(|error| cleared_in_part(&[&self.0.name], done, objects.len(), error))?;
         }
         Ok(())
     }

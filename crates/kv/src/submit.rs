@@ -115,6 +115,15 @@ pub(crate) fn one_object(shared: &Shared, txn: &Transaction) -> Result<()> {
     Err(Error::Unsupported { backend: capability.backend, what: ACROSS_PARTITIONS })
 }
 
+/// What a clear answers that has come so far through the objects of these namespaces, and no further.
+pub(crate) fn cleared_in_part(names: &[&str], done: usize, objects: usize, error: Error) -> Error {
+    if done == 0 {
+        return error;
+    }
+    let names = names.join(" and ");
+    Error::Unknown { cause: format!("{done} of {objects} objects of {names} are cleared, the others not: {error}") }
+}
+
 fn guard_exist(txn: &mut Transaction, objects: SmallVec<[ObjectId; 2]>) {
     txn.guards.extend(objects.into_iter().map(|object| Guard { object, condition: Condition::Exists }));
 }

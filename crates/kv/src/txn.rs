@@ -29,7 +29,7 @@ use crate::few::Few;
 use crate::locks::Held;
 use crate::scan::{Bounds, Scan, Walk};
 use crate::shared::Shared;
-use crate::submit::{Target, one_object, submit_whole};
+use crate::submit::{Target, cleared_in_part, one_object, submit_whole};
 use crate::{Key, Kind, Namespace, OwnedKey, Result};
 
 /// Store entries fetched at once where a scan merges: enough to hide a call, few enough to waste little.
@@ -168,15 +168,16 @@ impl Part {
     }
 }
 
-/// Clears object by object, where the store changes one at a time.
-fn clear_each(shared: &Shared, mut txn: Transaction, mut barrier: Option<Barrier>) -> Completion<()> {
+/// Clears namespaces object by object, where the store changes one at a time.
+fn clear_each(shared: &Shared, names: &[&str], mut txn: Transaction, mut barrier: Option<Barrier>) -> Completion<()> {
     // What belongs together in an object, as keys and those of a companion, goes together.
     txn.ops.sort_by(|one, next| object_of(one).cmp(&object_of(next)));
-    for part in txn.ops.chunk_by(|one, next| object_of(one) == object_of(next)) {
+    let parts: Vec<&[Op]> = txn.ops.chunk_by(|one, next| object_of(one) == object_of(next)).collect();
+    for (done, part) in parts.iter().enumerate() {
         let mut clear = Transaction { durability: txn.durability, gives_back: true, ..Transaction::new() };
         clear.ops.extend(part.iter().cloned());
         if let Err(error) = shared.store.submit(clear).applied(&mut barrier) {
-            return Completion::after(Err(error), barrier);
+            return Completion::after(Err(cleared_in_part(names, done, parts.len(), error)), barrier);
         }
     }
     Completion::after(Ok(()), barrier)
@@ -534,7 +535,8 @@ impl<'a> Txn<'a> {
     /// # Errors
     /// `GuardFailed` if another process changed a key that was read, or cleared a namespace: begin anew. `Busy` after
     /// [`Txn::when_busy`]. The store's; `TooLarge` or `Invalid` if one of its writes could not be. Nothing was applied
-    /// then.
+    /// then, save for the store's `Stopped` and `Unknown`: the latter too where it clears partition by partition, and
+    /// some were cleared before one could not be.
     pub fn commit(mut self, durability: Durability) -> Completion<()> {
         let mut barrier = self.barrier.take();
         if let Some(error) = self.failed {
@@ -568,7 +570,13 @@ impl<'a> Txn<'a> {
             && let Err(error) = one_object(self.shared, &txn)
         {
             let clears = txn.guards.is_empty() && self.parts.iter().all(Part::only_clears);
-            return if clears { clear_each(self.shared, txn, barrier) } else { Completion::after(Err(error), barrier) };
+            if !clears {
+                return Completion::after(Err(error), barrier);
+            }
+            let cleared = self.parts.iter().filter(|part| part.cleared);
+            let mut names: Vec<&str> = cleared.map(|part| part.namespace.name()).collect();
+            names.dedup();
+            return clear_each(self.shared, &names, txn, barrier);
         }
         let adding = self.parts.iter().zip(adding).filter(|(_, adds)| *adds);
         let targets: SmallVec<[Target<'_>; NAMESPACES]> = adding.map(|(part, _)| part.namespace.target()).collect();

@@ -6,6 +6,7 @@
 mod bounded;
 #[path = "../kv/calls.rs"]
 mod calls;
+mod clears;
 #[path = "../kv/expiry.rs"]
 mod expiry;
 #[path = "../kv/limits.rs"]
