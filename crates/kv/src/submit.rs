@@ -1,9 +1,9 @@
 //! Submitting what adds entries: only to namespaces that are there, whichever process removes them.
 //!
 //! transaction → guard: each object that it writes to exists, where no guard of the caller's says so → submit; an
-//! object that is missing is made under a guard of the namespace's record instead. An object of a partition is made
-//! empty first, and written to once the record was looked at: who removes the namespace changes the record first, and
-//! then removes each object that there is.
+//! object that is missing is made under a guard of the namespace's record instead. Where the store changes one object
+//! at a time, that of a partition is made empty first, and written to once the record was looked at: who removes the
+//! namespace changes the record first, and then removes each object that there is.
 //!
 //! Invariants:
 //! 1. A write that was acknowledged went to a namespace that was not removed yet; where a removal in several steps has
@@ -177,8 +177,8 @@ fn make(
     }
 }
 
-/// The transaction, under the guards that each namespace is there, and counting that objects of ranges are made;
-/// objects of partitions are made before.
+/// The transaction, under the guards that each namespace is there, and counting that objects of ranges are made. Where
+/// the store changes one object at a time, objects of partitions are made before.
 fn guarded(
     shared: &Shared,
     targets: &[Target<'_>],
@@ -188,8 +188,9 @@ fn guarded(
     let mut txn = Transaction::new();
     build(&mut txn)?;
     let store = &*shared.store;
+    let alone = |target: &Target<'_>| target.placement.is_parted() && !store.capability().atomic_across_objects;
     for target in targets {
-        if target.placement.is_parted() {
+        if alone(target) {
             make_parts(shared, target, &txn, barrier)?;
             continue;
         }
@@ -199,8 +200,8 @@ fn guarded(
             catalogue::count_made(&mut txn, store, target.name, barrier)?;
         }
     }
-    let parted = targets.iter().filter(|target| target.placement.is_parted()).copied();
-    let objects = written(&parted.collect::<SmallVec<[_; 2]>>(), &txn);
+    let made_before = targets.iter().filter(|target| alone(target)).copied();
+    let objects = written(&made_before.collect::<SmallVec<[_; 2]>>(), &txn);
     guard_exist(&mut txn, objects);
     Ok(txn)
 }

@@ -132,7 +132,8 @@ impl Part {
         let placement = self.namespace.placement();
         if self.cleared {
             let (kind, store) = (self.namespace.kind(), self.namespace.store());
-            if kind == Kind::Int && !placement.is_parted() {
+            // Where the store changes one object at a time, a transaction that clears cannot have guards.
+            if kind == Kind::Int && store.capability().atomic_across_objects {
                 let name = self.namespace.name();
                 let made = catalogue::ranges_made(store, name).applied(barrier)?;
                 txn.guards.push(catalogue::none_made(name, made));
