@@ -135,11 +135,16 @@ const IDS: &[u8] = b"ids";
 
 /// Adds what gives an id that no namespace in partitions had before.
 pub(crate) fn give_id(txn: &mut Transaction, store: &dyn ObjectStore) -> Result<u64> {
-    let last = counted(store, IDS).wait()?;
+    let last = last_given(store).wait()?;
     let id = last.unwrap_or(0) + 1;
     txn.guards.push(is_still(Bytes::from_static(IDS), last));
     txn.push(&object(), Change::number(IDS, id));
     Ok(id)
+}
+
+/// The last id that a namespace in partitions was given; `None` before the first.
+pub(crate) fn last_given(store: &dyn ObjectStore) -> Completion<Option<u64>> {
+    counted(store, IDS)
 }
 
 /// Counts the namespaces in which a first range was made.

@@ -30,6 +30,9 @@ use crate::placement::{Placement, id_in, parts};
 use crate::shared::Shared;
 use crate::{Clock, Error, Key, Kind, Namespace, Result, Txn};
 
+/// The collection that a store has while it is a half copy. Format: docs/format.md#half-copies
+const HALF_COPY: &str = "\0esker-copy";
+
 /// Objects listed at once where a namespace is removed.
 const REMOVE_OBJECTS: usize = 16_384;
 
@@ -70,17 +73,19 @@ impl Kv {
         let (locks, applied_by_default) = (Locks::new(), AtomicBool::new(false));
         let shared = Shared { store, clock, locks, applied_by_default, parted };
         let kv = Self { shared: Arc::new(shared), handles: Arc::default() };
-        if parted {
+        // Nothing is removed from a half copy: what says whose an object is may still be to come.
+        let is_half = kv.shared.store.collections().wait()?.contains(&HALF_COPY.into());
+        if parted && !is_half {
             // As below: nothing shows it.
             let _ = kv.collect_left();
         }
         // What cannot be read is told now, not by the first call.
         for (name, record) in catalogue::all(&*kv.shared.store)? {
-            if record.removing {
+            if !record.removing {
+                kv.handle(&name, record);
+            } else if !is_half {
                 // Its removal was interrupted. Where it cannot be done now, as in a view, nothing shows what is left.
                 let _ = kv.finish_removing(&name, record);
-            } else {
-                kv.handle(&name, record);
             }
         }
         Ok(kv)
@@ -93,9 +98,11 @@ impl Kv {
     }
 
     /// Removes what is left of namespaces in partitions that are removed: a writer that had begun to make an object,
-    /// and was killed, left it empty.
+    /// and was killed, left it empty. Only objects of ids that the catalogue has given are taken for left: where it is
+    /// not there, or is older than they are, it does not know whose they are.
     fn collect_left(&self) -> Result<()> {
         let (store, collection) = (&*self.shared.store, Collection::from(COLLECTION));
+        let Some(last_given) = catalogue::last_given(store).wait()? else { return Ok(()) };
         let mut after: Option<Bytes> = None;
         while let Some(name) = store.list(&collection, after.as_deref(), 1).wait()?.pop() {
             let Some((namespace, id)) = id_in(&name) else {
@@ -107,7 +114,7 @@ impl Kv {
             let held =
                 record.is_some_and(|record| matches!(record.layout, Layout::Parted { id: own, .. } if own == id));
             let of_id = [&parts(&namespace)[..], &id.to_be_bytes(), b"/"].concat();
-            if !held {
+            if !held && id <= last_given {
                 self.remove_parts(&of_id)?;
             }
             // Names that begin with it are all below this one, which is none.

@@ -259,3 +259,80 @@ impl<'a> Copier<'a> {
 fn last_name() -> bytes::Bytes {
     vec![0xff; esker_store::limits::OBJECT_NAME_BYTES_MAX].into()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use esker_kv::{Kind, Kv, ManualClock, Scan};
+    use esker_memory::MemoryStore;
+    use esker_store::contract::PerObject;
+    use esker_store::{CommitSeq, Completion, Error as StoreError, Forward};
+
+    use super::*;
+
+    /// A store that changes one object at a time, and stops after so many transactions.
+    struct Stopping {
+        store: PerObject<MemoryStore>,
+        left: AtomicU64,
+    }
+
+    impl Forward for Stopping {
+        fn behind(&self) -> &dyn ObjectStore {
+            &self.store
+        }
+
+        fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+            if self.left.load(Ordering::SeqCst) == 0 {
+                return Completion::ready(Err(StoreError::Closed));
+            }
+            self.left.fetch_sub(1, Ordering::SeqCst);
+            Forward::submit(&self.store, txn)
+        }
+    }
+
+    fn face(store: Arc<dyn ObjectStore>) -> Kv {
+        Kv::open_in_partitions(store, Arc::new(ManualClock::new(1_000))).unwrap()
+    }
+
+    /// Failure: opening the face of keys on a half copy removed the keys in partitions that were copied, as the names of
+    /// their objects sort before that of the object which says whose they are.
+    #[test]
+    fn a_half_copy_loses_nothing_when_keys_are_opened_on_it() {
+        let from: Arc<dyn ObjectStore> = Arc::new(MemoryStore::new());
+        let kv = face(Arc::clone(&from));
+        for (name, kind) in [("db0", Kind::Bytes), ("numbers", Kind::Int), ("z", Kind::Bytes)] {
+            let namespace = kv.namespace(name, kind).unwrap();
+            for number in 0..4u64 {
+                match kind {
+                    Kind::Int => namespace.put(number << 20, "v").wait().unwrap(),
+                    Kind::Bytes => namespace.put(&number.to_be_bytes(), "v").wait().unwrap(),
+                }
+            }
+        }
+        for transactions in 0.. {
+            assert!(transactions < 1_000, "the copy does not end");
+            let store = PerObject(MemoryStore::new());
+            let to = Arc::new(Stopping { store, left: AtomicU64::new(transactions) });
+            let ended = copy(&*from, &*to, "here", &mut |_| {}).is_ok();
+            to.left.store(u64::MAX, Ordering::SeqCst);
+            if Mark::read(&*to).unwrap().is_none() {
+                // It had not begun.
+                assert_eq!(transactions, 0);
+                continue;
+            }
+            drop(face(Arc::clone(&to) as Arc<dyn ObjectStore>));
+            copy(&*from, &*to, "here", &mut |_| {}).unwrap();
+            verify_copy(&*from, &*to, &mut |_| {}).unwrap();
+            let kv = face(to);
+            for (name, kind) in kv.namespaces().unwrap() {
+                let namespace = kv.namespace(&name, kind).unwrap();
+                assert_eq!(namespace.scan(&Scan::all()).wait().unwrap().len(), 4, "{name} after {transactions}");
+            }
+            if ended {
+                return;
+            }
+        }
+    }
+}

@@ -337,6 +337,50 @@ fn what_a_killed_writer_left_of_a_removed_namespace_goes_when_the_face_is_opened
     }
 }
 
+/// Copies all objects but the catalogue, of which it says what becomes; `kv` is there then.
+fn half_copy(store: &MemoryStore, catalogue: impl FnOnce(&mut Transaction, &ObjectId)) -> Arc<MemoryStore> {
+    let copy = Arc::new(MemoryStore::new());
+    let all = prefix::objects(store, &Collection::from("kv"), b"", None).map(|object| object.unwrap());
+    let mut txn = Transaction::new().create_collection(&Collection::from("kv"));
+    for object in all.filter(|object| &object.name()[..] != b"namespaces") {
+        txn.push(&object, Change::Touch);
+        for (key, value) in store.omap_scan(&object, &OmapScan::of("")).wait().unwrap() {
+            txn.push(&object, Change::OmapSet { key, value });
+        }
+    }
+    catalogue(&mut txn, &ObjectId::new("kv".into(), "namespaces"));
+    copy.submit(txn).wait().unwrap();
+    copy
+}
+
+/// Failure: opening the face on a store that was copied by half removed what was copied. Cause: the catalogue has a name
+/// that comes late, and objects of ids that no record has were taken for what is left of removed namespaces.
+#[test]
+fn objects_that_the_catalogue_does_not_know_of_yet_stay_when_the_face_is_opened() {
+    let (store, kv) = lone();
+    for name in ["a", "n"] {
+        kv.namespace(name, Kind::Bytes).unwrap().put("k", name).wait().unwrap();
+    }
+    let both = objects(&store);
+    assert_eq!(both.len(), 2);
+    let given = |id| move |txn: &mut Transaction, object: &ObjectId| txn.push(object, Change::number(b"ids", id));
+    let stay = |copy: &Arc<MemoryStore>, wanted: &[Bytes]| {
+        drop(face(copy));
+        drop(Kv::open_in_partitions(copy.clone(), Arc::new(ManualClock::new(NOON_MS))).unwrap());
+        assert_eq!(objects(copy), wanted);
+    };
+    // The catalogue is not there, or is there and has given no id, or only that of the first.
+    stay(&half_copy(&store, |_, _| {}), &both);
+    stay(&half_copy(&store, |txn, object| txn.push(object, Change::Touch)), &both);
+    stay(&half_copy(&store, given(1)), &both[1..]);
+    // All its ids are there, and no record yet: the mark of the copy says that it is half.
+    let half = half_copy(&store, given(2));
+    half.submit(Transaction::new().create_collection(&"\0esker-copy".into())).wait().unwrap();
+    stay(&half, &both);
+    half.submit(Transaction::new().remove_collection(&"\0esker-copy".into())).wait().unwrap();
+    stay(&half, &[]);
+}
+
 #[test]
 fn a_handle_of_a_removed_namespace_writes_nothing_into_the_next_of_its_name() {
     for kind in KINDS {
