@@ -156,3 +156,73 @@ impl Later<Vec<Option<Bytes>>> for Turns {
         Poll::Pending
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use esker_memory::MemoryStore;
+    use esker_store::{Change, Forward, Transaction};
+
+    use super::*;
+
+    /// An answer that is there when it is asked about twice.
+    struct Second(Option<Applied<Vec<Option<Bytes>>>>, bool);
+
+    impl Later<Vec<Option<Bytes>>> for Second {
+        fn wait(mut self: Box<Self>) -> Applied<Vec<Option<Bytes>>> {
+            self.0.take().unwrap()
+        }
+
+        fn poll(&mut self, _: &mut Context<'_>) -> Poll<Applied<Vec<Option<Bytes>>>> {
+            if std::mem::replace(&mut self.1, true) { Poll::Ready(self.0.take().unwrap()) } else { Poll::Pending }
+        }
+    }
+
+    struct Slow(Arc<MemoryStore>);
+
+    impl Forward for Slow {
+        fn behind(&self) -> &dyn ObjectStore {
+            &*self.0
+        }
+
+        fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
+            let answer = self.0.omap_get_many(object, keys).into_parts();
+            Completion::later(Box::new(Second(Some(answer), false)))
+        }
+    }
+
+    #[test]
+    fn a_task_that_polls_gets_what_a_thread_gets_that_waits() {
+        let memory = Arc::new(MemoryStore::new());
+        let object = |n: usize| ObjectId::new("c".into(), format!("{n}"));
+        let mut txn = Transaction::new().create_collection(&"c".into());
+        for n in 0..9 {
+            txn.push(&object(n % 3), Change::OmapSet { key: n.to_string().into(), value: n.to_string().into() });
+        }
+        memory.submit(txn).wait().unwrap();
+        let asked = || {
+            let of = |n: usize| Asked {
+                object: object(n),
+                places: Places::Omap(vec![n.to_string().into(), "none".into(), (n + 3).to_string().into()]),
+                at: vec![n, 5 - n, 6 + n],
+            };
+            (0..3).map(of).collect::<Vec<_>>()
+        };
+        let wanted = ["0", "1", "2", "", "", "", "3", "4", "5"];
+        let wanted: Vec<_> = wanted.iter().map(|text| (!text.is_empty()).then(|| Bytes::from(*text))).collect();
+        let here: Arc<dyn ObjectStore> = memory.clone();
+        let slow: Arc<dyn ObjectStore> = Arc::new(Slow(memory));
+        // A first turn asks one object at least.
+        for (first, turns) in [(1, 2), (3, 2), (8, 2), (9, 1)] {
+            assert!(values(&here, 9, asked(), first).is_here());
+            assert_eq!(values(&here, 9, asked(), first).wait().unwrap(), wanted);
+            assert_eq!(values(&slow, 9, asked(), first).wait().unwrap(), wanted);
+            let (mut polled, mut polls) = (values(&slow, 9, asked(), first), 1);
+            while polled.poll_arrived(&mut Context::from_waker(Waker::noop())).is_pending() {
+                polls += 1;
+            }
+            assert_eq!((polled.wait().unwrap(), polls), (wanted.clone(), turns + 1), "first {first}");
+        }
+    }
+}
