@@ -35,6 +35,8 @@ pub(crate) struct Opened {
     pub syncs: Box<dyn Fn() -> u64 + Send + Sync>,
     pub path: PathBuf,
     pub created: bool,
+    /// Whether other processes may have the store open at the same time.
+    pub shared: bool,
     /// How the server was reached whose store this is; sequencers are reached so too.
     pub remote: Option<esker_remote::Options>,
 }
@@ -192,6 +194,7 @@ fn open_file(path: &Path, create: bool, pairs: &Pairs) -> Result<Opened> {
         syncs,
         path: path.to_path_buf(),
         created,
+        shared: false,
         remote: None,
     })
 }
@@ -221,6 +224,7 @@ fn open_keyvalue(kind: Kind, path: &Path, create: bool, pairs: &Pairs) -> Result
         syncs,
         path: path.to_path_buf(),
         created,
+        shared: false,
         remote: None,
     })
 }
@@ -267,6 +271,7 @@ fn open_remote(scheme: &str, path: &Path, pairs: &Pairs) -> Result<Opened> {
         syncs: Box::new(|| 0),
         path: path.to_path_buf(),
         created: false,
+        shared: true,
         remote: Some(options),
     })
 }
@@ -305,6 +310,7 @@ fn open_rados(path: &Path, create: bool, pairs: &Pairs) -> Result<Opened> {
         syncs: Box::new(|| 0),
         path: path.to_path_buf(),
         created: false,
+        shared: true,
         remote: None,
     })
 }

@@ -288,6 +288,7 @@ impl Store {
             syncs: Box::new(|| 0),
             path: self.path().unwrap_or(Path::new("")).to_path_buf(),
             created: false,
+            shared: false,
             remote: None,
         };
         let clock = Arc::clone(&self.inner.background.clock);
@@ -321,10 +322,10 @@ impl Store {
         }
     }
 
-    /// Whether other processes may work on it at the same time: it is another server's (`grpc://`). Each other kind of
-    /// store is opened by one process at a time.
+    /// Whether other processes may have it open at the same time: it is another server's (`grpc://`), or on Ceph. Each
+    /// other kind of store is opened by one process at a time.
     pub fn is_shared(&self) -> bool {
-        matches!(&self.inner.backing, Backing::Backend(opened) if opened.remote.is_some())
+        matches!(&self.inner.backing, Backing::Backend(opened) if opened.shared)
     }
 
     /// Whether opening made the store.

@@ -12,12 +12,12 @@
 //! 2. Reading never changes anything.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use esker_store::{
     Barrier, Capability, CommitSeq, Completion, Durability, Error as StoreError, ObjectId, ObjectStore,
-    Result as StoreResult, Retry, Transaction, Unsynced,
+    Result as StoreResult, Retry, Session, Transaction, Unsynced,
 };
 use parking_lot::RwLock;
 
@@ -112,7 +112,9 @@ pub(crate) struct Inner {
     /// Epoch of the lock that this handle holds, 0 without.
     pub(crate) held: AtomicU64,
     /// Where the store fences by sessions: the one that writes under the lock go through, and its epoch.
-    pub(crate) session: RwLock<Option<(u64, Arc<dyn ObjectStore>)>>,
+    pub(crate) session: RwLock<Option<(u64, Session)>>,
+    /// A write through it has an outcome that nobody knows: it may still be done.
+    pub(crate) unknown: AtomicBool,
     /// What was written through this handle and is still to be flushed.
     pub(crate) unsynced: Unsynced,
 }
@@ -145,6 +147,7 @@ impl Image {
             live: RwLock::new(Arc::new(live)),
             held: AtomicU64::new(0),
             session: RwLock::new(None),
+            unknown: AtomicBool::new(false),
             unsynced: Unsynced::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -172,7 +175,13 @@ impl Image {
             return self.submit_to(self.store(), txn);
         }
         match &*self.inner.session.read() {
-            Some((epoch, session)) if *epoch == held => self.submit_to(&**session, txn),
+            Some((epoch, session)) if *epoch == held => {
+                let (submitted, barrier) = self.submit_to(&*session.store, txn);
+                if submitted.as_ref().is_err_and(StoreError::is_unknown) {
+                    self.inner.unknown.store(true, Ordering::SeqCst);
+                }
+                (submitted, barrier)
+            }
             _ => (Err(StoreError::Stopped { cause: "the lock of the image was given back meanwhile".into() }), None),
         }
     }

@@ -17,9 +17,9 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use esker_store::names::check_name;
-use esker_store::{Change, Error as StoreError, Transaction, Verdict};
+use esker_store::{Change, Error as StoreError, ObjectStore, Transaction, Verdict};
 
-use crate::format::{self, OWNER_BYTES_MAX, SESSION, State};
+use crate::format::{self, GENERATION, OWNER_BYTES_MAX, SESSION, State};
 use crate::{Error, Image, LockInfo, Result, header};
 
 const NEEDS: &str =
@@ -57,7 +57,8 @@ impl Image {
                 return Err(self.locked(state));
             }
             if let Some(session) = &session {
-                self.shut_owner_out(txn)?;
+                // By the client that will write: the store refuses late writes of others before its own.
+                self.shut_owner_out(&*session.store, state, txn)?;
                 let set = Change::XattrSet { name: Bytes::from_static(SESSION), value: session.name.clone() };
                 txn.push(&format::header(self.inner.id), set);
             }
@@ -67,7 +68,9 @@ impl Image {
             Ok(())
         })?;
         if let Some(session) = session {
-            *self.inner.session.write() = Some((taken, session.store));
+            let mut own = self.inner.session.write();
+            self.inner.unknown.store(false, Ordering::SeqCst);
+            *own = Some((taken, session));
         }
         self.inner.held.store(taken, Ordering::Release);
         // The lock is taken, whatever is seen of it: whoever finds a state older than it looks again.
@@ -86,6 +89,12 @@ impl Image {
         }
         // Waits for the writes that are under way, and keeps others until it is given back.
         let mut session = self.inner.session.write();
+        if let Some((_, session)) = &*session
+            && self.inner.unknown.load(Ordering::SeqCst)
+        {
+            // What has no outcome must not be done after another has the lock.
+            self.store().shut_out(&session.name)?;
+        }
         let next = header::change(self.store(), self.inner.id, &self.inner.name, |state, txn| {
             txn.gives_back = true;
             if !state.fence().is_held(held) {
@@ -116,7 +125,7 @@ impl Image {
                 return Err(Error::refused(why));
             }
             if self.fences_by_session() {
-                self.shut_owner_out(txn)?;
+                self.shut_owner_out(self.store(), state, txn)?;
             }
             state.lock_owner.clear();
             state.lock_epoch += 1;
@@ -124,17 +133,23 @@ impl Image {
         })
     }
 
-    /// Has the store shut out whoever has the lock, and adds that the header names nobody. The transaction's guard says
-    /// that it still was the owner then.
-    fn shut_owner_out(&self, txn: &mut Transaction) -> Result<()> {
-        let Some(session) = self.store().xattr(&format::header(self.inner.id), SESSION).wait()? else { return Ok(()) };
-        match self.store().shut_out(&session) {
-            // Of a store that this one is a copy of.
-            Ok(()) | Err(StoreError::Invalid { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
+    /// Has the store shut out who has the lock by `state`, and adds that the header names no session. Nobody is shut out
+    /// if the header is another by now: then the transaction fails by its guard, and this is called again.
+    fn shut_owner_out(&self, through: &dyn ObjectStore, state: &State, txn: &mut Transaction) -> Result<()> {
+        let header = format::header(self.inner.id);
+        let session = self.store().xattr(&header, SESSION).wait()?;
         self.forget_session(txn);
-        Ok(())
+        let Some(session) = session.filter(|_| !state.lock_owner.is_empty()) else { return Ok(()) };
+        // It is that of the state's owner if the state stands after it was read.
+        let generation = self.store().xattr(&header, GENERATION).wait()?.as_deref().and_then(format::number_from);
+        if generation != Some(state.generation) {
+            return Ok(());
+        }
+        match through.shut_out(&session) {
+            // Of a store that this one is a copy of.
+            Ok(()) | Err(StoreError::Invalid { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn forget_session(&self, txn: &mut Transaction) {

@@ -216,7 +216,7 @@ fn make(
     let entry = entries.add_and_wait(id)?;
     match link.write(object, making(entry, tomb.as_deref(), fold)) {
         Ok(_) => Ok(true),
-        Err(failed) if failed.code == code::TIMED_OUT => Err(write_error(failed, object)),
+        Err(failed) if failed.is_unknown() => Err(write_error(failed, object)),
         Err(Failed { code: code::THERE | code::CANCELED | code::NOT_THERE, .. }) => {
             is_made(link, entries, id, object, entry)
         }

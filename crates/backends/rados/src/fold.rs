@@ -144,6 +144,13 @@ impl Fold {
         *self == Self::default()
     }
 
+    /// Bytes of keys and values that it adds.
+    pub(crate) fn key_bytes(&self) -> usize {
+        let added =
+            |(key, value): (&Vec<u8>, &Option<Vec<u8>>)| value.as_ref().map_or(0, |value| key.len() + value.len());
+        self.omap.iter().map(added).sum()
+    }
+
     /// Whether it is of bytes and short xattrs only.
     pub(crate) fn has_no_keys(&self) -> bool {
         let is_own = |(place, _): (Xattr, _)| matches!(place, Xattr::Own(_));

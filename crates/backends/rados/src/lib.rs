@@ -27,6 +27,8 @@ mod entries;
 #[cfg(feature = "librados")]
 mod fold;
 #[cfg(feature = "librados")]
+mod fullness;
+#[cfg(feature = "librados")]
 mod link;
 #[cfg(feature = "librados")]
 mod names;

@@ -32,6 +32,14 @@ pub(crate) mod code {
     pub(crate) const CANCELED: i32 = 125;
 }
 
+impl Failed {
+    /// Whether the operation may have been done: its answer did not come, or the library has sent it again and a client
+    /// that is shut out is refused whatever was done before.
+    pub(crate) fn is_unknown(self) -> bool {
+        matches!(self.code, code::TIMED_OUT | code::SHUT_OUT)
+    }
+}
+
 /// Most omap keys that an OSD lists at once.
 pub(crate) const PAGE: u64 = 1_024;
 

@@ -32,6 +32,8 @@ use crate::{change, names, reads};
 const BACKEND: &str = "rados";
 /// The xattr of the store's object that tells its format.
 const FORMAT: &CStr = c"format";
+/// The xattr of the object in the store's place in a data pool: the number of the pool that the store is in.
+const CLAIM: &CStr = c"claim";
 /// The xattr of the store's object that tells its data pool.
 const DATA: &CStr = c"data";
 /// The format that this code writes.
@@ -72,6 +74,10 @@ impl RadosStore {
         let stored = |name: &CStr| {
             found.xattrs.iter().find(|(found, _)| found == name.to_bytes()).map(|(_, value)| value.as_slice())
         };
+        if let Some(claim) = stored(CLAIM) {
+            let why = format!("it holds the data of disks of the store of this name in {}", claimant(claim));
+            return Err(Error::Invalid { what: "store on Ceph", why }.into());
+        }
         if stored(FORMAT) != Some(&encode::number_value(VERSION)) {
             let why = format!("it has another format than {VERSION}, which is the one known here");
             return Err(Error::Invalid { what: "store on Ceph", why }.into());
@@ -85,8 +91,9 @@ impl RadosStore {
             return Err(Error::Invalid { what: "data pool of the store", why }.into());
         }
         if let Some(DataPool { pool, holds }) = has {
-            let data = link.pool.beside(&pool)?;
-            link = link.with_data(data, holds);
+            let data = Link::new(link.pool.beside(&pool)?);
+            check_claim(&link, &data, &pool)?;
+            link = link.with_data(data.pool, holds);
         }
         let entries = Entries::new(link.clone());
         let submits = Submits::new(link.clone(), Arc::clone(&entries));
@@ -98,6 +105,14 @@ impl RadosStore {
         let again = Options { create: false, data: None, ..options.clone() };
         self.opened_by = Some((place.to_owned(), again));
         self
+    }
+
+    /// What the names of all sessions of this store begin with: a copy of the store has others.
+    fn sessions_begin(&self) -> Result<String> {
+        let pool = &self.link.pool;
+        let cluster = pool.cluster().ok_or_else(Link::gone)?;
+        let id = cluster.id().map_err(|error| Error::io("asking Ceph for its id", std::io::Error::other(error)))?;
+        Ok(format!("{id}/{}/{}/", pool.id(), pool.namespace()))
     }
 
     fn begin(&self, txn: Transaction) -> Result<Completion<CommitSeq>> {
@@ -181,7 +196,7 @@ fn make(link: &Link, data: Option<&DataPool>) -> std::result::Result<(), OpenErr
     write.create(true);
     write.set_xattr(FORMAT, &encode::number_value(VERSION));
     if let Some(data) = data {
-        check_data_pool(&Link::new(link.pool.beside(&data.pool)?), &data.pool)?;
+        claim(link, &Link::new(link.pool.beside(&data.pool)?), &data.pool)?;
         write.set_xattr(DATA, &data.encode());
     }
     // Refused by pools of erasure codes.
@@ -198,23 +213,70 @@ fn make(link: &Link, data: Option<&DataPool>) -> std::result::Result<(), OpenErr
     }
 }
 
-/// Whether what is in the pool can be overwritten: erasure-coded pools refuse it until they are told otherwise.
-fn check_data_pool(link: &Link, name: &str) -> Result<()> {
-    for _ in 0..2 {
-        let mut write = Write::new();
-        write.write(0, b"data");
-        match link.write(STORE, write) {
-            Ok(_) => {}
-            Err(failed) if failed.code == code::NOT_SUPPORTED => {
-                let why = format!(
-                    "it takes no overwrites: `ceph osd pool set {name} allow_ec_overwrites true`, with OSDs on BlueStore"
-                );
-                return Err(Error::Invalid { what: "data pool of Ceph", why });
-            }
-            Err(failed) => return Err(write_error(failed, STORE)),
-        }
+/// Who has claimed a namespace of a data pool, by what stands in [`CLAIM`].
+fn claimant(claim: &[u8]) -> String {
+    let number = encode::value_of(claim).and_then(|value| Some(i64::from_le_bytes(value[..].try_into().ok()?)));
+    number.map_or_else(|| "a pool that nobody knows".into(), |number| format!("pool number {number}"))
+}
+
+fn own_claim(link: &Link) -> Vec<u8> {
+    encode::number_value(link.pool.id() as u64)
+}
+
+/// Claims the namespace in the data pool for the store, since stores of the same name in other pools would have the same
+/// objects there; and looks whether they can be overwritten, which erasure-coded pools refuse until they are told
+/// otherwise.
+fn claim(link: &Link, data: &Link, name: &str) -> Result<()> {
+    if data.pool.id() == link.pool.id() {
+        let why = format!("{name:?} is the pool of the store itself: leave data_pool out");
+        return Err(Error::Invalid { what: "data pool of Ceph", why });
     }
-    Ok(())
+    let mut write = Write::new();
+    write.create(true);
+    write.set_xattr(CLAIM, &own_claim(link));
+    write.write(0, b"data");
+    match data.write(STORE, write) {
+        Ok(_) => {}
+        // By whoever has begun to make this store, or another.
+        Err(failed) if failed.code == code::THERE => check_claim(link, data, name)?,
+        Err(failed) => return Err(write_error(failed, STORE)),
+    }
+    let mut write = Write::new();
+    write.write(0, b"data");
+    match data.write(STORE, write) {
+        Ok(_) => Ok(()),
+        Err(failed) if failed.code == code::NOT_SUPPORTED => {
+            let mut write = Write::new();
+            write.remove();
+            // What is left only keeps others from using the name.
+            let _ = data.write(STORE, write);
+            let why = format!(
+                "it takes no overwrites: `ceph osd pool set {name} allow_ec_overwrites true`, with OSDs on BlueStore"
+            );
+            Err(Error::Invalid { what: "data pool of Ceph", why })
+        }
+        Err(failed) => Err(write_error(failed, STORE)),
+    }
+}
+
+/// Whether the namespace in the data pool is the store's.
+fn check_claim(link: &Link, data: &Link, name: &str) -> Result<()> {
+    let invalid = |why| Err(Error::Invalid { what: "data pool of Ceph", why });
+    let found = match data.read(STORE, Read::xattrs) {
+        Ok(found) => found,
+        Err(failed) if failed.code == code::NOT_THERE => {
+            return invalid(format!("{name:?} does not know of the store: it is another pool than it was made with"));
+        }
+        Err(failed) => return Err(error(failed, "reading", STORE)),
+    };
+    match found.xattrs.iter().find(|(name, _)| name == CLAIM.to_bytes()) {
+        Some((_, claim)) if *claim == own_claim(link) => Ok(()),
+        Some((_, claim)) => invalid(format!(
+            "{name:?} holds the data of the store of this name in {}: choose another name",
+            claimant(claim)
+        )),
+        None => invalid(format!("{name:?} holds a store of this name itself: choose another name")),
+    }
 }
 
 impl Drop for RadosStore {
@@ -226,8 +288,8 @@ impl Drop for RadosStore {
             submits.close();
             link.wait();
         };
-        // A thread that tells cannot wait for others to.
-        if Pool::tells() {
+        // A thread that tells cannot wait for others to, nor one that works on submits for those to end.
+        if Pool::tells() || Submits::works() {
             drop(std::thread::spawn(end));
         } else {
             end();
@@ -270,17 +332,19 @@ impl ObjectStore for RadosStore {
             OpenError::Store(error) => error,
             other => Error::io(what(), std::io::Error::other(other)),
         })?;
-        let name = match store.link.pool.cluster().map(|cluster| cluster.address()) {
-            Some(Ok(address)) => Bytes::from(address),
-            Some(Err(error)) => return Err(Error::io(what(), std::io::Error::other(error))),
-            None => return Err(Link::gone()),
-        };
+        let cluster = store.link.pool.cluster().ok_or_else(Link::gone)?;
+        let address = cluster.address().map_err(|error| Error::io(what(), std::io::Error::other(error)))?;
+        let name = Bytes::from(store.sessions_begin()? + &address);
         Ok(Session { store: Arc::new(store), name })
     }
 
     fn shut_out(&self, session: &[u8]) -> Result<()> {
-        let address = std::str::from_utf8(session)
-            .map_err(|_| Error::Invalid { what: "session on Ceph", why: session.escape_ascii().to_string() })?;
+        let begin = self.sessions_begin()?;
+        let address = std::str::from_utf8(session).ok().and_then(|session| session.strip_prefix(&begin));
+        let address = address.ok_or_else(|| Error::Invalid {
+            what: "session on Ceph",
+            why: format!("{:?} is none of this store", session.escape_ascii().to_string()),
+        })?;
         let cluster = self.link.pool.cluster().ok_or_else(Link::gone)?;
         cluster.shut_out(address, SHUT_OUT_SECONDS).map_err(|error| {
             let invalid = error.source.raw_os_error() == Some(code::INVALID);

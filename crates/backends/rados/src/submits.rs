@@ -14,6 +14,7 @@
 //! 3. Threads of librados only tell, and begin operations: they wait for nothing.
 //! 4. A lane that a thread has worked for stands behind the others that wait for one.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -28,8 +29,13 @@ use crate::change;
 use crate::encode::{self, Entry};
 use crate::entries::Entries;
 use crate::fold::Fold;
+use crate::fullness::Fullness;
 use crate::link::{Link, code, write_error};
 use crate::native::{Failed, Write, flags};
+
+thread_local! {
+    static WORKS: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Threads that do what takes several operations, at most.
 const THREADS_MAX: usize = 32;
@@ -130,6 +136,7 @@ enum Step {
 pub(crate) struct Submits {
     link: Link,
     entries: Arc<Entries>,
+    fullness: Arc<Fullness>,
     state: Mutex<State>,
     given: Condvar,
     last_seq: AtomicU64,
@@ -137,7 +144,9 @@ pub(crate) struct Submits {
 
 impl Submits {
     pub(crate) fn new(link: Link, entries: Arc<Entries>) -> Arc<Self> {
-        Arc::new(Self { link, entries, state: Mutex::default(), given: Condvar::new(), last_seq: AtomicU64::new(0) })
+        let fullness = Fullness::new(link.clone());
+        let (state, given, last_seq) = (Mutex::default(), Condvar::new(), AtomicU64::new(0));
+        Arc::new(Self { link, entries, fullness, state, given, last_seq })
     }
 
     /// The next number: later than all of this client, and than those of clients whose clocks were not ahead.
@@ -153,7 +162,9 @@ impl Submits {
         if guards.is_empty() && fold.is_empty() {
             return Completion::ready(Ok(self.next_seq()));
         }
-        if let Err(error) = change::check(&guards, &fold) {
+        let key_bytes = fold.key_bytes();
+        let admitted = if key_bytes == 0 { Ok(()) } else { self.fullness.admit(key_bytes) };
+        if let Err(error) = change::check(&guards, &fold).and(admitted) {
             return Completion::ready(Err(error));
         }
         let (promise, completion) = promised("a write to Ceph");
@@ -319,7 +330,7 @@ impl Submits {
                 self.put_back(state, Job { known: Known::Found(entry), ..job });
             }
             Err(failed) => {
-                if failed.code != code::TIMED_OUT {
+                if !failed.is_unknown() {
                     self.entries.drop_entry(&job.object, entry, || ());
                 }
                 let error = write_error(failed, &encode::object(&job.object));
@@ -328,7 +339,13 @@ impl Submits {
         }
     }
 
+    /// Whether this is a thread that works on submits.
+    pub(crate) fn works() -> bool {
+        WORKS.get()
+    }
+
     fn work(self: Arc<Self>) {
+        WORKS.set(true);
         let mut state = self.state.lock();
         loop {
             let Some(object) = state.ready.pop_front() else {
@@ -388,8 +405,9 @@ impl Submits {
     fn end(&self, job: Job, outcome: Result<()>) {
         let seq = self.next_seq();
         let Job { ticket, promise, .. } = job;
-        promise.fulfil((outcome.map(|()| seq), None));
+        // First: a waker may drop the store, which waits for all that is under way.
         drop(ticket);
+        promise.fulfil((outcome.map(|()| seq), None));
     }
 
     /// Ends once all that is under way has ended.

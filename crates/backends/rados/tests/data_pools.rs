@@ -150,6 +150,29 @@ fn keys_in_a_data_pool_and_pools_that_do_not_fit_are_refused_by_name() {
     assert!(none.to_string().contains("none"), "{none}");
     assert!(matches!(opened(&support::namespace(), Some("nosuch")), Err(OpenError::Connect(_))));
 
+    // The pool of the store itself is none, and the name is as good as before.
+    let own = support::namespace();
+    let Err(OpenError::Store(refused)) = opened(&own, Some("bench")) else { panic!("it is its own pool") };
+    assert!(refused.to_string().contains("itself"), "{refused}");
+    drop(opened(&own, None).unwrap());
+
+    // Stores of one name in two pools would have the same objects in the data pool.
+    let other = format!("other-{}", std::process::id());
+    let made = Command::new("ceph").args(["osd", "pool", "create", &other, "8", "8"]).status();
+    assert!(made.unwrap().success());
+    let again = RadosStore::connect(&format!("{other}/{name}"), &options(Some("coded")));
+    let Err(OpenError::Store(refused)) = again else { panic!("another store has its data there") };
+    assert!(refused.to_string().contains("of the store of this name in pool number"), "{refused}");
+    // And what holds the data of one is no store.
+    let replicated = support::namespace();
+    drop(RadosStore::connect(&format!("{other}/{replicated}"), &options(Some("bench"))).unwrap());
+    let Err(OpenError::Store(refused)) = opened(&replicated, None) else { panic!("it holds another's data") };
+    assert!(refused.to_string().contains("holds the data of disks"), "{refused}");
+    let beside = RadosStore::connect(&format!("{other}/{own}"), &options(Some("bench")));
+    let Err(OpenError::Store(refused)) = beside else { panic!("a store of this name is there") };
+    assert!(refused.to_string().contains("a store of this name itself"), "{refused}");
+    drop(opened(&own, None).unwrap());
+
     let rigid = format!("rigid-{}", std::process::id());
     let made = Command::new("ceph").args(["osd", "pool", "create", &rigid, "8", "8", "erasure", "two-one"]).status();
     assert!(made.unwrap().success());
@@ -157,4 +180,5 @@ fn keys_in_a_data_pool_and_pools_that_do_not_fit_are_refused_by_name() {
         panic!("a pool that takes no overwrites")
     };
     assert!(refused.to_string().contains("allow_ec_overwrites"), "{refused}");
+    assert_eq!(store.collections().wait().unwrap(), [collection()]);
 }

@@ -1,12 +1,15 @@
 //! A backend that is not atomic across objects and clones nothing: what works, and what is refused by name.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use bytes::Bytes;
 use esker_memory::MemoryStore;
-use esker_store::Error as StoreError;
 use esker_store::contract::{PerObject, Sessions};
+use esker_store::{CommitSeq, Completion, Error as StoreError, Forward, ObjectId, ObjectStore, Session, Transaction};
 use esker_volume::{Durability, Error, Layout, Volumes};
 use fastrand::Rng;
+use parking_lot::Mutex;
 
 use crate::support::{SMALL, write};
 
@@ -132,7 +135,7 @@ fn writers_that_take_over_from_each_other_mix_nothing() {
     let volumes = with_sessions();
     let blocks = 8u64;
     volumes.create("disk", blocks * 65_536, SMALL, 0).unwrap();
-    let (seen, last) = (std::sync::atomic::AtomicU64::new(0), std::sync::Mutex::new((0u64, 0u8)));
+    let (seen, last) = (std::sync::atomic::AtomicU64::new(0), Mutex::new((0u64, 0u8)));
     std::thread::scope(|scope| {
         for writer in 1..=4u8 {
             let (volumes, seen, last) = (&volumes, &seen, &last);
@@ -150,8 +153,8 @@ fn writers_that_take_over_from_each_other_mix_nothing() {
                         assert!(lost, "{error}");
                         continue;
                     }
-                    seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                    let mut last = last.lock().unwrap();
+                    seen.fetch_add(1, Ordering::SeqCst);
+                    let mut last = last.lock();
                     *last = (epoch, writer).max(*last);
                 }
             });
@@ -160,10 +163,94 @@ fn writers_that_take_over_from_each_other_mix_nothing() {
     // The last who took it wrote all of it, and nobody wrote after that.
     assert!(seen.into_inner() > 0);
     let image = volumes.image("disk").unwrap();
-    let (epoch, writer) = last.into_inner().unwrap();
+    let (epoch, writer) = last.into_inner();
     if image.lock_info().unwrap().epoch == epoch {
         for block in 0..blocks {
             assert_eq!(image.read_bytes(block * 65_536, 1).unwrap(), vec![writer]);
         }
     }
+}
+
+type Act = Box<dyn FnOnce() + Send>;
+
+/// Something happens before it is read whose session the header names.
+struct AtSession(Arc<dyn ObjectStore>, Mutex<Option<Act>>);
+
+impl Forward for AtSession {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.0
+    }
+
+    fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
+        let act = (name == b"session").then(|| self.1.lock().take()).flatten();
+        if let Some(act) = act {
+            act();
+        }
+        self.0.xattr(object, name)
+    }
+}
+
+// Failure: of two that lock at once the one who comes too late shut out the one who has the lock. Cause: the session was
+// read after the state, and taken for that of the state's owner. Fix: the generation is looked at behind it.
+#[test]
+fn who_comes_too_late_shuts_nobody_out() {
+    let store: Arc<dyn ObjectStore> = Arc::new(Sessions::new(Arc::new(PerObject(MemoryStore::new()))));
+    let volumes = Volumes::open(Arc::clone(&store)).unwrap();
+    for (name, breaks) in [("lock", false), ("break", true)] {
+        let winner = volumes.create(name, 1 << 20, SMALL, 0).unwrap();
+        let first = volumes.image(name).unwrap();
+        let epoch = if breaks { first.lock("first").unwrap() } else { 0 };
+        let wins = winner.clone();
+        let act: Act = Box::new(move || assert!(wins.take_over("winner").unwrap() > 0));
+        let late = Volumes::open(Arc::new(AtSession(Arc::clone(&store), Mutex::new(Some(act))))).unwrap();
+        let late = late.image(name).unwrap();
+        let told = if breaks { late.break_lock(epoch) } else { late.lock("late").map(drop) };
+        let expected =
+            if breaks { matches!(told, Err(Error::Refused { .. })) } else { matches!(told, Err(Error::Locked { .. })) };
+        assert!(expected, "{name}: {told:?}");
+        write(&winner, 0, "still");
+        assert_eq!(winner.read_bytes(0, 5).unwrap(), "still");
+    }
+}
+
+// Failure: who unlocked after a write of unknown outcome left that write to be done later, when another had the lock.
+// Fix: the own session is shut out first.
+#[test]
+fn a_write_of_unknown_outcome_is_not_done_once_the_lock_was_given_back() {
+    /// Transactions that are on their way, with what they go through.
+    type OnTheWay = Arc<Mutex<Vec<(Arc<dyn ObjectStore>, Transaction)>>>;
+    struct Loses(Arc<dyn ObjectStore>, OnTheWay, Arc<AtomicBool>);
+    impl Forward for Loses {
+        fn behind(&self) -> &dyn ObjectStore {
+            &*self.0
+        }
+        fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+            if !self.2.load(Ordering::SeqCst) {
+                return self.0.submit(txn);
+            }
+            self.1.lock().push((Arc::clone(&self.0), txn));
+            Completion::ready(Err(StoreError::Unknown { cause: "no answer".into() }))
+        }
+        fn session(&self) -> esker_store::Result<Session> {
+            let Session { store, name } = self.0.session()?;
+            Ok(Session { store: Arc::new(Self(store, Arc::clone(&self.1), Arc::clone(&self.2))), name })
+        }
+    }
+    let store: Arc<dyn ObjectStore> = Arc::new(Sessions::new(Arc::new(PerObject(MemoryStore::new()))));
+    let (on_the_way, loses) = (OnTheWay::default(), Arc::new(AtomicBool::new(false)));
+    let lossy = Loses(store, Arc::clone(&on_the_way), Arc::clone(&loses));
+    let volumes = Volumes::open(Arc::new(lossy)).unwrap();
+    let image = volumes.create("disk", 1 << 20, SMALL, 0).unwrap();
+    image.lock("one").unwrap();
+    write(&image, 0, "first");
+    loses.store(true, Ordering::SeqCst);
+    assert!(image.write(0, "later".into(), Durability::Durable).is_err());
+    loses.store(false, Ordering::SeqCst);
+    image.unlock().unwrap();
+    let next = volumes.image("disk").unwrap();
+    next.lock("two").unwrap();
+    write(&next, 0, "other");
+    let (session, late) = on_the_way.lock().pop().unwrap();
+    assert!(matches!(session.submit(late).wait(), Err(StoreError::Stopped { .. })));
+    assert_eq!(next.read_bytes(0, 5).unwrap(), "other");
 }

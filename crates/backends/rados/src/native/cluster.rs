@@ -11,9 +11,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::library::{
     Handle, rados_aio_create_completion2, rados_aio_get_return_value, rados_aio_get_version, rados_aio_read_op_operate,
-    rados_aio_release, rados_aio_write_op_operate, rados_blocklist_add, rados_buffer_free, rados_conf_read_file,
-    rados_conf_set, rados_connect, rados_create, rados_getaddrs, rados_ioctx_create, rados_ioctx_destroy,
-    rados_ioctx_set_namespace, rados_shutdown,
+    rados_aio_release, rados_aio_write_op_operate, rados_blocklist_add, rados_buffer_free, rados_cluster_fsid,
+    rados_conf_read_file, rados_conf_set, rados_connect, rados_create, rados_getaddrs, rados_ioctx_create,
+    rados_ioctx_destroy, rados_ioctx_get_id, rados_ioctx_set_namespace, rados_shutdown,
 };
 use super::operation::{Failed, Found, Read, Write};
 
@@ -109,6 +109,19 @@ impl Cluster {
         // SAFETY: as above.
         unsafe { rados_buffer_free(text) };
         Ok(address)
+    }
+
+    /// What tells the cluster from every other: 36 characters.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn id(&self) -> Result<String, ConnectError> {
+        let mut buffer = [0u8; 64];
+        // SAFETY: the handle lives, and the buffer is as long as is said.
+        let code = unsafe { rados_cluster_fsid(self.0, buffer.as_mut_ptr().cast(), buffer.len()) };
+        checked(code, || "asking for the cluster's id".into())?;
+        let len = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
+        Ok(String::from_utf8_lossy(&buffer[..len]).into_owned())
     }
 
     /// Has OSDs refuse all of the client with this address for so many seconds, and waits until this client knows it:
@@ -249,6 +262,17 @@ impl Pool {
     /// Whether this is a thread of librados that tells of operations: it must not wait for others.
     pub fn tells() -> bool {
         TELLS.get()
+    }
+
+    /// Its number in the cluster, which no other pool has or had.
+    pub fn id(&self) -> i64 {
+        // SAFETY: the handle lives.
+        unsafe { rados_ioctx_get_id(self.0.handle) }
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &str {
+        &self.0.namespace
     }
 
     /// The cluster that it is of.

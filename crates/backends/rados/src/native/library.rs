@@ -11,10 +11,12 @@ unsafe extern "C" {
     pub fn rados_conf_set(cluster: Handle, option: *const c_char, value: *const c_char) -> c_int;
     pub fn rados_connect(cluster: Handle) -> c_int;
     pub fn rados_shutdown(cluster: Handle);
+    pub fn rados_cluster_fsid(cluster: Handle, buffer: *mut c_char, len: usize) -> c_int;
     pub fn rados_getaddrs(cluster: Handle, addresses: *mut *mut c_char) -> c_int;
     pub fn rados_buffer_free(buffer: *mut c_char);
     pub fn rados_blocklist_add(cluster: Handle, address: *mut c_char, seconds: u32) -> c_int;
     pub fn rados_ioctx_create(cluster: Handle, pool: *const c_char, pool_handle: *mut Handle) -> c_int;
+    pub fn rados_ioctx_get_id(pool: Handle) -> i64;
     pub fn rados_ioctx_destroy(pool: Handle);
     pub fn rados_ioctx_set_namespace(pool: Handle, namespace: *const c_char);
 

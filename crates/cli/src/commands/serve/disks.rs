@@ -117,9 +117,9 @@ fn threads(wanted: u64, store: &str) -> usize {
 
 /// How a process locks the images that its clients write: under a name that no other has, now or later.
 ///
-/// A second process that opens a store is refused ([`esker::Error::InUse`]); so the lock of another server that is
-/// found in it is that of one that was killed. Not so where the store is another server's, or this one serves its
-/// objects: then `alone` is false.
+/// A second process that opens a store of this machine is refused ([`esker::Error::InUse`]); so the lock of another
+/// server that is found in it is that of one that was killed. Not so where the store is another server's or on Ceph, or
+/// this one serves its objects: then `alone` is false.
 pub fn locking(alone: bool) -> Locking {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let owner = format!("{SERVER_OWNER}{host}/{}/{}", std::process::id(), SystemClock.now_ms());
