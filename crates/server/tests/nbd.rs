@@ -19,7 +19,8 @@ use esker_server::nbd::{
     Address, Config, Done, Export, Exports, Extent, Fault, Handle, MemoryDisk, MemoryDisks, OpenError, Outcome,
     PAYLOAD_BYTES_MAX, Piece, Server, TlsMode,
 };
-use esker_store::{Barrier, DurableMark};
+use esker_store::{Barrier, DurableMark, Promise, promised};
+use parking_lot::Mutex;
 
 const SIZE: u64 = 1 << 20;
 
@@ -487,6 +488,8 @@ struct Slow {
     reading_max: AtomicU64,
     read_bytes: Arc<AtomicU64>,
     read_bytes_max: AtomicU64,
+    /// Where writes are only begun: those that are.
+    begun: Mutex<Option<Vec<Promise<()>>>>,
 }
 
 impl Slow {
@@ -504,6 +507,7 @@ impl Slow {
             reading_max: zero(),
             read_bytes: Arc::default(),
             read_bytes_max: zero(),
+            begun: Mutex::new(None),
         })
     }
 
@@ -513,7 +517,12 @@ impl Slow {
 
     fn applied(&self, fua: bool) -> Outcome {
         self.written.fetch_add(1, Ordering::SeqCst);
-        Ok(Done { value: (), barrier: fua.then(|| self.barrier()) })
+        if let Some(begun) = &mut *self.begun.lock() {
+            let (promise, completion) = promised("a slow disk");
+            begun.push(promise);
+            return Ok(Done { later: Some(completion), ..Done::now(()) });
+        }
+        Ok(Done::behind((), fua.then(|| self.barrier())))
     }
 }
 
@@ -538,7 +547,7 @@ impl Export for Slow {
         let _ = offset;
         self.reading.fetch_sub(1, Ordering::SeqCst);
         let barrier = self.hold.load(Ordering::SeqCst).then(|| self.barrier());
-        Ok(Done { value: vec![Piece::Data(data)], barrier })
+        Ok(Done::behind(vec![Piece::Data(data)], barrier))
     }
 
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> Outcome {
@@ -557,7 +566,7 @@ impl Export for Slow {
     }
 
     fn flush(&self) -> Outcome {
-        Ok(Done { value: (), barrier: Some(self.barrier()) })
+        Ok(Done::behind((), Some(self.barrier())))
     }
 
     fn extents(&self, offset: u64, len: u64, limit: usize) -> Outcome<Vec<Extent>> {
@@ -651,6 +660,60 @@ fn requests_in_flight_are_bounded_and_all_answered_in_the_end() {
     (0..requests).for_each(|_| assert_eq!(client.error(), 0));
     sender.join().unwrap();
     advance.join().unwrap();
+}
+
+#[test]
+fn writes_that_are_only_begun_are_bounded_and_answered_as_they_end() {
+    let slow = Slow::new();
+    *slow.begun.lock() = Some(Vec::new());
+    let config = Config { in_flight_max: 16, threads_per_connection: 2, ..Config::default() };
+    let server = Running::start(config, One(Arc::clone(&slow)));
+    let mut client = server.attach("slow");
+    let mut writer = Client { stream: client.stream.try_clone().unwrap(), structured: false };
+    let requests = 2_000u64;
+    let sender = std::thread::spawn(move || {
+        for number in 0..requests {
+            let len = if number % 5 == 0 { 128 << 10 } else { 512 };
+            writer.request(command::WRITE, 0, number * 512, len as u32);
+            writer.send(&vec![1; len]);
+        }
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let begun = slow.written.load(Ordering::SeqCst);
+    assert!((16..20).contains(&begun), "{begun} writes were begun, 16 may be in flight");
+    assert!(is_silent(&mut client));
+    // The last is the first to end; one in ten is forgotten, which is an error.
+    let ending = {
+        let slow = Arc::clone(&slow);
+        std::thread::spawn(move || {
+            for number in 0..requests {
+                let promise = loop {
+                    match slow.begun.lock().as_mut().and_then(Vec::pop) {
+                        Some(promise) => break promise,
+                        None => std::thread::yield_now(),
+                    }
+                };
+                if number % 10 != 0 {
+                    promise.fulfil((Ok(()), None));
+                }
+            }
+        })
+    };
+    let errors = (0..requests).filter(|_| client.error() == code::IO).count();
+    assert_eq!(errors as u64, requests / 10);
+    sender.join().unwrap();
+    ending.join().unwrap();
+    // A client that goes leaves what it has begun, and the connection ends when that has.
+    client.request(command::WRITE, 0, 0, 4);
+    client.send(b"last");
+    while slow.begun.lock().as_ref().is_some_and(Vec::is_empty) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(client);
+    slow.begun.lock().take();
+    while server.handle.counts().connections > 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

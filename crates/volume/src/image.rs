@@ -115,8 +115,26 @@ pub(crate) struct Inner {
     pub(crate) session: RwLock<Option<(u64, Session)>>,
     /// A write through it has an outcome that nobody knows: it may still be done.
     pub(crate) unknown: AtomicBool,
+    /// Writes through it that were begun, and of whose outcome nobody has asked yet.
+    pub(crate) unasked: AtomicU64,
+    /// The session may have been shut out: whoever writes next looks who has the lock.
+    pub(crate) outdated: AtomicBool,
     /// What was written through this handle and is still to be flushed.
     pub(crate) unsynced: Unsynced,
+}
+
+impl Inner {
+    /// Notes what came of a write through the session.
+    fn note_outcome(&self, outcome: &StoreResult<CommitSeq>) {
+        if outcome.as_ref().is_err_and(StoreError::is_unknown) {
+            self.unknown.store(true, Ordering::SeqCst);
+            self.outdated.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+fn given_back() -> StoreError {
+    StoreError::Stopped { cause: "the lock of the image was given back meanwhile".into() }
 }
 
 /// An open image. Cloning costs a reference count; clones are one handle, with one lock.
@@ -148,6 +166,8 @@ impl Image {
             held: AtomicU64::new(0),
             session: RwLock::new(None),
             unknown: AtomicBool::new(false),
+            unasked: AtomicU64::new(0),
+            outdated: AtomicBool::new(false),
             unsynced: Unsynced::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -177,13 +197,33 @@ impl Image {
         match &*self.inner.session.read() {
             Some((epoch, session)) if *epoch == held => {
                 let (submitted, barrier) = self.submit_to(&*session.store, txn);
-                if submitted.as_ref().is_err_and(StoreError::is_unknown) {
-                    self.inner.unknown.store(true, Ordering::SeqCst);
-                }
+                self.inner.note_outcome(&submitted);
                 (submitted, barrier)
             }
-            _ => (Err(StoreError::Stopped { cause: "the lock of the image was given back meanwhile".into() }), None),
+            _ => (Err(given_back()), None),
         }
+    }
+
+    /// As [`Image::submit`], of a transaction that no guard can fail, and does not wait for it. What it may have applied
+    /// the next flush covers.
+    pub(crate) fn begin(&self, txn: Transaction, held: u64) -> Completion<CommitSeq> {
+        if txn.durability == Durability::Applied {
+            self.inner.unsynced.begin(self.store()).applied();
+        }
+        if held == 0 || !self.fences_by_session() {
+            return self.store().submit(txn);
+        }
+        let begun = match &*self.inner.session.read() {
+            Some((epoch, session)) if *epoch == held => session.store.submit(txn),
+            _ => return Completion::ready(Err(given_back())),
+        };
+        let inner = Arc::clone(&self.inner);
+        inner.unasked.fetch_add(1, Ordering::SeqCst);
+        begun.then(move |outcome| {
+            inner.unasked.fetch_sub(1, Ordering::SeqCst);
+            inner.note_outcome(&outcome);
+            outcome
+        })
     }
 
     fn submit_to(&self, store: &dyn ObjectStore, txn: Transaction) -> (StoreResult<CommitSeq>, Option<Barrier>) {

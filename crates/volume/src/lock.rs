@@ -70,6 +70,7 @@ impl Image {
         if let Some(session) = session {
             let mut own = self.inner.session.write();
             self.inner.unknown.store(false, Ordering::SeqCst);
+            self.inner.unasked.store(0, Ordering::SeqCst);
             *own = Some((taken, session));
         }
         self.inner.held.store(taken, Ordering::Release);
@@ -89,11 +90,13 @@ impl Image {
         }
         // Waits for the writes that are under way, and keeps others until it is given back.
         let mut session = self.inner.session.write();
-        if let Some((_, session)) = &*session
-            && self.inner.unknown.load(Ordering::SeqCst)
-        {
-            // What has no outcome must not be done after another has the lock.
-            self.store().shut_out(&session.name)?;
+        if let Some((_, session)) = &*session {
+            let ended = session.store.sync().wait().is_ok();
+            let inner = &self.inner;
+            if !ended || inner.unknown.load(Ordering::SeqCst) || inner.unasked.load(Ordering::SeqCst) > 0 {
+                // What has no outcome that is known must not be done after another has the lock.
+                self.store().shut_out(&session.name)?;
+            }
         }
         let next = header::change(self.store(), self.inner.id, &self.inner.name, |state, txn| {
             txn.gives_back = true;

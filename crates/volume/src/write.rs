@@ -15,6 +15,8 @@
 //!    each object is one.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use esker_store::{
@@ -72,7 +74,8 @@ enum Found {
 
 impl Image {
     /// Writes `data` at `offset`, any alignment, at most [`REQUEST_BYTES_MAX`](crate::REQUEST_BYTES_MAX) bytes. It is
-    /// applied (seen by every reader) when the call returns. `Applied` completes at once and is durable after the next
+    /// applied (seen by every reader) when the call returns; where the backend is not atomic across objects it may only
+    /// be begun then, and is applied when it completes. `Applied` completes at once and is durable after the next
     /// [`Image::flush`]; `Durable` completes when durable (FUA).
     ///
     /// # Errors
@@ -96,6 +99,7 @@ impl Image {
         check_range(offset, len, self.refreshed_size(offset, len)?)?;
         let most = ATOMIC_BYTES_MAX.min(self.inner.capability.transaction_bytes_max / 2).max(1);
         let (mut barrier, mut done) = (None, 0);
+        let mut begun = Vec::new();
         loop {
             let part = most.min(len - done);
             let layout = self.live().state.layout;
@@ -107,6 +111,26 @@ impl Image {
                     Act::Write(writes) => writes.push((piece.object_offset, bytes)),
                     _ => unreachable!("only writes are put in"),
                 }
+            }
+            if !self.inner.capability.atomic_across_objects {
+                // Nobody else looks at its objects: there are no snapshots and no clones there.
+                let (held, _) = self.permitted(writer)?;
+                for (number, act) in &acts {
+                    let Act::Write(writes) = act else { continue };
+                    let mut txn = Transaction::with(durability);
+                    push_writes(&mut txn, &format::data(self.inner.id, *number), writes);
+                    let one = self.begin(txn, held);
+                    if matches!(one.outcome(), Some(Err(_))) {
+                        one.into_parts().0?;
+                    } else {
+                        begun.push(one);
+                    }
+                }
+                done += part;
+                if done >= len {
+                    return Ok(Completion::all(begun).map(|_| ()));
+                }
+                continue;
             }
             barrier = Barrier::later(barrier, self.apply(&acts, durability, writer)?);
             done += part;
@@ -227,17 +251,7 @@ impl Image {
         let mut refreshed = false;
         let mut retry = Retry::default();
         loop {
-            let (held, live) = (self.held(), self.live());
-            if let Err(error) = self.check_writer(&live, writer) {
-                // What was seen may be old, also older than the lock that is held.
-                let fenced = matches!(error, Error::Fenced { .. }) && live.state.lock_epoch >= self.held();
-                if refreshed || fenced {
-                    return Err(error);
-                }
-                refreshed = true;
-                self.refresh()?;
-                continue;
-            }
+            let (held, live) = self.permitted(writer)?;
             let mut txn = Transaction::with(durability);
             if fenced {
                 txn = header::guarded(txn, self.inner.id, live.state.generation);
@@ -280,15 +294,28 @@ impl Image {
                     continue;
                 }
                 (Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }), _) => {}
-                (Err(error), _) => {
-                    if held != 0 && self.fences_by_session() {
-                        // It may have been shut out: then the next write is told who has the lock.
-                        let _ = self.refresh();
-                    }
-                    return Err(error.into());
-                }
+                (Err(error), _) => return Err(error.into()),
             }
             retry.again(|| self.data())?;
+        }
+    }
+
+    /// The epoch of the lock under which this handle may write now, 0 without, and the state by which it may.
+    fn permitted(&self, writer: Writer) -> Result<(u64, Arc<Live>)> {
+        let mut refreshed = self.inner.outdated.swap(false, Ordering::SeqCst);
+        if refreshed {
+            self.refresh().inspect_err(|_| self.inner.outdated.store(true, Ordering::SeqCst))?;
+        }
+        loop {
+            let (held, live) = (self.held(), self.live());
+            let Err(error) = self.check_writer(&live, writer) else { return Ok((held, live)) };
+            // What was seen may be old, also older than the lock that is held.
+            let fenced = matches!(error, Error::Fenced { .. }) && live.state.lock_epoch >= self.held();
+            if refreshed || fenced {
+                return Err(error);
+            }
+            refreshed = true;
+            self.refresh()?;
         }
     }
 

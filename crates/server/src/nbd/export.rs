@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_store::Barrier;
+use esker_store::{Barrier, Completion};
 
 use crate::nbd::wire::code;
 
@@ -21,12 +21,19 @@ pub struct Done<T = ()> {
     pub value: T,
     /// What it waits for; `None` if for nothing.
     pub barrier: Option<Barrier>,
+    /// What it waits for as well, where the store has only begun it.
+    pub later: Option<Completion<()>>,
 }
 
 impl<T> Done<T> {
     /// An outcome that may be told at once.
     pub fn now(value: T) -> Self {
-        Self { value, barrier: None }
+        Self::behind(value, None)
+    }
+
+    /// An outcome that may be told once `barrier` is reached.
+    pub fn behind(value: T, barrier: Option<Barrier>) -> Self {
+        Self { value, barrier, later: None }
     }
 }
 

@@ -29,6 +29,7 @@ mod listen;
 mod memory;
 mod negotiate;
 mod options;
+mod pending;
 mod reply;
 mod request;
 mod stream;

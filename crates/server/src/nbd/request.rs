@@ -5,7 +5,6 @@
 //! Invariant: an export sees only ranges inside itself, whole blocks, and writes it may take.
 
 use bytes::Bytes;
-use esker_store::Barrier;
 
 use crate::nbd::config::PAYLOAD_BYTES_MAX;
 use crate::nbd::export::{Done, Extent, Fault, Piece};
@@ -66,22 +65,19 @@ pub(crate) fn check(request: &Request, chosen: &Chosen) -> Result<(), Fault> {
 }
 
 /// Carries out a request that was checked. The answer may be told when the barrier is reached.
-pub(crate) fn carry_out(
-    request: &Request,
-    payload: Bytes,
-    chosen: &Chosen,
-) -> Result<(Answer, Option<Barrier>), Fault> {
+pub(crate) fn carry_out(request: &Request, payload: Bytes, chosen: &Chosen) -> Result<(Answer, Done), Fault> {
     let export = &chosen.export;
     let (offset, len, flags) = (request.offset, u64::from(request.len), request.flags);
     let fua = flags & flag::FUA != 0;
-    let done = |done: Done| (Answer::Done, done.barrier);
+    let done = |done: Done| (Answer::Done, done);
     if len == 0 && request.command != command::FLUSH {
-        return Ok((if request.command == command::READ { Answer::Read(Vec::new()) } else { Answer::Done }, None));
+        let nothing = if request.command == command::READ { Answer::Read(Vec::new()) } else { Answer::Done };
+        return Ok((nothing, Done::now(())));
     }
     Ok(match request.command {
         command::READ => {
             let read = export.read(offset, request.len)?;
-            (Answer::Read(read.value), read.barrier)
+            (Answer::Read(read.value), Done::behind((), read.barrier))
         }
         command::WRITE => done(export.write(offset, payload, fua)?),
         command::FLUSH => done(export.flush()?),
@@ -97,12 +93,12 @@ pub(crate) fn carry_out(
                 export.read(at, step as u32)?;
                 at += step;
             }
-            (Answer::Done, None)
+            (Answer::Done, Done::now(()))
         }
         _ => {
             let limit = if flags & flag::REQ_ONE != 0 { 1 } else { EXTENTS_MAX };
             let extents = export.extents(offset, len, limit)?;
-            (Answer::Extents(extents.value), extents.barrier)
+            (Answer::Extents(extents.value), Done::behind((), extents.barrier))
         }
     })
 }

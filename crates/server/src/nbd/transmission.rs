@@ -32,8 +32,9 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::nbd::config::{Config, PAYLOAD_BYTES_MAX};
 use crate::nbd::counts::RequestCounts;
-use crate::nbd::export::Fault;
+use crate::nbd::export::{Done, Fault};
 use crate::nbd::negotiate::Chosen;
+use crate::nbd::pending::Pending;
 use crate::nbd::reply::Replies;
 use crate::nbd::request::{Answer, carry_out, check};
 use crate::nbd::stream::{Input, Output};
@@ -53,6 +54,8 @@ const SLOW_WRITE: Duration = Duration::from_micros(150);
 
 /// So many small reads that a thread carries out without the lead, one after the other, at most.
 const READS_AT_ONCE: usize = 8;
+/// Who waits for fewer pending answers looks again after this.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Replies that wait for a thread that is sending: above this others wait for it, in bytes.
 const READY_BYTES_MAX: usize = 1 << 20;
 
@@ -69,6 +72,10 @@ pub(crate) struct Transmission<'t> {
     sent: Condvar,
     /// Payload bytes of what was begun without the lead and is not answered yet.
     payload_bytes: Mutex<usize>,
+    /// Answers of what the store has only begun.
+    pending: Pending<(Begun, Answer)>,
+    /// Whether there is a thread that tells them.
+    tells_pending: AtomicBool,
     /// Payload or waiting replies became fewer.
     room: Condvar,
     threads: AtomicUsize,
@@ -137,6 +144,8 @@ impl<'t> Transmission<'t> {
             ready: Mutex::default(),
             sent: Condvar::new(),
             payload_bytes: Mutex::new(0),
+            pending: Pending::new(),
+            tells_pending: AtomicBool::new(false),
             room: Condvar::new(),
             threads: AtomicUsize::new(1),
             idle: AtomicUsize::new(0),
@@ -172,7 +181,7 @@ impl<'t> Transmission<'t> {
                 Next::CarryOut(requests) => {
                     for (request, payload) in requests {
                         let held = payload_held(&request);
-                        self.answer((&request, held), payload, &mut replies);
+                        self.answer((&request, held), payload, &mut replies, scope);
                     }
                     self.send(&mut replies);
                     if self.may_settle() {
@@ -181,6 +190,7 @@ impl<'t> Transmission<'t> {
                 }
                 Next::Settle => self.settle(&mut replies),
                 Next::End => {
+                    self.pending.close();
                     self.room.notify_all();
                     if self.may_settle() {
                         self.settle(&mut replies);
@@ -256,7 +266,7 @@ impl<'t> Transmission<'t> {
                 self.ensure_follower(scope);
                 return Ok(Next::CarryOut(vec![(request, payload)]));
             }
-            self.answer((&request, 0), payload, replies);
+            self.answer((&request, 0), payload, replies, scope);
             self.keep_waiting_bounded(replies);
         }
     }
@@ -310,13 +320,21 @@ impl<'t> Transmission<'t> {
 
     /// Carries out a request, for which `held` bytes were reserved; its answer goes to `replies`, or waits for its
     /// barrier. What was read stays reserved until its reply is sent.
-    fn answer(&self, (request, mut held): (&Request, usize), payload: Bytes, replies: &mut Replies) {
-        if request.command == command::WRITE {
-            replies.held += std::mem::take(&mut held);
-        }
+    fn answer<'s>(
+        &'s self,
+        (request, held): (&Request, usize),
+        payload: Bytes,
+        replies: &mut Replies,
+        scope: &'s Scope<'s, '_>,
+    ) {
         let traced = if trace::is_on() { trace::request(request) } else { None };
-        let begun = Begun { request: *request, held, began: Instant::now(), traced };
+        let mut begun = Begun { request: *request, held, began: Instant::now(), traced };
         let outcome = carry_out(request, payload, &self.chosen);
+        let is_pending = matches!(&outcome, Ok((_, waits)) if waits.later.is_some());
+        if request.command == command::WRITE && !is_pending {
+            // What was written is the store's by now.
+            replies.held += std::mem::take(&mut begun.held);
+        }
         let smoothed = match request.command {
             command::READ => Some(&self.read_ns),
             command::WRITE => Some(&self.write_ns),
@@ -328,17 +346,70 @@ impl<'t> Transmission<'t> {
             smoothed.store(old - old / 8 + took / 8, Ordering::Relaxed);
         }
         match outcome {
-            Ok((answer, None)) => self.tell(begun, Ok(answer), replies),
-            Ok((answer, Some(barrier))) => match barrier.state() {
-                Some(reached) => self.tell(begun, reached.map(|()| answer).map_err(Fault::from), replies),
-                None => {
-                    let mut waiting = self.waiting.lock();
-                    waiting.answers.push_back((barrier, begun, answer));
-                    waiting.unasked += 1;
-                }
-            },
+            Ok((answer, Done { later: Some(later), .. })) => {
+                self.pending.put(later, (begun, answer));
+                self.ensure_teller(scope);
+            }
+            Ok((answer, Done { barrier, .. })) => self.tell_behind(barrier, begun, answer, replies),
             Err(fault) => self.tell(begun, Err(fault), replies),
         }
+    }
+
+    /// Writes a reply, or has it wait for its barrier.
+    fn tell_behind(&self, barrier: Option<Barrier>, begun: Begun, answer: Answer, replies: &mut Replies) {
+        let Some(barrier) = barrier else { return self.tell(begun, Ok(answer), replies) };
+        match barrier.state() {
+            Some(reached) => self.tell(begun, reached.map(|()| answer).map_err(Fault::from), replies),
+            None => {
+                let mut waiting = self.waiting.lock();
+                waiting.answers.push_back((barrier, begun, answer));
+                waiting.unasked += 1;
+            }
+        }
+    }
+
+    /// A thread tells the answers that the store has only begun, as they come.
+    fn ensure_teller<'s>(&'s self, scope: &'s Scope<'s, '_>) {
+        if self.tells_pending.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let started = Builder::new().name("esker-nbd".into()).spawn_scoped(scope, move || {
+            let _end = EndOnPanic(self);
+            self.tell_pending(&mut Replies::default(), true);
+        });
+        if let Err(error) = started {
+            self.tells_pending.store(false, Ordering::SeqCst);
+            tracing::warn!(%error, "cannot start a thread; this one waits for what the store has begun");
+            let mut replies = Replies::default();
+            while self.pending.len() > 0 {
+                self.tell_pending(&mut replies, false);
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Tells answers as they arrive: until the connection has ended and none is left, or no more than have arrived.
+    fn tell_pending(&self, replies: &mut Replies, waits: bool) {
+        let mut next = self.pending.next(waits);
+        while let Some((result, barrier, (mut begun, answer))) = next {
+            replies.held += std::mem::take(&mut begun.held);
+            match result {
+                Ok(()) => self.tell_behind(barrier, begun, answer, replies),
+                Err(error) => self.tell(begun, Err(error.into()), replies),
+            }
+            next = self.pending.next(false);
+            if next.is_none() || replies.len() > BATCH_BYTES {
+                self.room.notify_all();
+                self.send(replies);
+                if self.may_settle() {
+                    self.settle(replies);
+                }
+            }
+            if next.is_none() && waits {
+                next = self.pending.next(true);
+            }
+        }
+        self.room.notify_all();
     }
 
     /// Writes a reply, which ends the span of the request.
@@ -473,6 +544,14 @@ impl<'t> Transmission<'t> {
 
     /// Waits, with the lead, until fewer answers wait than may.
     fn keep_waiting_bounded(&self, replies: &mut Replies) {
+        if self.pending.len() >= self.config.in_flight_max {
+            self.send(replies);
+            let mut waiting = self.waiting.lock();
+            while self.pending.len() >= self.config.in_flight_max && !self.closing.load(Ordering::SeqCst) {
+                // Not told with this lock: it is looked at again all the same.
+                self.room.wait_for(&mut waiting, LOOK_AGAIN);
+            }
+        }
         if self.waiting.lock().answers.len() < self.config.in_flight_max {
             return;
         }

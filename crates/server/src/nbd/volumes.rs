@@ -35,7 +35,7 @@ impl From<Error> for Fault {
 
 fn outcome<T, U>(completion: Completion<T>, told: impl FnOnce(T) -> U) -> Outcome<U> {
     let (value, barrier) = completion.into_parts();
-    Ok(Done { value: told(value?), barrier })
+    Ok(Done::behind(told(value?), barrier))
 }
 
 /// As the protocol has it, only what would grow a disk is told that there is no room past its end.
@@ -104,8 +104,11 @@ impl Disk {
         if let Some(why) = &self.reading {
             return Err(Fault::NotPermitted(why.clone()));
         }
-        let done = change(&self.attached.image).inspect_err(|error| self.attached.note(error));
-        outcome(done.map_err(told)?, |()| ())
+        let done = change(&self.attached.image).inspect_err(|error| self.attached.note(error)).map_err(told)?;
+        if done.is_here() {
+            return outcome(done, |()| ());
+        }
+        Ok(Done { later: Some(done), ..Done::now(()) })
     }
 }
 
