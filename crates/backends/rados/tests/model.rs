@@ -6,6 +6,7 @@
 
 mod support;
 
+use esker_store::contract::Harness;
 use esker_store::model;
 
 #[test]
@@ -13,6 +14,7 @@ fn the_store_does_what_the_model_does() {
     if let Some(seed) = std::env::var("ESKER_MODEL_SEED").ok().and_then(|seed| seed.parse().ok()) {
         return model::run(seed, 60, &support::Rados);
     }
+    println!("{:#?}", support::Rados.fresh().store().capability());
     for seed in 0..30 {
         model::run(seed, 60, &support::Rados);
     }
