@@ -125,7 +125,7 @@ pub(crate) fn of_missing(guards: &[Guard], fold: &Fold) -> Option<Result<()>> {
 }
 
 /// Parts of the largest operation that a transaction's part of an object comes to.
-fn parts_of(guards: &[Guard], fold: &Fold) -> usize {
+pub(crate) fn parts_of(guards: &[Guard], fold: &Fold) -> usize {
     // Those of its own, three of a comparison of a number, two of zeros.
     8 + 3 * guards.len() + 2 * fold.data.len() + fold.xattrs.len() + fold.ranges.len()
 }
@@ -140,9 +140,27 @@ fn compared(condition: &Condition) -> usize {
     }
 }
 
+/// Bytes that guards compare with.
+pub(crate) fn guard_bytes(guards: &[Guard]) -> usize {
+    guards.iter().map(|guard| compared(&guard.condition)).sum()
+}
+
+/// Whether what a transaction changes decides whether a guard of a later one holds.
+pub(crate) fn touches(fold: &Fold, condition: &Condition) -> bool {
+    match condition {
+        Condition::XattrEquals { name, .. }
+        | Condition::XattrAbsent { name }
+        | Condition::XattrCompare { name, .. } => fold.xattrs.contains_key(name),
+        Condition::Exists => false,
+        // RADOS decides none of these.
+        Condition::Absent | Condition::SizeEquals { .. } => true,
+        _ => key_of(condition).is_none_or(|key| fold.omap.contains_key(&key)),
+    }
+}
+
 /// The operation for an object that is there, if RADOS can decide its guards and it stays.
 pub(crate) fn at_once(guards: &[Guard], fold: &Fold) -> Option<Write> {
-    if fold.removed || guards.iter().map(|guard| compared(&guard.condition)).sum::<usize>() > GUARD_BYTES_MAX {
+    if fold.removed || guard_bytes(guards) > GUARD_BYTES_MAX {
         return None;
     }
     let mut write = Write::new();

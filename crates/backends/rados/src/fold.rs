@@ -102,6 +102,32 @@ impl Fold {
         Some(())
     }
 
+    /// Bytes that it writes.
+    pub(crate) fn bytes(&self) -> usize {
+        let data = self.data.iter().map(|step| if let Data::Write { data, .. } = step { data.len() } else { 0 });
+        let xattrs = self.xattrs.values().flatten().map(Bytes::len);
+        data.chain(xattrs).sum::<usize>() + self.key_bytes()
+    }
+
+    /// Whether it may be done in one operation with others.
+    pub(crate) fn joins(&self) -> bool {
+        let cuts = self.data.iter().any(|step| matches!(step, Data::Truncate { .. }));
+        !self.removed && self.ranges.is_empty() && !cuts
+    }
+
+    /// Adds what comes after it. Both are such that [`Fold::joins`] holds of them.
+    pub(crate) fn join(&mut self, later: &Self) {
+        self.creates |= later.creates;
+        self.xattrs.extend(later.xattrs.iter().map(|(name, value)| (name.clone(), value.clone())));
+        self.omap.extend(later.omap.iter().map(|(key, value)| (key.clone(), value.clone())));
+        for step in &later.data {
+            match step {
+                Data::Write { offset, data } => self.write(*offset, data),
+                other => self.data.push(other.clone()),
+            }
+        }
+    }
+
     /// Short writes that follow each other become one: an OSD takes time for each that grows with their number.
     fn write(&mut self, offset: u64, data: &Bytes) {
         match self.data.last_mut() {
@@ -199,6 +225,24 @@ mod tests {
             Change::SlotRemoveRange { start: 3, end: u64::MAX },
         ]);
         assert!(last.omap.is_empty() && last.creates);
+    }
+
+    #[test]
+    fn what_is_joined_comes_to_what_both_come_to() {
+        let number = |value: u64| Change::number(b"n", value);
+        let write = |offset, data: &'static str| Change::Write { offset, data: data.into() };
+        let (one, other) = (
+            [set("a"), number(1), write(0, "ab")],
+            [Change::OmapRemove { key: "a".into() }, set("b"), number(2), write(2, "c")],
+        );
+        let (mut joined, later) = (fold(&one), fold(&other));
+        assert!(joined.joins() && later.joins());
+        joined.join(&later);
+        assert_eq!(joined, Fold::of(one.iter().chain(&other)).unwrap());
+        assert_eq!((later.bytes(), later.key_bytes()), (14, 5));
+        for alone in [Change::Remove, Change::OmapClear, Change::Truncate { size: 1 }] {
+            assert!(!fold(&[set("a"), alone]).joins());
+        }
     }
 
     #[test]

@@ -2,9 +2,13 @@
 //!
 //! ```text
 //! submit → lane of its object → one operation, if that can decide it → told by a thread of librados
+//!                                  │ others come meanwhile: one operation for all of them
 //!                             → it says that the object is missing: an entry, and an operation that makes it
 //!                             → it says that a guard may have failed: a thread of our own looks
 //! ```
+//!
+//! Small submits of one object go together: an operation costs an OSD much the same whatever it holds, and many times
+//! as much in a pool of erasure codes. Where one of them is refused, or the object is missing, each is tried by itself.
 //!
 //! Invariants:
 //! 1. Submits of one object are begun in the order of their calls, and one that takes several operations ends before
@@ -22,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use esker_store::{Collection, CommitSeq, Completion, Error, Guard, ObjectId, Promise, Result, promised};
+use esker_store::{Collection, CommitSeq, Completion, Condition, Error, Guard, ObjectId, Promise, Result, promised};
 use parking_lot::{Condvar, Mutex};
 
 use crate::change;
@@ -39,6 +43,15 @@ thread_local! {
 
 /// Threads that do what takes several operations, at most.
 const THREADS_MAX: usize = 32;
+/// A submit of at most so many bytes is small: it waits for the operation that is under way on its object, and goes with
+/// others.
+const SMALL_BYTES: usize = 64 << 10;
+/// Submits that go together, and their bytes and parts, at most.
+const TOGETHER_MAX: usize = 128;
+const TOGETHER_BYTES_MAX: usize = 1 << 20;
+const TOGETHER_PARTS_MAX: usize = 1_024;
+/// So many submits of an object go alone after some that went together were refused.
+const ALONE_AFTER_REFUSAL: u32 = 256;
 /// Where so many objects of a collection one after the other were missing, the next is taken for missing too, and made
 /// without a look.
 const MISSING_ENOUGH: u32 = 4;
@@ -53,6 +66,8 @@ struct Job {
     fold: Fold,
     /// What is known of it: what its operation has told, if nothing was done to the object since.
     known: Known,
+    /// It went together with others, and is tried by itself now.
+    alone: bool,
     began: Instant,
     promise: Promise<CommitSeq>,
 }
@@ -71,14 +86,72 @@ enum Known {
 /// The submits of one object that are under way.
 #[derive(Default)]
 struct Lane {
-    /// Begun as one operation, and not told of.
+    /// Begun as one operation, or with others in one, and not told of.
     begun: BTreeSet<u64>,
+    /// These operations.
+    operations: usize,
+    /// One of them is of several submits: none is begun behind it, which would come before those if they were refused.
+    together: bool,
+    /// So many more go alone.
+    go_alone: u32,
     /// Those that wait, by their tickets.
     jobs: BTreeMap<u64, Job>,
     /// One is worked for that takes several operations.
     taken: bool,
     /// A thread begins operations: no other does, so that they keep their order.
     beginning: bool,
+}
+
+impl Job {
+    fn is_small(&self) -> bool {
+        self.fold.bytes() + change::guard_bytes(&self.guards) <= SMALL_BYTES
+    }
+
+    /// Whether it can go behind those whose guards and changes these are, in one operation with them.
+    fn goes_with(&self, guards: &[Guard], fold: &Fold) -> bool {
+        self.known == Known::Nothing
+            && !self.alone
+            && self.is_small()
+            && self.fold.joins()
+            && self.guards.iter().all(|guard| !change::touches(fold, &guard.condition))
+            && change::parts_of(guards, fold) + change::parts_of(&self.guards, &self.fold) <= TOGETHER_PARTS_MAX
+            && fold.bytes() + self.fold.bytes() <= TOGETHER_BYTES_MAX
+            && change::at_once(&self.guards, &self.fold).is_some()
+    }
+}
+
+impl Lane {
+    /// Takes the first submits out that can go together, and makes their operation; none if the first goes alone.
+    fn take_together(&mut self) -> (Vec<Job>, Option<Write>) {
+        if self.go_alone > 0 {
+            self.go_alone -= 1;
+            return (Vec::new(), None);
+        }
+        let mut waiting = self.jobs.values();
+        let Some(first) = waiting.next().filter(|first| !first.alone && first.fold.joins()) else {
+            return (Vec::new(), None);
+        };
+        let (mut guards, mut fold, mut count) = (first.guards.clone(), first.fold.clone(), 1);
+        for job in waiting.take(TOGETHER_MAX - 1) {
+            if !job.goes_with(&guards, &fold) {
+                break;
+            }
+            for guard in &job.guards {
+                // That of an epoch is the same for many.
+                if !matches!(guard.condition, Condition::XattrCompare { .. }) || !guards.contains(guard) {
+                    guards.push(guard.clone());
+                }
+            }
+            fold.join(&job.fold);
+            count += 1;
+        }
+        if count == 1 {
+            return (Vec::new(), None);
+        }
+        let write = change::at_once(&guards, &fold);
+        let jobs = if write.is_some() { count } else { 0 };
+        ((0..jobs).filter_map(|_| self.jobs.pop_first()).map(|(_, job)| job).collect(), write)
+    }
 }
 
 #[derive(Default)]
@@ -124,8 +197,8 @@ fn is_likely_missing(missing: &HashMap<Collection, u32>, collection: &Collection
 enum Step {
     /// Nothing, or another is at it.
     None,
-    /// The first of it is begun as one operation.
-    Begin(Job, Write),
+    /// These are begun as one operation.
+    Begin(Vec<Job>, Write),
     /// The object is made.
     Make(Job),
     /// No thread is there, and none can be started.
@@ -174,7 +247,7 @@ impl Submits {
         state.under_way.insert(number);
         let ticket = Ticket { submits: Arc::clone(self), number };
         let (known, began) = (Known::Nothing, Instant::now());
-        let job = Job { ticket, object: object.clone(), guards, fold, known, began, promise };
+        let job = Job { ticket, object: object.clone(), guards, fold, known, alone: false, began, promise };
         state.lanes.entry(object.clone()).or_default().jobs.insert(number, job);
         drop(state);
         self.go_on(&object);
@@ -187,8 +260,8 @@ impl Submits {
             let step = self.next_step(&mut self.state.lock(), object);
             match step {
                 Step::None => return,
-                Step::Begin(job, write) => {
-                    self.operate(job, write, Self::told);
+                Step::Begin(jobs, write) => {
+                    self.operate(object, write, move |own, outcome| own.told(jobs, outcome));
                     if let Some(lane) = self.state.lock().lanes.get_mut(object) {
                         lane.beginning = false;
                     }
@@ -198,8 +271,8 @@ impl Submits {
                     self.entries.add(object, move |added| match added {
                         Ok(entry) => {
                             let write = change::making(entry, None, &job.fold);
-                            Arc::clone(&own)
-                                .operate(job, write, move |own, job, outcome| own.made(job, entry, outcome));
+                            let object = job.object.clone();
+                            own.operate(&object, write, move |own, outcome| own.made(job, entry, outcome));
                         }
                         Err(error) => own.end_worked(job, Err(error)),
                     });
@@ -237,8 +310,17 @@ impl Submits {
         if job.known == Known::Nothing
             && let Some(write) = change::at_once(&job.guards, &job.fold)
         {
-            (lane.beginning, _) = (true, lane.begun.insert(first));
-            return lane.jobs.remove(&first).map_or(Step::None, |job| Step::Begin(job, write));
+            let is_small = job.is_small();
+            let gathers = is_small && !job.alone && lane.go_alone == 0;
+            if lane.together || gathers && lane.operations > 0 {
+                return Step::None;
+            }
+            let (jobs, together) = if is_small { lane.take_together() } else { (Vec::new(), None) };
+            let jobs = if jobs.is_empty() { lane.jobs.remove(&first).into_iter().collect() } else { jobs };
+            lane.together = jobs.len() > 1;
+            lane.begun.extend(jobs.iter().map(|job| job.ticket.number));
+            (lane.beginning, lane.operations) = (true, lane.operations + 1);
+            return Step::Begin(jobs, together.unwrap_or(write));
         }
         if earlier_are_under_way {
             return Step::None;
@@ -262,52 +344,82 @@ impl Submits {
         Step::None
     }
 
-    /// Begins an operation of a submit. `told` is called once, by this thread or one of librados.
+    /// Begins an operation on an object. `told` is called once, by this thread or one of librados.
     fn operate(
         self: &Arc<Self>,
-        job: Job,
+        object: &ObjectId,
         write: Write,
-        told: impl FnOnce(&Arc<Self>, Job, std::result::Result<u64, Failed>) + Send + 'static,
+        told: impl FnOnce(&Arc<Self>, std::result::Result<u64, Failed>) + Send + 'static,
     ) {
-        let (own, name) = (Arc::clone(self), encode::object(&job.object));
-        let pool = self.link.of(&job.object).pool.clone();
-        pool.write(&name, write, flags::FULL_TRY, move |outcome| told(&own, job, outcome));
+        let (own, name) = (Arc::clone(self), encode::object(object));
+        let pool = self.link.of(object).pool.clone();
+        pool.write(&name, write, flags::FULL_TRY, move |outcome| told(&own, outcome));
     }
 
-    /// The one operation of a submit has ended.
-    fn told(self: &Arc<Self>, mut job: Job, outcome: std::result::Result<u64, Failed>) {
-        let object = job.object.clone();
+    /// The one operation of these submits has ended.
+    fn told(self: &Arc<Self>, mut jobs: Vec<Job>, outcome: std::result::Result<u64, Failed>) {
+        let Some(object) = jobs.first().map(|job| job.object.clone()) else { return };
         let mut state = self.state.lock();
-        let ticket = job.ticket.number;
-        let Some(lane) = state.lanes.get_mut(&object) else { return };
-        lane.begun.remove(&ticket);
-        let waits_behind = lane.taken || lane.jobs.first_key_value().is_some_and(|(first, _)| *first < ticket);
-        job.known = match outcome {
-            Ok(_) => Known::Nothing,
-            Err(Failed { code: code::NOT_THERE, .. }) => Known::Missing,
-            Err(Failed { code: code::CANCELED, .. }) => Known::Refused,
-            Err(_) => Known::Nothing,
-        };
-        let (is_missing, is_refused) = (job.known == Known::Missing, job.known == Known::Refused);
+        if let Some(lane) = state.lanes.get_mut(&object) {
+            lane.operations -= 1;
+            lane.together &= jobs.len() == 1;
+            for job in &jobs {
+                lane.begun.remove(&job.ticket.number);
+            }
+        }
+        let is_missing = matches!(outcome, Err(Failed { code: code::NOT_THERE, .. }));
+        let is_refused = matches!(outcome, Err(Failed { code: code::CANCELED, .. }));
         if outcome.is_ok() || is_missing {
             state.note(object.collection(), is_missing);
         }
-        let done = match outcome {
-            Ok(_) => Ok(()),
-            Err(_) if waits_behind && (is_missing || is_refused) => {
-                // One before it is still to be done: what it finds then counts.
-                return self.put_back(state, Job { known: Known::Nothing, ..job });
+        if jobs.len() > 1 && (is_missing || is_refused) {
+            // Which of them, only each by itself can tell.
+            let lane = state.lanes.entry(object.clone()).or_default();
+            lane.go_alone = if is_refused { ALONE_AFTER_REFUSAL } else { lane.go_alone };
+            for job in jobs {
+                lane.jobs.insert(job.ticket.number, Job { alone: true, ..job });
             }
-            Err(_) if is_missing => match change::of_missing(&job.guards, &job.fold) {
-                Some(done) => done,
-                None => return self.put_back(state, job),
-            },
-            Err(_) if is_refused => return self.put_back(state, job),
-            Err(failed) => Err(write_error(failed, &encode::object(&object))),
+            drop(state);
+            return self.go_on(&object);
+        }
+        let single = if jobs.len() == 1 { jobs.pop() } else { None };
+        let done = match (outcome, single) {
+            (Ok(_), single) => {
+                jobs.extend(single);
+                Ok(())
+            }
+            (Err(_), Some(job)) if is_missing || is_refused => {
+                let lane = state.lanes.entry(object.clone()).or_default();
+                let first = lane.jobs.first_key_value().map(|(first, _)| *first);
+                if lane.taken || first.is_some_and(|first| first < job.ticket.number) {
+                    // One before it is still to be done: what it finds then counts.
+                    return self.put_back(state, Job { known: Known::Nothing, ..job });
+                }
+                if is_refused {
+                    return self.put_back(state, Job { known: Known::Refused, ..job });
+                }
+                let done = change::of_missing(&job.guards, &job.fold);
+                let Some(done) = done else { return self.put_back(state, Job { known: Known::Missing, ..job }) };
+                jobs.push(job);
+                done
+            }
+            (Err(failed), single) => {
+                jobs.extend(single);
+                drop(state);
+                self.go_on(&object);
+                for job in jobs {
+                    self.end(job, Err(write_error(failed, &encode::object(&object))));
+                }
+                return;
+            }
         };
         drop(state);
         self.go_on(&object);
-        self.end(job, done);
+        let mut done = Some(done);
+        // All of several are done; a single one has its own outcome.
+        for job in jobs {
+            self.end(job, done.take().unwrap_or(Ok(())));
+        }
     }
 
     fn put_back(self: &Arc<Self>, mut state: parking_lot::MutexGuard<'_, State>, job: Job) {

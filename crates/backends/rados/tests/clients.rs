@@ -43,7 +43,7 @@ fn upwards(limit: usize) -> SlotScan {
     SlotScan { range: 0..u64::MAX, reverse: false, limit, keys_only: false }
 }
 
-fn all_slots(store: &RadosStore, of: &ObjectId) -> Vec<(u64, Bytes)> {
+fn all_slots(store: &dyn ObjectStore, of: &ObjectId) -> Vec<(u64, Bytes)> {
     let mut all: Vec<(u64, Bytes)> = Vec::new();
     loop {
         let start = all.last().map_or(0, |(last, _)| last + 1);
@@ -460,4 +460,67 @@ fn objects_that_others_write_to_all_the_time_keep_none_waiting() {
         over.store(true, Ordering::SeqCst);
         busy.into_iter().for_each(|thread| thread.join().unwrap());
     });
+}
+
+#[test]
+fn submits_that_go_together_come_to_what_each_comes_to_by_itself() {
+    let (store, model) = (with_collection(&support::namespace()), esker_memory::MemoryStore::new());
+    model.submit(Transaction::new().create_collection(&collection())).wait().unwrap();
+    let mut rng = fastrand::Rng::with_seed(7);
+    for round in 0..6 {
+        let objects = [object(&format!("a{round}")), object(&format!("b{round}"))];
+        for of in &objects {
+            for store in [&store as &dyn ObjectStore, &model] {
+                store.submit(Transaction::new().change(of, Change::number(b"n", 0))).wait().unwrap();
+            }
+        }
+        let mut last = [0u64; 2];
+        let txns: Vec<_> = (1..400u64)
+            .map(|step| {
+                let which = rng.usize(0..2);
+                let of = &objects[which];
+                let number = |value: u64| Condition::compare(b"n", esker_store::Compare::Equal, value, false);
+                let index = rng.u64(0..300);
+                let txn = Transaction::new();
+                match rng.u8(0..10) {
+                    // Each needs what the one before has changed.
+                    0..3 => {
+                        let before = std::mem::replace(&mut last[which], step);
+                        txn.guard(of, number(before)).change(of, Change::number(b"n", step))
+                    }
+                    // Holds or fails by what earlier ones have set.
+                    3..6 => txn.guard(of, Condition::SlotAbsent { index }).change(of, slot(index, &step.to_string())),
+                    6..8 => {
+                        txn.change(of, Change::Write { offset: rng.u64(0..5_000), data: vec![step as u8; 700].into() })
+                    }
+                    8 => {
+                        txn.change(of, Change::SlotRemove { index: 1_000 + index }).change(of, slot(1_000 + step, "v"))
+                    }
+                    // Refused, and those that went with it are not.
+                    _ if round % 2 == 0 => txn
+                        .guard(of, Condition::XattrEquals { name: "none".into(), value: "v".into() })
+                        .change(of, slot(5_000 + step, "never")),
+                    _ => txn.change(of, Change::OmapSet { key: step.to_string().into(), value: "v".into() }),
+                }
+            })
+            .collect();
+        let begun: Vec<_> = txns.iter().map(|txn| store.submit(txn.clone())).collect();
+        for (step, (txn, begun)) in txns.into_iter().zip(begun).enumerate() {
+            let shown = format!("{txn:?}");
+            let (told, expected) = (begun.wait().map(|_| ()), model.submit(txn).wait().map(|_| ()));
+            let same = match (&told, &expected) {
+                (Ok(()), Ok(())) => true,
+                (Err(Error::GuardFailed { index }), Err(Error::GuardFailed { index: other })) => index == other,
+                _ => false,
+            };
+            assert!(same, "round {round}, {step}: {told:?}, not {expected:?}: {shown}");
+        }
+        for of in &objects {
+            assert_eq!(all_slots(&store, of), all_slots(&model, of), "round {round}");
+            let (found, wanted) =
+                (store.read(of, 0..10_000).wait().unwrap(), model.read(of, 0..10_000).wait().unwrap());
+            assert!(found == wanted, "round {round}: bytes of {of}");
+            assert_eq!(store.stat(of).wait().unwrap(), model.stat(of).wait().unwrap());
+        }
+    }
 }
