@@ -372,9 +372,11 @@ impl Log {
             // From the next object on they fit.
             return Ok(Some(Outcome::Apart));
         }
-        let ends: Vec<_> = match layout {
-            Layout::Stream => objects().map(|(at, _)| self.end_of(at.stripe.id, at.column)).collect(),
-            Layout::Omap | Layout::Slots => Vec::new(),
+        let in_bytes = |record: &Record| record.data.len() > view.options.inline_bytes_max as usize;
+        let ends: Vec<_> = if layout == Layout::Stream && batch.records.iter().any(in_bytes) {
+            objects().map(|(at, _)| self.end_of(at.stripe.id, at.column)).collect()
+        } else {
+            Vec::new()
         };
         let mut ends: Vec<MutexGuard<'_, Option<u64>>> = ends.iter().map(|end| end.lock()).collect();
         let mut guards = Guards {
@@ -407,7 +409,7 @@ impl Log {
                     streams: record.streams.clone(),
                     body: record.data.clone(),
                 };
-                if layout == Layout::Stream && record.data.len() > view.options.inline_bytes_max as usize {
+                if layout == Layout::Stream && in_bytes(record) {
                     let offset = match end {
                         Some(end) => end,
                         None => match *ends[place] {
