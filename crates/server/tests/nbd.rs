@@ -476,6 +476,9 @@ impl Drop for Counted {
     }
 }
 
+/// Who writes there panics.
+const PANICS_AT: u64 = 4_242;
+
 /// A disk whose writes become durable when the test says so, and which counts the memory of reads that are under way.
 struct Slow {
     disk: MemoryDisk,
@@ -551,6 +554,7 @@ impl Export for Slow {
     }
 
     fn write(&self, offset: u64, data: Bytes, fua: bool) -> Outcome {
+        assert_ne!(offset, PANICS_AT, "the test asked for it");
         self.disk.write(offset, data, false)?;
         self.applied(fua)
     }
@@ -710,6 +714,27 @@ fn writes_that_are_only_begun_are_bounded_and_answered_as_they_end() {
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(client);
+    slow.begun.lock().take();
+    while server.handle.counts().connections > 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+// Failure: a connection whose only worker panicked stayed for ever, with the disk's lock. Cause: the thread that tells
+// what the store has only begun waited for the worker to end the connection. Fix: a panic ends it too.
+#[test]
+fn a_connection_ends_whose_worker_panics_while_a_write_is_only_begun() {
+    let slow = Slow::new();
+    *slow.begun.lock() = Some(Vec::new());
+    let server = Running::start(Config::default(), One(Arc::clone(&slow)));
+    let mut client = server.attach("slow");
+    client.request(command::WRITE, 0, 0, 4);
+    client.send(b"data");
+    while slow.begun.lock().as_ref().is_some_and(Vec::is_empty) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    client.request(command::WRITE, 0, PANICS_AT, 4);
+    client.send(b"data");
     slow.begun.lock().take();
     while server.handle.counts().connections > 0 {
         std::thread::sleep(Duration::from_millis(5));

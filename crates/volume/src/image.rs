@@ -112,11 +112,7 @@ pub(crate) struct Inner {
     /// Epoch of the lock that this handle holds, 0 without.
     pub(crate) held: AtomicU64,
     /// Where the store fences by sessions: the one that writes under the lock go through, and its epoch.
-    pub(crate) session: RwLock<Option<(u64, Session)>>,
-    /// A write through it has an outcome that nobody knows: it may still be done.
-    pub(crate) unknown: AtomicBool,
-    /// Writes through it that were begun, and of whose outcome nobody has asked yet.
-    pub(crate) unasked: AtomicU64,
+    pub(crate) session: RwLock<Option<Held>>,
     /// The session may have been shut out: whoever writes next looks who has the lock.
     pub(crate) outdated: AtomicBool,
     /// What was written through this handle and is still to be flushed.
@@ -124,10 +120,10 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Notes what came of a write through the session.
-    fn note_outcome(&self, outcome: &StoreResult<CommitSeq>) {
+    /// Notes what came of a write through a session.
+    fn note_outcome(&self, outcomes: &Outcomes, outcome: &StoreResult<CommitSeq>) {
         if outcome.as_ref().is_err_and(StoreError::is_unknown) {
-            self.unknown.store(true, Ordering::SeqCst);
+            outcomes.unknown.store(true, Ordering::SeqCst);
             self.outdated.store(true, Ordering::SeqCst);
         }
     }
@@ -135,6 +131,23 @@ impl Inner {
 
 fn given_back() -> StoreError {
     StoreError::Stopped { cause: "the lock of the image was given back meanwhile".into() }
+}
+
+/// A session that writes under a lock go through.
+pub(crate) struct Held {
+    /// The lock's.
+    pub(crate) epoch: u64,
+    pub(crate) session: Session,
+    pub(crate) outcomes: Arc<Outcomes>,
+}
+
+/// What is known of the writes through a session.
+#[derive(Default)]
+pub(crate) struct Outcomes {
+    /// One has an outcome that nobody knows: it may still be done.
+    pub(crate) unknown: AtomicBool,
+    /// So many were begun, and nobody has asked yet what came of them.
+    pub(crate) unasked: AtomicU64,
 }
 
 /// An open image. Cloning costs a reference count; clones are one handle, with one lock.
@@ -165,8 +178,6 @@ impl Image {
             live: RwLock::new(Arc::new(live)),
             held: AtomicU64::new(0),
             session: RwLock::new(None),
-            unknown: AtomicBool::new(false),
-            unasked: AtomicU64::new(0),
             outdated: AtomicBool::new(false),
             unsynced: Unsynced::default(),
         };
@@ -195,9 +206,9 @@ impl Image {
             return self.submit_to(self.store(), txn);
         }
         match &*self.inner.session.read() {
-            Some((epoch, session)) if *epoch == held => {
+            Some(Held { epoch, session, outcomes }) if *epoch == held => {
                 let (submitted, barrier) = self.submit_to(&*session.store, txn);
-                self.inner.note_outcome(&submitted);
+                self.inner.note_outcome(outcomes, &submitted);
                 (submitted, barrier)
             }
             _ => (Err(given_back()), None),
@@ -213,15 +224,17 @@ impl Image {
         if held == 0 || !self.fences_by_session() {
             return self.store().submit(txn);
         }
-        let begun = match &*self.inner.session.read() {
-            Some((epoch, session)) if *epoch == held => session.store.submit(txn),
+        let (begun, outcomes) = match &*self.inner.session.read() {
+            Some(Held { epoch, session, outcomes }) if *epoch == held => {
+                outcomes.unasked.fetch_add(1, Ordering::SeqCst);
+                (session.store.submit(txn), Arc::clone(outcomes))
+            }
             _ => return Completion::ready(Err(given_back())),
         };
         let inner = Arc::clone(&self.inner);
-        inner.unasked.fetch_add(1, Ordering::SeqCst);
         begun.then(move |outcome| {
-            inner.unasked.fetch_sub(1, Ordering::SeqCst);
-            inner.note_outcome(&outcome);
+            inner.note_outcome(&outcomes, &outcome);
+            outcomes.unasked.fetch_sub(1, Ordering::SeqCst);
             outcome
         })
     }

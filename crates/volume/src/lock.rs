@@ -13,13 +13,15 @@
 //! 1. An epoch is held by one handle (and its clones) at most, and never given twice.
 //! 2. While an image is locked no other handle writes to it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use esker_store::names::check_name;
-use esker_store::{Change, Error as StoreError, ObjectStore, Transaction, Verdict};
+use esker_store::{Change, Error as StoreError, ObjectStore, Verdict};
 
 use crate::format::{self, GENERATION, OWNER_BYTES_MAX, SESSION, State};
+use crate::image::Held;
 use crate::{Error, Image, LockInfo, Result, header};
 
 const NEEDS: &str =
@@ -58,7 +60,7 @@ impl Image {
             }
             if let Some(session) = &session {
                 // By the client that will write: the store refuses late writes of others before its own.
-                self.shut_owner_out(&*session.store, state, txn)?;
+                self.shut_owner_out(&*session.store, state)?;
                 let set = Change::XattrSet { name: Bytes::from_static(SESSION), value: session.name.clone() };
                 txn.push(&format::header(self.inner.id), set);
             }
@@ -68,10 +70,7 @@ impl Image {
             Ok(())
         })?;
         if let Some(session) = session {
-            let mut own = self.inner.session.write();
-            self.inner.unknown.store(false, Ordering::SeqCst);
-            self.inner.unasked.store(0, Ordering::SeqCst);
-            *own = Some((taken, session));
+            *self.inner.session.write() = Some(Held { epoch: taken, session, outcomes: Arc::default() });
         }
         self.inner.held.store(taken, Ordering::Release);
         // The lock is taken, whatever is seen of it: whoever finds a state older than it looks again.
@@ -90,12 +89,13 @@ impl Image {
         }
         // Waits for the writes that are under way, and keeps others until it is given back.
         let mut session = self.inner.session.write();
-        if let Some((_, session)) = &*session {
+        let mut is_out = false;
+        if let Some(Held { session, outcomes, .. }) = &*session {
             let ended = session.store.sync().wait().is_ok();
-            let inner = &self.inner;
-            if !ended || inner.unknown.load(Ordering::SeqCst) || inner.unasked.load(Ordering::SeqCst) > 0 {
+            if !ended || outcomes.unknown.load(Ordering::SeqCst) || outcomes.unasked.load(Ordering::SeqCst) > 0 {
                 // What has no outcome that is known must not be done after another has the lock.
                 self.store().shut_out(&session.name)?;
+                is_out = true;
             }
         }
         let next = header::change(self.store(), self.inner.id, &self.inner.name, |state, txn| {
@@ -103,8 +103,9 @@ impl Image {
             if !state.fence().is_held(held) {
                 return Err(self.fenced(state));
             }
-            if session.is_some() {
-                self.forget_session(txn);
+            if session.is_some() && !is_out {
+                let name = Bytes::from_static(SESSION);
+                txn.push(&format::header(self.inner.id), Change::XattrRemove { name });
             }
             state.lock_owner.clear();
             Ok(())
@@ -128,7 +129,7 @@ impl Image {
                 return Err(Error::refused(why));
             }
             if self.fences_by_session() {
-                self.shut_owner_out(self.store(), state, txn)?;
+                self.shut_owner_out(self.store(), state)?;
             }
             state.lock_owner.clear();
             state.lock_epoch += 1;
@@ -136,14 +137,13 @@ impl Image {
         })
     }
 
-    /// Has the store shut out who has the lock by `state`, and adds that the header names no session. Nobody is shut out
-    /// if the header is another by now: then the transaction fails by its guard, and this is called again.
-    fn shut_owner_out(&self, through: &dyn ObjectStore, state: &State, txn: &mut Transaction) -> Result<()> {
+    /// Has the store shut out whose session the header names by `state`. It stays named until another takes the lock, who
+    /// shuts it out again, since only who does so knows that it is out. Nobody is shut out if the header is another by
+    /// now: then the caller's transaction fails by its guard, and this is called again.
+    fn shut_owner_out(&self, through: &dyn ObjectStore, state: &State) -> Result<()> {
         let header = format::header(self.inner.id);
-        let session = self.store().xattr(&header, SESSION).wait()?;
-        self.forget_session(txn);
-        let Some(session) = session.filter(|_| !state.lock_owner.is_empty()) else { return Ok(()) };
-        // It is that of the state's owner if the state stands after it was read.
+        let Some(session) = self.store().xattr(&header, SESSION).wait()? else { return Ok(()) };
+        // It is that of the state's owner, or of the one before, if the state stands after it was read.
         let generation = self.store().xattr(&header, GENERATION).wait()?.as_deref().and_then(format::number_from);
         if generation != Some(state.generation) {
             return Ok(());
@@ -153,10 +153,6 @@ impl Image {
             Ok(()) | Err(StoreError::Invalid { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }
-    }
-
-    fn forget_session(&self, txn: &mut Transaction) {
-        txn.push(&format::header(self.inner.id), Change::XattrRemove { name: Bytes::from_static(SESSION) });
     }
 
     /// Who has the image locked, as last seen (see [`Image::refresh`]).

@@ -158,17 +158,34 @@ pub(crate) fn touches(fold: &Fold, condition: &Condition) -> bool {
     }
 }
 
-/// The operation for an object that is there, if RADOS can decide its guards and it stays.
-pub(crate) fn at_once(guards: &[Guard], fold: &Fold) -> Option<Write> {
-    if fold.removed || guard_bytes(guards) > GUARD_BYTES_MAX {
-        return None;
+/// Whether one operation decides the guards and does the changes, of an object that is there and stays.
+pub(crate) fn goes_at_once(guards: &[Guard], fold: &Fold) -> bool {
+    !fold.removed && guards.iter().all(|guard| is_decided(&guard.condition)) && guard_bytes(guards) <= GUARD_BYTES_MAX
+}
+
+/// Whether RADOS decides a guard.
+fn is_decided(condition: &Condition) -> bool {
+    match condition {
+        Condition::Absent | Condition::SizeEquals { .. } => false,
+        Condition::XattrCompare { name, compare, absent_holds, .. } => {
+            // What is absent is less than every number.
+            let absent_passes = matches!(compare, Order::Less | Order::LessOrEqual);
+            matches!(encode::xattr(name), Xattr::Own(_)) && (absent_passes || !absent_holds)
+        }
+        _ => true,
     }
+}
+
+/// The operation for an object that is there, of what [`goes_at_once`].
+pub(crate) fn at_once(guards: &[Guard], fold: &Fold) -> Write {
     let mut write = Write::new();
     write.assert_exists();
     write.compare_xattr(TOMB, Compare::Equal, b"");
-    guards.iter().all(|guard| compare(&mut write, &guard.condition)).then_some(())?;
+    for guard in guards {
+        compare(&mut write, &guard.condition);
+    }
     put(&mut write, fold);
-    Some(write)
+    write
 }
 
 /// Looks at the object, decides the guards, and changes it if no other client has changed it since.
@@ -320,32 +337,20 @@ fn put(write: &mut Write, fold: &Fold) {
     }
 }
 
-/// Adds a guard; false if RADOS cannot decide it.
-fn compare(write: &mut Write, condition: &Condition) -> bool {
-    let omap = |write: &mut Write, key: Vec<u8>, compare, value: &[u8]| {
-        write.compare_omap(&key, compare, value);
-        true
-    };
-    match condition {
-        Condition::Exists => true,
-        Condition::Absent | Condition::SizeEquals { .. } => false,
+/// Adds a guard, one that [`is_decided`].
+fn compare(write: &mut Write, condition: &Condition) {
+    let (key, compare, value) = match condition {
+        Condition::Exists | Condition::Absent | Condition::SizeEquals { .. } => return,
         Condition::XattrEquals { name, value } => match encode::xattr(name) {
-            Xattr::Own(name) => {
-                write.compare_xattr(&name, Compare::Equal, &encode::xattr_value(value));
-                true
-            }
-            Xattr::Omap(key) => omap(write, key, Compare::Equal, &encode::xattr_value(value)),
+            Xattr::Own(name) => return write.compare_xattr(&name, Compare::Equal, &encode::xattr_value(value)),
+            Xattr::Omap(key) => (key, Compare::Equal, encode::xattr_value(value)),
         },
         Condition::XattrAbsent { name } => match encode::xattr(name) {
-            Xattr::Own(name) => {
-                write.compare_xattr(&name, Compare::Equal, b"");
-                true
-            }
-            Xattr::Omap(key) => omap(write, key, Compare::Equal, b""),
+            Xattr::Own(name) => return write.compare_xattr(&name, Compare::Equal, b""),
+            Xattr::Omap(key) => (key, Compare::Equal, Vec::new()),
         },
         Condition::XattrCompare { name, compare, value, absent_holds } => {
-            let Xattr::Own(name) = encode::xattr(name) else { return false };
-            let number = encode::number_value(*value);
+            let Xattr::Own(name) = encode::xattr(name) else { return };
             // The argument stands on the left; what is absent is less than every number.
             let (argument, absent_passes) = match compare {
                 Order::Less => (Compare::Greater, true),
@@ -354,27 +359,23 @@ fn compare(write: &mut Write, condition: &Condition) -> bool {
                 Order::GreaterOrEqual => (Compare::AtMost, false),
                 Order::Greater => (Compare::Less, false),
             };
-            if *absent_holds && !absent_passes {
-                return false;
-            }
-            write.compare_xattr(&name, argument, &number);
+            write.compare_xattr(&name, argument, &encode::number_value(*value));
             if absent_passes && !absent_holds {
                 write.compare_xattr(&name, Compare::NotEqual, b"");
             }
             if matches!(compare, Order::GreaterOrEqual | Order::Greater) {
                 write.compare_xattr(&name, Compare::Greater, encode::ABOVE_NUMBERS);
             }
-            true
+            return;
         }
-        Condition::OmapAbsent { key } => omap(write, encode::omap(key), Compare::Equal, b""),
-        Condition::OmapPresent { key } => omap(write, encode::omap(key), Compare::Greater, b""),
-        Condition::OmapEquals { key, value } => omap(write, encode::omap(key), Compare::Equal, &encode::value(value)),
-        Condition::SlotAbsent { index } => omap(write, encode::slot(*index), Compare::Equal, b""),
-        Condition::SlotPresent { index } => omap(write, encode::slot(*index), Compare::Greater, b""),
-        Condition::SlotEquals { index, value } => {
-            omap(write, encode::slot(*index), Compare::Equal, &encode::value(value))
-        }
-    }
+        Condition::OmapAbsent { key } => (encode::omap(key), Compare::Equal, Vec::new()),
+        Condition::OmapPresent { key } => (encode::omap(key), Compare::Greater, Vec::new()),
+        Condition::OmapEquals { key, value } => (encode::omap(key), Compare::Equal, encode::value(value)),
+        Condition::SlotAbsent { index } => (encode::slot(*index), Compare::Equal, Vec::new()),
+        Condition::SlotPresent { index } => (encode::slot(*index), Compare::Greater, Vec::new()),
+        Condition::SlotEquals { index, value } => (encode::slot(*index), Compare::Equal, encode::value(value)),
+    };
+    write.compare_omap(&key, compare, &value);
 }
 
 /// Whether a guard holds of an object that is missing.

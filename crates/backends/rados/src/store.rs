@@ -6,8 +6,8 @@
 //! Invariants:
 //! 1. What was acknowledged is durable: OSDs acknowledge what they have synced. A sync only waits for what is under
 //!    way.
-//! 2. A submit of an object is begun when the call returns, and ends as far as Ceph answers in time. Collections are
-//!    made and removed while the caller waits.
+//! 2. A submit of an object is begun when the call returns, or waits for one before it that Ceph has not answered, and
+//!    ends within a time. Collections are made and removed while the caller waits.
 
 use std::ffi::CStr;
 use std::ops::Range;
@@ -157,7 +157,7 @@ impl RadosStore {
             self.change_collections(&txn, object.as_ref(), collections)?;
         }
         Ok(match object {
-            Some(object) => self.submits.begin(object, txn.guards.into_vec(), fold),
+            Some(object) => self.submits.begin(object, txn.guards.into_vec(), fold, txn.gives_back),
             None => Completion::ready(Ok(self.submits.next_seq())),
         })
     }
@@ -283,7 +283,7 @@ impl Drop for RadosStore {
     fn drop(&mut self) {
         let (link, submits) = (self.link.clone(), Arc::clone(&self.submits));
         let end = move || {
-            // Each ends within its time, and may begin operations until then.
+            // Each ends within a time, and may begin operations until then.
             let _ = submits.sync().wait();
             submits.close();
             link.wait();

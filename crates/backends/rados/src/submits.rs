@@ -50,7 +50,7 @@ const SMALL_BYTES: usize = 64 << 10;
 const TOGETHER_MAX: usize = 128;
 const TOGETHER_BYTES_MAX: usize = 1 << 20;
 const TOGETHER_PARTS_MAX: usize = 1_024;
-/// So many submits of an object go alone after some that went together were refused.
+/// So many submits of an object go alone after some that went together were refused, unless none is left before.
 const ALONE_AFTER_REFUSAL: u32 = 256;
 /// Where so many objects of a collection one after the other were missing, the next is taken for missing too, and made
 /// without a look.
@@ -116,41 +116,43 @@ impl Job {
             && self.guards.iter().all(|guard| !change::touches(fold, &guard.condition))
             && change::parts_of(guards, fold) + change::parts_of(&self.guards, &self.fold) <= TOGETHER_PARTS_MAX
             && fold.bytes() + self.fold.bytes() <= TOGETHER_BYTES_MAX
-            && change::at_once(&self.guards, &self.fold).is_some()
+            && change::goes_at_once(&self.guards, &self.fold)
     }
 }
 
 impl Lane {
-    /// Takes the first submits out that can go together, and makes their operation; none if the first goes alone.
-    fn take_together(&mut self) -> (Vec<Job>, Option<Write>) {
-        if self.go_alone > 0 {
-            self.go_alone -= 1;
-            return (Vec::new(), None);
-        }
+    /// Takes the first submit out, with others that can go together with it where it is small, and makes the operation.
+    fn take_next(&mut self, is_small: bool) -> (Vec<Job>, Write) {
+        let mut joined: Option<(Vec<Guard>, Fold)> = None;
+        let mut count = 1;
         let mut waiting = self.jobs.values();
-        let Some(first) = waiting.next().filter(|first| !first.alone && first.fold.joins()) else {
-            return (Vec::new(), None);
-        };
-        let (mut guards, mut fold, mut count) = (first.guards.clone(), first.fold.clone(), 1);
-        for job in waiting.take(TOGETHER_MAX - 1) {
-            if !job.goes_with(&guards, &fold) {
-                break;
-            }
-            for guard in &job.guards {
-                // That of an epoch is the same for many.
-                if !matches!(guard.condition, Condition::XattrCompare { .. }) || !guards.contains(guard) {
-                    guards.push(guard.clone());
+        let first = waiting.next().filter(|first| is_small && self.go_alone == 0 && !first.alone && first.fold.joins());
+        if let Some(first) = first {
+            for job in waiting.take(TOGETHER_MAX - 1) {
+                let (guards, fold) =
+                    joined.as_ref().map_or((&first.guards, &first.fold), |(guards, fold)| (guards, fold));
+                if !job.goes_with(guards, fold) {
+                    break;
                 }
+                let (guards, fold) = joined.get_or_insert_with(|| (first.guards.clone(), first.fold.clone()));
+                for guard in &job.guards {
+                    // That of an epoch is the same for many.
+                    if !matches!(guard.condition, Condition::XattrCompare { .. }) || !guards.contains(guard) {
+                        guards.push(guard.clone());
+                    }
+                }
+                fold.join(&job.fold);
+                count += 1;
             }
-            fold.join(&job.fold);
-            count += 1;
         }
-        if count == 1 {
-            return (Vec::new(), None);
-        }
-        let write = change::at_once(&guards, &fold);
-        let jobs = if write.is_some() { count } else { 0 };
-        ((0..jobs).filter_map(|_| self.jobs.pop_first()).map(|(_, job)| job).collect(), write)
+        self.go_alone = self.go_alone.saturating_sub(1);
+        let jobs: Vec<Job> = (0..count).filter_map(|_| self.jobs.pop_first()).map(|(_, job)| job).collect();
+        let write = match (&joined, jobs.first()) {
+            (Some((guards, fold)), _) => change::at_once(guards, fold),
+            (None, Some(job)) => change::at_once(&job.guards, &job.fold),
+            (None, None) => Write::new(),
+        };
+        (jobs, write)
     }
 }
 
@@ -201,8 +203,8 @@ enum Step {
     Begin(Vec<Job>, Write),
     /// The object is made.
     Make(Job),
-    /// No thread is there, and none can be started.
-    Fail(Job, std::io::Error),
+    /// It ends with this, never begun.
+    Fail(Job, Error),
 }
 
 /// The submits of a store.
@@ -230,13 +232,19 @@ impl Submits {
         CommitSeq(now.max(last.unwrap_or(0) + 1))
     }
 
-    /// Begins a submit of one object.
-    pub(crate) fn begin(self: &Arc<Self>, object: ObjectId, guards: Vec<Guard>, fold: Fold) -> Completion<CommitSeq> {
+    /// Begins a submit of one object. `gives_back`: it leads to giving space back, and a full pool takes it.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        object: ObjectId,
+        guards: Vec<Guard>,
+        fold: Fold,
+        gives_back: bool,
+    ) -> Completion<CommitSeq> {
         if guards.is_empty() && fold.is_empty() {
             return Completion::ready(Ok(self.next_seq()));
         }
         let key_bytes = fold.key_bytes();
-        let admitted = if key_bytes == 0 { Ok(()) } else { self.fullness.admit(key_bytes) };
+        let admitted = if key_bytes == 0 || gives_back { Ok(()) } else { self.fullness.admit(key_bytes) };
         if let Err(error) = change::check(&guards, &fold).and(admitted) {
             return Completion::ready(Err(error));
         }
@@ -277,10 +285,7 @@ impl Submits {
                         Err(error) => own.end_worked(job, Err(error)),
                     });
                 }
-                Step::Fail(job, error) => {
-                    let what = "a thread for writing to Ceph cannot be started";
-                    self.end_worked(job, Err(Error::io(what, error)));
-                }
+                Step::Fail(job, error) => self.end(job, Err(error)),
             }
         }
     }
@@ -297,6 +302,11 @@ impl Submits {
             return Step::None;
         };
         let first = *first;
+        if job.known == Known::Nothing && !job.alone && job.began.elapsed() >= change::PATIENCE {
+            // It has waited for others that were not answered.
+            let error = late(object);
+            return lane.jobs.remove(&first).map_or(Step::None, |job| Step::Fail(job, error));
+        }
         let earlier_are_under_way = lane.begun.first().is_some_and(|begun| *begun < first);
         let makes = change::of_missing(&job.guards, &job.fold).is_none();
         let is_guessed = makes
@@ -307,20 +317,17 @@ impl Submits {
             lane.taken = true;
             return lane.jobs.remove(&first).map_or(Step::None, Step::Make);
         }
-        if job.known == Known::Nothing
-            && let Some(write) = change::at_once(&job.guards, &job.fold)
-        {
+        if job.known == Known::Nothing && change::goes_at_once(&job.guards, &job.fold) {
             let is_small = job.is_small();
             let gathers = is_small && !job.alone && lane.go_alone == 0;
             if lane.together || gathers && lane.operations > 0 {
                 return Step::None;
             }
-            let (jobs, together) = if is_small { lane.take_together() } else { (Vec::new(), None) };
-            let jobs = if jobs.is_empty() { lane.jobs.remove(&first).into_iter().collect() } else { jobs };
+            let (jobs, write) = lane.take_next(is_small);
             lane.together = jobs.len() > 1;
             lane.begun.extend(jobs.iter().map(|job| job.ticket.number));
             (lane.beginning, lane.operations) = (true, lane.operations + 1);
-            return Step::Begin(jobs, together.unwrap_or(write));
+            return Step::Begin(jobs, write);
         }
         if earlier_are_under_way {
             return Step::None;
@@ -334,6 +341,8 @@ impl Submits {
             match std::thread::Builder::new().name("esker-ceph".into()).spawn(move || own.work()) {
                 Ok(thread) => state.threads.push(thread),
                 Err(error) if state.threads.is_empty() => {
+                    lane.taken = false;
+                    let error = Error::io("a thread for writing to Ceph cannot be started", error);
                     return lane.jobs.remove(&first).map_or(Step::None, |job| Step::Fail(job, error));
                 }
                 // Those that there are come to it.
@@ -372,8 +381,8 @@ impl Submits {
         if outcome.is_ok() || is_missing {
             state.note(object.collection(), is_missing);
         }
-        if jobs.len() > 1 && (is_missing || is_refused) {
-            // Which of them, only each by itself can tell.
+        if jobs.len() > 1 && outcome.is_err_and(|failed| !failed.is_unknown()) {
+            // Because of which of them, only each by itself can tell.
             let lane = state.lanes.entry(object.clone()).or_default();
             lane.go_alone = if is_refused { ALONE_AFTER_REFUSAL } else { lane.go_alone };
             for job in jobs {
@@ -487,8 +496,7 @@ impl Submits {
             change::change(&self.link, &self.entries, &job.object, &job.guards, &job.fold, tried)
         } else {
             // It was never begun.
-            let cause = std::io::Error::from(std::io::ErrorKind::TimedOut);
-            Err(Error::io(format!("writing {} to Ceph, behind others that were not answered", job.object), cause))
+            Err(late(&job.object))
         };
         self.end(job, done);
     }
@@ -548,6 +556,12 @@ impl Submits {
             }
         }
     }
+}
+
+/// Why a submit was never begun.
+fn late(object: &ObjectId) -> Error {
+    let cause = std::io::Error::from(std::io::ErrorKind::TimedOut);
+    Error::io(format!("writing {object} to Ceph, behind others that were not answered"), cause)
 }
 
 /// A submit that is under way. When it ends, those syncs are told that waited for it.

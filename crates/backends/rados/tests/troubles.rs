@@ -84,6 +84,9 @@ fn a_full_cluster_refuses_writes_at_once_and_goes_on_when_there_is_room() {
         assert!(matches!(refused, Err(Error::Full { .. })), "{refused:?}");
     }
     assert!(asked.elapsed() < Duration::from_secs(10));
+    // What leads to giving space back is taken, and what takes away is.
+    store.submit(Transaction { gives_back: true, ..set("o", 9) }).wait().unwrap();
+    store.submit(Transaction::new().change(&object("o"), Change::SlotRemove { index: 9 })).wait().unwrap();
     assert!(store.slot_get(&object("o"), 1).wait().unwrap().is_some());
     assert_eq!(store.size(&object("new")).wait().unwrap(), None);
     drop(undo);

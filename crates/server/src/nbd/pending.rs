@@ -88,7 +88,13 @@ impl<T> Pending<T> {
             let mut state = self.state.lock();
             let woken = state.looked_at.remove(&number).unwrap_or_default();
             if polled.is_ready() {
+                let is_closed = state.closed;
                 drop(state);
+                if is_closed {
+                    // It may have been the last that another waits for.
+                    drop(self.arrivals.queue.lock());
+                    self.arrivals.changed.notify_all();
+                }
                 let (result, barrier) = completion.into_parts();
                 return Some((result, barrier, told));
             }

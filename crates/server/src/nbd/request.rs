@@ -64,7 +64,8 @@ pub(crate) fn check(request: &Request, chosen: &Chosen) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Carries out a request that was checked. The answer may be told when the barrier is reached.
+/// Carries out a request that was checked. The answer may be told once what is
+/// done has come, and its barrier is reached.
 pub(crate) fn carry_out(request: &Request, payload: Bytes, chosen: &Chosen) -> Result<(Answer, Done), Fault> {
     let export = &chosen.export;
     let (offset, len, flags) = (request.offset, u64::from(request.len), request.flags);

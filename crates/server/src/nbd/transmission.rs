@@ -190,7 +190,10 @@ impl<'t> Transmission<'t> {
                 }
                 Next::Settle => self.settle(&mut replies),
                 Next::End => {
-                    self.pending.close();
+                    if self.threads.fetch_sub(1, Ordering::SeqCst) == 1 {
+                        // The last: nothing more is begun.
+                        self.pending.close();
+                    }
                     self.room.notify_all();
                     if self.may_settle() {
                         self.settle(&mut replies);
@@ -310,9 +313,12 @@ impl<'t> Transmission<'t> {
         if self.idle.load(Ordering::SeqCst) > 0 || threads >= self.config.threads_per_connection {
             return;
         }
+        // Before it may end.
+        self.threads.fetch_add(1, Ordering::SeqCst);
         match Builder::new().name("esker-nbd".into()).spawn_scoped(scope, move || self.work(scope)) {
-            Ok(_) => drop(self.threads.fetch_add(1, Ordering::SeqCst)),
+            Ok(_) => {}
             Err(error) => {
+                self.threads.fetch_sub(1, Ordering::SeqCst);
                 tracing::warn!(%error, "cannot start a thread; the connection goes on with those that it has")
             }
         }
@@ -597,6 +603,8 @@ impl Drop for EndOnPanic<'_, '_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.fail(&io::Error::other("a thread of the connection panicked"));
+            // The one that tells waits for no more.
+            self.0.pending.close();
         }
     }
 }
