@@ -219,8 +219,8 @@ settings! {
         /// Most payload of large requests under way on an NBD connection, from 32m; above it nothing more of it is
         /// read.
         nbd_in_flight_bytes: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),
-        /// Most threads of an NBD connection, from 2 to 64; they start when there is work for them. 0: 8, or 64 where the
-        /// store is behind a network and they wait for it.
+        /// Most threads of an NBD connection, from 2 to 64; they start when there is work for them. 0: 8, or 64 where
+        /// the store is behind a network and they wait for it.
         nbd_threads: u64 = 0,
         /// Addresses to serve the store's logs and its map on by gRPC; with TLS where there is a certificate. Other
         /// than loopback only with TLS and, of its clients, a certificate or the token.

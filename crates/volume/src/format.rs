@@ -25,7 +25,8 @@ const VERSION_MAKING: u32 = 2;
 const VERSION_MAX: u32 = 2;
 /// The collection of all images.
 pub const COLLECTION: &str = "volume";
-/// What the names of all objects that hold the bytes of images begin with: they have bytes, and xattrs with short names.
+/// What the names of all objects that hold the bytes of images begin with: they have bytes, and xattrs with short
+/// names.
 pub const DATA_NAMES: &[u8] = b"d/";
 /// Xattr of a header: number that grows with every change of the state, 8 bytes little-endian; every write guards it.
 pub(crate) const GENERATION: &[u8] = b"generation";

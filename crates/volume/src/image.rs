@@ -113,7 +113,7 @@ pub(crate) struct Inner {
     pub(crate) held: AtomicU64,
     /// Where the store fences by sessions: the one that writes under the lock go through, and its epoch.
     pub(crate) session: RwLock<Option<Held>>,
-    /// The session may have been shut out: whoever writes next looks who has the lock.
+    /// The session may have been shut out: the next write looks who has the lock.
     pub(crate) outdated: AtomicBool,
     /// What was written through this handle and is still to be flushed.
     pub(crate) unsynced: Unsynced,
@@ -144,9 +144,9 @@ pub(crate) struct Held {
 /// What is known of the writes through a session.
 #[derive(Default)]
 pub(crate) struct Outcomes {
-    /// One has an outcome that nobody knows: it may still be done.
+    /// The outcome of one is not known: it may still be done.
     pub(crate) unknown: AtomicBool,
-    /// So many were begun, and nobody has asked yet what came of them.
+    /// So many were begun whose outcome no caller has asked for yet.
     pub(crate) unasked: AtomicU64,
 }
 
@@ -200,7 +200,8 @@ impl Image {
         self.inner.capability.sessions && !self.inner.capability.atomic_across_objects
     }
 
-    /// Submits a transaction, and notes if it is still to be flushed. `held`: epoch of the lock that allows it, 0 without.
+    /// Submits a transaction, and notes if it is still to be flushed. `held`: epoch of the lock that allows it, 0
+    /// without.
     pub(crate) fn submit(&self, txn: Transaction, held: u64) -> (StoreResult<CommitSeq>, Option<Barrier>) {
         if held == 0 || !self.fences_by_session() {
             return self.submit_to(self.store(), txn);
@@ -215,8 +216,8 @@ impl Image {
         }
     }
 
-    /// As [`Image::submit`], of a transaction that no guard can fail, and does not wait for it. What it may have applied
-    /// the next flush covers.
+    /// As [`Image::submit`], of a transaction that no guard can fail, and does not wait for it. What it may have
+    /// applied the next flush covers.
     pub(crate) fn begin(&self, txn: Transaction, held: u64) -> Completion<CommitSeq> {
         if txn.durability == Durability::Applied {
             self.inner.unsynced.begin(self.store()).applied();

@@ -6,8 +6,8 @@
 //! The fence needs no message to the old owner and no clock: his next write, whenever it reaches the store, carries a
 //! generation that is gone. Where a write cannot guard the header, since the store changes one object at a time, the
 //! owner writes through a session of its own, whose name the header holds; who takes the lock over, or breaks it, first
-//! has the store shut that session out. There the fence is for owners of locks: a handle without one that has not looked
-//! at the image since it was locked still writes.
+//! has the store shut that session out. There the fence is for owners of locks: a handle without one that has not
+//! looked at the image since it was locked still writes.
 //!
 //! Invariants:
 //! 1. An epoch is held by one handle (and its clones) at most, and never given twice.
@@ -137,9 +137,9 @@ impl Image {
         })
     }
 
-    /// Has the store shut out whose session the header names by `state`. It stays named until another takes the lock, who
-    /// shuts it out again, since only who does so knows that it is out. Nobody is shut out if the header is another by
-    /// now: then the caller's transaction fails by its guard, and this is called again.
+    /// Has the store shut out the session that the header names by `state`. The header goes on naming it until a handle
+    /// takes the lock and shuts it out again, since only a client that does so knows that it is out. If the header is
+    /// another by now this does nothing: then the caller's transaction fails by its guard, and this is called again.
     fn shut_owner_out(&self, through: &dyn ObjectStore, state: &State) -> Result<()> {
         let header = format::header(self.inner.id);
         let Some(session) = self.store().xattr(&header, SESSION).wait()? else { return Ok(()) };

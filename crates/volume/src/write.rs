@@ -113,7 +113,7 @@ impl Image {
                 }
             }
             if !self.inner.capability.atomic_across_objects {
-                // Nobody else looks at its objects: there are no snapshots and no clones there.
+                // No guard is needed: there are no snapshots and no clones there.
                 let (held, _) = self.permitted(writer)?;
                 for (number, act) in &acts {
                     let Act::Write(writes) = act else { continue };

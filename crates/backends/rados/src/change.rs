@@ -6,8 +6,8 @@
 //! it is removed          a look → one operation under its version → its entry is dropped
 //! ```
 //!
-//! Where a tomb is, an object is missing: who makes it puts it in the place of the tomb, and who removes it leaves a tomb
-//! again, since a maker who is late may still come.
+//! Where a tomb is, an object is missing: who makes it puts it in the place of the tomb, and who removes it leaves a
+//! tomb again, since a maker who is late may still come.
 //!
 //! Invariants:
 //! 1. What a transaction does shows by one operation on its object, or not at all.
@@ -71,8 +71,8 @@ pub(crate) fn check(guards: &[Guard], fold: &Fold) -> Result<()> {
     Ok(())
 }
 
-/// Applies a transaction's part of an object, however many operations it takes. `tried`: the entry under which it was to
-/// be made, where something was found in its place.
+/// Applies a transaction's part of an object, however many operations it takes. `tried`: the entry under which it was
+/// to be made, where something was found in its place.
 ///
 /// # Errors
 /// As [`ObjectStore::submit`](esker_store::ObjectStore::submit).

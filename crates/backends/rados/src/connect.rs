@@ -30,7 +30,8 @@ pub struct Options {
     pub data: Option<DataPool>,
 }
 
-/// A pool for objects that have bytes and xattrs with short names only: it may be erasure-coded, if it takes overwrites.
+/// A pool for objects that have bytes and xattrs with short names only: it may be erasure-coded, if it takes
+/// overwrites.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataPool {
     /// Its name.

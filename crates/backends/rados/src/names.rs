@@ -8,9 +8,9 @@
 //! ```
 //!
 //! Invariants:
-//! 1. An object that is there has an entry in the shard that it names, under the token that it names: the entry is added
-//!    before the object is made, and dropped once the object is gone, or was not made under this token and never will
-//!    be. A crash leaves entries without objects, and no more.
+//! 1. An object that is there has an entry in the shard that it names, under the token that it names: the entry is
+//!    added before the object is made, and dropped once the object is gone, or was not made under this token and never
+//!    will be. A crash leaves entries without objects, and no more.
 //! 2. An entry is only added to a shard that has the token of the collection; a collection is removed with its shards
 //!    sealed, once what is named in each is gone for good: where no object is there is a tomb, so that a maker who is
 //!    late finds it. Shards stay, so that none can be made late.
@@ -295,8 +295,8 @@ pub(crate) fn remove(link: &Link, collection: &Collection) -> Result<()> {
     Err(contended(collection))
 }
 
-/// Seals the shards of a collection that is being removed, and then removes what is said of it; if an object was made in
-/// it meanwhile, it is made whole again.
+/// Seals the shards of a collection that is being removed, and then removes what is said of it; if an object was made
+/// in it meanwhile, it is made whole again.
 fn remove_rest(link: &Link, collection: &Collection, removing: &Record) -> Result<()> {
     for number in 0..SHARDS {
         let shard = encode::shard(collection, number);

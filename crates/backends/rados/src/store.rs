@@ -56,8 +56,8 @@ pub struct RadosStore {
 }
 
 impl RadosStore {
-    /// Opens the store in the pool's namespace; `None` if there is none and `create` does not say to make it. `data`: the
-    /// data pool of a store that is made; one that is there has the one that it was made with.
+    /// Opens the store in the pool's namespace; `None` if there is none and `create` does not say to make it. `data`:
+    /// the data pool of a store that is made; one that is there has the one that it was made with.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -205,8 +205,8 @@ fn make(link: &Link, data: Option<&DataPool>) -> std::result::Result<(), OpenErr
         Ok(_) => Ok(()),
         Err(failed) if failed.code == code::THERE => Ok(()),
         Err(failed) if failed.code == code::NOT_SUPPORTED => {
-            let why = "the pool keeps no omap: it is erasure-coded. Keep the store in a replicated one, and the bytes of \
-                disks here (data_pool)";
+            let why = "the pool keeps no omap: it is erasure-coded. Keep the store in a replicated one, and the bytes \
+                of disks here (data_pool)";
             Err(Error::Invalid { what: "pool of Ceph", why: why.into() }.into())
         }
         Err(failed) => Err(write_error(failed, STORE).into()),
@@ -216,15 +216,15 @@ fn make(link: &Link, data: Option<&DataPool>) -> std::result::Result<(), OpenErr
 /// Who has claimed a namespace of a data pool, by what stands in [`CLAIM`].
 fn claimant(claim: &[u8]) -> String {
     let number = encode::value_of(claim).and_then(|value| Some(i64::from_le_bytes(value[..].try_into().ok()?)));
-    number.map_or_else(|| "a pool that nobody knows".into(), |number| format!("pool number {number}"))
+    number.map_or_else(|| "an unknown pool".into(), |number| format!("pool number {number}"))
 }
 
 fn own_claim(link: &Link) -> Vec<u8> {
     encode::number_value(link.pool.id() as u64)
 }
 
-/// Claims the namespace in the data pool for the store, since stores of the same name in other pools would have the same
-/// objects there; and looks whether they can be overwritten, which erasure-coded pools refuse until they are told
+/// Claims the namespace in the data pool for the store, since stores of the same name in other pools would have the
+/// same objects there; and looks whether they can be overwritten, which erasure-coded pools refuse until they are told
 /// otherwise.
 fn claim(link: &Link, data: &Link, name: &str) -> Result<()> {
     if data.pool.id() == link.pool.id() {
@@ -237,7 +237,7 @@ fn claim(link: &Link, data: &Link, name: &str) -> Result<()> {
     write.write(0, b"data");
     match data.write(STORE, write) {
         Ok(_) => {}
-        // By whoever has begun to make this store, or another.
+        // A client has begun to make this store, or another.
         Err(failed) if failed.code == code::THERE => check_claim(link, data, name)?,
         Err(failed) => return Err(write_error(failed, STORE)),
     }

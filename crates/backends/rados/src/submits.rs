@@ -43,8 +43,8 @@ thread_local! {
 
 /// Threads that do what takes several operations, at most.
 const THREADS_MAX: usize = 32;
-/// A submit of at most so many bytes is small: it waits for the operation that is under way on its object, and goes with
-/// others.
+/// A submit of at most so many bytes is small: it waits for the operation that is under way on its object, and goes
+/// with others.
 const SMALL_BYTES: usize = 64 << 10;
 /// Submits that go together, and their bytes and parts, at most.
 const TOGETHER_MAX: usize = 128;

@@ -68,7 +68,7 @@ fn bytes_stand_in_the_data_pool_and_all_else_beside() {
     assert!(names_in("coded", &name).iter().any(is_data) && !names_in("bench", &name).iter().any(is_data));
     assert!(!names_in("coded", &name).iter().any(|name| name.contains("h/")));
 
-    // Whoever opens it later need not say where its data is.
+    // A client that opens it later need not say where its data is.
     let other = RadosStore::connect(&format!("bench/{name}"), &options(None)).unwrap();
     for store in [&store, &other] {
         let mut bytes = vec![0; 20_000];

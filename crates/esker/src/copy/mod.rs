@@ -296,8 +296,8 @@ mod tests {
         Kv::open_in_partitions(store, Arc::new(ManualClock::new(1_000))).unwrap()
     }
 
-    /// Failure: opening the face of keys on a half copy removed the keys in partitions that were copied, as the names of
-    /// their objects sort before that of the object which says whose they are.
+    /// Failure: opening the face of keys on a half copy removed the keys in partitions that were copied, as the names
+    /// of their objects sort before that of the object which says whose they are.
     #[test]
     fn a_half_copy_loses_nothing_when_keys_are_opened_on_it() {
         let from: Arc<dyn ObjectStore> = Arc::new(MemoryStore::new());

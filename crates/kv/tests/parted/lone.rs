@@ -353,8 +353,8 @@ fn half_copy(store: &MemoryStore, catalogue: impl FnOnce(&mut Transaction, &Obje
     copy
 }
 
-/// Failure: opening the face on a store that was copied by half removed what was copied. Cause: the catalogue has a name
-/// that comes late, and objects of ids that no record has were taken for what is left of removed namespaces.
+/// Failure: opening the face on a store that was copied by half removed what was copied. Cause: the catalogue has a
+/// name that comes late, and objects of ids that no record has were taken for what is left of removed namespaces.
 #[test]
 fn objects_that_the_catalogue_does_not_know_of_yet_stay_when_the_face_is_opened() {
     let (store, kv) = lone();

@@ -190,8 +190,8 @@ impl Forward for AtSession {
     }
 }
 
-// Failure: of two that lock at once the one who comes too late shut out the one who has the lock. Cause: the session was
-// read after the state, and taken for that of the state's owner. Fix: the generation is looked at behind it.
+// Failure: of two that lock at once the one who comes too late shut out the one who has the lock. Cause: the session
+// was read after the state, and taken for that of the state's owner. Fix: the generation is looked at behind it.
 #[test]
 fn who_comes_too_late_shuts_nobody_out() {
     let store: Arc<dyn ObjectStore> = Arc::new(Sessions::new(Arc::new(PerObject(MemoryStore::new()))));
