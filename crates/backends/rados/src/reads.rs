@@ -35,7 +35,8 @@ fn value_of(encoded: &[u8]) -> Result<Bytes> {
         .ok_or_else(|| corrupt(format!("value on Ceph: {}", encoded[..encoded.len().min(16)].escape_ascii())))
 }
 
-/// Begins a read; `take` makes the answer of what it has found, or of a missing object.
+/// Begins a read; `take` makes the answer of what it has found, or of a missing object. A tomb has nothing to be found
+/// in it: who asks whether the object is there has to look for one.
 fn begin<T: Send + 'static>(
     link: &Link,
     id: &ObjectId,
@@ -44,7 +45,6 @@ fn begin<T: Send + 'static>(
 ) -> Completion<T> {
     let object = encode::object(id);
     let mut read = Read::new();
-    read.compare_xattr(TOMB, Compare::Equal, b"");
     parts(&mut read);
     let (promise, completion) = promised("a read from Ceph");
     let name = object.clone();
@@ -163,7 +163,11 @@ fn next_page(found: &Found) -> Option<CString> {
 
 /// The size of an object: one operation, however many keys it has.
 pub(crate) fn size(link: &Link, id: &ObjectId) -> Completion<Option<u64>> {
-    begin(link, id, Read::stat, |found| Ok(found.map(|found| found.size)))
+    let parts = |read: &mut Read| {
+        read.compare_xattr(TOMB, Compare::Equal, b"");
+        read.stat();
+    };
+    begin(link, id, parts, |found| Ok(found.map(|found| found.size)))
 }
 
 fn own_xattrs(found: &Found) -> usize {

@@ -398,7 +398,15 @@ fn a_maker_who_is_late_makes_nothing_in_a_later_collection_of_the_name() {
     assert_eq!(late(), Err(17), "in the later one");
     // Nor once the object was there and is gone.
     for value in ["v", "w"] {
-        assert_eq!(store.stat(&object("late")).wait().unwrap(), None);
+        let of = object("late");
+        assert_eq!(store.stat(&of).wait().unwrap(), None);
+        assert_eq!(store.size(&of).wait().unwrap(), None);
+        assert_eq!(store.read(&of, 0..10).wait().unwrap(), "");
+        assert_eq!(store.xattrs(&of).wait().unwrap(), []);
+        assert_eq!(store.xattr(&of, b"tomb").wait().unwrap(), None);
+        assert_eq!(store.omap_scan(&of, &OmapScan::default()).wait().unwrap(), []);
+        assert_eq!(store.omap_get(&of, b"k").wait().unwrap(), None);
+        assert_eq!((all_slots(&store, &of), store.extents(&of, 0..10).wait().unwrap()), (vec![], vec![]));
         store.submit(Transaction::new().change(&object("late"), slot(1, value))).wait().unwrap();
         assert_eq!(store.slot_get(&object("late"), 1).wait().unwrap().as_deref(), Some(value.as_bytes()));
         assert_eq!(store.list(&collection(), None, 10).wait().unwrap(), ["late"]);
