@@ -36,6 +36,8 @@ mod names;
 #[allow(unsafe_code, reason = "a binding to a C library")]
 mod native;
 #[cfg(feature = "librados")]
+mod options;
+#[cfg(feature = "librados")]
 mod reads;
 #[cfg(feature = "librados")]
 mod store;
@@ -43,7 +45,7 @@ mod store;
 mod submits;
 
 #[cfg(feature = "librados")]
-pub use connect::{DataPool, NAME_BYTES_MAX, OpenError, Options};
+pub use options::{DataPool, NAME_BYTES_MAX, OpenError, Options};
 #[cfg(feature = "librados")]
 pub use store::RadosStore;
 

@@ -20,12 +20,12 @@ use esker_store::{
     ObjectStore, OmapScan, Op, Result, Session, SlotScan, Stat, Transaction,
 };
 
-use crate::connect::{DataPool, OpenError, Options};
 use crate::encode::{self, STORE};
 use crate::entries::Entries;
 use crate::fold::{Data, Fold};
 use crate::link::{Link, code, error, write_error};
 use crate::native::{Pool, Read, Write};
+use crate::options::{DataPool, OpenError, Options};
 use crate::submits::Submits;
 use crate::{change, names, reads};
 
