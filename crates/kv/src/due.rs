@@ -1,7 +1,7 @@
 //! What of a scan's keys is due: who walks over keys alone learns from the expiry index which of them to read.
 //!
-//! objects of a page → their indexes, a few at once → [`DueKeys`], for a while → of the keys of pages, those that are
-//! gone
+//! objects of a page → their indexes, a few at once → [`DueKeys`], for a while → of the keys of pages, those that
+//! are gone
 //!
 //! Invariants:
 //! 1. An index is looked at for the objects that a page reads, and no other is: a walk over many ranges looks at each

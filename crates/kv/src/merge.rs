@@ -1,7 +1,7 @@
 //! Merging: what a scan finds in several objects, in the order of the keys.
 //!
-//! objects → a few keys of each, all at once → keys in order, up to the end of the shortest part → their values, for
-//! as many as one answer may hold
+//! objects → a few keys of each, all at once → keys in order, up to the end of the shortest part → their values,
+//! for as many as one answer may hold
 //!
 //! Invariants:
 //! 1. What is asked of all objects together is bounded, whatever the values are: keys by [`SCAN_BYTES_MAX`] (or one of

@@ -1,13 +1,13 @@
 //! Scans: entries in key order, by prefix and range, forward and back; and in the order of their last writes.
 //!
-//! [`Scan`] → [`Bounds`] → [`Walk`], page by page, one store call each, or a few where keys of several partitions are
-//! [merged](crate::merge) → answer, iterator, or merge with a transaction
+//! [`Scan`] → [`Bounds`] → [`Walk`], page by page, one store call each, or a few where keys of several partitions
+//! are [merged](crate::merge) → answer, iterator, or merge with a transaction
 //!
 //! Invariants:
 //! 1. After a page the bounds exclude what it held, so that the next call goes on behind it whatever was written since.
 //! 2. No expired entry is shown.
 //! 3. Where keys alone are asked for, values are read only of those that the expiry index says to be [due](crate::due),
-//! and of all where it says so of very many: the expiry stands before the value.
+//!    and of all where it says so of very many: the expiry stands before the value.
 
 use std::collections::{HashSet, VecDeque};
 

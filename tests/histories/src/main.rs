@@ -1,9 +1,9 @@
 //! Records histories: real processes work on the faces of a real server over `grpc://`, or of a store on Ceph, while
 //! the server or the OSD is killed, processes are paused and answers are dropped.
 //!
-//! `histories record` → server and proxy, or Ceph; clients (this program again, as `histories client`) → notes of each
-//! process → one file for each face, one line of JSON for each call → `tests/porcupine` says whether the lines are
-//! linearizable
+//! `histories record` → server and proxy, or Ceph; clients (this program again, as `histories client`) → notes of
+//! each process → one file for each face, one line of JSON for each call → `tests/porcupine` says whether the lines
+//! are linearizable
 //!
 //! Invariants:
 //! 1. The begin of a call stands in its file before the call is made, and its end is taken after the answer: what did

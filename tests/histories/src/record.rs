@@ -1,7 +1,7 @@
 //! A run: a server and clients, what is done to them, and the histories that they leave.
 //!
-//! prepare → clients begin → kills (server, clients, sequencers), pauses, cuts, lost answers → clients end → the server
-//! is killed once more → everything is read back → one file for each face
+//! prepare → clients begin → kills (server, clients, sequencers), pauses, cuts, lost answers → clients end →
+//! the server is killed once more → everything is read back → one file for each face
 //!
 //! Invariants:
 //! 1. A client that was not killed ends with success, or the run has failed.

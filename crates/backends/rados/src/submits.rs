@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use esker_store::{Collection, CommitSeq, Completion, Condition, Error, Guard, ObjectId, Promise, Result, promised};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::change;
 use crate::encode::{self, Entry};
@@ -391,47 +391,39 @@ impl Submits {
             drop(state);
             return self.go_on(&object);
         }
-        let single = if jobs.len() == 1 { jobs.pop() } else { None };
-        let done = match (outcome, single) {
-            (Ok(_), single) => {
-                jobs.extend(single);
-                Ok(())
-            }
-            (Err(_), Some(job)) if is_missing || is_refused => {
-                let lane = state.lanes.entry(object.clone()).or_default();
-                let first = lane.jobs.first_key_value().map(|(first, _)| *first);
-                if lane.taken || first.is_some_and(|first| first < job.ticket.number) {
-                    // One before it is still to be done: what it finds then counts.
-                    return self.put_back(state, Job { known: Known::Nothing, ..job });
-                }
-                if is_refused {
-                    return self.put_back(state, Job { known: Known::Refused, ..job });
-                }
-                let done = change::of_missing(&job.guards, &job.fold);
-                let Some(done) = done else { return self.put_back(state, Job { known: Known::Missing, ..job }) };
-                jobs.push(job);
-                done
-            }
-            (Err(failed), single) => {
-                jobs.extend(single);
-                drop(state);
-                self.go_on(&object);
-                for job in jobs {
-                    self.end(job, Err(write_error(failed, &encode::object(&object))));
-                }
-                return;
-            }
-        };
+        if is_missing || is_refused {
+            let job = jobs.pop();
+            // There is one: several were put back.
+            let Some(job) = job else { return };
+            return self.not_done(state, job, is_missing);
+        }
         drop(state);
         self.go_on(&object);
-        let mut done = Some(done);
-        // All of several are done; a single one has its own outcome.
         for job in jobs {
-            self.end(job, done.take().unwrap_or(Ok(())));
+            self.end(job, outcome.map(|_| ()).map_err(|failed| write_error(failed, &encode::object(&object))));
         }
     }
 
-    fn put_back(self: &Arc<Self>, mut state: parking_lot::MutexGuard<'_, State>, job: Job) {
+    /// The object of a submit is missing, or a guard of it may fail.
+    fn not_done(self: &Arc<Self>, mut state: MutexGuard<'_, State>, job: Job, is_missing: bool) {
+        let lane = state.lanes.entry(job.object.clone()).or_default();
+        let first = lane.jobs.first_key_value().map(|(first, _)| *first);
+        if lane.taken || first.is_some_and(|first| first < job.ticket.number) {
+            // One before it is still to be done: what it finds then counts.
+            return self.put_back(state, Job { known: Known::Nothing, ..job });
+        }
+        if !is_missing {
+            return self.put_back(state, Job { known: Known::Refused, ..job });
+        }
+        let Some(done) = change::of_missing(&job.guards, &job.fold) else {
+            return self.put_back(state, Job { known: Known::Missing, ..job });
+        };
+        drop(state);
+        self.go_on(&job.object);
+        self.end(job, done);
+    }
+
+    fn put_back(self: &Arc<Self>, mut state: MutexGuard<'_, State>, job: Job) {
         let object = job.object.clone();
         state.lanes.entry(object.clone()).or_default().jobs.insert(job.ticket.number, job);
         drop(state);
