@@ -268,7 +268,6 @@ impl Image {
                 }
                 match fenced.then(|| self.submit(txn, held).0) {
                     Some(Err(StoreError::GuardFailed { .. })) => {
-                        refreshed = true;
                         self.refresh()?;
                         retry.again(|| self.data())?;
                         continue;
@@ -284,10 +283,7 @@ impl Image {
             }
             match self.submit(txn, held) {
                 (Ok(_), barrier) => return Ok(barrier),
-                (Err(StoreError::GuardFailed { index: 0 }), _) if fenced => {
-                    refreshed = true;
-                    self.refresh()?;
-                }
+                (Err(StoreError::GuardFailed { index: 0 }), _) if fenced => self.refresh()?,
                 // The first look is owed to nobody else.
                 (Err(StoreError::GuardFailed { .. } | StoreError::NoObject { .. }), _) if !look => {
                     look = true;

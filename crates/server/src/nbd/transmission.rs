@@ -10,7 +10,8 @@
 //! lead: receive → carry out → replies of the batch → receive …      │ gives the lead away, then:
 //!                        └─ not durable yet → `waiting`              ├─ carries the request out, sends the reply
 //!                                                                    └─ settles: waits for the first barrier, sends
-//!                                                                     all that reached theirs
+//!                                                                    all that reached theirs
+//!                        └─ only begun by the store → `pending` → a thread tells it when it ends
 //!
 //! Invariants:
 //! 1. Nobody waits with a reply in hand: before the lead waits for the socket it sends its replies, and sees to it that
