@@ -248,6 +248,9 @@ settings! {
         map_sweep: u64 = 10_000,
         /// Threads that serve clients, up to 64; 0 means one per processor, at most 4.
         threads: u64 = 0,
+        /// Threads that run commands of the Redis protocol where the store is behind a network, from 1 to 1024: so many
+        /// of them wait for it at the same time, beside reads.
+        afar_threads: u64 = 64,
     }
 }
 

@@ -38,6 +38,8 @@ impl ObjectStore for Engine {
             reverse_scans: true,
             watches: false,
             sessions: false,
+            afar: false,
+            reads_block: false,
         }
     }
 

@@ -97,6 +97,11 @@ impl Kv {
         self.shared.store.capability().atomic_across_objects
     }
 
+    /// Whether the store is on the other side of a network, so that a caller that may not wait has others call.
+    pub fn is_afar(&self) -> bool {
+        self.shared.store.capability().afar
+    }
+
     /// Removes what is left of namespaces in partitions that are removed: a writer that had begun to make an object,
     /// and was killed, left it empty. Only objects of ids that the catalogue has given are taken for left: where it is
     /// not there, or is older than they are, it does not know whose they are.

@@ -6,13 +6,20 @@
 //! looks), limits of keys and values, a stricter end of bulk strings.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "support/afar.rs"]
+mod afar;
 mod scripts;
 mod support;
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
+use afar::Afar;
+use esker_kv::SystemClock;
+use esker_memory::MemoryStore;
+use esker_server::resp::NoEngineInfo;
 use scripts::{ACL, HASHES, KEYS, NUMBERS, SERVER, STRINGS, TRANSACTIONS};
 use support::{Client, Running, config, elements};
 
@@ -172,6 +179,26 @@ fn int_keys_answer_as_redis_does() {
         let esker = Running::start(esker_server::resp::Config { int_databases: vec![0, 1], ..config() });
         compare_with("int", &numbered(script), false, redis.address, esker.address());
     }
+}
+
+/// Everything again on a store that is on the other side of a network, whose commands other threads run.
+#[test]
+fn commands_that_are_run_elsewhere_answer_as_redis_does() {
+    for (script, reads_block) in [(STRINGS, false), (NUMBERS, true), (KEYS, false), (HASHES, true)] {
+        differ_afar(script, reads_block);
+    }
+    for script in [TRANSACTIONS, ACL, SERVER] {
+        differ_afar(script, false);
+        differ_afar(script, true);
+    }
+}
+
+fn differ_afar(script: &str, reads_block: bool) {
+    let redis = Redis::start(&[]);
+    let store = Arc::new(MemoryStore::new());
+    let seen = Afar::new(Arc::clone(&store), reads_block);
+    let esker = Running::start_over(store, seen, config(), Arc::new(SystemClock), Arc::new(NoEngineInfo));
+    compare_with("afar", script, false, redis.address, esker.address());
 }
 
 /// Bytes that are not the protocol: the same error, then the end of the connection.

@@ -299,6 +299,8 @@ impl ObjectStore for FileStore {
             reverse_scans: true,
             watches: false,
             sessions: false,
+            afar: false,
+            reads_block: false,
         }
     }
 

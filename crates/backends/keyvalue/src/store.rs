@@ -270,6 +270,8 @@ impl ObjectStore for KeyValueStore {
             reverse_scans: true,
             watches: false,
             sessions: false,
+            afar: false,
+            reads_block: false,
         }
     }
 

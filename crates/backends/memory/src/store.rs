@@ -165,6 +165,8 @@ impl ObjectStore for MemoryStore {
             reverse_scans: true,
             watches: false,
             sessions: false,
+            afar: false,
+            reads_block: false,
         }
     }
 

@@ -315,6 +315,8 @@ impl ObjectStore for RadosStore {
             reverse_scans: true,
             watches: false,
             sessions: self.opened_by.is_some(),
+            afar: true,
+            reads_block: false,
         }
     }
 

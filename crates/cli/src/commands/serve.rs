@@ -293,6 +293,7 @@ fn config(settings: &ServeSettings, front: &Front, sockets: &Sockets) -> Result<
         users: front.users.clone(),
         linger: front.linger,
         threads: number(settings.threads),
+        afar_threads: number(settings.afar_threads),
         clients_max: number(settings.max_clients),
         idle_seconds: settings.idle_timeout.0.0.as_millis().div_ceil(1_000) as u64,
         int_databases: settings.int_databases.iter().map(|index| u8::try_from(*index).unwrap_or(u8::MAX)).collect(),

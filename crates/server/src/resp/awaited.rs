@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use esker_kv::{Barrier, Entry};
 use esker_store::Completion;
 
+use crate::resp::away::Away;
 use crate::resp::keyspace::HASH;
 use crate::resp::queued::Queued;
 use crate::resp::refusal::{Refusal, WRONG_TYPE};
@@ -29,6 +30,8 @@ pub(crate) enum Awaited {
     Login(Completion<bool>, Arc<Queued>),
     /// Work that says how it went.
     Work(Completion<Result<(), String>>),
+    /// The session itself, which runs a command elsewhere; and the memory that it holds there, in bytes.
+    Away(Completion<Away>, usize),
 }
 
 /// What is to be done with what was waited for.
@@ -39,6 +42,8 @@ pub(crate) enum Answered {
     Again(Arc<Queued>),
     /// It is written: the password was wrong.
     WrongPassword,
+    /// The session is back; nothing where it is lost.
+    Back(Option<Away>),
 }
 
 /// What a client is told whose password is wrong.
@@ -98,15 +103,17 @@ pub(crate) fn reply_several(
 }
 
 impl Awaited {
-    /// Whether it is the check of a password.
-    pub(crate) fn is_login(&self) -> bool {
-        matches!(self, Self::Login(..))
+    /// Whether the store may be told of the commands behind this one: not while a password is checked, or what the user
+    /// may do is away with the session.
+    pub(crate) fn lets_look_ahead(&self) -> bool {
+        !matches!(self, Self::Login(..) | Self::Away(..))
     }
 
     /// Memory of the command that is to be run again, in bytes.
     pub(crate) fn queued_bytes(&self) -> usize {
         match self {
             Self::Value(_, queued) | Self::Login(_, queued) => queued.bytes(),
+            Self::Away(_, bytes) => *bytes,
             Self::One(_) | Self::Several(_) | Self::Work(_) => 0,
         }
     }
@@ -119,6 +126,7 @@ impl Awaited {
             Self::Value(value, _) => value.poll_arrived(cx),
             Self::Login(right, _) => right.poll_arrived(cx),
             Self::Work(done) => done.poll_arrived(cx),
+            Self::Away(back, _) => back.poll_arrived(cx),
         }
     }
 
@@ -152,6 +160,7 @@ impl Awaited {
                 }
                 Err(error) => (Err(error.into()), None),
             },
+            Self::Away(back, _) => return Answered::Back(back.into_parts().0.ok()),
             Self::Work(done) => match done.into_parts().0 {
                 Ok(Ok(())) => {
                     reply.ok();

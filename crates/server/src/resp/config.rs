@@ -38,6 +38,9 @@ pub struct Config {
     pub users: Option<Arc<Users>>,
     /// Event loops, each on its own thread: 1 to 64; 0 picks the number of cores, at most 4. Default: 0.
     pub threads: usize,
+    /// Threads that run commands where the store is on the other side of a network, 1 to 1,024: so many wait for it at
+    /// once, beside reads. Default: 64.
+    pub afar_threads: usize,
     /// Most clients at once, those that have not given the password, or over TLS sent a command, left aside.
     /// Default: 10,000.
     pub clients_max: usize,
@@ -82,6 +85,7 @@ impl Default for Config {
             password: None,
             users: None,
             threads: 0,
+            afar_threads: 64,
             clients_max: 10_000,
             strangers_max: 4_096,
             stranger_seconds: PATIENCE.as_secs(),
@@ -179,6 +183,9 @@ impl Config {
         }
         if self.threads > 64 {
             return refuse(format!("threads = {} is above 64", self.threads));
+        }
+        if !(1..=1_024).contains(&self.afar_threads) {
+            return refuse(format!("afar_threads = {} is not within 1..=1024", self.afar_threads));
         }
         if self.strangers_max == 0 || !(1..=86_400).contains(&self.stranger_seconds) {
             return refuse("strangers_max must be at least 1, stranger_seconds 1 to 86400".into());

@@ -13,9 +13,12 @@ use std::sync::Arc;
 use std::task::Context;
 use std::time::Instant;
 
+use esker_kv::Barrier;
+
 use crate::front::audit;
 use crate::resp::ahead::Ahead;
 use crate::resp::awaited::{Answered, Awaited};
+use crate::resp::away::Away;
 use crate::resp::commands::Executor;
 use crate::resp::commands::connection::TOO_MANY_CLIENTS;
 use crate::resp::output::{Batch, Output};
@@ -258,6 +261,10 @@ impl Connection {
                 executor.observer.failed_late(&mut self.session);
                 None
             }
+            Answered::Back(away) => match self.come_back(away, executor) {
+                Some(barrier) => barrier,
+                None => return,
+            },
             Answered::Again(queued) => {
                 if !self.session.renew(executor.shared) {
                     return;
@@ -265,6 +272,7 @@ impl Connection {
                 self.session.again = Some(Arc::clone(&queued));
                 let barrier = executor.execute(&mut self.session, queued.args(), &mut self.output.bytes);
                 self.session.again = None;
+                self.leave_if_asked(executor);
                 if self.session.awaited.is_some() {
                     return;
                 }
@@ -279,6 +287,38 @@ impl Connection {
         self.output.end_batch(batch);
         // What it kept to be run it keeps no more.
         self.session.publish();
+    }
+
+    /// Sends the session away, if the command that it was to run has to wait for the store.
+    fn leave_if_asked(&mut self, executor: &Executor<'_>) {
+        let Some(queued) = self.session.leaves.take() else { return };
+        let stand_in = self.session.stand_in();
+        let queue_bytes = self.session.queue.as_ref().map_or(0, |queue| queue.bytes);
+        let bytes = queued.bytes() + queue_bytes;
+        let session = std::mem::replace(&mut self.session, stand_in);
+        let back = executor.shared.line.send(executor.shared, session, queued);
+        self.session.awaited = Some(Awaited::Away(back, bytes));
+    }
+
+    /// Puts the session in its place again, and its reply behind those before it. `None`: it waits for something else,
+    /// or is lost.
+    fn come_back(&mut self, away: Option<Away>, executor: &mut Executor<'_>) -> Option<Option<Barrier>> {
+        let Some((mut away, session)) = away.and_then(|mut away| away.take().map(|session| (away, session))) else {
+            // The server stops, or its thread has ended by a defect: what it did is not known, so that there is no
+            // reply.
+            self.session.closing = true;
+            return None;
+        };
+        let stand_in = std::mem::replace(&mut self.session, session);
+        self.session.closing |= stand_in.closing;
+        executor.tally.add(away.tally);
+        // Where its user is gone meanwhile it has to go, once it has its reply.
+        self.session.renew(executor.shared);
+        if self.session.awaited.is_some() {
+            return None;
+        }
+        self.output.bytes.append(&mut away.reply);
+        Some(away.barrier.take())
     }
 
     fn take(&mut self, bytes: &[u8], executor: &mut Executor<'_>) {
@@ -344,6 +384,7 @@ impl Connection {
                     let barrier = executor.execute(&mut self.session, args, &mut self.output.bytes);
                     used += len;
                     limits.unauthenticated = !self.session.is_authenticated();
+                    self.leave_if_asked(executor);
                     if self.session.awaited.is_some() {
                         self.stalled = used < bytes.len();
                         break;
@@ -365,8 +406,7 @@ impl Connection {
         self.output.end_batch(batch);
         self.session.publish();
         self.ahead.ran(used);
-        // Who waits for his password to be checked is not known yet.
-        if self.stalled && self.session.awaited.as_ref().is_some_and(|awaited| !awaited.is_login()) {
+        if self.stalled && self.session.awaited.as_ref().is_some_and(Awaited::lets_look_ahead) {
             self.ahead.look(&bytes[used..], &limits, &self.session, shared, executor.table);
         }
         used

@@ -138,8 +138,15 @@ impl EventLoop {
         let shared = Arc::clone(&self.shared);
         let task = self.task.clone();
         let observer = Observer::new(&shared, self.index, Table::commands());
-        let mut executor =
-            Executor { shared: &shared, table: Table::get(), before: 0, tally: Tally::default(), task, observer };
+        let mut executor = Executor {
+            shared: &shared,
+            table: Table::get(),
+            before: 0,
+            tally: Tally::default(),
+            task,
+            observer,
+            sends_away: shared.line.is_used(),
+        };
         let mut tick = Instant::now() + TICK;
         while !shared.is_stopping() {
             let wait = if self.again.is_empty() { TICK } else { Duration::ZERO };
@@ -224,7 +231,8 @@ impl EventLoop {
         }
         for at in 0..self.connections.len() {
             let Some(connection) = self.connections[at].as_mut() else { continue };
-            if !connection.session.renew(&self.shared) {
+            // One that is away looks when it is back.
+            if !connection.session.is_away() && !connection.session.renew(&self.shared) {
                 self.turn(at, executor, now);
             }
         }

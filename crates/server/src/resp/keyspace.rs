@@ -180,6 +180,7 @@ pub(crate) struct Keyspace {
     pub(crate) watches: Watches,
     /// Held shared by writers that do not look at what they overwrite; held exclusively to forbid them.
     blind: RwLock<()>,
+    is_afar: bool,
     hashes: AtomicBool,
     watchers: AtomicUsize,
     next_id: AtomicU64,
@@ -203,6 +204,7 @@ impl Keyspace {
             compression: config.compression,
             watches: Watches::new(),
             blind: RwLock::new(()),
+            is_afar: kv.is_afar(),
             hashes: AtomicBool::new(false),
             watchers: AtomicUsize::new(0),
             next_id: AtomicU64::new(1),
@@ -228,7 +230,12 @@ impl Keyspace {
     }
 
     /// Runs `write` if it may overwrite keys without looking at them: there are no hashes and no watchers.
+    /// Not on a store that is far away: a writer that waits for it would keep out those that come to make a hash or to
+    /// watch.
     pub(crate) fn blindly<T>(&self, write: impl FnOnce() -> T) -> Option<T> {
+        if self.is_afar {
+            return None;
+        }
         let _held = self.blind.read();
         if self.hashes.load(Ordering::Relaxed) || self.watchers.load(Ordering::Relaxed) > 0 {
             return None;
@@ -248,6 +255,11 @@ impl Keyspace {
     pub(crate) fn expect_watcher(&self) {
         let _held = self.blind.write();
         self.watchers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Keys that are watched, each as often as it is.
+    pub(crate) fn watched(&self) -> usize {
+        self.watchers.load(Ordering::Relaxed)
     }
 
     pub(crate) fn forget_watcher(&self) {

@@ -12,6 +12,7 @@
 
 mod ahead;
 mod awaited;
+mod away;
 pub(crate) mod clients;
 mod command_stats;
 pub(crate) mod commands;
@@ -192,6 +193,7 @@ impl Server {
             0 => cores.min(LOOPS_MAX_BY_DEFAULT),
             threads => threads,
         };
+        let afar_threads = if kv.is_afar() { config.afar_threads } else { 0 };
         let now_ms = kv.clock().now_ms();
         let keyspace = Keyspace::open(kv, &config)?;
         let shared = Arc::new(Shared {
@@ -210,7 +212,8 @@ impl Server {
             expired: AtomicU64::new(0),
             kills: AtomicU64::new(0),
             loops: (0..threads).map(|_| LoopStats::default()).collect(),
-            command_stats: command_stats::CommandStats::new(threads, commands::Table::commands().len()),
+            command_stats: command_stats::CommandStats::new(threads + afar_threads, commands::Table::commands().len()),
+            line: away::Line::new(afar_threads),
             slowlog: slowlog::Slowlog::default(),
             spikes: spikes::Spikes::default(),
             monitors: monitors::Monitors::new(config.output_bytes_max),
@@ -259,7 +262,14 @@ impl Server {
             tracing::info!(%address, "listening");
         }
         std::thread::scope(|scope| {
+            let _end = away::EndOnDrop(&shared.line);
             scope.spawn(|| expire(shared));
+            for index in 0..shared.line.threads() {
+                scope.spawn(move || {
+                    let _stop = StopOnPanic(shared);
+                    away::serve(shared, index);
+                });
+            }
             let mut loops = self.loops.into_iter();
             let first = loops.next();
             let others: Vec<_> = loops
@@ -289,6 +299,17 @@ struct StopOnDrop<'s>(&'s Shared);
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.stop();
+    }
+}
+
+/// A thread that panics ends the server: a command may have been done by half.
+struct StopOnPanic<'s>(&'s Shared);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop();
+        }
     }
 }
 

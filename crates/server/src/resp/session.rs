@@ -60,6 +60,8 @@ pub(crate) struct Session {
     pub(crate) room_waits: Waits,
     /// The command under way, if it was kept to be run again.
     pub(crate) again: Option<Arc<Queued>>,
+    /// The command that it has to go away for.
+    pub(crate) leaves: Option<Arc<Queued>>,
     /// When the command began that is run again.
     pub(crate) began: Option<Instant>,
     /// The command that `awaited` answers.
@@ -95,6 +97,7 @@ impl Session {
             waits: 0,
             room_waits: Waits::default(),
             again: None,
+            leaves: None,
             began: None,
             begun: None,
             traced: None,
@@ -104,6 +107,16 @@ impl Session {
             draws: 0,
             closing: false,
         }
+    }
+
+    /// What stands in for it while it is away: what is told of it stays as it was.
+    pub(crate) fn stand_in(&self) -> Self {
+        Self { database: self.database, resp3: self.resp3, ..Self::new(Arc::clone(&self.client), None) }
+    }
+
+    /// Whether it stands in for one that is away.
+    pub(crate) fn is_away(&self) -> bool {
+        matches!(self.awaited, Some(Awaited::Away(..)))
     }
 
     /// Whether its user is known.
@@ -191,6 +204,10 @@ impl Session {
     /// Lets others see how it stands.
     pub(crate) fn publish(&self) {
         let client = &self.client;
+        if let Some(awaited) = self.awaited.as_ref().filter(|_| self.is_away()) {
+            client.queued_bytes.store(awaited.queued_bytes(), Ordering::Relaxed);
+            return;
+        }
         client.database.store(self.database, Ordering::Relaxed);
         client.resp.store(if self.resp3 { 3 } else { 2 }, Ordering::Relaxed);
         let queued = self.queue.as_ref().map_or(-1, |queue| queue.commands.len() as i64);

@@ -13,6 +13,7 @@ use crate::front::logins::Logins;
 use crate::front::strangers::Strangers;
 use crate::front::tls::Certificates;
 use crate::front::users::Users;
+use crate::resp::away::Line;
 use crate::resp::clients::Clients;
 use crate::resp::command_stats::CommandStats;
 use crate::resp::config::Config;
@@ -94,6 +95,18 @@ pub(crate) struct Tally {
     pub(crate) output_bytes: u64,
 }
 
+impl Tally {
+    /// Counts what was counted elsewhere.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.commands += other.commands;
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.errors += other.errors;
+        self.input_bytes += other.input_bytes;
+        self.output_bytes += other.output_bytes;
+    }
+}
+
 impl LoopStats {
     pub(crate) fn add(&self, tally: Tally) {
         // One writer: plain loads and stores suffice.
@@ -140,6 +153,8 @@ pub(crate) struct Shared {
     pub(crate) monitors: Arc<Monitors>,
     /// Wakes each event loop.
     pub(crate) wakers: OnceLock<Vec<Arc<mio::Waker>>>,
+    /// Commands that wait for a store which is far away.
+    pub(crate) line: Line,
     pub(crate) stopping: AtomicBool,
     pub(crate) stop_lock: Mutex<()>,
     pub(crate) stopped: Condvar,

@@ -25,6 +25,7 @@ impl<S: ObjectStore> Forward for PerObject<S> {
             cheap_clone: false,
             object_bytes_max: 8 << 20,
             reverse_scans: false,
+            afar: true,
             ..all
         }
     }

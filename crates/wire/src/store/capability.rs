@@ -4,7 +4,8 @@ use esker_store::{Capability, limits};
 
 use crate::proto::store as proto;
 
-/// What a store can do. Watching and sessions are not told: they are not served.
+/// What a store can do. Watching and sessions are not told: they are not served. Nor is where it is: for who is told of
+/// it, it is behind this.
 pub fn encode_capability(able: Capability) -> proto::CapabilityResponse {
     proto::CapabilityResponse {
         backend: able.backend.into(),
@@ -23,7 +24,7 @@ pub fn encode_capability(able: Capability) -> proto::CapabilityResponse {
     }
 }
 
-/// What a store that is called `backend` here can do. Limits are at most those of all stores.
+/// What a store that is called `backend` here can do, whose calls are sent and waited for. Limits are at most those of all stores.
 pub fn decode_capability(backend: &'static str, able: &proto::CapabilityResponse) -> Capability {
     Capability {
         backend,
@@ -41,5 +42,7 @@ pub fn decode_capability(backend: &'static str, able: &proto::CapabilityResponse
         reverse_scans: able.reverse_scans.unwrap_or(true),
         watches: false,
         sessions: false,
+        afar: true,
+        reads_block: true,
     }
 }

@@ -149,7 +149,7 @@ const WAITS_MAX: usize = 64;
 /// Whether a command is begun anew for what it reads, or waits: as it does where the store is elsewhere, which would
 /// have nothing in memory the next time either.
 pub(crate) fn may_wait_again(call: &Call<'_>) -> bool {
-    call.shared.keyspace.kv.is_whole() && (call.session.waits as usize) < WAITS_MAX + call.args.len()
+    !call.shared.keyspace.kv.is_afar() && (call.session.waits as usize) < WAITS_MAX + call.args.len()
 }
 
 /// Has the session wait for this, and then run its command again.
@@ -173,7 +173,7 @@ pub(crate) fn suspend_for_room(call: &mut Call<'_>, stall: Stall) {
 }
 
 /// The command as it is kept to be run again: what was kept of it before, if it was.
-fn again(call: &mut Call<'_>) -> Arc<Queued> {
+pub(crate) fn again(call: &mut Call<'_>) -> Arc<Queued> {
     call.session.again.take().unwrap_or_else(|| Arc::new(Queued::new(call.index, call.args)))
 }
 

@@ -97,6 +97,7 @@ fn sections(shared: &Shared, commands: &[Command]) -> Vec<Section> {
                 ("client_recent_max_input_buffer", deepest(|client| client.input_bytes.load(Ordering::Relaxed))),
                 ("client_recent_max_output_buffer", deepest(|client| client.output_bytes.load(Ordering::Relaxed))),
                 ("blocked_clients", "0".into()),
+                ("total_watched_keys", shared.keyspace.watched().to_string()),
             ],
         ),
         section(

@@ -35,13 +35,13 @@ use esker_store::Waits;
 use smallvec::SmallVec;
 
 pub(crate) use self::call::{
-    Call, Command, NO_SUCH_KEY, NOT_AN_INTEGER, Outcome, Run, SYNTAX, WRONG_TYPE, finish, help, is, may_wait_again,
-    shown, subcommand, suspend, suspend_for_room, tell_of_rest, wake_loop_of, when_busy,
+    Call, Command, NO_SUCH_KEY, NOT_AN_INTEGER, Outcome, Run, SYNTAX, WRONG_TYPE, again, finish, help, is,
+    may_wait_again, shown, subcommand, suspend, suspend_for_room, tell_of_rest, wake_loop_of, when_busy,
 };
 pub(crate) use self::permit::permit;
 pub(crate) use self::table::Table;
 pub(crate) use crate::resp::flags::{
-    ADMIN, BRIEF, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, SWEEPS, WRITE,
+    ADMIN, ASKS, BRIEF, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, SWEEPS, WRITE,
 };
 use crate::resp::observer::{Observer, Timed};
 use crate::resp::parse::Args;
@@ -54,7 +54,7 @@ use crate::trace;
 
 /// What a call needs besides its session.
 pub(crate) struct Executor<'e> {
-    pub(crate) shared: &'e Shared,
+    pub(crate) shared: &'e std::sync::Arc<Shared>,
     pub(crate) table: &'static Table,
     /// The place of the command before: often the next is the same.
     pub(crate) before: usize,
@@ -62,11 +62,13 @@ pub(crate) struct Executor<'e> {
     /// Wakes the loop.
     pub(crate) task: std::task::Waker,
     pub(crate) observer: Observer<'e>,
+    /// Commands that wait for the store are run elsewhere.
+    pub(crate) sends_away: bool,
 }
 
 impl Executor<'_> {
-    /// Runs one command and writes its reply, unless the session then waits for values; returns what the reply has to
-    /// wait for.
+    /// Runs one command and writes its reply, unless the session then waits for values or leaves; returns what the reply
+    /// has to wait for.
     pub(crate) fn execute(&mut self, session: &mut Session, args: Args<'_>, out: &mut Vec<u8>) -> Option<Barrier> {
         self.tally.commands += 1;
         session.draws = 0;
@@ -95,11 +97,13 @@ impl Executor<'_> {
             tally: &mut self.tally,
         };
         let (ran, outcome) = match admit(&mut call, found) {
-            Ok(Some(command)) => (true, run(&mut call, command)),
+            Ok(Some(command)) => (true, run(&mut call, command, self.sends_away)),
             Ok(None) => (false, Ok(())),
             Err(refusal) => (false, Err(refusal)),
         };
-        if matches!(outcome, Err(Refusal::OnItsWay)) && call.session.awaited.is_some() {
+        if matches!(outcome, Err(Refusal::OnItsWay))
+            && (call.session.awaited.is_some() || call.session.leaves.is_some())
+        {
             // It is run again when what it waits for is here, and counts then.
             call.tally.commands -= 1;
             call.session.began = Some(began);
@@ -193,9 +197,16 @@ fn unknown(call: &mut Call<'_>) -> Refusal {
     format!("ERR unknown command '{}', with args beginning with: {args}", shown(name)).into()
 }
 
-/// Runs a command outside EXEC.
-fn run(call: &mut Call<'_>, command: &'static Command) -> Outcome {
+/// Runs a command outside EXEC, or says that it has to be run where it may wait.
+fn run(call: &mut Call<'_>, command: &'static Command, sends_away: bool) -> Outcome {
     let shared = call.shared;
+    if sends_away
+        && !is_begun_here(call, command)
+        && (command.flags & ASKS != 0 || !matches!(command.run, Run::Plain(_)))
+    {
+        call.session.leaves = Some(again(call));
+        return Err(Refusal::OnItsWay);
+    }
     if command.flags & MAKES_HASH != 0 {
         shared.keyspace.expect_hashes();
     }
@@ -213,6 +224,16 @@ fn run(call: &mut Call<'_>, command: &'static Command) -> Outcome {
             outcome
         }
     }
+}
+
+/// Whether a loop begins this command itself, on a store that is far away: it only reads, and the store does not wait.
+fn is_begun_here(call: &Call<'_>, command: &Command) -> bool {
+    let keyspace = &call.shared.keyspace;
+    command.flags & WRITE == 0
+        && matches!(command.run, Run::Fast(..))
+        && !keyspace.kv.store().capability().reads_block
+        // One that is not open yet would be made.
+        && keyspace.database_if_open(call.session.database).is_some()
 }
 
 fn giving<'a>(mut txn: Txn<'a>, command: &Command) -> Txn<'a> {
