@@ -112,8 +112,13 @@ impl Line {
         back
     }
 
-    fn next(&self) -> Option<Job> {
+    /// What is to be run now; `None` once the line has ended. Of the key of the command that this thread has run the
+    /// next has its turn, behind those of other keys.
+    fn next(&self, done: Option<u64>) -> Option<Job> {
         let mut state = self.state.lock();
+        if let Some(key) = done {
+            state.leave(key);
+        }
         loop {
             if state.is_over {
                 return None;
@@ -122,20 +127,6 @@ impl Line {
                 Some(job) => return Some(job),
                 None => self.changed.wait(&mut state),
             }
-        }
-    }
-
-    /// A command of this key was run: the next of it has its turn, behind those of other keys.
-    fn leave(&self, key: u64) {
-        let mut state = self.state.lock();
-        let Some(behind) = state.behind.get_mut(&key) else { return };
-        match behind.pop_front() {
-            Some(job) => {
-                state.ready.push_back(job);
-                drop(state);
-                self.changed.notify_one();
-            }
-            None => drop(state.behind.remove(&key)),
         }
     }
 
@@ -180,6 +171,15 @@ impl State {
         self.ready.push_back(job);
         true
     }
+
+    /// A command of this key was run. Who calls takes a command next, so that there is no thread to wake.
+    fn leave(&mut self, key: u64) {
+        let Some(behind) = self.behind.get_mut(&key) else { return };
+        match behind.pop_front() {
+            Some(job) => self.ready.push_back(job),
+            None => drop(self.behind.remove(&key)),
+        }
+    }
 }
 
 /// Runs commands until the line ends. `index` counts the threads.
@@ -194,7 +194,8 @@ pub(crate) fn serve(shared: &Arc<Shared>, index: usize) {
         observer,
         sends_away: false,
     };
-    while let Some(Job { mut away, queued, key, promise }) = shared.line.next() {
+    let mut done = None;
+    while let Some(Job { mut away, queued, key, promise }) = shared.line.next(done) {
         // A connection that is gone has no commands any more.
         if promise.is_wanted()
             && let Some(session) = &mut away.session
@@ -206,8 +207,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, index: usize) {
             session.again = None;
             away.tally = std::mem::take(&mut executor.tally);
         }
-        // Before its client may send the next.
-        key.into_iter().for_each(|key| shared.line.leave(key));
         promise.fulfil((Ok(away), None));
+        done = key;
     }
 }
