@@ -185,15 +185,8 @@ impl State {
 /// Runs commands until the line ends. `index` counts the threads.
 pub(crate) fn serve(shared: &Arc<Shared>, index: usize) {
     let observer = Observer::new(shared, shared.loops.len() + index, Table::commands());
-    let mut executor = Executor {
-        shared,
-        table: Table::get(),
-        before: 0,
-        tally: Tally::default(),
-        task: std::task::Waker::noop().clone(),
-        observer,
-        sends_away: false,
-    };
+    let mut executor =
+        Executor { shared, table: Table::get(), before: 0, tally: Tally::default(), observer, sends_away: false };
     let mut done = None;
     while let Some(Job { mut away, queued, key, promise }) = shared.line.next(done) {
         // A connection that is gone has no commands any more.

@@ -10,7 +10,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::task::Context;
+use std::task::{Context, Waker};
 use std::time::Instant;
 
 use esker_kv::Barrier;
@@ -62,6 +62,8 @@ enum Late {
 /// A connected client.
 pub(crate) struct Connection {
     transport: Transport,
+    /// Gives it a turn.
+    task: Waker,
     pub(crate) session: Session,
     parser: Parser,
     /// The rest of a half command, or commands that wait until output drains.
@@ -79,16 +81,16 @@ pub(crate) struct Connection {
     pub(crate) active: Instant,
     /// In the event loop's list of those that wait for a barrier.
     pub(crate) waiting: bool,
-    /// In its list of those that wait for values.
-    pub(crate) suspended: bool,
     /// In its list of those that are told every command.
     pub(crate) monitoring: bool,
 }
 
 impl Connection {
-    pub(crate) fn new(transport: Transport, session: Session, now: Instant) -> Self {
+    /// `task` is woken once what the session waits for is here.
+    pub(crate) fn new(transport: Transport, session: Session, task: Waker, now: Instant) -> Self {
         Self {
             transport,
+            task,
             session,
             parser: Parser::new(),
             input: Vec::new(),
@@ -100,7 +102,6 @@ impl Connection {
             ended: false,
             active: now,
             waiting: false,
-            suspended: false,
             monitoring: false,
         }
     }
@@ -232,7 +233,7 @@ impl Connection {
     fn reply_if_here(&mut self, executor: &mut Executor<'_>) -> Late {
         for _ in 0..TRIES_PER_TURN {
             let Some(mut awaited) = self.session.awaited.take() else { return Late::Nothing };
-            if awaited.poll(&mut Context::from_waker(&executor.task)).is_pending() {
+            if awaited.poll(&mut Context::from_waker(&self.task)).is_pending() {
                 self.session.awaited = Some(awaited);
                 return Late::Reply;
             }

@@ -54,6 +54,31 @@ impl Wake for WakePoll {
     }
 }
 
+/// Connections of a loop whose values have come.
+struct Here {
+    connections: Mutex<Vec<usize>>,
+    waker: Arc<Waker>,
+}
+
+/// Wakes a poll when what a connection waits for has come.
+struct WakeConnection {
+    here: Arc<Here>,
+    at: usize,
+}
+
+impl Wake for WakeConnection {
+    fn wake(self: Arc<Self>) {
+        let mut connections = self.here.connections.lock();
+        connections.push(self.at);
+        let is_first = connections.len() == 1;
+        drop(connections);
+        if is_first {
+            // It fails only once the loop is gone, and then nobody waits.
+            let _ = self.here.waker.wake();
+        }
+    }
+}
+
 /// One loop.
 pub(crate) struct EventLoop {
     index: usize,
@@ -68,8 +93,8 @@ pub(crate) struct EventLoop {
     free: Vec<usize>,
     /// Connections with more to do at once.
     again: Vec<usize>,
-    /// Connections that wait for values which are on their way.
-    suspended: Vec<usize>,
+    /// Connections that have waited for values which have come; one of them may be another's by now.
+    here: Arc<Here>,
     /// Connections that are told every command.
     monitoring: Vec<usize>,
     /// Connections that wait for a barrier.
@@ -104,6 +129,7 @@ impl EventLoop {
             index,
             shared,
             poll,
+            here: Arc::new(Here { connections: Mutex::default(), waker: Arc::clone(&waker) }),
             task: Arc::new(WakePoll(waker)).into(),
             listeners,
             accept_again: false,
@@ -112,7 +138,6 @@ impl EventLoop {
             connections: Vec::new(),
             free: Vec::new(),
             again: Vec::new(),
-            suspended: Vec::new(),
             monitoring: Vec::new(),
             waiting: Vec::new(),
             registered: None,
@@ -136,14 +161,12 @@ impl EventLoop {
     pub(crate) fn run(mut self) -> Result<()> {
         let mut events = Events::with_capacity(EVENTS);
         let shared = Arc::clone(&self.shared);
-        let task = self.task.clone();
         let observer = Observer::new(&shared, self.index, Table::commands());
         let mut executor = Executor {
             shared: &shared,
             table: Table::get(),
             before: 0,
             tally: Tally::default(),
-            task,
             observer,
             sends_away: shared.line.is_used(),
         };
@@ -194,10 +217,8 @@ impl EventLoop {
         }
         if woken {
             self.take_inbox(executor, now);
-            // Whose values have come is not told: whoever waits for some looks.
-            for at in std::mem::take(&mut self.suspended) {
-                let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { continue };
-                connection.suspended = false;
+            let here = std::mem::take(&mut *self.here.connections.lock());
+            for at in here {
                 self.turn(at, executor, now);
             }
             for at in std::mem::take(&mut self.monitoring) {
@@ -272,10 +293,6 @@ impl EventLoop {
             return;
         }
         let Some(connection) = self.connections.get_mut(at).and_then(Option::as_mut) else { return };
-        if connection.session.awaited.is_some() && !connection.suspended {
-            connection.suspended = true;
-            self.suspended.push(at);
-        }
         if connection.session.monitor.is_some() && !connection.monitoring {
             connection.monitoring = true;
             self.monitoring.push(at);
@@ -400,7 +417,8 @@ impl EventLoop {
             }
             let mut session = Session::new(client, stranger);
             session.become_nobody(&self.shared);
-            let connection = Connection::new(transport, session, now);
+            let task = Arc::new(WakeConnection { here: Arc::clone(&self.here), at });
+            let connection = Connection::new(transport, session, task.into(), now);
             self.connections[at] = Some(Box::new(connection));
             self.turn(at, executor, now);
         }
@@ -440,7 +458,8 @@ impl EventLoop {
         if idle_seconds > 0 {
             let idle = Duration::from_secs(idle_seconds);
             self.close_where(|connection| {
-                let busy = connection.waiting || connection.suspended || connection.session.monitor.is_some();
+                let busy =
+                    connection.waiting || connection.session.awaited.is_some() || connection.session.monitor.is_some();
                 !busy && now.duration_since(connection.active) >= idle
             });
         }

@@ -59,8 +59,6 @@ pub(crate) struct Executor<'e> {
     /// The place of the command before: often the next is the same.
     pub(crate) before: usize,
     pub(crate) tally: Tally,
-    /// Wakes the loop.
-    pub(crate) task: std::task::Waker,
     pub(crate) observer: Observer<'e>,
     /// Commands that wait for the store are run elsewhere.
     pub(crate) sends_away: bool,
