@@ -1,0 +1,33 @@
+//! Chain replication: who is in a chain, what a replica does, what the manager changes. Pure steps: no clock, no
+//! socket, no store.
+//!
+//! ```text
+//! writer → head: guards, order → operation → next → … → tail
+//!              ← acknowledged: durable there and on all behind it ←
+//! manager: who is heard of → next table → the coordinator compares and sets it → replicas
+//! ```
+//!
+//! [`Replica::step`] (event) → effects that its server carries out · [`next_table`] (table, who is heard of) → table
+//!
+//! The same code runs in the model checker (`esker-models`), in simulations and in servers, so that what was explored
+//! is what runs. Replication by chains is van Renesse's and Schneider's (OSDI 2004); reads at every replica follow CRAQ
+//! (Terrace and Freedman, USENIX 2009); the states of members follow 3FS.
+//!
+//! Invariants:
+//! 1. An acknowledged operation is durable on every serving member of the table in which it was acknowledged, and on
+//!    every member that is made serving later.
+//! 2. Of two serving members the one nearer to the tail holds a prefix of what the other holds.
+//! 3. A member answers only under a lease of the table that it goes by; a table without it is made only once that lease
+//!    has run out, or it has given it up.
+
+#![forbid(unsafe_code)]
+
+mod lease;
+mod manage;
+mod replica;
+mod table;
+
+pub use lease::{Lease, Renewals};
+pub use manage::{Heard, next_table};
+pub use replica::{Clean, Effect, Event, Message, Replica};
+pub use table::{Incarnation, Member, Place, ServerId, Table};

@@ -1,0 +1,410 @@
+//! A replica: it takes operations in order, sends them on, and says when those behind it have them.
+//!
+//! ```text
+//! head: applied by its store → Event::Applied ┐
+//! others: Message::Forward → Effect::Apply    ┴→ kept, sent on → durable here, acknowledged from behind
+//!       → the head: Effect::Committed · others: Message::Ack to the one before
+//! new table → Begin to the one behind → At: how far it is → what it lacks, or a copy
+//! ```
+//!
+//! Invariants:
+//! 1. Operations are numbered from 1 without gaps; a replica applies them in that order, each once.
+//! 2. What is sent on is kept until it is acknowledged from behind.
+//! 3. A member that syncs counts once it has everything that was acknowledged: from then on nothing is without it.
+//! 4. Messages of another version of the table change nothing.
+
+use std::collections::VecDeque;
+
+use crate::table::{Incarnation, Place, ServerId, Table};
+
+/// What happens to a replica.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Event<O> {
+    /// The coordinator has this table.
+    Table(Table),
+    /// The head's store has applied an operation, as number [`Replica::next`].
+    Applied(O),
+    /// Operations up to this one are durable here.
+    Durable(u64),
+    /// A copy is here, whole and durable.
+    Copied {
+        /// Who sent it.
+        from: ServerId,
+        /// In which version of the table it was begun.
+        version: u64,
+        /// It is the state after this operation.
+        seq: u64,
+    },
+    /// A server has sent this.
+    Message(ServerId, Message<O>),
+    /// The connection to the one behind is new: what was sent may be lost.
+    Reconnected,
+}
+
+/// What a replica sends to another.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Message<O> {
+    /// From now on I send to you, in this version of the table.
+    Begin {
+        /// Of the table.
+        version: u64,
+        /// See [`Message::Forward`].
+        committed: u64,
+    },
+    /// I have applied the operations up to this one; `None`: I have nothing that you may build on.
+    At {
+        /// Of the table.
+        version: u64,
+        /// The last.
+        applied: Option<u64>,
+    },
+    /// The next operation.
+    Forward {
+        /// Of the table.
+        version: u64,
+        /// Its number.
+        seq: u64,
+        /// What it does.
+        operation: O,
+        /// The last that is known to be acknowledged to its writer.
+        committed: u64,
+    },
+    /// Operations up to this one are durable with me and all behind me.
+    Ack {
+        /// Of the table.
+        version: u64,
+        /// The last.
+        seq: u64,
+    },
+    /// Operations up to this one are acknowledged to their writers.
+    Committed {
+        /// Of the table.
+        version: u64,
+        /// The last.
+        seq: u64,
+    },
+}
+
+impl<O> Message<O> {
+    fn version(&self) -> u64 {
+        match self {
+            Self::Begin { version, .. }
+            | Self::At { version, .. }
+            | Self::Forward { version, .. }
+            | Self::Ack { version, .. }
+            | Self::Committed { version, .. } => *version,
+        }
+    }
+}
+
+/// What a replica wants done, in this order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Effect<O> {
+    /// Apply this operation to the store as this number, and tell when it is durable.
+    Apply(u64, O),
+    /// Send this.
+    Send(ServerId, Message<O>),
+    /// Operations up to this one are on every copy: their writers are told.
+    Committed(u64),
+    /// Send this server what makes its state the one after this operation, as it is here now.
+    Copy {
+        /// Whom.
+        to: ServerId,
+        /// After which operation.
+        seq: u64,
+        /// It holds the state after this one; `None`: what it holds counts for nothing.
+        since: Option<u64>,
+    },
+    /// What the store holds counts for nothing from now on, until a copy has come.
+    Distrust,
+    /// Ask the coordinator for the table: there is a newer one.
+    Refresh,
+    /// Tell the manager that this server is in step, in this version of the table.
+    InStep(ServerId, u64),
+}
+
+/// What a reader finds at a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Clean {
+    /// What it has may be told.
+    Yes,
+    /// The head has to be asked whether this operation is acknowledged.
+    Ask(u64),
+}
+
+/// The one behind.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Behind {
+    server: ServerId,
+    /// It has told how far it is, and is sent what comes.
+    streaming: bool,
+    /// It and all behind it have everything up to this.
+    acked: u64,
+    /// What is acknowledged waits for it.
+    counts: bool,
+}
+
+/// A replica of a chain.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Replica<O> {
+    me: ServerId,
+    incarnation: Incarnation,
+    table: Table,
+    applied: u64,
+    durable: u64,
+    /// It has told the one before, or writers, that everything up to this is done.
+    told: u64,
+    /// Known to be acknowledged to its writer.
+    committed: u64,
+    /// Sent on, or to be, and not acknowledged from behind; the last is `applied`.
+    kept: VecDeque<O>,
+    behind: Option<Behind>,
+    /// It has a state to build on.
+    based: bool,
+}
+
+impl<O: Clone> Replica<O> {
+    /// A replica whose store holds the operations up to `applied`, all durable.
+    pub fn new(me: ServerId, incarnation: Incarnation, applied: u64) -> Self {
+        Self {
+            me,
+            incarnation,
+            table: Table::none(),
+            applied,
+            durable: applied,
+            told: 0,
+            committed: 0,
+            kept: VecDeque::new(),
+            behind: None,
+            based: true,
+        }
+    }
+
+    /// The table that it goes by.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// How it stands in that; `None`: not at all.
+    pub fn place(&self) -> Option<Place> {
+        self.table.place(self.me, self.incarnation)
+    }
+
+    /// Whether it decides. It may only under a lease.
+    pub fn is_head(&self) -> bool {
+        self.place() == Some(Place::Serving) && self.table.head().is_some_and(|head| head.server == self.me)
+    }
+
+    /// The number of the next operation.
+    pub fn next(&self) -> u64 {
+        self.applied + 1
+    }
+
+    /// The last operation that is known to be acknowledged to its writer.
+    pub fn committed(&self) -> u64 {
+        self.committed
+    }
+
+    /// Operations that are kept to be sent again.
+    pub fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Whether a reader may be told what it has, which was last written by operation `seq`. It may only under a lease,
+    /// and where it serves.
+    pub fn clean(&self, seq: u64) -> Clean {
+        if seq <= self.committed { Clean::Yes } else { Clean::Ask(seq) }
+    }
+
+    /// Takes one step.
+    pub fn step(&mut self, event: Event<O>) -> Vec<Effect<O>> {
+        let mut effects = Vec::new();
+        match event {
+            Event::Table(table) => self.adopt(table, &mut effects),
+            Event::Applied(operation) => self.take(operation, &mut effects),
+            Event::Durable(seq) => {
+                self.durable = self.durable.max(seq.min(self.applied));
+                self.advance(&mut effects);
+            }
+            Event::Copied { from, version, seq } => self.build_on(from, version, seq, &mut effects),
+            Event::Message(from, message) => self.hear(from, message, &mut effects),
+            Event::Reconnected => self.begin(&mut effects),
+        }
+        effects
+    }
+
+    fn adopt(&mut self, table: Table, effects: &mut Vec<Effect<O>>) {
+        if table.version <= self.table.version {
+            return;
+        }
+        let before = self.place();
+        self.table = table;
+        let now = self.place();
+        if now == Some(Place::Syncing) && before != now {
+            // What it has that others may not have is for nobody to build on.
+            self.based = false;
+            (self.applied, self.durable, self.committed) = (0, 0, 0);
+            effects.push(Effect::Distrust);
+        }
+        self.told = self.committed;
+        let successor = self.table.successor(self.me).filter(|_| now == Some(Place::Serving)).copied();
+        self.behind = successor.map(|member| Behind {
+            server: member.server,
+            streaming: false,
+            acked: self.applied - self.kept.len() as u64,
+            counts: member.place == Place::Serving,
+        });
+        if self.behind.is_none() {
+            self.kept.clear();
+        }
+        self.begin(effects);
+        self.advance(effects);
+    }
+
+    /// Asks the one behind how far it is.
+    fn begin(&mut self, effects: &mut Vec<Effect<O>>) {
+        if let Some(behind) = &mut self.behind {
+            behind.streaming = false;
+            let begin = Message::Begin { version: self.table.version, committed: self.committed };
+            effects.push(Effect::Send(behind.server, begin));
+        }
+    }
+
+    /// Keeps an operation that was applied, and sends it on.
+    fn take(&mut self, operation: O, effects: &mut Vec<Effect<O>>) {
+        self.applied += 1;
+        let (version, seq, committed) = (self.table.version, self.applied, self.committed);
+        if let Some(behind) = &self.behind {
+            if behind.streaming {
+                let operation = operation.clone();
+                effects.push(Effect::Send(behind.server, Message::Forward { version, seq, operation, committed }));
+            }
+            self.kept.push_back(operation);
+        }
+    }
+
+    /// Tells what is durable here and on all behind.
+    fn advance(&mut self, effects: &mut Vec<Effect<O>>) {
+        if self.place() != Some(Place::Serving) && self.place() != Some(Place::Syncing) || !self.based {
+            return;
+        }
+        let behind = self.behind.as_ref().filter(|behind| behind.counts).map_or(u64::MAX, |behind| behind.acked);
+        let done = self.durable.min(behind);
+        if done <= self.told {
+            return;
+        }
+        self.told = done;
+        let version = self.table.version;
+        if self.is_head() {
+            self.committed = self.committed.max(done);
+            effects.push(Effect::Committed(done));
+        } else if let Some(before) = self.table.predecessor(self.me) {
+            effects.push(Effect::Send(before.server, Message::Ack { version, seq: done }));
+        }
+    }
+
+    fn hear(&mut self, from: ServerId, message: Message<O>, effects: &mut Vec<Effect<O>>) {
+        let version = message.version();
+        if self.place().is_none() {
+            // What its last start was, it is not.
+            return;
+        }
+        if version != self.table.version {
+            if version > self.table.version {
+                effects.push(Effect::Refresh);
+            }
+            return;
+        }
+        let is_before = self.table.predecessor(self.me).is_some_and(|before| before.server == from);
+        let is_behind = self.behind.as_ref().is_some_and(|behind| behind.server == from);
+        match message {
+            Message::Begin { committed, .. } if is_before => {
+                self.note(committed);
+                let applied = self.based.then_some(self.applied);
+                effects.push(Effect::Send(from, Message::At { version, applied }));
+            }
+            Message::Forward { seq, operation, committed, .. } if is_before => {
+                self.note(committed);
+                self.receive(from, seq, operation, effects);
+            }
+            Message::Committed { seq, .. } if is_before => {
+                self.note(seq);
+                if let Some(behind) = &self.behind {
+                    let committed = Message::Committed { version, seq: self.committed };
+                    effects.push(Effect::Send(behind.server, committed));
+                }
+            }
+            Message::At { applied, .. } if is_behind => self.stream(applied, effects),
+            Message::Ack { seq, .. } if is_behind => self.acknowledge(seq, effects),
+            _ => {}
+        }
+    }
+
+    fn note(&mut self, committed: u64) {
+        self.committed = self.committed.max(committed);
+    }
+
+    fn receive(&mut self, from: ServerId, seq: u64, operation: O, effects: &mut Vec<Effect<O>>) {
+        let version = self.table.version;
+        if !self.based {
+            // What comes while the copy is on its way is asked for once that is here.
+        } else if seq == self.applied + 1 {
+            effects.push(Effect::Apply(seq, operation.clone()));
+            self.take(operation, effects);
+        } else if seq > self.applied {
+            // Something was lost on the way.
+            effects.push(Effect::Send(from, Message::At { version, applied: Some(self.applied) }));
+        } else if self.told > 0 {
+            // So was the answer, perhaps.
+            effects.push(Effect::Send(from, Message::Ack { version, seq: self.told }));
+        }
+    }
+
+    /// Sends what the one behind lacks.
+    fn stream(&mut self, applied: Option<u64>, effects: &mut Vec<Effect<O>>) {
+        let (version, committed) = (self.table.version, self.committed);
+        let Some(behind) = &mut self.behind else { return };
+        let first = self.applied + 1 - self.kept.len() as u64;
+        behind.streaming = true;
+        let from = match applied {
+            Some(applied) if (first - 1..=self.applied).contains(&applied) => applied + 1,
+            // One that serves has everything that is not kept.
+            _ if behind.counts => return,
+            since => {
+                effects.push(Effect::Copy { to: behind.server, seq: self.applied, since });
+                behind.acked = self.applied;
+                self.kept.clear();
+                return;
+            }
+        };
+        for (seq, operation) in (first..).zip(&self.kept).filter(|(seq, _)| *seq >= from) {
+            let operation = operation.clone();
+            effects.push(Effect::Send(behind.server, Message::Forward { version, seq, operation, committed }));
+        }
+    }
+
+    fn acknowledge(&mut self, seq: u64, effects: &mut Vec<Effect<O>>) {
+        let Some(behind) = &mut self.behind else { return };
+        let seq = seq.min(self.applied);
+        let first = self.applied + 1 - self.kept.len() as u64;
+        self.kept.drain(..(seq + 1).saturating_sub(first).min(self.kept.len() as u64) as usize);
+        behind.acked = behind.acked.max(seq);
+        if !behind.counts && behind.streaming && seq >= self.told {
+            behind.counts = true;
+            effects.push(Effect::InStep(behind.server, self.table.version));
+        }
+        self.advance(effects);
+    }
+
+    /// Goes on from a copy.
+    fn build_on(&mut self, from: ServerId, version: u64, seq: u64, effects: &mut Vec<Effect<O>>) {
+        let is_before = self.table.predecessor(self.me).is_some_and(|before| before.server == from);
+        if !is_before || version != self.table.version || self.place() != Some(Place::Syncing) {
+            return;
+        }
+        self.based = true;
+        (self.applied, self.durable) = (seq, seq);
+        effects.push(Effect::Send(from, Message::At { version, applied: Some(seq) }));
+        self.advance(effects);
+    }
+}
