@@ -39,7 +39,6 @@ impl ObjectStore for Engine {
             watches: false,
             sessions: false,
             afar: false,
-            reads_block: false,
         }
     }
 

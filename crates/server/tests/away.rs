@@ -6,6 +6,7 @@
 mod afar;
 mod support;
 
+use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::sync::Arc;
 
@@ -13,6 +14,8 @@ use afar::Afar;
 use esker_kv::SystemClock;
 use esker_memory::MemoryStore;
 use esker_server::resp::{Config, NoEngineInfo};
+use esker_store::contract::PerObject;
+use esker_store::{Forward, ObjectStore};
 use support::{Client, Running, config, encode, eventually};
 
 /// The store, of which nothing hangs any more when a test has ended.
@@ -32,13 +35,31 @@ impl Drop for Ends {
     }
 }
 
-fn start(threads: usize, reads_block: bool) -> (Running, Ends) {
+fn start(threads: usize) -> (Running, Ends) {
     let store = Arc::new(MemoryStore::new());
-    let seen = Afar::new(Arc::clone(&store), reads_block);
+    let seen = Afar::new(Arc::clone(&store) as _);
     let config = Config { threads: 1, afar_threads: threads, ..config() };
     let running =
         Running::start_over(store, Arc::clone(&seen) as _, config, Arc::new(SystemClock), Arc::new(NoEngineInfo));
     (running, Ends(seen))
+}
+
+/// Over keys in partitions, as on Ceph.
+fn start_parted(threads: usize) -> (Running, Ends) {
+    let store = Arc::new(MemoryStore::new());
+    let seen = Afar::new(Arc::new(PerObject(Beside(Arc::clone(&store)))));
+    let config = Config { threads: 1, afar_threads: threads, ..config() };
+    let over = Arc::clone(&seen) as _;
+    let running = Running::start_over(store, over, config, Arc::new(SystemClock), Arc::new(NoEngineInfo));
+    (running, Ends(seen))
+}
+
+struct Beside(Arc<MemoryStore>);
+
+impl Forward for Beside {
+    fn behind(&self) -> &dyn ObjectStore {
+        &*self.0
+    }
 }
 
 fn begin(client: &mut Client<TcpStream>, line: &str) {
@@ -57,7 +78,7 @@ fn info(client: &mut Client<TcpStream>, key: &str) -> String {
 
 #[test]
 fn who_waits_for_a_write_holds_up_no_other_and_is_answered_in_order() {
-    let (server, store) = start(2, false);
+    let (server, store) = start(2);
     let (mut waits, mut other) = (server.client(), server.client());
     store.hold(b"slow");
     for line in ["SET a slow", "INCR n", "GET a", "SET a x", "GET a"] {
@@ -84,7 +105,7 @@ fn who_waits_for_a_write_holds_up_no_other_and_is_answered_in_order() {
 
 #[test]
 fn commands_of_a_busy_key_hold_one_thread() {
-    let (server, store) = start(2, false);
+    let (server, store) = start(2);
     store.hold(b"slow");
     let mut waiting: Vec<_> = (0..5).map(|_| server.client()).collect();
     for client in &mut waiting {
@@ -110,7 +131,7 @@ fn commands_of_a_busy_key_hold_one_thread() {
 
 #[test]
 fn the_commands_of_many_clients_are_each_done_once() {
-    let (server, _store) = start(8, false);
+    let (server, _store) = start(8);
     std::thread::scope(|scope| {
         for number in 0..16 {
             let mut client = server.client();
@@ -131,21 +152,8 @@ fn the_commands_of_many_clients_are_each_done_once() {
 }
 
 #[test]
-fn where_reads_are_waited_for_too_they_hold_up_no_loop() {
-    let (server, store) = start(1, true);
-    let mut waits = server.client();
-    waits.check("SET a 1", "+OK\r\n");
-    store.hold_reads();
-    begin(&mut waits, "GET a");
-    eventually("the read hangs", || store.hanging() == 1);
-    server.client().check("PING", "+PONG\r\n");
-    store.let_go();
-    assert_eq!(answer(&mut waits), "$1\r\n1\r\n");
-}
-
-#[test]
 fn a_client_that_leaves_while_its_command_is_away_leaves_nothing_behind() {
-    let (server, store) = start(1, false);
+    let (server, store) = start(1);
     store.hold(b"slow");
     let mut first = server.client();
     begin(&mut first, "SET a slow");
@@ -176,7 +184,7 @@ fn a_client_that_leaves_while_its_command_is_away_leaves_nothing_behind() {
 
 #[test]
 fn a_client_that_watched_before_it_left_watches_no_more() {
-    let (server, store) = start(1, false);
+    let (server, store) = start(1);
     let mut client = server.client();
     client.check("WATCH w", "+OK\r\n");
     assert_eq!(info(&mut server.client(), "total_watched_keys"), "1");
@@ -193,7 +201,7 @@ fn a_client_that_watched_before_it_left_watches_no_more() {
 
 #[test]
 fn a_watched_key_that_changes_while_exec_is_away_is_seen() {
-    let (server, store) = start(2, false);
+    let (server, store) = start(2);
     let (mut client, mut other) = (server.client(), server.client());
     client.check("WATCH w", "+OK\r\n");
     store.hold(b"slow");
@@ -212,7 +220,7 @@ fn a_watched_key_that_changes_while_exec_is_away_is_seen() {
 
 #[test]
 fn a_user_that_is_closed_while_away_is_answered_and_goes() {
-    let (server, store) = start(1, false);
+    let (server, store) = start(1);
     let mut admin = server.client();
     admin.check("ACL SETUSER bob on >pass ~* +@all", "+OK\r\n");
     let mut bob = server.client();
@@ -231,7 +239,7 @@ fn a_user_that_is_closed_while_away_is_answered_and_goes() {
 
 #[test]
 fn a_server_that_stops_answers_what_is_away() {
-    let (server, store) = start(1, false);
+    let (server, store) = start(1);
     let (mut runs, mut waits) = (server.client(), server.client());
     store.hold(b"slow");
     begin(&mut runs, "SET a slow");
@@ -245,5 +253,104 @@ fn a_server_that_stops_answers_what_is_away() {
     assert_eq!(answer(&mut runs), "+OK\r\n");
     assert!(runs.reply().is_none());
     drop(waits.reply());
+    drop(server.join());
+}
+
+#[test]
+fn reads_of_several_partitions_hold_up_no_loop() {
+    let (server, store) = start_parted(4);
+    let (mut waits, mut reads, mut other) = (server.client(), server.client(), server.client());
+    store.hold(b"slow");
+    begin(&mut waits, "SET a slow");
+    eventually("the write hangs", || store.hanging() == 1);
+    begin(&mut reads, "MGET a b c");
+    other.check("PING", "+PONG\r\n");
+    other.check("GET b", "$-1\r\n");
+    other.check("SELECT 0", "+OK\r\n");
+    assert!(other.run("INFO all").contains("# Keyspace"));
+    store.let_go();
+    assert_eq!(answer(&mut waits), "+OK\r\n");
+    assert!(answer(&mut reads).starts_with("*3\r\n"));
+}
+
+#[test]
+fn who_waits_for_a_thread_holds_up_none_that_needs_none() {
+    let (server, store) = start(1);
+    let (mut first, mut second, mut other) = (server.client(), server.client(), server.client());
+    store.hold(b"slow");
+    begin(&mut first, "SET a slow");
+    eventually("the write hangs", || store.hanging() == 1);
+    begin(&mut second, "SET b 1");
+    for line in ["PING", "GET b", "SELECT 0", "INFO", "CLIENT LIST", "ACL WHOAMI", "TIME", "CONFIG GET maxclients"] {
+        assert!(!other.run(line).starts_with('-'), "{line}");
+    }
+    store.let_go();
+    assert_eq!((answer(&mut first), answer(&mut second)), ("+OK\r\n".into(), "+OK\r\n".into()));
+}
+
+#[test]
+fn a_user_that_is_closed_while_in_line_writes_no_more() {
+    let (server, store) = start(1);
+    let (mut admin, mut first, mut bob) = (server.client(), server.client(), server.client());
+    admin.check("ACL SETUSER bob on >pass ~* +@all", "+OK\r\n");
+    bob.check("AUTH bob pass", "+OK\r\n");
+    store.hold(b"slow");
+    begin(&mut first, "SET a slow");
+    eventually("the write hangs", || store.hanging() == 1);
+    begin(&mut bob, "SET k 1");
+    eventually("it waits", || {
+        admin.run("CLIENT LIST").lines().any(|line| line.contains("user=bob") && line.contains("cmd=set"))
+    });
+    admin.check("ACL SETUSER bob off", "+OK\r\n");
+    store.let_go();
+    assert!(bob.reply().is_none());
+    assert_eq!(answer(&mut first), "+OK\r\n");
+    admin.check("GET k", "$-1\r\n");
+}
+
+/// The memory of the process tells.
+#[test]
+fn what_closed_connections_had_in_line_is_freed() {
+    let (server, store) = start(1);
+    let mut first = server.client();
+    store.hold(b"slow");
+    begin(&mut first, "SET a slow");
+    eventually("the write hangs", || store.hanging() == 1);
+    let resident = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4_096
+    };
+    let value = "x".repeat(8 << 20);
+    let before = resident();
+    for _ in 0..40 {
+        let mut client = server.client();
+        client.check("CLIENT SETNAME big", "+OK\r\n");
+        begin(&mut client, &format!("SET a {value}"));
+        let waits = |line: &str| line.contains("name=big") && line.contains("cmd=set");
+        eventually("it waits", || server.client().run("CLIENT LIST").lines().any(waits));
+        server.client().run("CLIENT KILL SKIPME yes");
+        // The first is closed as well; its write goes on.
+        let end = client.stream.read(&mut [0; 16]);
+        assert!(
+            end.as_ref().is_ok_and(|len| *len == 0)
+                || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
+        );
+    }
+    assert!(resident() < before + (160 << 20), "{} MiB more are held", (resident() - before) >> 20);
+    store.let_go();
+}
+
+#[test]
+fn a_stop_without_saving_waits_for_no_store() {
+    let (server, store) = start(1);
+    let mut first = server.client();
+    store.hold(b"slow");
+    begin(&mut first, "SET a slow");
+    eventually("the write hangs", || store.hanging() == 1);
+    let mut other = server.client();
+    begin(&mut other, "SHUTDOWN NOSAVE");
+    eventually("it stops", || server.handle.is_stopping());
+    store.let_go();
+    assert_eq!(answer(&mut first), "+OK\r\n");
     drop(server.join());
 }

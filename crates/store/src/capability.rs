@@ -36,8 +36,6 @@ pub struct Capability {
     /// [`session`](crate::ObjectStore::session) and [`shut_out`](crate::ObjectStore::shut_out) work.
     pub sessions: bool,
     /// It is on the other side of a network: an outcome, of a submit above all, may take as long as the other side
-    /// takes. A face whose threads may not wait has others call it.
+    /// takes; reads are begun. A face whose threads may not wait has others write.
     pub afar: bool,
-    /// Then reads too are answered before their calls return; else they are begun.
-    pub reads_block: bool,
 }

@@ -300,7 +300,6 @@ impl ObjectStore for FileStore {
             watches: false,
             sessions: false,
             afar: false,
-            reads_block: false,
         }
     }
 

@@ -271,7 +271,6 @@ impl ObjectStore for KeyValueStore {
             watches: false,
             sessions: false,
             afar: false,
-            reads_block: false,
         }
     }
 

@@ -166,7 +166,6 @@ impl ObjectStore for MemoryStore {
             watches: false,
             sessions: false,
             afar: false,
-            reads_block: false,
         }
     }
 

@@ -316,7 +316,6 @@ impl ObjectStore for RadosStore {
             watches: false,
             sessions: self.opened_by.is_some(),
             afar: true,
-            reads_block: false,
         }
     }
 

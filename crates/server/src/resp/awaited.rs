@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use esker_kv::{Barrier, Entry};
 use esker_store::Completion;
 
-use crate::resp::away::Away;
+use crate::resp::away::{Away, Sent};
 use crate::resp::keyspace::HASH;
 use crate::resp::queued::Queued;
 use crate::resp::refusal::{Refusal, WRONG_TYPE};
@@ -30,8 +30,8 @@ pub(crate) enum Awaited {
     Login(Completion<bool>, Arc<Queued>),
     /// Work that says how it went.
     Work(Completion<Result<(), String>>),
-    /// The session itself, which runs a command elsewhere; and the memory that it holds there, in bytes.
-    Away(Completion<Away>, usize),
+    /// The session itself, which runs a command elsewhere.
+    Away(Sent),
 }
 
 /// What is to be done with what was waited for.
@@ -113,7 +113,7 @@ impl Awaited {
     pub(crate) fn queued_bytes(&self) -> usize {
         match self {
             Self::Value(_, queued) | Self::Login(_, queued) => queued.bytes(),
-            Self::Away(_, bytes) => *bytes,
+            Self::Away(sent) => sent.bytes,
             Self::One(_) | Self::Several(_) | Self::Work(_) => 0,
         }
     }
@@ -126,7 +126,7 @@ impl Awaited {
             Self::Value(value, _) => value.poll_arrived(cx),
             Self::Login(right, _) => right.poll_arrived(cx),
             Self::Work(done) => done.poll_arrived(cx),
-            Self::Away(back, _) => back.poll_arrived(cx),
+            Self::Away(sent) => sent.poll(cx),
         }
     }
 
@@ -160,7 +160,7 @@ impl Awaited {
                 }
                 Err(error) => (Err(error.into()), None),
             },
-            Self::Away(back, _) => return Answered::Back(back.into_parts().0.ok()),
+            Self::Away(mut sent) => return Answered::Back(sent.take()),
             Self::Work(done) => match done.into_parts().0 {
                 Ok(Ok(())) => {
                     reply.ok();

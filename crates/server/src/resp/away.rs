@@ -8,12 +8,15 @@
 //! 1. A session is in one place. While it is away its connection has a stand-in, runs no command and sends what was
 //!    ready before.
 //! 2. A session that finds its connection gone watches nothing any more.
-//! 3. Of the commands of one key one is run at a time, so that those that wait for a busy key hold no thread. At most
-//!    one command of a connection waits.
+//! 3. Of the commands whose first key is the same one is run at a time, so that those that wait for a busy key hold no
+//!    thread. Others do: as many as there are threads wait for the store, and the next for them.
+//! 4. At most one command of a connection waits, and none of one that is closed.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
 
 use esker_store::{Barrier, Completion, Promise, promised};
 use parking_lot::{Condvar, Mutex};
@@ -50,12 +53,46 @@ impl Drop for Away {
     }
 }
 
-struct Job {
+/// What a job runs; taken by the thread that runs it, or by the connection's end.
+struct Load {
     away: Away,
     queued: Arc<Queued>,
+    since: Instant,
+}
+
+struct Job {
+    load: Arc<Mutex<Option<Load>>>,
     /// Of the command's first key.
     key: Option<u64>,
     promise: Promise<Away>,
+}
+
+/// What a connection has sent away; where that is dropped before a thread has taken it, it is freed.
+pub(crate) struct Sent {
+    back: Completion<Away>,
+    load: Arc<Mutex<Option<Load>>>,
+    /// Memory that it holds, in bytes.
+    pub(crate) bytes: usize,
+}
+
+impl Sent {
+    /// Ready once the session is back; the task of `cx` is woken then.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.back.poll_arrived(cx)
+    }
+
+    /// The session, which is back; `None`: it is lost.
+    pub(crate) fn take(&mut self) -> Option<Away> {
+        let nothing = Completion::ready(Err(esker_store::Error::Stopped { cause: "taken".into() }));
+        std::mem::replace(&mut self.back, nothing).into_parts().0.ok()
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        let load = self.load.lock().take();
+        drop(load);
+    }
 }
 
 #[derive(Default)]
@@ -93,23 +130,21 @@ impl Line {
     }
 
     /// Sends a session away to run this command.
-    pub(crate) fn send(&self, shared: &Arc<Shared>, session: Session, queued: Arc<Queued>) -> Completion<Away> {
+    pub(crate) fn send(&self, shared: &Arc<Shared>, session: Session, queued: Arc<Queued>) -> Sent {
         let (promise, back) = promised("the thread that runs commands");
         let key = first_key(&session, &queued).map(|key| self.hasher.hash_one((session.database, key)));
+        let bytes = queued.bytes() + session.queue.as_ref().map_or(0, |queue| queue.bytes);
         let (session, shared) = (Some(Box::new(session)), Arc::clone(shared));
         let away = Away { session, shared, reply: Vec::new(), barrier: None, tally: Tally::default() };
-        let job = Job { away, queued, key, promise };
+        let load = Arc::new(Mutex::new(Some(Load { away, queued, since: Instant::now() })));
+        let job = Job { load: Arc::clone(&load), key, promise };
         let mut state = self.state.lock();
-        if state.is_over {
-            // Its server has stopped: the connection is told so, as the promise is dropped.
-            drop(state);
-            return back;
-        }
-        if state.enter(job) {
+        // Once its server has stopped, the connection is told so as the promise is dropped.
+        if !state.is_over && state.enter(job) {
             drop(state);
             self.changed.notify_one();
         }
-        back
+        Sent { back, load, bytes }
     }
 
     /// What is to be run now; `None` once the line has ended. Of the key of the command that this thread has run the
@@ -163,6 +198,10 @@ impl State {
     fn enter(&mut self, job: Job) -> bool {
         if let Some(key) = job.key {
             if let Some(behind) = self.behind.get_mut(&key) {
+                // Those of connections that are closed need not be kept until their turn.
+                while behind.front().is_some_and(|job| job.load.lock().is_none()) {
+                    behind.pop_front();
+                }
                 behind.push_back(job);
                 return false;
             }
@@ -188,11 +227,17 @@ pub(crate) fn serve(shared: &Arc<Shared>, index: usize) {
     let mut executor =
         Executor { shared, table: Table::get(), before: 0, tally: Tally::default(), observer, sends_away: false };
     let mut done = None;
-    while let Some(Job { mut away, queued, key, promise }) = shared.line.next(done) {
-        // A connection that is gone has no commands any more.
-        if promise.is_wanted()
-            && let Some(session) = &mut away.session
+    while let Some(Job { load, key, promise }) = shared.line.next(done) {
+        done = key;
+        let taken = load.lock().take();
+        // A connection that is closed has no commands any more.
+        let Some(Load { mut away, queued, since }) = taken else { continue };
+        if let Some(session) = &mut away.session
+            // What its user might when the command came, he may not any more.
+            && session.renew(shared)
         {
+            // The time in line is not the command's.
+            session.began = session.began.map(|began| began + since.elapsed());
             session.again = Some(Arc::clone(&queued));
             executor.observer.begin_batch();
             away.barrier = executor.execute(session, queued.args(), &mut away.reply);
@@ -201,6 +246,5 @@ pub(crate) fn serve(shared: &Arc<Shared>, index: usize) {
             away.tally = std::mem::take(&mut executor.tally);
         }
         promise.fulfil((Ok(away), None));
-        done = key;
     }
 }

@@ -5,12 +5,12 @@
 //! Every call is timed, none is sampled: the clock is read before the first command of a batch and after each, or after
 //! a few brief ones of one name, of which each counts as its share. The time of a command is that of its run on the
 //! event loop, as in Redis: waiting for durability is not part of it, waiting for a value that is read from the device
-//! is.
+//! is; where threads beside the loops run it, waiting for the store is, and standing in line for a thread is not.
 //!
 //! Invariants:
 //! 1. A loop's counters have one writer, the loop; they only grow, and take neither a lock nor a read-modify-write.
 //! 2. CONFIG RESETSTAT changes no counter: it notes what they were, and that is subtracted from then on.
-//! 3. Memory is taken for commands that were called: about a KiB for each command and loop.
+//! 3. Memory is taken for commands that were called: about a KiB for each command and loop, or thread beside them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ struct Counters {
     buckets: [AtomicU64; BUCKETS],
 }
 
-/// What one loop has counted.
+/// What one loop has counted, or one thread that runs commands beside them.
 pub(crate) struct LoopCommands(Box<[OnceLock<Box<Counters>>]>);
 
 /// What all loops have counted.

@@ -294,11 +294,8 @@ impl Connection {
     fn leave_if_asked(&mut self, executor: &Executor<'_>) {
         let Some(queued) = self.session.leaves.take() else { return };
         let stand_in = self.session.stand_in();
-        let queue_bytes = self.session.queue.as_ref().map_or(0, |queue| queue.bytes);
-        let bytes = queued.bytes() + queue_bytes;
         let session = std::mem::replace(&mut self.session, stand_in);
-        let back = executor.shared.line.send(executor.shared, session, queued);
-        self.session.awaited = Some(Awaited::Away(back, bytes));
+        self.session.awaited = Some(Awaited::Away(executor.shared.line.send(executor.shared, session, queued)));
     }
 
     /// Puts the session in its place again, and its reply behind those before it. `None`: it waits for something else,

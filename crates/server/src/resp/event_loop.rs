@@ -10,7 +10,7 @@
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake};
 use std::time::{Duration, Instant};
 
@@ -54,27 +54,32 @@ impl Wake for WakePoll {
     }
 }
 
-/// Connections of a loop whose values have come.
-struct Here {
-    connections: Mutex<Vec<usize>>,
+/// Connections of a loop whose values have arrived, and what wakes its poll.
+struct Arrivals {
+    connections: Mutex<Vec<Arc<WakeConnection>>>,
     waker: Arc<Waker>,
 }
 
-/// Wakes a poll when what a connection waits for has come.
+/// Wakes a poll when what a connection waits for has arrived.
 struct WakeConnection {
-    here: Arc<Here>,
+    arrivals: Arc<Arrivals>,
     at: usize,
+    /// It is among the arrivals.
+    is_told: AtomicBool,
 }
 
 impl Wake for WakeConnection {
     fn wake(self: Arc<Self>) {
-        let mut connections = self.here.connections.lock();
-        connections.push(self.at);
+        if self.is_told.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let mut connections = self.arrivals.connections.lock();
+        connections.push(Arc::clone(&self));
         let is_first = connections.len() == 1;
         drop(connections);
         if is_first {
             // It fails only once the loop is gone, and then nobody waits.
-            let _ = self.here.waker.wake();
+            let _ = self.arrivals.waker.wake();
         }
     }
 }
@@ -93,8 +98,8 @@ pub(crate) struct EventLoop {
     free: Vec<usize>,
     /// Connections with more to do at once.
     again: Vec<usize>,
-    /// Connections that have waited for values which have come; one of them may be another's by now.
-    here: Arc<Here>,
+    /// Connections that have waited; the place of one may be another's by now.
+    arrivals: Arc<Arrivals>,
     /// Connections that are told every command.
     monitoring: Vec<usize>,
     /// Connections that wait for a barrier.
@@ -129,7 +134,7 @@ impl EventLoop {
             index,
             shared,
             poll,
-            here: Arc::new(Here { connections: Mutex::default(), waker: Arc::clone(&waker) }),
+            arrivals: Arc::new(Arrivals { connections: Mutex::default(), waker: Arc::clone(&waker) }),
             task: Arc::new(WakePoll(waker)).into(),
             listeners,
             accept_again: false,
@@ -217,8 +222,7 @@ impl EventLoop {
         }
         if woken {
             self.take_inbox(executor, now);
-            let here = std::mem::take(&mut *self.here.connections.lock());
-            for at in here {
+            for at in self.take_arrivals() {
                 self.turn(at, executor, now);
             }
             for at in std::mem::take(&mut self.monitoring) {
@@ -242,6 +246,16 @@ impl EventLoop {
             let killed = |connection: &Connection| connection.session.client.killed.load(Ordering::SeqCst);
             self.close_where(killed);
         }
+    }
+
+    /// Connections that have something to look at; what arrives from now on is told again.
+    fn take_arrivals(&self) -> Vec<usize> {
+        let arrived = std::mem::take(&mut *self.arrivals.connections.lock());
+        let at = |task: Arc<WakeConnection>| {
+            task.is_told.store(false, Ordering::SeqCst);
+            task.at
+        };
+        arrived.into_iter().map(at).collect()
     }
 
     /// Has each connection look what has become of its user, if users have changed.
@@ -417,7 +431,8 @@ impl EventLoop {
             }
             let mut session = Session::new(client, stranger);
             session.become_nobody(&self.shared);
-            let task = Arc::new(WakeConnection { here: Arc::clone(&self.here), at });
+            let task = WakeConnection { arrivals: Arc::clone(&self.arrivals), at, is_told: AtomicBool::new(false) };
+            let task = Arc::new(task);
             let connection = Connection::new(transport, session, task.into(), now);
             self.connections[at] = Some(Box::new(connection));
             self.turn(at, executor, now);
@@ -474,6 +489,8 @@ impl EventLoop {
         }
         loop {
             let now = Instant::now();
+            // All have a turn.
+            self.take_arrivals();
             for at in 0..self.connections.len() {
                 self.turn(at, executor, now);
             }

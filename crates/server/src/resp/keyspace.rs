@@ -51,6 +51,8 @@ pub(crate) struct Database {
     pub(crate) fields: Namespace,
     /// Bits of the numbers of partitions; 0: it lies whole.
     partition_bits: u32,
+    /// It is known at once how many keys there are.
+    counts_now: bool,
 }
 
 impl Database {
@@ -71,7 +73,8 @@ impl Database {
             Some(fields) => fields,
             None => open(format!("db{index}.fields"), Kind::Bytes)?,
         };
-        Ok(Self { index, bytes, int, fields, partition_bits })
+        let counts_now = partition_bits == 0 && !kv.is_afar();
+        Ok(Self { index, bytes, int, fields, partition_bits, counts_now })
     }
 
     /// Where the key is kept.
@@ -94,10 +97,11 @@ impl Database {
         self.namespaces().try_fold(0, |sum, namespace| Ok(sum + txn.len(namespace)?))
     }
 
-    /// Number of keys as last written, without waiting; `None` in partitions, where it costs to read them all.
+    /// Number of keys as last written, without waiting; `None` in partitions, where it costs to read them
+    /// all, and where the store is far away.
     pub(crate) fn len_now(&self) -> Option<u64> {
         let count = || self.namespaces().map(|namespace| namespace.len().into_parts().0.unwrap_or(0)).sum();
-        (self.partition_bits == 0).then(count)
+        self.counts_now.then(count)
     }
 
     /// Whether two keys are in one partition.

@@ -262,6 +262,8 @@ impl Server {
             tracing::info!(%address, "listening");
         }
         std::thread::scope(|scope| {
+            // What is begun ends, whatever cannot be begun.
+            let stop = StopOnDrop(shared);
             let _end = away::EndOnDrop(&shared.line);
             scope.spawn(|| expire(shared));
             for index in 0..shared.line.threads() {
@@ -280,7 +282,6 @@ impl Server {
                     })
                 })
                 .collect();
-            let stop = StopOnDrop(shared);
             let mut outcome = first.map_or(Ok(()), EventLoop::run);
             drop(stop);
             for other in others {

@@ -53,7 +53,7 @@ pub(crate) struct Timed {
     pub(crate) replied: usize,
 }
 
-/// Notes the commands of one event loop.
+/// Notes the commands of one event loop, or of one thread beside them.
 pub(crate) struct Observer<'e> {
     shared: &'e Shared,
     stats: &'e LoopCommands,

@@ -60,7 +60,7 @@ pub(crate) struct Session {
     pub(crate) room_waits: Waits,
     /// The command under way, if it was kept to be run again.
     pub(crate) again: Option<Arc<Queued>>,
-    /// The command that it has to go away for.
+    /// Set by a command that has to be run elsewhere: it, until the session has gone with it.
     pub(crate) leaves: Option<Arc<Queued>>,
     /// When the command began that is run again.
     pub(crate) began: Option<Instant>,

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use esker_memory::MemoryStore;
 use esker_store::{
     Barrier, Capability, Change, CommitSeq, Completion, Forward, ObjectId, ObjectStore, Op, Result, Transaction,
 };
@@ -21,8 +20,7 @@ struct Held {
 
 /// The store.
 pub struct Afar {
-    store: Arc<MemoryStore>,
-    reads_block: bool,
+    store: Arc<dyn ObjectStore>,
     held: Mutex<Held>,
     changed: Condvar,
 }
@@ -36,8 +34,8 @@ fn writes(txn: &Transaction, mark: &[u8]) -> bool {
 }
 
 impl Afar {
-    pub fn new(store: Arc<MemoryStore>, reads_block: bool) -> Arc<Self> {
-        Arc::new(Self { store, reads_block, held: Mutex::default(), changed: Condvar::new() })
+    pub fn new(store: Arc<dyn ObjectStore>) -> Arc<Self> {
+        Arc::new(Self { store, held: Mutex::default(), changed: Condvar::new() })
     }
 
     /// Has writes of values with these bytes hang.
@@ -82,7 +80,7 @@ impl Forward for Afar {
     }
 
     fn capability(&self) -> Capability {
-        Capability { afar: true, reads_block: self.reads_block, ..self.store.capability() }
+        Capability { afar: true, ..self.store.capability() }
     }
 
     fn before(&self, _: Option<&ObjectId>) -> Result<()> {

@@ -24,7 +24,7 @@ pub fn encode_capability(able: Capability) -> proto::CapabilityResponse {
     }
 }
 
-/// What a store that is called `backend` here can do, whose calls are sent and waited for. Limits are at most those of all stores.
+/// What a store that is called `backend` here can do; it is behind a network. Limits are at most those of all stores.
 pub fn decode_capability(backend: &'static str, able: &proto::CapabilityResponse) -> Capability {
     Capability {
         backend,
@@ -43,6 +43,5 @@ pub fn decode_capability(backend: &'static str, able: &proto::CapabilityResponse
         watches: false,
         sessions: false,
         afar: true,
-        reads_block: true,
     }
 }

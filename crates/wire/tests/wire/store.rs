@@ -257,10 +257,10 @@ proptest! {
         let able = Capability {
             backend: "some", atomic_across_objects, atomic_across_collections, native_slots, commit_order, clone,
             cheap_clone, persistent, compresses, transaction_bytes_max, object_bytes_max, exact_extents, reverse_scans,
-            watches: false, sessions: false, afar: true, reads_block: true,
+            watches: false, sessions: false, afar: true,
         };
         prop_assert_eq!(wire::decode_capability("some", &sent(&wire::encode_capability(able))), able);
-        let watching = Capability { watches: true, sessions: true, afar: false, reads_block: false, ..able };
+        let watching = Capability { watches: true, sessions: true, afar: false, ..able };
         prop_assert_eq!(wire::decode_capability("some", &wire::encode_capability(watching)), able);
     }
 

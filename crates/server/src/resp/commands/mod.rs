@@ -198,10 +198,7 @@ fn unknown(call: &mut Call<'_>) -> Refusal {
 /// Runs a command outside EXEC, or says that it has to be run where it may wait.
 fn run(call: &mut Call<'_>, command: &'static Command, sends_away: bool) -> Outcome {
     let shared = call.shared;
-    if sends_away
-        && !is_begun_here(call, command)
-        && (command.flags & ASKS != 0 || !matches!(command.run, Run::Plain(_)))
-    {
+    if sends_away && may_wait(call, command) {
         call.session.leaves = Some(again(call));
         return Err(Refusal::OnItsWay);
     }
@@ -224,14 +221,22 @@ fn run(call: &mut Call<'_>, command: &'static Command, sends_away: bool) -> Outc
     }
 }
 
-/// Whether a loop begins this command itself, on a store that is far away: it only reads, and the store does not wait.
-fn is_begun_here(call: &Call<'_>, command: &Command) -> bool {
+/// Whether a command may wait for the store, which is far away: all but those that have no data, and reads of one key,
+/// which are begun.
+fn may_wait(call: &Call<'_>, command: &Command) -> bool {
     let keyspace = &call.shared.keyspace;
-    command.flags & WRITE == 0
-        && matches!(command.run, Run::Fast(..))
-        && !keyspace.kv.store().capability().reads_block
-        // One that is not open yet would be made.
-        && keyspace.database_if_open(call.session.database).is_some()
+    let is_open = |index| keyspace.database_if_open(index).is_some();
+    match (command.name, command.run) {
+        // A database that is not open yet is made.
+        ("select", _) => call.int_arg(1).is_ok_and(|index| u8::try_from(index).is_ok_and(|index| !is_open(index))),
+        ("shutdown", _) => !call.args.from(1).any(|word| is(word, "nosave")),
+        (_, Run::Plain(_)) => command.flags & ASKS != 0,
+        (_, Run::Fast(..)) => {
+            let keys = command.keys_of(call.args).take(2).count();
+            command.flags & WRITE != 0 || keys != 1 || !is_open(call.session.database)
+        }
+        (_, Run::Data(_) | Run::Exclusive(_)) => true,
+    }
 }
 
 fn giving<'a>(mut txn: Txn<'a>, command: &Command) -> Txn<'a> {

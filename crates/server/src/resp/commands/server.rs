@@ -133,7 +133,10 @@ pub(crate) fn shutdown(call: &mut Call<'_>) -> Outcome {
             return Err(SYNTAX.into());
         }
     }
-    call.shared.save()?;
+    // What is not saved is so when the store is closed.
+    if !call.args.from(1).any(|word| is(word, "nosave")) {
+        call.shared.save()?;
+    }
     tracing::info!(client = %call.session.client.address, "stopping: SHUTDOWN");
     call.session.closing = true;
     call.shared.stop();

@@ -192,7 +192,7 @@ static COMMANDS: &[Command] = &[
     command("esker.scrub", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::scrub)),
     command("esker.grow", 1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::grow)),
     command("lastsave", 1, FAST, (0, 0, 0), "server", Plain(server::lastsave)),
-    command("shutdown", -1, ADMIN | NO_MULTI, (0, 0, 0), "server", Plain(server::shutdown)),
+    command("shutdown", -1, ADMIN | NO_MULTI | ASKS, (0, 0, 0), "server", Plain(server::shutdown)),
 ];
 
 #[cfg(test)]
