@@ -441,6 +441,8 @@ impl EventLoop {
 
     fn close(&mut self, at: usize) {
         let Some(mut connection) = self.connections[at].take() else { return };
+        // First, so that nothing is begun for a client that sees its connection closed.
+        connection.session.awaited = None;
         connection.transport().close();
         connection.session.unwatch(&self.shared.keyspace);
         self.shared.clients.remove(connection.session.client.id);
