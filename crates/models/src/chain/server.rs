@@ -1,0 +1,62 @@
+//! A server of the model: a replica, its store and its lease.
+
+use esker_chain::{Clean, Incarnation, Message, Place, Replica};
+
+use super::state::{Breakage, Protocol};
+
+/// What a connection carries.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Parcel {
+    /// A message of the protocol.
+    Message(Message<u8>),
+    /// A copy, begun in this version of the table: the state after this operation.
+    Copy {
+        /// Of the table.
+        version: u64,
+        /// What it is told to be the state after.
+        seq: u64,
+        /// The state.
+        content: Vec<u8>,
+    },
+}
+
+/// A server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Server {
+    /// Which of its starts runs.
+    pub incarnation: Incarnation,
+    /// The protocol.
+    pub replica: Replica<u8>,
+    /// The operations that its store has applied, in order.
+    pub content: Vec<u8>,
+    /// How many of them a power cut leaves.
+    pub durable: usize,
+    /// The version of the table that it has a lease under.
+    pub lease: Option<u64>,
+}
+
+impl Server {
+    /// Whether it may answer by the table that it knows.
+    pub fn has_lease(&self) -> bool {
+        self.lease == Some(self.replica.table().version)
+    }
+
+    /// Whether it takes writes.
+    pub fn may_decide(&self) -> bool {
+        self.replica.is_head() && self.has_lease()
+    }
+
+    /// What a power cut leaves.
+    pub fn lasting(&self) -> &[u8] {
+        &self.content[..self.durable]
+    }
+
+    /// What a reader is told, if it is told something at once.
+    pub fn read(&self, protocol: &Protocol) -> Option<&[u8]> {
+        let serves = self.replica.place() == Some(Place::Serving);
+        let has_lease = self.has_lease() || protocol.breakage == Some(Breakage::NoLease);
+        let clean = self.replica.clean(self.content.len() as u64) == Clean::Yes;
+        let clean = clean || protocol.breakage == Some(Breakage::DirtyReads);
+        (serves && has_lease && clean).then_some(&self.content)
+    }
+}

@@ -1,0 +1,320 @@
+//! The state of the model, and what its steps do.
+
+use std::collections::VecDeque;
+
+use esker_chain::{Effect, Event, Incarnation, Message, Place, Replica, ServerId, Table};
+
+use super::server::{Parcel, Server};
+
+/// Most servers.
+pub const SERVERS_MAX: usize = 3;
+
+/// The bounds of what is explored, and what is broken on purpose.
+#[derive(Clone, Copy, Debug)]
+pub struct Protocol {
+    /// Servers, all of them members at first.
+    pub servers: u8,
+    /// Operations that writers want done, each once.
+    pub operations: u8,
+    /// The last version of the table.
+    pub versions: u64,
+    /// Starts of servers, beside the first.
+    pub restarts: u8,
+    /// Connections that break while something is on its way.
+    pub cuts: u8,
+    /// Leases that run out.
+    pub expiries: u8,
+    /// What is wrong.
+    pub breakage: Option<Breakage>,
+}
+
+/// A way in which the protocol can be broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Breakage {
+    /// Replicas take messages of any version of the table.
+    AnyVersion,
+    /// The manager takes a server for gone whose lease has not run out: as if an ephemeral node were a fence.
+    EphemeralFence,
+    /// Replicas answer without a lease.
+    NoLease,
+    /// A server that was started again goes on as the member that it was.
+    OldStart,
+    /// Where the last that served is gone, another takes its place.
+    StaleServes,
+    /// What is not acknowledged is not sent again after a change.
+    Forgets,
+    /// A copy is told to be newer than it is.
+    OldCopy,
+    /// A writer that tries again is not recognised.
+    NoOutcomes,
+    /// Readers are told what is not acknowledged.
+    DirtyReads,
+    /// A member serves before it is in step.
+    NotInStep,
+}
+
+impl Breakage {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::AnyVersion,
+        Self::EphemeralFence,
+        Self::NoLease,
+        Self::OldStart,
+        Self::StaleServes,
+        Self::Forgets,
+        Self::OldCopy,
+        Self::NoOutcomes,
+        Self::DirtyReads,
+        Self::NotInStep,
+    ];
+}
+
+/// What is to be so in every state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// What is acknowledged is in one order, which only grows.
+    OneOrder,
+    /// No operation is in it twice.
+    Once,
+    /// A power cut leaves all of it on every member that serves, or is the last that did.
+    NothingLost,
+    /// A reader at any replica is told all of it, and nothing else.
+    ReadsLatest,
+}
+
+impl Rule {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::OneOrder, Self::Once, Self::NothingLost, Self::ReadsLatest];
+
+    /// What it says.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OneOrder => "what is acknowledged is in one order",
+            Self::Once => "each operation is done once",
+            Self::NothingLost => "what is acknowledged is on every member that serves",
+            Self::ReadsLatest => "readers are told what is acknowledged, and no less",
+        }
+    }
+}
+
+/// A state.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    /// The coordinator's.
+    pub table: Table,
+    /// Who is told to be in step, and in which version of the table.
+    pub in_step: Option<(ServerId, u64)>,
+    /// The servers.
+    pub servers: Vec<Server>,
+    /// What is on its way, by sender and receiver.
+    net: Vec<VecDeque<Parcel>>,
+    /// What is acknowledged, in order.
+    pub decided: Vec<u8>,
+    /// A rule that a step has broken.
+    pub broken: Option<Rule>,
+    /// Left of [`Protocol::restarts`].
+    pub restarts: u8,
+    /// Left of [`Protocol::cuts`].
+    pub cuts: u8,
+    /// Left of [`Protocol::expiries`].
+    pub expiries: u8,
+}
+
+impl Protocol {
+    /// Whether the manager may take a server for silent.
+    pub fn may_find_silent(&self, server: &Server) -> bool {
+        server.lease.is_none() || self.breakage == Some(Breakage::EphemeralFence)
+    }
+}
+
+impl State {
+    /// The first state: every server has read the first table.
+    pub fn new(protocol: &Protocol, table: Table) -> Self {
+        let server = |number: u8| Server {
+            incarnation: Incarnation(1),
+            replica: Replica::new(ServerId(number.into()), Incarnation(1), 0),
+            content: Vec::new(),
+            durable: 0,
+            lease: None,
+        };
+        let mut state = Self {
+            table,
+            in_step: None,
+            servers: (0..protocol.servers).map(server).collect(),
+            net: vec![VecDeque::new(); SERVERS_MAX * SERVERS_MAX],
+            decided: Vec::new(),
+            broken: None,
+            restarts: protocol.restarts,
+            cuts: protocol.cuts,
+            expiries: protocol.expiries,
+        };
+        for number in 0..state.servers.len() {
+            state.look(protocol, number);
+        }
+        state
+    }
+
+    /// What the first has sent to the second.
+    pub fn net(&self, from: u8, to: u8) -> &VecDeque<Parcel> {
+        &self.net[usize::from(from) * SERVERS_MAX + usize::from(to)]
+    }
+
+    fn net_mut(&mut self, from: usize, to: usize) -> &mut VecDeque<Parcel> {
+        &mut self.net[from * SERVERS_MAX + to]
+    }
+
+    /// The servers that run.
+    pub fn servers(&self) -> impl Iterator<Item = &Server> {
+        self.servers.iter()
+    }
+
+    /// The stores of those that serve, or are the last that did, by the coordinator's table.
+    pub fn serving(&self) -> impl Iterator<Item = &Server> {
+        let members = self.table.members.iter();
+        let serving = members.filter(|member| matches!(member.place, Place::Serving | Place::LastServing));
+        serving.map(|member| &self.servers[member.server.0 as usize])
+    }
+
+    /// A writer sends an operation to a server.
+    pub fn write(&mut self, protocol: &Protocol, number: usize, operation: u8) {
+        let server = &mut self.servers[number];
+        let known = server.content.contains(&operation) && protocol.breakage != Some(Breakage::NoOutcomes);
+        if known || server.content.iter().filter(|known| **known == operation).count() > 1 {
+            // Its outcome stands there; it is acknowledged once it is on every copy.
+            return;
+        }
+        server.content.push(operation);
+        self.step(protocol, number, Event::Applied(operation));
+    }
+
+    /// What a server has applied becomes durable.
+    pub fn sync(&mut self, protocol: &Protocol, number: usize) {
+        let server = &mut self.servers[number];
+        server.durable = server.content.len();
+        let durable = Event::Durable(server.durable as u64);
+        self.step(protocol, number, durable);
+    }
+
+    /// The next of what is on its way from the first arrives at the second.
+    pub fn deliver(&mut self, protocol: &Protocol, from: usize, to: usize) -> Option<()> {
+        let parcel = self.net_mut(from, to).pop_front()?;
+        let sender = ServerId(from as u32);
+        match parcel {
+            Parcel::Message(mut message) => {
+                if protocol.breakage == Some(Breakage::AnyVersion) {
+                    set_version(&mut message, self.servers[to].replica.table().version);
+                }
+                let forgets = protocol.breakage == Some(Breakage::Forgets);
+                let is_at = matches!(message, Message::At { .. });
+                let effects = self.servers[to].replica.step(Event::Message(sender, message));
+                let effects = effects
+                    .into_iter()
+                    .filter(|effect| !(forgets && is_at && matches!(effect, Effect::Send(_, Message::Forward { .. }))));
+                self.carry_out(protocol, to, effects.collect());
+            }
+            Parcel::Copy { version, seq, content } => {
+                let server = &mut self.servers[to];
+                let before = server.replica.clone();
+                let effects = server.replica.step(Event::Copied { from: sender, version, seq });
+                if server.replica != before {
+                    server.durable = content.len();
+                    server.content = content;
+                }
+                self.carry_out(protocol, to, effects);
+            }
+        }
+        Some(())
+    }
+
+    /// A connection breaks.
+    pub fn cut(&mut self, protocol: &Protocol, one: usize, other: usize) {
+        self.net_mut(one, other).clear();
+        self.net_mut(other, one).clear();
+        self.step(protocol, one, Event::Reconnected);
+        self.step(protocol, other, Event::Reconnected);
+    }
+
+    /// A server loses what is not durable, and is started again.
+    pub fn restart(&mut self, protocol: &Protocol, number: usize) {
+        self.restarts -= 1;
+        let server = &mut self.servers[number];
+        server.content.truncate(server.durable);
+        let incarnation = match protocol.breakage {
+            Some(Breakage::OldStart) => server.incarnation,
+            _ => Incarnation(server.incarnation.0 + 1),
+        };
+        server.incarnation = incarnation;
+        server.replica = Replica::new(ServerId(number as u32), incarnation, server.durable as u64);
+        server.lease = None;
+        for other in (0..self.servers.len()).filter(|other| *other != number) {
+            self.net_mut(number, other).clear();
+            self.net_mut(other, number).clear();
+            self.step(protocol, other, Event::Reconnected);
+        }
+    }
+
+    /// A server reads the table and renews its lease by it.
+    pub fn look(&mut self, protocol: &Protocol, number: usize) {
+        let table = self.table.clone();
+        let version = table.version;
+        self.step(protocol, number, Event::Table(table));
+        let server = &mut self.servers[number];
+        server.lease = server.replica.place().map(|_| version);
+    }
+
+    fn step(&mut self, protocol: &Protocol, number: usize, event: Event<u8>) {
+        let effects = self.servers[number].replica.step(event);
+        self.carry_out(protocol, number, effects);
+    }
+
+    fn carry_out(&mut self, protocol: &Protocol, number: usize, effects: Vec<Effect<u8>>) {
+        for effect in effects {
+            match effect {
+                Effect::Apply(seq, operation) => {
+                    let server = &mut self.servers[number];
+                    assert_eq!(seq, server.content.len() as u64 + 1, "operations are applied in order");
+                    server.content.push(operation);
+                }
+                Effect::Send(to, message) => {
+                    self.net_mut(number, to.0 as usize).push_back(Parcel::Message(message));
+                }
+                Effect::Committed(seq) => self.decide(number, seq as usize),
+                Effect::Copy { to, seq, .. } => {
+                    let version = self.servers[number].replica.table().version;
+                    let mut content = self.servers[number].content.clone();
+                    assert_eq!(seq, content.len() as u64, "a copy is of now");
+                    if protocol.breakage == Some(Breakage::OldCopy) {
+                        content.pop();
+                    }
+                    let copy = Parcel::Copy { version, seq, content };
+                    self.net_mut(number, to.0 as usize).push_back(copy);
+                }
+                Effect::Distrust => {
+                    let server = &mut self.servers[number];
+                    (server.content, server.durable) = (Vec::new(), 0);
+                }
+                Effect::Refresh => {}
+                Effect::InStep(server, version) => self.in_step = Some((server, version)),
+            }
+        }
+    }
+
+    fn decide(&mut self, number: usize, seq: usize) {
+        let done = &self.servers[number].content[..seq];
+        let (shorter, longer) =
+            if done.len() < self.decided.len() { (done, &self.decided[..]) } else { (&self.decided[..], done) };
+        if !longer.starts_with(shorter) {
+            self.broken = Some(Rule::OneOrder);
+        }
+        self.decided = longer.to_vec();
+    }
+}
+
+fn set_version(message: &mut Message<u8>, to: u64) {
+    let (Message::Begin { version, .. }
+    | Message::At { version, .. }
+    | Message::Forward { version, .. }
+    | Message::Ack { version, .. }
+    | Message::Committed { version, .. }) = message;
+    *version = to;
+}
