@@ -31,7 +31,8 @@ pub struct Capability {
     /// Scans go backwards too; else one that is asked to is refused ([`last_omap`](crate::prefix::last_omap) does
     /// without).
     pub reverse_scans: bool,
-    /// [`watch`](crate::ObjectStore::watch) works; else who waits for others looks again and again.
+    /// [`watch`](crate::ObjectStore::watch) and [`notify`](crate::ObjectStore::notify) work; else who waits for others
+    /// looks again and again.
     pub watches: bool,
     /// [`session`](crate::ObjectStore::session) and [`shut_out`](crate::ObjectStore::shut_out) work.
     pub sessions: bool,

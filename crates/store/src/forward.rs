@@ -11,8 +11,9 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use crate::{
-    Barrier, Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Incarnation, ObjectId,
-    ObjectStore, OmapScan, Result, Session, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
+    Barrier, Capability, Changed, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Incarnation,
+    ObjectId, ObjectStore, OmapScan, Result, Session, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
+    Watching,
 };
 
 /// What differs from the store behind. Implementing this implements [`ObjectStore`].
@@ -59,6 +60,19 @@ pub trait Forward: Send + Sync {
     /// As [`ObjectStore::incarnation`].
     fn incarnation(&self) -> Incarnation {
         self.behind().incarnation()
+    }
+
+    /// As [`ObjectStore::watch`].
+    ///
+    /// # Errors
+    /// As there.
+    fn watch(&self, object: &ObjectId, changed: Changed) -> Result<Box<dyn Watching>> {
+        self.behind().watch(object, changed)
+    }
+
+    /// As [`ObjectStore::notify`].
+    fn notify(&self, object: &ObjectId) {
+        self.behind().notify(object);
     }
 
     /// As [`ObjectStore::session`].
@@ -153,6 +167,12 @@ impl<F: Forward> ObjectStore for F {
     }
     fn incarnation(&self) -> Incarnation {
         Forward::incarnation(self)
+    }
+    fn watch(&self, object: &ObjectId, changed: Changed) -> Result<Box<dyn Watching>> {
+        Forward::watch(self, object, changed)
+    }
+    fn notify(&self, object: &ObjectId) {
+        Forward::notify(self, object);
     }
     fn session(&self) -> Result<Session> {
         Forward::session(self)

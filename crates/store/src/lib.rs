@@ -93,11 +93,19 @@ pub enum Soon<'a> {
     Slots(&'a [u64]),
 }
 
-/// What is called when an object has changed.
+/// What is called when an object has changed. It runs on any thread, also on one that must not wait, so it waits for
+/// nothing and calls no store.
 pub type Changed = Arc<dyn Fn() + Send + Sync>;
 
-/// The watching of an object, which ends when this is dropped.
-pub type Watching = Box<dyn std::any::Any + Send + Sync>;
+/// The watching of an object. It ends when this is dropped, which waits for nothing: no call of [`Changed`] begins
+/// afterwards, and one that had begun on another thread may still be running.
+pub trait Watching: Send + Sync {
+    /// Whether what others [notify](ObjectStore::notify) arrives now. False from when the store finds that it was cut
+    /// off from the object, or that the object is gone, until it watches again, which it goes on trying: meanwhile who
+    /// waits looks as often as if nothing were watched. [`Changed`] is called after each change of this, since calls
+    /// may have been missed in between.
+    fn is_live(&self) -> bool;
+}
 
 /// The whole store at one moment.
 pub struct Snapshot {
@@ -157,15 +165,23 @@ pub trait ObjectStore: Send + Sync {
         Incarnation::LOCAL
     }
 
-    /// Has `changed` called, by any thread, after an object was changed by anybody, once or more for several changes,
-    /// and now and then for none, as long as what is returned lives. A hint: who waits for a change looks now and then
-    /// all the same.
+    /// Has `changed` called after any client of the store has called [`notify`](Self::notify) with this object, this
+    /// client as well, as long as what is returned lives: once for several of these calls, perhaps, and now and then
+    /// for none. A change that its writer does not notify of is not told. When the call returns the object is watched:
+    /// it waits for that, within the store's own time. A hint: who waits for a change looks now and then all the same.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] without [`Capability::watches`].
-    fn watch(&self, object: &ObjectId, changed: Changed) -> Result<Watching> {
+    /// [`Error::Unsupported`] without [`Capability::watches`]; [`Error::NoObject`]; those of a read.
+    fn watch(&self, object: &ObjectId, changed: Changed) -> Result<Box<dyn Watching>> {
         let _ = (object, changed);
         Err(Error::Unsupported { backend: self.capability().backend, what: "watch objects" })
+    }
+
+    /// Tells those who [watch](Self::watch) the object, in this process and in others, that it has changed. To be called
+    /// when the change can be read. A hint: the call returns at once and never fails, and those who watch may be told
+    /// later, and once of several calls; the last call is not left out. Does nothing without [`Capability::watches`].
+    fn notify(&self, object: &ObjectId) {
+        let _ = object;
     }
 
     /// Opens the store once more, so that others can shut this opening out by its name.

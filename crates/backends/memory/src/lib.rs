@@ -12,5 +12,6 @@ mod names;
 mod object;
 mod runs;
 mod store;
+mod watches;
 
 pub use store::MemoryStore;

@@ -6,17 +6,19 @@
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use esker_store::limits::{OBJECT_BYTES_MAX, SCAN_BYTES_MAX, SCAN_ENTRIES_MAX, TRANSACTION_BYTES_MAX, Together};
 use esker_store::{
-    Capability, Change, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId,
-    ObjectStore, OmapScan, Op, Result, SlotScan, Snapshot, Stat, Transaction,
+    Capability, Change, Changed, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error,
+    ObjectId, ObjectStore, OmapScan, Op, Result, SlotScan, Snapshot, Stat, Transaction, Watching,
 };
 use parking_lot::RwLock;
 
 use crate::names::{Collections, try_names};
 use crate::object::{Object, holds};
+use crate::watches::{Watched, Watches};
 
 /// An object store in memory: everything is readable at once and gone with the process.
 #[derive(Debug, Default)]
@@ -24,6 +26,26 @@ pub struct MemoryStore {
     state: RwLock<State>,
     /// It is a snapshot.
     read_only: bool,
+    watches: Arc<Watches>,
+}
+
+/// A watching of this store.
+struct Watch {
+    watches: Arc<Watches>,
+    number: u64,
+    watched: Arc<Watched>,
+}
+
+impl Watching for Watch {
+    fn is_live(&self) -> bool {
+        self.watched.live.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.watches.remove(self.number);
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -163,7 +185,7 @@ impl ObjectStore for MemoryStore {
             object_bytes_max: OBJECT_BYTES_MAX,
             exact_extents: true,
             reverse_scans: true,
-            watches: false,
+            watches: true,
             sessions: false,
             afar: false,
         }
@@ -174,7 +196,27 @@ impl ObjectStore for MemoryStore {
             return Completion::ready(Err(Error::ReadOnly));
         }
         let outcome = txn.check().and_then(|()| self.state.write().transact(txn));
+        if outcome.is_ok() && !self.watches.is_empty() {
+            let state = self.state.read();
+            let turned = self.watches.turned(|object| state.object(object).is_some());
+            drop(state);
+            turned.iter().for_each(|watched| watched.call());
+        }
         Completion::ready(outcome)
+    }
+
+    fn watch(&self, object: &ObjectId, changed: Changed) -> Result<Box<dyn Watching>> {
+        let state = self.state.read();
+        if state.object(object).is_none() {
+            return Err(Error::NoObject { object: object.to_string() });
+        }
+        let (number, watched) = self.watches.add(object, changed);
+        drop(state);
+        Ok(Box::new(Watch { watches: Arc::clone(&self.watches), number, watched }))
+    }
+
+    fn notify(&self, object: &ObjectId) {
+        self.watches.notify(object);
     }
 
     fn sync(&self) -> Completion<CommitSeq> {
@@ -322,6 +364,9 @@ impl ObjectStore for MemoryStore {
     fn snapshot(&self) -> Result<Snapshot> {
         let state = self.state.read().clone();
         let seq = CommitSeq(state.seq);
-        Ok(Snapshot { seq, store: Arc::new(Self { state: RwLock::new(state), read_only: true }) })
+        Ok(Snapshot {
+            seq,
+            store: Arc::new(Self { state: RwLock::new(state), read_only: true, watches: Arc::default() }),
+        })
     }
 }

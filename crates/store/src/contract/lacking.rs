@@ -62,6 +62,16 @@ impl<S: ObjectStore> Forward for PerObject<S> {
 #[macro_export]
 macro_rules! forward_reads {
     ($store:tt) => {
+        fn watch(
+            &self,
+            object: &$crate::ObjectId,
+            changed: $crate::Changed,
+        ) -> $crate::Result<Box<dyn $crate::Watching>> {
+            self.$store.watch(object, changed)
+        }
+        fn notify(&self, object: &$crate::ObjectId) {
+            self.$store.notify(object);
+        }
         fn sync(&self) -> $crate::Completion<$crate::CommitSeq> {
             self.$store.sync()
         }

@@ -32,6 +32,7 @@ mod sessions;
 pub mod slots;
 pub mod snapshots;
 mod watched;
+pub mod watching;
 pub mod xattrs;
 
 pub use lacking::PerObject;
@@ -201,6 +202,13 @@ macro_rules! contract_suite {
             snapshots: a_snapshot_stays_as_it_was;
             snapshots: a_snapshot_is_read_only;
             snapshots: a_snapshot_shows_one_moment;
+            watching: who_watches_is_called_after_a_notify;
+            watching: of_many_notifies_the_last_is_heard;
+            watching: several_watch_one_object_and_each_its_own;
+            watching: a_watching_that_was_dropped_is_called_no_more;
+            watching: an_object_that_is_missing_is_not_watched;
+            watching: an_object_that_goes_and_comes_again_is_watched_again;
+            watching: watching_is_refused_where_it_is_missing;
             concurrency: one_of_many_creators_wins;
             concurrency: one_of_many_compare_and_set_writers_wins;
             concurrency: guarded_counters_lose_no_update;
@@ -241,6 +249,7 @@ mod tests {
             ("durability", include_str!("durability.rs")),
             ("snapshots", include_str!("snapshots.rs")),
             ("concurrency", include_str!("concurrency.rs")),
+            ("watching", include_str!("watching.rs")),
         ];
         let mut found = 0;
         for (module, text) in files {

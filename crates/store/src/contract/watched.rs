@@ -10,8 +10,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::{
-    Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, ObjectId, ObjectStore, OmapScan,
-    Result, SlotScan, Stall, Stat, Transaction, Waits,
+    Capability, Changed, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, ObjectId, ObjectStore,
+    OmapScan, Result, SlotScan, Stall, Stat, Transaction, Waits, Watching,
 };
 
 /// A call on a store.
@@ -78,6 +78,12 @@ impl ObjectStore for Watched {
 
     fn stall(&self, waits: Waits) -> Option<Stall> {
         self.store.stall(waits)
+    }
+    fn watch(&self, object: &ObjectId, changed: Changed) -> Result<Box<dyn Watching>> {
+        self.store.watch(object, changed)
+    }
+    fn notify(&self, object: &ObjectId) {
+        self.store.notify(object);
     }
     fn sync(&self) -> Completion<CommitSeq> {
         self.store.sync()
