@@ -36,6 +36,8 @@ mod names;
 #[allow(unsafe_code, reason = "a binding to a C library")]
 mod native;
 #[cfg(feature = "librados")]
+mod notices;
+#[cfg(feature = "librados")]
 mod options;
 #[cfg(feature = "librados")]
 mod reads;
@@ -50,4 +52,4 @@ pub use options::{DataPool, NAME_BYTES_MAX, OpenError, Options};
 pub use store::RadosStore;
 
 #[cfg(feature = "librados")]
-pub use native::{Cluster, Compare, ConnectError, Failed, Found, Pool, Read, Write, flags};
+pub use native::{Cluster, Compare, ConnectError, Ear, Failed, Found, Heard, Pool, Read, Watch, Write, flags};

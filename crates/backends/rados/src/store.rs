@@ -16,8 +16,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use esker_store::limits::TRANSACTION_BYTES_MAX;
 use esker_store::{
-    Capability, Change, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, ObjectId,
-    ObjectStore, OmapScan, Op, Result, Session, SlotScan, Stat, Transaction,
+    Capability, Change, Changed, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error,
+    ObjectId, ObjectStore, OmapScan, Op, Result, Session, SlotScan, Stat, Transaction, Watching,
 };
 
 use crate::encode::{self, STORE};
@@ -25,6 +25,7 @@ use crate::entries::Entries;
 use crate::fold::{Data, Fold};
 use crate::link::{Link, code, error, write_error};
 use crate::native::{Pool, Read, Write};
+use crate::notices::Notices;
 use crate::options::{DataPool, OpenError, Options};
 use crate::submits::Submits;
 use crate::{change, names, reads};
@@ -51,6 +52,7 @@ pub struct RadosStore {
     link: Link,
     entries: Arc<Entries>,
     submits: Arc<Submits>,
+    notices: Arc<Notices>,
     /// How it was opened, if that is known: it can be opened again.
     opened_by: Option<(String, Options)>,
 }
@@ -97,11 +99,13 @@ impl RadosStore {
         }
         let entries = Entries::new(link.clone());
         let submits = Submits::new(link.clone(), Arc::clone(&entries));
-        Ok(Some(Self { link, entries, submits, opened_by: None }))
+        let notices = Notices::new(link.clone());
+        Ok(Some(Self { link, entries, submits, notices, opened_by: None }))
     }
 
     pub(crate) fn opened_by(mut self, place: &str, options: &Options) -> Self {
         // It is there, with the data pool that it has.
+        self.notices.set_timeout(options.timeout);
         let again = Options { create: false, data: None, ..options.clone() };
         self.opened_by = Some((place.to_owned(), again));
         self
@@ -281,15 +285,16 @@ fn check_claim(link: &Link, data: &Link, name: &str) -> Result<()> {
 
 impl Drop for RadosStore {
     fn drop(&mut self) {
-        let (link, submits) = (self.link.clone(), Arc::clone(&self.submits));
+        let (link, submits, notices) = (self.link.clone(), Arc::clone(&self.submits), Arc::clone(&self.notices));
         let end = move || {
             // Each ends within a time, and may begin operations until then.
             let _ = submits.sync().wait();
             submits.close();
+            notices.close();
             link.wait();
         };
-        // A thread that tells cannot wait for others to, nor one that works on submits for those to end.
-        if Pool::tells() || Submits::works() {
+        // A thread that tells cannot wait for others to, nor one that works on submits or notices for those to end.
+        if Pool::tells() || Submits::works() || Notices::works() {
             drop(std::thread::spawn(end));
         } else {
             end();
@@ -313,7 +318,7 @@ impl ObjectStore for RadosStore {
             object_bytes_max: OBJECT_BYTES_MAX,
             exact_extents: false,
             reverse_scans: true,
-            watches: false,
+            watches: true,
             sessions: self.opened_by.is_some(),
             afar: true,
         }
@@ -321,6 +326,14 @@ impl ObjectStore for RadosStore {
 
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
         self.begin(txn).unwrap_or_else(|error| Completion::ready(Err(error)))
+    }
+
+    fn watch(&self, object: &ObjectId, changed: Changed) -> Result<Box<dyn Watching>> {
+        self.notices.watch(object, changed)
+    }
+
+    fn notify(&self, object: &ObjectId) {
+        self.notices.notify(object);
     }
 
     /// A client of the cluster of its own, by whose address OSDs can be told to refuse it.

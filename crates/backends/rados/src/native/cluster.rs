@@ -25,7 +25,7 @@ pub mod flags {
 
 thread_local! {
     /// Whether this thread is one of librados that tells of an operation.
-    static TELLS: Cell<bool> = const { Cell::new(false) };
+    pub(super) static TELLS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Why there is no connection.
@@ -234,12 +234,13 @@ impl Drop for Opened {
 #[derive(Clone)]
 pub struct Pool(Arc<Opened>);
 
-type Told = Box<dyn FnOnce(c_int, u64) + Send>;
+pub(super) type Told = Box<dyn FnOnce(c_int, u64) + Send>;
 
 /// What an operation needs while it is under way.
 struct UnderWay {
     told: Told,
-    count: Arc<Count>,
+    /// Of one that the library ends within a time.
+    count: Option<Arc<Count>>,
 }
 
 unsafe extern "C" fn tell(completion: Handle, argument: *mut c_void) {
@@ -255,7 +256,9 @@ unsafe extern "C" fn tell(completion: Handle, argument: *mut c_void) {
     // A panic must not go through the library: it ends here, with what the closure held.
     let UnderWay { told, count } = *under_way;
     let _ = catch_unwind(AssertUnwindSafe(move || told(code, version)));
-    count.end();
+    if let Some(count) = count {
+        count.end();
+    }
 }
 
 impl Pool {
@@ -297,10 +300,23 @@ impl Pool {
         self.0.count.wait();
     }
 
+    pub(super) fn handle(&self) -> Handle {
+        self.0.handle
+    }
+
     /// Begins what `operate` asks for with a completion; `told` is called once, by any thread, also if it cannot begin.
-    fn start(&self, operate: impl FnOnce(Handle, Handle) -> c_int, told: Told) {
+    pub(super) fn start(&self, operate: impl FnOnce(Handle, Handle) -> c_int, told: Told) {
         self.0.count.begin();
-        let argument = Box::into_raw(Box::new(UnderWay { told, count: Arc::clone(&self.0.count) }));
+        self.start_as(operate, UnderWay { told, count: Some(Arc::clone(&self.0.count)) });
+    }
+
+    /// As [`Pool::start`], of what the library may never tell of: nobody waits for it, and `told` holds the pool.
+    pub(super) fn start_uncounted(&self, operate: impl FnOnce(Handle, Handle) -> c_int, told: Told) {
+        self.start_as(operate, UnderWay { told, count: None });
+    }
+
+    fn start_as(&self, operate: impl FnOnce(Handle, Handle) -> c_int, under_way: UnderWay) {
+        let argument = Box::into_raw(Box::new(under_way));
         let mut completion = null_mut();
         // SAFETY: the argument is a box that `tell` or this takes back.
         let mut code = unsafe { rados_aio_create_completion2(argument.cast(), tell, &raw mut completion) };
@@ -314,7 +330,9 @@ impl Pool {
         if code < 0 {
             // SAFETY: nobody will be told with it.
             let UnderWay { told, count } = *unsafe { Box::from_raw(argument) };
-            count.end();
+            if let Some(count) = count {
+                count.end();
+            }
             told(code, 0);
         }
     }

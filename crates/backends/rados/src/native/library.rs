@@ -4,6 +4,9 @@ use std::ffi::{c_char, c_int, c_uchar, c_void};
 
 pub type Handle = *mut c_void;
 pub type Callback = unsafe extern "C" fn(completion: Handle, argument: *mut c_void);
+pub type Notified =
+    unsafe extern "C" fn(argument: *mut c_void, notify: u64, cookie: u64, notifier: u64, data: *mut c_void, len: usize);
+pub type Lost = unsafe extern "C" fn(argument: *mut c_void, cookie: u64, error: c_int);
 
 unsafe extern "C" {
     pub fn rados_create(cluster: *mut Handle, id: *const c_char) -> c_int;
@@ -38,6 +41,36 @@ unsafe extern "C" {
         completion: Handle,
         object: *const c_char,
         flags: c_int,
+    ) -> c_int;
+
+    pub fn rados_aio_watch2(
+        pool: Handle,
+        object: *const c_char,
+        completion: Handle,
+        cookie: *mut u64,
+        notified: Notified,
+        lost: Lost,
+        timeout_s: u32,
+        argument: *mut c_void,
+    ) -> c_int;
+    pub fn rados_aio_unwatch(pool: Handle, cookie: u64, completion: Handle) -> c_int;
+    pub fn rados_aio_notify(
+        pool: Handle,
+        object: *const c_char,
+        completion: Handle,
+        buffer: *const c_char,
+        len: c_int,
+        timeout_ms: u64,
+        reply: *mut *mut c_char,
+        reply_len: *mut usize,
+    ) -> c_int;
+    pub fn rados_notify_ack(
+        pool: Handle,
+        object: *const c_char,
+        notify: u64,
+        cookie: u64,
+        buffer: *const c_char,
+        len: c_int,
     ) -> c_int;
 
     pub fn rados_create_write_op() -> Handle;

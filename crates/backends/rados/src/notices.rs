@@ -1,0 +1,505 @@
+//! Notices: who watches an object is told that it has changed.
+//!
+//! ```text
+//! notify → note of its object → one notify of RADOS, if none is under way → answered by all who watch, or their time over
+//!                                │ others come meanwhile: one more behind it  · no watch there: not before IDLE
+//! watch  → look → a watch on an OSD → notified → `changed`
+//!                  │ lost: not live, `changed` → watched again, each RETRY → live, `changed`
+//! ```
+//!
+//! What is due later is begun by one thread of the store, which the first notify or watch starts.
+//!
+//! Invariants:
+//! 1. No caller waits for a notify. Of an object one is under way; behind a call of [`Notices::notify`] a notify begins.
+//! 2. An object that is not watched costs a notify each [`IDLE`] while it is written to, and none otherwise.
+//! 3. Nothing is locked while the library is called, or who watches.
+//! 4. Threads of librados, and the store's, wait for nothing here. OSDs may never answer what is begun here: who waits
+//!    for that ([`Notices::watch`], [`Notices::close`]) does so for a time.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::CString;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use esker_store::{Changed, Error, ObjectId, Result, Watching};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::encode;
+use crate::link::{Link, code, error};
+use crate::native::{Ear, Failed, Heard, Pool, Watch};
+use crate::options::Options;
+
+thread_local! {
+    static WORKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// After a notify that nobody heard the next of its object waits for so long.
+const IDLE: Duration = Duration::from_millis(20);
+/// Seconds that a watch has to answer a notify. One that does not holds up the next notify of its object, until OSDs
+/// take it for gone.
+const ANSWER_S: u32 = 2;
+/// Seconds after which OSDs take a client for gone that they do not hear of, and drop its watches. The library asks for
+/// each watch every 5 s.
+const KEEP_S: u32 = 15;
+/// How often a watch that was lost is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// One who watches.
+struct Watched {
+    number: u64,
+    object: ObjectId,
+    changed: Changed,
+    live: AtomicBool,
+    /// It was dropped.
+    ended: AtomicBool,
+}
+
+impl Watched {
+    fn call(&self) {
+        if !self.ended.load(Ordering::SeqCst) {
+            (self.changed)();
+        }
+    }
+}
+
+/// What librados tells of a watch.
+struct Hears {
+    notices: Weak<Notices>,
+    watched: Arc<Watched>,
+}
+
+impl Ear for Hears {
+    fn notified(&self) {
+        self.watched.call();
+    }
+
+    fn lost(&self) {
+        if let Some(notices) = self.notices.upgrade() {
+            notices.lost(&self.watched);
+        }
+    }
+}
+
+/// What the user holds.
+struct Held {
+    notices: Weak<Notices>,
+    watched: Arc<Watched>,
+}
+
+impl Watching for Held {
+    fn is_live(&self) -> bool {
+        self.watched.live.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.watched.ended.store(true, Ordering::SeqCst);
+        if let Some(notices) = self.notices.upgrade() {
+            notices.work_on(self.watched.number);
+        }
+    }
+}
+
+/// An object that was notified of a moment ago.
+#[derive(Default)]
+struct Note {
+    /// The number of the notify that is under way.
+    sent: Option<u64>,
+    /// There was a call since that was begun.
+    pending: bool,
+    /// When it is to be looked at: none begins before, and one that is under way is given up then.
+    due: Option<Instant>,
+}
+
+/// Where a watch is.
+enum Stage {
+    /// Asked for. `lost`: before the answer was there.
+    Asked {
+        lost: bool,
+    },
+    On(Watch),
+    /// Lost, and to be asked for again then.
+    Off(Option<Instant>),
+}
+
+struct Kept {
+    watched: Arc<Watched>,
+    stage: Stage,
+    /// Who waits for it to be watched for the first time.
+    waits: Option<Sender<std::result::Result<(), Failed>>>,
+}
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    Note(ObjectId),
+    Watch(u64),
+}
+
+#[derive(Default)]
+struct State {
+    notes: HashMap<ObjectId, Note>,
+    watches: BTreeMap<u64, Kept>,
+    due: BTreeSet<(Instant, Due)>,
+    /// Of notifies and of those who watch.
+    last_number: u64,
+    /// Notifies and watches that were begun and not told of.
+    under_way: usize,
+    thread: Option<JoinHandle<()>>,
+    started: bool,
+    closed: bool,
+}
+
+impl State {
+    fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    /// Notes when an object is to be looked at.
+    fn set_due(&mut self, object: &ObjectId, at: Option<Instant>) {
+        let Some(note) = self.notes.get_mut(object) else { return };
+        if let Some(before) = std::mem::replace(&mut note.due, at) {
+            self.due.remove(&(before, Due::Note(object.clone())));
+        }
+        if let Some(at) = at {
+            self.due.insert((at, Due::Note(object.clone())));
+        }
+    }
+
+    fn drop_note(&mut self, object: &ObjectId) {
+        self.set_due(object, None);
+        self.notes.remove(object);
+    }
+}
+
+/// The notices of a store.
+pub(crate) struct Notices {
+    link: Link,
+    state: Mutex<State>,
+    /// Something is due earlier, or was told of while the store is closed.
+    turned: Condvar,
+    /// How long is waited for OSDs.
+    timeout: OnceLock<Duration>,
+}
+
+impl Notices {
+    pub(crate) fn new(link: Link) -> Arc<Self> {
+        Arc::new(Self { link, state: Mutex::default(), turned: Condvar::new(), timeout: OnceLock::new() })
+    }
+
+    /// OSDs have to answer within this.
+    pub(crate) fn set_timeout(&self, timeout: Duration) {
+        let _ = self.timeout.set(timeout);
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout.get().copied().unwrap_or_else(|| Options::default().timeout)
+    }
+
+    fn pool(&self, object: &ObjectId) -> &Pool {
+        &self.link.of(object).pool
+    }
+
+    fn start_thread(self: &Arc<Self>, state: &mut State) {
+        if state.started {
+            return;
+        }
+        state.started = true;
+        let own = Arc::clone(self);
+        match std::thread::Builder::new().name("rados-notices".into()).spawn(move || own.work()) {
+            Ok(thread) => state.thread = Some(thread),
+            Err(error) => {
+                tracing::warn!("no thread for notices on Ceph, who follows is told of less: {error}");
+            }
+        }
+    }
+
+    /// Tells those who watch an object that it has changed.
+    pub(crate) fn notify(self: &Arc<Self>, object: &ObjectId) {
+        let mut state = self.state.lock();
+        if state.closed {
+            return;
+        }
+        match state.notes.get_mut(object) {
+            Some(note) if note.pending => return,
+            Some(note) => note.pending = true,
+            None => {
+                state.notes.insert(object.clone(), Note { pending: true, ..Note::default() });
+            }
+        }
+        self.start_thread(&mut state);
+        self.go_on(state, object);
+    }
+
+    /// Begins the notify of an object that is wanted, if it may begin now.
+    fn go_on(self: &Arc<Self>, mut state: MutexGuard<'_, State>, object: &ObjectId) {
+        let closed = state.closed;
+        let Some(note) = state.notes.get_mut(object) else { return };
+        if !note.pending || !closed && (note.sent.is_some() || note.due.is_some()) {
+            return;
+        }
+        note.pending = false;
+        let number = state.next_number();
+        if let Some(note) = state.notes.get_mut(object) {
+            note.sent = Some(number);
+        }
+        state.set_due(object, Some(Instant::now() + self.timeout()));
+        state.under_way += 1;
+        drop(state);
+        let (own, told) = (Arc::clone(self), object.clone());
+        let name = encode::object(object);
+        self.pool(object).notify(&name, ANSWER_S, move |outcome| own.answered(&told, number, outcome));
+    }
+
+    fn answered(self: &Arc<Self>, object: &ObjectId, number: u64, outcome: std::result::Result<Heard, Failed>) {
+        let mut state = self.state.lock();
+        state.under_way -= 1;
+        if state.closed {
+            self.turned.notify_all();
+        }
+        // Others have begun since one was given up.
+        let Some(note) = state.notes.get_mut(object).filter(|note| note.sent == Some(number)) else { return };
+        note.sent = None;
+        let is_watched = outcome.is_ok_and(|heard| heard.answered > 0 || heard.silent > 0);
+        if !is_watched {
+            let at = Instant::now() + IDLE;
+            state.set_due(object, Some(at));
+            if state.due.first().is_some_and(|(first, _)| *first == at) {
+                self.turned.notify_all();
+            }
+        } else if note.pending {
+            state.set_due(object, None);
+        } else {
+            state.drop_note(object);
+        }
+        self.go_on(state, object);
+    }
+
+    /// Has `changed` called after notifies of an object, from when this returns.
+    pub(crate) fn watch(self: &Arc<Self>, object: &ObjectId, changed: Changed) -> Result<Box<dyn Watching>> {
+        let missing = || Error::NoObject { object: object.to_string() };
+        let name = encode::object(object);
+        // A tomb can be watched, and is no object.
+        self.link.of(object).look(&name, |_| ())?.ok_or_else(missing)?;
+        let (tell, told) = channel();
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(Error::Closed);
+        }
+        self.start_thread(&mut state);
+        let number = state.next_number();
+        let (live, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        let watched = Arc::new(Watched { number, object: object.clone(), changed, live, ended });
+        let kept = Kept { watched: Arc::clone(&watched), stage: Stage::Asked { lost: false }, waits: Some(tell) };
+        state.watches.insert(number, kept);
+        state.under_way += 1;
+        drop(state);
+        let held = Held { notices: Arc::downgrade(self), watched };
+        self.ask(&held.watched, name);
+        match told.recv_timeout(self.timeout()) {
+            Ok(Ok(())) => Ok(Box::new(held)),
+            Ok(Err(Failed { code: code::NOT_THERE, .. })) => Err(missing()),
+            Ok(Err(failed)) => Err(error(failed, "watching", &encode::object(object))),
+            // Should it be watched later, that is ended then.
+            Err(_) => {
+                let failed = Failed { code: code::TIMED_OUT, guard: None };
+                Err(error(failed, "watching", &encode::object(object)))
+            }
+        }
+    }
+
+    /// Asks an OSD for a watch. Counted among what is under way already.
+    fn ask(self: &Arc<Self>, watched: &Arc<Watched>, name: CString) {
+        let ear = Hears { notices: Arc::downgrade(self), watched: Arc::clone(watched) };
+        let (own, told) = (Arc::clone(self), Arc::clone(watched));
+        self.pool(&watched.object).watch(&name, KEEP_S, Arc::new(ear), move |outcome| own.asked(&told, outcome));
+    }
+
+    fn asked(self: &Arc<Self>, watched: &Watched, outcome: std::result::Result<Watch, Failed>) {
+        let mut state = self.state.lock();
+        state.under_way -= 1;
+        let closed = state.closed;
+        if closed {
+            self.turned.notify_all();
+        }
+        let is_ended = closed || watched.ended.load(Ordering::SeqCst);
+        let Some(kept) = state.watches.get_mut(&watched.number).filter(|_| !is_ended) else {
+            state.watches.remove(&watched.number);
+            drop(state);
+            if let Ok(watch) = outcome {
+                self.pool(&watched.object).unwatch(watch);
+            }
+            return;
+        };
+        let waits = kept.waits.take();
+        let was_lost = matches!(kept.stage, Stage::Asked { lost: true });
+        let mut unneeded = None;
+        match outcome {
+            Ok(watch) if was_lost => {
+                unneeded = Some(watch);
+                self.put_off(&mut state, watched.number, Instant::now() + RETRY);
+            }
+            Ok(watch) => {
+                kept.stage = Stage::On(watch);
+                watched.live.store(true, Ordering::SeqCst);
+            }
+            Err(failed) if waits.is_some() => {
+                state.watches.remove(&watched.number);
+                drop(state);
+                if let Some(waits) = waits {
+                    let _ = waits.send(Err(failed));
+                }
+                return;
+            }
+            // This client is shut out for good.
+            Err(Failed { code: code::SHUT_OUT, .. }) => kept.stage = Stage::Off(None),
+            Err(_) => self.put_off(&mut state, watched.number, Instant::now() + RETRY),
+        }
+        let is_on = watched.live.load(Ordering::SeqCst);
+        drop(state);
+        if let Some(watch) = unneeded {
+            self.pool(&watched.object).unwatch(watch);
+        }
+        match waits {
+            Some(waits) => drop(waits.send(Ok(()))),
+            None if is_on => watched.call(),
+            None => {}
+        }
+    }
+
+    /// A watch that was lost is asked for again, then.
+    fn put_off(&self, state: &mut State, number: u64, at: Instant) {
+        if let Some(kept) = state.watches.get_mut(&number) {
+            kept.stage = Stage::Off(Some(at));
+            state.due.insert((at, Due::Watch(number)));
+            self.turned.notify_all();
+        }
+    }
+
+    fn lost(self: &Arc<Self>, watched: &Watched) {
+        let mut state = self.state.lock();
+        watched.live.store(false, Ordering::SeqCst);
+        let Some(kept) = state.watches.get_mut(&watched.number) else { return };
+        let mut over = None;
+        match std::mem::replace(&mut kept.stage, Stage::Asked { lost: true }) {
+            Stage::On(watch) => {
+                over = Some(watch);
+                self.put_off(&mut state, watched.number, Instant::now());
+            }
+            // The answer is still to come.
+            Stage::Asked { .. } => {}
+            off @ Stage::Off(_) => kept.stage = off,
+        }
+        drop(state);
+        if let Some(watch) = over {
+            self.pool(&watched.object).unwatch(watch);
+        }
+        watched.call();
+    }
+
+    /// Has the thread look at a watch now.
+    fn work_on(&self, number: u64) {
+        let mut state = self.state.lock();
+        state.due.insert((Instant::now(), Due::Watch(number)));
+        self.turned.notify_all();
+    }
+
+    /// Whether this is the thread of a store that works on notices.
+    pub(crate) fn works() -> bool {
+        WORKS.get()
+    }
+
+    fn work(self: Arc<Self>) {
+        WORKS.set(true);
+        let mut state = self.state.lock();
+        while !state.closed {
+            let Some((at, _)) = state.due.first() else {
+                self.turned.wait(&mut state);
+                continue;
+            };
+            let at = *at;
+            if at > Instant::now() {
+                self.turned.wait_until(&mut state, at);
+                continue;
+            }
+            let Some((_, due)) = state.due.pop_first() else { continue };
+            match due {
+                Due::Note(object) => self.note_is_due(state, &object),
+                Due::Watch(number) => self.watch_is_due(state, number),
+            }
+            state = self.state.lock();
+        }
+    }
+
+    fn note_is_due(self: &Arc<Self>, mut state: MutexGuard<'_, State>, object: &ObjectId) {
+        let Some(note) = state.notes.get_mut(object) else { return };
+        // One that is under way for so long may never be answered.
+        (note.due, note.sent) = (None, None);
+        if !note.pending {
+            state.notes.remove(object);
+        }
+        self.go_on(state, object);
+    }
+
+    fn watch_is_due(self: &Arc<Self>, mut state: MutexGuard<'_, State>, number: u64) {
+        let Some(kept) = state.watches.get_mut(&number) else { return };
+        let watched = Arc::clone(&kept.watched);
+        let is_ended = watched.ended.load(Ordering::SeqCst);
+        match &kept.stage {
+            // The answer finds that it has ended.
+            Stage::Asked { .. } => {}
+            Stage::On(_) | Stage::Off(_) if is_ended => {
+                let kept = state.watches.remove(&number);
+                drop(state);
+                if let Some(Kept { stage: Stage::On(watch), .. }) = kept {
+                    self.pool(&watched.object).unwatch(watch);
+                }
+            }
+            Stage::Off(Some(at)) if *at <= Instant::now() => {
+                kept.stage = Stage::Asked { lost: false };
+                state.under_way += 1;
+                drop(state);
+                self.ask(&watched, encode::object(&watched.object));
+            }
+            Stage::On(_) | Stage::Off(_) => {}
+        }
+    }
+
+    /// Ends the thread and all watches, begins the notifies that are left, and waits until all are answered, or for the
+    /// time that OSDs have.
+    pub(crate) fn close(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        state.due.clear();
+        let thread = state.thread.take();
+        let watches = std::mem::take(&mut state.watches);
+        let pending: Vec<_> =
+            state.notes.iter().filter(|(_, note)| note.pending).map(|(object, _)| object.clone()).collect();
+        self.turned.notify_all();
+        drop(state);
+        for Kept { watched, stage, .. } in watches.into_values() {
+            watched.live.store(false, Ordering::SeqCst);
+            if let Stage::On(watch) = stage {
+                self.pool(&watched.object).unwatch(watch);
+            }
+        }
+        for object in pending {
+            self.go_on(self.state.lock(), &object);
+        }
+        // A `changed` that drops the store may run on it.
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of notices on Ceph panicked");
+        }
+        let until = Instant::now() + self.timeout();
+        let mut state = self.state.lock();
+        while state.under_way > 0 && !self.turned.wait_until(&mut state, until).timed_out() {}
+    }
+}
