@@ -287,6 +287,7 @@ impl Log {
                 return match outcome.and_then(|_| self.resolve(position, batch.nonce)) {
                     Ok(true) => match self.read(position) {
                         Ok(found) => {
+                            self.tell();
                             batch.found.set(true);
                             done(found.into_parts().1)
                         }

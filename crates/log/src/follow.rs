@@ -1,5 +1,5 @@
 //! Following: every position in order, from anywhere to the tail and on, without polling where the writers are in this
-//! process.
+//! process, or the store tells of others.
 //!
 //! written here, and durable → entry · else: tail → read ahead → positions in order → entry or gap · hole: wait for its
 //! writer, then fill it · at the tail: wait
@@ -19,12 +19,15 @@ use esker_store::Barrier;
 use event_listener::Listener;
 
 use crate::cells::{Entry, Found};
-use crate::log::Log;
+use crate::log::{LOOK_TOLD, Log};
 use crate::recent::Recent;
+use crate::waking::Following;
 use crate::{Error, Result};
 
 /// How often to look where positions are handed out by this process: whether another has taken over since.
 const LOOK_LED_MS: u64 = 1_000;
+/// How often to look where the store tells of what others write: what it has missed is found so late.
+const LOOK_WATCHED_MS: u64 = 500;
 
 /// Why a follower has no entry for a position.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +102,10 @@ pub struct Follow {
     pub ahead_bytes: usize,
     /// A hole is filled after so many milliseconds; `None` waits for ever and writes nothing. Default: 200.
     pub fill_after_ms: Option<u64>,
-    /// How often to look where writers are in other processes and do not tell, in milliseconds. Default: 20.
+    /// How often to look for what other processes write where nothing tells of it, in milliseconds. Where the store
+    /// watches objects it tells: then a follower looks every 500 ms, or every `look_ms` if that is longer, and goes back
+    /// to `look_ms` while the store is cut off from the head. A follower where positions are handed out looks every
+    /// second, or every `look_ms` if that is longer. Default: 20.
     pub look_ms: u64,
 }
 
@@ -118,6 +124,7 @@ pub struct Follower {
     /// The hole that is waited for, and since when.
     hole: Option<(u64, u64)>,
     ended: bool,
+    _following: Following,
 }
 
 impl Drop for Follower {
@@ -139,7 +146,26 @@ impl Log {
             Start::First => self.refresh()?.trimmed,
         };
         self.inner.shared.followers.fetch_add(1, Ordering::Relaxed);
-        Ok(Follower { log: self.clone(), how, next, ahead: VecDeque::new(), hole: None, ended: false })
+        let _following = self.inner.shared.waking.follow();
+        Ok(Follower { log: self.clone(), how, next, ahead: VecDeque::new(), hole: None, ended: false, _following })
+    }
+
+    /// How long nothing will come that is not told of. `hole`: a position that is waited for, and since when.
+    pub(crate) fn patience(&self, how: &Follow, hole: Option<(u64, u64)>) -> Duration {
+        let waking = &self.inner.shared.waking;
+        let led_here = self.leader(&self.view()).is_some();
+        let look = match led_here {
+            // Mostly by this process, but another may have taken over.
+            true if waking.is_told() => LOOK_TOLD.as_millis() as u64,
+            true => LOOK_LED_MS.max(how.look_ms),
+            false if waking.is_live() => LOOK_WATCHED_MS.max(how.look_ms),
+            false => how.look_ms,
+        };
+        let fill = match (hole, how.fill_after_ms) {
+            (Some((_, since)), Some(patience)) => (since + patience).saturating_sub(self.now_ms()).max(1),
+            _ => u64::MAX,
+        };
+        Duration::from_millis(look.min(fill))
     }
 }
 
@@ -174,7 +200,11 @@ impl Follower {
         // One that catches up does not wait for the sync of the newest entry.
         let tail = match self.log.inner.shared.written.load(Ordering::SeqCst) {
             known if known > self.next => known,
-            _ => self.log.tail()?.position,
+            _ => {
+                // First: what is written after the look is told.
+                self.log.watch_head();
+                self.log.tail()?.position
+            }
         };
         if self.next >= tail {
             self.hole = None;
@@ -211,7 +241,8 @@ impl Follower {
             }
             let Some(Recent { found, barrier }) = self.log.recent(self.next) else {
                 // As far as it is known here nobody else hands out positions: then nothing stands at the tail.
-                let here = self.log.leader(&view).is_some_and(|leader| leader.tail().position <= self.next);
+                let here = self.log.leader(&view).is_some_and(|leader| leader.tail().position <= self.next)
+                    && !self.log.is_told();
                 return Ok((handed, if here { Next::Tail } else { Next::Look }));
             };
             let Found::Entry(entry) = found else { break };
@@ -290,13 +321,7 @@ impl Follower {
     /// How long nothing will come that is not told of: until the hole is to be filled, or others' writes are to be
     /// looked for.
     pub fn patience(&self) -> Duration {
-        let led_here = self.log.leader(&self.log.view()).is_some();
-        let look = if led_here { LOOK_LED_MS.max(self.how.look_ms) } else { self.how.look_ms };
-        let fill = match (self.hole, self.how.fill_after_ms) {
-            (Some((_, since)), Some(patience)) => (since + patience).saturating_sub(self.log.now_ms()).max(1),
-            _ => u64::MAX,
-        };
-        Duration::from_millis(look.min(fill))
+        self.log.patience(&self.how, self.hole)
     }
 
     /// What comes next, waited for up to `timeout`. `None`: nothing came.

@@ -169,7 +169,7 @@ impl Log {
 
     pub(crate) fn lead_with(&self, leader: &Arc<Leader>) {
         self.inner.leader.store(Some(Arc::clone(leader)));
-        self.inner.shared.applied.notify(usize::MAX);
+        self.inner.shared.waking.wake();
     }
 
     /// The tail: one above the last position at which something stands. Everything whose append returned before the

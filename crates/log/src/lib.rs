@@ -57,6 +57,7 @@ mod session;
 mod streams;
 mod trim;
 mod view;
+mod waking;
 mod writer;
 
 pub use append::{BATCH_BYTES_MAX, BATCH_MAX};

@@ -25,6 +25,9 @@ use crate::{Error, Options, Result, head};
 
 /// What is kept for followers is answered without a look at the head for so long.
 const LOOK_OUT: Duration = Duration::from_millis(500);
+/// Where positions are handed out here the head is looked at so often, at most, because it was notified of: mostly by
+/// this process.
+pub(crate) const LOOK_TOLD: Duration = Duration::from_millis(20);
 
 /// What is appended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,6 +71,7 @@ impl Log {
             capability: store.capability(),
             store: Arc::clone(store),
             id,
+            head: format::head(id),
             name: name.to_owned(),
             session: session.clone(),
             shared,
@@ -140,13 +144,15 @@ impl Log {
     /// # Errors
     /// [`Error::NoLog`] if the log was deleted; the store's.
     pub fn refresh(&self) -> Result<Arc<View>> {
+        let told = self.inner.shared.waking.told();
         let view = head::load(self.store(), self.inner.id, &self.inner.name)?;
-        self.has_looked();
+        self.has_looked(told);
         Ok(self.met(view))
     }
 
-    fn has_looked(&self) {
+    fn has_looked(&self, told: u64) {
         *self.inner.shared.looked.lock() = Instant::now();
+        self.inner.shared.waking.has_looked(told);
     }
 
     /// Looks at the head, if that was not done for [`LOOK_OUT`]: another process may have trimmed what is kept here.
@@ -160,6 +166,12 @@ impl Log {
             *looked = Instant::now();
         }
         self.current_view().map(drop)
+    }
+
+    /// Whether other processes have notified of the log since the head was looked at, which was not just now: what is
+    /// written here comes back so as well.
+    pub(crate) fn is_told(&self) -> bool {
+        self.inner.shared.waking.is_told() && self.inner.shared.looked.lock().elapsed() >= LOOK_TOLD
     }
 
     /// Whether [`Log::look_out`] would look.
@@ -200,10 +212,11 @@ impl Log {
 
     /// The view as it is now: what was seen last, if its version is still the head's.
     pub(crate) fn current_view(&self) -> Result<Arc<View>> {
-        let version = self.store().xattr(&format::head(self.inner.id), format::VERSION).wait()?;
+        let told = self.inner.shared.waking.told();
+        let version = self.store().xattr(&self.inner.head, format::VERSION).wait()?;
         let view = self.view();
         if version.as_deref().and_then(format::number_from) == Some(view.version) {
-            self.has_looked();
+            self.has_looked(told);
             return Ok(view);
         }
         self.refresh()
@@ -271,7 +284,22 @@ impl Log {
     pub(crate) fn wrote(&self, end: u64) {
         let shared = &self.inner.shared;
         shared.seen.fetch_max(end, Ordering::SeqCst);
-        shared.applied.notify(usize::MAX);
+        self.tell();
+    }
+
+    /// Tells followers, here and in other processes, that there is something to look for.
+    pub(crate) fn tell(&self) {
+        self.inner.shared.waking.wake();
+        if self.inner.capability.watches {
+            self.inner.store.notify(&self.inner.head);
+        }
+    }
+
+    /// Has the store tell of what other processes do, for who follows here. Waits for the store.
+    pub(crate) fn watch_head(&self) {
+        if self.inner.capability.watches {
+            self.inner.shared.waking.watch(self.store(), &self.inner.head);
+        }
     }
 
     /// Whether there is anybody for whom recent entries are kept.
@@ -301,10 +329,10 @@ impl Log {
         self.inner.shared.recent.forget(position);
     }
 
-    /// Wakes when something was written by this process, or the view changed. Look again after asking for it, before
-    /// waiting.
+    /// Wakes when something was written by this process, or the view changed; and while there are followers here, when
+    /// another process has done so, where the store tells of it. Look again after asking for it, before waiting.
     pub fn listen(&self) -> EventListener {
-        self.inner.shared.applied.listen()
+        self.inner.shared.waking.listen()
     }
 
     /// What a refused guard of a write means.

@@ -263,7 +263,7 @@ impl Log {
             next.sealed = Some(tail);
             if head::replace(self.store(), self.inner.id, &view, &mut next)? {
                 self.met(next);
-                self.inner.shared.applied.notify(usize::MAX);
+                self.tell();
                 return Ok(tail);
             }
             self.step_back("sealing", &mut attempts, began)?;

@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use esker_store::{Capability, ObjectId, ObjectStore};
-use event_listener::Event;
 use parking_lot::{Mutex, RwLock};
 
 use crate::recent::Recents;
 use crate::sequencer::{Connect, Leader, Sequencer};
 use crate::view::View;
+use crate::waking::Waking;
 
 /// The time in unix milliseconds.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -44,8 +44,8 @@ impl Session {
 
 /// What all handles of one log in a process share.
 pub(crate) struct Shared {
-    /// Told of every position that is decided here, and of new views.
-    pub applied: Event,
+    /// Told of every position that is decided here, of new views, and of what others notify of.
+    pub waking: Arc<Waking>,
     /// One above the highest position written or met here.
     pub seen: AtomicU64,
     /// One above the highest position that is known to be written, and durable.
@@ -60,7 +60,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(cache_bytes: u64) -> Self {
         Self {
-            applied: Event::new(),
+            waking: Arc::default(),
             seen: AtomicU64::new(0),
             written: AtomicU64::new(0),
             followers: AtomicUsize::new(0),
@@ -88,6 +88,8 @@ pub(crate) struct Inner {
     pub store: Arc<dyn ObjectStore>,
     pub capability: Capability,
     pub id: u64,
+    /// The object that is notified of, and watched.
+    pub head: ObjectId,
     pub name: String,
     pub session: Session,
     pub shared: Arc<Shared>,

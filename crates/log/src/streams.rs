@@ -23,6 +23,7 @@ use crate::cells::Found;
 use crate::follow::{Delivery, Follow, GapKind};
 use crate::format;
 use crate::log::Log;
+use crate::waking::Following;
 use crate::{Error, Result};
 
 /// Positions that one round looks through.
@@ -59,8 +60,8 @@ impl Log {
 
     /// Follows one stream from position `from` of the log.
     pub fn follow_stream(&self, stream: impl Into<Bytes>, from: u64, how: Follow) -> StreamFollower {
-        let stream = stream.into();
-        StreamFollower { log: self.clone(), stream, how, next: from, known: VecDeque::new(), hole: None }
+        let (stream, known, _following) = (stream.into(), VecDeque::new(), self.inner.shared.waking.follow());
+        StreamFollower { log: self.clone(), stream, how, next: from, known, hole: None, _following }
     }
 }
 
@@ -74,6 +75,7 @@ pub struct StreamFollower {
     /// Positions of the stream, to be read.
     known: VecDeque<u64>,
     hole: Option<(u64, u64)>,
+    _following: Following,
 }
 
 impl StreamFollower {
@@ -110,6 +112,8 @@ impl StreamFollower {
                     Found::Filled | Found::Hole | Found::BeyondTail => {}
                 }
             }
+            // First: what is written after the look is told.
+            self.log.watch_head();
             let tail = self.log.tail()?.position;
             let trimmed = self.log.view().trimmed.min(tail);
             if self.next < trimmed {
@@ -119,6 +123,7 @@ impl StreamFollower {
             }
             let end = tail.min(self.next + ROUND);
             if self.next >= end {
+                self.hole = None;
                 return Ok(None);
             }
             let decided = self.log.first_hole(self.next, end)?;
@@ -156,6 +161,11 @@ impl StreamFollower {
         }
     }
 
+    /// As [`Follower::patience`](crate::Follower::patience).
+    pub fn patience(&self) -> Duration {
+        self.log.patience(&self.how, self.hole)
+    }
+
     /// The stream's next entry, waited for up to `timeout`. `None`: nothing came.
     ///
     /// # Errors
@@ -171,11 +181,7 @@ impl StreamFollower {
             if left.is_zero() {
                 return Ok(None);
             }
-            let look = match (self.hole, self.how.fill_after_ms) {
-                (Some(_), Some(patience)) => patience.min(self.how.look_ms).max(1),
-                _ => self.how.look_ms,
-            };
-            listener.wait_timeout(Duration::from_millis(look).min(left));
+            listener.wait_timeout(self.patience().min(left));
         }
     }
 }

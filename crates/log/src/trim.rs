@@ -175,7 +175,7 @@ impl Log {
     pub fn trim_to(&self, position: u64) -> Result<u64> {
         let view = self.trim_view(position)?;
         self.met(view.clone());
-        self.inner.shared.applied.notify(usize::MAX);
+        self.tell();
         // In the order of positions: a crash leaves whole objects behind that the next call finds.
         self.remember_writers(view.first_stripe())?;
         let removed = self.remove_objects(view.first_stripe())?;

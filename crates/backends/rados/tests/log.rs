@@ -25,6 +25,8 @@ mod space;
 mod support;
 #[path = "../../../log/tests/log/taking_over.rs"]
 mod taking_over;
+#[path = "../../../log/tests/log/watching.rs"]
+mod watching;
 #[path = "../../../log/tests/log/zlog/mod.rs"]
 mod zlog;
 

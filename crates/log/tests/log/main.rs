@@ -11,6 +11,7 @@ mod racing;
 mod space;
 mod support;
 mod taking_over;
+mod watching;
 mod zlog;
 
 use std::sync::Arc;

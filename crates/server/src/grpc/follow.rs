@@ -42,7 +42,7 @@ const PATIENCE_MAX: Duration = Duration::from_secs(30);
 /// A follower of a log, or of one of its streams.
 enum Tracker {
     All(Follower),
-    One(StreamFollower, Follow),
+    One(StreamFollower),
 }
 
 impl Tracker {
@@ -50,14 +50,14 @@ impl Tracker {
         let follower = log.follow(start, how)?;
         Ok(match stream {
             None => Self::All(follower),
-            Some(stream) => Self::One(log.follow_stream(stream, follower.position(), how), how),
+            Some(stream) => Self::One(log.follow_stream(stream, follower.position(), how)),
         })
     }
 
     fn poll(&mut self) -> Result<Option<Delivery>, Told> {
         Ok(match self {
             Self::All(follower) => follower.poll()?,
-            Self::One(follower, _) => follower.poll()?,
+            Self::One(follower) => follower.poll()?,
         })
     }
 
@@ -68,22 +68,23 @@ impl Tracker {
                 let (handed, next) = follower.poll_recent(DELIVERIES_MAX, MESSAGE_BYTES)?;
                 Ok((handed.into_iter().map(wire::encode_delivery).collect(), next))
             }
-            Self::One(..) => Ok((Vec::new(), Next::Look)),
+            Self::One(_) => Ok((Vec::new(), Next::Look)),
         }
     }
 
     fn position(&self) -> u64 {
         match self {
             Self::All(follower) => follower.position(),
-            Self::One(follower, _) => follower.position(),
+            Self::One(follower) => follower.position(),
         }
     }
 
     fn patience(&self) -> Duration {
-        match self {
-            Self::All(follower) => follower.patience().min(PATIENCE_MAX),
-            Self::One(_, how) => Duration::from_millis(how.look_ms),
-        }
+        let patience = match self {
+            Self::All(follower) => follower.patience(),
+            Self::One(follower) => follower.patience(),
+        };
+        patience.min(PATIENCE_MAX)
     }
 
     /// What is there, up to a message full; and whether it is the end, being at `until` or at a seal.
