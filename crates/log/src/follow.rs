@@ -103,9 +103,9 @@ pub struct Follow {
     /// A hole is filled after so many milliseconds; `None` waits for ever and writes nothing. Default: 200.
     pub fill_after_ms: Option<u64>,
     /// How often to look for what other processes write where nothing tells of it, in milliseconds. Where the store
-    /// watches objects it tells: then a follower looks every 500 ms, or every `look_ms` if that is longer, and goes back
-    /// to `look_ms` while the store is cut off from the head. A follower where positions are handed out looks every
-    /// second, or every `look_ms` if that is longer. Default: 20.
+    /// watches objects it tells: then a follower looks every 500 ms, or every `look_ms` if that is longer, and every
+    /// `look_ms` again while the store is cut off from the head. A follower in the process that hands out positions
+    /// looks every second, or every `look_ms` if that is longer. Default: 20.
     pub look_ms: u64,
 }
 

@@ -177,9 +177,10 @@ pub trait ObjectStore: Send + Sync {
         Err(Error::Unsupported { backend: self.capability().backend, what: "watch objects" })
     }
 
-    /// Tells those who [watch](Self::watch) the object, in this process and in others, that it has changed. To be called
-    /// when the change can be read. A hint: the call returns at once and never fails, and those who watch may be told
-    /// later, and once of several calls; the last call is not left out. Does nothing without [`Capability::watches`].
+    /// Tells those who [watch](Self::watch) the object, in this process and in others, that it has changed. To be
+    /// called when the change can be read. A hint: the call returns at once and never fails, and those who watch may be
+    /// told later, and once of several calls; the last call is not left out. Does nothing without
+    /// [`Capability::watches`].
     fn notify(&self, object: &ObjectId) {
         let _ = object;
     }

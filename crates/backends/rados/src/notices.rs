@@ -1,7 +1,7 @@
 //! Notices: who watches an object is told that it has changed.
 //!
 //! ```text
-//! notify → note of its object → one notify of RADOS, if none is under way → answered by all who watch, or their time over
+//! notify → note of its object → one notify of RADOS, if none is under way → all who watch have answered, or not in time
 //!                                │ others come meanwhile: one more behind it  · no watch there: not before IDLE
 //! watch  → look → a watch on an OSD → notified → `changed`
 //!                  │ lost: not live, `changed` → watched again, each RETRY → live, `changed`
@@ -10,7 +10,7 @@
 //! What is due later is begun by one thread of the store, which the first notify or watch starts.
 //!
 //! Invariants:
-//! 1. No caller waits for a notify. Of an object one is under way; behind a call of [`Notices::notify`] a notify begins.
+//! 1. No caller waits for a notify. Of an object one is under way; behind each call of [`Notices::notify`] one begins.
 //! 2. An object that is not watched costs a notify each [`IDLE`] while it is written to, and none otherwise.
 //! 3. Nothing is locked while the library is called, or who watches.
 //! 4. Threads of librados, and the store's, wait for nothing here. OSDs may never answer what is begun here: who waits

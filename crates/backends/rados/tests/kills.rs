@@ -8,8 +8,7 @@
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,21 +21,6 @@ const OBJECTS: u64 = 3;
 
 fn stripe(position: u64) -> ObjectId {
     ObjectId::new(Collection::from("c"), format!("stripe {}", position % OBJECTS))
-}
-
-/// Kills the OSD, and starts it again.
-fn kill(cluster: &Path) {
-    let pid = std::fs::read_to_string(cluster.join("run/osd.0.pid")).unwrap();
-    assert!(Command::new("kill").args(["-9", pid.trim()]).status().unwrap().success());
-    let began = Instant::now();
-    let status = format!("/proc/{}/status", pid.trim());
-    while std::fs::read_to_string(&status).is_ok_and(|status| !status.contains("State:\tZ")) {
-        assert!(began.elapsed() < Duration::from_secs(60), "the OSD does not end");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    std::thread::sleep(Duration::from_millis(500));
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scripts/ceph");
-    assert!(Command::new(script).arg("up").arg(cluster).status().unwrap().success(), "the OSD does not come back");
 }
 
 /// Ends the writers, also where the test fails.
@@ -92,7 +76,7 @@ fn what_was_acknowledged_is_there_once_though_the_osd_is_killed() {
         let began = Instant::now();
         for _ in 0..2 {
             std::thread::sleep(Duration::from_secs(3));
-            kill(&cluster);
+            support::kill(&cluster);
         }
         std::thread::sleep(Duration::from_secs(3));
         over.store(true, Ordering::SeqCst);

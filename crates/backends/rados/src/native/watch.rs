@@ -2,10 +2,11 @@
 //!
 //! watch → (notify of any client → answered at once → [`Ear::notified`]) · cut off → [`Ear::lost`] → unwatch
 //!
-//! The library sets these no time: of a watch or a notify it tells when an OSD has answered, however late. So neither is
-//! among what [`Pool::wait`] waits for, and each holds its pool until it is told of.
+//! The library sets these no time: of a watch or a notify it tells when an OSD has answered, however late. So neither
+//! is among what [`Pool::wait`] waits for, and each holds its pool until it is told of.
 //!
-//! Invariant: the library is given the number of an ear, and no pointer to it: what it calls after an unwatch finds none.
+//! Invariant: the library is given the number of an ear, and no pointer to it: what it calls after an unwatch finds
+//! none.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};

@@ -2,9 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use esker_rados::{Cluster, Pool, RadosStore};
 use esker_store::ObjectStore;
@@ -40,6 +42,21 @@ fn pool() -> Pool {
     static CLUSTER: OnceLock<Arc<Cluster>> = OnceLock::new();
     let cluster = CLUSTER.get_or_init(client);
     cluster.pool("bench", &namespace()).unwrap()
+}
+
+/// Kills the OSD, and starts it again.
+pub fn kill(cluster: &Path) {
+    let pid = std::fs::read_to_string(cluster.join("run/osd.0.pid")).unwrap();
+    assert!(Command::new("kill").args(["-9", pid.trim()]).status().unwrap().success());
+    let began = Instant::now();
+    let status = format!("/proc/{}/status", pid.trim());
+    while std::fs::read_to_string(&status).is_ok_and(|status| !status.contains("State:\tZ")) {
+        assert!(began.elapsed() < Duration::from_secs(60), "the OSD does not end");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scripts/ceph");
+    assert!(Command::new(script).arg("up").arg(cluster).status().unwrap().success(), "the OSD does not come back");
 }
 
 impl Harness for Rados {
