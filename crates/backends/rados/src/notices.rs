@@ -1,8 +1,8 @@
 //! Notices: who watches an object is told that it has changed.
 //!
 //! ```text
-//! notify → note of its object → one notify of RADOS, if none is under way → all who watch have answered, or not in time
-//!                                │ others come meanwhile: one more behind it  · no watch there: not before IDLE
+//! notify → note of its object → a notify of RADOS, if none is under way → who watches has answered, or is late
+//!                                │ others come: one more behind it, after BUSY, or IDLE if no watch was there
 //! watch  → look → a watch on an OSD → notified → `changed`
 //!                  │ lost: not live, `changed` → watched again, each RETRY → live, `changed`
 //! ```
@@ -37,7 +37,10 @@ thread_local! {
     static WORKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// After a notify that nobody heard the next of its object waits for so long.
+/// After a notify that was heard the next of its object waits for so long: each has all who watch look, which would
+/// cost more than the writes do where these follow one another.
+const BUSY: Duration = Duration::from_millis(4);
+/// After one that was not heard the next waits for so long.
 const IDLE: Duration = Duration::from_millis(20);
 /// Seconds that a watch has to answer a notify. One that does not holds up the next notify of its object, until OSDs
 /// take it for gone.
@@ -112,7 +115,7 @@ struct Note {
     sent: Option<u64>,
     /// There was a call since that was begun.
     pending: bool,
-    /// When it is to be looked at: none begins before, and one that is under way is given up then.
+    /// When it is looked at: none begins before, and one that is under way is given up then.
     due: Option<Instant>,
 }
 
@@ -169,11 +172,6 @@ impl State {
         if let Some(at) = at {
             self.due.insert((at, Due::Note(object.clone())));
         }
-    }
-
-    fn drop_note(&mut self, object: &ObjectId) {
-        self.set_due(object, None);
-        self.notes.remove(object);
     }
 }
 
@@ -266,18 +264,11 @@ impl Notices {
         let Some(note) = state.notes.get_mut(object).filter(|note| note.sent == Some(number)) else { return };
         note.sent = None;
         let is_watched = outcome.is_ok_and(|heard| heard.answered > 0 || heard.silent > 0);
-        if !is_watched {
-            let at = Instant::now() + IDLE;
-            state.set_due(object, Some(at));
-            if state.due.first().is_some_and(|(first, _)| *first == at) {
-                self.turned.notify_all();
-            }
-        } else if note.pending {
-            state.set_due(object, None);
-        } else {
-            state.drop_note(object);
+        let at = Instant::now() + if is_watched { BUSY } else { IDLE };
+        state.set_due(object, Some(at));
+        if state.due.first().is_some_and(|(first, _)| *first == at) {
+            self.turned.notify_all();
         }
-        self.go_on(state, object);
     }
 
     /// Has `changed` called after notifies of an object, from when this returns.

@@ -247,7 +247,7 @@ fn a_store_is_dropped_in_time_though_no_osd_answers() {
 }
 
 #[test]
-fn notifies_of_what_nobody_watches_are_few_and_the_last_is_sent() {
+fn the_last_notify_is_sent_though_none_before_it_was_heard() {
     let _alone = alone();
     let namespace = support::namespace();
     let (store, other) = (with_object(&namespace), with_object(&namespace));
