@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
 
 use esker_store::limits::SCAN_BYTES_MAX;
 use esker_store::{Collection, Error, ObjectId, Result};
@@ -91,6 +92,14 @@ impl Link {
         self.pool.wait();
         if let Some(data) = &self.data {
             data.link.pool.wait();
+        }
+    }
+
+    /// Waits until no notify and no new watch is under way, or until then.
+    pub(crate) fn wait_until(&self, until: Instant) {
+        self.pool.wait_until(until);
+        if let Some(data) = &self.data {
+            data.link.pool.wait_until(until);
         }
     }
 

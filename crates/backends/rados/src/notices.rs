@@ -10,7 +10,8 @@
 //! What is due later is begun by one thread of the store, which the first notify or watch starts.
 //!
 //! Invariants:
-//! 1. No caller waits for a notify. Of an object one is under way; behind each call of [`Notices::notify`] one begins.
+//! 1. No caller waits for a notify. Behind each call of [`Notices::notify`] one of its object begins: when the one
+//!    before it was answered, or is [`LATE`].
 //! 2. An object that is not watched costs a notify each [`IDLE`] while it is written to, and none otherwise.
 //! 3. Nothing is locked while the library is called, or who watches.
 //! 4. Threads of librados, and the store's, wait for nothing here. OSDs may never answer what is begun here: who waits
@@ -42,9 +43,13 @@ thread_local! {
 const BUSY: Duration = Duration::from_millis(4);
 /// After one that was not heard the next waits for so long.
 const IDLE: Duration = Duration::from_millis(20);
-/// Seconds that a watch has to answer a notify. One that does not holds up the next notify of its object, until OSDs
-/// take it for gone.
-const ANSWER_S: u32 = 2;
+/// Seconds that a watch has to answer a notify.
+const ANSWER_S: u32 = 1;
+/// A notify that is under way for so long holds up the next of its object no more: one who watches was killed, and OSDs
+/// wait for its answer until they take it for gone, whereas others who watch are there.
+const LATE: Duration = Duration::from_millis(50);
+/// Notifies of an object that are under way, at most.
+const UNDER_WAY_MAX: usize = 20;
 /// Seconds after which OSDs take a client for gone that they do not hear of, and drop its watches. The library asks for
 /// each watch every 5 s.
 const KEEP_S: u32 = 15;
@@ -111,11 +116,13 @@ impl Drop for Held {
 /// An object that was notified of a moment ago.
 #[derive(Default)]
 struct Note {
-    /// The number of the notify that is under way.
+    /// The number of the last notify, if that is under way and not late.
     sent: Option<u64>,
+    /// Notifies that are, late ones too.
+    under_way: usize,
     /// There was a call since that was begun.
     pending: bool,
-    /// When it is looked at: none begins before, and one that is under way is given up then.
+    /// When it is looked at: none begins before, and one that is under way is late then.
     due: Option<Instant>,
 }
 
@@ -150,8 +157,6 @@ struct State {
     due: BTreeSet<(Instant, Due)>,
     /// Of notifies and of those who watch.
     last_number: u64,
-    /// Notifies and watches that were begun and not told of.
-    under_way: usize,
     thread: Option<JoinHandle<()>>,
     started: bool,
     closed: bool,
@@ -162,24 +167,13 @@ impl State {
         self.last_number += 1;
         self.last_number
     }
-
-    /// Notes when an object is to be looked at.
-    fn set_due(&mut self, object: &ObjectId, at: Option<Instant>) {
-        let Some(note) = self.notes.get_mut(object) else { return };
-        if let Some(before) = std::mem::replace(&mut note.due, at) {
-            self.due.remove(&(before, Due::Note(object.clone())));
-        }
-        if let Some(at) = at {
-            self.due.insert((at, Due::Note(object.clone())));
-        }
-    }
 }
 
 /// The notices of a store.
 pub(crate) struct Notices {
     link: Link,
     state: Mutex<State>,
-    /// Something is due earlier, or was told of while the store is closed.
+    /// Something is due earlier, or the store is closed.
     turned: Condvar,
     /// How long is waited for OSDs.
     timeout: OnceLock<Duration>,
@@ -238,16 +232,16 @@ impl Notices {
     fn go_on(self: &Arc<Self>, mut state: MutexGuard<'_, State>, object: &ObjectId) {
         let closed = state.closed;
         let Some(note) = state.notes.get_mut(object) else { return };
-        if !note.pending || !closed && (note.sent.is_some() || note.due.is_some()) {
+        if !note.pending || !closed && (note.due.is_some() || note.under_way >= UNDER_WAY_MAX) {
             return;
         }
         note.pending = false;
+        note.under_way += 1;
         let number = state.next_number();
         if let Some(note) = state.notes.get_mut(object) {
             note.sent = Some(number);
         }
-        state.set_due(object, Some(Instant::now() + self.timeout()));
-        state.under_way += 1;
+        self.set_due(&mut state, object, Instant::now() + LATE);
         drop(state);
         let (own, told) = (Arc::clone(self), object.clone());
         let name = encode::object(object);
@@ -256,16 +250,25 @@ impl Notices {
 
     fn answered(self: &Arc<Self>, object: &ObjectId, number: u64, outcome: std::result::Result<Heard, Failed>) {
         let mut state = self.state.lock();
-        state.under_way -= 1;
-        if state.closed {
-            self.turned.notify_all();
+        let Some(note) = state.notes.get_mut(object) else { return };
+        note.under_way -= 1;
+        if note.sent == Some(number) {
+            note.sent = None;
+            let is_watched = outcome.is_ok_and(|heard| heard.answered > 0 || heard.silent > 0);
+            let wait = if is_watched { BUSY } else { IDLE };
+            self.set_due(&mut state, object, Instant::now() + wait);
+        } else if note.due.is_none() {
+            self.set_due(&mut state, object, Instant::now());
         }
-        // Others have begun since one was given up.
-        let Some(note) = state.notes.get_mut(object).filter(|note| note.sent == Some(number)) else { return };
-        note.sent = None;
-        let is_watched = outcome.is_ok_and(|heard| heard.answered > 0 || heard.silent > 0);
-        let at = Instant::now() + if is_watched { BUSY } else { IDLE };
-        state.set_due(object, Some(at));
+    }
+
+    /// An object is looked at then, and not before.
+    fn set_due(&self, state: &mut State, object: &ObjectId, at: Instant) {
+        let Some(note) = state.notes.get_mut(object) else { return };
+        if let Some(before) = note.due.replace(at) {
+            state.due.remove(&(before, Due::Note(object.clone())));
+        }
+        state.due.insert((at, Due::Note(object.clone())));
         if state.due.first().is_some_and(|(first, _)| *first == at) {
             self.turned.notify_all();
         }
@@ -288,7 +291,6 @@ impl Notices {
         let watched = Arc::new(Watched { number, object: object.clone(), changed, live, ended });
         let kept = Kept { watched: Arc::clone(&watched), stage: Stage::Asked { lost: false }, waits: Some(tell) };
         state.watches.insert(number, kept);
-        state.under_way += 1;
         drop(state);
         let held = Held { notices: Arc::downgrade(self), watched };
         self.ask(&held.watched, name);
@@ -304,7 +306,7 @@ impl Notices {
         }
     }
 
-    /// Asks an OSD for a watch. Counted among what is under way already.
+    /// Asks an OSD for a watch.
     fn ask(self: &Arc<Self>, watched: &Arc<Watched>, name: CString) {
         let ear = Hears { notices: Arc::downgrade(self), watched: Arc::clone(watched) };
         let (own, told) = (Arc::clone(self), Arc::clone(watched));
@@ -313,11 +315,7 @@ impl Notices {
 
     fn asked(self: &Arc<Self>, watched: &Watched, outcome: std::result::Result<Watch, Failed>) {
         let mut state = self.state.lock();
-        state.under_way -= 1;
         let closed = state.closed;
-        if closed {
-            self.turned.notify_all();
-        }
         let is_ended = closed || watched.ended.load(Ordering::SeqCst);
         let Some(kept) = state.watches.get_mut(&watched.number).filter(|_| !is_ended) else {
             state.watches.remove(&watched.number);
@@ -429,9 +427,8 @@ impl Notices {
 
     fn note_is_due(self: &Arc<Self>, mut state: MutexGuard<'_, State>, object: &ObjectId) {
         let Some(note) = state.notes.get_mut(object) else { return };
-        // One that is under way for so long may never be answered.
         (note.due, note.sent) = (None, None);
-        if !note.pending {
+        if !note.pending && note.under_way == 0 {
             state.notes.remove(object);
         }
         self.go_on(state, object);
@@ -453,7 +450,6 @@ impl Notices {
             }
             Stage::Off(Some(at)) if *at <= Instant::now() => {
                 kept.stage = Stage::Asked { lost: false };
-                state.under_way += 1;
                 drop(state);
                 self.ask(&watched, encode::object(&watched.object));
             }
@@ -489,8 +485,6 @@ impl Notices {
         {
             tracing::error!("the thread of notices on Ceph panicked");
         }
-        let until = Instant::now() + self.timeout();
-        let mut state = self.state.lock();
-        while state.under_way > 0 && !self.turned.wait_until(&mut state, until).timed_out() {}
+        self.link.wait_until(Instant::now() + self.timeout());
     }
 }

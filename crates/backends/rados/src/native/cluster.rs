@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -146,7 +147,8 @@ impl Cluster {
         // SAFETY: the cluster's handle lives, and the pointers hold for the call.
         checked(unsafe { rados_ioctx_create(self.0, pool.as_ptr(), &raw mut handle) }, || format!("pool {name:?}"))?;
         let cluster = Some(Arc::clone(self));
-        let opened = Opened { handle, cluster, count: Arc::default(), namespace: namespace.to_owned() };
+        let opened =
+            Opened { handle, cluster, count: Arc::default(), endless: Arc::default(), namespace: namespace.to_owned() };
         // SAFETY: both live.
         unsafe { rados_ioctx_set_namespace(handle, space.as_ptr()) };
         Ok(Pool(Arc::new(opened)))
@@ -171,17 +173,17 @@ impl Drop for Cluster {
 
 /// Operations that are begun and not told of.
 #[derive(Default)]
-struct Count {
+pub(super) struct Count {
     under_way: Mutex<usize>,
     none: Condvar,
 }
 
 impl Count {
-    fn begin(&self) {
+    pub(super) fn begin(&self) {
         *self.under_way.lock() += 1;
     }
 
-    fn end(&self) {
+    pub(super) fn end(&self) {
         let mut under_way = self.under_way.lock();
         *under_way -= 1;
         if *under_way == 0 {
@@ -195,6 +197,11 @@ impl Count {
             self.none.wait(&mut under_way);
         }
     }
+
+    fn wait_until(&self, until: Instant) {
+        let mut under_way = self.under_way.lock();
+        while *under_way > 0 && !self.none.wait_until(&mut under_way, until).timed_out() {}
+    }
 }
 
 struct Opened {
@@ -202,6 +209,8 @@ struct Opened {
     /// Lives as long as its pools.
     cluster: Option<Arc<Cluster>>,
     count: Arc<Count>,
+    /// Of what the library ends when an OSD answers, however late. Each holds the pool.
+    endless: Arc<Count>,
     namespace: String,
 }
 
@@ -239,8 +248,7 @@ pub(super) type Told = Box<dyn FnOnce(c_int, u64) + Send>;
 /// What an operation needs while it is under way.
 struct UnderWay {
     told: Told,
-    /// Of one that the library ends within a time.
-    count: Option<Arc<Count>>,
+    count: Arc<Count>,
 }
 
 unsafe extern "C" fn tell(completion: Handle, argument: *mut c_void) {
@@ -256,9 +264,7 @@ unsafe extern "C" fn tell(completion: Handle, argument: *mut c_void) {
     // A panic must not go through the library: it ends here, with what the closure held.
     let UnderWay { told, count } = *under_way;
     let _ = catch_unwind(AssertUnwindSafe(move || told(code, version)));
-    if let Some(count) = count {
-        count.end();
-    }
+    count.end();
 }
 
 impl Pool {
@@ -304,19 +310,29 @@ impl Pool {
         self.0.handle
     }
 
+    /// Waits until no notify and no new watch is under way, or until then.
+    pub fn wait_until(&self, until: Instant) {
+        self.0.endless.wait_until(until);
+    }
+
     /// Begins what `operate` asks for with a completion; `told` is called once, by any thread, also if it cannot begin.
     pub(super) fn start(&self, operate: impl FnOnce(Handle, Handle) -> c_int, told: Told) {
-        self.0.count.begin();
-        self.start_as(operate, UnderWay { told, count: Some(Arc::clone(&self.0.count)) });
+        self.start_in(&self.0.count, operate, told);
     }
 
-    /// As [`Pool::start`], of what the library may never tell of: nobody waits for it, and `told` holds the pool.
-    pub(super) fn start_uncounted(&self, operate: impl FnOnce(Handle, Handle) -> c_int, told: Told) {
-        self.start_as(operate, UnderWay { told, count: None });
+    /// As [`Pool::start`], of what the library may never tell of: `told` holds the pool.
+    pub(super) fn start_endless(&self, operate: impl FnOnce(Handle, Handle) -> c_int, told: Told) {
+        self.start_in(&self.0.endless, operate, told);
     }
 
-    fn start_as(&self, operate: impl FnOnce(Handle, Handle) -> c_int, under_way: UnderWay) {
-        let argument = Box::into_raw(Box::new(under_way));
+    /// Counts what a thread of librados does here, until it has let go of all.
+    pub(super) fn count(&self) -> Arc<Count> {
+        Arc::clone(&self.0.count)
+    }
+
+    fn start_in(&self, count: &Arc<Count>, operate: impl FnOnce(Handle, Handle) -> c_int, told: Told) {
+        count.begin();
+        let argument = Box::into_raw(Box::new(UnderWay { told, count: Arc::clone(count) }));
         let mut completion = null_mut();
         // SAFETY: the argument is a box that `tell` or this takes back.
         let mut code = unsafe { rados_aio_create_completion2(argument.cast(), tell, &raw mut completion) };
@@ -330,9 +346,7 @@ impl Pool {
         if code < 0 {
             // SAFETY: nobody will be told with it.
             let UnderWay { told, count } = *unsafe { Box::from_raw(argument) };
-            if let Some(count) = count {
-                count.end();
-            }
+            count.end();
             told(code, 0);
         }
     }

@@ -3,10 +3,11 @@
 //! watch → (notify of any client → answered at once → [`Ear::notified`]) · cut off → [`Ear::lost`] → unwatch
 //!
 //! The library sets these no time: of a watch or a notify it tells when an OSD has answered, however late. So neither
-//! is among what [`Pool::wait`] waits for, and each holds its pool until it is told of.
+//! is among what [`Pool::wait`] waits for, and each holds its pool until it is told of ([`Pool::wait_until`]).
 //!
-//! Invariant: the library is given the number of an ear, and no pointer to it: what it calls after an unwatch finds
-//! none.
+//! Invariants:
+//! 1. The library is given the number of an ear, and no pointer to it: what it calls after an unwatch finds none.
+//! 2. When an unwatch was waited for ([`Pool::wait`]) no call of its ear is running, and none holds the pool.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -73,9 +74,18 @@ struct Listening {
 static LAST: AtomicUsize = AtomicUsize::new(0);
 static LISTENING: Mutex<BTreeMap<usize, Arc<Listening>>> = Mutex::new(BTreeMap::new());
 
-fn listening(argument: *mut c_void) -> Option<Arc<Listening>> {
+/// Does what the library tells of a watch.
+fn hear(argument: *mut c_void, hear: impl FnOnce(&Listening)) {
     TELLS.set(true);
-    LISTENING.lock().get(&(argument as usize)).cloned()
+    let all = LISTENING.lock();
+    let Some(listening) = all.get(&(argument as usize)).cloned() else { return };
+    // Before an unwatch ends that comes meanwhile.
+    let count = listening.pool.count();
+    count.begin();
+    drop(all);
+    // A panic must not go through the library: it ends here, with what the closure held.
+    let _ = catch_unwind(AssertUnwindSafe(move || hear(&listening)));
+    count.end();
 }
 
 fn end(ear: usize) {
@@ -92,16 +102,16 @@ unsafe extern "C" fn notified(
     _data: *mut c_void,
     _len: usize,
 ) {
-    let Some(listening) = listening(argument) else { return };
-    // SAFETY: the pool lives, and the string. What it sends is not waited for.
-    unsafe { rados_notify_ack(listening.pool.handle(), listening.object.as_ptr(), notify, cookie, null(), 0) };
-    // A panic must not go through the library.
-    let _ = catch_unwind(AssertUnwindSafe(|| listening.ear.notified()));
+    hear(argument, |listening| {
+        let object = listening.object.as_ptr();
+        // SAFETY: the pool lives, and the string. What it sends is not waited for.
+        unsafe { rados_notify_ack(listening.pool.handle(), object, notify, cookie, null(), 0) };
+        listening.ear.notified();
+    });
 }
 
 unsafe extern "C" fn lost(argument: *mut c_void, _cookie: u64, _error: c_int) {
-    let Some(listening) = listening(argument) else { return };
-    let _ = catch_unwind(AssertUnwindSafe(|| listening.ear.lost()));
+    hear(argument, |listening| listening.ear.lost());
 }
 
 /// Where the library puts a reply.
@@ -199,7 +209,7 @@ impl Pool {
             told(outcome);
             drop(pool);
         };
-        self.start_uncounted(operate, Box::new(told));
+        self.start_endless(operate, Box::new(told));
     }
 
     /// Ends a watch. It is over, as far as this client goes, whatever becomes of the operation.
@@ -231,7 +241,7 @@ impl Pool {
             told(slot.heard().ok_or(Failed { code: -code, guard: None }));
             drop(pool);
         };
-        self.start_uncounted(operate, Box::new(told));
+        self.start_endless(operate, Box::new(told));
     }
 }
 
