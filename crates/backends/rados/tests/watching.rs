@@ -203,39 +203,27 @@ fn a_store_is_dropped_while_it_notifies_and_watches() {
     until("the store is closed", || !watching.is_live());
 }
 
-/// Where the process of [`processes_that_notify_and_watch_end_well`] finds its namespace.
-const CHILD: &str = "ESKER_TEST_WATCHING_IN";
-
-#[test]
-fn a_process_that_ends_at_once() {
-    let Ok(namespace) = std::env::var(CHILD) else { return };
-    let store = support::store(&namespace);
-    let watching = store.watch(&object(), Arc::new(|| ())).unwrap();
-    for _ in 0..3 {
-        store.notify(&object());
-        std::thread::sleep(Duration::from_micros(u64::from(std::process::id()) * 137 % 3_000));
-    }
-    drop(watching);
-    drop(store);
-    // Threads of the library that run now are ended by it, with the process.
-    std::process::exit(0);
-}
-
 // Failure: a process was aborted as it ended, once in some hundred times. Cause: a thread of librados that told of a
 // notify let go of the store's pool behind the drop of the store, and the cluster was closed while the process ended.
 // Fix: the drop waits until what told has let go.
 #[test]
-fn processes_that_notify_and_watch_end_well() {
+fn nothing_holds_the_pool_of_a_store_that_was_dropped() {
     let _alone = alone();
-    let namespace = support::namespace();
-    let store = with_object(&namespace);
-    let _watching = store.watch(&object(), Arc::new(|| ())).unwrap();
-    let this = std::env::current_exe().unwrap();
-    for number in 0..30 {
-        let mut child = Command::new(&this);
-        child.args(["--exact", "a_process_that_ends_at_once", "--test-threads=1"]).env(CHILD, &namespace);
-        let ended = child.output().unwrap();
-        assert!(ended.status.success(), "process {number}: {}", String::from_utf8_lossy(&ended.stderr));
+    let (cluster, namespace) = (support::client(), support::namespace());
+    drop(with_object(&namespace));
+    for number in 0..300 {
+        let pool = cluster.pool("bench", &namespace).unwrap();
+        let store = RadosStore::open(pool, false, None).unwrap().unwrap();
+        let watching = store.watch(&object(), Arc::new(|| ())).unwrap();
+        store.notify(&object());
+        if number % 2 == 0 {
+            drop(watching);
+            drop(store);
+        } else {
+            drop(store);
+            drop(watching);
+        }
+        assert_eq!(Arc::strong_count(&cluster), 1, "after the drop of store {number}");
     }
 }
 
