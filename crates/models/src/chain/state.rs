@@ -41,7 +41,7 @@ pub enum Breakage {
     OldStart,
     /// Where the last that served is gone, another takes its place.
     StaleServes,
-    /// What is not acknowledged is not sent again after a change.
+    /// What is not known to be acknowledged is dropped at a change.
     Forgets,
     /// A copy is told to be newer than it is.
     OldCopy,
@@ -204,13 +204,8 @@ impl State {
                 if protocol.breakage == Some(Breakage::AnyVersion) {
                     set_version(&mut message, self.servers[to].replica.table().version);
                 }
-                let forgets = protocol.breakage == Some(Breakage::Forgets);
-                let is_at = matches!(message, Message::At { .. });
                 let effects = self.servers[to].replica.step(Event::Message(sender, message));
-                let effects = effects
-                    .into_iter()
-                    .filter(|effect| !(forgets && is_at && matches!(effect, Effect::Send(_, Message::Forward { .. }))));
-                self.carry_out(protocol, to, effects.collect());
+                self.carry_out(protocol, to, effects);
             }
             Parcel::Copy { version, seq, content } => {
                 let server = &mut self.servers[to];
@@ -257,6 +252,13 @@ impl State {
     pub fn look(&mut self, protocol: &Protocol, number: usize) {
         let table = self.table.clone();
         let version = table.version;
+        let server = &mut self.servers[number];
+        if protocol.breakage == Some(Breakage::Forgets) && version > server.replica.table().version.max(1) {
+            let kept = server.replica.committed();
+            server.content.truncate(kept as usize);
+            server.durable = server.durable.min(server.content.len());
+            server.replica = Replica::new(ServerId(number as u32), server.incarnation, kept);
+        }
         self.step(protocol, number, Event::Table(table));
         let server = &mut self.servers[number];
         server.lease = server.replica.place().map(|_| version);
@@ -272,7 +274,8 @@ impl State {
             match effect {
                 Effect::Apply(seq, operation) => {
                     let server = &mut self.servers[number];
-                    assert_eq!(seq, server.content.len() as u64 + 1, "operations are applied in order");
+                    let is_next = seq == server.content.len() as u64 + 1;
+                    assert!(is_next || protocol.breakage.is_some(), "operations are applied in order");
                     server.content.push(operation);
                 }
                 Effect::Send(to, message) => {
@@ -282,7 +285,7 @@ impl State {
                 Effect::Copy { to, seq, .. } => {
                     let version = self.servers[number].replica.table().version;
                     let mut content = self.servers[number].content.clone();
-                    assert_eq!(seq, content.len() as u64, "a copy is of now");
+                    assert!(seq == content.len() as u64 || protocol.breakage.is_some(), "a copy is of now");
                     if protocol.breakage == Some(Breakage::OldCopy) {
                         content.pop();
                     }
@@ -300,7 +303,8 @@ impl State {
     }
 
     fn decide(&mut self, number: usize, seq: usize) {
-        let done = &self.servers[number].content[..seq];
+        let content = &self.servers[number].content;
+        let done = &content[..seq.min(content.len())];
         let (shorter, longer) =
             if done.len() < self.decided.len() { (done, &self.decided[..]) } else { (&self.decided[..], done) };
         if !longer.starts_with(shorter) {
