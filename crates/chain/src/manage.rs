@@ -4,7 +4,8 @@
 //!
 //! Invariants:
 //! 1. A member that serves stops serving only once its lease has run out: [`Heard::Silent`] says that it has.
-//! 2. The last that served is the only one that may serve next.
+//! 2. The last that served is the only one that may serve next, and others are brought up to it anew: a power cut may
+//!    have taken from it what they have.
 //! 3. A server that was started again is a new member: what its last start was, is taken from it first.
 
 use crate::table::{Incarnation, Member, Place, ServerId, Table};
@@ -33,6 +34,7 @@ impl Heard {
 /// in step with it, in this version of the table.
 pub fn next_table(table: &Table, heard: impl Fn(&Member) -> Heard, in_step: bool) -> Option<Table> {
     let mut next = table.clone();
+    let version = table.version + 1;
     let serving = table.serving().count();
     let lost = |member: &&mut Member| match heard(member) {
         Heard::Here(incarnation) => incarnation != member.incarnation,
@@ -44,7 +46,12 @@ pub fn next_table(table: &Table, heard: impl Fn(&Member) -> Heard, in_step: bool
         members.find(|member| !matches!(member.place, Place::Offline | Place::LastServing) && lost(member))
     {
         let is_last = member.place == Place::Serving && serving == 1;
-        member.place = if is_last { Place::LastServing } else { Place::Offline };
+        member.stand(if is_last { Place::LastServing } else { Place::Offline }, version);
+        if is_last {
+            // What one that is brought up has of it may be more than what is left of it.
+            let syncing = next.members.iter_mut().filter(|member| member.place == Place::Syncing);
+            syncing.for_each(|member| member.stand(Place::Waiting, version));
+        }
         return Some(finished(next));
     }
     for member in &mut next.members {
@@ -57,22 +64,29 @@ pub fn next_table(table: &Table, heard: impl Fn(&Member) -> Heard, in_step: bool
             Place::Offline => (Place::Waiting, here),
             _ => continue,
         };
-        (member.place, member.incarnation) = (place, incarnation);
+        member.incarnation = incarnation;
+        member.stand(place, version);
         return Some(finished(next));
     }
     if in_step && let Some(member) = next.members.iter_mut().find(|member| member.place == Place::Syncing) {
-        member.place = Place::Serving;
+        member.stand(Place::Serving, version);
         return Some(finished(next));
     }
     let syncs = next.members.iter().any(|member| member.place == Place::Syncing);
     if serving > 0 && !syncs {
         let waits = |member: &&mut Member| member.place == Place::Waiting && heard(member).is_here(member.incarnation);
         if let Some(member) = next.members.iter_mut().find(waits) {
-            member.place = Place::Syncing;
+            member.stand(Place::Syncing, version);
             return Some(finished(next));
         }
     }
     None
+}
+
+impl Member {
+    fn stand(&mut self, place: Place, version: u64) {
+        (self.place, self.since) = (place, version);
+    }
 }
 
 fn finished(mut table: Table) -> Table {
@@ -88,7 +102,8 @@ impl Table {
             return None;
         }
         let mut next = self.clone();
-        next.members.push(Member { server, incarnation: Incarnation(0), place: Place::Offline });
+        let (incarnation, since) = (Incarnation(0), self.version + 1);
+        next.members.push(Member { server, incarnation, place: Place::Offline, since });
         Some(finished(next))
     }
 }

@@ -187,7 +187,7 @@ impl<O: Clone> Replica<O> {
 
     /// How it stands in that; `None`: not at all.
     pub fn place(&self) -> Option<Place> {
-        self.table.place(self.me, self.incarnation)
+        self.table.start(self.me, self.incarnation).map(|member| member.place)
     }
 
     /// Whether it decides. It may only under a lease.
@@ -237,10 +237,13 @@ impl<O: Clone> Replica<O> {
         if table.version <= self.table.version {
             return;
         }
-        let before = self.place();
+        let before = self.table.start(self.me, self.incarnation).copied();
         self.table = table;
-        let now = self.place();
-        if now == Some(Place::Syncing) && before != now {
+        let now = self.table.start(self.me, self.incarnation).copied();
+        // It may have missed tables in which it stood otherwise.
+        let stays = before.zip(now).is_some_and(|(before, now)| (before.place, before.since) == (now.place, now.since));
+        let now = now.map(|member| member.place);
+        if now == Some(Place::Syncing) && !stays {
             // What it has that others may not have is for nobody to build on.
             self.based = false;
             (self.applied, self.durable, self.committed) = (0, 0, 0);

@@ -42,6 +42,8 @@ pub struct Member {
     pub incarnation: Incarnation,
     /// How it stands.
     pub place: Place,
+    /// In which version of the table it came to stand so.
+    pub since: u64,
 }
 
 /// The members of a chain, as the coordinator holds them.
@@ -56,7 +58,7 @@ pub struct Table {
 impl Table {
     /// The first table of a chain: its members, from head to tail, hold nothing yet.
     pub fn first(members: impl IntoIterator<Item = (ServerId, Incarnation)>) -> Self {
-        let member = |(server, incarnation)| Member { server, incarnation, place: Place::Serving };
+        let member = |(server, incarnation)| Member { server, incarnation, place: Place::Serving, since: 1 };
         Self { version: 1, members: members.into_iter().map(member).collect() }
     }
 
@@ -75,9 +77,9 @@ impl Table {
         self.members.iter().find(|member| member.server == server)
     }
 
-    /// How this start of a server stands; `None`: the table does not know it.
-    pub fn place(&self, server: ServerId, incarnation: Incarnation) -> Option<Place> {
-        self.member(server).filter(|member| member.incarnation == incarnation).map(|member| member.place)
+    /// The member that this start of a server is; `None`: the table does not know it.
+    pub fn start(&self, server: ServerId, incarnation: Incarnation) -> Option<&Member> {
+        self.member(server).filter(|member| member.incarnation == incarnation)
     }
 
     /// The head: it decides.
@@ -118,6 +120,7 @@ mod tests {
             server: ServerId(number as u32),
             incarnation: Incarnation(1),
             place: *place,
+            since: 1,
         });
         Table { version: 1, members: members.collect() }
     }
@@ -132,6 +135,6 @@ mod tests {
         // One that is brought up sends nothing on, and who is not in line is sent nothing.
         assert_eq!((next(2), next(3), next(9)), (None, None, None));
         assert_eq!((before(0), before(1), before(2), before(3)), (None, Some(0), Some(1), None));
-        assert_eq!(table.place(ServerId(1), Incarnation(2)), None, "another start is not known");
+        assert_eq!(table.start(ServerId(1), Incarnation(2)), None, "another start is not known");
     }
 }

@@ -278,6 +278,8 @@ impl Log {
                     continue;
                 }
                 Err(Error::Store(cause)) if cause.is_unknown() || matches!(cause, StoreError::Io { .. }) => {
+                    // It may stand there.
+                    self.tell();
                     return Err(Error::Uncertain { position, nonce: batch.nonce, cause });
                 }
                 other => other,
@@ -294,7 +296,10 @@ impl Log {
                         Err(_) => Err(Error::Uncertain { position, nonce: batch.nonce, cause }),
                     },
                     Ok(false) => Ok(ControlFlow::Continue(())),
-                    Err(_) => Err(Error::Uncertain { position, nonce: batch.nonce, cause }),
+                    Err(_) => {
+                        self.tell();
+                        Err(Error::Uncertain { position, nonce: batch.nonce, cause })
+                    }
                 };
             }
             match outcome? {

@@ -19,7 +19,7 @@ use esker_store::Barrier;
 use event_listener::Listener;
 
 use crate::cells::{Entry, Found};
-use crate::log::{LOOK_TOLD, Log};
+use crate::log::Log;
 use crate::recent::Recent;
 use crate::waking::Following;
 use crate::{Error, Result};
@@ -103,8 +103,9 @@ pub struct Follow {
     /// A hole is filled after so many milliseconds; `None` waits for ever and writes nothing. Default: 200.
     pub fill_after_ms: Option<u64>,
     /// How often to look for what other processes write where nothing tells of it, in milliseconds. Where the store
-    /// watches objects it tells: then a follower looks every 500 ms, or every `look_ms` if that is longer, and every
-    /// `look_ms` again while the store is cut off from the head. A follower in the process that hands out positions
+    /// watches objects writers tell: then a follower looks every 500 ms, or every `look_ms` if that is longer, and
+    /// every `look_ms` again while the store is cut off from the head. Writers through another server's objects do not
+    /// tell, nor do older programs. A follower in the process that hands out positions
     /// looks every second, or every `look_ms` if that is longer. Default: 20.
     pub look_ms: u64,
 }
@@ -155,8 +156,6 @@ impl Log {
         let waking = &self.inner.shared.waking;
         let led_here = self.leader(&self.view()).is_some();
         let look = match led_here {
-            // Mostly by this process, but another may have taken over.
-            true if waking.is_told() => LOOK_TOLD.as_millis() as u64,
             true => LOOK_LED_MS.max(how.look_ms),
             false if waking.is_live() => LOOK_WATCHED_MS.max(how.look_ms),
             false => how.look_ms,
@@ -241,8 +240,7 @@ impl Follower {
             }
             let Some(Recent { found, barrier }) = self.log.recent(self.next) else {
                 // As far as it is known here nobody else hands out positions: then nothing stands at the tail.
-                let here = self.log.leader(&view).is_some_and(|leader| leader.tail().position <= self.next)
-                    && !self.log.is_told();
+                let here = self.log.leader(&view).is_some_and(|leader| leader.tail().position <= self.next);
                 return Ok((handed, if here { Next::Tail } else { Next::Look }));
             };
             let Found::Entry(entry) = found else { break };

@@ -25,9 +25,6 @@ use crate::{Error, Options, Result, head};
 
 /// What is kept for followers is answered without a look at the head for so long.
 const LOOK_OUT: Duration = Duration::from_millis(500);
-/// Where positions are handed out here the head is looked at so often, at most, because it was notified of: mostly by
-/// this process.
-pub(crate) const LOOK_TOLD: Duration = Duration::from_millis(20);
 
 /// What is appended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -144,15 +141,13 @@ impl Log {
     /// # Errors
     /// [`Error::NoLog`] if the log was deleted; the store's.
     pub fn refresh(&self) -> Result<Arc<View>> {
-        let told = self.inner.shared.waking.told();
         let view = head::load(self.store(), self.inner.id, &self.inner.name)?;
-        self.has_looked(told);
+        self.has_looked();
         Ok(self.met(view))
     }
 
-    fn has_looked(&self, told: u64) {
+    fn has_looked(&self) {
         *self.inner.shared.looked.lock() = Instant::now();
-        self.inner.shared.waking.has_looked(told);
     }
 
     /// Looks at the head, if that was not done for [`LOOK_OUT`]: another process may have trimmed what is kept here.
@@ -166,12 +161,6 @@ impl Log {
             *looked = Instant::now();
         }
         self.current_view().map(drop)
-    }
-
-    /// Whether other processes have notified of the log since the head was looked at, which was not just now: what is
-    /// written here comes back so as well.
-    pub(crate) fn is_told(&self) -> bool {
-        self.inner.shared.waking.is_told() && self.inner.shared.looked.lock().elapsed() >= LOOK_TOLD
     }
 
     /// Whether [`Log::look_out`] would look.
@@ -212,11 +201,10 @@ impl Log {
 
     /// The view as it is now: what was seen last, if its version is still the head's.
     pub(crate) fn current_view(&self) -> Result<Arc<View>> {
-        let told = self.inner.shared.waking.told();
         let version = self.store().xattr(&self.inner.head, format::VERSION).wait()?;
         let view = self.view();
         if version.as_deref().and_then(format::number_from) == Some(view.version) {
-            self.has_looked(told);
+            self.has_looked();
             return Ok(view);
         }
         self.refresh()
@@ -280,7 +268,7 @@ impl Log {
         self.inner.ends.lock().retain(|(stripe, _), _| *stripe >= first);
     }
 
-    /// Tells followers that positions up to `end` are decided, and keeps what was written for them.
+    /// Tells followers that positions up to `end` are decided.
     pub(crate) fn wrote(&self, end: u64) {
         let shared = &self.inner.shared;
         shared.seen.fetch_max(end, Ordering::SeqCst);

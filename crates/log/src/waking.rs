@@ -9,7 +9,6 @@
 //!    and a follower asks for its listener before it looks.
 //! 3. A watching is a hint: without one, and while it is not live, followers look as often as they are told to.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -34,10 +33,6 @@ struct Watch {
 #[derive(Default)]
 pub(crate) struct Waking {
     event: Event,
-    /// How often the store has told of the head.
-    told: AtomicU64,
-    /// What `told` was when the last look at the head began.
-    heard: AtomicU64,
     watch: Mutex<Watch>,
 }
 
@@ -49,26 +44,6 @@ impl Waking {
 
     pub(crate) fn listen(&self) -> EventListener {
         self.event.listen()
-    }
-
-    fn was_told(&self) {
-        self.told.fetch_add(1, Ordering::SeqCst);
-        self.wake();
-    }
-
-    /// How often the store has told of the head: to be asked for before a look, for [`Waking::has_looked`].
-    pub(crate) fn told(&self) -> u64 {
-        self.told.load(Ordering::SeqCst)
-    }
-
-    /// The head was looked at after so much was told.
-    pub(crate) fn has_looked(&self, told: u64) {
-        self.heard.fetch_max(told, Ordering::SeqCst);
-    }
-
-    /// Whether the store has told of the head since it was looked at.
-    pub(crate) fn is_told(&self) -> bool {
-        self.heard.load(Ordering::SeqCst) < self.told()
     }
 
     /// Whether other processes' notifies wake who waits here.
@@ -96,7 +71,7 @@ impl Waking {
         let waking = Arc::downgrade(self);
         let changed = move || {
             if let Some(waking) = Weak::upgrade(&waking) {
-                waking.was_told();
+                waking.wake();
             }
         };
         let mut asked = store.watch(head, Arc::new(changed)).ok();
@@ -112,7 +87,7 @@ impl Waking {
         drop(asked);
         if is_watched {
             // Others wait without it, and may have looked before it was there.
-            self.was_told();
+            self.wake();
         }
     }
 }
@@ -154,13 +129,9 @@ mod tests {
         waking.watch(&store, &head);
         assert!(waking.is_live());
         waiting.wait_timeout(LONG).expect("looks again");
-        assert!(waking.is_told());
-        waking.has_looked(waking.told());
-        assert!(!waking.is_told());
         let waiting = waking.listen();
         store.notify(&head);
         waiting.wait_timeout(LONG).expect("is told");
-        assert!(waking.is_told());
         drop(following);
         assert!(!waking.is_live());
     }

@@ -101,9 +101,9 @@ pub type Changed = Arc<dyn Fn() + Send + Sync>;
 /// afterwards, and one that had begun on another thread may still be running.
 pub trait Watching: Send + Sync {
     /// Whether what others [notify](ObjectStore::notify) arrives now. False from when the store finds that it was cut
-    /// off from the object, or that the object is gone, until it watches again, which it goes on trying: meanwhile who
-    /// waits looks as often as if nothing were watched. [`Changed`] is called after each change of this, since calls
-    /// may have been missed in between.
+    /// off from the object, and in most stores from when that is gone, until it watches again, which it goes on trying:
+    /// meanwhile who waits looks as often as if nothing were watched. [`Changed`] is called after each change of this
+    /// while the store is open, since calls may have been missed in between.
     fn is_live(&self) -> bool;
 }
 
@@ -167,8 +167,9 @@ pub trait ObjectStore: Send + Sync {
 
     /// Has `changed` called after any client of the store has called [`notify`](Self::notify) with this object, this
     /// client as well, as long as what is returned lives: once for several of these calls, perhaps, and now and then
-    /// for none. A change that its writer does not notify of is not told. When the call returns the object is watched:
-    /// it waits for that, within the store's own time. A hint: who waits for a change looks now and then all the same.
+    /// for none. A change that its writer does not notify of is not told. It waits for a moment until
+    /// the object is watched, and what it returns is not [live](Watching::is_live) yet where that takes longer. A hint:
+    /// who waits for a change looks now and then all the same.
     ///
     /// # Errors
     /// [`Error::Unsupported`] without [`Capability::watches`]; [`Error::NoObject`]; those of a read.

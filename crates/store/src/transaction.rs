@@ -370,6 +370,19 @@ impl Transaction {
         Self { durability, ..Self::default() }
     }
 
+    /// The objects that it changes, or may make; some of them more than once.
+    pub fn objects_changed(&self) -> Vec<ObjectId> {
+        let mut objects = Vec::with_capacity(self.ops.len());
+        for op in &self.ops {
+            let Op::Object(object, change) = op else { continue };
+            objects.push(object.clone());
+            if let Change::CloneTo { to } | Change::CloneRange { to, .. } | Change::Rename { to } = change {
+                objects.push(to.clone());
+            }
+        }
+        objects
+    }
+
     /// Has it be durable under every commit policy: see [`Durability::Always`].
     pub fn be_relied_on(&mut self) {
         self.durability = Durability::Always;

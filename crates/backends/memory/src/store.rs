@@ -195,10 +195,11 @@ impl ObjectStore for MemoryStore {
         if self.read_only {
             return Completion::ready(Err(Error::ReadOnly));
         }
+        let changed = if self.watches.is_empty() { Vec::new() } else { txn.objects_changed() };
         let outcome = txn.check().and_then(|()| self.state.write().transact(txn));
-        if outcome.is_ok() && !self.watches.is_empty() {
+        if outcome.is_ok() && !changed.is_empty() {
             let state = self.state.read();
-            let turned = self.watches.turned(|object| state.object(object).is_some());
+            let turned = self.watches.turned(&changed, |object| state.object(object).is_some());
             drop(state);
             turned.iter().for_each(|watched| watched.call());
         }

@@ -11,8 +11,9 @@
 //!
 //! Invariants:
 //! 1. No caller waits for a notify. Behind each call of [`Notices::notify`] one of its object begins: when the one
-//!    before it was answered, or is [`LATE`].
-//! 2. An object that is not watched costs a notify each [`IDLE`] while it is written to, and none otherwise.
+//!    before it was answered, or is [`LATE`], after its time, and where fewer than [`UNDER_WAY_MAX`] are under way.
+//! 2. An object that is not watched costs a notify each [`IDLE_MAX`] while it is written to, some more at first, and
+//!    none otherwise.
 //! 3. Nothing is locked while the library is called, or who watches.
 //! 4. Threads of librados, and the store's, wait for nothing here. OSDs may never answer what is begun here: who waits
 //!    for that ([`Notices::watch`], [`Notices::close`]) does so for a time.
@@ -40,9 +41,15 @@ thread_local! {
 
 /// After a notify that was heard the next of its object waits for so long: each has all who watch look, which would
 /// cost more than the writes do where these follow one another.
-const BUSY: Duration = Duration::from_millis(4);
-/// After one that was not heard the next waits for so long.
+const BUSY: Duration = Duration::from_millis(10);
+/// After one that was not heard the next waits for so long, and twice as long after each that was not heard either, up
+/// to [`IDLE_MAX`]: who begins to watch looks, and the first notify that is heard ends this.
 const IDLE: Duration = Duration::from_millis(20);
+const IDLE_MAX: Duration = Duration::from_millis(500);
+/// An object that is not notified of for so long is forgotten, and with it how long the next waits.
+const REST: Duration = Duration::from_secs(2);
+/// Who asks for a watching waits for so long until it is there; it may come later.
+const FIRST: Duration = Duration::from_secs(1);
 /// Seconds that a watch has to answer a notify.
 const ANSWER_S: u32 = 1;
 /// A notify that is under way for so long holds up the next of its object no more: one who watches was killed, and OSDs
@@ -124,6 +131,10 @@ struct Note {
     pending: bool,
     /// When it is looked at: none begins before, and one that is under way is late then.
     due: Option<Instant>,
+    /// It is remembered only, and one may begin.
+    rests: bool,
+    /// How long the next waits if this one is not heard.
+    idle: Duration,
 }
 
 /// Where a watch is.
@@ -206,6 +217,8 @@ impl Notices {
         match std::thread::Builder::new().name("rados-notices".into()).spawn(move || own.work()) {
             Ok(thread) => state.thread = Some(thread),
             Err(error) => {
+                // The next notify or watch tries again.
+                state.started = false;
                 tracing::warn!("no thread for notices on Ceph, who follows is told of less: {error}");
             }
         }
@@ -217,8 +230,9 @@ impl Notices {
         if state.closed {
             return;
         }
+        let started = state.started;
         match state.notes.get_mut(object) {
-            Some(note) if note.pending => return,
+            Some(note) if note.pending && started => return,
             Some(note) => note.pending = true,
             None => {
                 state.notes.insert(object.clone(), Note { pending: true, ..Note::default() });
@@ -232,10 +246,10 @@ impl Notices {
     fn go_on(self: &Arc<Self>, mut state: MutexGuard<'_, State>, object: &ObjectId) {
         let closed = state.closed;
         let Some(note) = state.notes.get_mut(object) else { return };
-        if !note.pending || !closed && (note.due.is_some() || note.under_way >= UNDER_WAY_MAX) {
+        if !note.pending || !closed && (note.due.is_some() && !note.rests || note.under_way >= UNDER_WAY_MAX) {
             return;
         }
-        note.pending = false;
+        (note.pending, note.rests) = (false, false);
         note.under_way += 1;
         let number = state.next_number();
         if let Some(note) = state.notes.get_mut(object) {
@@ -255,7 +269,8 @@ impl Notices {
         if note.sent == Some(number) {
             note.sent = None;
             let is_watched = outcome.is_ok_and(|heard| heard.answered > 0 || heard.silent > 0);
-            let wait = if is_watched { BUSY } else { IDLE };
+            let wait = if is_watched { BUSY } else { note.idle.clamp(IDLE, IDLE_MAX) };
+            note.idle = if is_watched { IDLE } else { wait * 2 };
             self.set_due(&mut state, object, Instant::now() + wait);
         } else if note.due.is_none() {
             self.set_due(&mut state, object, Instant::now());
@@ -274,7 +289,7 @@ impl Notices {
         }
     }
 
-    /// Has `changed` called after notifies of an object, from when this returns.
+    /// Has `changed` called after notifies of an object, from when it is watched; what is returned tells whether it is.
     pub(crate) fn watch(self: &Arc<Self>, object: &ObjectId, changed: Changed) -> Result<Box<dyn Watching>> {
         let missing = || Error::NoObject { object: object.to_string() };
         let name = encode::object(object);
@@ -294,15 +309,12 @@ impl Notices {
         drop(state);
         let held = Held { notices: Arc::downgrade(self), watched };
         self.ask(&held.watched, name);
-        match told.recv_timeout(self.timeout()) {
+        match told.recv_timeout(self.timeout().min(FIRST)) {
             Ok(Ok(())) => Ok(Box::new(held)),
             Ok(Err(Failed { code: code::NOT_THERE, .. })) => Err(missing()),
             Ok(Err(failed)) => Err(error(failed, "watching", &encode::object(object))),
-            // Should it be watched later, that is ended then.
-            Err(_) => {
-                let failed = Failed { code: code::TIMED_OUT, guard: None };
-                Err(error(failed, "watching", &encode::object(object)))
-            }
+            // It comes later, as after a loss: a full cluster takes no watches.
+            Err(_) => Ok(Box::new(held)),
         }
     }
 
@@ -337,12 +349,9 @@ impl Notices {
                 kept.stage = Stage::On(watch);
                 watched.live.store(true, Ordering::SeqCst);
             }
-            Err(failed) if waits.is_some() => {
+            // Who asked for it is there still, and is told.
+            Err(failed) if waits.as_ref().is_some_and(|waits| waits.send(Err(failed)).is_ok()) => {
                 state.watches.remove(&watched.number);
-                drop(state);
-                if let Some(waits) = waits {
-                    let _ = waits.send(Err(failed));
-                }
                 return;
             }
             // This client is shut out for good.
@@ -354,10 +363,9 @@ impl Notices {
         if let Some(watch) = unneeded {
             self.pool(&watched.object).unwatch(watch);
         }
-        match waits {
-            Some(waits) => drop(waits.send(Ok(()))),
-            None if is_on => watched.call(),
-            None => {}
+        let is_told = waits.is_some_and(|waits| waits.send(Ok(())).is_ok());
+        if !is_told && is_on {
+            watched.call();
         }
     }
 
@@ -429,7 +437,13 @@ impl Notices {
         let Some(note) = state.notes.get_mut(object) else { return };
         (note.due, note.sent) = (None, None);
         if !note.pending && note.under_way == 0 {
-            state.notes.remove(object);
+            if note.rests {
+                state.notes.remove(object);
+            } else {
+                note.rests = true;
+                self.set_due(&mut state, object, Instant::now() + REST);
+            }
+            return;
         }
         self.go_on(state, object);
     }
@@ -478,7 +492,7 @@ impl Notices {
         for object in pending {
             self.go_on(self.state.lock(), &object);
         }
-        // A `changed` that drops the store may run on it.
+        // What it drops last may be a `changed` that holds the store.
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()
             && thread.join().is_err()

@@ -10,6 +10,7 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Wake};
 use std::time::{Duration, Instant};
@@ -65,7 +66,10 @@ impl<F: Fn()> Drop for Undo<F> {
 #[test]
 fn a_full_cluster_refuses_writes_at_once_and_goes_on_when_there_is_room() {
     let _one = one_at_a_time();
-    let store = store();
+    let place = format!("bench/{}", support::namespace());
+    let connect = || RadosStore::connect(&place, &options()).unwrap();
+    let (store, beside) = (connect(), connect());
+    store.submit(Transaction::new().create_collection(&collection())).wait().unwrap();
     store.submit(set("o", 1)).wait().unwrap();
     ceph(&["tell", "osd.0", "injectfull", "full"]);
     let undo = Undo(|| ceph(&["tell", "osd.0", "injectfull", "none"]));
@@ -89,6 +93,12 @@ fn a_full_cluster_refuses_writes_at_once_and_goes_on_when_there_is_room() {
     store.submit(Transaction::new().change(&object("o"), Change::SlotRemove { index: 9 })).wait().unwrap();
     assert!(store.slot_get(&object("o"), 1).wait().unwrap().is_some());
     assert_eq!(store.size(&object("new")).wait().unwrap(), None);
+    // A watch has to wait for room; who asks for it does not, and reads.
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (asked, counted) = (Instant::now(), Arc::clone(&calls));
+    let watching = beside.watch(&object("o"), Arc::new(move || drop(counted.fetch_add(1, Ordering::SeqCst)))).unwrap();
+    assert!(beside.slot_get(&object("o"), 1).wait().unwrap().is_some());
+    assert!(asked.elapsed() < Duration::from_secs(10));
     drop(undo);
     let began = Instant::now();
     while let Err(error) = store.submit(set("new", 3)).wait() {
@@ -96,6 +106,12 @@ fn a_full_cluster_refuses_writes_at_once_and_goes_on_when_there_is_room() {
         std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!(store.list(&collection(), None, 10).wait().unwrap(), ["new", "o"]);
+    let began = Instant::now();
+    while !watching.is_live() || calls.load(Ordering::SeqCst) == 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "never told, live: {}", watching.is_live());
+        store.notify(&object("o"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 #[test]
