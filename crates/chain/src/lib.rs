@@ -1,5 +1,4 @@
-//! Chain replication: who is in a chain, what a replica does, what the manager changes. Pure steps: no clock, no
-//! socket, no store.
+//! Chain replication: a store on several machines, whose every acknowledged write is on all of them.
 //!
 //! ```text
 //! writer → head: guards, order → operation → next → … → tail
@@ -7,9 +6,10 @@
 //! manager: who is heard of → next table → the coordinator compares and sets it → replicas
 //! ```
 //!
-//! [`Replica::step`] (event) → effects that its server carries out · [`next_table`] (table, who is heard of) → table
+//! [`Replica::step`] (event) → effects that its [`Node`] carries out · [`next_table`] (table, who is heard of) → table
 //!
-//! The same code runs in the model checker (`esker-models`), in simulations and in servers, so that what was explored
+//! What a replica does, what the manager changes and when a lease has run out are pure steps: no clock, no socket, no
+//! store. The same code runs in the model checker (`esker-models`), in simulations and in servers, so that what was explored
 //! is what runs. Replication by chains is van Renesse's and Schneider's (OSDI 2004); reads at every replica follow CRAQ
 //! (Terrace and Freedman, USENIX 2009); the states of members follow 3FS.
 //!
@@ -22,12 +22,17 @@
 
 #![forbid(unsafe_code)]
 
+mod dirty;
 mod lease;
 mod manage;
+mod node;
 mod replica;
+mod store;
 mod table;
 
 pub use lease::{Lease, Renewals};
 pub use manage::{Heard, next_table};
+pub use node::{Links, Node, Operation};
 pub use replica::{Clean, Effect, Event, Message, Replica};
+pub use store::ChainStore;
 pub use table::{Incarnation, Member, Place, ServerId, Table};

@@ -142,6 +142,8 @@ struct Behind {
     acked: u64,
     /// What is acknowledged waits for it.
     counts: bool,
+    /// It is sent a copy, on this connection.
+    copying: bool,
 }
 
 /// A replica of a chain.
@@ -256,18 +258,33 @@ impl<O: Clone> Replica<O> {
             streaming: false,
             acked: self.applied - self.kept.len() as u64,
             counts: member.place == Place::Serving,
+            copying: false,
         });
         if self.behind.is_none() {
             self.kept.clear();
         }
         self.begin(effects);
         self.advance(effects);
+        // The one before may have asked before this one went by the table.
+        self.report(effects);
+    }
+
+    /// Tells the one before how far it is.
+    fn report(&self, effects: &mut Vec<Effect<O>>) {
+        let Some(before) = self.table.predecessor(self.me).filter(|_| self.place().is_some()) else { return };
+        let version = self.table.version;
+        let applied = self.based.then_some(self.applied);
+        effects.push(Effect::Send(before.server, Message::At { version, applied }));
+        if self.based && self.told > 0 {
+            // It may have been told before it went by this table, and taken no notice.
+            effects.push(Effect::Send(before.server, Message::Ack { version, seq: self.told }));
+        }
     }
 
     /// Asks the one behind how far it is.
     fn begin(&mut self, effects: &mut Vec<Effect<O>>) {
         if let Some(behind) = &mut self.behind {
-            behind.streaming = false;
+            (behind.streaming, behind.copying) = (false, false);
             let begin = Message::Begin { version: self.table.version, committed: self.committed };
             effects.push(Effect::Send(behind.server, begin));
         }
@@ -301,6 +318,7 @@ impl<O: Clone> Replica<O> {
         if self.is_head() {
             self.committed = self.committed.max(done);
             effects.push(Effect::Committed(done));
+            self.tell_committed(effects);
         } else if let Some(before) = self.table.predecessor(self.me) {
             effects.push(Effect::Send(before.server, Message::Ack { version, seq: done }));
         }
@@ -323,8 +341,7 @@ impl<O: Clone> Replica<O> {
         match message {
             Message::Begin { committed, .. } if is_before => {
                 self.note(committed);
-                let applied = self.based.then_some(self.applied);
-                effects.push(Effect::Send(from, Message::At { version, applied }));
+                self.report(effects);
             }
             Message::Forward { seq, operation, committed, .. } if is_before => {
                 self.note(committed);
@@ -332,14 +349,18 @@ impl<O: Clone> Replica<O> {
             }
             Message::Committed { seq, .. } if is_before => {
                 self.note(seq);
-                if let Some(behind) = &self.behind {
-                    let committed = Message::Committed { version, seq: self.committed };
-                    effects.push(Effect::Send(behind.server, committed));
-                }
+                self.tell_committed(effects);
             }
             Message::At { applied, .. } if is_behind => self.stream(applied, effects),
             Message::Ack { seq, .. } if is_behind => self.acknowledge(seq, effects),
             _ => {}
+        }
+    }
+
+    fn tell_committed(&self, effects: &mut Vec<Effect<O>>) {
+        if let Some(behind) = self.behind.as_ref().filter(|behind| behind.streaming) {
+            let committed = Message::Committed { version: self.table.version, seq: self.committed };
+            effects.push(Effect::Send(behind.server, committed));
         }
     }
 
@@ -373,7 +394,9 @@ impl<O: Clone> Replica<O> {
             Some(applied) if (first - 1..=self.applied).contains(&applied) => applied + 1,
             // One that serves has everything that is not kept.
             _ if behind.counts => return,
+            None if behind.copying => return,
             since => {
+                behind.copying = true;
                 effects.push(Effect::Copy { to: behind.server, seq: self.applied, since });
                 behind.acked = self.applied;
                 self.kept.clear();
@@ -384,6 +407,8 @@ impl<O: Clone> Replica<O> {
             let operation = operation.clone();
             effects.push(Effect::Send(behind.server, Message::Forward { version, seq, operation, committed }));
         }
+        // It may have grown since the one behind was asked.
+        self.tell_committed(effects);
     }
 
     fn acknowledge(&mut self, seq: u64, effects: &mut Vec<Effect<O>>) {

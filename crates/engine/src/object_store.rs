@@ -33,6 +33,7 @@ impl ObjectStore for Engine {
             persistent: true,
             compresses: true,
             transaction_bytes_max: self.transaction_bytes_max(),
+            transaction_ops_max: esker_store::limits::TRANSACTION_OPS_MAX as u64,
             object_bytes_max: OBJECT_BYTES_MAX,
             exact_extents: true,
             reverse_scans: true,

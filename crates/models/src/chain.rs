@@ -94,6 +94,10 @@ impl Protocol {
                 decided.iter().enumerate().all(|(at, operation)| !decided[..at].contains(operation))
             }
             Rule::NothingLost => state.serving().all(|server| server.lasting().starts_with(&state.decided)),
+            Rule::Settles => {
+                let knows = |server: &Server| server.replica.committed() == server.content.len() as u64;
+                !state.is_quiet() || state.table.serving().next().is_none() || state.serving().all(knows)
+            }
             Rule::ReadsLatest => {
                 state.servers().all(|server| server.read(self).is_none_or(|read| read == state.decided))
             }
@@ -178,6 +182,7 @@ impl Model for Protocol {
             Property::always(Rule::Once.name(), |model: &Self, state| model.holds(Rule::Once, state)),
             Property::always(Rule::NothingLost.name(), |model: &Self, state| model.holds(Rule::NothingLost, state)),
             Property::always(Rule::ReadsLatest.name(), |model: &Self, state| model.holds(Rule::ReadsLatest, state)),
+            Property::always(Rule::Settles.name(), |model: &Self, state: &State| model.holds(Rule::Settles, state)),
             Property::sometimes("all is done", |model: &Self, state: &State| {
                 state.decided.len() == usize::from(model.operations)
             }),

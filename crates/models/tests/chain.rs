@@ -58,6 +58,7 @@ fn what_is_acknowledged_stays_on_every_chain() {
     holds("two, all goes well", two, false);
     holds("three, all goes well", Protocol { operations: 2, ..three }, false);
     holds("two, one is started again", Protocol { versions: 5, restarts: 1, ..two }, true);
+    holds("two, both are started again", Protocol { versions: 7, restarts: 2, operations: 1, ..two }, true);
     holds(
         "two, a lease runs out and a connection breaks",
         Protocol { versions: 5, expiries: 1, cuts: 1, ..two },
@@ -68,10 +69,10 @@ fn what_is_acknowledged_stays_on_every_chain() {
         Protocol { versions: 5, expiries: 1, restarts: 1, ..two },
         true,
     );
-    holds("three, a lease runs out", Protocol { versions: 4, expiries: 1, ..three }, false);
-    holds("three, one is started again", Protocol { versions: 4, restarts: 1, ..three }, false);
+    holds("three, a lease runs out", Protocol { versions: 2, expiries: 1, ..three }, false);
+    holds("three, one is started again", Protocol { versions: 2, restarts: 1, ..three }, false);
     if is_large() {
-        holds("two, both are started again", Protocol { versions: 7, restarts: 2, ..two }, true);
+        holds("three, one is brought up", Protocol { versions: 4, expiries: 1, ..three }, false);
         holds("two, both leases run out", Protocol { versions: 7, expiries: 2, cuts: 1, ..two }, false);
         holds("three, one comes back", Protocol { versions: 5, restarts: 1, ..three }, true);
         holds("three, one comes back, and a lease", Protocol { versions: 5, restarts: 1, expiries: 1, ..three }, true);

@@ -131,6 +131,11 @@ pub trait Forward: Send + Sync {
         self.behind().slot_scan(object, scan)
     }
 
+    /// As [`ObjectStore::collections`].
+    fn collections(&self) -> Completion<Vec<Collection>> {
+        self.behind().collections()
+    }
+
     /// As [`ObjectStore::list`].
     fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
         self.behind().list(collection, after, limit)
@@ -232,7 +237,7 @@ impl<F: Forward> ObjectStore for F {
         forwarded(self, None, || Forward::behind(self).commit_scan(collection, name_prefix, after, limit))
     }
     fn collections(&self) -> Completion<Vec<Collection>> {
-        forwarded(self, None, || Forward::behind(self).collections())
+        forwarded(self, None, || Forward::collections(self))
     }
     fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
         forwarded(self, None, || Forward::list(self, collection, after, limit))

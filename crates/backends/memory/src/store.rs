@@ -182,6 +182,7 @@ impl ObjectStore for MemoryStore {
             persistent: false,
             compresses: false,
             transaction_bytes_max: TRANSACTION_BYTES_MAX as u64,
+            transaction_ops_max: esker_store::limits::TRANSACTION_OPS_MAX as u64,
             object_bytes_max: OBJECT_BYTES_MAX,
             exact_extents: true,
             reverse_scans: true,

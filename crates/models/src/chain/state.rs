@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use esker_chain::{Effect, Event, Incarnation, Message, Place, Replica, ServerId, Table};
+use esker_chain::{Effect, Event, Incarnation, Member, Message, Place, Replica, ServerId, Table};
 
 use super::server::{Parcel, Server};
 
@@ -80,11 +80,13 @@ pub enum Rule {
     NothingLost,
     /// A reader at any replica is told all of it, and nothing else.
     ReadsLatest,
+    /// Once nothing is on its way and all have synced, everything is acknowledged, and all who serve know it.
+    Settles,
 }
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::OneOrder, Self::Once, Self::NothingLost, Self::ReadsLatest];
+    pub const ALL: [Self; 5] = [Self::OneOrder, Self::Once, Self::NothingLost, Self::ReadsLatest, Self::Settles];
 
     /// What it says.
     pub fn name(self) -> &'static str {
@@ -92,6 +94,7 @@ impl Rule {
             Self::OneOrder => "what is acknowledged is in one order",
             Self::Once => "each operation is done once",
             Self::NothingLost => "what is acknowledged is on every member that serves",
+            Self::Settles => "what is applied is acknowledged in the end",
             Self::ReadsLatest => "readers are told what is acknowledged, and no less",
         }
     }
@@ -166,6 +169,18 @@ impl State {
     /// The servers that run.
     pub fn servers(&self) -> impl Iterator<Item = &Server> {
         self.servers.iter()
+    }
+
+    /// Whether nothing happens any more of itself: nothing is on its way, and who serves has read the table and synced.
+    pub fn is_quiet(&self) -> bool {
+        let is_done = |member: &Member| {
+            let server = &self.servers[member.server.0 as usize];
+            server.replica.table().version == self.table.version
+                && server.incarnation == member.incarnation
+                && server.durable == server.content.len()
+        };
+        let serves = |member: &&Member| matches!(member.place, Place::Serving | Place::Syncing);
+        self.net.iter().all(VecDeque::is_empty) && self.table.members.iter().filter(serves).all(is_done)
     }
 
     /// The stores of those that serve, or are the last that did, by the coordinator's table.

@@ -37,6 +37,7 @@ pub fn decode_capability(backend: &'static str, able: &proto::CapabilityResponse
         persistent: able.persistent,
         compresses: able.compresses,
         transaction_bytes_max: able.transaction_bytes_max.min(limits::TRANSACTION_BYTES_MAX as u64),
+        transaction_ops_max: limits::TRANSACTION_OPS_MAX as u64,
         object_bytes_max: able.object_bytes_max.unwrap_or(u64::MAX).min(limits::OBJECT_BYTES_MAX),
         exact_extents: able.exact_extents.unwrap_or(true),
         reverse_scans: able.reverse_scans.unwrap_or(true),

@@ -258,6 +258,7 @@ proptest! {
             backend: "some", atomic_across_objects, atomic_across_collections, native_slots, commit_order, clone,
             cheap_clone, persistent, compresses, transaction_bytes_max, object_bytes_max, exact_extents, reverse_scans,
             watches: false, sessions: false, afar: true,
+            transaction_ops_max: limits::TRANSACTION_OPS_MAX as u64,
         };
         prop_assert_eq!(wire::decode_capability("some", &sent(&wire::encode_capability(able))), able);
         let watching = Capability { watches: true, sessions: true, afar: false, ..able };

@@ -1,0 +1,381 @@
+//! A node: a replica with its store.
+//!
+//! ```text
+//! head: transaction → guards, applied by the store with its number → sent on → durable on all → acknowledged
+//! others: operation → applied with its number → sent on; durable here → acknowledged to the one before
+//! ```
+//!
+//! Invariants:
+//! 1. The store holds the number of the last operation that it has applied, changed in the transaction that applies it
+//!    and guarded by the number before: no operation is applied twice, or over a gap.
+//! 2. What is on its way to one server is sent in the order of the steps.
+//! 3. Nobody is told of a change before it is acknowledged, but who wrote it and asked for no more than applied.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use esker_store::number::number_from;
+use esker_store::{
+    Barrier, Change, Collection, CommitSeq, Compare, Completion, Condition, Durability, DurableMark, Error, ObjectId,
+    ObjectStore, Op, Result, Snapshot, Transaction,
+};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::dirty::Dirty;
+use crate::lease::Lease;
+use crate::replica::{Effect, Event, Message, Replica};
+use crate::table::{Incarnation, Place, ServerId, Table};
+
+/// The collection that is the chain's own; its faces do not see it.
+pub(crate) const COLLECTION: &str = "esker.chain";
+const APPLIED: &[u8] = b"applied";
+
+/// What a transaction does, once its guards are decided.
+#[derive(Clone, Debug)]
+pub struct Operation(Arc<Transaction>);
+
+impl Operation {
+    /// What this transaction does. Its guards have to be decided already, and are left out.
+    pub fn of(mut txn: Transaction) -> Self {
+        txn.guards.clear();
+        txn.when_busy = esker_store::WhenBusy::Wait;
+        Self(Arc::new(txn))
+    }
+
+    /// The transaction.
+    pub fn transaction(&self) -> &Transaction {
+        &self.0
+    }
+}
+
+/// How a node reaches others. Nothing here waits, or calls the node.
+pub trait Links: Send + Sync {
+    /// Sends a message, in the order of the calls for each server; it may be lost, and then all that come later on the
+    /// connection, of which the node is told by [`Node::reconnected`].
+    fn send(&self, to: ServerId, message: Message<Operation>);
+
+    /// Has the coordinator asked for the table.
+    fn refresh(&self);
+
+    /// Has the coordinator told that this server is in step, in this version of the table.
+    fn tell_in_step(&self, server: ServerId, version: u64);
+
+    /// Has a copy made of this node's store for a server: of the state after operation `seq`.
+    fn copy(&self, to: ServerId, version: u64, seq: u64, since: Option<u64>);
+}
+
+/// What has to be done until an operation is durable here.
+enum Until {
+    /// It is when this is reached.
+    Behind(Barrier),
+    /// A sync is.
+    Unasked,
+}
+
+struct Core {
+    replica: Replica<Operation>,
+    lease: Lease,
+    /// Applied, and not known to be durable here.
+    unsynced: Option<(u64, Until)>,
+    /// Acknowledged, and told those who wait.
+    settled: u64,
+    failed: Option<Error>,
+    ended: bool,
+}
+
+/// A replica of a chain with its store.
+pub struct Node {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    links: Arc<dyn Links>,
+    state: ObjectId,
+    core: Mutex<Core>,
+    /// There is something to make durable.
+    applied: Condvar,
+    pub(crate) dirty: Dirty,
+    /// How far nothing is open, in places of what is not acknowledged.
+    pub(crate) mark: Arc<DurableMark>,
+    began: Instant,
+}
+
+impl Node {
+    /// A node over a store that no other process writes to. `incarnation` is that of this start of the server.
+    ///
+    /// # Errors
+    /// The store's; [`Error::Corrupt`] if it holds a number of another length.
+    pub fn open(
+        store: Arc<dyn ObjectStore>,
+        server: ServerId,
+        incarnation: Incarnation,
+        links: Arc<dyn Links>,
+    ) -> Result<Arc<Self>> {
+        let collection = Collection::from(COLLECTION);
+        let state = ObjectId::new(collection.clone(), "state");
+        let applied = match store.xattr(&state, APPLIED).wait()? {
+            Some(value) => number_from(&value).ok_or_else(|| Error::Corrupt {
+                offset: 0,
+                what: format!("number of the last operation: {} bytes instead of 8", value.len()),
+            })?,
+            None => {
+                let mut txn = Transaction::with(Durability::Always).create_collection(&collection);
+                txn.push(&state, Change::number(APPLIED, 0));
+                store.submit(txn).wait()?;
+                0
+            }
+        };
+        store.sync().wait()?;
+        let node = Arc::new(Self {
+            store,
+            links,
+            state,
+            core: Mutex::new(Core {
+                replica: Replica::new(server, incarnation, applied),
+                lease: Lease::default(),
+                unsynced: None,
+                settled: 0,
+                failed: None,
+                ended: false,
+            }),
+            applied: Condvar::new(),
+            dirty: Dirty::default(),
+            mark: DurableMark::new(0, Box::new(|| {})),
+            began: Instant::now(),
+        });
+        Ok(node)
+    }
+
+    /// Makes durable what is applied, and tells of it, until [`Node::end`]. To be called by one thread of its own.
+    pub fn run(&self) {
+        let mut core = self.core.lock();
+        while !core.ended {
+            let Some((seq, sync)) = core.unsynced.take() else {
+                self.applied.wait(&mut core);
+                continue;
+            };
+            drop(core);
+            let done = match sync {
+                Until::Behind(barrier) => barrier.wait(),
+                Until::Unasked => self.store.sync().wait().map(|_| ()),
+            };
+            core = self.core.lock();
+            match done {
+                Ok(()) => core = self.step(core, Event::Durable(seq)),
+                Err(error) => self.fail(&mut core, error),
+            }
+        }
+    }
+
+    /// Has [`Node::run`] return.
+    pub fn end(&self) {
+        self.core.lock().ended = true;
+        self.applied.notify_all();
+        self.mark.fail(Error::Closed);
+    }
+
+    /// The steady clock that this node's lease goes by.
+    pub fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// A renewal of the lease under this version of the table, sent at `sent`, was taken; leases last `period`.
+    pub fn renewed(&self, version: u64, sent: Duration, period: Duration) {
+        self.core.lock().lease.renewed(version, sent, period);
+    }
+
+    /// Gives the lease up: nothing is answered from now on, until the next.
+    pub fn give_up(&self) {
+        self.core.lock().lease.give_up();
+    }
+
+    /// Goes by this table, if it is newer.
+    pub fn go_by(&self, table: Table) {
+        drop(self.step(self.core.lock(), Event::Table(table)));
+    }
+
+    /// A server has sent this.
+    pub fn hear(&self, from: ServerId, message: Message<Operation>) {
+        drop(self.step(self.core.lock(), Event::Message(from, message)));
+    }
+
+    /// A connection is new: what was sent before may be lost.
+    pub fn reconnected(&self) {
+        drop(self.step(self.core.lock(), Event::Reconnected));
+    }
+
+    /// The last operation that it has applied, and the last that it knows to be acknowledged.
+    pub fn progress(&self) -> (u64, u64) {
+        let core = self.core.lock();
+        (core.replica.next() - 1, core.replica.committed())
+    }
+
+    /// How it stands in the table that it goes by.
+    pub fn place(&self) -> Option<Place> {
+        self.core.lock().replica.place()
+    }
+
+    /// Whether it may answer readers: it serves, under a lease.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`]: it may not, and why.
+    pub(crate) fn check_serves(&self) -> Result<()> {
+        self.serving().map(drop)
+    }
+
+    fn serving(&self) -> Result<MutexGuard<'_, Core>> {
+        let core = self.core.lock();
+        if let Some(error) = &core.failed {
+            return Err(error.clone());
+        }
+        let why = match core.replica.place() {
+            Some(Place::Serving) if core.lease.holds(core.replica.table().version, self.now()) => return Ok(core),
+            Some(Place::Serving) => "its lease has run out",
+            Some(_) | None => "it does not serve",
+        };
+        Err(Error::Stopped { cause: format!("this replica of the chain answers nothing: {why}").into() })
+    }
+
+    /// Decides a transaction, applies it and sends it on.
+    pub(crate) fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        let mut core = match self.serving() {
+            Ok(core) if core.replica.is_head() => core,
+            Ok(core) => {
+                let head = core.replica.table().head().map(|head| head.server);
+                let head = head.map_or_else(|| "nobody".to_owned(), |head| format!("server {head}"));
+                return Completion::ready(Err(Error::Stopped {
+                    cause: format!("this replica is not the head of its chain, which is {head}").into(),
+                }));
+            }
+            Err(error) => return Completion::ready(Err(error)),
+        };
+        let looked_at: Vec<ObjectId> = txn.guards.iter().map(|guard| guard.object.clone()).collect();
+        if txn.ops.is_empty() {
+            let decided = self.store.submit(txn).into_parts().0;
+            return Completion::after(decided, self.barrier(self.dirty.last_of(&looked_at)));
+        }
+        let (seq, durability, own) = (core.replica.next(), txn.durability, txn.guards.len());
+        let operation = Operation::of(txn.clone());
+        let place = self.dirty.note(seq, &txn);
+        let (decided, barrier) = self.store.submit(self.numbered(txn, seq)).into_parts();
+        match decided {
+            Ok(at) => {
+                Self::note_unsynced(&mut core, seq, barrier);
+                drop(self.step(core, Event::Applied(operation)));
+                Completion::after(Ok(at), self.barrier(place).filter(|_| durability != Durability::Applied))
+            }
+            Err(error) => {
+                let settled = self.dirty.withdraw(place, core.replica.committed());
+                if error.is_unknown() || matches!(error, Error::GuardFailed { index } if index >= own) {
+                    self.fail(&mut core, error.clone());
+                }
+                drop(core);
+                self.mark.advance(settled);
+                let behind = self.dirty.last_of(&looked_at);
+                Completion::after(Err(error), self.barrier(behind))
+            }
+        }
+    }
+
+    /// As [`ObjectStore::snapshot`]: of what is applied now, once that is acknowledged.
+    pub(crate) fn snapshot(&self) -> Result<Snapshot> {
+        let core = self.serving()?;
+        let (snapshot, place) = (self.store.snapshot()?, self.dirty.last());
+        drop(core);
+        self.barrier(place).map_or(Ok(()), |barrier| barrier.wait())?;
+        Ok(snapshot)
+    }
+
+    /// Waits until nothing is open up to this place of what is not acknowledged.
+    pub(crate) fn barrier(&self, place: u64) -> Option<Barrier> {
+        (place > self.mark.durable()).then(|| Barrier::new(&self.mark, place))
+    }
+
+    /// The transaction, which also says that it is operation `seq`.
+    fn numbered(&self, mut txn: Transaction, seq: u64) -> Transaction {
+        txn.push_guard(&self.state, Condition::compare(APPLIED, Compare::Equal, seq - 1, false));
+        txn.push(&self.state, Change::number(APPLIED, seq));
+        txn
+    }
+
+    fn note_unsynced(core: &mut Core, seq: u64, barrier: Option<Barrier>) {
+        let sync = barrier.map_or(Until::Unasked, Until::Behind);
+        core.unsynced = Some((seq, sync));
+    }
+
+    /// Takes a step, and what follows from it.
+    fn step<'c>(&'c self, mut core: MutexGuard<'c, Core>, event: Event<Operation>) -> MutexGuard<'c, Core> {
+        if core.failed.is_some() {
+            return core;
+        }
+        let effects = core.replica.step(event);
+        for effect in effects {
+            if core.failed.is_some() {
+                // What it could not apply it does not send on, nor what comes after it.
+                break;
+            }
+            match effect {
+                Effect::Apply(seq, operation) => self.apply(&mut core, seq, &operation),
+                Effect::Send(to, message) => self.links.send(to, message),
+                Effect::Committed(_) => {}
+                Effect::Copy { to, seq, since } => {
+                    let version = core.replica.table().version;
+                    self.links.copy(to, version, seq, since);
+                }
+                Effect::Distrust => {}
+                Effect::Refresh => self.links.refresh(),
+                Effect::InStep(server, version) => self.links.tell_in_step(server, version),
+            }
+        }
+        if core.unsynced.is_some() {
+            self.applied.notify_one();
+        }
+        let committed = core.replica.committed();
+        if committed > core.settled {
+            core.settled = committed;
+            let place = self.dirty.settle(committed);
+            drop(core);
+            // Not under the lock: those who are woken may call.
+            self.mark.advance(place);
+            core = self.core.lock();
+        }
+        core
+    }
+
+    fn apply(&self, core: &mut Core, seq: u64, operation: &Operation) {
+        let txn = operation.transaction().clone();
+        self.dirty.note(seq, &txn);
+        match self.store.submit(self.numbered(txn, seq)).into_parts() {
+            (Ok(_), barrier) => Self::note_unsynced(core, seq, barrier),
+            (Err(error), _) => self.fail(core, error),
+        }
+    }
+
+    /// It takes no part any more.
+    fn fail(&self, core: &mut Core, error: Error) {
+        tracing::error!(%error, "a replica of a chain has failed");
+        let cause = Error::Stopped { cause: format!("this replica has failed: {error}").into() };
+        self.mark.fail(cause.clone());
+        core.lease.give_up();
+        core.failed.get_or_insert(cause);
+    }
+
+    /// Whether a transaction names what is the chain's own.
+    pub(crate) fn is_own(collection: &Collection) -> bool {
+        collection.name().as_ref() == COLLECTION.as_bytes()
+    }
+
+    /// The collection that a step of a transaction is in.
+    pub(crate) fn collections_of(op: &Op) -> impl Iterator<Item = &Collection> {
+        let (first, second) = match op {
+            Op::CreateCollection(collection) | Op::RemoveCollection(collection) => (collection, None),
+            Op::Object(object, change) => {
+                let to = match change {
+                    Change::CloneTo { to } | Change::CloneRange { to, .. } | Change::Rename { to } => {
+                        Some(to.collection())
+                    }
+                    _ => None,
+                };
+                (object.collection(), to)
+            }
+        };
+        std::iter::once(first).chain(second)
+    }
+}

@@ -1,0 +1,269 @@
+//! What a chain of nodes promises: what is acknowledged is on all of them, and whoever is left goes on with it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use esker_chain::{ChainStore, Incarnation, Member, Place, ServerId, Table};
+use esker_memory::MemoryStore;
+use esker_store::{Change, CommitSeq, Condition, Durability, Error, ObjectId, ObjectStore, OmapScan, Transaction};
+use support::{Chain, eventually};
+
+fn object(name: &'static str) -> ObjectId {
+    ObjectId::new("c".into(), name)
+}
+
+fn three() -> (Vec<Arc<MemoryStore>>, Chain) {
+    let stores: Vec<_> = (0..3).map(|_| Arc::new(MemoryStore::new())).collect();
+    let chain = Chain::over(stores.iter().map(|store| Arc::clone(store) as _).collect());
+    chain.store(0).submit(Transaction::new().create_collection(&"c".into())).wait().unwrap();
+    (stores, chain)
+}
+
+fn set(name: &'static str, key: &'static str, value: &str) -> Transaction {
+    let (key, value) = (Bytes::from(key), Bytes::from(value.to_owned()));
+    Transaction::new().change(&object(name), Change::OmapSet { key, value })
+}
+
+fn get(store: &dyn ObjectStore, name: &'static str, key: &str) -> Option<Bytes> {
+    store.omap_get(&object(name), key.as_bytes()).wait().unwrap()
+}
+
+/// The table after one in which these servers serve no more.
+fn without(table: &Table, gone: &[u32]) -> Table {
+    let mut next = table.clone();
+    next.version += 1;
+    for member in &mut next.members {
+        if gone.contains(&member.server.0) {
+            (member.place, member.since) = (Place::Offline, next.version);
+        }
+    }
+    next.arrange();
+    next
+}
+
+/// Waits in another thread, for as long as the test says.
+fn begun(store: &ChainStore, txn: Transaction) -> std::thread::JoinHandle<esker_store::Result<CommitSeq>> {
+    let store = store.clone();
+    std::thread::spawn(move || store.submit(txn).wait())
+}
+
+#[test]
+fn what_is_acknowledged_is_on_every_replica() {
+    let (stores, chain) = three();
+    for number in 0..100 {
+        chain.store(0).submit(set("o", "k", &number.to_string())).wait().unwrap();
+        for store in &stores {
+            assert_eq!(get(&**store, "o", "k").unwrap(), number.to_string());
+        }
+    }
+    // Readers at any of them see it, at once or when they are told that it is acknowledged.
+    for number in 0..3 {
+        assert_eq!(get(chain.store(number), "o", "k").unwrap(), "99");
+    }
+    let applied: Vec<_> = chain.nodes.iter().map(|running| running.node.progress().0).collect();
+    assert_eq!(applied, [101, 101, 101]);
+}
+
+#[test]
+fn a_guard_that_fails_changes_no_replica() {
+    let (stores, chain) = three();
+    chain.store(0).submit(set("o", "k", "1")).wait().unwrap();
+    let guarded = set("o", "k", "2").guard(&object("o"), Condition::OmapAbsent { key: "k".into() });
+    let refused = chain.store(0).submit(guarded).wait();
+    assert!(matches!(refused, Err(Error::GuardFailed { index: 0 })), "{refused:?}");
+    chain.store(0).submit(set("o", "l", "3")).wait().unwrap();
+    for store in &stores {
+        let all = store.omap_scan(&object("o"), &OmapScan::of("")).wait().unwrap();
+        assert_eq!(all, [("k".into(), "1".into()), ("l".into(), "3".into())]);
+    }
+}
+
+#[test]
+fn nothing_is_acknowledged_or_shown_that_the_tail_does_not_have() {
+    let (stores, chain) = three();
+    chain.store(0).submit(set("o", "k", "old")).wait().unwrap();
+    chain.cut(2);
+    let writing = begun(chain.store(0), set("o", "k", "new"));
+    eventually("it is applied before the tail", || get(&*stores[1], "o", "k").unwrap() == "new");
+    // Who reads it waits, at the head and behind it; what else there is is read.
+    let readers = [0, 1].map(|number| {
+        let store = chain.store(number).clone();
+        std::thread::spawn(move || store.omap_get(&object("o"), b"k").wait())
+    });
+    for number in 0..2 {
+        assert_eq!(get(chain.store(number), "other", "k"), None);
+    }
+    // So does who is refused by it, and one that is content with applied does not.
+    let guard = Condition::OmapEquals { key: "k".into(), value: "old".into() };
+    let refused = begun(chain.store(0), set("o", "k", "x").guard(&object("o"), guard));
+    let applied = Transaction { durability: Durability::Applied, ..set("p", "k", "1") };
+    chain.store(0).submit(applied).wait().unwrap();
+    assert_eq!(get(chain.store(0), "p", "k").unwrap(), "1");
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!writing.is_finished() && !refused.is_finished() && !readers.iter().any(|reader| reader.is_finished()));
+    assert_eq!(get(&*stores[2], "o", "k").unwrap(), "old");
+
+    chain.go_by(&without(&chain.table, &[2]));
+    writing.join().unwrap().unwrap();
+    assert!(matches!(refused.join().unwrap(), Err(Error::GuardFailed { index: 0 })));
+    for reader in readers {
+        assert_eq!(reader.join().unwrap().unwrap().unwrap(), "new");
+    }
+}
+
+#[test]
+fn who_is_left_goes_on_with_all_that_was_acknowledged() {
+    for gone in [vec![0], vec![1], vec![2], vec![0, 1], vec![1, 2], vec![0, 2]] {
+        let (stores, chain) = three();
+        for number in 0..20 {
+            chain.store(0).submit(set("o", "k", &number.to_string())).wait().unwrap();
+        }
+        for server in &gone {
+            chain.cut(*server as usize);
+            chain.nodes[*server as usize].node.give_up();
+        }
+        let table = without(&chain.table, &gone);
+        chain.go_by(&table);
+        let head = table.head().unwrap().server.0 as usize;
+        let store = chain.store(head);
+        assert_eq!(get(store, "o", "k").unwrap(), "19", "{gone:?} gone");
+        store.submit(set("o", "k", "after")).wait().unwrap();
+        for member in table.serving() {
+            assert_eq!(get(&*stores[member.server.0 as usize], "o", "k").unwrap(), "after");
+        }
+        for server in gone {
+            let refused = chain.store(server as usize).omap_get(&object("o"), b"k").wait();
+            assert!(matches!(refused, Err(Error::Stopped { .. })), "{refused:?}");
+            let refused = chain.store(server as usize).submit(set("o", "k", "old")).wait();
+            assert!(matches!(refused, Err(Error::Stopped { .. })), "{refused:?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_lost_head_had_sent_on_is_kept_and_what_it_had_not_is_not() {
+    let (stores, chain) = three();
+    chain.cut(2);
+    let sent = begun(chain.store(0), set("o", "k", "sent"));
+    eventually("the next has it", || get(&*stores[1], "o", "k").is_some());
+    chain.cut(0);
+    let unsent = begun(chain.store(0), set("o", "k", "unsent"));
+    eventually("the head has it", || get(&*stores[0], "o", "k").unwrap() == "unsent");
+    chain.go_by(&without(&chain.table, &[0, 2]));
+    assert_eq!(get(chain.store(1), "o", "k").unwrap(), "sent");
+    chain.nodes[0].node.end();
+    for writing in [sent, unsent] {
+        assert!(writing.join().unwrap().is_err(), "nothing was acknowledged by who is gone");
+    }
+}
+
+#[test]
+fn others_than_the_head_decide_nothing_and_name_it() {
+    let (_stores, chain) = three();
+    let refused = chain.store(1).submit(set("o", "k", "1")).wait().unwrap_err().to_string();
+    assert!(refused.contains("server 0"), "{refused}");
+    let own = ObjectId::new("esker.chain".into(), "state");
+    let refused = chain.store(0).submit(Transaction::new().change(&own, Change::Touch)).wait();
+    assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+    assert_eq!(chain.store(0).collections().wait().unwrap(), ["c".into()]);
+    assert!(matches!(chain.store(0).list(&"esker.chain".into(), None, 1).wait(), Err(Error::NoCollection { .. })));
+}
+
+#[test]
+fn a_lease_that_has_run_out_ends_all_answers() {
+    let (_stores, chain) = three();
+    chain.store(0).submit(set("o", "k", "1")).wait().unwrap();
+    let node = &chain.nodes[0].node;
+    node.renewed(chain.table.version, node.now(), Duration::from_millis(100));
+    eventually("it runs out", || chain.store(0).omap_get(&object("o"), b"k").wait().is_err());
+    let refused = chain.store(0).submit(set("o", "k", "2")).wait().unwrap_err().to_string();
+    assert!(refused.contains("lease"), "{refused}");
+    // One of another version is none.
+    node.renewed(chain.table.version + 1, node.now(), support::PERIOD);
+    assert!(chain.store(0).stat(&object("o")).wait().is_err());
+    node.renewed(chain.table.version, node.now(), support::PERIOD);
+    assert_eq!(get(chain.store(0), "o", "k").unwrap(), "1");
+    // Those behind it answer meanwhile, under their own.
+    assert_eq!(get(chain.store(2), "o", "k").unwrap(), "1");
+}
+
+#[test]
+fn nodes_that_are_started_again_go_on_where_their_stores_are() {
+    let stores: Vec<_> = (0..3).map(|_| Arc::new(MemoryStore::new())).collect();
+    let over = || Chain::over(stores.iter().map(|store| Arc::clone(store) as _).collect());
+    let chain = over();
+    chain.store(0).submit(Transaction::new().create_collection(&"c".into())).wait().unwrap();
+    for _ in 0..10 {
+        chain.store(0).submit(set("o", "k", "1")).wait().unwrap();
+    }
+    drop(chain);
+    let chain = over();
+    assert_eq!(chain.nodes[2].node.progress().0, 11);
+    chain.store(0).submit(set("o", "k", "2")).wait().unwrap();
+    assert_eq!(get(&*stores[2], "o", "k").unwrap(), "2");
+    assert_eq!(chain.nodes[2].node.progress().0, 12);
+}
+
+#[test]
+fn a_reconnect_sends_again_what_was_lost_and_nothing_twice() {
+    let (stores, chain) = three();
+    chain.cut(1);
+    let writing: Vec<_> = ["a", "b", "c"].map(|key| begun(chain.store(0), set("o", key, key))).into();
+    eventually("the head has them", || chain.nodes[0].node.progress().0 == 4);
+    assert_eq!(get(&*stores[1], "o", "a"), None);
+    chain.heal();
+    chain.nodes[0].node.reconnected();
+    chain.nodes[1].node.reconnected();
+    for writing in writing {
+        writing.join().unwrap().unwrap();
+    }
+    for running in &chain.nodes {
+        assert_eq!(running.node.progress().0, 4);
+        running.node.reconnected();
+    }
+    chain.store(0).submit(set("o", "d", "d")).wait().unwrap();
+    assert_eq!(chain.nodes[2].node.progress().0, 5);
+}
+
+#[test]
+fn many_writers_leave_the_same_state_everywhere() {
+    let (stores, chain) = three();
+    std::thread::scope(|scope| {
+        for writer in 0..8_u64 {
+            let store = chain.store(0).clone();
+            scope.spawn(move || {
+                for turn in 0..200 {
+                    let key = Bytes::from(format!("{}", (writer + turn) % 16));
+                    let value = Bytes::from(format!("{writer} {turn}"));
+                    let (object, change) = (object("o"), Change::OmapSet { key, value });
+                    store.submit(Transaction::new().change(&object, change)).wait().unwrap();
+                }
+            });
+        }
+    });
+    let state = |store: &MemoryStore| store.omap_scan(&object("o"), &OmapScan::of("")).wait().unwrap();
+    let first = state(&stores[0]);
+    assert_eq!(first.len(), 16);
+    assert_eq!((state(&stores[1]), state(&stores[2])), (first.clone(), first));
+}
+
+#[test]
+fn a_message_of_a_start_that_is_gone_changes_nothing() {
+    let (stores, chain) = three();
+    // Server 1 was started again and its table does not know it: it hears nothing.
+    let other = Member { server: ServerId(1), incarnation: Incarnation(2), place: Place::Serving, since: 2 };
+    let mut table = chain.table.clone();
+    (table.version, table.members[1]) = (2, other);
+    chain.nodes[1].node.go_by(table);
+    assert_eq!(chain.nodes[1].node.place(), None);
+    let writing = begun(chain.store(0), set("o", "k", "1"));
+    eventually("the head has it", || get(&*stores[0], "o", "k").is_some());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!writing.is_finished() && get(&*stores[1], "o", "k").is_none());
+    chain.nodes[0].node.end();
+    assert!(writing.join().unwrap().is_err());
+}
