@@ -1,11 +1,11 @@
 //! What is applied here and not known to be acknowledged: who reads it waits.
 //!
-//! operation → place in line, noted for its objects → applied → acknowledged, or refused → the line moves → who waits
-//! for a place behind which nothing is open goes on
+//! operation → place in line, noted for its objects → applied → acknowledged, or refused → the line moves
+//! → who waits for a place behind which nothing is open goes on
 //!
 //! Places are numbers of their own: an operation that is refused has had one, and leaves none open.
 //!
-//! Invariant: an object is noted before its store changes it, so that nobody reads a change that is not noted.
+//! Invariant: an object is noted before its store changes it, so that no reader sees a change that is not noted.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,6 +1,6 @@
-//! Leases: until when a server may answer, and from when on nobody has to expect that it does.
+//! Leases: until when a server may answer, and from when on a manager counts on it that the server does not.
 //!
-//! server: renewal sent → the coordinator has it → answers for half a period from when it was sent, by its own clock
+//! server: renewal sent → the coordinator has it → answers for half a period from when it was sent, by its clock
 //! manager: a renewal is seen → no other for a whole period, by its own clock → the lease has run out
 //!
 //! A renewal is a write that the coordinator takes only while the table has the version that the server goes by, and a

@@ -9,7 +9,7 @@
 //! 1. The store holds the number of the last operation that it has applied, changed in the transaction that applies it
 //!    and guarded by the number before: no operation is applied twice, or over a gap.
 //! 2. What is on its way to one server is sent in the order of the steps.
-//! 3. Nobody is told of a change before it is acknowledged, but who wrote it and asked for no more than applied.
+//! 3. A change is told to none before it is acknowledged, but to its writer, if that asked for no more than applied.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -239,7 +239,7 @@ impl Node {
             Ok(core) if core.replica.is_head() => core,
             Ok(core) => {
                 let head = core.replica.table().head().map(|head| head.server);
-                let head = head.map_or_else(|| "nobody".to_owned(), |head| format!("server {head}"));
+                let head = head.map_or_else(|| "no server".to_owned(), |head| format!("server {head}"));
                 return Completion::ready(Err(Error::Stopped {
                     cause: format!("this replica is not the head of its chain, which is {head}").into(),
                 }));

@@ -246,7 +246,7 @@ impl<O: Clone> Replica<O> {
         let stays = before.zip(now).is_some_and(|(before, now)| (before.place, before.since) == (now.place, now.since));
         let now = now.map(|member| member.place);
         if now == Some(Place::Syncing) && !stays {
-            // What it has that others may not have is for nobody to build on.
+            // What it has that others may not have is not to be built on.
             self.based = false;
             (self.applied, self.durable, self.committed) = (0, 0, 0);
             effects.push(Effect::Distrust);

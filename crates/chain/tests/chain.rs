@@ -1,4 +1,4 @@
-//! What a chain of nodes promises: what is acknowledged is on all of them, and whoever is left goes on with it.
+//! What a chain of nodes promises: what is acknowledged is on all of them, and those that are left go on with it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;

@@ -4,7 +4,7 @@
 //! follower that comes to the tail → [`Waking::watch`] of the head → told → waiters wake, and look
 //!
 //! Invariants:
-//! 1. The head is watched only while somebody follows here, once for all of them.
+//! 1. The head is watched only while there are followers here, once for all of them.
 //! 2. A follower that waits long has looked after the head was watched: waiters are woken when a watching becomes live,
 //!    and a follower asks for its listener before it looks.
 //! 3. A watching is a hint: without one, and while it is not live, followers look as often as they are told to.
@@ -57,7 +57,7 @@ impl Waking {
         Following(Arc::clone(self))
     }
 
-    /// Has the store tell of the head, if somebody follows and it does not yet. Waits for the store. A failure is no
+    /// Has the store tell of the head, if there are followers and it does not yet. Waits for the store. A failure is no
     /// error: followers look.
     pub(crate) fn watch(self: &Arc<Self>, store: &dyn ObjectStore, head: &ObjectId) {
         {
@@ -123,7 +123,7 @@ mod tests {
         store.submit(Transaction::new().create_collection(&"c".into()).change(&head, write)).wait().unwrap();
         let waking = Arc::new(Waking::default());
         waking.watch(&store, &head);
-        assert!(!waking.is_live(), "nobody follows");
+        assert!(!waking.is_live(), "there is no follower");
         let following = waking.follow();
         let waiting = waking.listen();
         waking.watch(&store, &head);

@@ -11,7 +11,8 @@
 //! - Time. A lease may run out at any moment, and a manager finds a server silent only once its lease has run out: that
 //!   this is so at any rate of clocks is shown beside `Lease`.
 //! - Managers that follow one another: a table is compared and set, so that they cannot be told from one.
-//! - What operations do: each adds its name to the state, once, which is how a writer that tries again finds its outcome.
+//! - What operations do: each adds its name to the state, once, which is how a writer that tries again finds its
+//!   outcome.
 //! - Copies that come by pieces: a copy comes whole, in order with what else is sent.
 //!
 //! Invariants: see [`Rule`].

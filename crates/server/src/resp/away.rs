@@ -1,8 +1,8 @@
 //! Commands on a store that is on the other side of a network: threads beside the event loops run them, so that a loop
 //! waits for no answer from there.
 //!
-//! loop → the session and its command → line of the command's key → thread → run → the session and its reply → the
-//! loop is woken
+//! loop → the session and its command → line of the command's key → thread → run → the session and its reply
+//! → the loop is woken
 //!
 //! Invariants:
 //! 1. A session is in one place. While it is away its connection has a stand-in, runs no command and sends what was

@@ -78,7 +78,7 @@ impl Wake for WakeConnection {
         let is_first = connections.len() == 1;
         drop(connections);
         if is_first {
-            // It fails only once the loop is gone, and then nobody waits.
+            // It fails only once the loop is gone, and its connections with it.
             let _ = self.arrivals.waker.wake();
         }
     }
