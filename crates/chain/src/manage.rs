@@ -107,3 +107,98 @@ impl Table {
         Some(finished(next))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SERVERS: [ServerId; 3] = [ServerId(0), ServerId(1), ServerId(2)];
+
+    fn first() -> Table {
+        Table::first(SERVERS.map(|server| (server, Incarnation(1))))
+    }
+
+    fn places(table: &Table) -> Vec<(u32, Place)> {
+        table.members.iter().map(|member| (member.server.0, member.place)).collect()
+    }
+
+    /// Changes the table as long as something changes, with these servers silent and the others in their first start.
+    fn settled(mut table: Table, silent: &[u32], in_step: bool) -> Table {
+        let heard = |member: &Member| {
+            if silent.contains(&member.server.0) { Heard::Silent } else { Heard::Here(Incarnation(1)) }
+        };
+        while let Some(next) = next_table(&table, heard, in_step) {
+            assert_eq!(next.version, table.version + 1);
+            table = next;
+        }
+        table
+    }
+
+    #[test]
+    fn while_all_are_there_or_may_be_nothing_changes() {
+        for heard in [Heard::Here(Incarnation(1)), Heard::Unsure] {
+            assert_eq!(next_table(&first(), |_| heard, false), None);
+        }
+    }
+
+    #[test]
+    fn who_is_silent_goes_and_the_last_is_waited_for() {
+        use Place::{LastServing, Offline, Serving};
+        assert_eq!(places(&settled(first(), &[0], false)), [(1, Serving), (2, Serving), (0, Offline)]);
+        let none = settled(first(), &[0, 1, 2], false);
+        assert_eq!(places(&none), [(1, Offline), (0, Offline), (2, LastServing)]);
+        // The others may come back as often as they like.
+        let others = |member: &Member| if member.server.0 == 2 { Heard::Unsure } else { Heard::Here(Incarnation(7)) };
+        let mut table = none;
+        while let Some(next) = next_table(&table, others, true) {
+            assert!(next.serving().next().is_none(), "{next:?}");
+            table = next;
+        }
+        // Nor does it help them to be there in the start that the manager hears of.
+        let nine = |member: &Member| Heard::Here(Incarnation(if member.server.0 == 2 { 9 } else { 7 }));
+        let back = next_table(&table, nine, false).unwrap();
+        let serving: Vec<_> = back.serving().map(|member| (member.server.0, member.incarnation)).collect();
+        assert_eq!(serving, [(2, Incarnation(9))]);
+    }
+
+    #[test]
+    fn who_comes_back_is_brought_up_one_at_a_time_and_serves_once_in_step() {
+        use Place::{Serving, Syncing, Waiting};
+        let gone = settled(first(), &[1, 2], false);
+        let back = settled(gone, &[], false);
+        assert_eq!(places(&back), [(0, Serving), (2, Syncing), (1, Waiting)]);
+        let one = next_table(&back, |_| Heard::Here(Incarnation(1)), true).unwrap();
+        assert_eq!(places(&one), [(0, Serving), (2, Serving), (1, Waiting)]);
+        // What was said of another version counts for nothing: who manages asks anew.
+        assert_eq!(places(&settled(one, &[], false)), [(0, Serving), (2, Serving), (1, Syncing)]);
+    }
+
+    #[test]
+    fn a_new_start_is_another_member() {
+        let heard = |member: &Member| Heard::Here(Incarnation(if member.server.0 == 1 { 2 } else { 1 }));
+        let next = next_table(&first(), heard, false).unwrap();
+        assert_eq!(next.member(ServerId(1)).map(|member| (member.place, member.since)), Some((Place::Offline, 2)));
+        let waits = next_table(&next, heard, false).unwrap();
+        assert_eq!(waits.start(ServerId(1), Incarnation(2)).map(|member| member.place), Some(Place::Waiting));
+    }
+
+    #[test]
+    fn the_others_are_brought_up_anew_once_the_last_was_gone() {
+        let syncing = settled(settled(first(), &[1, 2], false), &[], false);
+        let brought_up = |table: &Table| table.members.iter().find(|member| member.place == Place::Syncing).copied();
+        let before = brought_up(&syncing).unwrap();
+        let last_gone =
+            |member: &Member| if member.server.0 == 0 { Heard::Silent } else { Heard::Here(Incarnation(1)) };
+        let gone = next_table(&syncing, last_gone, false).unwrap();
+        assert_eq!((brought_up(&gone), gone.serving().count()), (None, 0));
+        let after = brought_up(&settled(gone, &[], false)).unwrap();
+        assert!(after.since > before.since, "{after:?}");
+    }
+
+    #[test]
+    fn a_server_is_added_once() {
+        let more = first().with(ServerId(9)).unwrap();
+        assert_eq!((more.version, more.with(ServerId(9))), (2, None));
+        assert_eq!(more.member(ServerId(9)).map(|member| member.place), Some(Place::Offline));
+    }
+}
