@@ -1,7 +1,7 @@
 //! A chain of replicas under a coordinator: servers that stop, pause, lose messages and come back, and a manager that
 //! changes who is in the chain.
 //!
-//! init → every step of every party, in every order ([`Protocol::actions`]) → [`State`] → [`Rule`]s
+//! init → every step of every party, in every order ([`ChainModel::actions`]) → [`ChainState`] → [`ChainRule`]s
 //!
 //! Replicas and manager are the code itself: `esker_chain::Replica` and `next_table`. What stands around them here is
 //! what a server does with the effects: a store that applies at once and is durable later, connections that keep the
@@ -15,7 +15,7 @@
 //!   outcome.
 //! - Copies that come by pieces: a copy comes whole, in order with what else is sent.
 //!
-//! Invariants: see [`Rule`].
+//! Invariants: see [`ChainRule`].
 
 mod server;
 mod state;
@@ -24,11 +24,11 @@ use esker_chain::{Heard, Incarnation, ServerId, Table, next_table};
 use stateright::{Model, Property};
 
 pub use server::{Parcel, Server};
-pub use state::{Breakage, Protocol, Rule, SERVERS_MAX, State};
+pub use state::{ChainModel, ChainRule, ChainState, Flaw, SERVERS_MAX};
 
 /// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Action {
+pub enum ChainAction {
     /// A writer sends this operation to a server, perhaps again.
     Write(u8, u8),
     /// What a server has applied becomes durable.
@@ -49,13 +49,13 @@ pub enum Action {
     ManageWithout(u8),
 }
 
-impl Protocol {
-    fn heard(&self, state: &State, silent: Option<usize>, server: ServerId) -> Heard {
+impl ChainModel {
+    fn heard(&self, state: &ChainState, silent: Option<usize>, server: ServerId) -> Heard {
         let number = server.0 as usize;
         if silent == Some(number) {
             return Heard::Silent;
         }
-        if self.breakage == Some(Breakage::OldStart) {
+        if self.breakage == Some(Flaw::OldStart) {
             // What it was, it goes on to be.
             let member = state.table.member(server);
             return member.map_or(Heard::Unsure, |member| Heard::Here(member.incarnation));
@@ -63,12 +63,12 @@ impl Protocol {
         Heard::Here(state.servers[number].incarnation)
     }
 
-    fn manage(&self, state: &mut State, silent: Option<usize>) -> Option<()> {
+    fn manage(&self, state: &mut ChainState, silent: Option<usize>) -> Option<()> {
         let in_step = state.in_step.is_some_and(|(_, version)| version == state.table.version);
-        let in_step = in_step || self.breakage == Some(Breakage::NotInStep);
+        let in_step = in_step || self.breakage == Some(Flaw::NotInStep);
         let next = next_table(&state.table, |member| self.heard(state, silent, member.server), in_step);
         let mut next = next?;
-        if self.breakage == Some(Breakage::StaleServes)
+        if self.breakage == Some(Flaw::StaleServes)
             && next.serving().next().is_none()
             && let Some(member) = next.members.iter_mut().find(|member| {
                 silent != Some(member.server.0 as usize) && member.place != esker_chain::Place::LastServing
@@ -84,39 +84,39 @@ impl Protocol {
         Some(())
     }
 
-    fn holds(&self, rule: Rule, state: &State) -> bool {
+    fn holds(&self, rule: ChainRule, state: &ChainState) -> bool {
         if state.broken == Some(rule) {
             return false;
         }
         match rule {
-            Rule::OneOrder => true,
-            Rule::Once => {
+            ChainRule::OneOrder => true,
+            ChainRule::Once => {
                 let decided = &state.decided;
                 decided.iter().enumerate().all(|(at, operation)| !decided[..at].contains(operation))
             }
-            Rule::NothingLost => state.serving().all(|server| server.lasting().starts_with(&state.decided)),
-            Rule::Settles => {
+            ChainRule::NothingLost => state.serving().all(|server| server.lasting().starts_with(&state.decided)),
+            ChainRule::Settles => {
                 let knows = |server: &Server| server.replica.committed() == server.content.len() as u64;
                 !state.is_quiet() || state.table.serving().next().is_none() || state.serving().all(knows)
             }
-            Rule::ReadsLatest => {
+            ChainRule::ReadsLatest => {
                 state.servers().all(|server| server.read(self).is_none_or(|read| read == state.decided))
             }
         }
     }
 }
 
-impl Model for Protocol {
-    type State = State;
-    type Action = Action;
+impl Model for ChainModel {
+    type State = ChainState;
+    type Action = ChainAction;
 
-    fn init_states(&self) -> Vec<State> {
+    fn init_states(&self) -> Vec<ChainState> {
         let members = (0..self.servers).map(|number| (ServerId(number.into()), Incarnation(1)));
         let table = Table::first(members);
-        vec![State::new(self, table)]
+        vec![ChainState::new(self, table)]
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+    fn actions(&self, state: &ChainState, actions: &mut Vec<ChainAction>) {
         if state.broken.is_some() {
             return;
         }
@@ -124,70 +124,78 @@ impl Model for Protocol {
             let server = &state.servers[usize::from(number)];
             for operation in 0..self.operations {
                 if !state.decided.contains(&operation) && server.may_decide() {
-                    actions.push(Action::Write(number, operation));
+                    actions.push(ChainAction::Write(number, operation));
                 }
             }
             if server.durable < server.content.len() {
-                actions.push(Action::Sync(number));
+                actions.push(ChainAction::Sync(number));
             }
             if state.restarts > 0 {
-                actions.push(Action::Restart(number));
+                actions.push(ChainAction::Restart(number));
             }
             if server.replica.table().version < state.table.version || !server.has_lease() {
-                actions.push(Action::Look(number));
+                actions.push(ChainAction::Look(number));
             }
             if server.has_lease() && state.expiries > 0 {
-                actions.push(Action::Expire(number));
+                actions.push(ChainAction::Expire(number));
             }
             if self.may_find_silent(server) {
-                actions.push(Action::ManageWithout(number));
+                actions.push(ChainAction::ManageWithout(number));
             }
             for other in 0..self.servers {
                 if !state.net(number, other).is_empty() {
-                    actions.push(Action::Deliver(number, other));
+                    actions.push(ChainAction::Deliver(number, other));
                 }
                 let busy = !state.net(number, other).is_empty() || !state.net(other, number).is_empty();
                 if number < other && busy && state.cuts > 0 {
-                    actions.push(Action::Cut(number, other));
+                    actions.push(ChainAction::Cut(number, other));
                 }
             }
         }
-        actions.push(Action::Manage);
+        actions.push(ChainAction::Manage);
     }
 
-    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+    fn next_state(&self, state: &ChainState, action: ChainAction) -> Option<ChainState> {
         let mut next = state.clone();
         match action {
-            Action::Write(server, operation) => next.write(self, server.into(), operation),
-            Action::Sync(server) => next.sync(self, server.into()),
-            Action::Deliver(from, to) => next.deliver(self, from.into(), to.into())?,
-            Action::Cut(one, other) => {
+            ChainAction::Write(server, operation) => next.write(self, server.into(), operation),
+            ChainAction::Sync(server) => next.sync(self, server.into()),
+            ChainAction::Deliver(from, to) => next.deliver(self, from.into(), to.into())?,
+            ChainAction::Cut(one, other) => {
                 next.cuts -= 1;
                 next.cut(self, one.into(), other.into());
             }
-            Action::Restart(server) => next.restart(self, server.into()),
-            Action::Look(server) => next.look(self, server.into()),
-            Action::Expire(server) => {
+            ChainAction::Restart(server) => next.restart(self, server.into()),
+            ChainAction::Look(server) => next.look(self, server.into()),
+            ChainAction::Expire(server) => {
                 next.expiries -= 1;
                 next.servers[usize::from(server)].lease = None;
             }
-            Action::Manage => self.manage(&mut next, None)?,
-            Action::ManageWithout(server) => self.manage(&mut next, Some(server.into()))?,
+            ChainAction::Manage => self.manage(&mut next, None)?,
+            ChainAction::ManageWithout(server) => self.manage(&mut next, Some(server.into()))?,
         }
         (next != *state).then_some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always(Rule::OneOrder.name(), |model: &Self, state: &State| model.holds(Rule::OneOrder, state)),
-            Property::always(Rule::Once.name(), |model: &Self, state| model.holds(Rule::Once, state)),
-            Property::always(Rule::NothingLost.name(), |model: &Self, state| model.holds(Rule::NothingLost, state)),
-            Property::always(Rule::ReadsLatest.name(), |model: &Self, state| model.holds(Rule::ReadsLatest, state)),
-            Property::always(Rule::Settles.name(), |model: &Self, state: &State| model.holds(Rule::Settles, state)),
-            Property::sometimes("all is done", |model: &Self, state: &State| {
+            Property::always(ChainRule::OneOrder.name(), |model: &Self, state: &ChainState| {
+                model.holds(ChainRule::OneOrder, state)
+            }),
+            Property::always(ChainRule::Once.name(), |model: &Self, state| model.holds(ChainRule::Once, state)),
+            Property::always(ChainRule::NothingLost.name(), |model: &Self, state| {
+                model.holds(ChainRule::NothingLost, state)
+            }),
+            Property::always(ChainRule::ReadsLatest.name(), |model: &Self, state| {
+                model.holds(ChainRule::ReadsLatest, state)
+            }),
+            Property::always(ChainRule::Settles.name(), |model: &Self, state: &ChainState| {
+                model.holds(ChainRule::Settles, state)
+            }),
+            Property::sometimes("all is done", |model: &Self, state: &ChainState| {
                 state.decided.len() == usize::from(model.operations)
             }),
-            Property::sometimes("one has come back", |_: &Self, state: &State| {
+            Property::sometimes("one has come back", |_: &Self, state: &ChainState| {
                 state.table.serving().any(|member| member.incarnation != Incarnation(1))
             }),
         ]

@@ -1,6 +1,6 @@
 //! Models of protocols, small enough that every interleaving of their steps can be tried.
 //!
-//! [`chain::Protocol`], [`log::Protocol`] (bounds, breakage) → stateright: all states that can be reached → rules → none is broken, or the
+//! [`chain::ChainModel`], [`log::Protocol`] (bounds, breakage) → stateright: all states that can be reached → rules → none is broken, or the
 //! steps to where one is
 //!
 //! A model is no test of the code: it is a test of what the code is meant to do, by steps that are cut where the code

@@ -2,7 +2,7 @@
 
 use esker_chain::{Clean, Incarnation, Message, Place, Replica};
 
-use super::state::{Breakage, Protocol};
+use super::state::{ChainModel, Flaw};
 
 /// What a connection carries.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -52,11 +52,11 @@ impl Server {
     }
 
     /// What a reader is told, if it is told something at once.
-    pub fn read(&self, protocol: &Protocol) -> Option<&[u8]> {
+    pub fn read(&self, protocol: &ChainModel) -> Option<&[u8]> {
         let serves = self.replica.place() == Some(Place::Serving);
-        let has_lease = self.has_lease() || protocol.breakage == Some(Breakage::NoLease);
+        let has_lease = self.has_lease() || protocol.breakage == Some(Flaw::NoLease);
         let clean = self.replica.clean(self.content.len() as u64) == Clean::Yes;
-        let clean = clean || protocol.breakage == Some(Breakage::DirtyReads);
+        let clean = clean || protocol.breakage == Some(Flaw::DirtyReads);
         (serves && has_lease && clean).then_some(&self.content)
     }
 }

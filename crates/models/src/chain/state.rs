@@ -11,7 +11,7 @@ pub const SERVERS_MAX: usize = 3;
 
 /// The bounds of what is explored, and what is broken on purpose.
 #[derive(Clone, Copy, Debug)]
-pub struct Protocol {
+pub struct ChainModel {
     /// Servers, all of them members at first.
     pub servers: u8,
     /// Operations that writers want done, each once.
@@ -25,12 +25,12 @@ pub struct Protocol {
     /// Leases that run out.
     pub expiries: u8,
     /// What is wrong.
-    pub breakage: Option<Breakage>,
+    pub breakage: Option<Flaw>,
 }
 
 /// A way in which the protocol can be broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Breakage {
+pub enum Flaw {
     /// Replicas take messages of any version of the table.
     AnyVersion,
     /// The manager takes a server for gone whose lease has not run out: as if an ephemeral node were a fence.
@@ -53,7 +53,7 @@ pub enum Breakage {
     NotInStep,
 }
 
-impl Breakage {
+impl Flaw {
     /// All of them.
     pub const ALL: [Self; 10] = [
         Self::AnyVersion,
@@ -71,7 +71,7 @@ impl Breakage {
 
 /// What is to be so in every state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Rule {
+pub enum ChainRule {
     /// What is acknowledged is in one order, which only grows.
     OneOrder,
     /// No operation is in it twice.
@@ -84,7 +84,7 @@ pub enum Rule {
     Settles,
 }
 
-impl Rule {
+impl ChainRule {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::OneOrder, Self::Once, Self::NothingLost, Self::ReadsLatest, Self::Settles];
 
@@ -102,7 +102,7 @@ impl Rule {
 
 /// A state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct State {
+pub struct ChainState {
     /// The coordinator's.
     pub table: Table,
     /// Who is told to be in step, and in which version of the table.
@@ -114,25 +114,25 @@ pub struct State {
     /// What is acknowledged, in order.
     pub decided: Vec<u8>,
     /// A rule that a step has broken.
-    pub broken: Option<Rule>,
-    /// Left of [`Protocol::restarts`].
+    pub broken: Option<ChainRule>,
+    /// Left of [`ChainModel::restarts`].
     pub restarts: u8,
-    /// Left of [`Protocol::cuts`].
+    /// Left of [`ChainModel::cuts`].
     pub cuts: u8,
-    /// Left of [`Protocol::expiries`].
+    /// Left of [`ChainModel::expiries`].
     pub expiries: u8,
 }
 
-impl Protocol {
+impl ChainModel {
     /// Whether the manager may take a server for silent.
     pub fn may_find_silent(&self, server: &Server) -> bool {
-        server.lease.is_none() || self.breakage == Some(Breakage::EphemeralFence)
+        server.lease.is_none() || self.breakage == Some(Flaw::EphemeralFence)
     }
 }
 
-impl State {
+impl ChainState {
     /// The first state: every server has read the first table.
-    pub fn new(protocol: &Protocol, table: Table) -> Self {
+    pub fn new(protocol: &ChainModel, table: Table) -> Self {
         let server = |number: u8| Server {
             incarnation: Incarnation(1),
             replica: Replica::new(ServerId(number.into()), Incarnation(1), 0),
@@ -191,9 +191,9 @@ impl State {
     }
 
     /// A writer sends an operation to a server.
-    pub fn write(&mut self, protocol: &Protocol, number: usize, operation: u8) {
+    pub fn write(&mut self, protocol: &ChainModel, number: usize, operation: u8) {
         let server = &mut self.servers[number];
-        let known = server.content.contains(&operation) && protocol.breakage != Some(Breakage::NoOutcomes);
+        let known = server.content.contains(&operation) && protocol.breakage != Some(Flaw::NoOutcomes);
         if known || server.content.iter().filter(|known| **known == operation).count() > 1 {
             // Its outcome stands there; it is acknowledged once it is on every copy.
             return;
@@ -203,7 +203,7 @@ impl State {
     }
 
     /// What a server has applied becomes durable.
-    pub fn sync(&mut self, protocol: &Protocol, number: usize) {
+    pub fn sync(&mut self, protocol: &ChainModel, number: usize) {
         let server = &mut self.servers[number];
         server.durable = server.content.len();
         let durable = Event::Durable(server.durable as u64);
@@ -211,12 +211,12 @@ impl State {
     }
 
     /// The next of what is on its way from the first arrives at the second.
-    pub fn deliver(&mut self, protocol: &Protocol, from: usize, to: usize) -> Option<()> {
+    pub fn deliver(&mut self, protocol: &ChainModel, from: usize, to: usize) -> Option<()> {
         let parcel = self.net_mut(from, to).pop_front()?;
         let sender = ServerId(from as u32);
         match parcel {
             Parcel::Message(mut message) => {
-                if protocol.breakage == Some(Breakage::AnyVersion) {
+                if protocol.breakage == Some(Flaw::AnyVersion) {
                     set_version(&mut message, self.servers[to].replica.table().version);
                 }
                 let effects = self.servers[to].replica.step(Event::Message(sender, message));
@@ -237,7 +237,7 @@ impl State {
     }
 
     /// A connection breaks.
-    pub fn cut(&mut self, protocol: &Protocol, one: usize, other: usize) {
+    pub fn cut(&mut self, protocol: &ChainModel, one: usize, other: usize) {
         self.net_mut(one, other).clear();
         self.net_mut(other, one).clear();
         self.step(protocol, one, Event::Reconnected);
@@ -245,12 +245,12 @@ impl State {
     }
 
     /// A server loses what is not durable, and is started again.
-    pub fn restart(&mut self, protocol: &Protocol, number: usize) {
+    pub fn restart(&mut self, protocol: &ChainModel, number: usize) {
         self.restarts -= 1;
         let server = &mut self.servers[number];
         server.content.truncate(server.durable);
         let incarnation = match protocol.breakage {
-            Some(Breakage::OldStart) => server.incarnation,
+            Some(Flaw::OldStart) => server.incarnation,
             _ => Incarnation(server.incarnation.0 + 1),
         };
         server.incarnation = incarnation;
@@ -264,11 +264,11 @@ impl State {
     }
 
     /// A server reads the table and renews its lease by it.
-    pub fn look(&mut self, protocol: &Protocol, number: usize) {
+    pub fn look(&mut self, protocol: &ChainModel, number: usize) {
         let table = self.table.clone();
         let version = table.version;
         let server = &mut self.servers[number];
-        if protocol.breakage == Some(Breakage::Forgets) && version > server.replica.table().version.max(1) {
+        if protocol.breakage == Some(Flaw::Forgets) && version > server.replica.table().version.max(1) {
             let kept = server.replica.committed();
             server.content.truncate(kept as usize);
             server.durable = server.durable.min(server.content.len());
@@ -279,12 +279,12 @@ impl State {
         server.lease = server.replica.place().map(|_| version);
     }
 
-    fn step(&mut self, protocol: &Protocol, number: usize, event: Event<u8>) {
+    fn step(&mut self, protocol: &ChainModel, number: usize, event: Event<u8>) {
         let effects = self.servers[number].replica.step(event);
         self.carry_out(protocol, number, effects);
     }
 
-    fn carry_out(&mut self, protocol: &Protocol, number: usize, effects: Vec<Effect<u8>>) {
+    fn carry_out(&mut self, protocol: &ChainModel, number: usize, effects: Vec<Effect<u8>>) {
         for effect in effects {
             match effect {
                 Effect::Apply(seq, operation) => {
@@ -301,7 +301,7 @@ impl State {
                     let version = self.servers[number].replica.table().version;
                     let mut content = self.servers[number].content.clone();
                     assert!(seq == content.len() as u64 || protocol.breakage.is_some(), "a copy is of now");
-                    if protocol.breakage == Some(Breakage::OldCopy) {
+                    if protocol.breakage == Some(Flaw::OldCopy) {
                         content.pop();
                     }
                     let copy = Parcel::Copy { version, seq, content };
@@ -323,7 +323,7 @@ impl State {
         let (shorter, longer) =
             if done.len() < self.decided.len() { (done, &self.decided[..]) } else { (&self.decided[..], done) };
         if !longer.starts_with(shorter) {
-            self.broken = Some(Rule::OneOrder);
+            self.broken = Some(ChainRule::OneOrder);
         }
         self.decided = longer.to_vec();
     }

@@ -5,18 +5,30 @@
 //!
 //! Invariant: commands of one connection are answered in order, so that one that waits keeps those behind it.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use esker_kv::{Barrier, Entry};
 use esker_store::Completion;
 
-use crate::resp::away::{Away, Sent};
 use crate::resp::keyspace::HASH;
 use crate::resp::queued::Queued;
 use crate::resp::refusal::{Refusal, WRONG_TYPE};
 use crate::resp::reply::ReplyWriter;
 use crate::resp::shared::Tally;
+
+/// A session that runs a command elsewhere.
+pub(crate) trait Elsewhere: Send {
+    /// Ready once it is back; the task of `cx` is woken then.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+
+    /// Memory that it holds, in bytes.
+    fn bytes(&self) -> usize;
+
+    /// What is back, for who has sent it; `None`: it is lost. Once it is ready.
+    fn back(self: Box<Self>) -> Option<Box<dyn Any>>;
+}
 
 /// What is waited for, and what is made of it.
 pub(crate) enum Awaited {
@@ -31,7 +43,7 @@ pub(crate) enum Awaited {
     /// Work that says how it went.
     Work(Completion<Result<(), String>>),
     /// The session itself, which runs a command elsewhere.
-    Away(Sent),
+    Away(Box<dyn Elsewhere>),
 }
 
 /// What is to be done with what was waited for.
@@ -43,7 +55,7 @@ pub(crate) enum Answered {
     /// It is written: the password was wrong.
     WrongPassword,
     /// The session is back; nothing where it is lost.
-    Back(Option<Away>),
+    Back(Option<Box<dyn Any>>),
 }
 
 /// What a client is told whose password is wrong.
@@ -113,7 +125,7 @@ impl Awaited {
     pub(crate) fn queued_bytes(&self) -> usize {
         match self {
             Self::Value(_, queued) | Self::Login(_, queued) => queued.bytes(),
-            Self::Away(sent) => sent.bytes,
+            Self::Away(sent) => sent.bytes(),
             Self::One(_) | Self::Several(_) | Self::Work(_) => 0,
         }
     }
@@ -160,7 +172,7 @@ impl Awaited {
                 }
                 Err(error) => (Err(error.into()), None),
             },
-            Self::Away(mut sent) => return Answered::Back(sent.take()),
+            Self::Away(sent) => return Answered::Back(sent.back()),
             Self::Work(done) => match done.into_parts().0 {
                 Ok(Ok(())) => {
                     reply.ok();

@@ -8,6 +8,7 @@
 //!    from.
 //! 3. A connection that ends is closed only once its replies are sent, if it still takes them.
 
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -18,7 +19,7 @@ use esker_kv::Barrier;
 use crate::front::audit;
 use crate::resp::ahead::Ahead;
 use crate::resp::awaited::{Answered, Awaited};
-use crate::resp::away::Away;
+use crate::resp::away::{self, Away};
 use crate::resp::commands::Executor;
 use crate::resp::commands::connection::TOO_MANY_CLIENTS;
 use crate::resp::output::{Batch, Output};
@@ -295,12 +296,13 @@ impl Connection {
         let Some(queued) = self.session.leaves.take() else { return };
         let stand_in = self.session.stand_in();
         let session = std::mem::replace(&mut self.session, stand_in);
-        self.session.awaited = Some(Awaited::Away(executor.shared.line.send(executor.shared, session, queued)));
+        self.session.awaited = Some(Awaited::Away(away::send(executor.shared, session, queued)));
     }
 
     /// Puts the session in its place again, and its reply behind those before it. `None`: it waits for something else,
     /// or is lost.
-    fn come_back(&mut self, away: Option<Away>, executor: &mut Executor<'_>) -> Option<Option<Barrier>> {
+    fn come_back(&mut self, away: Option<Box<dyn Any>>, executor: &mut Executor<'_>) -> Option<Option<Barrier>> {
+        let away = away.and_then(|away| away.downcast::<Away>().ok());
         let Some((mut away, session)) = away.and_then(|mut away| away.take().map(|session| (away, session))) else {
             // The server stops, or its thread has ended by a defect: what it did is not known, so that there is no
             // reply.

@@ -25,6 +25,7 @@ mod event_loop;
 mod figures;
 mod flags;
 mod keyspace;
+mod line;
 mod listen;
 mod loading;
 mod monitors;
@@ -213,7 +214,7 @@ impl Server {
             kills: AtomicU64::new(0),
             loops: (0..threads).map(|_| LoopStats::default()).collect(),
             command_stats: command_stats::CommandStats::new(threads + afar_threads, commands::Table::commands().len()),
-            line: away::Line::new(afar_threads),
+            line: line::Line::new(afar_threads),
             slowlog: slowlog::Slowlog::default(),
             spikes: spikes::Spikes::default(),
             monitors: monitors::Monitors::new(config.output_bytes_max),
@@ -264,12 +265,12 @@ impl Server {
         std::thread::scope(|scope| {
             // What is begun ends, whatever cannot be begun.
             let stop = StopOnDrop(shared);
-            let _end = away::EndOnDrop(&shared.line);
+            let _end = line::EndOnDrop(&shared.line);
             scope.spawn(|| expire(shared));
             for index in 0..shared.line.threads() {
                 scope.spawn(move || {
                     let _stop = StopOnPanic(shared);
-                    away::serve(shared, index);
+                    shared.line.serve(index);
                 });
             }
             let mut loops = self.loops.into_iter();
