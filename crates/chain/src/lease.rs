@@ -20,17 +20,22 @@ use crate::table::{Incarnation, ServerId};
 pub struct Lease {
     version: u64,
     until: Duration,
+    /// When it was given up: what was sent before counts no more.
+    given_up: Option<Duration>,
 }
 
 impl Lease {
-    /// A renewal under this version of the table, sent at `sent`, was taken; leases last `period`.
+    /// A renewal under this version of the table, sent at `sent`, was taken; leases last `period`. One that was sent
+    /// before the lease was given up changes nothing.
     pub fn renewed(&mut self, version: u64, sent: Duration, period: Duration) {
-        *self = Self { version, until: sent + period / 2 };
+        if self.given_up.is_none_or(|given_up| sent > given_up) {
+            *self = Self { version, until: sent + period / 2, given_up: None };
+        }
     }
 
-    /// It is given up: nothing is answered under it from now on.
-    pub fn give_up(&mut self) {
-        self.until = Duration::ZERO;
+    /// It is given up at `now`: nothing is answered under it from now on.
+    pub fn give_up(&mut self, now: Duration) {
+        (self.until, self.given_up) = (Duration::ZERO, Some(now));
     }
 
     /// Whether a server that goes by this version of the table may answer.
@@ -84,8 +89,13 @@ mod tests {
         assert!(!lease.holds(0, s(0)), "none to begin with");
         lease.renewed(3, s(10), PERIOD);
         assert!(lease.holds(3, s(10)) && !lease.holds(3, s(11)) && !lease.holds(4, s(10)) && !lease.holds(2, s(10)));
-        lease.give_up();
+        lease.give_up(s(11));
         assert!(!lease.holds(3, s(10)));
+        // An answer that comes late gives nothing back.
+        lease.renewed(3, s(11), PERIOD);
+        assert!(!lease.holds(3, s(11)));
+        lease.renewed(3, s(12), PERIOD);
+        assert!(lease.holds(3, s(12)));
     }
 
     #[test]

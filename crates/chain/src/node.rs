@@ -166,9 +166,13 @@ impl Node {
 
     /// Has [`Node::run`] return.
     pub fn end(&self) {
-        self.core.lock().ended = true;
+        let mut core = self.core.lock();
+        core.ended = true;
+        core.failed.get_or_insert(Error::Closed);
+        drop(core);
         self.applied.notify_all();
-        self.mark.fail(Error::Closed);
+        // What was sent on may be acknowledged by others.
+        self.mark.fail(Error::Unknown { cause: "this replica of the chain has ended".into() });
     }
 
     /// The steady clock that this node's lease goes by.
@@ -183,7 +187,8 @@ impl Node {
 
     /// Gives the lease up: nothing is answered from now on, until the next.
     pub fn give_up(&self) {
-        self.core.lock().lease.give_up();
+        let now = self.now();
+        self.core.lock().lease.give_up(now);
     }
 
     /// Goes by this table, if it is newer.
@@ -220,6 +225,21 @@ impl Node {
         self.serving().map(drop)
     }
 
+    /// As [`ObjectStore::sync`]: everything that was applied before is on all copies, once what is returned is reached.
+    pub(crate) fn sync(&self) -> Completion<CommitSeq> {
+        let place = match self.serving() {
+            Ok(core) if core.replica.is_head() => self.dirty.last(),
+            Ok(_) => {
+                let cause = "this replica is not the head of its chain: what the head has applied it may not have yet";
+                return Completion::ready(Err(Error::Stopped { cause: cause.into() }));
+            }
+            Err(error) => return Completion::ready(Err(error)),
+        };
+        let (done, _) = self.store.sync().into_parts();
+        let barrier = self.barrier(place).filter(|_| done.is_ok());
+        Completion::after(done, barrier)
+    }
+
     fn serving(&self) -> Result<MutexGuard<'_, Core>> {
         let core = self.core.lock();
         if let Some(error) = &core.failed {
@@ -246,7 +266,10 @@ impl Node {
             }
             Err(error) => return Completion::ready(Err(error)),
         };
-        let looked_at: Vec<ObjectId> = txn.guards.iter().map(|guard| guard.object.clone()).collect();
+        // What it is refused by, guards or what operations find, is told like what is read.
+        let mut looked_at: Vec<ObjectId> = txn.guards.iter().map(|guard| guard.object.clone()).collect();
+        looked_at.extend(txn.objects_changed());
+        let sees_all = txn.ops.iter().any(|op| matches!(op, Op::RemoveCollection(_)));
         if txn.ops.is_empty() {
             let decided = self.store.submit(txn).into_parts().0;
             return Completion::after(decided, self.barrier(self.dirty.last_of(&looked_at)));
@@ -268,7 +291,8 @@ impl Node {
                 }
                 drop(core);
                 self.mark.advance(settled);
-                let behind = self.dirty.last_of(&looked_at);
+                // The place that it had itself is settled with those before it.
+                let behind = if sees_all { self.dirty.last() } else { self.dirty.last_of(&looked_at) };
                 Completion::after(Err(error), self.barrier(behind))
             }
         }
@@ -352,8 +376,9 @@ impl Node {
     fn fail(&self, core: &mut Core, error: Error) {
         tracing::error!(%error, "a replica of a chain has failed");
         let cause = Error::Stopped { cause: format!("this replica has failed: {error}").into() };
-        self.mark.fail(cause.clone());
-        core.lease.give_up();
+        // What was sent on may be acknowledged by others.
+        self.mark.fail(Error::Unknown { cause: format!("this replica has failed: {error}") });
+        core.lease.give_up(self.now());
         core.failed.get_or_insert(cause);
     }
 

@@ -37,7 +37,7 @@ pub enum Event<O> {
     },
     /// A server has sent this.
     Message(ServerId, Message<O>),
-    /// The connection to the one behind is new: what was sent may be lost.
+    /// A connection is new: what was sent on it may be lost, towards the one behind and the one before.
     Reconnected,
 }
 
@@ -230,7 +230,10 @@ impl<O: Clone> Replica<O> {
             }
             Event::Copied { from, version, seq } => self.build_on(from, version, seq, &mut effects),
             Event::Message(from, message) => self.hear(from, message, &mut effects),
-            Event::Reconnected => self.begin(&mut effects),
+            Event::Reconnected => {
+                self.begin(&mut effects);
+                self.report(&mut effects);
+            }
         }
         effects
     }
@@ -251,7 +254,8 @@ impl<O: Clone> Replica<O> {
             (self.applied, self.durable, self.committed) = (0, 0, 0);
             effects.push(Effect::Distrust);
         }
-        self.told = self.committed;
+        // What is acknowledged need not be durable here: who is brought up is not waited for.
+        self.told = self.committed.min(self.durable);
         let successor = self.table.successor(self.me).filter(|_| now == Some(Place::Serving)).copied();
         self.behind = successor.map(|member| Behind {
             server: member.server,
@@ -433,6 +437,34 @@ impl<O: Clone> Replica<O> {
         self.based = true;
         (self.applied, self.durable) = (seq, seq);
         effects.push(Effect::Send(from, Message::At { version, applied: Some(seq) }));
-        self.advance(effects);
+        self.told = seq;
+        effects.push(Effect::Send(from, Message::Ack { version, seq }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::Member;
+
+    fn table(version: u64, last: Place) -> Table {
+        let member =
+            |server, place, since| Member { server: ServerId(server), incarnation: Incarnation(1), place, since };
+        let members = vec![member(0, Place::Serving, 1), member(1, Place::Syncing, 1), member(2, last, version)];
+        Table { version, members }
+    }
+
+    #[test]
+    fn what_is_acknowledged_without_it_a_member_does_not_acknowledge_before_it_is_durable() {
+        let (before, mut member) = (ServerId(0), Replica::new(ServerId(1), Incarnation(1), 0));
+        member.step(Event::Table(table(1, Place::Offline)));
+        member.step(Event::Copied { from: before, version: 1, seq: 0 });
+        let forward = Message::Forward { version: 1, seq: 1, operation: 'a', committed: 0 };
+        assert!(member.step(Event::Message(before, forward)).contains(&Effect::Apply(1, 'a')));
+        member.step(Event::Message(before, Message::Committed { version: 1, seq: 1 }));
+        let is_ack = |effect: &Effect<char>| matches!(effect, Effect::Send(_, Message::Ack { seq: 1, .. }));
+        let effects = member.step(Event::Table(table(2, Place::Waiting)));
+        assert!(!effects.iter().any(is_ack), "{effects:?}");
+        assert!(member.step(Event::Durable(1)).iter().any(is_ack));
     }
 }

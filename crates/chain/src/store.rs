@@ -134,11 +134,7 @@ impl ObjectStore for ChainStore {
     }
 
     fn sync(&self) -> Completion<CommitSeq> {
-        let place = self.0.dirty.last();
-        match self.0.store.sync().into_parts() {
-            (Ok(at), _) => Completion::after(Ok(at), self.0.barrier(place)),
-            (Err(error), _) => Completion::ready(Err(error)),
-        }
+        self.0.sync()
     }
 
     fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {

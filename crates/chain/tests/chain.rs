@@ -156,8 +156,11 @@ fn what_a_lost_head_had_sent_on_is_kept_and_what_it_had_not_is_not() {
     chain.go_by(&without(&chain.table, &[0, 2]));
     assert_eq!(get(chain.store(1), "o", "k").unwrap(), "sent");
     chain.nodes[0].node.end();
+    assert!(chain.store(0).submit(set("o", "k", "ended")).wait().is_err());
+    assert_eq!(get(&*stores[0], "o", "k").unwrap(), "unsent");
     for writing in [sent, unsent] {
-        assert!(writing.join().unwrap().is_err(), "nothing was acknowledged by who is gone");
+        let error = writing.join().unwrap().unwrap_err();
+        assert!(error.is_unknown(), "others may have acknowledged it: {error}");
     }
 }
 
@@ -266,4 +269,47 @@ fn a_message_of_a_start_that_is_gone_changes_nothing() {
     assert!(!writing.is_finished() && get(&*stores[1], "o", "k").is_none());
     chain.nodes[0].node.end();
     assert!(writing.join().unwrap().is_err());
+}
+
+#[test]
+fn only_the_head_syncs() {
+    let (_stores, chain) = three();
+    chain.cut(1);
+    let applied = Transaction { durability: Durability::Applied, ..set("o", "k", "1") };
+    chain.store(0).submit(applied).wait().unwrap();
+    assert!(matches!(chain.store(1).sync().wait(), Err(Error::Stopped { .. })));
+    let store = chain.store(0).clone();
+    let syncing = std::thread::spawn(move || store.sync().wait());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!syncing.is_finished(), "the others do not have it");
+    chain.go_by(&without(&chain.table, &[1]));
+    syncing.join().unwrap().unwrap();
+}
+
+#[test]
+fn what_refuses_an_operation_is_told_like_what_is_read() {
+    let (_stores, chain) = three();
+    chain.store(0).submit(set("a", "k", "1")).wait().unwrap();
+    chain.cut(2);
+    let making = begun(chain.store(0), set("b", "k", "1"));
+    eventually("the head has it", || chain.nodes[0].node.progress().0 == 3);
+    let refused = begun(chain.store(0), Transaction::new().change(&object("a"), Change::Rename { to: object("b") }));
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!refused.is_finished() && !making.is_finished());
+    chain.go_by(&without(&chain.table, &[2]));
+    assert!(refused.join().unwrap().is_err());
+    making.join().unwrap().unwrap();
+}
+
+#[test]
+fn an_acknowledgement_that_was_lost_is_sent_again_by_who_had_sent_it() {
+    let (stores, chain) = three();
+    chain.mute(2);
+    let writing = begun(chain.store(0), set("o", "k", "1"));
+    eventually("the tail has it", || get(&*stores[2], "o", "k").is_some());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!writing.is_finished());
+    chain.heal();
+    chain.nodes[2].node.reconnected();
+    writing.join().unwrap().unwrap();
 }

@@ -17,14 +17,16 @@
 //!
 //! Invariants: see [`ChainRule`].
 
+mod bounds;
 mod server;
 mod state;
 
 use esker_chain::{Heard, Incarnation, ServerId, Table, next_table};
 use stateright::{Model, Property};
 
+pub use bounds::{ChainModel, Flaw, SERVERS_MAX};
 pub use server::{Parcel, Server};
-pub use state::{ChainModel, ChainRule, ChainState, Flaw, SERVERS_MAX};
+pub use state::{ChainRule, ChainState};
 
 /// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -139,7 +141,7 @@ impl Model for ChainModel {
             if server.has_lease() && state.expiries > 0 {
                 actions.push(ChainAction::Expire(number));
             }
-            if self.may_find_silent(server) {
+            if state::may_find_silent(self, server) {
                 actions.push(ChainAction::ManageWithout(number));
             }
             for other in 0..self.servers {

@@ -23,6 +23,8 @@ pub struct Net {
     boxes: RwLock<Vec<Sender<Letter>>>,
     /// Servers whose letters are lost, both ways.
     cut: RwLock<Vec<ServerId>>,
+    /// Servers whose own letters are.
+    mute: RwLock<Vec<ServerId>>,
 }
 
 /// One node's way into the net.
@@ -34,7 +36,7 @@ struct Line {
 impl Links for Line {
     fn send(&self, to: ServerId, message: Message<Operation>) {
         let cut = self.net.cut.read();
-        if !cut.contains(&to) && !cut.contains(&self.me) {
+        if !cut.contains(&to) && !cut.contains(&self.me) && !self.net.mute.read().contains(&self.me) {
             // A node that has ended reads nothing.
             let _ = self.net.boxes.read()[to.0 as usize].send((self.me, message));
         }
@@ -129,9 +131,15 @@ impl Chain {
         self.net.cut.write().push(ServerId(number as u32));
     }
 
+    /// What this server sends is lost.
+    pub fn mute(&self, number: usize) {
+        self.net.mute.write().push(ServerId(number as u32));
+    }
+
     /// Nothing is lost any more.
     pub fn heal(&self) {
         self.net.cut.write().clear();
+        self.net.mute.write().clear();
     }
 
     pub fn store(&self, number: usize) -> &ChainStore {

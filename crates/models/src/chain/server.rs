@@ -2,7 +2,7 @@
 
 use esker_chain::{Clean, Incarnation, Message, Place, Replica};
 
-use super::state::{ChainModel, Flaw};
+use super::bounds::{ChainModel, Flaw};
 
 /// What a connection carries.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

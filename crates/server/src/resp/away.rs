@@ -22,7 +22,7 @@ use esker_store::{Barrier, Completion, promised};
 
 use crate::resp::awaited::Elsewhere;
 use crate::resp::commands::{Executor, Table};
-use crate::resp::line::Place;
+use crate::resp::line::Turn;
 use crate::resp::observer::Observer;
 use crate::resp::queued::Queued;
 use crate::resp::session::Session;
@@ -84,7 +84,7 @@ impl Drop for Away {
 /// What a connection has sent away; where that is dropped before a thread has taken it, it is freed.
 struct Sent {
     back: Completion<Away>,
-    _place: Place,
+    _turn: Turn,
     bytes: usize,
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn send(shared: &Arc<Shared>, session: Session, queued: Arc<Queued>) 
         away.run(&queued, since, index);
         promise.fulfil((Ok(away), None));
     };
-    Box::new(Sent { back, _place: shared.line.enter(key, Box::new(work)), bytes })
+    Box::new(Sent { back, _turn: shared.line.enter(key, Box::new(work)), bytes })
 }
 
 /// The first key that a command names, or those that EXEC runs.

@@ -4,7 +4,7 @@
 //!
 //! Invariants:
 //! 1. Of the jobs of one key one is run at a time; those behind it hold no thread, and go behind those of other keys.
-//! 2. A job whose [`Place`] is dropped before its turn is freed at once, and not run.
+//! 2. A job whose [`Turn`] is dropped before its turn is freed at once, and not run.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -21,10 +21,10 @@ struct Job {
     key: Option<u64>,
 }
 
-/// A place in line.
-pub(crate) struct Place(Load);
+/// A turn that is to come.
+pub(crate) struct Turn(Load);
 
-impl Drop for Place {
+impl Drop for Turn {
     fn drop(&mut self) {
         let load = self.0.lock().take();
         drop(load);
@@ -65,7 +65,7 @@ impl Line {
     }
 
     /// Puts work in line; where the line has ended it is dropped.
-    pub(crate) fn enter(&self, key: Option<u64>, work: Work) -> Place {
+    pub(crate) fn enter(&self, key: Option<u64>, work: Work) -> Turn {
         let load = Arc::new(Mutex::new(Some(work)));
         let job = Job { load: Arc::clone(&load), key };
         let mut state = self.state.lock();
@@ -76,7 +76,7 @@ impl Line {
             drop(state);
             self.changed.notify_one();
         }
-        Place(load)
+        Turn(load)
     }
 
     /// Runs jobs until the line ends, as the thread of this number.
