@@ -96,7 +96,7 @@ fn a_full_cluster_refuses_writes_at_once_and_goes_on_when_there_is_room() {
     // A watch has to wait for room; who asks for it does not, and reads.
     let calls = Arc::new(AtomicUsize::new(0));
     let (asked, counted) = (Instant::now(), Arc::clone(&calls));
-    let watching = beside.watch(&object("o"), Arc::new(move || drop(counted.fetch_add(1, Ordering::SeqCst)))).unwrap();
+    let watching = beside.watch(&object("o"), Arc::new(move || _ = counted.fetch_add(1, Ordering::SeqCst))).unwrap();
     assert!(beside.slot_get(&object("o"), 1).wait().unwrap().is_some());
     assert!(asked.elapsed() < Duration::from_secs(10));
     drop(undo);

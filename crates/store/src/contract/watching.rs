@@ -1,6 +1,6 @@
 //! Watching objects: who watches one is called after a notify of it.
 //!
-//! Invariant: a call is waited for, up to [`LONG`]; that none comes is looked at only behind one that has come.
+//! Invariant: a call is waited for, up to `LONG`; that none comes is looked at only behind one that has come.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
