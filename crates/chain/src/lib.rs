@@ -10,9 +10,10 @@
 //! [`next_table`] (table, who is heard of) → table
 //!
 //! What a replica does, what the manager changes and when a lease has run out are pure steps: no clock, no socket, no
-//! store. The same code runs in the model checker (`esker-models`) and in nodes, so that what was explored is what runs.
-//! Replication by chains is van Renesse's and Schneider's (OSDI 2004); reads at every replica follow CRAQ (Terrace and
-//! Freedman, USENIX 2009); the states of members follow 3FS.
+//! store. The same code runs in the model checker (`esker-models`) and in nodes, so that what was explored is what
+//! runs; only what readers are told a node decides by object, and the model by number ([`Clean`]). Replication by
+//! chains is van Renesse's and Schneider's (OSDI 2004); reads at every replica follow CRAQ (Terrace and Freedman,
+//! USENIX 2009); the states of members follow 3FS.
 //!
 //! Invariants:
 //! 1. An acknowledged operation is durable on every serving member of the table in which it was acknowledged, and on

@@ -108,7 +108,7 @@ pub enum Effect<O> {
     Committed(u64),
     /// Send this server what makes its state the one after this operation, as it is here now.
     Copy {
-        /// Whom.
+        /// The server that the copy is for.
         to: ServerId,
         /// After which operation.
         seq: u64,
@@ -205,11 +205,6 @@ impl<O: Clone> Replica<O> {
     /// The last operation that is known to be acknowledged to its writer.
     pub fn committed(&self) -> u64 {
         self.committed
-    }
-
-    /// Operations that are kept to be sent again.
-    pub fn kept(&self) -> usize {
-        self.kept.len()
     }
 
     /// Whether a reader may be told what it has, which was last written by operation `seq`. It may only under a lease,

@@ -93,7 +93,7 @@ impl Table {
         self.in_line().nth(at.checked_sub(1)?)
     }
 
-    /// Whom this server sends to, if it serves and there is one: the next, which may be syncing.
+    /// The member that this server sends to, if it serves and there is one: the next, which may be syncing.
     pub fn successor(&self, server: ServerId) -> Option<&Member> {
         let mut line = self.in_line().skip_while(|member| member.server != server);
         line.next().filter(|member| member.place == Place::Serving)?;

@@ -65,8 +65,8 @@ pub(crate) struct Executor<'e> {
 }
 
 impl Executor<'_> {
-    /// Runs one command and writes its reply, unless the session then waits for values or leaves; returns what the reply
-    /// has to wait for.
+    /// Runs one command and writes its reply, unless the session then waits for values or leaves; returns what the
+    /// reply has to wait for.
     pub(crate) fn execute(&mut self, session: &mut Session, args: Args<'_>, out: &mut Vec<u8>) -> Option<Barrier> {
         self.tally.commands += 1;
         session.draws = 0;
