@@ -104,6 +104,14 @@ impl Dirty {
         self.0.lock().settle(committed)
     }
 
+    /// Nothing that was noted is of what is here any more. Answers up to where nothing is open.
+    pub(crate) fn clear(&self) -> u64 {
+        let mut noted = self.0.lock();
+        let last = noted.last;
+        *noted = Noted { last, settled: last, ..Noted::default() };
+        last
+    }
+
     /// The place that a reader of these objects waits for; one behind which nothing is open, if for none.
     pub(crate) fn last_of<'o>(&self, objects: impl IntoIterator<Item = &'o ObjectId>) -> u64 {
         let noted = self.0.lock();

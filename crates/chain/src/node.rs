@@ -14,39 +14,18 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use esker_store::number::number_from;
 use esker_store::{
-    Barrier, Change, Collection, CommitSeq, Compare, Completion, Condition, Durability, DurableMark, Error, ObjectId,
-    ObjectStore, Op, Result, Snapshot, Transaction,
+    Barrier, Change, Collection, CommitSeq, Completion, Durability, DurableMark, Error, ObjectId, ObjectStore, Op, Result,
+    Snapshot, Stall, Transaction, WhenBusy,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::dirty::Dirty;
 use crate::lease::Lease;
+use crate::operation::Operation;
 use crate::replica::{Effect, Event, Message, Replica};
+use crate::standing::{COLLECTION, Standing, distrust, numbered, trust};
 use crate::table::{Incarnation, Place, ServerId, Table};
-
-/// The collection that is the chain's own; its faces do not see it.
-pub(crate) const COLLECTION: &str = "esker.chain";
-const APPLIED: &[u8] = b"applied";
-
-/// What a transaction does, once its guards are decided.
-#[derive(Clone, Debug)]
-pub struct Operation(Arc<Transaction>);
-
-impl Operation {
-    /// What this transaction does. Its guards have to be decided already, and are left out.
-    pub fn of(mut txn: Transaction) -> Self {
-        txn.guards.clear();
-        txn.when_busy = esker_store::WhenBusy::Wait;
-        Self(Arc::new(txn))
-    }
-
-    /// The transaction.
-    pub fn transaction(&self) -> &Transaction {
-        &self.0
-    }
-}
 
 /// How a node reaches others. Nothing here waits, or calls the node.
 pub trait Links: Send + Sync {
@@ -60,8 +39,9 @@ pub trait Links: Send + Sync {
     /// Has the coordinator told that this server is in step, in this version of the table.
     fn tell_in_step(&self, server: ServerId, version: u64);
 
-    /// Has a copy made of this node's store for a server: of the state after operation `seq`.
-    fn copy(&self, to: ServerId, version: u64, seq: u64, since: Option<u64>);
+    /// Has this server told that it is to put a copy in place of what it has: of this store, which does not change, and
+    /// is the state after operation `seq`. Where that fails, [`Node::reconnected`] begins anew.
+    fn copy(&self, to: ServerId, version: u64, seq: u64, store: Arc<dyn ObjectStore>);
 }
 
 /// What has to be done until an operation is durable here.
@@ -79,6 +59,8 @@ struct Core {
     unsynced: Option<(u64, Until)>,
     /// Acknowledged, and told those who wait.
     settled: u64,
+    /// What is here was put in the place of what was so often: what is begun before says nothing of it.
+    round: u64,
     failed: Option<Error>,
     ended: bool,
 }
@@ -87,7 +69,7 @@ struct Core {
 pub struct Node {
     pub(crate) store: Arc<dyn ObjectStore>,
     links: Arc<dyn Links>,
-    state: ObjectId,
+    kept_bytes_max: usize,
     core: Mutex<Core>,
     /// There is something to make durable.
     applied: Condvar,
@@ -98,40 +80,28 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node over a store that no other process writes to. `incarnation` is that of this start of the server.
-    ///
-    /// # Errors
-    /// The store's; [`Error::Corrupt`] if it holds a number of another length.
-    pub fn open(
+    /// A node over a store that no other process writes to, and that stands so. `incarnation` is that of this start of
+    /// the server; `kept_bytes_max` bytes of operations are kept at most for a member that is brought up, and while so
+    /// many wait for one that serves, writers wait.
+    pub fn new(
         store: Arc<dyn ObjectStore>,
+        standing: &Standing,
         server: ServerId,
         incarnation: Incarnation,
+        kept_bytes_max: usize,
         links: Arc<dyn Links>,
-    ) -> Result<Arc<Self>> {
-        let collection = Collection::from(COLLECTION);
-        let state = ObjectId::new(collection.clone(), "state");
-        let applied = match store.xattr(&state, APPLIED).wait()? {
-            Some(value) => number_from(&value).ok_or_else(|| Error::Corrupt {
-                offset: 0,
-                what: format!("number of the last operation: {} bytes instead of 8", value.len()),
-            })?,
-            None => {
-                let mut txn = Transaction::with(Durability::Always).create_collection(&collection);
-                txn.push(&state, Change::number(APPLIED, 0));
-                store.submit(txn).wait()?;
-                0
-            }
-        };
-        store.sync().wait()?;
-        let node = Arc::new(Self {
+    ) -> Arc<Self> {
+        let replica = Replica::new(server, incarnation, standing.applied.unwrap_or(0), kept_bytes_max);
+        Arc::new(Self {
             store,
             links,
-            state,
+            kept_bytes_max,
             core: Mutex::new(Core {
-                replica: Replica::new(server, incarnation, applied),
+                replica: if standing.applied.is_some() { replica } else { replica.unbased() },
                 lease: Lease::default(),
                 unsynced: None,
                 settled: 0,
+                round: 0,
                 failed: None,
                 ended: false,
             }),
@@ -139,8 +109,7 @@ impl Node {
             dirty: Dirty::default(),
             mark: DurableMark::new(0, Box::new(|| {})),
             began: Instant::now(),
-        });
-        Ok(node)
+        })
     }
 
     /// Makes durable what is applied, and tells of it, until [`Node::end`]. To be called by one thread of its own.
@@ -151,6 +120,7 @@ impl Node {
                 self.applied.wait(&mut core);
                 continue;
             };
+            let round = core.round;
             drop(core);
             let done = match sync {
                 Until::Behind(barrier) => barrier.wait(),
@@ -158,6 +128,7 @@ impl Node {
             };
             core = self.core.lock();
             match done {
+                Ok(()) if core.round != round => {}
                 Ok(()) => core = self.step(core, Event::Durable(seq)),
                 Err(error) => self.fail(&mut core, error),
             }
@@ -206,6 +177,49 @@ impl Node {
         drop(self.step(self.core.lock(), Event::Reconnected));
     }
 
+    /// A copy that a server has told of begins to be put in place of what is here: from when this returns true the
+    /// store is the caller's, until [`Node::copied`]. False: it is of another table, or another server.
+    pub fn copying(&self, from: ServerId, version: u64) -> bool {
+        let core = self.core.lock();
+        let round = core.round;
+        let core = self.step(core, Event::Copying { from, version });
+        core.round != round && core.failed.is_none()
+    }
+
+    /// The copy is here: the store is the state after operation `seq`, and durable.
+    pub fn copied(&self, from: ServerId, version: u64, seq: u64) {
+        let mut core = self.core.lock();
+        if let Err(error) = trust(&*self.store, seq) {
+            self.fail(&mut core, error);
+        }
+        drop(self.step(core, Event::Copied { from, version, seq }));
+    }
+
+    /// The member that it has brought up, and that serves once the manager hears of it, in which version of the table.
+    pub fn in_step(&self) -> Option<(ServerId, u64)> {
+        self.core.lock().replica.in_step()
+    }
+
+    /// Why it takes no part any more, if so.
+    pub fn failure(&self) -> Option<Error> {
+        self.core.lock().failed.clone()
+    }
+
+    /// Bytes of operations that are kept for the one behind.
+    pub fn kept_bytes(&self) -> usize {
+        self.core.lock().replica.kept_bytes()
+    }
+
+    /// The version of the table that it goes by.
+    pub fn version(&self) -> u64 {
+        self.core.lock().replica.table().version
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
     /// The last operation that it has applied, and the last that it knows to be acknowledged.
     pub fn progress(&self) -> (u64, u64) {
         let core = self.core.lock();
@@ -246,6 +260,7 @@ impl Node {
             return Err(error.clone());
         }
         let why = match core.replica.place() {
+            Some(Place::Serving) if !core.replica.is_based() => "what it holds is part of a copy",
             Some(Place::Serving) if core.lease.holds(core.replica.table().version, self.now()) => return Ok(core),
             Some(Place::Serving) => "its lease has run out",
             Some(_) | None => "it does not serve",
@@ -253,8 +268,26 @@ impl Node {
         Err(Error::Stopped { cause: format!("this replica of the chain answers nothing: {why}").into() })
     }
 
+    /// Once what is kept for the one behind is acknowledged, where that is too much; `None` where it is not.
+    pub(crate) fn backlog(&self) -> Option<Barrier> {
+        let is_long = self.core.lock().replica.kept_bytes() > self.kept_bytes_max;
+        self.barrier(self.dirty.last()).filter(|_| is_long)
+    }
+
     /// Decides a transaction, applies it and sends it on.
     pub(crate) fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        // Several may go on at once: the bound may be passed by what they carry.
+        while let Some(backlog) = self.backlog() {
+            let waited = match txn.when_busy {
+                WhenBusy::Wait => backlog.wait(),
+                WhenBusy::Refuse(_) => Err(Error::Busy { stall: Stall::Backlog }),
+            };
+            if let Err(error) = waited {
+                // It was not begun, whatever became of those before it.
+                let cause = format!("this replica takes no writes: {error}").into();
+                return Completion::ready(Err(if error.is_unknown() { Error::Stopped { cause } } else { error }));
+            }
+        }
         let mut core = match self.serving() {
             Ok(core) if core.replica.is_head() => core,
             Ok(core) => {
@@ -277,7 +310,7 @@ impl Node {
         let (seq, durability, own) = (core.replica.next(), txn.durability, txn.guards.len());
         let operation = Operation::of(txn.clone());
         let place = self.dirty.note(seq, &txn);
-        let (decided, barrier) = self.store.submit(self.numbered(txn, seq)).into_parts();
+        let (decided, barrier) = self.store.submit(numbered(txn, seq)).into_parts();
         match decided {
             Ok(at) => {
                 Self::note_unsynced(&mut core, seq, barrier);
@@ -312,13 +345,6 @@ impl Node {
         (place > self.mark.durable()).then(|| Barrier::new(&self.mark, place))
     }
 
-    /// The transaction, which also says that it is operation `seq`.
-    fn numbered(&self, mut txn: Transaction, seq: u64) -> Transaction {
-        txn.push_guard(&self.state, Condition::compare(APPLIED, Compare::Equal, seq - 1, false));
-        txn.push(&self.state, Change::number(APPLIED, seq));
-        txn
-    }
-
     fn note_unsynced(core: &mut Core, seq: u64, barrier: Option<Barrier>) {
         let sync = barrier.map_or(Until::Unasked, Until::Behind);
         core.unsynced = Some((seq, sync));
@@ -339,11 +365,22 @@ impl Node {
                 Effect::Apply(seq, operation) => self.apply(&mut core, seq, &operation),
                 Effect::Send(to, message) => self.links.send(to, message),
                 Effect::Committed(_) => {}
-                Effect::Copy { to, seq, since } => {
+                Effect::Copy { to, seq, .. } => {
                     let version = core.replica.table().version;
-                    self.links.copy(to, version, seq, since);
+                    match self.store.snapshot() {
+                        Ok(snapshot) => self.links.copy(to, version, seq, snapshot.store),
+                        Err(error) => tracing::error!(%error, server = %to, "no copy can be made for a server"),
+                    }
                 }
-                Effect::Distrust => {}
+                Effect::Distrust => {
+                    core.round += 1;
+                    (core.unsynced, core.settled) = (None, 0);
+                    let place = self.dirty.clear();
+                    self.mark.advance(place);
+                    if let Err(error) = distrust(&*self.store) {
+                        self.fail(&mut core, error);
+                    }
+                }
                 Effect::Refresh => self.links.refresh(),
                 Effect::InStep(server, version) => self.links.tell_in_step(server, version),
             }
@@ -366,7 +403,7 @@ impl Node {
     fn apply(&self, core: &mut Core, seq: u64, operation: &Operation) {
         let txn = operation.transaction().clone();
         self.dirty.note(seq, &txn);
-        match self.store.submit(self.numbered(txn, seq)).into_parts() {
+        match self.store.submit(numbered(txn, seq)).into_parts() {
             (Ok(_), barrier) => Self::note_unsynced(core, seq, barrier),
             (Err(error), _) => self.fail(core, error),
         }

@@ -17,6 +17,19 @@ use std::collections::VecDeque;
 
 use crate::table::{Incarnation, Place, ServerId, Table};
 
+/// What an operation takes of memory while it is kept.
+pub trait Weight {
+    /// In bytes.
+    fn weight(&self) -> usize;
+}
+
+/// Operations of models: each is as heavy as another.
+impl Weight for u8 {
+    fn weight(&self) -> usize {
+        1
+    }
+}
+
 /// What happens to a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event<O> {
@@ -26,6 +39,13 @@ pub enum Event<O> {
     Applied(O),
     /// Operations up to this one are durable here.
     Durable(u64),
+    /// A copy of what this server has begins to be put in place of what is here.
+    Copying {
+        /// Who sends it.
+        from: ServerId,
+        /// In which version of the table it was begun.
+        version: u64,
+    },
     /// A copy is here, whole and durable.
     Copied {
         /// Who sent it.
@@ -142,8 +162,8 @@ struct Behind {
     acked: u64,
     /// What is acknowledged waits for it.
     counts: bool,
-    /// It is sent a copy, on this connection.
-    copying: bool,
+    /// It is sent a copy, on this connection: of the state after this operation.
+    copying: Option<u64>,
 }
 
 /// A replica of a chain.
@@ -160,14 +180,18 @@ pub struct Replica<O> {
     committed: u64,
     /// Sent on, or to be, and not acknowledged from behind; the last is `applied`.
     kept: VecDeque<O>,
+    kept_bytes: usize,
+    /// More is not kept for one that is being brought up: it is sent another copy then.
+    kept_bytes_max: usize,
     behind: Option<Behind>,
     /// It has a state to build on.
     based: bool,
 }
 
-impl<O: Clone> Replica<O> {
-    /// A replica whose store holds the operations up to `applied`, all durable.
-    pub fn new(me: ServerId, incarnation: Incarnation, applied: u64) -> Self {
+impl<O: Clone + Weight> Replica<O> {
+    /// A replica whose store holds the operations up to `applied`, all durable. It keeps up to `kept_bytes_max` bytes of
+    /// operations for a member that is being brought up.
+    pub fn new(me: ServerId, incarnation: Incarnation, applied: u64, kept_bytes_max: usize) -> Self {
         Self {
             me,
             incarnation,
@@ -177,9 +201,16 @@ impl<O: Clone> Replica<O> {
             told: 0,
             committed: 0,
             kept: VecDeque::new(),
+            kept_bytes: 0,
+            kept_bytes_max,
             behind: None,
             based: true,
         }
+    }
+
+    /// The same, where what the store holds is part of a copy: it counts for nothing.
+    pub fn unbased(self) -> Self {
+        Self { applied: 0, durable: 0, based: false, ..self }
     }
 
     /// The table that it goes by.
@@ -213,6 +244,24 @@ impl<O: Clone> Replica<O> {
         if seq <= self.committed { Clean::Yes } else { Clean::Ask(seq) }
     }
 
+    /// Whether it has a state to build on: no copy is under way.
+    pub fn is_based(&self) -> bool {
+        self.based
+    }
+
+    /// What is kept for the one behind, in bytes.
+    pub fn kept_bytes(&self) -> usize {
+        self.kept_bytes
+    }
+
+    /// The member that is brought up by this one and in step with it, and in which version of the table: what
+    /// [`Effect::InStep`] has told, which may be lost on its way to the coordinator.
+    pub fn in_step(&self) -> Option<(ServerId, u64)> {
+        let behind = self.behind.as_ref().filter(|behind| behind.counts)?;
+        let is_syncing = self.table.member(behind.server).is_some_and(|member| member.place == Place::Syncing);
+        is_syncing.then_some((behind.server, self.table.version))
+    }
+
     /// Takes one step.
     pub fn step(&mut self, event: Event<O>) -> Vec<Effect<O>> {
         let mut effects = Vec::new();
@@ -222,6 +271,11 @@ impl<O: Clone> Replica<O> {
             Event::Durable(seq) => {
                 self.durable = self.durable.max(seq.min(self.applied));
                 self.advance(&mut effects);
+            }
+            Event::Copying { from, version } => {
+                if self.is_brought_up_by(from, version) {
+                    self.distrust(&mut effects);
+                }
             }
             Event::Copied { from, version, seq } => self.build_on(from, version, seq, &mut effects),
             Event::Message(from, message) => self.hear(from, message, &mut effects),
@@ -245,9 +299,7 @@ impl<O: Clone> Replica<O> {
         let now = now.map(|member| member.place);
         if now == Some(Place::Syncing) && !stays {
             // What it has that others may not have is not to be built on.
-            self.based = false;
-            (self.applied, self.durable, self.committed) = (0, 0, 0);
-            effects.push(Effect::Distrust);
+            self.distrust(effects);
         }
         // What is acknowledged need not be durable here: who is brought up is not waited for.
         self.told = self.committed.min(self.durable);
@@ -255,17 +307,33 @@ impl<O: Clone> Replica<O> {
         self.behind = successor.map(|member| Behind {
             server: member.server,
             streaming: false,
-            acked: self.applied - self.kept.len() as u64,
+            acked: if member.place == Place::Serving { self.applied - self.kept.len() as u64 } else { 0 },
             counts: member.place == Place::Serving,
-            copying: false,
+            copying: None,
         });
         if self.behind.is_none() {
-            self.kept.clear();
+            self.keep_none();
         }
         self.begin(effects);
         self.advance(effects);
         // The one before may have asked before this one went by the table.
         self.report(effects);
+    }
+
+    fn distrust(&mut self, effects: &mut Vec<Effect<O>>) {
+        self.based = false;
+        (self.applied, self.durable, self.committed, self.told) = (0, 0, 0, 0);
+        effects.push(Effect::Distrust);
+    }
+
+    fn keep_none(&mut self) {
+        self.kept.clear();
+        self.kept_bytes = 0;
+    }
+
+    /// The number of the first operation that is kept, or would be.
+    fn first_kept(&self) -> u64 {
+        self.applied + 1 - self.kept.len() as u64
     }
 
     /// Tells the one before how far it is.
@@ -283,7 +351,7 @@ impl<O: Clone> Replica<O> {
     /// Asks the one behind how far it is.
     fn begin(&mut self, effects: &mut Vec<Effect<O>>) {
         if let Some(behind) = &mut self.behind {
-            (behind.streaming, behind.copying) = (false, false);
+            (behind.streaming, behind.copying) = (false, None);
             let begin = Message::Begin { version: self.table.version, committed: self.committed };
             effects.push(Effect::Send(behind.server, begin));
         }
@@ -294,11 +362,17 @@ impl<O: Clone> Replica<O> {
         self.applied += 1;
         let (version, seq, committed) = (self.table.version, self.applied, self.committed);
         if let Some(behind) = &self.behind {
-            if behind.streaming {
+            // What comes while a copy is on its way is asked for once that is there.
+            if behind.streaming && behind.copying.is_none() {
                 let operation = operation.clone();
                 effects.push(Effect::Send(behind.server, Message::Forward { version, seq, operation, committed }));
             }
+            let counts = behind.counts;
+            self.kept_bytes += operation.weight();
             self.kept.push_back(operation);
+            if !counts && self.kept_bytes > self.kept_bytes_max {
+                self.keep_none();
+            }
         }
     }
 
@@ -370,7 +444,7 @@ impl<O: Clone> Replica<O> {
     fn receive(&mut self, from: ServerId, seq: u64, operation: O, effects: &mut Vec<Effect<O>>) {
         let version = self.table.version;
         if !self.based {
-            // What comes while the copy is on its way is asked for once that is here.
+            // It was sent before the copy was asked for.
         } else if seq == self.applied + 1 {
             effects.push(Effect::Apply(seq, operation.clone()));
             self.take(operation, effects);
@@ -386,19 +460,21 @@ impl<O: Clone> Replica<O> {
     /// Sends what the one behind lacks.
     fn stream(&mut self, applied: Option<u64>, effects: &mut Vec<Effect<O>>) {
         let (version, committed) = (self.table.version, self.committed);
+        let (first, applied_here) = (self.first_kept(), self.applied);
         let Some(behind) = &mut self.behind else { return };
-        let first = self.applied + 1 - self.kept.len() as u64;
         behind.streaming = true;
         let from = match applied {
-            Some(applied) if (first - 1..=self.applied).contains(&applied) => applied + 1,
+            Some(applied) if (first - 1..=applied_here).contains(&applied) => {
+                behind.copying = None;
+                applied + 1
+            }
             // One that serves has everything that is not kept.
             _ if behind.counts => return,
-            None if behind.copying => return,
+            since if behind.copying.is_some_and(|seq| since.is_none_or(|since| since < seq)) => return,
             since => {
-                behind.copying = true;
-                effects.push(Effect::Copy { to: behind.server, seq: self.applied, since });
-                behind.acked = self.applied;
-                self.kept.clear();
+                behind.copying = Some(applied_here);
+                effects.push(Effect::Copy { to: behind.server, seq: applied_here, since });
+                self.keep_none();
                 return;
             }
         };
@@ -411,22 +487,32 @@ impl<O: Clone> Replica<O> {
     }
 
     fn acknowledge(&mut self, seq: u64, effects: &mut Vec<Effect<O>>) {
+        let (seq, first) = (seq.min(self.applied), self.first_kept());
         let Some(behind) = &mut self.behind else { return };
-        let seq = seq.min(self.applied);
-        let first = self.applied + 1 - self.kept.len() as u64;
-        self.kept.drain(..(seq + 1).saturating_sub(first).min(self.kept.len() as u64) as usize);
+        if behind.copying.is_some_and(|copied| seq < copied) {
+            // It is of what the copy takes the place of.
+            return;
+        }
         behind.acked = behind.acked.max(seq);
-        if !behind.counts && behind.streaming && seq >= self.told {
+        let has_all = seq >= self.told && seq + 1 >= first;
+        if !behind.counts && behind.streaming && has_all {
             behind.counts = true;
             effects.push(Effect::InStep(behind.server, self.table.version));
+        }
+        for operation in self.kept.drain(..(seq + 1).saturating_sub(first).min(self.kept.len() as u64) as usize) {
+            self.kept_bytes -= operation.weight();
         }
         self.advance(effects);
     }
 
+    fn is_brought_up_by(&self, from: ServerId, version: u64) -> bool {
+        let is_before = self.table.predecessor(self.me).is_some_and(|before| before.server == from);
+        is_before && version == self.table.version && self.place() == Some(Place::Syncing)
+    }
+
     /// Goes on from a copy.
     fn build_on(&mut self, from: ServerId, version: u64, seq: u64, effects: &mut Vec<Effect<O>>) {
-        let is_before = self.table.predecessor(self.me).is_some_and(|before| before.server == from);
-        if !is_before || version != self.table.version || self.place() != Some(Place::Syncing) {
+        if !self.is_brought_up_by(from, version) {
             return;
         }
         self.based = true;
@@ -451,13 +537,13 @@ mod tests {
 
     #[test]
     fn what_is_acknowledged_without_it_a_member_does_not_acknowledge_before_it_is_durable() {
-        let (before, mut member) = (ServerId(0), Replica::new(ServerId(1), Incarnation(1), 0));
+        let (before, mut member) = (ServerId(0), Replica::new(ServerId(1), Incarnation(1), 0, 1_000));
         member.step(Event::Table(table(1, Place::Offline)));
         member.step(Event::Copied { from: before, version: 1, seq: 0 });
-        let forward = Message::Forward { version: 1, seq: 1, operation: 'a', committed: 0 };
-        assert!(member.step(Event::Message(before, forward)).contains(&Effect::Apply(1, 'a')));
+        let forward = Message::Forward { version: 1, seq: 1, operation: 7_u8, committed: 0 };
+        assert!(member.step(Event::Message(before, forward)).contains(&Effect::Apply(1, 7)));
         member.step(Event::Message(before, Message::Committed { version: 1, seq: 1 }));
-        let is_ack = |effect: &Effect<char>| matches!(effect, Effect::Send(_, Message::Ack { seq: 1, .. }));
+        let is_ack = |effect: &Effect<u8>| matches!(effect, Effect::Send(_, Message::Ack { seq: 1, .. }));
         let effects = member.step(Event::Table(table(2, Place::Waiting)));
         assert!(!effects.iter().any(is_ack), "{effects:?}");
         assert!(member.step(Event::Durable(1)).iter().any(is_ack));

@@ -15,8 +15,11 @@ use esker_store::{
     ObjectId, ObjectStore, OmapScan, Result, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
 };
 
-use crate::node::{COLLECTION, Node};
+use crate::node::Node;
+use crate::standing::COLLECTION;
 
+/// As messages name it.
+const BACKEND: &str = "chain";
 /// What the number of an operation takes of a transaction, in bytes.
 const NUMBER_BYTES: u64 = 64;
 
@@ -98,10 +101,12 @@ impl ObjectStore for ChainStore {
     fn capability(&self) -> Capability {
         let below = self.0.store.capability();
         Capability {
-            backend: "chain",
+            backend: BACKEND,
             // Each operation carries its number as well.
             transaction_bytes_max: below.transaction_bytes_max - NUMBER_BYTES,
             transaction_ops_max: below.transaction_ops_max - 1,
+            // A copy is made in another order than its source was.
+            commit_order: false,
             watches: false,
             sessions: false,
             ..below
@@ -126,11 +131,14 @@ impl ObjectStore for ChainStore {
     }
 
     fn room(&self, stall: Stall) -> Completion<()> {
-        self.0.store.room(stall)
+        match self.0.backlog() {
+            Some(backlog) if stall == Stall::Backlog => Completion::after(Ok(()), Some(backlog)),
+            _ => self.0.store.room(stall),
+        }
     }
 
     fn stall(&self, waits: Waits) -> Option<Stall> {
-        self.0.store.stall(waits)
+        self.0.backlog().map(|_| Stall::Backlog).or_else(|| self.0.store.stall(waits))
     }
 
     fn sync(&self) -> Completion<CommitSeq> {
@@ -191,12 +199,12 @@ impl ObjectStore for ChainStore {
 
     fn commit_scan(
         &self,
-        collection: &Collection,
-        name_prefix: &[u8],
-        after: CommitCursor,
-        limit: usize,
+        _: &Collection,
+        _: &[u8],
+        _: CommitCursor,
+        _: usize,
     ) -> Completion<(Vec<CommitEntry>, Option<CommitCursor>)> {
-        self.seeing(Seen::Everything, self.0.store.commit_scan(collection, name_prefix, after, limit))
+        Completion::ready(Err(Error::Unsupported { backend: BACKEND, what: "scan in commit order" }))
     }
 
     fn collections(&self) -> Completion<Vec<Collection>> {

@@ -11,8 +11,16 @@ use stateright::{Checker, HasDiscoveries, Model, Path};
 const THREADS: usize = 2;
 
 /// Two servers, one operation, nothing that goes wrong.
-const QUIET: ChainModel =
-    ChainModel { servers: 2, operations: 1, versions: 1, restarts: 0, cuts: 0, expiries: 0, breakage: None };
+const QUIET: ChainModel = ChainModel {
+    servers: 2,
+    operations: 1,
+    versions: 1,
+    restarts: 0,
+    cuts: 0,
+    expiries: 0,
+    kept_max: 100,
+    breakage: None,
+};
 
 fn is_large() -> bool {
     std::env::var("ESKER_MODEL_BOUND").is_ok_and(|bound| bound == "large")
@@ -67,6 +75,12 @@ fn what_is_acknowledged_stays_on_every_chain() {
     holds(
         "two, a lease runs out and one is started again",
         ChainModel { versions: 5, expiries: 1, restarts: 1, ..two },
+        true,
+    );
+    holds("two, little is kept", ChainModel { versions: 5, restarts: 1, kept_max: 0, ..two }, true);
+    holds(
+        "two, little is kept and connections break",
+        ChainModel { versions: 5, restarts: 1, cuts: 1, kept_max: 0, ..two },
         true,
     );
     holds("three, a lease runs out", ChainModel { versions: 2, expiries: 1, ..three }, false);

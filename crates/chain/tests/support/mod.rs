@@ -8,12 +8,16 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use esker_chain::{ChainStore, Incarnation, Links, Message, Node, Operation, ServerId, Table};
+use esker_chain::{ChainStore, Incarnation, Links, Message, Node, Operation, ServerId, Standing, Table};
+use bytes::Bytes;
 use esker_store::ObjectStore;
 use parking_lot::RwLock;
 
 /// Leases of these tests, where none is to run out.
 pub const PERIOD: Duration = Duration::from_secs(3_600);
+
+/// Of operations, for one that is brought up.
+pub const KEPT_BYTES_MAX: usize = 1 << 20;
 
 type Letter = (ServerId, Message<Operation>);
 
@@ -46,7 +50,7 @@ impl Links for Line {
 
     fn tell_in_step(&self, _: ServerId, _: u64) {}
 
-    fn copy(&self, to: ServerId, _: u64, seq: u64, _: Option<u64>) {
+    fn copy(&self, to: ServerId, _: u64, seq: u64, _: Arc<dyn ObjectStore>) {
         panic!("server {to} was to be sent a copy of the state after {seq}");
     }
 }
@@ -101,7 +105,8 @@ impl Chain {
         let nodes = nodes.map(|(number, (store, letters))| {
             let me = ServerId(number as u32);
             let links = Arc::new(Line { me, net: Arc::clone(&net) });
-            let node = Node::open(store, me, Incarnation(1), links).unwrap();
+            let standing = Standing::read(&*store, &Bytes::from(format!("store {number}"))).unwrap();
+            let node = Node::new(store, &standing, me, Incarnation(1), KEPT_BYTES_MAX, links);
             let ended = Arc::new(AtomicBool::new(false));
             let (runs, hears, over) = (Arc::clone(&node), Arc::clone(&node), Arc::clone(&ended));
             let threads = vec![

@@ -18,6 +18,8 @@ pub struct ChainModel {
     pub cuts: u8,
     /// Leases that run out.
     pub expiries: u8,
+    /// Operations that a member keeps, at most, for one that is being brought up.
+    pub kept_max: usize,
     /// What is wrong.
     pub breakage: Option<Flaw>,
 }

@@ -71,7 +71,7 @@ impl ChainState {
     pub fn new(protocol: &ChainModel, table: Table) -> Self {
         let server = |number: u8| Server {
             incarnation: Incarnation(1),
-            replica: Replica::new(ServerId(number.into()), Incarnation(1), 0),
+            replica: Replica::new(ServerId(number.into()), Incarnation(1), 0, protocol.kept_max),
             content: Vec::new(),
             durable: 0,
             lease: None,
@@ -159,6 +159,7 @@ impl ChainState {
                 self.carry_out(protocol, to, effects);
             }
             Parcel::Copy { version, seq, content } => {
+                self.step(protocol, to, Event::Copying { from: sender, version });
                 let server = &mut self.servers[to];
                 let before = server.replica.clone();
                 let effects = server.replica.step(Event::Copied { from: sender, version, seq });
@@ -190,7 +191,7 @@ impl ChainState {
             _ => Incarnation(server.incarnation.0 + 1),
         };
         server.incarnation = incarnation;
-        server.replica = Replica::new(ServerId(number as u32), incarnation, server.durable as u64);
+        server.replica = Replica::new(ServerId(number as u32), incarnation, server.durable as u64, protocol.kept_max);
         server.lease = None;
         for other in (0..self.servers.len()).filter(|other| *other != number) {
             self.net_mut(number, other).clear();
@@ -208,7 +209,7 @@ impl ChainState {
             let kept = server.replica.committed();
             server.content.truncate(kept as usize);
             server.durable = server.durable.min(server.content.len());
-            server.replica = Replica::new(ServerId(number as u32), server.incarnation, kept);
+            server.replica = Replica::new(ServerId(number as u32), server.incarnation, kept, protocol.kept_max);
         }
         self.step(protocol, number, Event::Table(table));
         let server = &mut self.servers[number];
