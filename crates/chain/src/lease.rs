@@ -40,7 +40,12 @@ impl Lease {
 
     /// Whether a server that goes by this version of the table may answer.
     pub fn holds(&self, version: u64, now: Duration) -> bool {
-        version == self.version && now < self.until
+        !self.left(version, now).is_zero()
+    }
+
+    /// For how long it may still.
+    pub fn left(&self, version: u64, now: Duration) -> Duration {
+        if version == self.version { self.until.saturating_sub(now) } else { Duration::ZERO }
     }
 }
 

@@ -8,6 +8,7 @@
 //!
 //! [`Replica::step`] (event) → effects that its [`Node`] carries out
 //! [`next_table`] (table, who is heard of) → table
+//! [`copy::bring_up`] (store, source) → the store holds what the source holds
 //!
 //! What a replica does, what the manager changes and when a lease has run out are pure steps: no clock, no socket, no
 //! store. The same code runs in the model checker (`esker-models`) and in nodes, so that what was explored is what
@@ -24,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod copy;
 mod dirty;
 mod lease;
 mod manage;

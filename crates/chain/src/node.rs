@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use esker_store::{
-    Barrier, Change, Collection, CommitSeq, Completion, Durability, DurableMark, Error, ObjectId, ObjectStore, Op, Result,
-    Snapshot, Stall, Transaction, WhenBusy,
+    Barrier, Change, Collection, CommitSeq, Completion, Durability, DurableMark, Error, ObjectId, ObjectStore, Op,
+    Result, Snapshot, Stall, Transaction, WhenBusy,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -160,6 +160,12 @@ impl Node {
     pub fn give_up(&self) {
         let now = self.now();
         self.core.lock().lease.give_up(now);
+    }
+
+    /// How long the lease lasts still.
+    pub fn lease_left(&self) -> Duration {
+        let core = self.core.lock();
+        core.lease.left(core.replica.table().version, self.now())
     }
 
     /// Goes by this table, if it is newer.

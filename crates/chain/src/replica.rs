@@ -189,8 +189,8 @@ pub struct Replica<O> {
 }
 
 impl<O: Clone + Weight> Replica<O> {
-    /// A replica whose store holds the operations up to `applied`, all durable. It keeps up to `kept_bytes_max` bytes of
-    /// operations for a member that is being brought up.
+    /// A replica whose store holds the operations up to `applied`, all durable. It keeps up to `kept_bytes_max` bytes
+    /// of operations for a member that is being brought up.
     pub fn new(me: ServerId, incarnation: Incarnation, applied: u64, kept_bytes_max: usize) -> Self {
         Self {
             me,
@@ -489,11 +489,8 @@ impl<O: Clone + Weight> Replica<O> {
     fn acknowledge(&mut self, seq: u64, effects: &mut Vec<Effect<O>>) {
         let (seq, first) = (seq.min(self.applied), self.first_kept());
         let Some(behind) = &mut self.behind else { return };
-        if behind.copying.is_some_and(|copied| seq < copied) {
-            // It is of what the copy takes the place of.
-            return;
-        }
         behind.acked = behind.acked.max(seq);
+        // What lies between is in a copy that is on its way, or has to be.
         let has_all = seq >= self.told && seq + 1 >= first;
         if !behind.counts && behind.streaming && has_all {
             behind.counts = true;

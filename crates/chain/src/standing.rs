@@ -10,7 +10,9 @@
 
 use bytes::Bytes;
 use esker_store::number::number_from;
-use esker_store::{Change, Collection, Compare, Condition, Durability, Error, ObjectId, ObjectStore, Result, Transaction};
+use esker_store::{
+    Change, Collection, Compare, Condition, Durability, Error, ObjectId, ObjectStore, Result, Transaction,
+};
 
 /// The collection that is the chain's own; its faces do not see it.
 pub const COLLECTION: &str = "esker.chain";

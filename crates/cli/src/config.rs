@@ -255,6 +255,40 @@ settings! {
 }
 
 settings! {
+    /// The section `[cluster]`: how `esker serve` is one of several servers that hold the same.
+    ClusterSettings {
+        /// The coordinator and the cluster's root in it, such as zk://h1,h2,h3/esker; empty means that this server
+        /// stands alone.
+        location: String = String::new(),
+        /// This server's number, from 1: the same for as long as it keeps its store.
+        server_id: u64 = 0,
+        /// The chain that this server holds a replica of.
+        chain: String = "main".into(),
+        /// Address to listen on for the other servers; other than loopback only with peer_tls_cert, peer_tls_key and
+        /// peer_tls_ca.
+        peer_listen: String = "127.0.0.1:7600".into(),
+        /// Where the other servers reach it, as HOST:PORT; empty means at peer_listen.
+        peer_announce: String = String::new(),
+        /// The host by which clients reach this server; empty means that of the addresses that it listens on.
+        announce: String = String::new(),
+        /// How long a lease lasts: a server that is gone is replaced after it, and one that is cut off from the
+        /// coordinator answers for half of it. The same for all servers; from 200ms.
+        lease: Text<esker::Period> = Text(esker::Period(std::time::Duration::from_secs(3))),
+        /// Certificate chain (PEM) that this server shows others; empty means no TLS between servers.
+        peer_tls_cert: String = String::new(),
+        /// Its private key (PEM).
+        peer_tls_key: String = String::new(),
+        /// The authorities (PEM) of all servers of the cluster.
+        peer_tls_ca: String = String::new(),
+        /// Bytes per second that this server is brought up with, at most; 0 means no limit.
+        copy_rate: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
+        /// Writes that are kept for a server that is brought up, or slow: above it the one is sent another copy, and
+        /// writers wait for the other.
+        kept: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),
+    }
+}
+
+settings! {
     /// The section `[log]`: what the server writes to stderr. Other commands write warnings only.
     LogSettings {
         /// What serve logs: error, warn, info, debug, trace, or a filter such as esker_engine=debug,info. RUST_LOG and
@@ -287,6 +321,8 @@ pub struct Settings {
     pub store: StoreSettings,
     /// `[serve]`
     pub serve: ServeSettings,
+    /// `[cluster]`
+    pub cluster: ClusterSettings,
     /// `[log]`
     pub log: LogSettings,
     /// `[otlp]`
@@ -334,6 +370,8 @@ impl Settings {
         self.store.print(&mut out);
         out.push_str("\n[serve]\n");
         self.serve.print(&mut out);
+        out.push_str("\n[cluster]\n");
+        self.cluster.print(&mut out);
         out.push_str("\n[log]\n");
         self.log.print(&mut out);
         out.push_str("\n[otlp]\n");

@@ -80,6 +80,8 @@ enum Command {
     Password(commands::secrets::Password),
     /// Make a token for clients of gRPC, and its hash for the users file
     Token(commands::secrets::Token),
+    /// Chains of servers that hold the same: make one, show how it stands
+    Cluster(Box<commands::cluster::ClusterArguments>),
     /// Read and write keys of a store that no server has open
     Kv(commands::kv::KvArguments),
     /// Virtual disks of a store that no server has open: images, snapshots, clones, exports
@@ -147,6 +149,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Reload(command) => command.run(&settings),
         Command::Password(command) => command.run(),
         Command::Token(command) => command.run(),
+        Command::Cluster(command) => command.run(&settings),
         Command::Kv(command) => command.run(&settings),
         Command::Volume(command) => command.run(&settings),
         Command::Log(command) => command.run(&settings),

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use esker_engine::Engine;
 use esker_file::{FileStore, MARKER, Marker};
 use esker_keyvalue::Kind::{self, LevelDb, NewStore, RocksDb};
 use esker_keyvalue::{KIND_FILE, KeyValueStore, StripLen};
@@ -29,6 +30,8 @@ pub(crate) type Pairs = Vec<(String, String)>;
 /// An open store of a backend.
 pub(crate) struct Opened {
     pub objects: Arc<dyn ObjectStore>,
+    /// The engine below it, in this process.
+    pub engine: Option<Arc<Engine>>,
     /// Makes everything durable and lets go of the folder.
     pub close: Box<dyn Fn() -> esker_store::Result<()> + Send + Sync>,
     /// Syncs since it was opened.
@@ -190,6 +193,7 @@ fn open_file(path: &Path, create: bool, pairs: &Pairs) -> Result<Opened> {
     let syncs = Box::new(move || counted.syncs());
     Ok(Opened {
         objects,
+        engine: None,
         close: Box::new(move || store.close()),
         syncs,
         path: path.to_path_buf(),
@@ -220,6 +224,7 @@ fn open_keyvalue(kind: Kind, path: &Path, create: bool, pairs: &Pairs) -> Result
     let syncs = Box::new(move || counted.figures().syncs);
     Ok(Opened {
         objects,
+        engine: None,
         close: Box::new(move || store.close()),
         syncs,
         path: path.to_path_buf(),
@@ -267,6 +272,7 @@ fn open_remote(scheme: &str, path: &Path, pairs: &Pairs) -> Result<Opened> {
     let close = Box::new(move || store.sync().wait().map(drop));
     Ok(Opened {
         objects,
+        engine: None,
         close,
         syncs: Box::new(|| 0),
         path: path.to_path_buf(),
@@ -306,6 +312,7 @@ fn open_rados(path: &Path, create: bool, pairs: &Pairs) -> Result<Opened> {
     })?;
     Ok(Opened {
         objects: Arc::new(store),
+        engine: None,
         close: Box::new(|| Ok(())),
         syncs: Box::new(|| 0),
         path: path.to_path_buf(),

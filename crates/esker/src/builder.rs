@@ -15,9 +15,9 @@ use esker_engine::{
     RepairReport, RestoreReport, ScrubReport, What, segment_bytes_within,
 };
 use esker_kv::{Clock, SystemClock};
-use esker_store::ObjectId;
+use esker_store::{ObjectId, ObjectStore};
 
-use crate::backend::{Pairs, refuse_foreign};
+use crate::backend::{Opened, Pairs, refuse_foreign};
 use crate::location::{Location, Place};
 use crate::memory::{default_segment_bytes, engine_options, memory_bytes};
 use crate::place::{
@@ -276,6 +276,30 @@ impl Builder {
             );
         }
         Ok(Store::new(Backing::Engine { engine, device, path, created }, background))
+    }
+
+    /// The faces of a store that is open already, such as a replicated one: of the settings those count that
+    /// [`Builder::open`] heeds for other backends. `engine` and `path` are told of by [`Store::engine`] and
+    /// [`Store::path`]; who opened the store closes it.
+    pub fn over(self, objects: Arc<dyn ObjectStore>, engine: Option<Arc<Engine>>, path: &Path) -> Store {
+        let syncs: Box<dyn Fn() -> u64 + Send + Sync> = match &engine {
+            Some(engine) => {
+                let engine = Arc::clone(engine);
+                Box::new(move || engine.stats().syncs)
+            }
+            None => Box::new(|| 0),
+        };
+        let opened = Opened {
+            objects,
+            engine,
+            close: Box::new(|| Ok(())),
+            syncs,
+            path: path.to_path_buf(),
+            created: false,
+            shared: false,
+            remote: None,
+        };
+        Store::new(Backing::Backend(opened), self.background())
     }
 
     /// What the store does by itself: nothing where it is not to be written.

@@ -284,6 +284,7 @@ impl Store {
         let snapshot = self.objects().snapshot()?;
         let opened = Opened {
             objects: snapshot.store,
+            engine: None,
             close: Box::new(|| Ok(())),
             syncs: Box::new(|| 0),
             path: self.path().unwrap_or(Path::new("")).to_path_buf(),
@@ -308,7 +309,8 @@ impl Store {
     /// The engine: its figures, its policy, what recovery did. `None` for a store of another backend.
     pub fn engine(&self) -> Option<&Arc<Engine>> {
         match &self.inner.backing {
-            Backing::Memory(_) | Backing::Backend(_) => None,
+            Backing::Memory(_) => None,
+            Backing::Backend(opened) => opened.engine.as_ref(),
             Backing::Engine { engine, .. } => Some(engine),
         }
     }

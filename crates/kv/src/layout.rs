@@ -9,8 +9,8 @@ use crc::{CRC_16_XMODEM, Crc, Table};
 
 use crate::Kind;
 
-/// Hash slots of byte keys.
-pub(crate) const SLOTS: u64 = 1 << SLOT_BITS;
+/// Number of hash slots of byte keys, as in Redis Cluster.
+pub const SLOTS: u64 = 1 << SLOT_BITS;
 const SLOT_BITS: u32 = 14;
 /// Bits of the slot that choose the partition of a byte key in a namespace that is made: 64 partitions, each of which
 /// stays below the 200,000 keys of an object at which Ceph warns up to about ten million keys.
@@ -61,8 +61,9 @@ impl Layout {
     }
 }
 
-/// The hash slot of a byte key.
-pub(crate) fn slot_of(key: &[u8]) -> u16 {
+/// The hash slot of a byte key, below [`SLOTS`], as Redis Cluster has it: of what stands between its first `{` and the
+/// next `}`, if that is not empty, else of the whole key.
+pub fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let behind = &key[open + 1..];
         let len = behind.iter().position(|byte| *byte == b'}')?;

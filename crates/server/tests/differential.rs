@@ -19,9 +19,9 @@ use std::sync::Arc;
 use afar::Afar;
 use esker_kv::SystemClock;
 use esker_memory::MemoryStore;
-use esker_server::resp::NoEngineInfo;
-use scripts::{ACL, HASHES, KEYS, NUMBERS, SERVER, STRINGS, TRANSACTIONS};
-use support::{Client, Running, config, elements};
+use esker_server::resp::{Cluster, ClusterNode, ClusterView, Config, NoEngineInfo, SlotRange};
+use scripts::{ACL, CLUSTER, HASHES, KEYS, NUMBERS, SERVER, STRINGS, TRANSACTIONS};
+use support::{Client, Running, config, elements, eventually};
 
 /// A redis-server of its own, ended when dropped.
 struct Redis {
@@ -161,6 +161,51 @@ fn users_are_told_what_redis_tells_them() {
 fn server_commands_answer_as_redis_does() {
     compare("server", SERVER, false);
     compare("server", SERVER, true);
+}
+
+struct Known(Arc<ClusterView>);
+
+impl Cluster for Known {
+    fn view(&self) -> Arc<ClusterView> {
+        Arc::clone(&self.0)
+    }
+}
+
+/// What Redis says of itself the server here is told of itself.
+#[test]
+fn a_node_of_a_cluster_answers_as_redis_does() {
+    let bus = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let redis = Redis::start(&["--cluster-enabled", "yes", "--cluster-port", &bus]);
+    let mut client = Client::connect(redis.address);
+    for range in ["0 99", "100 16383"] {
+        client.check(&format!("CLUSTER ADDSLOTSRANGE {range}"), "+OK\r\n");
+    }
+    // A node that has met none does not know its own address.
+    client.check("CONFIG SET cluster-announce-ip 127.0.0.1", "+OK\r\n");
+    eventually("the cluster of Redis is ready", || client.run("CLUSTER INFO").contains("cluster_state:ok"));
+    let id = client.run("CLUSTER MYID").split("\r\n").nth(1).unwrap().to_owned();
+    let port = redis.address.port();
+    let node = ClusterNode { id: id.clone(), host: "127.0.0.1".into(), port, tls_port: None, is_up: true };
+    let ranges = vec![SlotRange { first: 0, last: 16_383, head: Some(0), replicas: Vec::new() }];
+    let known = Known(Arc::new(ClusterView::new(0, &id, vec![node], ranges).unwrap()));
+    let esker = Running::start(Config { cluster: Some(Arc::new(known)), ..config() });
+    for resp3 in [false, true] {
+        client.check("FLUSHALL", "+OK\r\n");
+        esker.client().check("FLUSHALL", "+OK\r\n");
+        compare_with("cluster", CLUSTER, resp3, redis.address, esker.address());
+    }
+    let lines = |reply: String, kept: &[&str]| {
+        reply.lines().filter(|line| kept.iter().any(|kept| line.starts_with(kept))).collect::<Vec<_>>().join("\n")
+    };
+    let kept =
+        ["cluster_state", "cluster_slots", "cluster_known_nodes", "cluster_size", "cluster_enabled", "redis_mode"];
+    let mut ours = esker.client();
+    for command in ["CLUSTER INFO", "INFO"] {
+        assert_eq!(lines(ours.run(command), &kept), lines(client.run(command), &kept), "{command}");
+    }
+    // The port of the bus aside, the line of the one node is the same.
+    let line = |reply: String| reply.split("\r\n").nth(1).unwrap().replace(&format!("@{bus}"), "@0");
+    assert_eq!(line(ours.run("CLUSTER NODES")), line(client.run("CLUSTER NODES")));
 }
 
 /// Everything again with keys that are numbers, in a database that keeps those in slots.

@@ -2,6 +2,26 @@
 
 #![allow(missing_docs, clippy::all, rustdoc::all)]
 
+/// Packages one of which names types of the other, in modules as it expects them.
+mod packages {
+    pub mod chain {
+        pub mod v1 {
+            tonic::include_proto!("esker.chain.v1");
+        }
+    }
+
+    pub mod store {
+        pub mod v1 {
+            tonic::include_proto!("esker.store.v1");
+        }
+    }
+}
+
+/// `esker.chain.v1`
+pub use packages::chain::v1 as chain;
+/// `esker.store.v1`
+pub use packages::store::v1 as store;
+
 /// `esker.log.v1`
 pub mod log {
     tonic::include_proto!("esker.log.v1");
@@ -10,11 +30,6 @@ pub mod log {
 /// `esker.map.v1`
 pub mod map {
     tonic::include_proto!("esker.map.v1");
-}
-
-/// `esker.store.v1`
-pub mod store {
-    tonic::include_proto!("esker.store.v1");
 }
 
 /// The paths of all methods, sorted.

@@ -23,6 +23,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-cassandra", &["esker-map"]),
     ("esker-rados", &["esker-store"]),
     ("esker-chain", &["esker-store"]),
+    ("esker-cluster", &["esker-chain"]),
+    ("esker-peers", &["esker-chain", "esker-store", "esker-wire"]),
+    ("esker-member", &["esker-chain", "esker-cluster", "esker-peers", "esker-store"]),
     // The log beside the store: it finds the sequencers that logs name. And the map, which a server has for all.
     ("esker-remote", &["esker-store", "esker-log", "esker-map", "esker-wire"]),
     ("esker-volume", &["esker-store"]),
@@ -46,7 +49,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "esker-volume",
         ],
     ),
-    ("esker-cli", &["esker", "esker-server"]),
+    ("esker-cli", &["esker", "esker-server", "esker-chain", "esker-cluster", "esker-member", "esker-peers"]),
     (
         "esker-sim",
         &[

@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use esker_chain::{ChainStore, Incarnation, Links, Message, Node, Operation, ServerId, Standing, Table};
 use bytes::Bytes;
+use esker_chain::{ChainStore, Incarnation, Links, Message, Node, Operation, ServerId, Standing, Table};
 use esker_store::ObjectStore;
 use parking_lot::RwLock;
 

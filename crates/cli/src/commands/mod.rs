@@ -5,6 +5,7 @@
 pub mod backup;
 pub mod bench;
 pub mod check;
+pub mod cluster;
 pub mod compact;
 pub mod completions;
 pub mod copy;

@@ -2,9 +2,7 @@
 //!
 //! settings under flags → addresses → store → servers; a signal → servers stop → store closes cleanly
 //!
-//! Invariants:
-//! 1. The store closes after the last client was answered, whatever ends the server.
-//! 2. The figures and settings of the engine reach clients only through [`EngineInfo`].
+//! Invariant: the store closes after the last client was answered, whatever ends the server.
 
 /// Prints a line for the person at the terminal; if nothing reads it any more, the server goes on without.
 macro_rules! say {
@@ -14,12 +12,14 @@ macro_rules! say {
     }};
 }
 
+mod clustered;
 mod descriptors;
 pub mod disks;
 mod opening;
 mod passed;
 pub mod rpc;
 mod shared;
+mod started;
 mod stopping;
 mod watched;
 
@@ -28,23 +28,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use esker::engine::Engine;
 use esker_server::front::Passed;
 use esker_server::http::Running;
-use esker_server::resp::{Address, Config, EngineInfo, Health, InfoLine, Loading, NoEngineInfo, Server};
+use esker_server::resp::{Config, Loading};
 use signal_hook::iterator::Signals;
 
-use self::disks::{Disks, NbdFlags};
+use self::clustered::ClusterFlags;
+use self::disks::NbdFlags;
 pub use self::passed::Sockets;
-use self::rpc::{GrpcFlags, Rpc};
-use self::shared::{Front, failure};
+use self::rpc::GrpcFlags;
+use self::shared::Front;
 pub use self::shared::{addresses, password};
-use self::stopping::{Anew, Protocols, Stopping, Told};
-use self::watched::{Serving, Watched};
-use super::backup::Backups;
+pub use self::started::STAGES_SECTION;
+use self::started::{Parts, Started, announce};
+use self::stopping::{Anew, Stopping, Told};
+use self::watched::Watched;
 use super::builder;
 use super::server::password_from_environment;
-use super::tasks::Tasks;
 use crate::config::{OtlpSettings, ServeSettings, Settings, Text};
 use crate::exit::{Code, Failure};
 use crate::otlp::Exporting;
@@ -134,6 +134,8 @@ pub struct Serve {
     nbd: NbdFlags,
     #[command(flatten)]
     grpc: GrpcFlags,
+    #[command(flatten)]
+    cluster: ClusterFlags,
 }
 
 impl Serve {
@@ -161,6 +163,7 @@ impl Serve {
         if let Some(lowered) = lowered {
             say!("limits     {lowered}");
         }
+        let clustered = clustered::config(&settings, &config, disks.as_ref(), rpc.as_ref())?;
         let location = settings.store.location.clone();
         // Keys are expired by the server itself.
         let mut builder = builder(&settings).expire_interval(Duration::ZERO).map_sweep(settings.serve.map_sweep);
@@ -172,21 +175,19 @@ impl Serve {
         if let Some(about) = exporting.tell(Arc::clone(&watched) as _) {
             say!("otlp       {about}");
         }
-        let Some((loading, store, signals)) = opening::open(&config, builder, &location)? else {
+        let Some((loading, store, signals)) = opening::open(&config, builder.clone(), &location)? else {
             // The thread that opens the store ends with the process: as after a crash, nothing is lost by that.
             std::process::exit(0);
         };
         let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
         let secrets = settings.serve.clone();
         let stopping = Stopping::new(front, move |front| reread(&secrets, front));
-        let served = serve(
-            &store,
-            (loading, config, signals),
-            (disks, rpc),
-            backups.map(PathBuf::from),
-            (&watched, &http),
-            &stopping,
-        );
+        let parts = Parts { resp: config, disks, rpc, backups: backups.map(PathBuf::from) };
+        let shown = (&*watched, &http);
+        let served = match clustered {
+            Some(config) => clustered::serve(&store, (loading, signals), parts, config, builder, shown, &stopping),
+            None => serve(&store, (loading, signals), parts, shown, &stopping),
+        };
         // Told until everybody was answered.
         http.into_iter().for_each(Running::stop);
         // Even if the server failed, what it acknowledged must end up in a clean store.
@@ -240,6 +241,7 @@ impl Serve {
         over(&mut serve.threads, self.threads);
         self.nbd.apply(serve);
         self.grpc.apply(serve);
+        self.cluster.apply(&mut settings.cluster);
     }
 }
 
@@ -306,54 +308,16 @@ fn config(settings: &ServeSettings, front: &Front, sockets: &Sockets) -> Result<
 
 fn serve(
     store: &esker::Store,
-    (loading, config, signals): (Loading, Config, Signals),
-    (disks, rpc): (Option<esker_server::nbd::Config>, Option<esker_server::grpc::Config>),
-    backups: Option<PathBuf>,
+    (loading, signals): (Loading, Signals),
+    parts: Parts,
     (watched, http): (&Watched, &Option<Running>),
     stopping: &Arc<Stopping>,
 ) -> Result<(Result<(), Failure>, Told), Failure> {
-    let kv = store.kv()?;
-    let engine: Arc<dyn EngineInfo> = match store.engine() {
-        Some(engine) => {
-            let (engine, backups) = (Arc::clone(engine), backups.map(Backups::new));
-            let (store, stopping) = (store.clone(), Arc::clone(stopping));
-            Arc::new(Wired { engine, store, backups, tasks: Tasks::default(), stopping })
-        }
-        None if backups.is_some() => {
-            let why = format!("backup_folder: backups need a store on a device; this one is {}", store.backend());
-            return Err(Failure::usage(why));
-        }
-        None => Arc::new(Bare { stopping: Arc::clone(stopping) }),
-    };
-    let server = Server::on(loading, config, kv, engine).map_err(failure)?;
-    announce(store, &server);
-    let handle = server.handle();
-    let disks = match disks {
-        Some(config) => {
-            let handle = handle.clone();
-            let alone = !store.is_shared() && !rpc.as_ref().is_some_and(|rpc| rpc.objects);
-            Some(Disks::start(store, config, alone, move || handle.shutdown())?)
-        }
-        None => None,
-    };
-    let rpc = match rpc {
-        Some(config) => {
-            let handle = handle.clone();
-            Some(Rpc::start(store, config, watched::ready(&handle), {
-                let handle = handle.clone();
-                move || handle.shutdown()
-            })?)
-        }
-        None => None,
-    };
-    let (nbd, grpc) = (disks.as_ref().map(Disks::handle), rpc.as_ref().map(Rpc::handle));
-    watched.serve(Serving { resp: handle.clone(), store: store.clone(), nbd: nbd.clone(), grpc: grpc.clone() });
-    let http = http.as_ref().map(Running::handle);
-    let told = stopping.begin(Protocols { resp: handle, nbd, grpc, http }, signals)?;
-    let served = server.run().map_err(failure);
-    // All were told to stop at once; here their ends are waited for.
-    let served = served.and(disks.map_or(Ok(()), Disks::stop)).and(rpc.map_or(Ok(()), Rpc::stop));
-    Ok((served, told))
+    let started = Started::new(store, Some(loading), parts, stopping)?;
+    announce(store, &started.server);
+    let protocols = started.tell(store, watched, http);
+    let told = stopping.begin(protocols, signals)?;
+    Ok((started.run(), told))
 }
 
 /// Users, password and token, where files hold them, as they are now.
@@ -370,203 +334,6 @@ fn reread(settings: &ServeSettings, front: &Front) -> Result<Anew, Failure> {
     // A password that is a setting itself stays as CONFIG SET left it.
     let password = password.filter(|_| !settings.password_file.is_empty());
     Ok(Anew { users, password, token, http_token })
-}
-
-/// Says where everything is, for the person who has just started it.
-fn announce(store: &esker::Store, server: &Server) {
-    match (store.path(), store.engine()) {
-        (Some(path), Some(engine)) => {
-            let recovery = engine.recovery();
-            let age = if store.created() {
-                let len = std::fs::metadata(path).map(|metadata| metadata.len()).unwrap_or(0);
-                format!("made just now, {}", esker::ByteSize(len))
-            } else if recovery.clean {
-                format!("closed cleanly, opened in {} ms", recovery.elapsed.as_millis())
-            } else {
-                format!("recovered {} transactions in {} ms", recovery.records, recovery.elapsed.as_millis())
-            };
-            say!("store      {} ({age}, policy {})", path.display(), engine.policy());
-        }
-        (Some(path), None) => {
-            let age = if store.created() { "made just now" } else { "opened" };
-            say!("store      {}:{} ({age})", store.backend(), path.display());
-        }
-        _ => say!("store      in memory: gone when this process ends"),
-    }
-    for address in server.addresses() {
-        say!("listening  {address}");
-    }
-    if let Some(address) = server.addresses().first() {
-        say!("try        redis-cli {} set greeting hello", reach(address));
-    }
-}
-
-/// The options with which redis-cli reaches an address of this machine.
-fn reach(address: &Address) -> String {
-    let (address, encrypted) = match address {
-        Address::Unix(path) => return format!("-s {}", path.display()),
-        Address::Tcp(address) => (address, ""),
-        Address::Tls(address) => (address, " --tls"),
-    };
-    let host = match address.ip() {
-        ip if ip.is_unspecified() || ip == std::net::Ipv4Addr::LOCALHOST => String::new(),
-        ip => format!("-h {ip} "),
-    };
-    format!("{host}-p {}{encrypted}", address.port())
-}
-
-/// The section of INFO with the times of each stage.
-pub const STAGES_SECTION: &str = "Esker_stages";
-
-/// The engine as the server's clients see it.
-struct Wired {
-    engine: Arc<Engine>,
-    store: esker::Store,
-    backups: Option<Backups>,
-    tasks: Tasks,
-    stopping: Arc<Stopping>,
-}
-
-/// A store that is no engine: nothing is told of it.
-struct Bare {
-    stopping: Arc<Stopping>,
-}
-
-impl EngineInfo for Bare {
-    fn reload(&self) -> Result<(), String> {
-        self.stopping.reload()
-    }
-
-    fn give_memory_back(&self) {
-        esker::give_kept_memory_back();
-    }
-
-    fn info(&self) -> Vec<InfoLine> {
-        NoEngineInfo.info()
-    }
-
-    fn settings(&self) -> Vec<(String, String)> {
-        NoEngineInfo.settings()
-    }
-
-    fn set(&self, name: &str, value: &str) -> Result<bool, String> {
-        NoEngineInfo.set(name, value)
-    }
-}
-
-impl EngineInfo for Wired {
-    fn reload(&self) -> Result<(), String> {
-        self.stopping.reload()
-    }
-
-    fn give_memory_back(&self) {
-        esker::give_kept_memory_back();
-    }
-
-    fn health(&self) -> Health {
-        match self.engine.health() {
-            esker::engine::Health::Running => Health::Running,
-            esker::engine::Health::Full => Health::Full,
-            esker::engine::Health::Stopped(cause) => Health::Stopped(cause.to_string()),
-        }
-    }
-
-    fn info(&self) -> Vec<InfoLine> {
-        let line =
-            |section: &str, key: &str, value: String| InfoLine { section: section.into(), key: key.into(), value };
-        let mut lines = vec![line("Esker", "commit_policy", self.engine.policy().to_string())];
-        lines.extend(self.engine.stats().entries().into_iter().map(|(name, value)| line("Esker", name, value)));
-        let recovery = self.engine.recovery();
-        for (name, value) in [
-            ("recovery_clean", u64::from(recovery.clean)),
-            ("recovery_segments", recovery.segments),
-            ("recovery_records", recovery.records),
-            ("recovery_bytes", recovery.bytes),
-            ("recovery_torn_bytes", recovery.torn_bytes),
-            ("recovery_checkpoints_passed_over", recovery.checkpoints_passed_over),
-            ("recovery_ms", recovery.elapsed.as_millis() as u64),
-        ] {
-            lines.push(line("Esker", name, value.to_string()));
-        }
-        for (name, value) in self.backups.iter().flat_map(Backups::figures) {
-            lines.push(line("Esker", name, value));
-        }
-        let swept = self.store.sweep_figures();
-        for (name, value) in [
-            ("map_sweep_rate", swept.rate),
-            ("map_swept_rows", swept.removed),
-            ("map_sweep_renewed", swept.renewed),
-            ("map_sweep_steps", swept.steps),
-            ("map_sweep_failures", swept.failures),
-        ] {
-            lines.push(line("Esker", name, value.to_string()));
-        }
-        lines.extend(self.tasks.figures().map(|(name, value)| line("Esker", &name, value)));
-        for (name, times) in self.engine.stages() {
-            let us = |percent| times.at_most_ns(percent) as f64 / 1e3;
-            let max = times.max_ns as f64 / 1e3;
-            let (p50, p99, p999) = (us(50), us(99), times.at_most_permille_ns(999) as f64 / 1e3);
-            let figures =
-                format!("timed={} p50_us={p50:.1} p99_us={p99:.1} p999_us={p999:.1} max_us={max:.1}", times.count());
-            lines.push(line(STAGES_SECTION, name, figures));
-            lines.push(line(STAGES_SECTION, &format!("{name}_histogram"), times.to_string()));
-        }
-        lines
-    }
-
-    fn check(&self, deep: bool) -> Result<(), String> {
-        self.tasks.check(&self.engine, deep)
-    }
-
-    fn check_report(&self) -> String {
-        self.tasks.check_report()
-    }
-
-    fn scrub(&self) -> Result<(), String> {
-        self.tasks.scrub(&self.engine)
-    }
-
-    fn scrub_report(&self) -> String {
-        self.tasks.scrub_report()
-    }
-
-    fn grow(&self) -> Result<(), String> {
-        self.tasks.grow(&self.engine)
-    }
-
-    fn backup(&self) -> Result<(), String> {
-        let none = "the server was started without --backup-folder, and so makes no backups";
-        self.backups.as_ref().ok_or(none)?.start(&self.engine)
-    }
-
-    fn settings(&self) -> Vec<(String, String)> {
-        let rate = esker::ByteSize(self.engine.scrub_status().rate).to_string();
-        vec![("policy".into(), self.engine.policy().to_string()), ("scrub".into(), rate)]
-    }
-
-    fn set(&self, name: &str, value: &str) -> Result<bool, String> {
-        match name {
-            "policy" => {
-                self.engine.set_policy(value.parse().map_err(|error: esker::engine::PolicyError| error.to_string())?);
-                tracing::info!(policy = value, "commit policy changed");
-                Ok(true)
-            }
-            "scrub" => {
-                let rate: esker::ByteSize = value.parse().map_err(|error| format!("{error}"))?;
-                self.engine.set_scrub_rate(rate.0);
-                tracing::info!(bytes_per_s = rate.0, "scrub rate changed");
-                Ok(true)
-            }
-            // The server has made `always` the default durability; a policy that acknowledges earlier would undo it.
-            "appendfsync" => {
-                if value.eq_ignore_ascii_case("always") && self.engine.policy().acknowledges_applied() {
-                    self.engine.set_policy(esker::CommitPolicy::default());
-                }
-                Ok(true)
-            }
-            _ => Ok(false),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -604,6 +371,7 @@ mod tests {
             otlp: None,
             nbd: NbdFlags::default(),
             grpc: GrpcFlags::default(),
+            cluster: ClusterFlags::default(),
         };
         serve.apply(&mut settings);
         assert_eq!(settings.store.location, "elsewhere");

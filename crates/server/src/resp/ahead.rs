@@ -45,6 +45,10 @@ impl Ahead {
             return;
         }
         let Some(rights) = &session.rights else { return };
+        // It runs none of them.
+        if shared.is_follower() {
+            return;
+        }
         // One that is not open yet would be made.
         let Some(database) = shared.keyspace.database_if_open(session.database) else { return };
         let from = self.told.min(input.len());

@@ -27,6 +27,8 @@ pub(crate) struct ClientEntry {
     pub(crate) id: u64,
     pub(crate) address: String,
     pub(crate) local_address: String,
+    /// Whether it speaks TLS.
+    pub(crate) is_tls: bool,
     pub(crate) event_loop: usize,
     created: Instant,
     pub(super) names: Mutex<Names>,
@@ -130,6 +132,7 @@ impl Clients {
         &self,
         address: String,
         local_address: String,
+        is_tls: bool,
         event_loop: usize,
         now: Instant,
     ) -> Arc<ClientEntry> {
@@ -138,6 +141,7 @@ impl Clients {
             id,
             address,
             local_address,
+            is_tls,
             event_loop,
             created: now,
             names: Mutex::default(),

@@ -9,6 +9,7 @@ use esker_kv::{Compression, VALUE_BYTES_MAX};
 
 use crate::front::strangers::PATIENCE;
 use crate::front::{Face, Passed, TlsError, TlsFiles, UnixAccess, Users, listen};
+use crate::resp::cluster::Cluster;
 
 /// Number of databases that SELECT knows.
 pub const DATABASES: usize = 16;
@@ -69,6 +70,9 @@ pub struct Config {
     /// Compression of values that are written to the databases from now on; `None` leaves each as it was. Default:
     /// `None`.
     pub compression: Option<Compression>,
+    /// The cluster that the server is a node of: keys of other nodes' slots are redirected to them. Default: none, then
+    /// all keys are served here.
+    pub cluster: Option<Arc<dyn Cluster>>,
 }
 
 impl Default for Config {
@@ -98,6 +102,7 @@ impl Default for Config {
             clients_bytes_max: 1 << 30,
             int_databases: Vec::new(),
             compression: None,
+            cluster: None,
         }
     }
 }

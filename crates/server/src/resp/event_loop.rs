@@ -374,8 +374,9 @@ impl EventLoop {
         let Accepted { mut transport, address, local_address } = accepted;
         let target = self.next_loop;
         let max = self.shared.settings.clients_max.load(Ordering::Relaxed);
-        let client = self.shared.clients.add(address, local_address, target, now);
-        let stranger = if matches!(transport, Transport::Tls(..)) || self.shared.users.nobody(Face::Kv).is_none() {
+        let is_tls = matches!(transport, Transport::Tls(..));
+        let client = self.shared.clients.add(address, local_address, is_tls, target, now);
+        let stranger = if is_tls || self.shared.users.nobody(Face::Kv).is_none() {
             Some(self.enter(&client, now))
         } else if self.shared.clients.admit(&client, max) {
             None

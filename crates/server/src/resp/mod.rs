@@ -14,6 +14,7 @@ mod ahead;
 mod awaited;
 mod away;
 pub(crate) mod clients;
+mod cluster;
 mod command_stats;
 pub(crate) mod commands;
 mod config;
@@ -53,6 +54,7 @@ use std::time::{Duration, Instant};
 use esker_kv::Kv;
 use parking_lot::{Condvar, Mutex};
 
+pub use cluster::{Cluster, ClusterNode, ClusterView, SlotRange};
 pub use config::{Config, DATABASES, Error, Result};
 pub use engine::{EngineInfo, Health, InfoLine, NoEngineInfo};
 pub use listen::Address;
@@ -333,6 +335,10 @@ fn expire(shared: &Shared) {
         if peak - held > GIVE_BACK_BYTES {
             peak = held;
             shared.engine.give_memory_back();
+        }
+        if shared.is_follower() {
+            // What has expired is removed by the node that heads its slot.
+            continue;
         }
         let swept = shared.keyspace.sweep();
         let removed = shared.keyspace.kv.expire_due(EXPIRE_KEYS).and_then(|removed| swept.map(|()| removed));

@@ -58,6 +58,14 @@ const SUBCOMMANDS: &[(&str, &str, bool)] = &[
     ("client", "no-touch", false),
     ("client", "setinfo", false),
     ("client", "setname", false),
+    ("cluster", "countkeysinslot", false),
+    ("cluster", "help", false),
+    ("cluster", "info", false),
+    ("cluster", "keyslot", false),
+    ("cluster", "myid", false),
+    ("cluster", "nodes", false),
+    ("cluster", "shards", false),
+    ("cluster", "slots", false),
     ("config", "get", true),
     ("config", "help", false),
     ("config", "resetstat", true),
@@ -141,7 +149,8 @@ impl Unit {
     fn is_in(&self, category: &str) -> bool {
         let command = self.facts;
         let container = SUBCOMMANDS.iter().any(|(container, ..)| *container == command.name);
-        let connection = command.group == "connection" || matches!(command.name, "command" | "wait");
+        let connection = command.group == "connection"
+            || matches!(command.name, "command" | "wait" | "asking" | "readonly" | "readwrite");
         match category {
             "all" => true,
             "keyspace" => {

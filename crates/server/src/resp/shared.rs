@@ -169,6 +169,11 @@ impl Shared {
         self.wake_all();
     }
 
+    /// Whether it is a node of a cluster that heads no slot: it leaves data to others.
+    pub(crate) fn is_follower(&self) -> bool {
+        self.config.cluster.as_ref().is_some_and(|cluster| !cluster.view().heads_any())
+    }
+
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }

@@ -7,7 +7,8 @@
 //! 1. A second signal ends the process at once; a device that does not answer does not keep it.
 //! 2. What cannot be read anew changes nothing.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -57,7 +58,10 @@ type Reread = Box<dyn Fn(&Front) -> Result<Anew, Failure> + Send + Sync>;
 pub struct Stopping {
     front: Front,
     reread: Reread,
-    protocols: OnceLock<Arc<Protocols>>,
+    /// What is served now.
+    protocols: Mutex<Option<Arc<Protocols>>>,
+    /// The process is to end.
+    ends: AtomicBool,
     /// Held while something is taken anew, one after the other.
     reloading: Mutex<()>,
     closed: Mutex<bool>,
@@ -68,14 +72,14 @@ pub struct Stopping {
 pub struct Told {
     signals: Handle,
     listening: JoinHandle<()>,
-    waiting: JoinHandle<()>,
+    waiting: Option<JoinHandle<()>>,
 }
 
 impl Told {
     /// Ends them: the server has stopped.
     pub fn end(self) {
         self.signals.close();
-        for thread in [self.listening, self.waiting] {
+        for thread in std::iter::once(self.listening).chain(self.waiting) {
             if thread.join().is_err() {
                 tracing::error!("a thread that waits for the end panicked");
             }
@@ -86,9 +90,10 @@ impl Told {
 impl Stopping {
     /// Nothing is served yet.
     pub fn new(front: Front, reread: impl Fn(&Front) -> Result<Anew, Failure> + Send + Sync + 'static) -> Arc<Self> {
-        let (reread, protocols): (Reread, _) = (Box::new(reread), OnceLock::new());
+        let (reread, protocols): (Reread, _) = (Box::new(reread), Mutex::new(None));
         let (reloading, closed, changed) = (Mutex::new(()), Mutex::new(false), Condvar::new());
-        Arc::new(Self { front, reread, protocols, reloading, closed, changed })
+        let ends = AtomicBool::new(false);
+        Arc::new(Self { front, reread, protocols, ends, reloading, closed, changed })
     }
 
     /// Takes certificates, passwords, tokens and users anew.
@@ -97,7 +102,7 @@ impl Stopping {
     /// What cannot be read.
     pub fn reload(&self) -> Result<(), String> {
         let _one = self.reloading.lock();
-        let Some(protocols) = self.protocols.get() else { return Err("the server starts still".into()) };
+        let Some(protocols) = self.protocols.lock().clone() else { return Err("the server starts still".into()) };
         // All is read before any of it counts.
         let anew = (self.reread)(&self.front).map_err(|failure| failure.to_string())?;
         let Anew { users, password, token, http_token } = anew;
@@ -118,13 +123,20 @@ impl Stopping {
         Ok(())
     }
 
-    /// Begins to listen to signals, and to wait for the end of the server.
-    pub fn begin(self: &Arc<Self>, protocols: Protocols, mut signals: Signals) -> Result<Told, Failure> {
-        let protocols = Arc::new(protocols);
-        // Set once, here.
-        let _ = self.protocols.set(Arc::clone(&protocols));
-        let handle = signals.handle();
-        let (own, all) = (Arc::clone(self), Arc::clone(&protocols));
+    /// Begins to listen to signals, and to wait for the end of what is served.
+    pub fn begin(self: &Arc<Self>, protocols: Protocols, signals: Signals) -> Result<Told, Failure> {
+        let waiting = self.serve(protocols)?;
+        let told = Told { waiting: Some(waiting), ..self.listen(signals)? };
+        if let Some(within) = supervisor::watchdog() {
+            let own = Arc::clone(self);
+            std::thread::Builder::new().name("esker-watchdog".into()).spawn(move || own.watch(within))?;
+        }
+        Ok(told)
+    }
+
+    /// Begins to listen to signals.
+    pub fn listen(self: &Arc<Self>, mut signals: Signals) -> Result<Told, Failure> {
+        let (handle, own) = (signals.handle(), Arc::clone(self));
         let listening = std::thread::Builder::new().name("esker-signals".into()).spawn(move || {
             let mut stops = false;
             for signal in &mut signals {
@@ -140,25 +152,53 @@ impl Stopping {
                 } else {
                     stops = true;
                     tracing::info!(signal, "stopping");
-                    all.stop();
-                    own.limit("stopping");
+                    own.stop();
                 }
             }
         })?;
-        let (own, all) = (Arc::clone(self), protocols);
+        Ok(Told { signals: handle, listening, waiting: None })
+    }
+
+    /// This is what is served from now on. Whatever of it stops, stops the rest and ends the process, unless
+    /// [`Stopping::change`] has stopped it.
+    pub fn serve(self: &Arc<Self>, protocols: Protocols) -> Result<JoinHandle<()>, Failure> {
+        let protocols = Arc::new(protocols);
+        *self.protocols.lock() = Some(Arc::clone(&protocols));
+        if self.ends() {
+            // A signal came before there was something to stop.
+            protocols.stop();
+        }
+        let own = Arc::clone(self);
         let waiting = std::thread::Builder::new().name("esker-end".into()).spawn(move || {
-            all.resp.wait_stopping();
-            supervisor::stopping();
-            // Whatever stopped the one stops the others, at once.
-            all.stop();
-            own.limit("stopping");
+            protocols.resp.wait_stopping();
+            // What is served now is another's, where this was to change.
+            let is_last = own.protocols.lock().as_ref().is_some_and(|now| Arc::ptr_eq(now, &protocols));
+            if is_last {
+                own.stop();
+            }
         })?;
         supervisor::ready();
-        if let Some(within) = supervisor::watchdog() {
-            let resp = self.protocols.get().map(|protocols| protocols.resp.clone());
-            std::thread::Builder::new().name("esker-watchdog".into()).spawn(move || watch(resp.as_ref(), within))?;
-        }
-        Ok(Told { signals: handle, listening, waiting })
+        Ok(waiting)
+    }
+
+    /// Stops what is served, for something else to take its place.
+    pub fn change(&self) {
+        let protocols = self.protocols.lock().take();
+        protocols.iter().for_each(|protocols| protocols.stop());
+    }
+
+    /// Whether the process is to end.
+    pub fn ends(&self) -> bool {
+        self.ends.load(Ordering::SeqCst)
+    }
+
+    /// Stops everything, at once; the process ends in time.
+    fn stop(self: &Arc<Self>) {
+        self.ends.store(true, Ordering::SeqCst);
+        supervisor::stopping();
+        let protocols = self.protocols.lock().clone();
+        protocols.iter().for_each(|protocols| protocols.stop());
+        self.limit("stopping");
     }
 
     /// Ends the process if the store is not closed in time: after the time to drain, and as long again.
@@ -183,21 +223,22 @@ impl Stopping {
         }
     }
 
+    /// Tells the supervisor that all is well while the loops that answer go round, until the end.
+    pub fn watch(&self, within: Duration) {
+        while !self.ends() {
+            let resp = self.protocols.lock().as_ref().map(|protocols| protocols.resp.clone());
+            // Between two that are served, all is well.
+            if resp.is_none_or(|resp| resp.goes_round(within / 2)) {
+                supervisor::alive();
+            }
+            std::thread::sleep((within / 4).clamp(Duration::from_millis(10), Duration::from_secs(5)));
+        }
+    }
+
     /// The store is closed.
     pub fn closed(&self) {
         *self.closed.lock() = true;
         self.changed.notify_all();
-    }
-}
-
-/// Tells the supervisor that all is well while the loops that answer go round, until the server stops.
-fn watch(resp: Option<&resp::Handle>, within: Duration) {
-    let Some(resp) = resp else { return };
-    while !resp.is_stopping() {
-        if resp.goes_round(within / 2) {
-            supervisor::alive();
-        }
-        std::thread::sleep((within / 4).clamp(Duration::from_millis(10), Duration::from_secs(5)));
     }
 }
 

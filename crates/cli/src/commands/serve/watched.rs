@@ -2,12 +2,13 @@
 //!
 //! Invariant: no figure has a label that tells a key, a client or an address.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use esker::engine::Engine;
 use esker_server::http::{Config, Error, Figure, Running, Server, Source, Value};
 use esker_server::resp::{Handle, Health};
 use esker_server::{grpc, nbd, resp};
+use parking_lot::RwLock;
 
 use super::passed::Sockets;
 use super::shared::{Front, addresses, token};
@@ -63,19 +64,24 @@ pub struct Serving {
 
 /// What is told; of a store that is being opened, until [`Watched::serve`].
 #[derive(Default)]
-pub struct Watched(OnceLock<Serving>);
+pub struct Watched(RwLock<Option<Arc<Serving>>>);
 
 impl Watched {
     /// Begins to tell of this.
     pub fn serve(&self, serving: Serving) {
-        // Told once, when everything listens.
-        let _ = self.0.set(serving);
+        *self.0.write() = Some(Arc::new(serving));
+    }
+}
+
+impl Watched {
+    fn now(&self) -> Option<Arc<Serving>> {
+        self.0.read().clone()
     }
 }
 
 impl Source for Watched {
     fn ready(&self) -> Result<(), String> {
-        let Some(serving) = self.0.get() else { return Err("the store is being opened".into()) };
+        let Some(serving) = self.now() else { return Err("the store is being opened".into()) };
         match serving.resp.health() {
             Health::Running => Ok(()),
             health => Err(health.cause().to_string()),
@@ -86,14 +92,14 @@ impl Source for Watched {
         let version = env!("CARGO_PKG_VERSION");
         let build = Figure::new("esker_build_info", "1, with the version of the program", Value::Gauge(1.0));
         let mut figures = vec![build.labelled("version", version)];
-        let state = self.0.get().map_or("starting", |serving| serving.resp.health().name());
+        let state = self.now().as_ref().map_or("starting", |serving| serving.resp.health().name());
         figures.extend(["starting", "running", "full", "stopped"].map(|name| {
             let is = f64::from(u8::from(name == state));
             Figure::new("esker_state", "1 for the state that the store is in", Value::Gauge(is)).labelled("state", name)
         }));
         figures.extend(of_process());
         figures.extend(crate::otlp::figures());
-        let Some(serving) = self.0.get() else { return figures };
+        let Some(serving) = self.now() else { return figures };
         figures.extend(serving.resp.figures());
         figures.extend(serving.store.engine().iter().flat_map(|engine| of_engine(engine)));
         figures.extend(of_sweep(&serving.store.sweep_figures()));

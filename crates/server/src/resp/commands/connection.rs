@@ -54,7 +54,10 @@ pub(crate) fn select(call: &mut Call<'_>) -> Outcome {
     let index = call.int_arg(1)?;
     let index = u8::try_from(index).ok().filter(|index| usize::from(*index) < DATABASES);
     let index = index.ok_or("ERR DB index is out of range")?;
-    call.shared.keyspace.database(index)?;
+    // A follower makes none: nothing is in it that it would serve.
+    if !call.shared.is_follower() {
+        call.shared.keyspace.database(index)?;
+    }
     call.session.database = index;
     call.reply.ok();
     Ok(())
@@ -156,9 +159,9 @@ pub(crate) fn hello(call: &mut Call<'_>) -> Outcome {
     call.reply.bulk(b"id");
     call.reply.int(call.session.client.id as i64);
     call.reply.bulk(b"mode");
-    call.reply.bulk(b"standalone");
+    call.reply.bulk(if call.shared.config.cluster.is_some() { b"cluster" } else { b"standalone" });
     call.reply.bulk(b"role");
-    call.reply.bulk(b"master");
+    call.reply.bulk(if call.shared.is_follower() { b"replica" } else { b"master" });
     call.reply.bulk(b"modules");
     call.reply.array(0);
     Ok(())

@@ -61,6 +61,25 @@ fn command_sections(shared: &Shared, commands: &[Command]) -> [Section; 2] {
     [("Commandstats".to_owned(), costs), ("Latencystats".to_owned(), latencies)]
 }
 
+/// What clients look at to tell a node that serves from one that follows.
+fn replication(shared: &Shared) -> Vec<(&'static str, String)> {
+    let view = shared.config.cluster.as_ref().map(|cluster| cluster.view());
+    let mut lines = match view.as_ref().filter(|view| !view.heads_any()) {
+        None => vec![("role", "master".to_owned())],
+        Some(view) => {
+            let head = view.head();
+            vec![
+                ("role", "slave".to_owned()),
+                ("master_host", head.map_or_else(String::new, |head| head.host.clone())),
+                ("master_port", head.map_or(0, |head| head.port_for(false)).to_string()),
+                ("master_link_status", if head.is_some_and(|head| head.is_up) { "up" } else { "down" }.to_owned()),
+            ]
+        }
+    };
+    lines.push(("connected_slaves", "0".to_owned()));
+    lines
+}
+
 fn sections(shared: &Shared, commands: &[Command]) -> Vec<Section> {
     let sum = |counter: fn(&LoopStats) -> u64| shared.loops.iter().map(counter).sum::<u64>().to_string();
     let uptime_s = shared.started.elapsed().as_secs();
@@ -76,7 +95,7 @@ fn sections(shared: &Shared, commands: &[Command]) -> Vec<Section> {
             "Server",
             &[
                 ("redis_version", REDIS_VERSION.into()),
-                ("redis_mode", "standalone".into()),
+                ("redis_mode", if shared.config.cluster.is_some() { "cluster" } else { "standalone" }.into()),
                 ("server_name", "esker".into()),
                 ("esker_version", env!("CARGO_PKG_VERSION").into()),
                 ("os", std::env::consts::OS.into()),
@@ -146,10 +165,10 @@ fn sections(shared: &Shared, commands: &[Command]) -> Vec<Section> {
                 ("total_error_replies", sum(|stats| stats.errors.load(Ordering::Relaxed))),
             ],
         ),
-        section("Replication", &[("role", "master".into()), ("connected_slaves", "0".into())]),
+        section("Replication", &replication(shared)),
     ];
     sections.extend(command_sections(shared, commands));
-    sections.push(section("Cluster", &[("cluster_enabled", "0".into())]));
+    sections.push(section("Cluster", &[("cluster_enabled", u8::from(shared.config.cluster.is_some()).to_string())]));
     let databases = shared.keyspace.open_databases().filter_map(|database| {
         let keys = database.len_now()?;
         (keys > 0).then(|| (format!("db{}", database.index), format!("keys={keys},expires=0,avg_ttl=0")))

@@ -1,6 +1,7 @@
 //! Commands: from arguments to a reply, inside a transaction that holds the keys named.
 //!
-//! arguments → [`Table::find`] → arity, authentication, MULTI → locks of the keys → handler → commit → barrier
+//! arguments → [`Table::find`] → arity, authentication, rights, slots, MULTI → locks of the keys → handler
+//! → commit → barrier
 //!
 //! Invariants:
 //! 1. A handler that refuses with a text has written nothing, so that committing what it read is harmless; after an
@@ -11,6 +12,7 @@
 pub(crate) mod acl;
 mod call;
 pub(crate) mod clients;
+pub(crate) mod cluster;
 pub(crate) mod configuration;
 pub(crate) mod connection;
 pub(crate) mod expiry;
@@ -22,6 +24,7 @@ pub(crate) mod latency;
 pub(crate) mod monitor;
 pub(crate) mod numbers;
 mod permit;
+mod redirect;
 pub(crate) mod scans;
 pub(crate) mod server;
 pub(crate) mod set;
@@ -39,6 +42,7 @@ pub(crate) use self::call::{
     may_wait_again, shown, subcommand, suspend, suspend_for_room, tell_of_rest, wake_loop_of, when_busy,
 };
 pub(crate) use self::permit::permit;
+pub(crate) use self::redirect::{redirect, redirect_queue};
 pub(crate) use self::table::Table;
 pub(crate) use crate::resp::flags::{
     ADMIN, ASKS, BRIEF, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, SWEEPS, WRITE,
@@ -141,7 +145,9 @@ fn admit(call: &mut Call<'_>, found: Option<(usize, &'static Command)>) -> Resul
         Some((_, command)) if call.session.monitor.is_some() && command.flags & (READ | WRITE) != 0 => {
             Some("ERR Replica can't interact with the keyspace".into())
         }
-        Some((index, command)) => permit(call, index, command, call.args, false).err(),
+        Some((index, command)) => {
+            permit(call, index, command, call.args, false).and_then(|()| redirect(call, command)).err()
+        }
     };
     let (index, command) = match (refusal, found) {
         (None, Some((index, command))) => {

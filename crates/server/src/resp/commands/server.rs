@@ -144,6 +144,17 @@ pub(crate) fn shutdown(call: &mut Call<'_>) -> Outcome {
 }
 
 pub(crate) fn role(call: &mut Call<'_>) -> Outcome {
+    let view = call.shared.config.cluster.as_ref().map(|cluster| cluster.view());
+    if let Some(view) = view.filter(|view| !view.heads_any()) {
+        let head = view.head();
+        call.reply.array(5);
+        call.reply.bulk(b"slave");
+        call.reply.bulk(head.map_or(&b""[..], |head| head.host.as_bytes()));
+        call.reply.int(head.map_or(0, |head| head.port_for(call.session.client.is_tls)).into());
+        call.reply.bulk(if head.is_some_and(|head| head.is_up) { b"connected" } else { b"connect" });
+        call.reply.int(0);
+        return Ok(());
+    }
     call.reply.array(3);
     call.reply.bulk(b"master");
     call.reply.int(0);

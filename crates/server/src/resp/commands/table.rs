@@ -7,8 +7,8 @@ use std::sync::LazyLock;
 use crate::resp::commands::Run::{Data, Exclusive, Fast, Plain};
 use crate::resp::commands::{
     ADMIN, ASKS, BRIEF, Command, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, Run, SWEEPS, WRITE, acl,
-    clients, configuration, connection, expiry, hash_numbers, hashes, info, keys, latency, monitor, numbers, scans,
-    server, set, slowlog, strings, transactions,
+    clients, cluster, configuration, connection, expiry, hash_numbers, hashes, info, keys, latency, monitor, numbers,
+    scans, server, set, slowlog, strings, transactions,
 };
 use crate::resp::rights::{Facts, learn};
 
@@ -171,6 +171,10 @@ static COMMANDS: &[Command] = &[
     command("discard", 1, FAST | NOT_QUEUED, (0, 0, 0), "transactions", Plain(transactions::discard)),
     command("watch", -2, FAST | NOT_QUEUED | ASKS, (1, -1, 1), "transactions", Plain(transactions::watch)),
     command("unwatch", 1, FAST, (0, 0, 0), "transactions", Plain(transactions::unwatch)),
+    command("cluster", -2, 0, (0, 0, 0), "cluster", Plain(cluster::cluster)),
+    command("readonly", 1, FAST, (0, 0, 0), "cluster", Plain(cluster::accept)),
+    command("readwrite", 1, FAST, (0, 0, 0), "cluster", Plain(cluster::accept)),
+    command("asking", 1, FAST, (0, 0, 0), "cluster", Plain(cluster::accept)),
     command("dbsize", 1, READ | FAST, (0, 0, 0), "server", Data(keys::dbsize)),
     command("flushdb", -1, WRITE | GIVES | SWEEPS, (0, 0, 0), "server", Exclusive(keys::flushdb)),
     command("flushall", -1, WRITE | GIVES | SWEEPS, (0, 0, 0), "server", Exclusive(keys::flushall)),

@@ -12,8 +12,8 @@ use esker_kv::{KEY_BYTES_MAX, Txn};
 use esker_store::{Stall, WhenBusy};
 
 use crate::resp::commands::{
-    Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish, may_wait_again, permit, suspend, suspend_for_room,
-    tell_of_rest,
+    Call, GIVES, MAKES_HASH, Outcome, Refusal, Run, WRITE, finish, may_wait_again, permit, redirect_queue, suspend,
+    suspend_for_room, tell_of_rest,
 };
 use crate::resp::config::DATABASES;
 use crate::resp::number::parse_i64;
@@ -87,6 +87,11 @@ pub(crate) fn exec(call: &mut Call<'_>) -> Outcome {
     if queue.broken {
         call.session.unwatch(keyspace);
         return Err("EXECABORT Transaction discarded because of previous errors.".into());
+    }
+    // The slots may have gone to another node since the commands were queued.
+    if let Err(moved) = redirect_queue(call, &queue.commands) {
+        call.session.unwatch(keyspace);
+        return Err(moved);
     }
     let commands = call.commands;
     let flags = |queued: &Queued| commands[queued.command].flags;

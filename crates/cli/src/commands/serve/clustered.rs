@@ -1,0 +1,352 @@
+//! `esker serve --cluster`: a server that is one of several which hold the same.
+//!
+//! ```text
+//! the store is open → member of its chain → it does not head it: clients are told where the head is
+//!                                    → it heads it: the faces over the chain, until it does not any more → …
+//! ```
+//!
+//! Invariants:
+//! 1. Faces are opened where this server heads the chain, over the chain; none outlives that.
+//! 2. The end of the process hands the chain over before the store closes.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use clap::Args;
+use esker_chain::{Place, ServerId};
+use esker_cluster::{Location, Served};
+use esker_member::{Member, Peer, View};
+use esker_server::http::Running;
+use esker_server::resp::{Cluster, ClusterNode, ClusterView, Config, Loading, SlotRange};
+use signal_hook::iterator::Signals;
+
+use super::shared::addresses;
+use super::started::{Parts, Started, announce};
+use super::stopping::{Stopping, Told};
+use super::watched::Watched;
+use crate::config::{ClusterSettings, Settings};
+use crate::exit::{Code, Failure};
+
+/// The flags of `esker serve` about other servers.
+#[derive(Args, Default)]
+pub struct ClusterFlags {
+    /// Be one of several servers that hold the same: the coordinator and the cluster's root in it, such as
+    /// zk://h1,h2,h3/esker
+    #[arg(long = "cluster", value_name = "URL")]
+    cluster: Option<String>,
+    /// This server's number, from 1: the same for as long as it keeps its store
+    #[arg(long, value_name = "N", requires = "cluster")]
+    server_id: Option<u64>,
+    /// The chain that this server holds a replica of
+    #[arg(long, value_name = "NAME", requires = "cluster")]
+    chain: Option<String>,
+    /// Address to listen on for the other servers
+    #[arg(long, value_name = "ADDRESS", requires = "cluster")]
+    peer_listen: Option<String>,
+    /// The host by which clients reach this server
+    #[arg(long, value_name = "HOST", requires = "cluster")]
+    announce: Option<String>,
+}
+
+impl ClusterFlags {
+    /// Puts the flags over the configuration.
+    pub fn apply(self, cluster: &mut ClusterSettings) {
+        let over = |target: &mut String, flag: Option<String>| {
+            if let Some(value) = flag {
+                *target = value;
+            }
+        };
+        over(&mut cluster.location, self.cluster);
+        over(&mut cluster.chain, self.chain);
+        over(&mut cluster.peer_listen, self.peer_listen);
+        over(&mut cluster.announce, self.announce);
+        cluster.server_id = self.server_id.unwrap_or(cluster.server_id);
+    }
+}
+
+/// Shortest lease: below it a pause of the machine is taken for the end of a server.
+const LEASE_MIN: Duration = Duration::from_millis(200);
+/// Changes of the chain are looked for so often while nothing tells of them.
+const LOOK: Duration = Duration::from_millis(100);
+/// The last slot of Redis Cluster.
+const SLOT_LAST: u16 = 16_383;
+
+/// What this server is in its cluster; `None`: it stands alone.
+pub fn config(
+    settings: &Settings,
+    resp: &Config,
+    disks: Option<&esker_server::nbd::Config>,
+    rpc: Option<&esker_server::grpc::Config>,
+) -> Result<Option<esker_member::Config>, Failure> {
+    let ClusterSettings { location, server_id, chain, lease, .. } = &settings.cluster;
+    if location.is_empty() {
+        return Ok(None);
+    }
+    let location: Location = location.parse().map_err(|error| Failure::usage(format!("cluster: {error}")))?;
+    let server = u32::try_from(*server_id).ok().filter(|server| *server > 0);
+    let server = server.ok_or_else(|| {
+        Failure::usage(format!("server_id = {server_id}: expected this server's own number, from 1 to {}", u32::MAX))
+    })?;
+    if lease.0.0 < LEASE_MIN {
+        return Err(Failure::usage(format!("lease = {}: expected 200ms or more", lease.0)));
+    }
+    if let Some(address) = resp.listen.iter().chain(&resp.tls_listen).find(|address| address.port() == 0) {
+        return Err(Failure::usage(format!("listen = {address}: a server of a cluster has the same port always")));
+    }
+    let me = ServerId(server);
+    let peers = peers(&settings.cluster, me, location.root())?;
+    let announced = |address: Option<&SocketAddr>| {
+        let address = address?;
+        let host = match settings.cluster.announce.as_str() {
+            "" => address.ip().to_string(),
+            host => host.to_owned(),
+        };
+        Some(if host.contains(':') {
+            format!("[{host}]:{}", address.port())
+        } else {
+            format!("{host}:{}", address.port())
+        })
+    };
+    let plain = announced(resp.listen.first());
+    let resp = plain.or_else(|| announced(resp.tls_listen.first()).map(|address| format!("{TLS}{address}")));
+    let served = Served {
+        store: String::new(),
+        peer: settings.cluster.peer_announce.clone(),
+        resp: resp.filter(|_| settings.serve.resp),
+        grpc: announced(rpc.and_then(|rpc| rpc.listen.first())),
+        nbd: announced(disks.and_then(|disks| disks.listen.first())),
+        http: None,
+    };
+    let mut fresh = [0; 16];
+    getrandom::fill(&mut fresh).map_err(|error| Failure::new(Code::Failure, format!("random bytes: {error}")))?;
+    let fresh = fresh.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    Ok(Some(esker_member::Config {
+        location,
+        chain: chain.clone(),
+        server: me,
+        period: lease.0.0,
+        peers,
+        served,
+        fresh: Bytes::from(fresh),
+        kept_bytes_max: usize::try_from(settings.cluster.kept.0.0).unwrap_or(usize::MAX),
+    }))
+}
+
+/// Before an address that speaks TLS only.
+const TLS: &str = "tls://";
+
+fn peers(settings: &ClusterSettings, me: ServerId, root: &str) -> Result<esker_peers::Config, Failure> {
+    let listen = addresses(std::slice::from_ref(&settings.peer_listen))?;
+    let listen = listen.into_iter().next().ok_or_else(|| Failure::usage("peer_listen: it names no address"))?;
+    let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+    let files = [&settings.peer_tls_cert, &settings.peer_tls_key, &settings.peer_tls_ca].map(|file| path(file));
+    let tls = match files {
+        [None, None, None] => None,
+        [Some(certificate), Some(key), Some(authorities)] => {
+            Some(esker_peers::TlsFiles { certificate, key, authorities })
+        }
+        _ => return Err(Failure::usage("peer_tls_cert, peer_tls_key and peer_tls_ca are only of use together")),
+    };
+    Ok(esker_peers::Config { cluster: root.to_owned(), me, listen, tls, copy_bytes_per_s: settings.copy_rate.0.0 })
+}
+
+/// The servers of the chain as nodes of Redis Cluster.
+struct Nodes {
+    me: ServerId,
+    own: Option<String>,
+    view: ArcSwap<ClusterView>,
+}
+
+fn id(server: ServerId) -> String {
+    format!("{:040x}", server.0)
+}
+
+fn node(server: ServerId, address: &str, is_up: bool) -> Option<ClusterNode> {
+    let (address, is_tls) = match address.strip_prefix(TLS) {
+        Some(address) => (address, true),
+        None => (address, false),
+    };
+    let (host, port) = address.rsplit_once(':')?;
+    let (host, port) = (host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?);
+    let (port, tls_port) = if is_tls { (0, Some(port)) } else { (port, None) };
+    Some(ClusterNode { id: id(server), host, port, tls_port, is_up })
+}
+
+impl Nodes {
+    fn new(me: ServerId, own: Option<String>) -> Result<Option<Arc<Self>>, String> {
+        // Without the Redis protocol there is nothing to tell.
+        let Some(address) = own.clone() else { return Ok(None) };
+        let view = Self::made(me, &address, &View::default())?;
+        Ok(Some(Arc::new(Self { me, own, view: ArcSwap::from_pointee(view) })))
+    }
+
+    fn made(me: ServerId, own: &str, view: &View) -> Result<ClusterView, String> {
+        let mut nodes = Vec::new();
+        let (mut head, mut replicas) = (None, Vec::new());
+        let is_up = |peer: &Peer| matches!(peer.place, Some(Place::Serving | Place::Syncing | Place::Waiting));
+        for peer in &view.peers {
+            let address = peer.record.as_ref().and_then(|record| record.served.resp.as_deref());
+            let address = if peer.server == me { Some(own) } else { address };
+            let Some(node) = address.and_then(|address| node(peer.server, address, is_up(peer))) else { continue };
+            if view.head == Some(peer.server) {
+                // One that is not in office yet, or any more, is no head of its own.
+                head = Some(nodes.len()).filter(|_| peer.server != me || view.heads);
+            } else if peer.place.is_some() {
+                replicas.push(nodes.len());
+            }
+            nodes.push(node);
+        }
+        if !nodes.iter().any(|node| node.id == id(me)) {
+            nodes.extend(node(me, own, true));
+        }
+        ClusterView::new(view.version, &id(me), nodes, vec![SlotRange { first: 0, last: SLOT_LAST, head, replicas }])
+    }
+
+    fn update(&self, view: &View) {
+        let Some(own) = &self.own else { return };
+        match Self::made(self.me, own, view) {
+            Ok(view) => self.view.store(Arc::new(view)),
+            Err(why) => tracing::warn!(why, "clients are not told of a change of the cluster"),
+        }
+    }
+}
+
+impl Cluster for Nodes {
+    fn view(&self) -> Arc<ClusterView> {
+        self.view.load_full()
+    }
+}
+
+/// Serves until the end of the process.
+pub(super) fn serve(
+    store: &esker::Store,
+    (loading, signals): (Loading, Signals),
+    mut parts: Parts,
+    config: esker_member::Config,
+    builder: esker::Builder,
+    (watched, http): (&Watched, &Option<Running>),
+    stopping: &Arc<Stopping>,
+) -> Result<(Result<(), Failure>, Told), Failure> {
+    let nodes = Nodes::new(config.server, config.served.resp.clone()).map_err(Failure::usage)?;
+    parts.resp.cluster = nodes.clone().map(|nodes| nodes as Arc<dyn Cluster>);
+    let (chain, server) = (config.chain.clone(), config.server);
+    let member = Member::start(store.objects(), config).map_err(|error| Failure::of(Code::Failure, &error))?;
+    say!("peers      {} (server {server} of the chain {chain})", member.peer_address());
+    let told = stopping.listen(signals)?;
+    let terms = Terms { store, member: &member, nodes: nodes.as_deref(), parts, builder, watched, http, stopping };
+    let served = terms.run(loading);
+    member.stop();
+    Ok((served, told))
+}
+
+/// What this server is, one term after the other.
+struct Terms<'t> {
+    store: &'t esker::Store,
+    member: &'t Member,
+    nodes: Option<&'t Nodes>,
+    parts: Parts,
+    builder: esker::Builder,
+    watched: &'t Watched,
+    http: &'t Option<Running>,
+    stopping: &'t Arc<Stopping>,
+}
+
+impl Terms<'_> {
+    fn run(&self, loading: Loading) -> Result<(), Failure> {
+        let (mut loading, mut turn, mut announced) = (Some(loading), 0, false);
+        while !self.stopping.ends() {
+            let (now, view) = self.member.wait(turn, Duration::ZERO).map_err(ended)?;
+            turn = now;
+            self.update(&view);
+            match self.term(&view, loading.take(), &mut turn, &mut announced) {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                // The chain may have a new head since.
+                Err(failure) if view.heads && !self.stopping.ends() => {
+                    tracing::warn!(%failure, "the faces cannot be opened; trying again");
+                    std::thread::sleep(LOOK);
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(())
+    }
+
+    fn update(&self, view: &View) {
+        self.nodes.iter().for_each(|nodes| nodes.update(view));
+    }
+
+    /// As the head of the chain, or not, until that changes: then true; false if it ended otherwise.
+    fn term(
+        &self,
+        view: &View,
+        loading: Option<Loading>,
+        turn: &mut u64,
+        announced: &mut bool,
+    ) -> Result<bool, Failure> {
+        let heads = view.heads;
+        let (store, parts) = if heads {
+            let chain = self.member.store().ok_or_else(|| Failure::new(Code::Failure, "no node of the chain"))?;
+            let path = self.store.path().unwrap_or(Path::new(""));
+            (self.builder.clone().over(Arc::new(chain), self.store.engine().cloned(), path), self.parts.clone())
+        } else {
+            let nothing = esker::Store::builder().expire_interval(Duration::ZERO).open("memory:")?;
+            (nothing, Parts { disks: None, rpc: None, backups: None, ..self.parts.clone() })
+        };
+        let started = Started::new(&store, loading, parts, self.stopping)?;
+        if !std::mem::replace(announced, true) {
+            announce(self.store, &started.server);
+        }
+        match (heads, view.head) {
+            (true, _) => say!("head       this server heads the chain (table {})", view.version),
+            (false, Some(head)) => say!("standby    server {head} heads the chain (table {})", view.version),
+            (false, None) => say!("standby    the chain has no head yet"),
+        }
+        let protocols = started.tell(&store, self.watched, self.http);
+        let waiting = self.stopping.serve(protocols)?;
+        let (over, changed) = (AtomicBool::new(false), AtomicBool::new(false));
+        let mut now = *turn;
+        let served = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    let is_over = match self.member.wait(now, LOOK) {
+                        Ok((next, seen)) => {
+                            if next != now {
+                                self.update(&seen);
+                            }
+                            now = next;
+                            seen.heads != heads || heads && seen.incarnation != view.incarnation
+                        }
+                        Err(_) => true,
+                    };
+                    if is_over {
+                        changed.store(true, Ordering::SeqCst);
+                        self.stopping.change();
+                        return;
+                    }
+                }
+            });
+            let served = started.run();
+            over.store(true, Ordering::SeqCst);
+            served
+        });
+        *turn = now;
+        if waiting.join().is_err() {
+            tracing::error!("a thread that waits for the end of a term panicked");
+        }
+        // Its faces end with it; what they failed to write is the next head's.
+        if let Err(error) = store.close() {
+            tracing::info!(%error, "the faces of a term were closed");
+        }
+        served.map(|()| changed.into_inner() && !self.stopping.ends())
+    }
+}
+
+fn ended(error: Arc<esker_member::Error>) -> Failure {
+    Failure::of(Code::Failure, &*error)
+}

@@ -1,0 +1,23 @@
+//! A server of a cluster: it is a member of a chain, with its store, among its peers, under its coordinator.
+//!
+//! ```text
+//! Member::start → a life: register → node → table, lease, servers, again and again → taken out, or failed → next
+//! Member::view → who heads the chain, how this server stands → the faces are opened where it heads the chain
+//! ```
+//!
+//! Invariants:
+//! 1. A node lives for one start: what a table has taken out answers all who wait that they do not know, and its server
+//!    comes back as another start with what its store holds.
+//! 2. A server whose node has failed renews nothing: it gives its lease up, so that others go on at once.
+//! 3. A lease counts from before the renewal was sent.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod life;
+mod member;
+mod view;
+
+pub use error::{Error, Result};
+pub use member::{Config, Member};
+pub use view::{Peer, View};

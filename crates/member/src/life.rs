@@ -1,0 +1,161 @@
+//! One start of a server in its chain: from its registration until a table takes it out, or its node fails.
+//!
+//! standing of the store → registered → node, heard by peers → [`Life::round`] … → [`Life::end`]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use esker_chain::{Heard, Incarnation, Links, Node, Place, ServerId, Standing, next_table};
+use esker_cluster::{Coordinator, Freshness, Renewed, Served, ServerRecord};
+use esker_peers::Peers;
+use esker_store::ObjectStore;
+
+use crate::error::{Error, Result};
+use crate::view::View;
+
+/// What a life is begun with.
+pub(crate) struct Birth<'b> {
+    pub coordinator: &'b Coordinator,
+    pub peers: &'b Arc<Peers>,
+    pub store: &'b Arc<dyn ObjectStore>,
+    pub chain: &'b str,
+    pub server: ServerId,
+    /// What the store is called if it has no name yet.
+    pub fresh: &'b Bytes,
+    pub kept_bytes_max: usize,
+    pub links: Arc<dyn Links>,
+}
+
+/// A start that runs.
+pub(crate) struct Life {
+    coordinator: Coordinator,
+    peers: Arc<Peers>,
+    chain: String,
+    server: ServerId,
+    incarnation: Incarnation,
+    pub node: Arc<Node>,
+    runs: Option<JoinHandle<()>>,
+    /// It has served, and is over once it does not.
+    served: bool,
+}
+
+/// What a round came to.
+pub(crate) enum Round {
+    /// The same life goes on.
+    Goes,
+    /// It goes on, and the table is to be read at once.
+    Again,
+    /// It is over: another is to begin.
+    Over,
+}
+
+impl Life {
+    /// Registers, and has peers hear the node.
+    pub(crate) async fn begin(birth: Birth<'_>, served: Served) -> Result<Self> {
+        let Birth { coordinator, peers, store, chain, server, fresh, kept_bytes_max, links } = birth;
+        let (own, name) = (Arc::clone(store), fresh.clone());
+        // It waits for the device.
+        let standing = tokio::task::spawn_blocking(move || Standing::read(&*own, &name)).await;
+        let standing = standing.map_err(std::io::Error::other)??;
+        let served = Served { store: String::from_utf8_lossy(&standing.identity).into_owned(), ..served };
+        let incarnation = coordinator.register(server, &served).await?;
+        let node = Node::new(Arc::clone(store), &standing, server, incarnation, kept_bytes_max, links);
+        let own = Arc::clone(&node);
+        let runs = std::thread::Builder::new().name("esker-chain".into()).spawn(move || own.run())?;
+        peers.join(chain, &node);
+        tracing::info!(chain, %server, incarnation = incarnation.0, applied = standing.applied, "registered");
+        let (coordinator, peers, chain) = (coordinator.clone(), Arc::clone(peers), chain.to_owned());
+        Ok(Self { coordinator, peers, chain, server, incarnation, node, runs: Some(runs), served: false })
+    }
+
+    /// Reads the table and goes by it, renews the lease, and tells what it is asked to.
+    pub(crate) async fn round(&mut self, view: &mut View, period: Duration) -> Result<Round> {
+        let (table, stamp) = self.coordinator.table(&self.chain, Freshness::Any).await?;
+        let servers = self.coordinator.servers().await?;
+        self.peers.know(addresses(&servers));
+        view.version = table.version;
+        view.peers = View::peers(&table, &servers);
+        view.head = table.head().map(|head| head.server);
+        view.incarnation = Some(self.incarnation);
+        let node = Arc::clone(&self.node);
+        let place = table.start(self.server, self.incarnation).map(|member| member.place);
+        if self.served && place != Some(Place::Serving) {
+            tracing::warn!(chain = self.chain, version = table.version, "this server was taken out of its chain");
+            return Ok(Round::Over);
+        }
+        // It steps, which may wait for the store.
+        let next = table.clone();
+        let stepped = tokio::task::spawn_blocking(move || node.go_by(next)).await;
+        stepped.map_err(std::io::Error::other)?;
+        self.served |= place == Some(Place::Serving);
+        if let Some(error) = self.node.failure() {
+            view.trouble = Some(error.to_string());
+            return Ok(Round::Over);
+        }
+        let sent = self.node.now();
+        match self.coordinator.renew(&self.chain, self.server, self.incarnation, stamp).await? {
+            Renewed::Taken => self.node.renewed(table.version, sent, period),
+            Renewed::TableChanged => return Ok(Round::Again),
+            Renewed::Superseded => return Err(Error::Superseded { server: self.server.0 }),
+        }
+        if let Some((server, version)) = self.node.in_step() {
+            self.coordinator.tell_in_step(&self.chain, server, version).await?;
+        }
+        self.peers.tidy();
+        Ok(Round::Goes)
+    }
+
+    /// Puts what the node knows into the view.
+    pub(crate) fn look(&self, view: &mut View) {
+        (view.applied, view.committed) = self.node.progress();
+        view.place = self.node.place();
+        view.kept_bytes = self.node.kept_bytes() as u64;
+        view.copied_bytes = self.peers.copied_bytes(&self.chain);
+        view.lease_ms = self.node.lease_left().as_millis() as u64;
+        view.heads = view.place == Some(Place::Serving) && view.head == Some(self.server);
+    }
+
+    /// Nothing is answered any more; `hands_over`: the lease is given up, and the table changed, so that others go on
+    /// at once.
+    pub(crate) async fn end(mut self, hands_over: bool) {
+        self.node.give_up();
+        if hands_over && let Err(error) = self.hand_over().await {
+            tracing::warn!(chain = self.chain, %error, "others go on once the lease of this server has run out");
+        }
+        let (node, peers, chain, runs) =
+            (Arc::clone(&self.node), Arc::clone(&self.peers), self.chain.clone(), self.runs.take());
+        let ended = tokio::task::spawn_blocking(move || {
+            peers.leave(&chain);
+            node.end();
+            runs.map(JoinHandle::join)
+        });
+        if !matches!(ended.await, Ok(None | Some(Ok(())))) {
+            tracing::error!(chain = self.chain, "the thread of a node panicked");
+        }
+    }
+
+    async fn hand_over(&self) -> Result<()> {
+        self.coordinator.give_up(&self.chain, self.server, self.incarnation).await?;
+        let (table, stamp) = self.coordinator.table(&self.chain, Freshness::Latest).await?;
+        let leases = self.coordinator.leases(&self.chain).await?;
+        let Some(lease) = leases.get(&self.server).filter(|lease| lease.gave_up) else { return Ok(()) };
+        if table.start(self.server, self.incarnation).is_none() {
+            return Ok(());
+        }
+        let heard = |member: &esker_chain::Member| {
+            if member.server == self.server { Heard::Silent } else { Heard::Unsure }
+        };
+        if let Some(next) = next_table(&table, heard, false) {
+            let standing = [(self.server, Some(lease.renewal))];
+            self.coordinator.change(&self.chain, stamp, &next, &standing, &[]).await?;
+        }
+        Ok(())
+    }
+}
+
+fn addresses(servers: &BTreeMap<ServerId, ServerRecord>) -> BTreeMap<ServerId, String> {
+    servers.iter().map(|(server, record)| (*server, record.served.peer.clone())).collect()
+}

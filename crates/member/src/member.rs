@@ -1,0 +1,301 @@
+//! A server as a member of a chain, for as long as its process runs.
+//!
+//! [`Member::start`] → task: lives, one after the other; a manager beside it → [`Member::stop`]
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use esker_chain::{ChainStore, ServerId};
+use esker_cluster::{Coordinator, Location, Manager, Options, Served};
+use esker_peers::{Asked, Peers};
+use esker_store::ObjectStore;
+use parking_lot::{Condvar, Mutex};
+use tokio::runtime::Runtime;
+use tokio::sync::{Notify, watch};
+
+use crate::error::{Error, Result};
+use crate::life::{Birth, Life, Round};
+use crate::view::View;
+
+/// Leases are renewed so often in one period.
+const RENEWALS: u32 = 8;
+/// From a failure to the next try, at most.
+const AGAIN_MAX: Duration = Duration::from_secs(1);
+/// What is under way at the end is waited for so long.
+const END: Duration = Duration::from_secs(1);
+
+/// What a server is in its cluster.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The coordinator.
+    pub location: Location,
+    /// The chain.
+    pub chain: String,
+    /// This server's number: the same for as long as it keeps its store.
+    pub server: ServerId,
+    /// How long a lease lasts; a server answers for half of it after each renewal. The same for all servers.
+    pub period: Duration,
+    /// Where peers are listened to, and by which certificates.
+    pub peers: esker_peers::Config,
+    /// Where others reach this server; the store's name is put in.
+    pub served: Served,
+    /// What the store is called if it has no name yet: as no other store is.
+    pub fresh: Bytes,
+    /// Bytes of operations that are kept for a server that is brought up.
+    pub kept_bytes_max: usize,
+}
+
+struct State {
+    view: Arc<View>,
+    /// The node of the present life.
+    node: Option<Arc<esker_chain::Node>>,
+    /// Changes with each change of the view's version, head or place.
+    turn: u64,
+    /// It goes on no more, and why.
+    ended: Option<Arc<Error>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// The table is to be read at once.
+    asked: Notify,
+}
+
+impl Asked for Shared {
+    fn refresh(&self) {
+        self.asked.notify_one();
+    }
+
+    fn in_step(&self, _: ServerId, _: u64) {
+        self.asked.notify_one();
+    }
+}
+
+/// A server in its chain.
+pub struct Member {
+    shared: Arc<Shared>,
+    peers: Arc<Peers>,
+    stop: watch::Sender<bool>,
+    runs: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Member {
+    /// Listens to peers, and becomes a member once the coordinator answers. The store must be this process's alone.
+    ///
+    /// # Errors
+    /// [`Error::Peers`], [`Error::Io`]. What the coordinator refuses later is told by [`Member::view`].
+    pub fn start(store: Arc<dyn ObjectStore>, mut config: Config) -> Result<Self> {
+        let peers = Arc::new(Peers::bind(config.peers.clone())?);
+        if config.served.peer.is_empty() {
+            config.served.peer = peers.address().to_string();
+        }
+        let state = State { view: Arc::default(), node: None, turn: 0, ended: None };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), asked: Notify::new() });
+        let (stop, stopping) = watch::channel(false);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("esker-cluster")
+            .enable_all()
+            .build()?;
+        let task = Task { shared: Arc::clone(&shared), peers: Arc::clone(&peers), store, config };
+        let runs = std::thread::Builder::new().name("esker-member".into()).spawn(move || task.run(&runtime, stopping));
+        Ok(Self { shared, peers, stop, runs: Mutex::new(Some(runs?)) })
+    }
+
+    /// How the chain stands.
+    pub fn view(&self) -> Arc<View> {
+        Arc::clone(&self.shared.state.lock().view)
+    }
+
+    /// Where peers are listened to.
+    pub fn peer_address(&self) -> std::net::SocketAddr {
+        self.peers.address()
+    }
+
+    /// Waits up to `within` for a view of another turn than `turn`: another version, head or place. Its turn, and it.
+    ///
+    /// # Errors
+    /// Why this server is no member any more.
+    pub fn wait(&self, turn: u64, within: Duration) -> std::result::Result<(u64, Arc<View>), Arc<Error>> {
+        let mut state = self.shared.state.lock();
+        if state.turn == turn && state.ended.is_none() {
+            self.shared.changed.wait_for(&mut state, within);
+        }
+        match &state.ended {
+            Some(error) => Err(Arc::clone(error)),
+            None => Ok((state.turn, Arc::clone(&state.view))),
+        }
+    }
+
+    /// The chain as a store, through the node of the present life; `None` before the first.
+    pub fn store(&self) -> Option<ChainStore> {
+        self.shared.state.lock().node.clone().map(ChainStore::new)
+    }
+
+    /// Hands over to others, and ends. Does nothing the second time.
+    pub fn stop(&self) {
+        // It may have ended by itself.
+        let _ = self.stop.send(true);
+        if let Some(runs) = self.runs.lock().take()
+            && runs.join().is_err()
+        {
+            tracing::error!("the thread of a member panicked");
+        }
+        self.peers.stop();
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+struct Task {
+    shared: Arc<Shared>,
+    peers: Arc<Peers>,
+    store: Arc<dyn ObjectStore>,
+    config: Config,
+}
+
+impl Task {
+    fn run(self, runtime: &Runtime, stopping: watch::Receiver<bool>) {
+        let options = Options { session: self.config.period, call: self.config.period / 2 };
+        let coordinator = Coordinator::new(self.config.location.clone(), options);
+        let manager = Manager::new(coordinator.clone(), self.config.server, self.config.period);
+        let managing = runtime.spawn(manager.run(stopping.clone()));
+        runtime.block_on(async {
+            if let Err(error) = self.lives(&coordinator, stopping).await {
+                tracing::error!(%error, "this server is no member of its chain any more");
+                let mut state = self.shared.state.lock();
+                state.ended = Some(Arc::new(error));
+                drop(state);
+                self.shared.changed.notify_all();
+            }
+            managing.abort();
+            // It is told of its end by the channel as well.
+            let _ = tokio::time::timeout(END, managing).await;
+        });
+    }
+
+    /// Lives, one after the other, until this server is to stop.
+    async fn lives(&self, coordinator: &Coordinator, mut stopping: watch::Receiver<bool>) -> Result<()> {
+        let mut pause = self.config.period / RENEWALS;
+        while !*stopping.borrow_and_update() {
+            let life = match self.begin(coordinator).await {
+                Ok(life) => life,
+                Err(error) => {
+                    self.tell_trouble(&error);
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => {}
+                        _ = stopping.changed() => {}
+                    }
+                    pause = (pause * 2).min(AGAIN_MAX);
+                    continue;
+                }
+            };
+            pause = self.config.period / RENEWALS;
+            self.shared.state.lock().node = Some(Arc::clone(&life.node));
+            self.live(coordinator, life, &mut stopping).await?;
+        }
+        Ok(())
+    }
+
+    async fn begin(&self, coordinator: &Coordinator) -> Result<Life> {
+        let links = self.peers.links(&self.config.chain, Arc::clone(&self.shared) as Arc<dyn Asked>);
+        let birth = Birth {
+            coordinator,
+            peers: &self.peers,
+            store: &self.store,
+            chain: &self.config.chain,
+            server: self.config.server,
+            fresh: &self.config.fresh,
+            kept_bytes_max: self.config.kept_bytes_max,
+            links,
+        };
+        Life::begin(birth, self.config.served.clone()).await
+    }
+
+    /// One life, to its end.
+    async fn live(
+        &self,
+        coordinator: &Coordinator,
+        mut life: Life,
+        stopping: &mut watch::Receiver<bool>,
+    ) -> Result<()> {
+        let mut changes = coordinator.changes(&self.config.chain)?;
+        let every = self.config.period / RENEWALS;
+        loop {
+            let mut view = View::clone(&self.shared.state.lock().view);
+            view.trouble = None;
+            let round = life.round(&mut view, self.config.period).await;
+            life.look(&mut view);
+            match round {
+                Ok(Round::Goes) => self.tell(view),
+                Ok(Round::Again) => {
+                    self.tell(view);
+                    continue;
+                }
+                Ok(Round::Over) => {
+                    let failed = life.node.failure().is_some();
+                    (view.heads, view.place) = (false, None);
+                    self.tell(view);
+                    life.end(failed).await;
+                    if failed {
+                        // What has failed is not tried again at once.
+                        tokio::time::sleep(self.config.period).await;
+                    }
+                    return Ok(());
+                }
+                Err(error @ Error::Superseded { .. }) => {
+                    (view.heads, view.place) = (false, None);
+                    self.tell(view);
+                    life.end(false).await;
+                    return Err(error);
+                }
+                Err(error) => {
+                    view.trouble = Some(error.to_string());
+                    self.tell(view);
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(every) => {}
+                () = self.shared.asked.notified() => {}
+                told = changes.next() => if told.is_err() {
+                    tokio::time::sleep(every).await;
+                },
+                _ = stopping.changed() => {
+                    let mut view = View::clone(&self.shared.state.lock().view);
+                    (view.heads, view.place) = (false, None);
+                    self.tell(view);
+                    life.end(true).await;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn tell_trouble(&self, error: &Error) {
+        let mut view = View::clone(&self.shared.state.lock().view);
+        if view.trouble.is_none() {
+            tracing::warn!(%error, "this server is not in its chain yet");
+        }
+        view.trouble = Some(error.to_string());
+        self.tell(view);
+    }
+
+    fn tell(&self, view: View) {
+        let mut state = self.shared.state.lock();
+        let stands = |view: &View| (view.version, view.head, view.heads, view.place, view.incarnation);
+        let has_turned = stands(&state.view) != stands(&view);
+        state.view = Arc::new(view);
+        if has_turned {
+            state.turn += 1;
+            drop(state);
+            self.shared.changed.notify_all();
+        }
+    }
+}

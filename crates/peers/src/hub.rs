@@ -1,0 +1,89 @@
+//! What this server has of others: nodes that hear letters, ways that letters go, copies.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use esker_chain::{Node, ServerId};
+use esker_wire::proto::chain as proto;
+use parking_lot::{Mutex, RwLock};
+
+use crate::copies::Copies;
+use crate::outgoing::Outgoing;
+use crate::pulling::Pulling;
+use crate::reach::Reach;
+
+/// What peers ask, and nodes send.
+pub(crate) struct Hub {
+    /// The cluster: servers of another are not listened to.
+    pub(crate) cluster: String,
+    /// This server.
+    pub(crate) me: ServerId,
+    pub(crate) reach: Arc<Reach>,
+    pub(crate) copies: Copies,
+    pub(crate) pulling: Pulling,
+    ways: Mutex<HashMap<(String, ServerId), Arc<Outgoing>>>,
+    nodes: RwLock<HashMap<String, Arc<Node>>>,
+}
+
+impl Hub {
+    pub(crate) fn new(cluster: String, me: ServerId, reach: Arc<Reach>, copy_bytes_per_s: u64) -> Self {
+        let pulling = Pulling::new(Arc::clone(&reach), copy_bytes_per_s);
+        let (copies, ways, nodes) = (Copies::default(), Mutex::default(), RwLock::default());
+        Self { cluster, me, reach, copies, pulling, ways, nodes }
+    }
+
+    /// From now on this node hears what is sent for the chain.
+    pub(crate) fn join(&self, chain: &str, node: &Arc<Node>) {
+        self.nodes.write().insert(chain.to_owned(), Arc::clone(node));
+    }
+
+    /// No node hears what is sent for the chain, and no copy is pulled for it; waits until that is so.
+    pub(crate) fn leave(&self, chain: &str) {
+        self.nodes.write().remove(chain);
+        self.copies.forget(chain);
+        self.pulling.stop(chain);
+    }
+
+    /// The node of this chain.
+    pub(crate) fn node(&self, chain: &str) -> Option<Arc<Node>> {
+        self.nodes.read().get(chain).cloned()
+    }
+
+    /// The node of this chain says anew where it stands, and is told so.
+    pub(crate) fn begin_anew(&self, chain: &str) {
+        if let Some(node) = self.node(chain) {
+            node.reconnected();
+        }
+    }
+
+    /// Ends everything.
+    pub(crate) fn stop(&self) {
+        for (_, way) in self.ways.lock().drain() {
+            way.end();
+        }
+        let chains: Vec<_> = self.nodes.read().keys().cloned().collect();
+        for chain in chains {
+            self.leave(&chain);
+        }
+    }
+
+    /// The way to a server for a chain.
+    pub(crate) fn way(self: &Arc<Self>, chain: &str, to: ServerId) -> Arc<Outgoing> {
+        let mut ways = self.ways.lock();
+        if let Some(way) = ways.get(&(chain.to_owned(), to)) {
+            return Arc::clone(way);
+        }
+        let way = Outgoing::new();
+        ways.insert((chain.to_owned(), to), Arc::clone(&way));
+        let hello = proto::Hello { cluster: self.cluster.clone(), chain: chain.to_owned(), from: self.me.0, to: to.0 };
+        let (reach, own, chain) = (Arc::clone(&self.reach), Arc::downgrade(self), chain.to_owned());
+        let connect = async move || reach.connect(to).await;
+        let open = move || {
+            if let Some(hub) = own.upgrade() {
+                hub.begin_anew(&chain);
+            }
+        };
+        self.reach.runtime.spawn(Arc::clone(&way).run(hello, connect, Arc::new(open)));
+        way
+    }
+}

@@ -1,0 +1,188 @@
+//! What goes to one server for one chain: a queue, and the stream that empties it.
+//!
+//! send → queue → [`Outgoing::run`]: connect → greeting → letters … → it ends → what waits is dropped → again
+//!
+//! Invariants:
+//! 1. The queue takes letters only while there is a stream: what is sent without one is lost, as on a connection that
+//!    breaks.
+//! 2. Once there is a stream the node is told, and says anew where it stands.
+//! 3. More than [`WAITING_BYTES_MAX`] end the stream.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use esker_chain::{Message, Operation, Weight};
+use esker_wire::proto::chain as proto;
+use esker_wire::proto::chain::letter::What;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::letters::letter;
+
+/// Letters that wait for one server take no more than this, in bytes.
+const WAITING_BYTES_MAX: usize = 256 << 20;
+/// Letters that are handed to the stream before it has asked for them.
+const AHEAD: usize = 16;
+/// A letter without payload takes this of the queue.
+const LETTER_BYTES: usize = 64;
+/// From one try to connect to the next.
+const AGAIN: Duration = Duration::from_millis(50);
+const AGAIN_MAX: Duration = Duration::from_secs(1);
+
+enum Waiting {
+    Message(Message<Operation>),
+    Letter(proto::Letter),
+}
+
+impl Waiting {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Message(Message::Forward { operation, .. }) => LETTER_BYTES + operation.weight(),
+            _ => LETTER_BYTES,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    letters: VecDeque<Waiting>,
+    bytes: usize,
+    is_open: bool,
+}
+
+/// The way to one server, for one chain.
+pub(crate) struct Outgoing {
+    queue: Mutex<Queue>,
+    more: Notify,
+    ended: AtomicBool,
+}
+
+impl Outgoing {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self { queue: Mutex::default(), more: Notify::new(), ended: AtomicBool::new(false) })
+    }
+
+    /// Sends a message of the replica.
+    pub(crate) fn send(&self, message: Message<Operation>) {
+        self.push(Waiting::Message(message));
+    }
+
+    /// Sends another letter.
+    pub(crate) fn post(&self, what: What) {
+        self.push(Waiting::Letter(proto::Letter { what: Some(what) }));
+    }
+
+    fn push(&self, waiting: Waiting) {
+        let mut queue = self.queue.lock();
+        if !queue.is_open {
+            return;
+        }
+        queue.bytes += waiting.bytes();
+        if queue.bytes > WAITING_BYTES_MAX {
+            // A server so slow is told of a new stream, and sent what it lacks.
+            *queue = Queue::default();
+        } else {
+            queue.letters.push_back(waiting);
+        }
+        drop(queue);
+        self.more.notify_one();
+    }
+
+    /// Ends [`Outgoing::run`].
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        *self.queue.lock() = Queue::default();
+        self.more.notify_one();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    fn next(&self) -> Option<Option<Waiting>> {
+        let mut queue = self.queue.lock();
+        if !queue.is_open {
+            return None;
+        }
+        let next = queue.letters.pop_front();
+        queue.bytes -= next.as_ref().map_or(0, Waiting::bytes);
+        Some(next)
+    }
+
+    /// Keeps a stream to the server. `connect` makes a client; `open` is called once there is a stream.
+    pub(crate) async fn run<C>(self: Arc<Self>, hello: proto::Hello, connect: C, open: Arc<dyn Fn() + Send + Sync>)
+    where
+        C: AsyncFn() -> Result<proto::replication_client::ReplicationClient<tonic::transport::Channel>, String>,
+    {
+        let mut pause = AGAIN;
+        while !self.has_ended() {
+            match connect().await {
+                Ok(client) => {
+                    if self.stream(client, hello.clone(), &open).await {
+                        pause = AGAIN;
+                    }
+                }
+                Err(why) => tracing::debug!(server = hello.to, why, "a peer cannot be reached"),
+            }
+            *self.queue.lock() = Queue::default();
+            if !self.has_ended() {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(AGAIN_MAX);
+            }
+        }
+    }
+
+    /// One stream, until it ends; whether something was sent on it.
+    async fn stream(
+        &self,
+        mut client: proto::replication_client::ReplicationClient<tonic::transport::Channel>,
+        hello: proto::Hello,
+        open: &Arc<dyn Fn() + Send + Sync>,
+    ) -> bool {
+        let (sender, receiver) = mpsc::channel(AHEAD);
+        let to = hello.to;
+        let greeting = proto::Letter { what: Some(What::Hello(hello)) };
+        if sender.send(greeting).await.is_err() {
+            return false;
+        }
+        let call = tokio::spawn(async move { client.send(ReceiverStream::new(receiver)).await });
+        self.queue.lock().is_open = true;
+        // It steps, which may wait for its store.
+        let told = Arc::clone(open);
+        drop(tokio::task::spawn_blocking(move || told()));
+        let mut sent = false;
+        'stream: loop {
+            // Asked before the queue is looked at: what comes in between is told of.
+            let more = self.more.notified();
+            loop {
+                match self.next() {
+                    None => break 'stream,
+                    Some(None) => break,
+                    Some(Some(waiting)) => {
+                        let letter = match waiting {
+                            Waiting::Message(message) => letter(message),
+                            Waiting::Letter(letter) => letter,
+                        };
+                        if sender.send(letter).await.is_err() {
+                            break 'stream;
+                        }
+                        sent = true;
+                    }
+                }
+            }
+            tokio::select! {
+                () = more => {}
+                () = sender.closed() => break 'stream,
+            }
+        }
+        drop(sender);
+        call.abort();
+        if let Ok(Err(status)) = call.await {
+            tracing::info!(server = to, %status, "a stream to a peer has ended");
+        }
+        sent
+    }
+}

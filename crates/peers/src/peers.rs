@@ -1,0 +1,190 @@
+//! The servers of a cluster, as one of them reaches the others.
+//!
+//! [`Peers::bind`] → [`Peers::know`] where they are → [`Peers::links`] for a node → [`Peers::join`]: it hears
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use esker_chain::{Links, Message, Node, Operation, ServerId};
+use esker_store::ObjectStore;
+use esker_wire::proto::chain as proto;
+use esker_wire::proto::chain::letter::What;
+use parking_lot::Mutex;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+
+use crate::hub::Hub;
+use crate::reach::Reach;
+use crate::service::{self, Service};
+use crate::{Error, Result};
+
+/// Threads of the runtime that moves bytes.
+const THREADS: usize = 2;
+/// What is under way at the end is waited for so long.
+const END: Duration = Duration::from_secs(1);
+
+/// Certificates that servers of a cluster show each other, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The chain, this server's own first.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authorities of all servers of the cluster.
+    pub authorities: PathBuf,
+}
+
+/// How a server listens to its peers.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The cluster: servers of another are not listened to.
+    pub cluster: String,
+    /// This server.
+    pub me: ServerId,
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Certificates; without them only loopback addresses are listened on.
+    pub tls: Option<TlsFiles>,
+    /// Bytes per second that a copy for this server takes, at most; 0: no limit.
+    pub copy_bytes_per_s: u64,
+}
+
+/// What a node wants of its server.
+pub trait Asked: Send + Sync {
+    /// The table is to be read again, soon. Waits for nothing.
+    fn refresh(&self);
+
+    /// The node has brought a server up in this version of the table. Waits for nothing.
+    fn in_step(&self, server: ServerId, version: u64);
+}
+
+/// This server among its peers.
+pub struct Peers {
+    hub: Arc<Hub>,
+    /// `None` once it has stopped.
+    runtime: Mutex<Option<Runtime>>,
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+}
+
+impl Peers {
+    /// Listens. Letters are taken once a node has joined.
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::Listen`], [`Error::Tls`], [`Error::Io`].
+    pub fn bind(config: Config) -> Result<Self> {
+        let address = config.listen;
+        if config.tls.is_none() && !address.ip().is_loopback() {
+            return Err(Error::Open { address });
+        }
+        let tls = config.tls.as_ref().map(tls).transpose()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("esker-peers")
+            .enable_all()
+            .build()?;
+        let listen = |source| Error::Listen { address, source };
+        let socket = std::net::TcpListener::bind(address).map_err(listen)?;
+        socket.set_nonblocking(true).map_err(listen)?;
+        let address = socket.local_addr().map_err(listen)?;
+        let (stop, stopping) = watch::channel(false);
+        let (client_tls, server_tls) = tls.unzip();
+        let reach = Arc::new(Reach::new(runtime.handle().clone(), client_tls));
+        let hub = Arc::new(Hub::new(config.cluster, config.me, reach, config.copy_bytes_per_s));
+        service::start(&runtime, socket, server_tls, Service::new(Arc::downgrade(&hub)), stopping)?;
+        Ok(Self { hub, runtime: Mutex::new(Some(runtime)), address, stop })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where peers listen, as `HOST:PORT`; those that are not named any more are not connected to.
+    pub fn know(&self, servers: BTreeMap<ServerId, String>) {
+        self.hub.reach.know(servers);
+    }
+
+    /// What a node of this chain reaches others by.
+    pub fn links(&self, chain: &str, asked: Arc<dyn Asked>) -> Arc<dyn Links> {
+        Arc::new(ChainLinks { hub: Arc::clone(&self.hub), chain: chain.to_owned(), asked })
+    }
+
+    /// From now on this node hears what is sent for the chain; one that did before does not.
+    pub fn join(&self, chain: &str, node: &Arc<Node>) {
+        self.hub.join(chain, node);
+    }
+
+    /// No node hears what is sent for the chain, and no copy is pulled for it; waits until that is so.
+    pub fn leave(&self, chain: &str) {
+        self.hub.leave(chain);
+    }
+
+    /// Bytes that the copy which is pulled for this chain has looked at so far, if one is.
+    pub fn copied_bytes(&self, chain: &str) -> Option<u64> {
+        self.hub.pulling.progress(chain)
+    }
+
+    /// Ends what is offered and was not asked for lately: the node begins anew.
+    pub fn tidy(&self) {
+        for chain in self.hub.copies.idle() {
+            self.hub.begin_anew(&chain);
+        }
+    }
+
+    /// Ends all streams, and what listens.
+    pub fn stop(&self) {
+        // What serves may have ended.
+        let _ = self.stop.send(true);
+        self.hub.stop();
+        if let Some(runtime) = self.runtime.lock().take() {
+            runtime.shutdown_timeout(END);
+        }
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A node's way to the others.
+struct ChainLinks {
+    hub: Arc<Hub>,
+    chain: String,
+    asked: Arc<dyn Asked>,
+}
+
+impl Links for ChainLinks {
+    fn send(&self, to: ServerId, message: Message<Operation>) {
+        self.hub.way(&self.chain, to).send(message);
+    }
+
+    fn refresh(&self) {
+        self.asked.refresh();
+    }
+
+    fn tell_in_step(&self, server: ServerId, version: u64) {
+        self.asked.in_step(server, version);
+    }
+
+    fn copy(&self, to: ServerId, version: u64, seq: u64, store: Arc<dyn ObjectStore>) {
+        let copy = self.hub.copies.offer(&self.chain, to, store);
+        tracing::info!(chain = self.chain, server = %to, seq, "a copy is offered");
+        self.hub.way(&self.chain, to).post(What::Copy(proto::Copy { version, seq, copy }));
+    }
+}
+
+fn tls(files: &TlsFiles) -> Result<(ClientTlsConfig, ServerTlsConfig)> {
+    let read =
+        |path: &Path| std::fs::read(path).map_err(|error| Error::Tls { path: path.to_owned(), why: error.to_string() });
+    let identity = Identity::from_pem(read(&files.certificate)?, read(&files.key)?);
+    let authorities = Certificate::from_pem(read(&files.authorities)?);
+    let client = ClientTlsConfig::new().ca_certificate(authorities.clone()).identity(identity.clone());
+    Ok((client, ServerTlsConfig::new().identity(identity).client_ca_root(authorities)))
+}

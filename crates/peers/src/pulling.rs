@@ -1,0 +1,175 @@
+//! A copy that this server pulls, and puts in place of what it has.
+//!
+//! letter → [`Pulling::begin`]: the one before is stopped → thread: [`Node::copying`] → what differs
+//! → [`Node::copied`]
+//!
+//! Invariants:
+//! 1. One thread at a time writes to the store of a node on behalf of copies.
+//! 2. Where a copy does not come to its end the other side is told, and begins anew.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use esker_chain::copy::{Content, Options, Page, Source, Span, bring_up};
+use esker_chain::{COLLECTION, Node, ServerId};
+use esker_store::{Error, Result};
+use esker_wire::proto::chain as proto;
+use esker_wire::proto::chain::replication_client::ReplicationClient;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tonic::Status;
+use tonic::transport::Channel;
+
+use crate::reach::Reach;
+use crate::spans::{decode_content, decode_page, encode_page, encode_span};
+
+/// An answer that has not come by then does not come.
+const CALL: Duration = Duration::from_secs(20);
+/// Contents that are asked for ahead.
+const IN_FLIGHT: usize = 4;
+
+/// A copy that another server offers.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer {
+    pub chain: String,
+    pub from: ServerId,
+    pub version: u64,
+    pub seq: u64,
+    pub copy: u64,
+}
+
+struct Job {
+    stop: Arc<AtomicBool>,
+    bytes: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
+}
+
+/// The copies that are pulled, by chain.
+pub(crate) struct Pulling {
+    jobs: Mutex<HashMap<String, Job>>,
+    reach: Arc<Reach>,
+    /// Of each, at most; 0: no limit.
+    bytes_per_s: u64,
+}
+
+impl Pulling {
+    pub(crate) fn new(reach: Arc<Reach>, bytes_per_s: u64) -> Self {
+        Self { jobs: Mutex::default(), reach, bytes_per_s }
+    }
+
+    /// Pulls this copy for this node; one that is pulled for the chain already is given up first.
+    pub(crate) fn begin(&self, node: Arc<Node>, offer: Offer) {
+        let mut jobs = self.jobs.lock();
+        let before = jobs.remove(&offer.chain);
+        if let Some(before) = &before {
+            before.stop.store(true, Ordering::SeqCst);
+        }
+        let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, counted, chain) = (Arc::clone(&stop), Arc::clone(&bytes), offer.chain.clone());
+        let (reach, bytes_per_s) = (Arc::clone(&self.reach), self.bytes_per_s);
+        let thread = std::thread::Builder::new().name("esker-copy".into()).spawn(move || {
+            if let Some(before) = before
+                && before.thread.join().is_err()
+            {
+                tracing::error!(chain = offer.chain, "the thread of a copy panicked");
+            }
+            pull(&reach, bytes_per_s, &node, &offer, (&stopped, &counted));
+        });
+        match thread {
+            Ok(thread) => drop(jobs.insert(chain, Job { stop, bytes, thread })),
+            Err(error) => tracing::error!(%error, "a copy cannot be begun"),
+        }
+    }
+
+    /// Gives up the copy of this chain, and waits for its end.
+    pub(crate) fn stop(&self, chain: &str) {
+        let Some(job) = self.jobs.lock().remove(chain) else { return };
+        job.stop.store(true, Ordering::SeqCst);
+        if job.thread.join().is_err() {
+            tracing::error!(chain, "the thread of a copy panicked");
+        }
+    }
+
+    /// Bytes that the copy of this chain has gone through, while it is pulled.
+    pub(crate) fn progress(&self, chain: &str) -> Option<u64> {
+        let jobs = self.jobs.lock();
+        jobs.get(chain).filter(|job| !job.thread.is_finished()).map(|job| job.bytes.load(Ordering::Relaxed))
+    }
+}
+
+fn pull(reach: &Reach, bytes_per_s: u64, node: &Node, offer: &Offer, (stop, bytes): (&AtomicBool, &AtomicU64)) {
+    let Offer { chain, from, version, seq, copy } = offer;
+    let runtime = reach.runtime.clone();
+    let client = match runtime.block_on(reach.connect(*from)) {
+        Ok(client) => client,
+        Err(why) => {
+            tracing::warn!(chain, server = %from, why, "a copy cannot be pulled");
+            return;
+        }
+    };
+    let source = Remote { client: client.clone(), copy: *copy, runtime: runtime.clone() };
+    let rate = Some(bytes_per_s).filter(|rate| *rate > 0);
+    let options = Options { rate_bytes_per_s: rate, in_flight: IN_FLIGHT };
+    let began = std::time::Instant::now();
+    let failed = if stop.load(Ordering::SeqCst) || !node.copying(*from, *version) {
+        true
+    } else {
+        let mut progress = |done: esker_chain::copy::Progress| {
+            bytes.store(done.bytes, Ordering::Relaxed);
+            !stop.load(Ordering::SeqCst)
+        };
+        match bring_up(&**node.store(), &source, &[COLLECTION.into()], options, &mut progress) {
+            Ok(report) => {
+                let ms = began.elapsed().as_millis() as u64;
+                tracing::info!(chain, server = %from, seq, ?report, ms, "a copy is here");
+                node.copied(*from, *version, *seq);
+                false
+            }
+            Err(error) => {
+                tracing::warn!(chain, server = %from, %error, "a copy was given up");
+                true
+            }
+        }
+    };
+    let mut client = client;
+    let end = proto::EndCopyRequest { copy: *copy, failed };
+    let told = runtime.block_on(async { tokio::time::timeout(CALL, client.end_copy(end)).await });
+    if let Ok(Err(status)) = told {
+        tracing::debug!(chain, %status, "the end of a copy could not be told");
+    }
+}
+
+/// The copy, page by page, at the other server.
+struct Remote {
+    client: ReplicationClient<Channel>,
+    copy: u64,
+    runtime: Handle,
+}
+
+impl Remote {
+    fn ask<T>(&self, call: impl Future<Output = std::result::Result<tonic::Response<T>, Status>>) -> Result<T> {
+        let answer = self.runtime.block_on(async { tokio::time::timeout(CALL, call).await });
+        let failed = |kind, why: String| Error::io("asking for a part of a copy", std::io::Error::new(kind, why));
+        match answer {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(failed(std::io::ErrorKind::Other, status.to_string())),
+            Err(_) => Err(failed(std::io::ErrorKind::TimedOut, format!("no answer within {} s", CALL.as_secs()))),
+        }
+    }
+}
+
+impl Source for Remote {
+    fn pages(&self, after: Option<&Span>, max: usize) -> Result<Vec<Page>> {
+        let request = proto::PagesRequest { copy: self.copy, after: after.map(encode_span), max: max as u32 };
+        let answer = self.ask(self.client.clone().pages(request))?;
+        answer.pages.into_iter().map(decode_page).collect()
+    }
+
+    fn content(&self, page: &Page) -> Result<Content> {
+        let request = proto::ContentRequest { copy: self.copy, page: Some(encode_page(page)) };
+        decode_content(self.ask(self.client.clone().content(request))?)
+    }
+}

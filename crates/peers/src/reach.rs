@@ -1,0 +1,63 @@
+//! How peers are reached: where they are, and a connection to one.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use esker_chain::ServerId;
+use esker_wire::proto::chain::replication_client::ReplicationClient;
+use parking_lot::RwLock;
+use tokio::runtime::Handle;
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+
+/// Longest message, in bytes: a transaction, or a part of a copy.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 96 << 20;
+/// A peer that says nothing is asked whether it is there so often, and is gone after as long again.
+pub(crate) const ALIVE_EVERY: Duration = Duration::from_secs(1);
+/// Letters on their way that were not taken, in bytes, on a stream and on a connection.
+pub(crate) const WINDOW_BYTES: u32 = 4 << 20;
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(3);
+
+/// The way to peers.
+pub(crate) struct Reach {
+    /// Where bytes are moved.
+    pub(crate) runtime: Handle,
+    tls: Option<ClientTlsConfig>,
+    servers: RwLock<BTreeMap<ServerId, String>>,
+}
+
+impl Reach {
+    pub(crate) fn new(runtime: Handle, tls: Option<ClientTlsConfig>) -> Self {
+        Self { runtime, tls, servers: RwLock::default() }
+    }
+
+    /// Where peers listen, as `HOST:PORT`.
+    pub(crate) fn know(&self, servers: BTreeMap<ServerId, String>) {
+        *self.servers.write() = servers;
+    }
+
+    /// A connection to a peer.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) async fn connect(&self, to: ServerId) -> Result<ReplicationClient<Channel>, String> {
+        let address = self.servers.read().get(&to).cloned();
+        let address = address.ok_or_else(|| "the coordinator does not say where it is".to_owned())?;
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).map_err(|error| error.to_string())?;
+        let mut endpoint = endpoint
+            .connect_timeout(CONNECT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(ALIVE_EVERY)
+            .keep_alive_timeout(ALIVE_EVERY)
+            .keep_alive_while_idle(true)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES);
+        if let Some(client) = &self.tls {
+            endpoint = endpoint.tls_config(client.clone()).map_err(|error| error.to_string())?;
+        }
+        let channel = endpoint.connect().await.map_err(|error| error.to_string())?;
+        let client = ReplicationClient::new(channel);
+        Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
+    }
+}

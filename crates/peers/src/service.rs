@@ -1,0 +1,184 @@
+//! What peers send: letters for nodes, and questions about copies.
+//!
+//! stream → greeting → thread → [`Node::hear`] for each letter, one after the other
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use esker_chain::ServerId;
+use esker_wire::proto::chain as proto;
+use esker_wire::proto::chain::letter::What;
+use esker_wire::proto::chain::replication_server::{Replication, ReplicationServer};
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::{Server, ServerTlsConfig};
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::hub::Hub;
+use crate::letters::message;
+use crate::pulling::Offer;
+use crate::reach::{ALIVE_EVERY, MESSAGE_BYTES_MAX, WINDOW_BYTES};
+use crate::{Error, Result};
+
+/// Letters that have come and that the node has not heard.
+const UNHEARD: usize = 64;
+/// Streams and calls of one connection at the same time.
+const STREAMS_MAX: u32 = 256;
+/// Handshakes that are not finished by then are ended.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// The service.
+pub(crate) struct Service(Weak<Hub>);
+
+impl Service {
+    pub(crate) fn new(hub: Weak<Hub>) -> Self {
+        Self(hub)
+    }
+
+    fn hub(&self) -> std::result::Result<Arc<Hub>, Status> {
+        self.0.upgrade().ok_or_else(|| Status::unavailable("this server has stopped"))
+    }
+}
+
+/// Serves on this socket until it is to stop.
+pub(crate) fn start(
+    runtime: &Runtime,
+    socket: std::net::TcpListener,
+    tls: Option<ServerTlsConfig>,
+    service: Service,
+    mut stopping: watch::Receiver<bool>,
+) -> Result<()> {
+    let _inside = runtime.enter();
+    let listener = tokio::net::TcpListener::from_std(socket)?;
+    let mut server = Server::builder()
+        .tcp_nodelay(true)
+        .http2_keepalive_interval(Some(ALIVE_EVERY))
+        .http2_keepalive_timeout(Some(ALIVE_EVERY))
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_concurrent_streams(STREAMS_MAX);
+    if let Some(tls) = tls {
+        let bad = |error: tonic::transport::Error| Error::Io(std::io::Error::other(error));
+        server = server.tls_config(tls.timeout(HANDSHAKE)).map_err(bad)?;
+    }
+    let service = ReplicationServer::new(service);
+    let service = service.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let serving =
+        server.add_service(service).serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
+            // Or whoever tells is gone.
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        });
+    runtime.spawn(async move {
+        if let Err(error) = serving.await {
+            tracing::error!(%error, "peers are not listened to any more");
+        }
+    });
+    Ok(())
+}
+
+/// Ends the stream's thread with the stream.
+async fn pass_on(
+    mut letters: Streaming<proto::Letter>,
+    unheard: mpsc::Sender<What>,
+) -> std::result::Result<(), Status> {
+    while let Some(letter) = letters.message().await? {
+        let what = letter.what.ok_or_else(|| Status::invalid_argument("Letter.what: it says nothing"))?;
+        if unheard.send(what).await.is_err() {
+            return Err(Status::aborted("the letters are not heard any more"));
+        }
+    }
+    Ok(())
+}
+
+/// Has the node hear letters, in order.
+fn hear(hub: &Weak<Hub>, chain: &str, from: ServerId, mut letters: mpsc::Receiver<What>) {
+    while let Some(what) = letters.blocking_recv() {
+        let Some(hub) = hub.upgrade() else { return };
+        if let What::Copy(proto::Copy { version, seq, copy }) = what {
+            let Some(node) = hub.node(chain) else { continue };
+            hub.pulling.begin(node, Offer { chain: chain.to_owned(), from, version, seq, copy });
+            continue;
+        }
+        match message(what) {
+            Ok(message) => {
+                if let Some(node) = hub.node(chain) {
+                    node.hear(from, message);
+                }
+            }
+            Err(why) => {
+                tracing::error!(chain, %from, why, "a letter makes no sense; its stream is ended");
+                return;
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Replication for Service {
+    async fn send(
+        &self,
+        request: Request<Streaming<proto::Letter>>,
+    ) -> std::result::Result<Response<proto::Sent>, Status> {
+        let hub = self.hub()?;
+        let mut letters = request.into_inner();
+        let first = letters.message().await?.and_then(|letter| letter.what);
+        let Some(What::Hello(hello)) = first else {
+            return Err(Status::invalid_argument("Letter.hello: a stream begins with whose it is"));
+        };
+        let here = (&hub.cluster, hub.me.0);
+        if (&hello.cluster, hello.to) != here {
+            let why = format!(
+                "Hello: this is server {} of the cluster {:?}, and not server {} of {:?}",
+                here.1, here.0, hello.to, hello.cluster
+            );
+            return Err(Status::failed_precondition(why));
+        }
+        let (sender, unheard) = mpsc::channel(UNHEARD);
+        let (hub, from) = (Arc::downgrade(&hub), ServerId(hello.from));
+        std::thread::Builder::new()
+            .name("esker-letters".into())
+            .spawn(move || hear(&hub, &hello.chain, from, unheard))
+            .map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        pass_on(letters, sender).await?;
+        Ok(Response::new(proto::Sent {}))
+    }
+
+    async fn pages(
+        &self,
+        request: Request<proto::PagesRequest>,
+    ) -> std::result::Result<Response<proto::PagesResponse>, Status> {
+        let (hub, request) = (self.hub()?, request.into_inner());
+        waiting(move || hub.copies.pages(request)).await
+    }
+
+    async fn content(
+        &self,
+        request: Request<proto::ContentRequest>,
+    ) -> std::result::Result<Response<proto::ContentResponse>, Status> {
+        let (hub, request) = (self.hub()?, request.into_inner());
+        waiting(move || hub.copies.content(request)).await
+    }
+
+    async fn end_copy(
+        &self,
+        request: Request<proto::EndCopyRequest>,
+    ) -> std::result::Result<Response<proto::EndCopyResponse>, Status> {
+        let (hub, request) = (self.hub()?, request.into_inner());
+        waiting(move || {
+            if let Some(chain) = hub.copies.end(request.copy).filter(|_| request.failed) {
+                hub.begin_anew(&chain);
+            }
+            Ok(proto::EndCopyResponse {})
+        })
+        .await
+    }
+}
+
+/// On a thread that may wait for the store.
+async fn waiting<T: Send + 'static>(
+    work: impl FnOnce() -> std::result::Result<T, Status> + Send + 'static,
+) -> std::result::Result<Response<T>, Status> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Status::internal(error.to_string()))?.map(Response::new)
+}

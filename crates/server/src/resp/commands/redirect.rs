@@ -1,0 +1,46 @@
+//! Whether a command is run by this node of a cluster; if not, the client is told which node to ask.
+//!
+//! Invariant: without a cluster nothing is looked at but that there is none.
+
+use crate::resp::cluster::Route;
+use crate::resp::commands::{Call, Command, Outcome, READ, WRITE};
+use crate::resp::queued::Queued;
+
+/// Whether it looks at, or changes, keys that it does not name.
+fn is_of_all_keys(command: &Command) -> bool {
+    command.keys.0 == 0 && command.flags & (READ | WRITE) != 0
+}
+
+/// Refuses a command that another node runs, or none.
+#[inline]
+pub(crate) fn redirect(call: &Call<'_>, command: &Command) -> Outcome {
+    match &call.shared.config.cluster {
+        Some(cluster) if command.keys.0 != 0 || is_of_all_keys(command) => {
+            let view = cluster.view();
+            let route = if is_of_all_keys(command) { view.route_all() } else { view.route(command.keys_of(call.args)) };
+            refuse(call, &route)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses queued commands that another node runs by now, or none: all of them as if they were one.
+pub(crate) fn redirect_queue(call: &Call<'_>, queue: &[Queued]) -> Outcome {
+    let Some(cluster) = &call.shared.config.cluster else { return Ok(()) };
+    let view = cluster.view();
+    let command = |queued: &Queued| &call.commands[queued.command];
+    refuse(call, &view.route(queue.iter().flat_map(|queued| command(queued).keys_of(queued.args()))))?;
+    if queue.iter().any(|queued| is_of_all_keys(command(queued))) { refuse(call, &view.route_all()) } else { Ok(()) }
+}
+
+fn refuse(call: &Call<'_>, route: &Route<'_>) -> Outcome {
+    match route {
+        Route::Here => Ok(()),
+        Route::To(slot, node) => {
+            let port = node.port_for(call.session.client.is_tls);
+            Err(format!("MOVED {slot} {}:{port}", node.host).into())
+        }
+        Route::Apart => Err("CROSSSLOT Keys in request don't hash to the same slot".into()),
+        Route::Nowhere => Err("CLUSTERDOWN The cluster is down".into()),
+    }
+}
