@@ -17,6 +17,7 @@ mod descriptors;
 pub mod disks;
 mod opening;
 mod passed;
+mod relay;
 pub mod rpc;
 mod shared;
 mod started;
@@ -33,7 +34,7 @@ use esker_server::http::Running;
 use esker_server::resp::{Config, Loading};
 use signal_hook::iterator::Signals;
 
-use self::clustered::ClusterFlags;
+use self::clustered::{ClusterFlags, Doors};
 use self::disks::NbdFlags;
 pub use self::passed::Sockets;
 use self::rpc::GrpcFlags;
@@ -163,7 +164,10 @@ impl Serve {
         if let Some(lowered) = lowered {
             say!("limits     {lowered}");
         }
-        let clustered = clustered::config(&settings, &config, disks.as_ref(), rpc.as_ref())?;
+        let clustered = match clustered::config(&settings, &config, disks.as_ref(), rpc.as_ref())? {
+            Some(member) => Some((member, Doors::open(&mut config, disks.as_mut(), rpc.as_mut())?)),
+            None => None,
+        };
         let location = settings.store.location.clone();
         // Keys are expired by the server itself.
         let mut builder = builder(&settings).expire_interval(Duration::ZERO).map_sweep(settings.serve.map_sweep);

@@ -9,7 +9,7 @@
 //! 1. Faces are opened where this server heads the chain, over the chain; none outlives that.
 //! 2. The end of the process hands the chain over before the store closes.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,10 +21,12 @@ use clap::Args;
 use esker_chain::{Place, ServerId};
 use esker_cluster::{Location, Served};
 use esker_member::{Member, Peer, View};
-use esker_server::http::Running;
+use esker_server::front::Passed;
+use esker_server::http::{Figure, Running, Value};
 use esker_server::resp::{Cluster, ClusterNode, ClusterView, Config, Loading, SlotRange};
 use signal_hook::iterator::Signals;
 
+use super::relay::{Head, Relay};
 use super::shared::addresses;
 use super::started::{Parts, Started, announce};
 use super::stopping::{Stopping, Told};
@@ -155,6 +157,48 @@ fn peers(settings: &ClusterSettings, me: ServerId, root: &str) -> Result<esker_p
     Ok(esker_peers::Config { cluster: root.to_owned(), me, listen, tls, copy_bytes_per_s: settings.copy_rate.0.0 })
 }
 
+/// Sockets that are listened on while terms come and go: who connects between two of them waits.
+pub struct Doors {
+    nbd: Vec<TcpListener>,
+    grpc: Vec<TcpListener>,
+}
+
+impl Doors {
+    /// Listens on what the configurations name, and passes that to them.
+    pub fn open(
+        resp: &mut Config,
+        disks: Option<&mut esker_server::nbd::Config>,
+        rpc: Option<&mut esker_server::grpc::Config>,
+    ) -> Result<Self, Failure> {
+        let mut open = Vec::new();
+        bind(&mut resp.listen, &mut resp.passed)?;
+        bind(&mut resp.tls_listen, &mut resp.tls_passed)?;
+        if let Some(disks) = disks {
+            open = bind(&mut disks.listen, &mut disks.passed)?;
+        }
+        let nbd = std::mem::take(&mut open);
+        if let Some(rpc) = rpc {
+            open = bind(&mut rpc.listen, &mut rpc.passed)?;
+        }
+        Ok(Self { nbd, grpc: open })
+    }
+}
+
+/// The sockets of these addresses, which are passed as well.
+fn bind(listen: &mut Vec<SocketAddr>, passed: &mut Vec<Passed>) -> Result<Vec<TcpListener>, Failure> {
+    let mut own = Vec::new();
+    for address in listen.drain(..) {
+        let socket = TcpListener::bind(address).and_then(|socket| {
+            socket.set_nonblocking(true)?;
+            own.push(socket.try_clone()?);
+            Passed::tcp(socket)
+        });
+        let failed = |error| Failure::new(Code::Failure, format!("listening on {address}: {error}"));
+        passed.push(socket.map_err(failed)?);
+    }
+    Ok(own)
+}
+
 /// The servers of the chain as nodes of Redis Cluster.
 struct Nodes {
     me: ServerId,
@@ -227,7 +271,7 @@ pub(super) fn serve(
     store: &esker::Store,
     (loading, signals): (Loading, Signals),
     mut parts: Parts,
-    config: esker_member::Config,
+    (config, doors): (esker_member::Config, Doors),
     builder: esker::Builder,
     (watched, http): (&Watched, &Option<Running>),
     stopping: &Arc<Stopping>,
@@ -236,9 +280,16 @@ pub(super) fn serve(
     parts.resp.cluster = nodes.clone().map(|nodes| nodes as Arc<dyn Cluster>);
     let (chain, server) = (config.chain.clone(), config.server);
     let member = Member::start(store.objects(), config).map_err(|error| Failure::of(Code::Failure, &error))?;
+    let member = Arc::new(member);
+    let told_of = Arc::clone(&member);
+    watched.beside(Box::new(move || figures(&told_of.view())), {
+        let told_of = Arc::clone(&member);
+        Box::new(move || ready(&told_of.view()))
+    });
     say!("peers      {} (server {server} of the chain {chain})", member.peer_address());
     let told = stopping.listen(signals)?;
-    let terms = Terms { store, member: &member, nodes: nodes.as_deref(), parts, builder, watched, http, stopping };
+    let terms =
+        Terms { store, member: &member, nodes: nodes.as_deref(), parts, doors, builder, watched, http, stopping };
     let served = terms.run(loading);
     member.stop();
     Ok((served, told))
@@ -247,9 +298,10 @@ pub(super) fn serve(
 /// What this server is, one term after the other.
 struct Terms<'t> {
     store: &'t esker::Store,
-    member: &'t Member,
+    member: &'t Arc<Member>,
     nodes: Option<&'t Nodes>,
     parts: Parts,
+    doors: Doors,
     builder: esker::Builder,
     watched: &'t Watched,
     http: &'t Option<Running>,
@@ -277,6 +329,21 @@ impl Terms<'_> {
         Ok(())
     }
 
+    /// What passes connections on to the head.
+    fn relays(&self) -> Result<Vec<Relay>, Failure> {
+        let head = |address: fn(&Served) -> Option<&String>| -> Head {
+            let member = Arc::clone(self.member);
+            Arc::new(move || {
+                let view = member.view();
+                let head = view.peers.iter().find(|peer| Some(peer.server) == view.head)?;
+                address(&head.record.as_ref()?.served).cloned()
+            })
+        };
+        let nbd = self.doors.nbd.iter().map(|door| ("nbd", door, head(|served| served.nbd.as_ref())));
+        let grpc = self.doors.grpc.iter().map(|door| ("grpc", door, head(|served| served.grpc.as_ref())));
+        nbd.chain(grpc).map(|(what, door, head)| Ok(Relay::start(what, door.try_clone()?, head)?)).collect()
+    }
+
     fn update(&self, view: &View) {
         self.nodes.iter().for_each(|nodes| nodes.update(view));
     }
@@ -299,6 +366,7 @@ impl Terms<'_> {
             (nothing, Parts { disks: None, rpc: None, backups: None, ..self.parts.clone() })
         };
         let started = Started::new(&store, loading, parts, self.stopping)?;
+        let relays = if heads { Vec::new() } else { self.relays()? };
         if !std::mem::replace(announced, true) {
             announce(self.store, &started.server);
         }
@@ -335,6 +403,7 @@ impl Terms<'_> {
             over.store(true, Ordering::SeqCst);
             served
         });
+        drop(relays);
         *turn = now;
         if waiting.join().is_err() {
             tracing::error!("a thread that waits for the end of a term panicked");
@@ -349,4 +418,52 @@ impl Terms<'_> {
 
 fn ended(error: Arc<esker_member::Error>) -> Failure {
     Failure::of(Code::Failure, &*error)
+}
+
+/// Whether this server holds what the chain holds.
+fn ready(view: &View) -> Result<(), String> {
+    match view.place {
+        Some(Place::Serving) => Ok(()),
+        Some(Place::Syncing) => Err("this server is being brought up to its chain".into()),
+        Some(place) => Err(format!("this server waits to be brought up to its chain ({place:?})")),
+        None => Err("this server is not in its chain yet".into()),
+    }
+}
+
+/// How the chain stands, for those who watch.
+fn figures(view: &View) -> Vec<Figure> {
+    let gauge =
+        |name: &str, help: &str, value: f64| Figure::new(format!("esker_chain_{name}"), help, Value::Gauge(value));
+    let is = |is: bool| f64::from(u8::from(is));
+    let places = [
+        ("serving", Place::Serving),
+        ("syncing", Place::Syncing),
+        ("waiting", Place::Waiting),
+        ("offline", Place::Offline),
+        ("last_serving", Place::LastServing),
+    ];
+    let mut figures: Vec<_> = places
+        .into_iter()
+        .map(|(name, place)| {
+            let help = "1 for how this server stands in its chain";
+            gauge("place", help, is(view.place == Some(place))).labelled("place", name)
+        })
+        .collect();
+    let lag = view.applied.saturating_sub(view.committed);
+    figures.extend([
+        gauge("heads", "1 where this server heads its chain", is(view.heads)),
+        gauge("table_version", "Version of the chain's table that this server has read", view.version as f64),
+        gauge("start", "Which start of this server it is", view.incarnation.map_or(0.0, |start| start.0 as f64)),
+        gauge("applied", "Number of the last operation that is applied here", view.applied as f64),
+        gauge("committed", "Number of the last operation that is known here to be acknowledged", view.committed as f64),
+        gauge("lag", "Operations that are applied here and not known to be acknowledged", lag as f64),
+        gauge("kept_bytes", "Bytes of operations that are kept for the server behind", view.kept_bytes as f64),
+        gauge("lease_seconds", "How long the lease of this server lasts still", view.lease_ms as f64 / 1e3),
+        gauge(
+            "copied_bytes",
+            "Bytes that the copy for this server has gone through",
+            view.copied_bytes.unwrap_or(0) as f64,
+        ),
+    ]);
+    figures
 }

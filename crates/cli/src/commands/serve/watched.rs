@@ -2,7 +2,7 @@
 //!
 //! Invariant: no figure has a label that tells a key, a client or an address.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use esker::engine::Engine;
 use esker_server::http::{Config, Error, Figure, Running, Server, Source, Value};
@@ -64,18 +64,37 @@ pub struct Serving {
 
 /// What is told; of a store that is being opened, until [`Watched::serve`].
 #[derive(Default)]
-pub struct Watched(RwLock<Option<Arc<Serving>>>);
+pub struct Watched {
+    now: RwLock<Option<Arc<Serving>>>,
+    beside: OnceLock<Beside>,
+}
+
+/// Figures that do not change with what is served.
+type Figures = Box<dyn Fn() -> Vec<Figure> + Send + Sync>;
+/// What has to be ready beside what is served.
+type Ready = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+struct Beside {
+    figures: Figures,
+    ready: Ready,
+}
 
 impl Watched {
     /// Begins to tell of this.
     pub fn serve(&self, serving: Serving) {
-        *self.0.write() = Some(Arc::new(serving));
+        *self.now.write() = Some(Arc::new(serving));
     }
 }
 
 impl Watched {
+    /// Begins to tell of this as well.
+    pub fn beside(&self, figures: Figures, ready: Ready) {
+        // Told once.
+        let _ = self.beside.set(Beside { figures, ready });
+    }
+
     fn now(&self) -> Option<Arc<Serving>> {
-        self.0.read().clone()
+        self.now.read().clone()
     }
 }
 
@@ -83,7 +102,7 @@ impl Source for Watched {
     fn ready(&self) -> Result<(), String> {
         let Some(serving) = self.now() else { return Err("the store is being opened".into()) };
         match serving.resp.health() {
-            Health::Running => Ok(()),
+            Health::Running => self.beside.get().map_or(Ok(()), |beside| (beside.ready)()),
             health => Err(health.cause().to_string()),
         }
     }
@@ -99,6 +118,7 @@ impl Source for Watched {
         }));
         figures.extend(of_process());
         figures.extend(crate::otlp::figures());
+        figures.extend(self.beside.get().iter().flat_map(|beside| (beside.figures)()));
         let Some(serving) = self.now() else { return figures };
         figures.extend(serving.resp.figures());
         figures.extend(serving.store.engine().iter().flat_map(|engine| of_engine(engine)));
