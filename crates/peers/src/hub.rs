@@ -23,13 +23,18 @@ pub(crate) struct Hub {
     pub(crate) pulling: Pulling,
     ways: Mutex<HashMap<(String, ServerId), Arc<Outgoing>>>,
     nodes: RwLock<HashMap<String, Arc<Node>>>,
+    /// The last stream of each peer and chain, whose letters are heard.
+    streams: Mutex<HashMap<(String, ServerId), Stream>>,
 }
+
+/// Which stream of a peer is heard: locked while a letter is.
+pub(crate) type Stream = Arc<Mutex<u64>>;
 
 impl Hub {
     pub(crate) fn new(cluster: String, me: ServerId, reach: Arc<Reach>, copy_bytes_per_s: u64) -> Self {
         let pulling = Pulling::new(Arc::clone(&reach), copy_bytes_per_s);
         let (copies, ways, nodes) = (Copies::default(), Mutex::default(), RwLock::default());
-        Self { cluster, me, reach, copies, pulling, ways, nodes }
+        Self { cluster, me, reach, copies, pulling, ways, nodes, streams: Mutex::default() }
     }
 
     /// From now on this node hears what is sent for the chain.
@@ -42,6 +47,17 @@ impl Hub {
         self.nodes.write().remove(chain);
         self.copies.forget(chain);
         self.pulling.stop(chain);
+    }
+
+    /// A new stream of a peer: those before it are not heard any more. Its number is the second.
+    pub(crate) fn stream(&self, chain: &str, from: ServerId) -> (Stream, u64) {
+        let stream = Arc::clone(self.streams.lock().entry((chain.to_owned(), from)).or_default());
+        // Waits for the letter that is heard.
+        let mut last = stream.lock();
+        *last += 1;
+        let own = *last;
+        drop(last);
+        (stream, own)
     }
 
     /// The node of this chain.

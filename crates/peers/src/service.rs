@@ -91,10 +91,15 @@ async fn pass_on(
     Ok(())
 }
 
-/// Has the node hear letters, in order.
+/// Has the node hear letters, in order, until there is another stream of the same peer.
 fn hear(hub: &Weak<Hub>, chain: &str, from: ServerId, mut letters: mpsc::Receiver<What>) {
+    let Some((stream, own)) = hub.upgrade().map(|hub| hub.stream(chain, from)) else { return };
     while let Some(what) = letters.blocking_recv() {
         let Some(hub) = hub.upgrade() else { return };
+        let last = stream.lock();
+        if *last != own {
+            return;
+        }
         if let What::Copy(proto::Copy { version, seq, copy }) = what {
             let Some(node) = hub.node(chain) else { continue };
             hub.pulling.begin(node, Offer { chain: chain.to_owned(), from, version, seq, copy });
