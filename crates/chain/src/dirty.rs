@@ -112,6 +112,15 @@ impl Dirty {
         last
     }
 
+    /// Anything may have been changed by operations up to `seq`: readers of all of it wait until that is acknowledged.
+    pub(crate) fn note_all(&self, seq: u64) {
+        let mut noted = self.0.lock();
+        noted.last += 1;
+        let place = noted.last;
+        noted.collections = place;
+        noted.line.push_back(Changed { place, seq: Some(seq), objects: Vec::new(), collections: true });
+    }
+
     /// The place that a reader of these objects waits for; one behind which nothing is open, if for none.
     pub(crate) fn last_of<'o>(&self, objects: impl IntoIterator<Item = &'o ObjectId>) -> u64 {
         let noted = self.0.lock();

@@ -11,8 +11,9 @@
 //! 2. What is on its way to one server is sent in the order of the steps.
 //! 3. A change is told to none before it is acknowledged, but to its writer, if that asked for no more than applied.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use esker_store::{
     Barrier, Change, Collection, CommitSeq, Completion, Durability, DurableMark, Error, ObjectId, ObjectStore, Op,
@@ -40,8 +41,17 @@ pub trait Links: Send + Sync {
     fn tell_in_step(&self, server: ServerId, version: u64);
 
     /// Has this server told that it is to put a copy in place of what it has: of this store, which does not change, and
-    /// is the state after operation `seq`. Where that fails, [`Node::reconnected`] begins anew.
+    /// is the state after operation `seq`. Where that fails, [`Node::reconnected`] begins anew, after a pause.
     fn copy(&self, to: ServerId, version: u64, seq: u64, store: Arc<dyn ObjectStore>);
+
+    /// Has [`Node::reconnected`] called for this server, after a pause.
+    fn again(&self, server: ServerId);
+}
+
+/// Time that goes on while the machine sleeps.
+fn clock() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
 /// What has to be done until an operation is durable here.
@@ -54,14 +64,12 @@ enum Until {
 
 struct Core {
     replica: Replica<Operation>,
-    lease: Lease,
     /// Applied, and not known to be durable here.
     unsynced: Option<(u64, Until)>,
     /// Acknowledged, and told those who wait.
     settled: u64,
     /// What is here was put in the place of what was so often: what is begun before says nothing of it.
     round: u64,
-    failed: Option<Error>,
     ended: bool,
 }
 
@@ -70,13 +78,22 @@ pub struct Node {
     pub(crate) store: Arc<dyn ObjectStore>,
     links: Arc<dyn Links>,
     kept_bytes_max: usize,
+    /// Held while the store decides and applies, which may take as long as the store takes. Before the lease's.
     core: Mutex<Core>,
+    lease: Mutex<Lease>,
+    /// Of the table that it goes by.
+    version: AtomicU64,
+    /// Bytes of operations that are kept for the one behind.
+    kept: AtomicUsize,
+    /// Since when a sync is under way, in milliseconds of its clock and one more; 0: none is.
+    syncing: AtomicU64,
+    failed: OnceLock<Error>,
     /// There is something to make durable.
     applied: Condvar,
     pub(crate) dirty: Dirty,
     /// How far nothing is open, in places of what is not acknowledged.
     pub(crate) mark: Arc<DurableMark>,
-    began: Instant,
+    began: Duration,
 }
 
 impl Node {
@@ -98,17 +115,20 @@ impl Node {
             kept_bytes_max,
             core: Mutex::new(Core {
                 replica: if standing.applied.is_some() { replica } else { replica.unbased() },
-                lease: Lease::default(),
                 unsynced: None,
                 settled: 0,
                 round: 0,
-                failed: None,
                 ended: false,
             }),
+            lease: Mutex::default(),
+            version: AtomicU64::new(0),
+            kept: AtomicUsize::new(0),
+            syncing: AtomicU64::new(0),
+            failed: OnceLock::new(),
             applied: Condvar::new(),
             dirty: Dirty::default(),
             mark: DurableMark::new(0, Box::new(|| {})),
-            began: Instant::now(),
+            began: clock(),
         })
     }
 
@@ -122,15 +142,17 @@ impl Node {
             };
             let round = core.round;
             drop(core);
+            self.syncing.store(self.now().as_millis() as u64 + 1, Ordering::SeqCst);
             let done = match sync {
                 Until::Behind(barrier) => barrier.wait(),
                 Until::Unasked => self.store.sync().wait().map(|_| ()),
             };
+            self.syncing.store(0, Ordering::SeqCst);
             core = self.core.lock();
             match done {
                 Ok(()) if core.round != round => {}
                 Ok(()) => core = self.step(core, Event::Durable(seq)),
-                Err(error) => self.fail(&mut core, error),
+                Err(error) => self.fail(error),
             }
         }
     }
@@ -139,33 +161,32 @@ impl Node {
     pub fn end(&self) {
         let mut core = self.core.lock();
         core.ended = true;
-        core.failed.get_or_insert(Error::Closed);
+        // It may have failed before.
+        let _ = self.failed.set(Error::Closed);
         drop(core);
         self.applied.notify_all();
         // What was sent on may be acknowledged by others.
         self.mark.fail(Error::Unknown { cause: "this replica of the chain has ended".into() });
     }
 
-    /// The steady clock that this node's lease goes by.
+    /// The steady clock that this node's lease goes by. It goes on while the machine sleeps.
     pub fn now(&self) -> Duration {
-        self.began.elapsed()
+        clock().saturating_sub(self.began)
     }
 
     /// A renewal of the lease under this version of the table, sent at `sent`, was taken; leases last `period`.
     pub fn renewed(&self, version: u64, sent: Duration, period: Duration) {
-        self.core.lock().lease.renewed(version, sent, period);
+        self.lease.lock().renewed(version, sent, period);
     }
 
     /// Gives the lease up: nothing is answered from now on, until the next.
     pub fn give_up(&self) {
-        let now = self.now();
-        self.core.lock().lease.give_up(now);
+        self.lease.lock().give_up(self.now());
     }
 
     /// How long the lease lasts still.
     pub fn lease_left(&self) -> Duration {
-        let core = self.core.lock();
-        core.lease.left(core.replica.table().version, self.now())
+        self.lease.lock().left(self.version(), self.now())
     }
 
     /// Goes by this table, if it is newer.
@@ -178,52 +199,78 @@ impl Node {
         drop(self.step(self.core.lock(), Event::Message(from, message)));
     }
 
-    /// A connection is new: what was sent before may be lost.
-    pub fn reconnected(&self) {
-        drop(self.step(self.core.lock(), Event::Reconnected));
+    /// The connection to this server is new: what was sent before may be lost.
+    pub fn reconnected(&self, server: ServerId) {
+        drop(self.step(self.core.lock(), Event::Reconnected(server)));
     }
 
     /// A copy that a server has told of begins to be put in place of what is here: from when this returns true the
-    /// store is the caller's, until [`Node::copied`]. False: it is of another table, or another server.
-    pub fn copying(&self, from: ServerId, version: u64) -> bool {
+    /// store is the caller's, until [`Node::copied`]. False: it is of another table, or another server, or here already.
+    pub fn copying(&self, from: ServerId, version: u64, seq: u64) -> bool {
         let core = self.core.lock();
         let round = core.round;
-        let core = self.step(core, Event::Copying { from, version });
-        core.round != round && core.failed.is_none()
+        let core = self.step(core, Event::Copying { from, version, seq });
+        core.round != round && self.failed.get().is_none()
     }
 
     /// The copy is here: the store is the state after operation `seq`, and durable.
     pub fn copied(&self, from: ServerId, version: u64, seq: u64) {
-        let mut core = self.core.lock();
-        if let Err(error) = trust(&*self.store, seq) {
-            self.fail(&mut core, error);
+        let core = self.core.lock();
+        if self.failed.get().is_some() || !core.replica.is_brought_up_by(from, version) {
+            return;
         }
+        if let Err(error) = trust(&*self.store, seq) {
+            self.fail(error);
+        }
+        // What of it is not acknowledged yet is not known by object.
+        self.dirty.note_all(seq);
         drop(self.step(core, Event::Copied { from, version, seq }));
     }
 
     /// The member that it has brought up, and that serves once the manager hears of it, in which version of the table.
     pub fn in_step(&self) -> Option<(ServerId, u64)> {
-        self.core.lock().replica.in_step()
+        self.core.try_lock()?.replica.in_step()
+    }
+
+    /// Whether it serves by its table, and yet has no state to serve: then it has to go.
+    pub fn is_hollow(&self) -> bool {
+        let core = self.core.try_lock();
+        core.is_some_and(|core| core.replica.place() == Some(Place::Serving) && !core.replica.is_based())
+    }
+
+    /// For how long the sync that is under way has been.
+    pub fn syncs_since(&self) -> Duration {
+        match self.syncing.load(Ordering::SeqCst) {
+            0 => Duration::ZERO,
+            since => self.now().saturating_sub(Duration::from_millis(since - 1)),
+        }
     }
 
     /// Why it takes no part any more, if so.
     pub fn failure(&self) -> Option<Error> {
-        self.core.lock().failed.clone()
+        self.failed.get().cloned()
     }
 
     /// Bytes of operations that are kept for the one behind.
     pub fn kept_bytes(&self) -> usize {
-        self.core.lock().replica.kept_bytes()
+        self.kept.load(Ordering::Relaxed)
     }
 
     /// The version of the table that it goes by.
     pub fn version(&self) -> u64 {
-        self.core.lock().replica.table().version
+        self.version.load(Ordering::SeqCst)
     }
 
     /// The store below.
     pub fn store(&self) -> &Arc<dyn ObjectStore> {
         &self.store
+    }
+
+    /// How it stands, if its store does not keep it: place, last operation applied, last known to be acknowledged, bytes
+    /// kept for the one behind.
+    pub fn look(&self) -> Option<(Option<Place>, u64, u64, usize)> {
+        let replica = &self.core.try_lock()?.replica;
+        Some((replica.place(), replica.next() - 1, replica.committed(), replica.kept_bytes()))
     }
 
     /// The last operation that it has applied, and the last that it knows to be acknowledged.
@@ -262,12 +309,12 @@ impl Node {
 
     fn serving(&self) -> Result<MutexGuard<'_, Core>> {
         let core = self.core.lock();
-        if let Some(error) = &core.failed {
+        if let Some(error) = self.failed.get() {
             return Err(error.clone());
         }
         let why = match core.replica.place() {
             Some(Place::Serving) if !core.replica.is_based() => "what it holds is part of a copy",
-            Some(Place::Serving) if core.lease.holds(core.replica.table().version, self.now()) => return Ok(core),
+            Some(Place::Serving) if !self.lease_left().is_zero() => return Ok(core),
             Some(Place::Serving) => "its lease has run out",
             Some(_) | None => "it does not serve",
         };
@@ -276,34 +323,44 @@ impl Node {
 
     /// Once what is kept for the one behind is acknowledged, where that is too much; `None` where it is not.
     pub(crate) fn backlog(&self) -> Option<Barrier> {
-        let is_long = self.core.lock().replica.kept_bytes() > self.kept_bytes_max;
+        let is_long = self.kept.load(Ordering::Relaxed) > self.kept_bytes_max;
         self.barrier(self.dirty.last()).filter(|_| is_long)
+    }
+
+    /// Waits while too much is kept for the one behind.
+    fn await_room(&self, when_busy: WhenBusy) -> Result<()> {
+        let Some(backlog) = self.backlog() else { return Ok(()) };
+        if matches!(when_busy, WhenBusy::Refuse(_)) {
+            return Err(Error::Busy { stall: Stall::Backlog });
+        }
+        backlog.wait().map_err(|error| match error.is_unknown() {
+            // It was not begun, whatever became of those before it.
+            true => Error::Stopped { cause: format!("this replica takes no writes: {error}").into() },
+            false => error,
+        })
     }
 
     /// Decides a transaction, applies it and sends it on.
     pub(crate) fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
-        // Several may go on at once: the bound may be passed by what they carry.
-        while let Some(backlog) = self.backlog() {
-            let waited = match txn.when_busy {
-                WhenBusy::Wait => backlog.wait(),
-                WhenBusy::Refuse(_) => Err(Error::Busy { stall: Stall::Backlog }),
+        let mut core = loop {
+            let core = match self.serving() {
+                Ok(core) if core.replica.is_head() => core,
+                Ok(core) => {
+                    let head = core.replica.table().head().map(|head| head.server);
+                    let head = head.map_or_else(|| "no server".to_owned(), |head| format!("server {head}"));
+                    return Completion::ready(Err(Error::Stopped {
+                        cause: format!("this replica is not the head of its chain, which is {head}").into(),
+                    }));
+                }
+                Err(error) => return Completion::ready(Err(error)),
             };
-            if let Err(error) = waited {
-                // It was not begun, whatever became of those before it.
-                let cause = format!("this replica takes no writes: {error}").into();
-                return Completion::ready(Err(if error.is_unknown() { Error::Stopped { cause } } else { error }));
+            if core.replica.kept_bytes() <= self.kept_bytes_max {
+                break core;
             }
-        }
-        let mut core = match self.serving() {
-            Ok(core) if core.replica.is_head() => core,
-            Ok(core) => {
-                let head = core.replica.table().head().map(|head| head.server);
-                let head = head.map_or_else(|| "no server".to_owned(), |head| format!("server {head}"));
-                return Completion::ready(Err(Error::Stopped {
-                    cause: format!("this replica is not the head of its chain, which is {head}").into(),
-                }));
+            drop(core);
+            if let Err(error) = self.await_room(txn.when_busy) {
+                return Completion::ready(Err(error));
             }
-            Err(error) => return Completion::ready(Err(error)),
         };
         // What it is refused by, guards or what operations find, is told like what is read.
         let mut looked_at: Vec<ObjectId> = txn.guards.iter().map(|guard| guard.object.clone()).collect();
@@ -326,7 +383,7 @@ impl Node {
             Err(error) => {
                 let settled = self.dirty.withdraw(place, core.replica.committed());
                 if error.is_unknown() || matches!(error, Error::GuardFailed { index } if index >= own) {
-                    self.fail(&mut core, error.clone());
+                    self.fail(error.clone());
                 }
                 drop(core);
                 self.mark.advance(settled);
@@ -358,12 +415,14 @@ impl Node {
 
     /// Takes a step, and what follows from it.
     fn step<'c>(&'c self, mut core: MutexGuard<'c, Core>, event: Event<Operation>) -> MutexGuard<'c, Core> {
-        if core.failed.is_some() {
+        if self.failed.get().is_some() {
             return core;
         }
         let effects = core.replica.step(event);
+        self.version.store(core.replica.table().version, Ordering::SeqCst);
+        self.kept.store(core.replica.kept_bytes(), Ordering::Relaxed);
         for effect in effects {
-            if core.failed.is_some() {
+            if self.failed.get().is_some() {
                 // What it could not apply it does not send on, nor what comes after it.
                 break;
             }
@@ -375,7 +434,10 @@ impl Node {
                     let version = core.replica.table().version;
                     match self.store.snapshot() {
                         Ok(snapshot) => self.links.copy(to, version, seq, snapshot.store),
-                        Err(error) => tracing::error!(%error, server = %to, "no copy can be made for a server"),
+                        Err(error) => {
+                            tracing::error!(%error, server = %to, "no copy can be made for a server now");
+                            self.links.again(to);
+                        }
                     }
                 }
                 Effect::Distrust => {
@@ -384,7 +446,7 @@ impl Node {
                     let place = self.dirty.clear();
                     self.mark.advance(place);
                     if let Err(error) = distrust(&*self.store) {
-                        self.fail(&mut core, error);
+                        self.fail(error);
                     }
                 }
                 Effect::Refresh => self.links.refresh(),
@@ -411,18 +473,19 @@ impl Node {
         self.dirty.note(seq, &txn);
         match self.store.submit(numbered(txn, seq)).into_parts() {
             (Ok(_), barrier) => Self::note_unsynced(core, seq, barrier),
-            (Err(error), _) => self.fail(core, error),
+            (Err(error), _) => self.fail(error),
         }
     }
 
     /// It takes no part any more.
-    fn fail(&self, core: &mut Core, error: Error) {
+    fn fail(&self, error: Error) {
         tracing::error!(%error, "a replica of a chain has failed");
         let cause = Error::Stopped { cause: format!("this replica has failed: {error}").into() };
         // What was sent on may be acknowledged by others.
         self.mark.fail(Error::Unknown { cause: format!("this replica has failed: {error}") });
-        core.lease.give_up(self.now());
-        core.failed.get_or_insert(cause);
+        self.give_up();
+        // The first cause stays.
+        let _ = self.failed.set(cause);
     }
 
     /// Whether a transaction names what is the chain's own.

@@ -45,6 +45,8 @@ pub enum Event<O> {
         from: ServerId,
         /// In which version of the table it was begun.
         version: u64,
+        /// It is the state after this operation.
+        seq: u64,
     },
     /// A copy is here, whole and durable.
     Copied {
@@ -57,8 +59,8 @@ pub enum Event<O> {
     },
     /// A server has sent this.
     Message(ServerId, Message<O>),
-    /// A connection is new: what was sent on it may be lost, towards the one behind and the one before.
-    Reconnected,
+    /// The connection to this server is new: what was sent to it may be lost.
+    Reconnected(ServerId),
 }
 
 /// What a replica sends to another.
@@ -272,16 +274,22 @@ impl<O: Clone + Weight> Replica<O> {
                 self.durable = self.durable.max(seq.min(self.applied));
                 self.advance(&mut effects);
             }
-            Event::Copying { from, version } => {
-                if self.is_brought_up_by(from, version) {
+            Event::Copying { from, version, seq } => {
+                // One that was offered twice: it was put in place already, and others may count on that.
+                let has_it = self.based && self.applied >= seq;
+                if self.is_brought_up_by(from, version) && !has_it {
                     self.distrust(&mut effects);
                 }
             }
             Event::Copied { from, version, seq } => self.build_on(from, version, seq, &mut effects),
             Event::Message(from, message) => self.hear(from, message, &mut effects),
-            Event::Reconnected => {
-                self.begin(&mut effects);
-                self.report(&mut effects);
+            Event::Reconnected(server) => {
+                if self.behind.as_ref().is_some_and(|behind| behind.server == server) {
+                    self.begin(&mut effects);
+                }
+                if self.table.predecessor(self.me).is_some_and(|before| before.server == server) {
+                    self.report(&mut effects);
+                }
             }
         }
         effects
@@ -499,10 +507,16 @@ impl<O: Clone + Weight> Replica<O> {
         for operation in self.kept.drain(..(seq + 1).saturating_sub(first).min(self.kept.len() as u64) as usize) {
             self.kept_bytes -= operation.weight();
         }
+        let behind = self.behind.as_ref();
+        if behind.is_some_and(|behind| behind.streaming && behind.copying.is_some_and(|copied| copied <= seq)) {
+            // It had what the copy holds before that came, and refuses it.
+            self.stream(Some(seq), effects);
+        }
         self.advance(effects);
     }
 
-    fn is_brought_up_by(&self, from: ServerId, version: u64) -> bool {
+    /// Whether this member syncs, by this version of the table, and this is the server that brings it up.
+    pub fn is_brought_up_by(&self, from: ServerId, version: u64) -> bool {
         let is_before = self.table.predecessor(self.me).is_some_and(|before| before.server == from);
         is_before && version == self.table.version && self.place() == Some(Place::Syncing)
     }

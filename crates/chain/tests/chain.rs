@@ -219,14 +219,14 @@ fn a_reconnect_sends_again_what_was_lost_and_nothing_twice() {
     eventually("the head has them", || chain.nodes[0].node.progress().0 == 4);
     assert_eq!(get(&*stores[1], "o", "a"), None);
     chain.heal();
-    chain.nodes[0].node.reconnected();
-    chain.nodes[1].node.reconnected();
+    chain.nodes[0].node.reconnected(ServerId(1));
+    chain.nodes[1].node.reconnected(ServerId(0));
     for writing in writing {
         writing.join().unwrap().unwrap();
     }
     for running in &chain.nodes {
         assert_eq!(running.node.progress().0, 4);
-        running.node.reconnected();
+        (0..3).for_each(|server| running.node.reconnected(ServerId(server)));
     }
     chain.store(0).submit(set("o", "d", "d")).wait().unwrap();
     assert_eq!(chain.nodes[2].node.progress().0, 5);
@@ -310,6 +310,6 @@ fn an_acknowledgement_that_was_lost_is_sent_again_by_who_had_sent_it() {
     std::thread::sleep(Duration::from_millis(100));
     assert!(!writing.is_finished());
     chain.heal();
-    chain.nodes[2].node.reconnected();
+    chain.nodes[2].node.reconnected(ServerId(1));
     writing.join().unwrap().unwrap();
 }

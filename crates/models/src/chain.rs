@@ -13,7 +13,7 @@
 //! - Managers that follow one another: a table is compared and set, so that they cannot be told from one.
 //! - What operations do: each adds its name to the state, once, which is how a writer that tries again finds its
 //!   outcome.
-//! - Copies that come by pieces: a copy comes whole, in order with what else is sent.
+//! - Copies that come by pieces: a copy comes whole, in order with what else is sent, and is put in place later.
 //!
 //! Invariants: see [`ChainRule`].
 
@@ -35,6 +35,8 @@ pub enum ChainAction {
     Write(u8, u8),
     /// What a server has applied becomes durable.
     Sync(u8),
+    /// The copy that a server puts in place is whole.
+    Put(u8),
     /// The next of what the first has sent arrives at the second.
     Deliver(u8, u8),
     /// The connection between two breaks; what is on its way is lost.
@@ -132,6 +134,9 @@ impl Model for ChainModel {
             if server.durable < server.content.len() {
                 actions.push(ChainAction::Sync(number));
             }
+            if server.putting.is_some() {
+                actions.push(ChainAction::Put(number));
+            }
             if state.restarts > 0 {
                 actions.push(ChainAction::Restart(number));
             }
@@ -162,6 +167,7 @@ impl Model for ChainModel {
         match action {
             ChainAction::Write(server, operation) => next.write(self, server.into(), operation),
             ChainAction::Sync(server) => next.sync(self, server.into()),
+            ChainAction::Put(server) => next.put(self, server.into()),
             ChainAction::Deliver(from, to) => next.deliver(self, from.into(), to.into())?,
             ChainAction::Cut(one, other) => {
                 next.cuts -= 1;

@@ -50,6 +50,8 @@ impl Links for Line {
 
     fn tell_in_step(&self, _: ServerId, _: u64) {}
 
+    fn again(&self, _: ServerId) {}
+
     fn copy(&self, to: ServerId, _: u64, seq: u64, _: Arc<dyn ObjectStore>) {
         panic!("server {to} was to be sent a copy of the state after {seq}");
     }

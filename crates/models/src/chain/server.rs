@@ -1,6 +1,6 @@
 //! A server of the model: a replica, its store and its lease.
 
-use esker_chain::{Clean, Incarnation, Message, Place, Replica};
+use esker_chain::{Clean, Incarnation, Message, Place, Replica, ServerId};
 
 use super::bounds::{ChainModel, Flaw};
 
@@ -20,6 +20,19 @@ pub enum Parcel {
     },
 }
 
+/// A copy that is being put in place.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Putting {
+    /// Who has sent it.
+    pub from: ServerId,
+    /// In which version of the table it was begun.
+    pub version: u64,
+    /// What it is told to be the state after.
+    pub seq: u64,
+    /// The state.
+    pub content: Vec<u8>,
+}
+
 /// A server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Server {
@@ -33,6 +46,8 @@ pub struct Server {
     pub durable: usize,
     /// The version of the table that it has a lease under.
     pub lease: Option<u64>,
+    /// The copy that takes the place of what it has.
+    pub putting: Option<Putting>,
 }
 
 impl Server {

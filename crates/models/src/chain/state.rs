@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use esker_chain::{Effect, Event, Incarnation, Member, Message, Place, Replica, ServerId, Table};
 
 use super::bounds::{ChainModel, Flaw, SERVERS_MAX};
-use super::server::{Parcel, Server};
+use super::server::{Parcel, Putting, Server};
 
 /// What is to be so in every state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,6 +75,7 @@ impl ChainState {
             content: Vec::new(),
             durable: 0,
             lease: None,
+            putting: None,
         };
         let mut state = Self {
             table,
@@ -114,6 +115,7 @@ impl ChainState {
             server.replica.table().version == self.table.version
                 && server.incarnation == member.incarnation
                 && server.durable == server.content.len()
+                && server.putting.is_none()
         };
         let serves = |member: &&Member| matches!(member.place, Place::Serving | Place::Syncing);
         self.net.iter().all(VecDeque::is_empty) && self.table.members.iter().filter(serves).all(is_done)
@@ -159,26 +161,39 @@ impl ChainState {
                 self.carry_out(protocol, to, effects);
             }
             Parcel::Copy { version, seq, content } => {
-                self.step(protocol, to, Event::Copying { from: sender, version });
+                let before = self.servers[to].replica.clone();
+                self.step(protocol, to, Event::Copying { from: sender, version, seq });
                 let server = &mut self.servers[to];
-                let before = server.replica.clone();
-                let effects = server.replica.step(Event::Copied { from: sender, version, seq });
-                if server.replica != before {
-                    server.durable = content.len();
-                    server.content = content;
+                // One that is refused changes nothing; another takes the place of one that is not whole yet.
+                let begins = before.is_based() != server.replica.is_based()
+                    || !before.is_based() && server.replica.is_brought_up_by(sender, version);
+                if begins {
+                    server.putting = Some(Putting { from: sender, version, seq, content });
                 }
-                self.carry_out(protocol, to, effects);
             }
         }
         Some(())
+    }
+
+    /// The copy that a server puts in place is whole.
+    pub fn put(&mut self, protocol: &ChainModel, number: usize) {
+        let server = &mut self.servers[number];
+        let Some(Putting { from, version, seq, content }) = server.putting.take() else { return };
+        let before = server.replica.clone();
+        let effects = server.replica.step(Event::Copied { from, version, seq });
+        if server.replica != before {
+            server.durable = content.len();
+            server.content = content;
+        }
+        self.carry_out(protocol, number, effects);
     }
 
     /// A connection breaks.
     pub fn cut(&mut self, protocol: &ChainModel, one: usize, other: usize) {
         self.net_mut(one, other).clear();
         self.net_mut(other, one).clear();
-        self.step(protocol, one, Event::Reconnected);
-        self.step(protocol, other, Event::Reconnected);
+        self.step(protocol, one, Event::Reconnected(ServerId(other as u32)));
+        self.step(protocol, other, Event::Reconnected(ServerId(one as u32)));
     }
 
     /// A server loses what is not durable, and is started again.
@@ -192,11 +207,11 @@ impl ChainState {
         };
         server.incarnation = incarnation;
         server.replica = Replica::new(ServerId(number as u32), incarnation, server.durable as u64, protocol.kept_max);
-        server.lease = None;
+        (server.lease, server.putting) = (None, None);
         for other in (0..self.servers.len()).filter(|other| *other != number) {
             self.net_mut(number, other).clear();
             self.net_mut(other, number).clear();
-            self.step(protocol, other, Event::Reconnected);
+            self.step(protocol, other, Event::Reconnected(ServerId(number as u32)));
         }
     }
 
