@@ -101,8 +101,15 @@ impl Coordinator {
     pub async fn servers(&self) -> Result<BTreeMap<ServerId, ServerRecord>> {
         let call = self.session.call().await?;
         let found = by_server(&call, &self.servers_node()).await?.unwrap_or_default();
-        let record = |(server, (node, data, _)): (ServerId, Found)| Ok((server, record(&node, &data)?));
-        found.into_iter().map(record).collect()
+        // One that makes no sense keeps no other from being reached.
+        let record = |(server, (node, data, _)): (ServerId, Found)| match record(&node, &data) {
+            Ok(record) => Some((server, record)),
+            Err(error) => {
+                tracing::warn!(%error, "a server is not known");
+                None
+            }
+        };
+        Ok(found.into_iter().filter_map(record).collect())
     }
 
     /// Makes a chain of this first table, whose servers have these stores. Each member that serves, or is brought up,

@@ -50,6 +50,8 @@ pub(crate) enum Round {
     Again,
     /// It is over: another is to begin.
     Over,
+    /// It is over, since its node cannot go on: another is to begin later.
+    Failed,
 }
 
 impl Life {
@@ -86,14 +88,17 @@ impl Life {
             tracing::warn!(chain = self.chain, version = table.version, "this server was taken out of its chain");
             return Ok(Round::Over);
         }
-        // It steps, which may wait for the store.
-        let next = table.clone();
-        let stepped = tokio::task::spawn_blocking(move || node.go_by(next)).await;
-        stepped.map_err(std::io::Error::other)?;
+        if node.version() < table.version {
+            // It steps, which may wait for the store.
+            let next = table.clone();
+            let stepped = tokio::task::spawn_blocking(move || node.go_by(next)).await;
+            stepped.map_err(std::io::Error::other)?;
+        }
         self.served |= place == Some(Place::Serving);
-        if let Some(error) = self.node.failure() {
-            view.trouble = Some(error.to_string());
-            return Ok(Round::Over);
+        if let Some(why) = self.fault(period) {
+            tracing::error!(chain = self.chain, why, "this server leaves its chain");
+            view.trouble = Some(why);
+            return Ok(Round::Failed);
         }
         let sent = self.node.now();
         match self.coordinator.renew(&self.chain, self.server, self.incarnation, stamp).await? {
@@ -104,15 +109,28 @@ impl Life {
         if let Some((server, version)) = self.node.in_step() {
             self.coordinator.tell_in_step(&self.chain, server, version).await?;
         }
-        self.peers.tidy();
+        self.peers.tidy(&self.chain, table.version);
         Ok(Round::Goes)
+    }
+
+    /// Why this life cannot go on, if so.
+    fn fault(&self, period: Duration) -> Option<String> {
+        if let Some(error) = self.node.failure() {
+            return Some(error.to_string());
+        }
+        if self.node.is_hollow() {
+            return Some("what it holds is part of a copy, and its table has it serve".into());
+        }
+        let since = self.node.syncs_since();
+        (since > period).then(|| format!("a sync of its store has been under way for {} ms", since.as_millis()))
     }
 
     /// Puts what the node knows into the view.
     pub(crate) fn look(&self, view: &mut View) {
-        (view.applied, view.committed) = self.node.progress();
-        view.place = self.node.place();
-        view.kept_bytes = self.node.kept_bytes() as u64;
+        if let Some((place, applied, committed, kept_bytes)) = self.node.look() {
+            (view.place, view.applied, view.committed) = (place, applied, committed);
+            view.kept_bytes = kept_bytes as u64;
+        }
         view.copied_bytes = self.peers.copied_bytes(&self.chain);
         view.lease_ms = self.node.lease_left().as_millis() as u64;
         view.heads = view.place == Some(Place::Serving) && view.head == Some(self.server);
@@ -128,8 +146,9 @@ impl Life {
         let (node, peers, chain, runs) =
             (Arc::clone(&self.node), Arc::clone(&self.peers), self.chain.clone(), self.runs.take());
         let ended = tokio::task::spawn_blocking(move || {
-            peers.leave(&chain);
+            // In this order: what begins to copy between the two is refused, or waited for.
             node.end();
+            peers.leave(&chain);
             runs.map(JoinHandle::join)
         });
         if !matches!(ended.await, Ok(None | Some(Ok(())))) {

@@ -239,8 +239,8 @@ impl Task {
                     self.tell(view);
                     continue;
                 }
-                Ok(Round::Over) => {
-                    let failed = life.node.failure().is_some();
+                Ok(over @ (Round::Over | Round::Failed)) => {
+                    let failed = matches!(over, Round::Failed);
                     (view.heads, view.place) = (false, None);
                     self.tell(view);
                     life.end(failed).await;

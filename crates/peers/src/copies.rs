@@ -6,10 +6,11 @@
 //! not come back.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use esker_chain::copy::{Source, StoreSource};
+use esker_chain::copy::{Source, Span, StoreSource};
 use esker_chain::{COLLECTION, ServerId};
 use esker_store::{Error, ObjectStore};
 use esker_wire::proto::chain as proto;
@@ -19,26 +20,23 @@ use tonic::Status;
 use crate::spans::{decode_page, decode_span, encode_content, encode_page};
 
 /// What is not asked for within this time is given up.
-const IDLE: Duration = Duration::from_secs(30);
+const IDLE: Duration = Duration::from_secs(300);
+/// Most bytes of a chunk; pages that were told of have no more.
+const BYTES_MAX: u64 = 1 << 20;
 /// Most pages of one answer.
 const PAGES_MAX: usize = 1_024;
 
 struct Offered {
     chain: String,
     to: ServerId,
+    version: u64,
     source: Arc<StoreSource>,
     asked: Instant,
 }
 
+/// Copies that are offered, by numbers that are not to be guessed and come once.
 #[derive(Default)]
-struct All {
-    last: u64,
-    offered: HashMap<u64, Offered>,
-}
-
-/// Copies that are offered.
-#[derive(Default)]
-pub(crate) struct Copies(Mutex<All>);
+pub(crate) struct Copies(Mutex<HashMap<u64, Offered>>);
 
 fn status(error: Error) -> Status {
     Status::internal(error.to_string())
@@ -50,20 +48,20 @@ fn bad(error: Error) -> Status {
 
 impl Copies {
     /// Offers what this store holds; what it is asked for by.
-    pub(crate) fn offer(&self, chain: &str, to: ServerId, store: Arc<dyn ObjectStore>) -> u64 {
+    pub(crate) fn offer(&self, chain: &str, to: ServerId, version: u64, store: Arc<dyn ObjectStore>) -> u64 {
         let source = Arc::new(StoreSource::new(store, [COLLECTION.into()]));
-        let offered = Offered { chain: chain.to_owned(), to, source, asked: Instant::now() };
+        let offered = Offered { chain: chain.to_owned(), to, version, source, asked: Instant::now() };
         let mut all = self.0.lock();
-        all.offered.retain(|_, one| (one.chain.as_str(), one.to) != (chain, to));
-        all.last += 1;
-        let number = all.last;
-        all.offered.insert(number, offered);
+        all.retain(|_, one| (one.chain.as_str(), one.to) != (chain, to));
+        // Its keys are random, of each anew.
+        let number = RandomState::new().hash_one((chain, to, version));
+        all.insert(number, offered);
         number
     }
 
     fn source(&self, copy: u64) -> Result<Arc<StoreSource>, Status> {
         let mut all = self.0.lock();
-        let offered = all.offered.get_mut(&copy);
+        let offered = all.get_mut(&copy);
         let offered = offered.ok_or_else(|| Status::not_found(format!("copy {copy} is not offered any more")))?;
         offered.asked = Instant::now();
         Ok(Arc::clone(&offered.source))
@@ -80,23 +78,32 @@ impl Copies {
     pub(crate) fn content(&self, request: proto::ContentRequest) -> Result<proto::ContentResponse, Status> {
         let source = self.source(request.copy)?;
         let page = request.page.ok_or_else(|| Status::invalid_argument("ContentRequest.page: it is absent"))?;
-        Ok(encode_content(source.content(&decode_page(page).map_err(bad)?).map_err(status)?))
+        let page = decode_page(page).map_err(bad)?;
+        if let Span::Bytes { range, .. } = &page.span
+            && range.end.saturating_sub(range.start) > BYTES_MAX
+        {
+            let why = format!("BytesSpan: {range:?} is longer than {BYTES_MAX} bytes");
+            return Err(Status::invalid_argument(why));
+        }
+        Ok(encode_content(source.content(&page).map_err(status)?))
     }
 
-    /// It is over; the chain that it was of, if it was offered still.
-    pub(crate) fn end(&self, copy: u64) -> Option<String> {
-        self.0.lock().offered.remove(&copy).map(|one| one.chain)
+    /// It is over; the chain and server that it was for, if it was offered still.
+    pub(crate) fn end(&self, copy: u64) -> Option<(String, ServerId)> {
+        self.0.lock().remove(&copy).map(|one| (one.chain, one.to))
     }
 
     /// Nothing is offered of this chain any more.
     pub(crate) fn forget(&self, chain: &str) {
-        self.0.lock().offered.retain(|_, one| one.chain != chain);
+        self.0.lock().retain(|_, one| one.chain != chain);
     }
 
-    /// Ends what was not asked for lately; the chains of that.
-    pub(crate) fn idle(&self) -> Vec<String> {
+    /// Ends what was offered of this chain in another version of its table, and what was not asked for lately; the
+    /// servers that the latter was for.
+    pub(crate) fn tidy(&self, chain: &str, version: u64) -> Vec<ServerId> {
         let mut all = self.0.lock();
-        let idle = all.offered.extract_if(|_, one| one.asked.elapsed() > IDLE);
-        idle.map(|(_, one)| one.chain).collect()
+        all.retain(|_, one| one.chain != chain || one.version == version);
+        let idle = all.extract_if(|_, one| one.chain == chain && one.asked.elapsed() > IDLE);
+        idle.map(|(_, one)| one.to).collect()
     }
 }

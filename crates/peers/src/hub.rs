@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use esker_chain::{Node, ServerId};
 use esker_wire::proto::chain as proto;
@@ -12,6 +13,9 @@ use crate::outgoing::Outgoing;
 use crate::pulling::Pulling;
 use crate::reach::Reach;
 
+/// From a copy that failed to the next.
+const PAUSE: Duration = Duration::from_secs(2);
+
 /// What peers ask, and nodes send.
 pub(crate) struct Hub {
     /// The cluster: servers of another are not listened to.
@@ -21,6 +25,8 @@ pub(crate) struct Hub {
     pub(crate) reach: Arc<Reach>,
     pub(crate) copies: Copies,
     pub(crate) pulling: Pulling,
+    /// Letters that wait for one server take no more than this.
+    waiting_bytes_max: usize,
     ways: Mutex<HashMap<(String, ServerId), Arc<Outgoing>>>,
     nodes: RwLock<HashMap<String, Arc<Node>>>,
     /// The last stream of each peer and chain, whose letters are heard.
@@ -31,10 +37,15 @@ pub(crate) struct Hub {
 pub(crate) type Stream = Arc<Mutex<u64>>;
 
 impl Hub {
-    pub(crate) fn new(cluster: String, me: ServerId, reach: Arc<Reach>, copy_bytes_per_s: u64) -> Self {
+    pub(crate) fn new(
+        cluster: String,
+        me: ServerId,
+        reach: Arc<Reach>,
+        (waiting_bytes_max, copy_bytes_per_s): (usize, u64),
+    ) -> Self {
         let pulling = Pulling::new(Arc::clone(&reach), copy_bytes_per_s);
         let (copies, ways, nodes) = (Copies::default(), Mutex::default(), RwLock::default());
-        Self { cluster, me, reach, copies, pulling, ways, nodes, streams: Mutex::default() }
+        Self { cluster, me, reach, copies, pulling, waiting_bytes_max, ways, nodes, streams: Mutex::default() }
     }
 
     /// From now on this node hears what is sent for the chain.
@@ -65,11 +76,22 @@ impl Hub {
         self.nodes.read().get(chain).cloned()
     }
 
-    /// The node of this chain says anew where it stands, and is told so.
-    pub(crate) fn begin_anew(&self, chain: &str) {
+    /// The node of this chain tells this server anew where it stands.
+    pub(crate) fn begin_anew(&self, chain: &str, server: ServerId) {
         if let Some(node) = self.node(chain) {
-            node.reconnected();
+            node.reconnected(server);
         }
+    }
+
+    /// The same, after a pause: what has failed is not tried again at once.
+    pub(crate) fn begin_later(self: &Arc<Self>, chain: String, server: ServerId) {
+        let own = Arc::downgrade(self);
+        self.reach.runtime.spawn(async move {
+            tokio::time::sleep(PAUSE).await;
+            // It steps, which may wait for its store.
+            let begun = tokio::task::spawn_blocking(move || own.upgrade().map(|hub| hub.begin_anew(&chain, server)));
+            drop(begun.await);
+        });
     }
 
     /// Ends everything.
@@ -89,14 +111,14 @@ impl Hub {
         if let Some(way) = ways.get(&(chain.to_owned(), to)) {
             return Arc::clone(way);
         }
-        let way = Outgoing::new();
+        let way = Outgoing::new(self.waiting_bytes_max);
         ways.insert((chain.to_owned(), to), Arc::clone(&way));
         let hello = proto::Hello { cluster: self.cluster.clone(), chain: chain.to_owned(), from: self.me.0, to: to.0 };
         let (reach, own, chain) = (Arc::clone(&self.reach), Arc::downgrade(self), chain.to_owned());
         let connect = async move || reach.connect(to).await;
         let open = move || {
             if let Some(hub) = own.upgrade() {
-                hub.begin_anew(&chain);
+                hub.begin_anew(&chain, to);
             }
         };
         self.reach.runtime.spawn(Arc::clone(&way).run(hello, connect, Arc::new(open)));

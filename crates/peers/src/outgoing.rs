@@ -6,7 +6,7 @@
 //! 1. The queue takes letters only while there is a stream: what is sent without one is lost, as on a connection that
 //!    breaks.
 //! 2. Once there is a stream the node is told, and says anew where it stands.
-//! 3. More than [`WAITING_BYTES_MAX`] end the stream.
+//! 3. More than a bound of bytes that wait ends the stream.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,8 +22,6 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::letters::letter;
 
-/// Letters that wait for one server take no more than this, in bytes.
-const WAITING_BYTES_MAX: usize = 256 << 20;
 /// Letters that are handed to the stream before it has asked for them.
 const AHEAD: usize = 16;
 /// A letter without payload takes this of the queue.
@@ -58,11 +56,18 @@ pub(crate) struct Outgoing {
     queue: Mutex<Queue>,
     more: Notify,
     ended: AtomicBool,
+    waiting_bytes_max: usize,
 }
 
 impl Outgoing {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { queue: Mutex::default(), more: Notify::new(), ended: AtomicBool::new(false) })
+    /// No more than `waiting_bytes_max` bytes of letters wait.
+    pub(crate) fn new(waiting_bytes_max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            queue: Mutex::default(),
+            more: Notify::new(),
+            ended: AtomicBool::new(false),
+            waiting_bytes_max,
+        })
     }
 
     /// Sends a message of the replica.
@@ -81,7 +86,7 @@ impl Outgoing {
             return;
         }
         queue.bytes += waiting.bytes();
-        if queue.bytes > WAITING_BYTES_MAX {
+        if queue.bytes > self.waiting_bytes_max {
             // A server so slow is told of a new stream, and sent what it lacks.
             *queue = Queue::default();
         } else {
@@ -148,7 +153,13 @@ impl Outgoing {
         if sender.send(greeting).await.is_err() {
             return false;
         }
-        let call = tokio::spawn(async move { client.send(ReceiverStream::new(receiver)).await });
+        let mut answers = match client.send(ReceiverStream::new(receiver)).await {
+            Ok(accepted) => accepted.into_inner(),
+            Err(status) => {
+                tracing::info!(server = to, %status, "a peer does not listen");
+                return false;
+            }
+        };
         self.queue.lock().is_open = true;
         // It steps, which may wait for its store.
         let told = Arc::clone(open);
@@ -176,12 +187,13 @@ impl Outgoing {
             tokio::select! {
                 () = more => {}
                 () = sender.closed() => break 'stream,
+                ended = answers.message() => {
+                    if let Err(status) = ended {
+                        tracing::info!(server = to, %status, "a stream to a peer has ended");
+                    }
+                    break 'stream;
+                }
             }
-        }
-        drop(sender);
-        call.abort();
-        if let Ok(Err(status)) = call.await {
-            tracing::info!(server = to, %status, "a stream to a peer has ended");
         }
         sent
     }

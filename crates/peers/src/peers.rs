@@ -51,6 +51,8 @@ pub struct Config {
     pub tls: Option<TlsFiles>,
     /// Bytes per second that a copy for this server takes, at most; 0: no limit.
     pub copy_bytes_per_s: u64,
+    /// Bytes of letters that wait for one server, at most: more than a node keeps for it.
+    pub waiting_bytes_max: usize,
 }
 
 /// What a node wants of its server.
@@ -94,7 +96,8 @@ impl Peers {
         let (stop, stopping) = watch::channel(false);
         let (client_tls, server_tls) = tls.unzip();
         let reach = Arc::new(Reach::new(runtime.handle().clone(), client_tls));
-        let hub = Arc::new(Hub::new(config.cluster, config.me, reach, config.copy_bytes_per_s));
+        let hub =
+            Arc::new(Hub::new(config.cluster, config.me, reach, (config.waiting_bytes_max, config.copy_bytes_per_s)));
         service::start(&runtime, socket, server_tls, Service::new(Arc::downgrade(&hub)), stopping)?;
         Ok(Self { hub, runtime: Mutex::new(Some(runtime)), address, stop })
     }
@@ -129,10 +132,10 @@ impl Peers {
         self.hub.pulling.progress(chain)
     }
 
-    /// Ends what is offered and was not asked for lately: the node begins anew.
-    pub fn tidy(&self) {
-        for chain in self.hub.copies.idle() {
-            self.hub.begin_anew(&chain);
+    /// Ends what is offered of a chain in another version of its table than this, and what was not asked for lately.
+    pub fn tidy(&self, chain: &str, version: u64) {
+        for server in self.hub.copies.tidy(chain, version) {
+            self.hub.begin_later(chain.to_owned(), server);
         }
     }
 
@@ -173,8 +176,12 @@ impl Links for ChainLinks {
         self.asked.in_step(server, version);
     }
 
+    fn again(&self, server: ServerId) {
+        self.hub.begin_later(self.chain.clone(), server);
+    }
+
     fn copy(&self, to: ServerId, version: u64, seq: u64, store: Arc<dyn ObjectStore>) {
-        let copy = self.hub.copies.offer(&self.chain, to, store);
+        let copy = self.hub.copies.offer(&self.chain, to, version, store);
         tracing::info!(chain = self.chain, server = %to, seq, "a copy is offered");
         self.hub.way(&self.chain, to).post(What::Copy(proto::Copy { version, seq, copy }));
     }

@@ -28,6 +28,8 @@ use crate::spans::{decode_content, decode_page, encode_page, encode_span};
 
 /// An answer that has not come by then does not come.
 const CALL: Duration = Duration::from_secs(20);
+/// From one try to reach the other server to the next.
+const AGAIN: Duration = Duration::from_secs(1);
 /// Contents that are asked for ahead.
 const IN_FLIGHT: usize = 4;
 
@@ -103,10 +105,15 @@ impl Pulling {
 fn pull(reach: &Reach, bytes_per_s: u64, node: &Node, offer: &Offer, (stop, bytes): (&AtomicBool, &AtomicU64)) {
     let Offer { chain, from, version, seq, copy } = offer;
     let runtime = reach.runtime.clone();
-    let client = match runtime.block_on(reach.connect(*from)) {
-        Ok(client) => client,
-        Err(why) => {
-            tracing::warn!(chain, server = %from, why, "a copy cannot be pulled");
+    let client = loop {
+        match runtime.block_on(reach.connect(*from)) {
+            Ok(client) => break client,
+            Err(why) => {
+                tracing::warn!(chain, server = %from, why, "a copy cannot be pulled yet");
+                std::thread::sleep(AGAIN);
+            }
+        }
+        if stop.load(Ordering::SeqCst) {
             return;
         }
     };
@@ -114,8 +121,9 @@ fn pull(reach: &Reach, bytes_per_s: u64, node: &Node, offer: &Offer, (stop, byte
     let rate = Some(bytes_per_s).filter(|rate| *rate > 0);
     let options = Options { rate_bytes_per_s: rate, in_flight: IN_FLIGHT };
     let began = std::time::Instant::now();
-    let failed = if stop.load(Ordering::SeqCst) || !node.copying(*from, *version) {
-        true
+    let failed = if stop.load(Ordering::SeqCst) || !node.copying(*from, *version, *seq) {
+        // Another is offered, or it is here already.
+        false
     } else {
         let mut progress = |done: esker_chain::copy::Progress| {
             bytes.store(done.bytes, Ordering::Relaxed);

@@ -11,7 +11,7 @@ use esker_wire::proto::chain::letter::What;
 use esker_wire::proto::chain::replication_server::{Replication, ReplicationServer};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::TcpListenerStream;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::transport::{Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -121,10 +121,12 @@ fn hear(hub: &Weak<Hub>, chain: &str, from: ServerId, mut letters: mpsc::Receive
 
 #[tonic::async_trait]
 impl Replication for Service {
+    type SendStream = ReceiverStream<std::result::Result<proto::Sent, Status>>;
+
     async fn send(
         &self,
         request: Request<Streaming<proto::Letter>>,
-    ) -> std::result::Result<Response<proto::Sent>, Status> {
+    ) -> std::result::Result<Response<Self::SendStream>, Status> {
         let hub = self.hub()?;
         let mut letters = request.into_inner();
         let first = letters.message().await?.and_then(|letter| letter.what);
@@ -145,8 +147,18 @@ impl Replication for Service {
             .name("esker-letters".into())
             .spawn(move || hear(&hub, &hello.chain, from, unheard))
             .map_err(|error| Status::resource_exhausted(error.to_string()))?;
-        pass_on(letters, sender).await?;
-        Ok(Response::new(proto::Sent {}))
+        let (answer, answers) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let ended = tokio::select! {
+                ended = pass_on(letters, sender) => ended,
+                () = answer.closed() => return,
+            };
+            if let Err(status) = ended {
+                // The peer may be gone.
+                let _ = answer.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(answers)))
     }
 
     async fn pages(
@@ -170,13 +182,10 @@ impl Replication for Service {
         request: Request<proto::EndCopyRequest>,
     ) -> std::result::Result<Response<proto::EndCopyResponse>, Status> {
         let (hub, request) = (self.hub()?, request.into_inner());
-        waiting(move || {
-            if let Some(chain) = hub.copies.end(request.copy).filter(|_| request.failed) {
-                hub.begin_anew(&chain);
-            }
-            Ok(proto::EndCopyResponse {})
-        })
-        .await
+        if let Some((chain, to)) = hub.copies.end(request.copy).filter(|_| request.failed) {
+            hub.begin_later(chain, to);
+        }
+        Ok(Response::new(proto::EndCopyResponse {}))
     }
 }
 

@@ -33,7 +33,8 @@ impl Server {
     fn start(number: u32, below: Arc<MemoryStore>, kept_bytes_max: usize) -> Self {
         let me = ServerId(number);
         let listen = "127.0.0.1:0".parse().unwrap();
-        let config = Config { cluster: "test".into(), me, listen, tls: None, copy_bytes_per_s: 0 };
+        let config =
+            Config { cluster: "test".into(), me, listen, tls: None, copy_bytes_per_s: 0, waiting_bytes_max: 64 << 20 };
         let peers = Peers::bind(config).unwrap();
         let links = peers.links(CHAIN, Arc::new(Ignored));
         let standing = Standing::read(&*below, &Bytes::from(format!("{number}"))).unwrap();
@@ -180,12 +181,26 @@ fn a_server_that_is_gone_for_a_while_is_sent_what_it_lacks() {
 #[test]
 fn strangers_and_open_addresses_are_refused() {
     let listen = "0.0.0.0:0".parse().unwrap();
-    let open = Config { cluster: "test".into(), me: ServerId(0), listen, tls: None, copy_bytes_per_s: 0 };
+    let open = Config {
+        cluster: "test".into(),
+        me: ServerId(0),
+        listen,
+        tls: None,
+        copy_bytes_per_s: 0,
+        waiting_bytes_max: 64 << 20,
+    };
     let refused = Peers::bind(open).err().unwrap();
     assert!(matches!(refused, Error::Open { .. }), "{refused}");
     // A server of another cluster is not heard.
     let listen = "127.0.0.1:0".parse().unwrap();
-    let other = Config { cluster: "other".into(), me: ServerId(0), listen, tls: None, copy_bytes_per_s: 0 };
+    let other = Config {
+        cluster: "other".into(),
+        me: ServerId(0),
+        listen,
+        tls: None,
+        copy_bytes_per_s: 0,
+        waiting_bytes_max: 64 << 20,
+    };
     let stranger = Peers::bind(other).unwrap();
     let server = Server::start(1, Arc::new(MemoryStore::new()), 1 << 20);
     stranger.know(BTreeMap::from([(ServerId(1), server.peers.address().to_string())]));

@@ -135,8 +135,18 @@ pub fn config(
         peers,
         served,
         fresh: Bytes::from(fresh),
-        kept_bytes_max: usize::try_from(settings.cluster.kept.0.0).unwrap_or(usize::MAX),
+        kept_bytes_max: kept(&settings.cluster),
     }))
+}
+
+/// Bytes of operations that are kept for a server.
+fn kept(settings: &ClusterSettings) -> usize {
+    usize::try_from(settings.kept.0.0).unwrap_or(usize::MAX)
+}
+
+/// Bytes of letters that wait for a server: all that is kept, and what comes beside it.
+fn waiting_bytes_max(kept_bytes_max: usize) -> usize {
+    kept_bytes_max.saturating_mul(2).saturating_add(128 << 20)
 }
 
 /// Before an address that speaks TLS only.
@@ -154,7 +164,14 @@ fn peers(settings: &ClusterSettings, me: ServerId, root: &str) -> Result<esker_p
         }
         _ => return Err(Failure::usage("peer_tls_cert, peer_tls_key and peer_tls_ca are only of use together")),
     };
-    Ok(esker_peers::Config { cluster: root.to_owned(), me, listen, tls, copy_bytes_per_s: settings.copy_rate.0.0 })
+    Ok(esker_peers::Config {
+        cluster: root.to_owned(),
+        me,
+        listen,
+        tls,
+        copy_bytes_per_s: settings.copy_rate.0.0,
+        waiting_bytes_max: waiting_bytes_max(kept(settings)),
+    })
 }
 
 /// Sockets that are listened on while terms come and go: who connects between two of them waits.
@@ -225,11 +242,12 @@ impl Nodes {
     fn new(me: ServerId, own: Option<String>) -> Result<Option<Arc<Self>>, String> {
         // Without the Redis protocol there is nothing to tell.
         let Some(address) = own.clone() else { return Ok(None) };
-        let view = Self::made(me, &address, &View::default())?;
+        let view = Self::made(me, &address, &View::default(), false)?;
         Ok(Some(Arc::new(Self { me, own, view: ArcSwap::from_pointee(view) })))
     }
 
-    fn made(me: ServerId, own: &str, view: &View) -> Result<ClusterView, String> {
+    /// `in_office`: this server serves as the head now, and not only is to.
+    fn made(me: ServerId, own: &str, view: &View, in_office: bool) -> Result<ClusterView, String> {
         let mut nodes = Vec::new();
         let (mut head, mut replicas) = (None, Vec::new());
         let is_up = |peer: &Peer| matches!(peer.place, Some(Place::Serving | Place::Syncing | Place::Waiting));
@@ -239,7 +257,7 @@ impl Nodes {
             let Some(node) = address.and_then(|address| node(peer.server, address, is_up(peer))) else { continue };
             if view.head == Some(peer.server) {
                 // One that is not in office yet, or any more, is no head of its own.
-                head = Some(nodes.len()).filter(|_| peer.server != me || view.heads);
+                head = Some(nodes.len()).filter(|_| peer.server != me || view.heads && in_office);
             } else if peer.place.is_some() {
                 replicas.push(nodes.len());
             }
@@ -251,9 +269,9 @@ impl Nodes {
         ClusterView::new(view.version, &id(me), nodes, vec![SlotRange { first: 0, last: SLOT_LAST, head, replicas }])
     }
 
-    fn update(&self, view: &View) {
+    fn update(&self, view: &View, in_office: bool) {
         let Some(own) = &self.own else { return };
-        match Self::made(self.me, own, view) {
+        match Self::made(self.me, own, view, in_office) {
             Ok(view) => self.view.store(Arc::new(view)),
             Err(why) => tracing::warn!(why, "clients are not told of a change of the cluster"),
         }
@@ -314,7 +332,7 @@ impl Terms<'_> {
         while !self.stopping.ends() {
             let (now, view) = self.member.wait(turn, Duration::ZERO).map_err(ended)?;
             turn = now;
-            self.update(&view);
+            self.update(&view, view.heads);
             match self.term(&view, loading.take(), &mut turn, &mut announced) {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
@@ -344,8 +362,9 @@ impl Terms<'_> {
         nbd.chain(grpc).map(|(what, door, head)| Ok(Relay::start(what, door.try_clone()?, head)?)).collect()
     }
 
-    fn update(&self, view: &View) {
-        self.nodes.iter().for_each(|nodes| nodes.update(view));
+    /// Clients are told of this view; in a term that is not the head's they are never told that this server is.
+    fn update(&self, view: &View, in_office: bool) {
+        self.nodes.iter().for_each(|nodes| nodes.update(view, in_office));
     }
 
     /// As the head of the chain, or not, until that changes: then true; false if it ended otherwise.
@@ -385,7 +404,7 @@ impl Terms<'_> {
                     let is_over = match self.member.wait(now, LOOK) {
                         Ok((next, seen)) => {
                             if next != now {
-                                self.update(&seen);
+                                self.update(&seen, heads);
                             }
                             now = next;
                             seen.heads != heads || heads && seen.incarnation != view.incarnation
@@ -423,6 +442,9 @@ fn ended(error: Arc<esker_member::Error>) -> Failure {
 /// Whether this server holds what the chain holds.
 fn ready(view: &View) -> Result<(), String> {
     match view.place {
+        Some(Place::Serving) if view.heads && view.lease_ms == 0 => {
+            Err("this server heads its chain, and has no lease: the coordinator does not answer".into())
+        }
         Some(Place::Serving) => Ok(()),
         Some(Place::Syncing) => Err("this server is being brought up to its chain".into()),
         Some(place) => Err(format!("this server waits to be brought up to its chain ({place:?})")),

@@ -127,10 +127,6 @@ impl Stopping {
     pub fn begin(self: &Arc<Self>, protocols: Protocols, signals: Signals) -> Result<Told, Failure> {
         let waiting = self.serve(protocols)?;
         let told = Told { waiting: Some(waiting), ..self.listen(signals)? };
-        if let Some(within) = supervisor::watchdog() {
-            let own = Arc::clone(self);
-            std::thread::Builder::new().name("esker-watchdog".into()).spawn(move || own.watch(within))?;
-        }
         Ok(told)
     }
 
@@ -156,6 +152,10 @@ impl Stopping {
                 }
             }
         })?;
+        if let Some(within) = supervisor::watchdog() {
+            let own = Arc::clone(self);
+            std::thread::Builder::new().name("esker-watchdog".into()).spawn(move || own.watch(within))?;
+        }
         Ok(Told { signals: handle, listening, waiting: None })
     }
 
