@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use bytes::Bytes;
 use esker_store::{
     Barrier, Change, Collection, CommitSeq, Completion, Durability, DurableMark, Error, ObjectId, ObjectStore, Op,
     Result, Snapshot, Stall, Transaction, WhenBusy,
@@ -25,8 +26,11 @@ use crate::dirty::Dirty;
 use crate::lease::Lease;
 use crate::operation::Operation;
 use crate::replica::{Effect, Event, Message, Replica};
-use crate::standing::{COLLECTION, Standing, distrust, numbered, trust};
+use crate::standing::{COLLECTION, Standing, distrust, numbered, put_by, stand_at, taken_by, trust, was_put_by};
 use crate::table::{Incarnation, Place, ServerId, Table};
+
+/// Operations that were put by are applied so many at a time.
+const PUT_BY_AT_ONCE: u64 = 256;
 
 /// How a node reaches others. Nothing here waits, or calls the node.
 pub trait Links: Send + Sync {
@@ -43,6 +47,15 @@ pub trait Links: Send + Sync {
     /// Has this server told that it is to put a copy in place of what it has: of this store, which does not change, and
     /// is the state after operation `seq`. Where that fails, [`Node::reconnected`] begins anew, after a pause.
     fn copy(&self, to: ServerId, version: u64, seq: u64, store: Arc<dyn ObjectStore>);
+
+    /// An operation as a message.
+    fn encode(&self, operation: &Operation) -> Bytes;
+
+    /// The operation that a message of [`Links::encode`] is.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`]: it is none.
+    fn decode(&self, message: Bytes) -> Result<Operation>;
 
     /// Has [`Node::reconnected`] called for this server, after a pause.
     fn again(&self, server: ServerId);
@@ -213,18 +226,48 @@ impl Node {
         core.round != round && self.failed.get().is_none()
     }
 
-    /// The copy is here: the store is the state after operation `seq`, and durable.
-    pub fn copied(&self, from: ServerId, version: u64, seq: u64) {
-        let core = self.core.lock();
-        if self.failed.get().is_some() || !core.replica.is_brought_up_by(from, version) {
-            return;
+    /// The copy is here: the store is the state after operation `seq`. What was put by behind it is applied now, and
+    /// the node goes on from there.
+    ///
+    /// # Errors
+    /// Those of the store; then the node has failed.
+    pub fn copied(&self, from: ServerId, version: u64, seq: u64) -> Result<()> {
+        let round = self.core.lock().round;
+        let done = stand_at(&*self.store, seq).and_then(|()| self.catch_up(from, version, seq, round));
+        if let Err(error) = &done {
+            self.fail(error.clone());
         }
-        if let Err(error) = trust(&*self.store, seq) {
-            self.fail(error);
+        done
+    }
+
+    /// The copy that was begun does not come to its end.
+    pub fn copy_failed(&self) {
+        drop(self.step(self.core.lock(), Event::CopyFailed));
+    }
+
+    /// Applies what was put by, some at a time, so that the node hears and is heard meanwhile.
+    fn catch_up(&self, from: ServerId, version: u64, seq: u64, round: u64) -> Result<()> {
+        let mut at = seq;
+        loop {
+            let core = self.core.lock();
+            let over = self.failed.get().is_some() || core.round != round;
+            let Some(next) = core.replica.next_by().filter(|_| !over) else { return Ok(()) };
+            if at + 1 == next {
+                trust(&*self.store, at)?;
+                // What of it is not acknowledged yet is not known by object.
+                self.dirty.note_all(at);
+                drop(self.step(core, Event::Copied { from, version, seq: at }));
+                return Ok(());
+            }
+            drop(core);
+            let last = (next - 1).min(at + PUT_BY_AT_ONCE);
+            for number in at + 1..=last {
+                let operation = self.links.decode(was_put_by(&*self.store, number)?)?;
+                self.store.submit(numbered(operation.transaction().clone(), number)).into_parts().0?;
+            }
+            at = last;
+            taken_by(&*self.store, at)?;
         }
-        // What of it is not acknowledged yet is not known by object.
-        self.dirty.note_all(seq);
-        drop(self.step(core, Event::Copied { from, version, seq }));
     }
 
     /// The member that it has brought up, and that serves once the manager hears of it, in which version of the table.
@@ -428,6 +471,11 @@ impl Node {
             }
             match effect {
                 Effect::Apply(seq, operation) => self.apply(&mut core, seq, &operation),
+                Effect::PutBy(seq, operation) => {
+                    if let Err(error) = put_by(&*self.store, seq, &self.links.encode(&operation)) {
+                        self.fail(error);
+                    }
+                }
                 Effect::Send(to, message) => self.links.send(to, message),
                 Effect::Committed(_) => {}
                 Effect::Copy { to, seq, .. } => {

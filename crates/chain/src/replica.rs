@@ -48,13 +48,15 @@ pub enum Event<O> {
         /// It is the state after this operation.
         seq: u64,
     },
-    /// A copy is here, whole and durable.
+    /// The copy that was begun does not come to its end.
+    CopyFailed,
+    /// A copy is here, whole and durable, and so are the operations that came behind it.
     Copied {
         /// Who sent it.
         from: ServerId,
         /// In which version of the table it was begun.
         version: u64,
-        /// It is the state after this operation.
+        /// What is here is the state after this operation.
         seq: u64,
     },
     /// A server has sent this.
@@ -73,7 +75,8 @@ pub enum Message<O> {
         /// See [`Message::Forward`].
         committed: u64,
     },
-    /// I have applied the operations up to this one; `None`: I have nothing that you may build on.
+    /// I have applied the operations up to this one, or put them by until a copy is whole; `None`: I have nothing that
+    /// you may build on.
     At {
         /// Of the table.
         version: u64,
@@ -124,6 +127,8 @@ impl<O> Message<O> {
 pub enum Effect<O> {
     /// Apply this operation to the store as this number, and tell when it is durable.
     Apply(u64, O),
+    /// Put this operation by, with this number: it is applied once the copy before it is whole.
+    PutBy(u64, O),
     /// Send this.
     Send(ServerId, Message<O>),
     /// Operations up to this one are on every copy: their writers are told.
@@ -188,6 +193,8 @@ pub struct Replica<O> {
     behind: Option<Behind>,
     /// It has a state to build on.
     based: bool,
+    /// A copy is being put in place: the next operation that is put by.
+    next_by: Option<u64>,
 }
 
 impl<O: Clone + Weight> Replica<O> {
@@ -207,6 +214,7 @@ impl<O: Clone + Weight> Replica<O> {
             kept_bytes_max,
             behind: None,
             based: true,
+            next_by: None,
         }
     }
 
@@ -251,6 +259,11 @@ impl<O: Clone + Weight> Replica<O> {
         self.based
     }
 
+    /// The next operation that is put by, while a copy is put in place.
+    pub fn next_by(&self) -> Option<u64> {
+        self.next_by
+    }
+
     /// What is kept for the one behind, in bytes.
     pub fn kept_bytes(&self) -> usize {
         self.kept_bytes
@@ -279,8 +292,10 @@ impl<O: Clone + Weight> Replica<O> {
                 let has_it = self.based && self.applied >= seq;
                 if self.is_brought_up_by(from, version) && !has_it {
                     self.distrust(&mut effects);
+                    self.next_by = Some(seq + 1);
                 }
             }
+            Event::CopyFailed => self.next_by = None,
             Event::Copied { from, version, seq } => self.build_on(from, version, seq, &mut effects),
             Event::Message(from, message) => self.hear(from, message, &mut effects),
             Event::Reconnected(server) => {
@@ -329,7 +344,7 @@ impl<O: Clone + Weight> Replica<O> {
     }
 
     fn distrust(&mut self, effects: &mut Vec<Effect<O>>) {
-        self.based = false;
+        (self.based, self.next_by) = (false, None);
         (self.applied, self.durable, self.committed, self.told) = (0, 0, 0, 0);
         effects.push(Effect::Distrust);
     }
@@ -348,7 +363,7 @@ impl<O: Clone + Weight> Replica<O> {
     fn report(&self, effects: &mut Vec<Effect<O>>) {
         let Some(before) = self.table.predecessor(self.me).filter(|_| self.place().is_some()) else { return };
         let version = self.table.version;
-        let applied = self.based.then_some(self.applied);
+        let applied = if self.based { Some(self.applied) } else { self.next_by.map(|next| next - 1) };
         effects.push(Effect::Send(before.server, Message::At { version, applied }));
         if self.based && self.told > 0 {
             // It may have been told before it went by this table, and taken no notice.
@@ -370,8 +385,7 @@ impl<O: Clone + Weight> Replica<O> {
         self.applied += 1;
         let (version, seq, committed) = (self.table.version, self.applied, self.committed);
         if let Some(behind) = &self.behind {
-            // What comes while a copy is on its way is asked for once that is there.
-            if behind.streaming && behind.copying.is_none() {
+            if behind.streaming {
                 let operation = operation.clone();
                 effects.push(Effect::Send(behind.server, Message::Forward { version, seq, operation, committed }));
             }
@@ -452,7 +466,15 @@ impl<O: Clone + Weight> Replica<O> {
     fn receive(&mut self, from: ServerId, seq: u64, operation: O, effects: &mut Vec<Effect<O>>) {
         let version = self.table.version;
         if !self.based {
-            // It was sent before the copy was asked for.
+            match self.next_by {
+                Some(next) if seq == next => {
+                    self.next_by = Some(next + 1);
+                    effects.push(Effect::PutBy(seq, operation));
+                }
+                Some(next) if seq > next => self.report(effects),
+                // It is in the copy, or was sent before that was asked for.
+                _ => {}
+            }
         } else if seq == self.applied + 1 {
             effects.push(Effect::Apply(seq, operation.clone()));
             self.take(operation, effects);
@@ -507,10 +529,11 @@ impl<O: Clone + Weight> Replica<O> {
         for operation in self.kept.drain(..(seq + 1).saturating_sub(first).min(self.kept.len() as u64) as usize) {
             self.kept_bytes -= operation.weight();
         }
-        let behind = self.behind.as_ref();
-        if behind.is_some_and(|behind| behind.streaming && behind.copying.is_some_and(|copied| copied <= seq)) {
-            // It had what the copy holds before that came, and refuses it.
-            self.stream(Some(seq), effects);
+        if let Some(behind) = &mut self.behind
+            && behind.copying.is_some_and(|copied| copied <= seq)
+        {
+            // It has what the copy holds, by that or before that came.
+            behind.copying = None;
         }
         self.advance(effects);
     }
@@ -521,14 +544,18 @@ impl<O: Clone + Weight> Replica<O> {
         is_before && version == self.table.version && self.place() == Some(Place::Syncing)
     }
 
-    /// Goes on from a copy.
+    /// Goes on from a copy, and what was put by behind it.
     fn build_on(&mut self, from: ServerId, version: u64, seq: u64, effects: &mut Vec<Effect<O>>) {
-        if !self.is_brought_up_by(from, version) {
+        if !self.is_brought_up_by(from, version) || self.based || self.next_by.is_none() {
             return;
         }
-        self.based = true;
+        let is_all = self.next_by == Some(seq + 1);
+        (self.based, self.next_by) = (true, None);
         (self.applied, self.durable) = (seq, seq);
-        effects.push(Effect::Send(from, Message::At { version, applied: Some(seq) }));
+        if !is_all {
+            // The store has less than what came: what is missing is asked for.
+            effects.push(Effect::Send(from, Message::At { version, applied: Some(seq) }));
+        }
         self.told = seq;
         effects.push(Effect::Send(from, Message::Ack { version, seq }));
     }
@@ -550,6 +577,7 @@ mod tests {
     fn what_is_acknowledged_without_it_a_member_does_not_acknowledge_before_it_is_durable() {
         let (before, mut member) = (ServerId(0), Replica::new(ServerId(1), Incarnation(1), 0, 1_000));
         member.step(Event::Table(table(1, Place::Offline)));
+        member.step(Event::Copying { from: before, version: 1, seq: 0 });
         member.step(Event::Copied { from: before, version: 1, seq: 0 });
         let forward = Message::Forward { version: 1, seq: 1, operation: 7_u8, committed: 0 };
         assert!(member.step(Event::Message(before, forward)).contains(&Effect::Apply(1, 7)));

@@ -3,12 +3,14 @@
 //! ```text
 //! object esker.chain/state: applied (8 bytes): the last operation · identity: which store this is
 //!                           part: a copy is under way, and what is here counts for nothing
+//! object esker.chain/by: operations that came behind the copy, until it is whole
 //! ```
 //!
 //! Invariant: what is here is the state after operation `applied`, but where `part` stands.
 //! Format: docs/format.md#chains
 
 use bytes::Bytes;
+use esker_store::limits::VALUE_BYTES_MAX;
 use esker_store::number::number_from;
 use esker_store::{
     Change, Collection, Compare, Condition, Durability, Error, ObjectId, ObjectStore, Result, Transaction,
@@ -19,6 +21,8 @@ pub const COLLECTION: &str = "esker.chain";
 const APPLIED: &[u8] = b"applied";
 const IDENTITY: &[u8] = b"identity";
 const PART: &[u8] = b"part";
+/// Slots of one operation that is put by: a message of the largest transaction fits in.
+const PARTS: u64 = 8;
 
 /// What stands in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,15 +71,84 @@ pub(crate) fn numbered(mut txn: Transaction, seq: u64) -> Transaction {
     txn
 }
 
-/// From now on what is here counts for nothing; durable once this returns.
+/// Operations that wait until a copy is whole, in slots.
+fn by() -> ObjectId {
+    ObjectId::new(Collection::from(COLLECTION), "by")
+}
+
+/// From now on what is here counts for nothing, nor what was put by; durable once this returns.
 pub(crate) fn distrust(store: &dyn ObjectStore) -> Result<()> {
     let part = Change::XattrSet { name: Bytes::from_static(PART), value: Bytes::new() };
-    store.submit(Transaction::with(Durability::Always).change(&state(), part)).wait().map(drop)
+    let txn = Transaction::with(Durability::Always).change(&state(), part).change(&by(), Change::Remove);
+    store.submit(txn).wait().map(drop)
+}
+
+/// Puts an operation by, as its message.
+pub(crate) fn put_by(store: &dyn ObjectStore, seq: u64, message: &Bytes) -> Result<()> {
+    let mut txn = Transaction::with(Durability::Applied);
+    for part in 0..=message.len() / VALUE_BYTES_MAX {
+        let (start, end) = (part * VALUE_BYTES_MAX, message.len().min((part + 1) * VALUE_BYTES_MAX));
+        let index = seq * PARTS + part as u64;
+        txn.push(&by(), Change::SlotSet { index, value: message.slice(start..end) });
+    }
+    store.submit(txn).into_parts().0.map(drop)
+}
+
+/// An operation that was put by.
+pub(crate) fn was_put_by(store: &dyn ObjectStore, seq: u64) -> Result<Bytes> {
+    let mut message = Bytes::new();
+    for part in 0..PARTS {
+        let value = store.slot_get(&by(), seq * PARTS + part).into_parts().0?;
+        let Some(value) = value else { break };
+        let is_last = value.len() < VALUE_BYTES_MAX;
+        message = if message.is_empty() { value } else { [message, value].concat().into() };
+        if is_last {
+            return Ok(message);
+        }
+    }
+    Err(Error::Corrupt { offset: 0, what: format!("operation {seq} of a chain was put by, and is not there whole") })
+}
+
+/// Operations up to this one are applied, and need not be kept by.
+pub(crate) fn taken_by(store: &dyn ObjectStore, seq: u64) -> Result<()> {
+    let taken = Change::SlotRemoveRange { start: 0, end: (seq + 1) * PARTS };
+    store.submit(Transaction::with(Durability::Applied).change(&by(), taken)).into_parts().0.map(drop)
+}
+
+/// What is here is the state after operation `seq`, but for what was put by.
+pub(crate) fn stand_at(store: &dyn ObjectStore, seq: u64) -> Result<()> {
+    let txn = Transaction::with(Durability::Applied).change(&state(), Change::number(APPLIED, seq));
+    store.submit(txn).into_parts().0.map(drop)
 }
 
 /// What is here is the state after operation `seq`, whole; durable once this returns.
 pub(crate) fn trust(store: &dyn ObjectStore, seq: u64) -> Result<()> {
     let whole = Change::XattrRemove { name: Bytes::from_static(PART) };
-    let txn = Transaction::with(Durability::Always).change(&state(), whole);
+    let txn = Transaction::with(Durability::Always).change(&state(), whole).change(&by(), Change::Remove);
     store.submit(txn.change(&state(), Change::number(APPLIED, seq))).wait().map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_that_was_put_by_comes_back_whole() {
+        let store = esker_memory::MemoryStore::new();
+        Standing::read(&store, &"s".into()).unwrap();
+        for len in [0, 1, VALUE_BYTES_MAX - 1, VALUE_BYTES_MAX, VALUE_BYTES_MAX + 1] {
+            let message: Bytes = vec![7; len].into();
+            put_by(&store, 5, &message).unwrap();
+            put_by(&store, 6, &"six".into()).unwrap();
+            assert_eq!(was_put_by(&store, 5).unwrap(), message);
+            taken_by(&store, 5).unwrap();
+            assert!(matches!(was_put_by(&store, 5), Err(Error::Corrupt { .. })));
+            assert_eq!(was_put_by(&store, 6).unwrap(), "six");
+        }
+        distrust(&store).unwrap();
+        assert!(was_put_by(&store, 6).is_err());
+        assert_eq!(Standing::read(&store, &"t".into()).unwrap(), Standing { identity: "s".into(), applied: None });
+        trust(&store, 9).unwrap();
+        assert_eq!(Standing::read(&store, &"t".into()).unwrap().applied, Some(9));
+    }
 }

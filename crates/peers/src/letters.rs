@@ -12,8 +12,20 @@ use prost::Message as _;
 
 use bytes::Bytes;
 
-fn encode_operation(txn: &Transaction) -> Bytes {
-    encode_transaction(txn.clone()).encode_to_vec().into()
+/// An operation as a message of its own.
+pub fn encoded(operation: &Operation) -> Bytes {
+    operation.encoded(|txn: &Transaction| encode_transaction(txn.clone()).encode_to_vec().into())
+}
+
+/// The operation that a message is.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn decoded(message: Bytes) -> Result<Operation, String> {
+    let request = SubmitRequest::decode(message.clone()).map_err(|error| error.to_string())?;
+    let txn = decode_transaction(request).map_err(|error| error.to_string())?;
+    txn.check().map_err(|error| error.to_string())?;
+    Ok(Operation::decoded(txn, message))
 }
 
 /// A message as a letter.
@@ -22,7 +34,7 @@ pub fn letter(message: Message<Operation>) -> proto::Letter {
         Message::Begin { version, committed } => What::Begin(proto::Begin { version, committed }),
         Message::At { version, applied } => What::At(proto::At { version, applied }),
         Message::Forward { version, seq, operation, committed } => {
-            let operation = operation.encoded(encode_operation);
+            let operation = encoded(&operation);
             What::Forward(proto::Forward { version, seq, operation, committed })
         }
         Message::Ack { version, seq } => What::Ack(proto::Ack { version, seq }),
@@ -40,10 +52,7 @@ pub fn message(what: What) -> Result<Message<Operation>, String> {
         What::Begin(proto::Begin { version, committed }) => Message::Begin { version, committed },
         What::At(proto::At { version, applied }) => Message::At { version, applied },
         What::Forward(proto::Forward { version, seq, operation, committed }) => {
-            let request = SubmitRequest::decode(operation.clone()).map_err(|error| error.to_string())?;
-            let txn = decode_transaction(request).map_err(|error| error.to_string())?;
-            txn.check().map_err(|error| error.to_string())?;
-            Message::Forward { version, seq, operation: Operation::decoded(txn, operation), committed }
+            Message::Forward { version, seq, operation: decoded(operation)?, committed }
         }
         What::Ack(proto::Ack { version, seq }) => Message::Ack { version, seq },
         What::Committed(proto::Committed { version, seq }) => Message::Committed { version, seq },

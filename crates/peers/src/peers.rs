@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use esker_chain::{Links, Message, Node, Operation, ServerId};
 use esker_store::ObjectStore;
 use esker_wire::proto::chain as proto;
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 use crate::hub::Hub;
+use crate::letters::{decoded, encoded};
 use crate::reach::Reach;
 use crate::service::{self, Service};
 use crate::{Error, Result};
@@ -174,6 +176,14 @@ impl Links for ChainLinks {
 
     fn tell_in_step(&self, server: ServerId, version: u64) {
         self.asked.in_step(server, version);
+    }
+
+    fn encode(&self, operation: &Operation) -> Bytes {
+        encoded(operation)
+    }
+
+    fn decode(&self, message: Bytes) -> esker_store::Result<Operation> {
+        decoded(message).map_err(|what| esker_store::Error::Corrupt { offset: 0, what })
     }
 
     fn again(&self, server: ServerId) {

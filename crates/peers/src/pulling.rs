@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use esker_chain::copy::{Content, Options, Page, Source, Span, bring_up};
+use esker_chain::copy::{Content, Options, Page, Progress, Source, Span, bring_up};
 use esker_chain::{COLLECTION, Node, ServerId};
 use esker_store::{Error, Result};
 use esker_wire::proto::chain as proto;
@@ -49,6 +49,16 @@ struct Job {
     thread: JoinHandle<()>,
 }
 
+impl Job {
+    /// Gives it up, and waits for its end.
+    fn end(self, chain: &str) {
+        self.stop.store(true, Ordering::SeqCst);
+        if self.thread.join().is_err() {
+            tracing::error!(chain, "the thread of a copy panicked");
+        }
+    }
+}
+
 /// The copies that are pulled, by chain.
 pub(crate) struct Pulling {
     jobs: Mutex<HashMap<String, Job>>,
@@ -62,24 +72,23 @@ impl Pulling {
         Self { jobs: Mutex::default(), reach, bytes_per_s }
     }
 
-    /// Pulls this copy for this node; one that is pulled for the chain already is given up first.
+    /// Pulls this copy for this node; one that is pulled for the chain already is given up first, which is waited for.
+    /// What the node hears once this has returned comes behind the copy.
     pub(crate) fn begin(&self, node: Arc<Node>, offer: Offer) {
         let mut jobs = self.jobs.lock();
-        let before = jobs.remove(&offer.chain);
-        if let Some(before) = &before {
-            before.stop.store(true, Ordering::SeqCst);
+        if let Some(before) = jobs.remove(&offer.chain) {
+            before.end(&offer.chain);
+        }
+        if !node.copying(offer.from, offer.version, offer.seq) {
+            // It is of another table, or here already.
+            return;
         }
         let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, counted, chain) = (Arc::clone(&stop), Arc::clone(&bytes), offer.chain.clone());
         let (reach, bytes_per_s) = (Arc::clone(&self.reach), self.bytes_per_s);
-        let thread = std::thread::Builder::new().name("esker-copy".into()).spawn(move || {
-            if let Some(before) = before
-                && before.thread.join().is_err()
-            {
-                tracing::error!(chain = offer.chain, "the thread of a copy panicked");
-            }
-            pull(&reach, bytes_per_s, &node, &offer, (&stopped, &counted));
-        });
+        let thread = std::thread::Builder::new()
+            .name("esker-copy".into())
+            .spawn(move || pull(&reach, bytes_per_s, &node, &offer, (&stopped, &counted)));
         match thread {
             Ok(thread) => drop(jobs.insert(chain, Job { stop, bytes, thread })),
             Err(error) => tracing::error!(%error, "a copy cannot be begun"),
@@ -88,16 +97,13 @@ impl Pulling {
 
     /// Gives up the copy of this chain, and waits for its end.
     pub(crate) fn stop(&self, chain: &str) {
-        let Some(job) = self.jobs.lock().remove(chain) else { return };
-        job.stop.store(true, Ordering::SeqCst);
-        if job.thread.join().is_err() {
-            tracing::error!(chain, "the thread of a copy panicked");
-        }
+        let job = self.jobs.lock().remove(chain);
+        job.into_iter().for_each(|job| job.end(chain));
     }
 
     /// Bytes that the copy of this chain has gone through, while it is pulled.
     pub(crate) fn progress(&self, chain: &str) -> Option<u64> {
-        let jobs = self.jobs.lock();
+        let jobs = self.jobs.try_lock()?;
         jobs.get(chain).filter(|job| !job.thread.is_finished()).map(|job| job.bytes.load(Ordering::Relaxed))
     }
 }
@@ -121,27 +127,21 @@ fn pull(reach: &Reach, bytes_per_s: u64, node: &Node, offer: &Offer, (stop, byte
     let rate = Some(bytes_per_s).filter(|rate| *rate > 0);
     let options = Options { rate_bytes_per_s: rate, in_flight: IN_FLIGHT };
     let began = std::time::Instant::now();
-    let failed = if stop.load(Ordering::SeqCst) || !node.copying(*from, *version, *seq) {
-        // Another is offered, or it is here already.
-        false
-    } else {
-        let mut progress = |done: esker_chain::copy::Progress| {
-            bytes.store(done.bytes, Ordering::Relaxed);
-            !stop.load(Ordering::SeqCst)
-        };
-        match bring_up(&**node.store(), &source, &[COLLECTION.into()], options, &mut progress) {
-            Ok(report) => {
-                let ms = began.elapsed().as_millis() as u64;
-                tracing::info!(chain, server = %from, seq, ?report, ms, "a copy is here");
-                node.copied(*from, *version, *seq);
-                false
-            }
-            Err(error) => {
-                tracing::warn!(chain, server = %from, %error, "a copy was given up");
-                true
-            }
-        }
+    let mut progress = |done: Progress| {
+        bytes.store(done.bytes, Ordering::Relaxed);
+        !stop.load(Ordering::SeqCst)
     };
+    let done = bring_up(&**node.store(), &source, &[COLLECTION.into()], options, &mut progress);
+    let done = done.and_then(|report| {
+        let ms = began.elapsed().as_millis() as u64;
+        tracing::info!(chain, server = %from, seq, ?report, ms, "a copy is here");
+        node.copied(*from, *version, *seq)
+    });
+    let failed = done.is_err();
+    if let Err(error) = done {
+        tracing::warn!(chain, server = %from, %error, "a copy was given up");
+        node.copy_failed();
+    }
     let mut client = client;
     let end = proto::EndCopyRequest { copy: *copy, failed };
     let told = runtime.block_on(async { tokio::time::timeout(CALL, client.end_copy(end)).await });

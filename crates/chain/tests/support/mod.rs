@@ -52,6 +52,14 @@ impl Links for Line {
 
     fn again(&self, _: ServerId) {}
 
+    fn encode(&self, operation: &Operation) -> Bytes {
+        panic!("{operation:?} was to be put by");
+    }
+
+    fn decode(&self, message: Bytes) -> esker_store::Result<Operation> {
+        panic!("{message:?} was to be taken up");
+    }
+
     fn copy(&self, to: ServerId, _: u64, seq: u64, _: Arc<dyn ObjectStore>) {
         panic!("server {to} was to be sent a copy of the state after {seq}");
     }

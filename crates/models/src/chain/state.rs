@@ -76,6 +76,7 @@ impl ChainState {
             durable: 0,
             lease: None,
             putting: None,
+            by: Vec::new(),
         };
         let mut state = Self {
             table,
@@ -169,6 +170,7 @@ impl ChainState {
                     || !before.is_based() && server.replica.is_brought_up_by(sender, version);
                 if begins {
                     server.putting = Some(Putting { from: sender, version, seq, content });
+                    server.by.clear();
                 }
             }
         }
@@ -178,7 +180,9 @@ impl ChainState {
     /// The copy that a server puts in place is whole.
     pub fn put(&mut self, protocol: &ChainModel, number: usize) {
         let server = &mut self.servers[number];
-        let Some(Putting { from, version, seq, content }) = server.putting.take() else { return };
+        let Some(Putting { from, version, seq, mut content }) = server.putting.take() else { return };
+        let seq = seq + server.by.len() as u64;
+        content.append(&mut server.by);
         let before = server.replica.clone();
         let effects = server.replica.step(Event::Copied { from, version, seq });
         if server.replica != before {
@@ -208,6 +212,7 @@ impl ChainState {
         server.incarnation = incarnation;
         server.replica = Replica::new(ServerId(number as u32), incarnation, server.durable as u64, protocol.kept_max);
         (server.lease, server.putting) = (None, None);
+        server.by.clear();
         for other in (0..self.servers.len()).filter(|other| *other != number) {
             self.net_mut(number, other).clear();
             self.net_mut(other, number).clear();
@@ -244,6 +249,12 @@ impl ChainState {
                     let is_next = seq == server.content.len() as u64 + 1;
                     assert!(is_next || protocol.breakage.is_some(), "operations are applied in order");
                     server.content.push(operation);
+                }
+                Effect::PutBy(seq, operation) => {
+                    let server = &mut self.servers[number];
+                    let before = server.putting.as_ref().map_or(0, |putting| putting.seq);
+                    assert_eq!(seq, before + server.by.len() as u64 + 1, "operations are put by in order");
+                    server.by.push(operation);
                 }
                 Effect::Send(to, message) => {
                     self.net_mut(number, to.0 as usize).push_back(Parcel::Message(message));
