@@ -35,6 +35,7 @@ mod replica;
 mod standing;
 mod store;
 mod table;
+mod wishes;
 
 pub use lease::{Lease, Renewals};
 pub use manage::{Heard, next_table};
@@ -44,3 +45,4 @@ pub use replica::{Clean, Effect, Event, Message, Replica, Weight};
 pub use standing::{COLLECTION, Standing};
 pub use store::ChainStore;
 pub use table::{Incarnation, Member, Place, ServerId, Table};
+pub use wishes::Wishes;

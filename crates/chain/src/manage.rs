@@ -106,6 +106,17 @@ impl Table {
         next.members.push(Member { server, incarnation, place: Place::Offline, since });
         Some(finished(next))
     }
+
+    /// This table without a member; `None` if it is none, takes part in what is written, or is the last that served.
+    pub fn without(&self, server: ServerId) -> Option<Self> {
+        let place = self.member(server)?.place;
+        if !matches!(place, Place::Offline | Place::Waiting) {
+            return None;
+        }
+        let mut next = self.clone();
+        next.members.retain(|member| member.server != server);
+        Some(finished(next))
+    }
 }
 
 #[cfg(test)]
@@ -200,5 +211,18 @@ mod tests {
         let more = first().with(ServerId(9)).unwrap();
         assert_eq!((more.version, more.with(ServerId(9))), (2, None));
         assert_eq!(more.member(ServerId(9)).map(|member| member.place), Some(Place::Offline));
+    }
+
+    #[test]
+    fn a_server_is_removed_where_it_takes_no_part() {
+        let away = settled(first(), &[2], false);
+        let less = away.without(ServerId(2)).unwrap();
+        assert_eq!((less.version, less.member(ServerId(2))), (away.version + 1, None));
+        assert_eq!(less.without(ServerId(2)), None);
+        assert_eq!(first().without(ServerId(0)), None, "it serves");
+        let none = settled(first(), &[0, 1, 2], false);
+        assert_eq!(none.without(ServerId(2)), None, "it is the last that served");
+        let syncing = settled(away, &[], false);
+        assert_eq!(syncing.without(ServerId(2)), None, "it is brought up");
     }
 }

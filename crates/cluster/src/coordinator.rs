@@ -5,6 +5,7 @@
 //! chains/NAME/table       the table                      compared and set, with the renewals that it counts upon
 //! chains/NAME/leases/ID   the last renewal of a server   set while the table is the one that it goes by
 //! chains/NAME/stores/ID   which store the server had when it was last made part of the line
+//! chains/NAME/wishes      what operators have asked for, once they have asked for something
 //! chains/NAME/in_step     who is in step with the tail, in which version of the table
 //! manager                 who manages: gone with its session
 //! ```
@@ -14,7 +15,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use esker_chain::{Incarnation, Place, ServerId, Table};
+use esker_chain::{Incarnation, Place, ServerId, Table, Wishes};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use zookeeper_client as zk;
@@ -23,8 +24,8 @@ use crate::changes::Changes;
 use crate::error::{Error, Result};
 use crate::location::Location;
 use crate::records::{
-    InStepJson, LeaseJson, LeaseRecord, Served, ServerJson, ServerRecord, TableStamp, decoded, encoded, fault,
-    table_decoded, table_encoded,
+    InStepJson, LeaseJson, LeaseRecord, Progress, Served, ServerJson, ServerRecord, TableStamp, WishesJson,
+    WishesStamp, decoded, encoded, fault, table_decoded, table_encoded,
 };
 use crate::session::{Call, Options, Refusal, Session, persistent, unsent};
 
@@ -139,7 +140,8 @@ impl Coordinator {
                 return Err(Error::Damaged { node: store, reason: "the member's store is not given".into() });
             };
             nodes.push((store, identity.clone().into_bytes()));
-            let record = LeaseJson { incarnation: member.incarnation.0, gave_up: false, table_version: 1 };
+            let (incarnation, progress) = (member.incarnation.0, Progress::default());
+            let record = LeaseJson { incarnation, gave_up: false, table_version: 1, progress };
             let data = encoded(&lease, &record)?;
             nodes.push((lease, data));
         }
@@ -284,10 +286,12 @@ impl Coordinator {
         server: ServerId,
         incarnation: Incarnation,
         stamp: TableStamp,
+        progress: Progress,
     ) -> Result<Renewed> {
         let nodes = self.chain(chain)?;
         let (table, lease, registered) = (nodes.table(), nodes.lease(server), self.server(server));
-        let record = LeaseJson { incarnation: incarnation.0, gave_up: false, table_version: stamp.version };
+        let (incarnation_number, table_version) = (incarnation.0, stamp.version);
+        let record = LeaseJson { incarnation: incarnation_number, gave_up: false, table_version, progress };
         let data = encoded(&lease, &record)?;
         let call = self.session.call().await?;
         let mut absent = false;
@@ -373,9 +377,9 @@ impl Coordinator {
         let call = self.session.call().await?;
         let found = by_server(&call, &nodes.leases()).await?.ok_or_else(|| no_chain(chain))?;
         let lease = |(server, (node, data, stat)): (ServerId, Found)| {
-            let LeaseJson { incarnation, gave_up, table_version } = decoded(&node, &data)?;
-            let (incarnation, renewal) = (Incarnation(incarnation), stat.version as u64);
-            Ok((server, LeaseRecord { incarnation, gave_up, table_version, renewal }))
+            let LeaseJson { incarnation, gave_up, table_version, progress } = decoded(&node, &data)?;
+            let (incarnation, renewal, at_ms) = (Incarnation(incarnation), stat.version as u64, stat.mtime as u64);
+            Ok((server, LeaseRecord { incarnation, gave_up, table_version, renewal, at_ms, progress }))
         };
         found.into_iter().map(lease).collect()
     }
@@ -390,6 +394,40 @@ impl Coordinator {
         let found = by_server(&call, &nodes.stores()).await?.ok_or_else(|| no_chain(chain))?;
         let store = |(server, (_, data, _)): (ServerId, Found)| (server, String::from_utf8_lossy(&data).into_owned());
         Ok(found.into_iter().map(store).collect())
+    }
+
+    /// What operators have asked of a chain and has not come true, and what other wishes are compared with.
+    ///
+    /// # Errors
+    /// [`Error::Name`], [`Error::Unreachable`], [`Error::Damaged`].
+    pub async fn wishes(&self, chain: &str) -> Result<(Wishes, WishesStamp)> {
+        let node = self.chain(chain)?.wishes();
+        let call = self.session.call().await?;
+        match read(&call, &node).await? {
+            Some((data, stat)) => Ok((decoded::<WishesJson>(&node, &data)?.wishes(), WishesStamp(Some(stat.version)))),
+            None => Ok((Wishes::default(), WishesStamp(None))),
+        }
+    }
+
+    /// Puts these wishes in place of those with this stamp. `false`: they are others by now, and nothing was changed.
+    ///
+    /// # Errors
+    /// [`Error::NoChain`], [`Error::Name`], [`Error::Unreachable`], [`Error::Unknown`].
+    pub async fn set_wishes(&self, chain: &str, stamp: WishesStamp, wishes: &Wishes) -> Result<bool> {
+        let node = self.chain(chain)?.wishes();
+        let data = encoded(&node, &WishesJson::of(wishes))?;
+        let call = self.session.call().await?;
+        let refused = match stamp.0 {
+            Some(version) => {
+                call.write(&node, call.client.set_data(&node, &data, Some(version))).await?.map(drop).err()
+            }
+            None => call.write(&node, call.client.create(&node, &data, &persistent())).await?.map(drop).err(),
+        };
+        match refused {
+            None => Ok(true),
+            Some(Refusal::Absent) => Err(no_chain(chain)),
+            Some(_) => Ok(false),
+        }
     }
 
     /// Tells that a server which is brought up is in step with the tail, in this version of the table. What was told of
@@ -464,7 +502,7 @@ impl Coordinator {
     /// [`Error::Name`].
     pub fn changes(&self, chain: &str) -> Result<Changes> {
         let nodes = self.chain(chain)?;
-        Ok(Changes::new(self.session.clone(), [nodes.table(), nodes.in_step()]))
+        Ok(Changes::new(self.session.clone(), [nodes.table(), nodes.in_step(), nodes.wishes()]))
     }
 
     fn root(&self) -> &str {
@@ -502,6 +540,10 @@ impl Nodes {
 
     fn in_step(&self) -> String {
         format!("{}/in_step", self.0)
+    }
+
+    fn wishes(&self) -> String {
+        format!("{}/wishes", self.0)
     }
 
     fn leases(&self) -> String {

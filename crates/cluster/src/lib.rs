@@ -33,5 +33,5 @@ pub use coordinator::{Coordinator, Freshness, Renewed, Standing};
 pub use error::{Error, Result};
 pub use location::{Location, LocationError};
 pub use manage::Manager;
-pub use records::{LeaseRecord, Served, ServerRecord, TableStamp};
+pub use records::{LeaseRecord, Progress, Served, ServerRecord, TableStamp, WishesStamp};
 pub use session::Options;

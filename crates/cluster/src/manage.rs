@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use esker_chain::ServerId;
+use esker_chain::{ServerId, Wishes};
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{info, warn};
@@ -108,13 +108,28 @@ impl Manager {
     async fn look_at(&mut self, chain: &str) -> Result<()> {
         let (sight, due) = self.sights.entry(chain.to_string()).or_default();
         for _ in 0..CHANGES_IN_A_ROW_MAX {
+            // Before the table: what has come true by that was not wished for since.
+            let (wishes, wished) = match self.coordinator.wishes(chain).await {
+                // A chain outlives a wish that makes no sense.
+                Err(error @ Error::Damaged { .. }) => {
+                    tracing::debug!("what operators have asked for is not heeded: {error}");
+                    (Wishes::default(), None)
+                }
+                wishes => wishes.map(|(wishes, stamp)| (wishes, Some(stamp)))?,
+            };
             let (table, stamp) = self.coordinator.table(chain, Freshness::Any).await?;
+            let open = wishes.open(&table);
+            if let Some(wished) = wished.filter(|_| self.in_office && open != wishes) {
+                // Where they are others by now, the next look sees them.
+                self.coordinator.set_wishes(chain, wished, &open).await?;
+            }
             let view = View {
                 table,
                 leases: self.coordinator.leases(chain).await?,
                 in_step: self.coordinator.in_step(chain).await?,
                 servers: self.coordinator.servers().await?,
                 stores: self.coordinator.stores(chain).await?,
+                wishes,
             };
             let now = self.began.elapsed();
             sight.see(&view.leases, now, self.period);

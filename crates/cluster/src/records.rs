@@ -4,7 +4,9 @@
 //!
 //! Invariant: what makes no sense is an error that names the node, and is never taken for something else.
 
-use esker_chain::{Incarnation, Member, Place, ServerId, Table};
+use std::collections::BTreeSet;
+
+use esker_chain::{Incarnation, Member, Place, ServerId, Table, Wishes};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +49,24 @@ pub struct LeaseRecord {
     pub table_version: u64,
     /// The number of the renewal: grows with each, and with giving up.
     pub renewal: u64,
+    /// When it was renewed or given up, by the coordinator's clock: milliseconds since 1970.
+    pub at_ms: u64,
+    /// How far the server was then.
+    pub progress: Progress,
+}
+
+/// How far a server is in its chain: for those who look, nothing rests on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The last operation that it has applied.
+    #[serde(default)]
+    pub applied: u64,
+    /// The last that it knows to be acknowledged.
+    #[serde(default)]
+    pub committed: u64,
+    /// Bytes that the copy for it has gone through, while one is on its way.
+    #[serde(default)]
+    pub copied_bytes: Option<u64>,
 }
 
 /// Which table was read: the next is taken only in place of this one.
@@ -74,7 +94,40 @@ pub(crate) struct LeaseJson {
     pub incarnation: u64,
     pub gave_up: bool,
     pub table_version: u64,
+    #[serde(flatten)]
+    pub progress: Progress,
 }
+
+/// What operators have asked for.
+#[derive(Default, Serialize, Deserialize)]
+pub(crate) struct WishesJson {
+    #[serde(default)]
+    remove: BTreeSet<u32>,
+    #[serde(default)]
+    drain: BTreeSet<u32>,
+    #[serde(default)]
+    promote: Option<u32>,
+}
+
+impl WishesJson {
+    pub fn of(wishes: &Wishes) -> Self {
+        let numbers = |servers: &BTreeSet<ServerId>| servers.iter().map(|server| server.0).collect();
+        Self {
+            remove: numbers(&wishes.remove),
+            drain: numbers(&wishes.drain),
+            promote: wishes.promote.map(|server| server.0),
+        }
+    }
+
+    pub fn wishes(self) -> Wishes {
+        let servers = |numbers: BTreeSet<u32>| numbers.into_iter().map(ServerId).collect();
+        Wishes { remove: servers(self.remove), drain: servers(self.drain), promote: self.promote.map(ServerId) }
+    }
+}
+
+/// Which wishes were read: others are taken only in place of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WishesStamp(pub(crate) Option<i32>);
 
 /// Version 0 is that of no table: none was told yet.
 #[derive(Serialize, Deserialize)]
@@ -220,6 +273,19 @@ mod tests {
         let data = table_encoded("/t", &table()).unwrap();
         assert_eq!(table_decoded("/t", &data).unwrap(), table());
         assert!(String::from_utf8(data).unwrap().contains(r#""place":"last-serving""#));
+    }
+
+    #[test]
+    fn wishes_come_back_as_they_were_and_old_leases_are_read() {
+        let wishes = Wishes { remove: [ServerId(3)].into(), drain: [ServerId(4)].into(), promote: Some(ServerId(2)) };
+        let data = encoded("/w", &WishesJson::of(&wishes)).unwrap();
+        assert_eq!(decoded::<WishesJson>("/w", &data).unwrap().wishes(), wishes);
+        assert_eq!(decoded::<WishesJson>("/w", b"{}").unwrap().wishes(), Wishes::default());
+        let old = br#"{"incarnation":7,"gave_up":false,"table_version":3}"#;
+        assert_eq!(decoded::<LeaseJson>("/l", old).unwrap().progress, Progress::default());
+        let progress = Progress { applied: 9, committed: 8, copied_bytes: Some(7) };
+        let data = encoded("/l", &LeaseJson { incarnation: 7, gave_up: false, table_version: 3, progress }).unwrap();
+        assert_eq!(decoded::<LeaseJson>("/l", &data).unwrap().progress, progress);
     }
 
     #[test]

@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use esker_chain::{Heard, Incarnation, Member, Place, Renewals, ServerId, Table, next_table};
+use esker_chain::{Heard, Incarnation, Member, Place, Renewals, ServerId, Table, Wishes};
 use tracing::warn;
 
 use crate::coordinator::{Standing, in_line};
@@ -29,6 +29,7 @@ pub(crate) struct View {
     pub in_step: Option<(ServerId, u64)>,
     pub servers: BTreeMap<ServerId, ServerRecord>,
     pub stores: BTreeMap<ServerId, String>,
+    pub wishes: Wishes,
 }
 
 /// The table that is to come next, and what goes with it.
@@ -79,7 +80,7 @@ impl Sight {
         let syncing = view.table.members.iter().find(|member| member.place == Place::Syncing);
         let in_step = syncing.is_some_and(|member| view.in_step == Some((member.server, view.table.version)));
         let of = |member: &Member| heard.get(&member.server).copied().unwrap_or(Heard::Unsure);
-        let table = next_table(&view.table, of, in_step)?;
+        let table = view.wishes.next_table(&view.table, of, in_step)?;
         let now_in_line = |member: &&Member| in_line(member.place);
         let stands = |table: &Table, server| table.member(server).is_some_and(|member| in_line(member.place));
         let leaves = view.table.members.iter().filter(now_in_line).filter(|member| !stands(&table, member.server));
@@ -139,7 +140,7 @@ impl Sight {
 #[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
     use super::*;
-    use crate::records::Served;
+    use crate::records::{Progress, Served};
 
     const PERIOD: Duration = Duration::from_millis(800);
 
@@ -156,6 +157,7 @@ mod tests {
             in_step: None,
             servers: BTreeMap::new(),
             stores: servers.map(|server| (server, format!("s{server}"))).into(),
+            wishes: Wishes::default(),
         };
         for server in servers {
             start(&mut view, server.0, 1, &format!("s{server}"));
@@ -177,7 +179,9 @@ mod tests {
             let incarnation = view.servers[&server].incarnation;
             let renewal = view.leases.get(&server).map_or(0, |lease| lease.renewal + 1);
             let table_version = view.table.version;
-            view.leases.insert(server, LeaseRecord { incarnation, gave_up: false, table_version, renewal });
+            let (at_ms, progress) = (0, Progress::default());
+            let lease = LeaseRecord { incarnation, gave_up: false, table_version, renewal, at_ms, progress };
+            view.leases.insert(server, lease);
         }
     }
 
@@ -310,5 +314,18 @@ mod tests {
         start(&mut view, 3, 3, "s3");
         go_on(&mut sight, &mut view, 6_000, 6_200, &[3]);
         assert_eq!(place(&view, 3), (Place::Serving, 3));
+    }
+
+    #[test]
+    fn a_server_that_is_to_go_is_taken_out_by_its_own_leaving_only() {
+        let (mut sight, mut view) = (Sight::default(), view());
+        view.wishes.remove.insert(ServerId(2));
+        assert_eq!(go_on(&mut sight, &mut view, 0, 1_000, &[1, 2, 3]), [], "it serves");
+        let number = view.leases[&ServerId(2)].renewal;
+        view.leases.get_mut(&ServerId(2)).unwrap().gave_up = true;
+        let changes = go_on(&mut sight, &mut view, 1_000, 1_100, &[1, 3]);
+        assert_eq!((changes.len(), view.table.member(ServerId(2))), (2, None));
+        assert_eq!(changes[0].1.standing, [(ServerId(2), Some(number))]);
+        assert_eq!(go_on(&mut sight, &mut view, 1_100, 2_000, &[1, 2, 3]), [], "it goes on to renew");
     }
 }

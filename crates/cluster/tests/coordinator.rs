@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use esker_chain::{Incarnation, Place, ServerId, Table};
-use esker_cluster::{Coordinator, Error, Freshness, Renewed, TableStamp};
+use esker_cluster::{Coordinator, Error, Freshness, Progress, Renewed, TableStamp};
 use support::{OUTAGE, ZooKeeper, served};
 
 const ONE: ServerId = ServerId(1);
@@ -90,7 +90,7 @@ async fn a_table_is_taken_only_after_the_last_and_while_renewals_stand() {
         assert!(matches!(error, Error::NotNext { last: 1, given } if given == version), "{error}");
     }
     let seen = coordinator.leases("c").await.unwrap()[&TWO].renewal;
-    assert_eq!(other.renew("c", TWO, FIRST, stamp).await.unwrap(), Renewed::Taken);
+    assert_eq!(other.renew("c", TWO, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
     assert!(!coordinator.change("c", stamp, &next, &[(TWO, Some(seen))], &[]).await.unwrap(), "it has moved on");
     assert!(!coordinator.change("c", stamp, &next, &[(TWO, Some(u64::MAX))], &[]).await.unwrap());
     assert!(!coordinator.change("c", stamp, &next, &[(TWO, None)], &[]).await.unwrap(), "it has renewed");
@@ -121,18 +121,21 @@ async fn a_renewal_is_taken_only_under_the_last_table() {
         coordinator.register(server, &served("s")).await.unwrap();
     }
     for number in 0..3 {
-        assert_eq!(coordinator.renew("c", stranger, FIRST, stamp).await.unwrap(), Renewed::Taken);
+        assert_eq!(coordinator.renew("c", stranger, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
         let lease = coordinator.leases("c").await.unwrap()[&stranger];
         assert_eq!((lease.renewal, lease.incarnation, lease.gave_up, lease.table_version), (number, FIRST, false, 1));
     }
     assert!(coordinator.change("c", stamp, &without_two(&table), &[], &[]).await.unwrap());
     for server in [ONE, stranger, ServerId(8)] {
         let before = coordinator.leases("c").await.unwrap();
-        assert_eq!(coordinator.renew("c", server, FIRST, stamp).await.unwrap(), Renewed::TableChanged);
+        assert_eq!(
+            coordinator.renew("c", server, FIRST, stamp, Progress::default()).await.unwrap(),
+            Renewed::TableChanged
+        );
         assert_eq!(coordinator.leases("c").await.unwrap(), before);
     }
     let (_, stamp) = coordinator.table("c", Freshness::Any).await.unwrap();
-    assert_eq!(coordinator.renew("c", ONE, FIRST, stamp).await.unwrap(), Renewed::Taken);
+    assert_eq!(coordinator.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
     let held = coordinator.leases("c").await.unwrap()[&ONE];
     // Another start, and a server that has none, give nothing up.
     coordinator.give_up("c", ONE, Incarnation(2)).await.unwrap();
@@ -141,9 +144,9 @@ async fn a_renewal_is_taken_only_under_the_last_table() {
     coordinator.give_up("c", ONE, FIRST).await.unwrap();
     let given_up = coordinator.leases("c").await.unwrap()[&ONE];
     assert_eq!((given_up.gave_up, given_up.renewal), (true, held.renewal + 1));
-    assert_eq!(coordinator.renew("c", ONE, FIRST, stamp).await.unwrap(), Renewed::Taken);
+    assert_eq!(coordinator.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
     assert!(!coordinator.leases("c").await.unwrap()[&ONE].gave_up);
-    assert!(matches!(coordinator.renew("none", ONE, FIRST, stamp).await, Err(Error::NoChain(_))));
+    assert!(matches!(coordinator.renew("none", ONE, FIRST, stamp, Progress::default()).await, Err(Error::NoChain(_))));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,19 +154,23 @@ async fn only_the_start_that_has_registered_last_renews() {
     let zookeeper = ZooKeeper::start();
     let (old, new) = (zookeeper.coordinator(), zookeeper.coordinator());
     let (_, stamp) = with_chain(&old).await;
-    assert_eq!(old.renew("c", ONE, FIRST, stamp).await.unwrap(), Renewed::Taken);
+    assert_eq!(old.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
     // Another coordinator may renew for it as well, which has to read first what stands there.
-    assert_eq!(new.renew("c", ONE, FIRST, stamp).await.unwrap(), Renewed::Taken);
+    assert_eq!(new.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
     let second = new.register(ONE, &served("s1")).await.unwrap();
     let before = new.leases("c").await.unwrap()[&ONE];
     for _ in 0..2 {
-        assert_eq!(old.renew("c", ONE, FIRST, stamp).await.unwrap(), Renewed::Superseded);
+        assert_eq!(old.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Superseded);
     }
-    assert_eq!(new.renew("c", ONE, FIRST, stamp).await.unwrap(), Renewed::Superseded);
-    assert_eq!(old.renew("c", ServerId(9), FIRST, stamp).await.unwrap(), Renewed::Superseded, "it never registered");
+    assert_eq!(new.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Superseded);
+    assert_eq!(
+        old.renew("c", ServerId(9), FIRST, stamp, Progress::default()).await.unwrap(),
+        Renewed::Superseded,
+        "it never registered"
+    );
     assert_eq!(new.leases("c").await.unwrap()[&ONE], before, "nothing was renewed");
     for coordinator in [&new, &old] {
-        assert_eq!(coordinator.renew("c", ONE, second, stamp).await.unwrap(), Renewed::Taken);
+        assert_eq!(coordinator.renew("c", ONE, second, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
     }
 }
 
@@ -176,7 +183,7 @@ async fn changes_are_told_and_who_is_in_step_only_goes_forward() {
     changes.next().await.unwrap();
     let quiet = |ms| Duration::from_millis(ms);
     assert!(tokio::time::timeout(quiet(300), changes.next()).await.is_err(), "nothing has changed");
-    coordinator.renew("c", ONE, FIRST, stamp).await.unwrap();
+    coordinator.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap();
     assert!(tokio::time::timeout(quiet(300), changes.next()).await.is_err(), "a renewal changes no table");
     // One that comes while none waits is told, too.
     assert!(coordinator.change("c", stamp, &without_two(&table), &[], &[]).await.unwrap());
@@ -222,7 +229,7 @@ async fn an_outage_ends_calls_in_time_and_is_outlasted() {
             let called = Instant::now();
             let read = coordinator.table("c", Freshness::Any).await;
             assert!(matches!(read, Err(Error::Unreachable { .. } | Error::Unknown { .. })), "{read:?}");
-            let renewed = coordinator.renew("c", ONE, FIRST, stamp).await;
+            let renewed = coordinator.renew("c", ONE, FIRST, stamp, Progress::default()).await;
             assert!(matches!(renewed, Err(Error::Unreachable { .. } | Error::Unknown { .. })), "{renewed:?}");
             let (took, bound) = (called.elapsed(), 2 * OUTAGE.call + Duration::from_millis(500));
             assert!(took < bound, "two calls took {took:?}");
@@ -244,7 +251,7 @@ async fn an_outage_ends_calls_in_time_and_is_outlasted() {
             }
         };
         assert_eq!(read, table, "what was acknowledged is there");
-        assert_eq!(coordinator.renew("c", ONE, FIRST, stamp).await.unwrap(), Renewed::Taken);
+        assert_eq!(coordinator.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
     }
     // Whether the session ended or not, each change that comes after a telling is told.
     assert!(coordinator.change("c", stamp, &without_two(&table), &[], &[]).await.unwrap());

@@ -6,7 +6,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use esker_chain::{Incarnation, Place, ServerId, Table};
-use esker_cluster::{Coordinator, Freshness, Manager, Renewed};
+use esker_cluster::{Coordinator, Freshness, Manager, Progress, Renewed};
 use support::{ZooKeeper, served};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -33,7 +33,9 @@ impl Server {
                 // Before the chain is made there is nothing to renew.
                 if let Ok((table, stamp)) = coordinator.table("c", Freshness::Any).await {
                     let sent = Instant::now();
-                    if coordinator.renew("c", server, incarnation, stamp).await.unwrap() == Renewed::Taken {
+                    if coordinator.renew("c", server, incarnation, stamp, Progress::default()).await.unwrap()
+                        == Renewed::Taken
+                    {
                         last = sent;
                     }
                     let serves = table.start(server, incarnation).is_some_and(|me| me.place == Place::Serving);
@@ -186,7 +188,7 @@ async fn an_outage_of_the_coordinator_takes_out_no_server_that_renews_after_it()
             for server in [1, 2].map(ServerId) {
                 if let Ok((_, stamp)) = renewing.table("c", Freshness::Any).await {
                     // An outage is what this is for.
-                    let _ = renewing.renew("c", server, Incarnation(1), stamp).await;
+                    let _ = renewing.renew("c", server, Incarnation(1), stamp, Progress::default()).await;
                 }
             }
             tokio::time::sleep(PERIOD / 10).await;

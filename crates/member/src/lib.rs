@@ -9,7 +9,8 @@
 //! 1. A node lives for one start: what a table has taken out answers all who wait that they do not know, and its server
 //!    comes back as another start with what its store holds.
 //! 2. A server whose node has failed renews nothing: it gives its lease up, so that others go on at once.
-//! 3. A lease counts from before the renewal was sent.
+//! 3. A server that is asked to leave does so as at a planned stop, and is another start after it.
+//! 4. A lease counts from before the renewal was sent.
 
 #![forbid(unsafe_code)]
 

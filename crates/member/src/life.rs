@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use esker_chain::{Heard, Incarnation, Links, Node, Place, ServerId, Standing, next_table};
-use esker_cluster::{Coordinator, Freshness, Renewed, Served, ServerRecord};
+use esker_chain::{Heard, Incarnation, Links, Node, Place, ServerId, Standing, Table, next_table};
+use esker_cluster::{Coordinator, Freshness, Progress, Renewed, Served, ServerRecord};
 use esker_peers::Peers;
 use esker_store::ObjectStore;
 
@@ -40,6 +40,10 @@ pub(crate) struct Life {
     runs: Option<JoinHandle<()>>,
     /// It has served, and is over once it does not.
     served: bool,
+    /// Which table it went by last, and since when.
+    stood: (u64, Instant),
+    /// What is wished for makes no sense, and that was told.
+    warned: bool,
 }
 
 /// What a round came to.
@@ -52,6 +56,8 @@ pub(crate) enum Round {
     Over,
     /// It is over, since its node cannot go on: another is to begin later.
     Failed,
+    /// It is to hand over: operators have asked for that. Then another is to begin.
+    Leaves,
 }
 
 impl Life {
@@ -70,7 +76,8 @@ impl Life {
         peers.join(chain, &node);
         tracing::info!(chain, %server, incarnation = incarnation.0, applied = standing.applied, "registered");
         let (coordinator, peers, chain) = (coordinator.clone(), Arc::clone(peers), chain.to_owned());
-        Ok(Self { coordinator, peers, chain, server, incarnation, node, runs: Some(runs), served: false })
+        let (served, stood, warned) = (false, (0, Instant::now()), false);
+        Ok(Self { coordinator, peers, chain, server, incarnation, node, runs: Some(runs), served, stood, warned })
     }
 
     /// Reads the table and goes by it, renews the lease, and tells what it is asked to.
@@ -100,8 +107,12 @@ impl Life {
             view.trouble = Some(why);
             return Ok(Round::Failed);
         }
+        if let Some((_, applied, committed, _)) = self.node.look() {
+            (view.applied, view.committed) = (applied, committed);
+        }
+        let progress = Progress { applied: view.applied, committed: view.committed, copied_bytes: self.peers.copied_bytes(&self.chain) };
         let sent = self.node.now();
-        match self.coordinator.renew(&self.chain, self.server, self.incarnation, stamp).await? {
+        match self.coordinator.renew(&self.chain, self.server, self.incarnation, stamp, progress).await? {
             Renewed::Taken => self.node.renewed(table.version, sent, period),
             Renewed::TableChanged => return Ok(Round::Again),
             Renewed::Superseded => return Err(Error::Superseded { server: self.server.0 }),
@@ -110,7 +121,35 @@ impl Life {
             self.coordinator.tell_in_step(&self.chain, server, version).await?;
         }
         self.peers.tidy(&self.chain, table.version);
+        if matches!(place, Some(Place::Serving | Place::Syncing)) && self.is_to_leave(&table, period).await? {
+            tracing::info!(
+                chain = self.chain,
+                version = table.version,
+                "this server leaves its chain as it is asked to"
+            );
+            return Ok(Round::Leaves);
+        }
         Ok(Round::Goes)
+    }
+
+    /// Whether operators have asked for what this server has to leave for, and it is the one that leaves next.
+    async fn is_to_leave(&mut self, table: &Table, period: Duration) -> Result<bool> {
+        if self.stood.0 != table.version {
+            self.stood = (table.version, Instant::now());
+        }
+        let wishes = match self.coordinator.wishes(&self.chain).await {
+            Ok((wishes, _)) => wishes,
+            // Nothing that is served rests on it.
+            Err(error @ esker_cluster::Error::Damaged { .. }) => {
+                if !std::mem::replace(&mut self.warned, true) {
+                    tracing::warn!(chain = self.chain, %error, "what operators have asked for is not heeded");
+                }
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let leaver = wishes.leaver(table, self.stood.1.elapsed() >= period);
+        Ok(leaver.is_some_and(|member| (member.server, member.incarnation) == (self.server, self.incarnation)))
     }
 
     /// Why this life cannot go on, if so.

@@ -239,11 +239,11 @@ impl Task {
                     self.tell(view);
                     continue;
                 }
-                Ok(over @ (Round::Over | Round::Failed)) => {
+                Ok(over @ (Round::Over | Round::Failed | Round::Leaves)) => {
                     let failed = matches!(over, Round::Failed);
                     (view.heads, view.place) = (false, None);
                     self.tell(view);
-                    life.end(failed).await;
+                    life.end(failed || matches!(over, Round::Leaves)).await;
                     if failed {
                         // What has failed is not tried again at once.
                         tokio::time::sleep(self.config.period).await;

@@ -1,16 +1,27 @@
-//! `esker cluster`: which servers hold which chain, and what becomes of it.
+//! `esker cluster`: which servers hold which chain, what becomes of it, and what is to.
 //!
-//! arguments → coordinator → table of the chain, what its servers have registered → lines, or JSON
+//! ```text
+//! init            → the first table
+//! status, chains  → tables, leases, what is asked for → lines, or JSON
+//! add             → the next table                               ┐
+//! remove, drain, undrain, promote → what is asked of the chain   ┴→ its servers carry it out → waited for
+//! ```
+//!
+//! Invariant: no command changes how a member that takes part stands: that is its own and the manager's.
 
-use std::fmt::Write as _;
+mod changing;
+mod status;
+mod waiting;
+
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use esker_chain::{Incarnation, Member, Place, ServerId, Table};
-use esker_cluster::{Coordinator, Freshness, Location, Options};
-use serde_json::json;
+use esker_cluster::{Coordinator, Location, Options};
 
-use super::{print, tell};
+use self::changing::{Add, Drain, Move, Promote, Remove, Undrain};
+use self::status::{Chains, Status};
+use super::print;
 use crate::config::Settings;
 use crate::exit::{Code, Failure};
 
@@ -31,8 +42,22 @@ pub struct ClusterArguments {
 enum ClusterCommand {
     /// Make a chain of these servers: what the first of them holds is what the chain holds
     Init(Init),
-    /// Show how a chain stands
+    /// Show how a chain stands: its servers, how far each is, their leases, what is asked for
     Status(Status),
+    /// Show all chains
+    Chains(Chains),
+    /// Make a server a member of the chain: what the chain holds is put in place of what it holds
+    Add(Add),
+    /// Make a server no member any more; if it heads the chain, the next one does then
+    Remove(Remove),
+    /// Put one server in another's place: the second is added and brought up, then the first is removed
+    Move(Move),
+    /// Have a server hand over and serve nothing, as a member that is kept for later: until `undrain`
+    Drain(Drain),
+    /// Have a server that was drained serve again, after what it missed is brought to it
+    Undrain(Undrain),
+    /// Have a server that serves head the chain: those before it leave one after the other, and are brought up anew
+    Promote(Promote),
 }
 
 #[derive(Args)]
@@ -42,15 +67,16 @@ struct Init {
     servers: Vec<u32>,
 }
 
-#[derive(Args)]
-struct Status {
-    /// As one JSON object
-    #[arg(long)]
-    json: bool,
-}
-
 /// Most servers of a chain.
 const SERVERS_MAX: usize = 5;
+
+/// A chain, and the coordinator that knows of it.
+struct Chain {
+    coordinator: Coordinator,
+    name: String,
+    /// How long a lease lasts.
+    lease: Duration,
+}
 
 impl ClusterArguments {
     /// Runs the command.
@@ -60,15 +86,22 @@ impl ClusterArguments {
             return Err(Failure::usage("no cluster: give --cluster zk://h1,h2,h3/esker, or location in [cluster]"));
         }
         let location: Location = location.parse().map_err(|error| Failure::usage(format!("cluster: {error}")))?;
-        let chain = self.chain.unwrap_or_else(|| settings.cluster.chain.clone());
+        let name = self.chain.unwrap_or_else(|| settings.cluster.chain.clone());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let lease = settings.cluster.lease.0.0;
         let options = Options { session: lease, call: lease.max(Duration::from_secs(5)) };
-        let coordinator = Coordinator::new(location, options);
+        let chain = Chain { coordinator: Coordinator::new(location, options), name, lease };
         runtime.block_on(async {
             match self.command {
-                ClusterCommand::Init(init) => init.run(&coordinator, &chain).await,
-                ClusterCommand::Status(status) => status.run(&coordinator, &chain).await,
+                ClusterCommand::Init(init) => init.run(&chain).await,
+                ClusterCommand::Status(status) => status.run(&chain).await,
+                ClusterCommand::Chains(chains) => chains.run(&chain).await,
+                ClusterCommand::Add(add) => add.run(&chain).await,
+                ClusterCommand::Remove(remove) => remove.run(&chain).await,
+                ClusterCommand::Move(moving) => moving.run(&chain).await,
+                ClusterCommand::Drain(drain) => drain.run(&chain).await,
+                ClusterCommand::Undrain(undrain) => undrain.run(&chain).await,
+                ClusterCommand::Promote(promote) => promote.run(&chain).await,
             }
         })
     }
@@ -76,16 +109,16 @@ impl ClusterArguments {
 
 fn failure(error: esker_cluster::Error) -> Failure {
     let code = match &error {
-        esker_cluster::Error::Exists(_) | esker_cluster::Error::NoChain(_) | esker_cluster::Error::Name(_) => {
-            Code::Usage
-        }
+        esker_cluster::Error::Exists(_) | esker_cluster::Error::Name(_) => Code::Usage,
+        esker_cluster::Error::NoChain(_) => Code::NotFound,
+        esker_cluster::Error::Unknown { .. } => Code::Unknown,
         _ => Code::Failure,
     };
     Failure::of(code, &error)
 }
 
 impl Init {
-    async fn run(self, coordinator: &Coordinator, chain: &str) -> Result<(), Failure> {
+    async fn run(self, chain: &Chain) -> Result<(), Failure> {
         let servers = &self.servers;
         if servers.len() > SERVERS_MAX {
             return Err(Failure::usage(format!("{} servers: a chain has {SERVERS_MAX} at most", servers.len())));
@@ -102,8 +135,9 @@ impl Init {
         };
         let mut table = Table { version: 1, members: servers.iter().enumerate().map(member).collect() };
         table.arrange();
-        coordinator.init_chain(chain, &table, &std::collections::BTreeMap::new()).await.map_err(failure)?;
-        print(&format!("made the chain {chain}: it begins to serve with what server {} holds\n", servers[0]))
+        let stores = std::collections::BTreeMap::new();
+        chain.coordinator.init_chain(&chain.name, &table, &stores).await.map_err(failure)?;
+        print(&format!("made the chain {}: it begins to serve with what server {} holds\n", chain.name, servers[0]))
     }
 }
 
@@ -116,42 +150,5 @@ fn word(place: Option<Place>) -> &'static str {
         Some(Place::Offline) => "offline",
         Some(Place::LastServing) => "last serving",
         None => "no member",
-    }
-}
-
-impl Status {
-    async fn run(self, coordinator: &Coordinator, chain: &str) -> Result<(), Failure> {
-        let (table, _) = coordinator.table(chain, Freshness::Latest).await.map_err(failure)?;
-        let servers = coordinator.servers().await.map_err(failure)?;
-        let head = table.head().map(|head| head.server);
-        let mut text = format!("chain {chain}, table {}\n", table.version);
-        let mut rows = Vec::new();
-        let members = table.members.iter().map(|member| (member.server, Some(*member)));
-        let others = servers.keys().filter(|server| table.member(**server).is_none()).map(|server| (*server, None));
-        for (server, member) in members.chain(others) {
-            let place = word(member.map(|member| member.place));
-            let served = servers.get(&server).map(|record| &record.served);
-            let role = match (head == Some(server), member.map(|member| member.place)) {
-                (true, _) => "head",
-                (false, Some(Place::Serving)) => "replica",
-                _ => "",
-            };
-            let peer = served.map_or("", |served| &served.peer);
-            let resp = served.and_then(|served| served.resp.as_deref()).unwrap_or("");
-            let start = servers.get(&server).map_or(0, |record| record.incarnation.0);
-            // Writing to a string does not fail.
-            let _ =
-                writeln!(text, "server {:<5} {place:<13} {role:<8} start {start:<6} {resp:<22} peers {peer}", server.0);
-            rows.push(json!({
-                "server": server.0, "place": place, "role": role, "start": start,
-                "since": member.map(|member| member.since), "resp": resp, "peer": peer,
-                "grpc": served.and_then(|served| served.grpc.clone()),
-                "nbd": served.and_then(|served| served.nbd.clone()),
-            }));
-        }
-        let value = json!({
-            "chain": chain, "version": table.version, "head": head.map(|head| head.0), "servers": rows,
-        });
-        tell(self.json, &value, &text)
     }
 }

@@ -1,0 +1,277 @@
+//! `esker cluster status` and `esker cluster chains`: how chains stand.
+//!
+//! table, what servers have registered, their leases, what is asked for → lines, or JSON → with --watch again
+//!
+//! Invariant: how far a server is, is what it said at its last renewal; nothing rests on it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use esker_chain::{Member, Place, ServerId, Table, Wishes};
+use esker_cluster::{Freshness, LeaseRecord, ServerRecord};
+use serde_json::{Value, json};
+
+use super::{Chain, failure, word};
+use crate::commands::{print, tell};
+use crate::exit::Failure;
+
+const EVERY: Duration = Duration::from_secs(1);
+/// Puts what follows at the top of an empty screen.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+#[derive(Args)]
+pub(super) struct Status {
+    /// As one JSON object; with --watch as one line each time
+    #[arg(long)]
+    json: bool,
+    /// Again each second, until interrupted
+    #[arg(long)]
+    watch: bool,
+}
+
+#[derive(Args)]
+pub(super) struct Chains {
+    /// As one JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is known of a chain at one time.
+struct Standing {
+    table: Table,
+    servers: BTreeMap<ServerId, ServerRecord>,
+    leases: BTreeMap<ServerId, LeaseRecord>,
+    wishes: Wishes,
+}
+
+impl Status {
+    pub(super) async fn run(self, chain: &Chain) -> Result<(), Failure> {
+        let mut first = true;
+        loop {
+            match Standing::read(chain).await {
+                Ok(standing) => self.tell(chain, &standing)?,
+                // Who watches wants to see it come back.
+                Err(failure) if !first => tracing::warn!(%failure, "how the chain stands is not known"),
+                Err(failure) => return Err(failure),
+            }
+            if !self.watch {
+                return Ok(());
+            }
+            first = false;
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    fn tell(&self, chain: &Chain, standing: &Standing) -> Result<(), Failure> {
+        let (value, text) = standing.shown(chain);
+        match (self.watch, self.json) {
+            (true, true) => print(&format!("{value}\n")),
+            (true, false) if std::io::stdout().is_terminal() => print(&format!("{CLEAR}{text}")),
+            (true, false) => print(&format!("{text}\n")),
+            (false, json) => tell(json, &value, &text),
+        }
+    }
+}
+
+impl Standing {
+    async fn read(chain: &Chain) -> Result<Self, Failure> {
+        let (coordinator, name) = (&chain.coordinator, &chain.name);
+        let (table, _) = coordinator.table(name, Freshness::Latest).await.map_err(failure)?;
+        Ok(Self {
+            table,
+            servers: coordinator.servers().await.map_err(failure)?,
+            leases: coordinator.leases(name).await.map_err(failure)?,
+            wishes: coordinator.wishes(name).await.map_err(failure)?.0,
+        })
+    }
+
+    fn shown(&self, chain: &Chain) -> (Value, String) {
+        let table = &self.table;
+        let head = table.head().map(|head| head.server);
+        let mut text = format!("chain {}, table {}\n", chain.name, table.version);
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            text,
+            "{:<7}{:<14}{:<9}{:>12}{:>8}  {:<20}{:>6}  {:<23}peers",
+            "server", "stands", "role", "applied", "lag", "lease", "start", "clients"
+        );
+        let mut rows = Vec::new();
+        let members = table.members.iter().map(|member| (member.server, Some(*member)));
+        let others = self.servers.keys().filter(|server| table.member(**server).is_none());
+        for (server, member) in members.chain(others.map(|server| (*server, None))) {
+            let row = self.row(server, member, head, chain.lease);
+            let _ = writeln!(text, "{}", row.1);
+            rows.push(row.0);
+        }
+        let asked = asked(&self.wishes);
+        if !asked.is_empty() {
+            let _ = writeln!(text, "asked for: {}", asked.join(", "));
+        }
+        let numbers = |servers: &std::collections::BTreeSet<ServerId>| -> Vec<u32> {
+            servers.iter().map(|server| server.0).collect()
+        };
+        let value = json!({
+            "chain": chain.name, "version": table.version, "head": head.map(|head| head.0), "servers": rows,
+            "asked": {
+                "remove": numbers(&self.wishes.remove), "drain": numbers(&self.wishes.drain),
+                "promote": self.wishes.promote.map(|server| server.0),
+            },
+        });
+        (value, text)
+    }
+
+    fn row(
+        &self,
+        server: ServerId,
+        member: Option<Member>,
+        head: Option<ServerId>,
+        period: Duration,
+    ) -> (Value, String) {
+        let place = word(member.map(|member| member.place));
+        let role = match (head == Some(server), member.map(|member| member.place)) {
+            (true, _) => "head",
+            (false, Some(Place::Serving)) => "replica",
+            _ => "",
+        };
+        let record = self.servers.get(&server);
+        let served = record.map(|record| &record.served);
+        let start = record.map_or(0, |record| record.incarnation.0);
+        let (resp, peer) = (served.and_then(|served| served.resp.as_deref()), served.map_or("", |served| &served.peer));
+        let lease = self.leases.get(&server);
+        let age = lease.map(age);
+        let stands = stands(lease, age, period);
+        let left = match stands {
+            // It answers for half of it.
+            "held" => age.map_or(Duration::ZERO, |age| (period / 2).saturating_sub(age)),
+            _ => Duration::ZERO,
+        };
+        let progress = lease.map(|lease| lease.progress);
+        let decided = head.and_then(|head| self.leases.get(&head)).map(|lease| lease.progress.applied);
+        let applied = progress.map(|progress| progress.applied);
+        let lag = decided.zip(applied).filter(|_| member.is_some());
+        let lag = lag.map(|(decided, applied)| decided.saturating_sub(applied));
+        let copied = progress.and_then(|progress| progress.copied_bytes);
+        let shown = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+        let shown_lease = match age {
+            Some(age) => format!("{stands}, {}", ago(age)),
+            None => stands.to_owned(),
+        };
+        let mut text = format!(
+            "{:<7}{place:<14}{role:<9}{:>12}{:>8}  {shown_lease:<20}{start:>6}  {:<23}{peer}",
+            server.0,
+            shown(applied),
+            shown(lag),
+            resp.unwrap_or("")
+        );
+        if let Some(copied) = copied {
+            let _ = write!(text, "  copy: looked at {}", esker::ByteSize(copied));
+        }
+        let value = json!({
+            "server": server.0, "place": place, "role": role, "start": start,
+            "since": member.map(|member| member.since),
+            "applied": applied, "committed": progress.map(|progress| progress.committed), "lag": lag,
+            "copied_bytes": copied, "lease": stands, "lease_left_ms": left.as_millis() as u64,
+            "renewed_ms_ago": age.map(|age| age.as_millis() as u64),
+            "resp": resp.unwrap_or(""), "peer": peer,
+            "grpc": served.and_then(|served| served.grpc.clone()),
+            "nbd": served.and_then(|served| served.nbd.clone()),
+        });
+        (value, text)
+    }
+}
+
+/// Since when a lease stands so, by the clocks of this machine and of the coordinator.
+fn age(lease: &LeaseRecord) -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.saturating_sub(Duration::from_millis(lease.at_ms))
+}
+
+/// The word for a lease.
+fn stands(lease: Option<&LeaseRecord>, age: Option<Duration>, period: Duration) -> &'static str {
+    match (lease, age) {
+        (None, _) | (_, None) => "none",
+        (Some(lease), _) if lease.gave_up => "given up",
+        (_, Some(age)) if age >= period => "run out",
+        _ => "held",
+    }
+}
+
+fn ago(age: Duration) -> String {
+    if age < Duration::from_secs(10) {
+        format!("{} ms ago", age.as_millis())
+    } else {
+        format!("{} s ago", age.as_secs())
+    }
+}
+
+fn asked(wishes: &Wishes) -> Vec<String> {
+    let remove = wishes.remove.iter().map(|server| format!("remove {server}"));
+    let drain = wishes.drain.iter().map(|server| format!("drain {server}"));
+    let promote = wishes.promote.iter().map(|server| format!("promote {server}"));
+    remove.chain(drain).chain(promote).collect()
+}
+
+impl Chains {
+    pub(super) async fn run(self, chain: &Chain) -> Result<(), Failure> {
+        let coordinator = &chain.coordinator;
+        coordinator.sync().await.map_err(failure)?;
+        let mut text = format!("{:<24}{:>8}{:>7}  serving\n", "chain", "table", "head");
+        let mut rows = Vec::new();
+        for name in coordinator.chains().await.map_err(failure)? {
+            let (table, _) = coordinator.table(&name, Freshness::Any).await.map_err(failure)?;
+            let head = table.head().map(|head| head.server.0);
+            let (serving, members) = (table.serving().count(), table.members.len());
+            let shown = head.map_or_else(|| "none".to_owned(), |head| head.to_string());
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{name:<24}{:>8}{shown:>7}  {serving} of {members}", table.version);
+            rows.push(json!({
+                "chain": name, "version": table.version, "head": head, "serving": serving, "members": members,
+            }));
+        }
+        if rows.is_empty() {
+            text = "no chains: esker cluster init makes one\n".to_owned();
+        }
+        tell(self.json, &Value::from(rows), &text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use esker_chain::Incarnation;
+    use esker_cluster::Progress;
+
+    use super::*;
+
+    #[test]
+    fn a_lease_is_told_as_it_is() {
+        let period = Duration::from_secs(3);
+        let lease = |gave_up| LeaseRecord {
+            incarnation: Incarnation(1),
+            gave_up,
+            table_version: 1,
+            renewal: 7,
+            at_ms: 0,
+            progress: Progress::default(),
+        };
+        let at = |lease: &LeaseRecord, ms| stands(Some(lease), Some(Duration::from_millis(ms)), period);
+        assert_eq!(
+            (at(&lease(false), 2_999), at(&lease(false), 3_000), at(&lease(true), 5)),
+            ("held", "run out", "given up")
+        );
+        assert_eq!(stands(None, None, period), "none");
+        assert_eq!(
+            (ago(Duration::from_millis(7)), ago(Duration::from_secs(75))),
+            ("7 ms ago".into(), "75 s ago".into())
+        );
+    }
+
+    #[test]
+    fn what_is_asked_for_is_told() {
+        let wishes = Wishes { remove: [ServerId(3)].into(), drain: [ServerId(4)].into(), promote: Some(ServerId(2)) };
+        assert_eq!(asked(&wishes), ["remove 3", "drain 4", "promote 2"]);
+        assert!(asked(&Wishes::default()).is_empty());
+    }
+}
