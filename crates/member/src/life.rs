@@ -16,6 +16,10 @@ use esker_store::ObjectStore;
 use crate::error::{Error, Result};
 use crate::view::View;
 
+/// A head that leaves waits so long, at most, for what was begun.
+const SETTLE_MAX: Duration = Duration::from_millis(50);
+const SETTLE_LOOK: Duration = Duration::from_millis(1);
+
 /// What a life is begun with.
 pub(crate) struct Birth<'b> {
     pub coordinator: &'b Coordinator,
@@ -173,6 +177,19 @@ impl Life {
         view.copied_bytes = self.peers.copied_bytes(&self.chain);
         view.lease_ms = self.node.lease_left().as_millis() as u64;
         view.heads = view.place == Some(Place::Serving) && view.head == Some(self.server);
+    }
+
+    /// Waits until all that was begun is acknowledged, for a short while at most: who waits for it is told so, which a
+    /// head that has left cannot do. Nothing new is to come meanwhile.
+    pub(crate) async fn settle(&self) {
+        let until = Instant::now() + SETTLE_MAX;
+        while Instant::now() < until {
+            let (applied, committed) = self.node.progress();
+            if applied == committed {
+                return;
+            }
+            tokio::time::sleep(SETTLE_LOOK).await;
+        }
     }
 
     /// Nothing is answered any more; `hands_over`: the lease is given up, and the table changed, so that others go on

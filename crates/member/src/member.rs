@@ -241,8 +241,12 @@ impl Task {
                 }
                 Ok(over @ (Round::Over | Round::Failed | Round::Leaves)) => {
                     let failed = matches!(over, Round::Failed);
+                    let hands_over = view.heads && matches!(over, Round::Leaves);
                     (view.heads, view.place) = (false, None);
                     self.tell(view);
+                    if hands_over {
+                        life.settle().await;
+                    }
                     life.end(failed || matches!(over, Round::Leaves)).await;
                     if failed {
                         // What has failed is not tried again at once.
@@ -269,8 +273,12 @@ impl Task {
                 },
                 _ = stopping.changed() => {
                     let mut view = View::clone(&self.shared.state.lock().view);
+                    let hands_over = view.heads;
                     (view.heads, view.place) = (false, None);
                     self.tell(view);
+                    if hands_over {
+                        life.settle().await;
+                    }
                     life.end(true).await;
                     return Ok(());
                 }

@@ -105,7 +105,8 @@ impl ZooKeeper {
         coordinator
     }
 
-    fn location(&self) -> Location {
+    /// Where it is, with a root of its own.
+    pub fn location(&self) -> Location {
         format!("zk://127.0.0.1:{}/esker/test", self.port).parse().unwrap()
     }
 }

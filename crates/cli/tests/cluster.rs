@@ -1,0 +1,431 @@
+//! Several servers that hold the same, on a real ZooKeeper, while their operator changes who they are.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "../../cluster/tests/support/mod.rs"]
+mod zookeeper;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use zookeeper::ZooKeeper;
+
+/// Long enough that a hand-over which waits for a lease is told from one that does not.
+const LEASE: Duration = Duration::from_secs(2);
+/// A planned hand-over interrupts writers for less than half a lease, on a machine that has other things to do.
+const PLANNED_MAX: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(40);
+/// Keys of one question.
+const ASKED: usize = 400;
+
+fn free() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// `esker` with this ZooKeeper in its configuration.
+fn command(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_esker"));
+    command.current_dir(folder).env("ESKER_CONFIG", "esker.toml").env_remove("ESKER_PASSWORD").stdin(Stdio::null());
+    command
+}
+
+fn configure(folder: &Path, zookeeper: &ZooKeeper) {
+    let text = format!("[cluster]\nlocation = '{}'\nlease = '{}s'\n", zookeeper.location(), LEASE.as_secs());
+    std::fs::write(folder.join("esker.toml"), text).unwrap();
+}
+
+fn cluster(folder: &Path, arguments: &[&str]) -> Output {
+    command(folder).arg("cluster").args(arguments).output().unwrap()
+}
+
+/// A command that must succeed; what it printed.
+fn done(folder: &Path, arguments: &[&str]) -> String {
+    let output = cluster(folder, arguments);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {}: {complained}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(folder: &Path, arguments: &[&str]) -> Value {
+    serde_json::from_str(&done(folder, &[arguments, &["--json"]].concat())).unwrap()
+}
+
+/// A connection, and what is asked on it.
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn connect(address: SocketAddr) -> std::io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.set_nodelay(true)?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    /// A reply of one line.
+    fn call(&mut self, words: &[&str]) -> std::io::Result<String> {
+        let mut request = format!("*{}\r\n", words.len());
+        words.iter().for_each(|word| request.push_str(&format!("${}\r\n{word}\r\n", word.len())));
+        self.0.get_mut().write_all(request.as_bytes())?;
+        let mut line = String::new();
+        match self.0.read_line(&mut line)? {
+            0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(line.trim_end().to_owned()),
+        }
+    }
+}
+
+/// A client of the chain: it goes where it is told to, or to another server where it is told nothing.
+struct Roaming {
+    addresses: Vec<SocketAddr>,
+    at: usize,
+    client: Option<Client>,
+}
+
+impl Roaming {
+    fn new(addresses: Vec<SocketAddr>) -> Self {
+        Self { addresses, at: 0, client: None }
+    }
+
+    /// Asks until it is answered, or `until`; `None`: it was not answered.
+    fn ask(&mut self, words: &[&str], until: Instant) -> Option<String> {
+        while Instant::now() < until {
+            let client = match &mut self.client {
+                Some(client) => Ok(client),
+                None => Client::connect(self.addresses[self.at]).map(|client| self.client.insert(client)),
+            };
+            match client.and_then(|client| client.call(words)) {
+                Ok(reply) if !reply.starts_with('-') => return Some(reply),
+                Ok(reply) => {
+                    let moved = reply.strip_prefix("-MOVED ").and_then(|moved| moved.rsplit_once(' '));
+                    let moved = moved.and_then(|(_, address)| address.parse().ok());
+                    if let Some(at) = moved.and_then(|to| self.addresses.iter().position(|address| *address == to)) {
+                        (self.at, self.client) = (at, None);
+                        continue;
+                    }
+                }
+                Err(_) => (self.at, self.client) = ((self.at + 1) % self.addresses.len(), None),
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        None
+    }
+}
+
+#[derive(Default)]
+struct Written {
+    acknowledged: Vec<String>,
+    /// The longest time between two acknowledged writes since this was last asked.
+    gap: Duration,
+}
+
+/// Writes one key after the other, and notes which are acknowledged.
+struct Writer {
+    written: Arc<Mutex<Written>>,
+    over: Arc<AtomicBool>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    fn start(addresses: Vec<SocketAddr>) -> Self {
+        let (written, over) = (Arc::new(Mutex::new(Written::default())), Arc::new(AtomicBool::new(false)));
+        let (notes, ends) = (Arc::clone(&written), Arc::clone(&over));
+        let task = std::thread::spawn(move || {
+            let (mut client, mut last) = (Roaming::new(addresses), Instant::now());
+            for number in 0_u64.. {
+                let key = format!("key{number}");
+                while client.ask(&["SET", &key, &key], Instant::now() + LEASE).is_none() {
+                    if ends.load(Ordering::SeqCst) {
+                        return;
+                    }
+                }
+                let mut notes = notes.lock().unwrap();
+                notes.acknowledged.push(key);
+                notes.gap = notes.gap.max(last.elapsed());
+                drop(notes);
+                last = Instant::now();
+                if ends.load(Ordering::SeqCst) {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Self { written, over, task: Some(task) }
+    }
+
+    /// The longest time without a write since this was last asked.
+    fn gap(&self) -> Duration {
+        // What is under way is counted by what comes after it.
+        let before = self.written.lock().unwrap().acknowledged.len();
+        soon("writes go on", || self.written.lock().unwrap().acknowledged.len() > before + 1);
+        std::mem::take(&mut self.written.lock().unwrap().gap)
+    }
+
+    fn acknowledged(&self) -> Vec<String> {
+        self.written.lock().unwrap().acknowledged.clone()
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        let _ = self.task.take().map(JoinHandle::join);
+    }
+}
+
+fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "not so: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A ZooKeeper, and servers that are killed when this is dropped.
+struct Servers {
+    folder: TempDir,
+    _zookeeper: ZooKeeper,
+    running: BTreeMap<u32, Child>,
+    /// For clients, and for the other servers.
+    addresses: BTreeMap<u32, (SocketAddr, SocketAddr)>,
+}
+
+impl Servers {
+    fn new(count: u32) -> Self {
+        let (folder, zookeeper) = (TempDir::new().unwrap(), ZooKeeper::start());
+        configure(folder.path(), &zookeeper);
+        let addresses = (1..=count).map(|server| (server, (free(), free()))).collect();
+        let mut servers = Self { folder, _zookeeper: zookeeper, running: BTreeMap::new(), addresses };
+        (1..=count).for_each(|server| servers.start(server));
+        servers
+    }
+
+    fn start(&mut self, server: u32) {
+        let (clients, peers) = self.addresses[&server];
+        let (location, number) = (format!("d{server}?size=64m&segment=1m"), server.to_string());
+        let log = File::options().create(true).append(true).open(self.folder.path().join(format!("log{server}")));
+        std::fs::write(
+            self.folder.path().join(format!("s{server}.toml")),
+            format!(
+                "{}server_id = {number}\npeer_listen = '{peers}'\n",
+                std::fs::read_to_string(self.folder.path().join("esker.toml")).unwrap()
+            ),
+        )
+        .unwrap();
+        let mut child = command(self.folder.path())
+            .env("ESKER_CONFIG", format!("s{server}.toml"))
+            .args(["serve", "--store", &location, "--listen", &clients.to_string(), "--log", "info"])
+            .stdout(Stdio::piped())
+            .stderr(log.unwrap())
+            .spawn()
+            .unwrap();
+        // It prints until it ends.
+        let mut printed = child.stdout.take().unwrap();
+        std::thread::spawn(move || printed.read_to_end(&mut Vec::new()));
+        self.running.insert(server, child);
+    }
+
+    fn kill(&mut self, server: u32) {
+        let mut child = self.running.remove(&server).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.addresses.values().map(|(clients, _)| *clients).collect()
+    }
+
+    fn done(&self, arguments: &[&str]) -> String {
+        done(self.folder.path(), arguments)
+    }
+
+    fn status(&self) -> Value {
+        json(self.folder.path(), &["status"])
+    }
+
+    /// Waits until these serve, and no others.
+    fn serve(&self, servers: &[u64]) {
+        let mut last = Value::Null;
+        let began = Instant::now();
+        loop {
+            let status = self.status();
+            let rows = status["servers"].as_array().unwrap();
+            let mut serving: Vec<_> = rows.iter().filter(|row| row["place"] == "serving").collect();
+            serving.sort_by_key(|row| row["server"].as_u64());
+            if serving.iter().map(|row| row["server"].as_u64().unwrap()).eq(servers.iter().copied()) {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "{servers:?} should serve: {last:#}");
+            last = status;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn head(&self) -> u64 {
+        self.status()["head"].as_u64().unwrap()
+    }
+
+    /// Has every key that was acknowledged, by what the head says.
+    fn have_all(&self, writer: &Writer, after: &str) {
+        let keys = writer.acknowledged();
+        let mut client = Roaming::new(self.addresses());
+        for keys in keys.chunks(ASKED) {
+            let words: Vec<_> = std::iter::once("EXISTS").chain(keys.iter().map(String::as_str)).collect();
+            let reply = client.ask(&words, Instant::now() + PATIENCE).unwrap();
+            assert_eq!(reply, format!(":{}", keys.len()), "after {after}, of {} from {}", keys.len(), keys[0]);
+        }
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for server in self.addresses.keys() {
+                let log = std::fs::read_to_string(self.folder.path().join(format!("log{server}"))).unwrap_or_default();
+                let last: Vec<_> = log.lines().rev().take(30).collect();
+                eprintln!("server {server}:\n{}", last.into_iter().rev().collect::<Vec<_>>().join("\n"));
+            }
+        }
+        for child in self.running.values_mut() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn nothing_that_was_acknowledged_is_lost_while_the_operator_changes_the_chain() {
+    let mut servers = Servers::new(4);
+    servers.done(&["init", "--servers", "1,2,3"]);
+    servers.serve(&[1, 2, 3]);
+    let writer = Writer::start(servers.addresses());
+    let planned = |servers: &Servers, arguments: &[&str], head: u64, serving: &[u64]| {
+        writer.gap();
+        servers.done(arguments);
+        let gap = writer.gap();
+        println!("{arguments:?}: {} ms without a write", gap.as_millis());
+        assert!(gap < PLANNED_MAX, "{arguments:?}: {gap:?}");
+        servers.serve(serving);
+        assert_eq!(servers.head(), head, "{arguments:?}");
+        servers.have_all(&writer, arguments[0]);
+    };
+    planned(&servers, &["promote", "2"], 2, &[1, 2, 3]);
+    // The last of the chain: the one before it has to leave as well.
+    let last = servers.status()["servers"].as_array().unwrap()[2]["server"].to_string();
+    planned(&servers, &["promote", &last], last.parse().unwrap(), &[1, 2, 3]);
+    planned(&servers, &["promote", "2"], 2, &[1, 2, 3]);
+    planned(&servers, &["promote", "1"], 1, &[1, 2, 3]);
+    planned(&servers, &["add", "4"], 1, &[1, 2, 3, 4]);
+    planned(&servers, &["promote", "4"], 4, &[1, 2, 3, 4]);
+    planned(&servers, &["promote", "1"], 1, &[1, 2, 3, 4]);
+    // Of the head, and of another; the head after it is the next.
+    planned(&servers, &["remove", "4"], 1, &[1, 2, 3]);
+    servers.done(&["remove", "1"]);
+    servers.serve(&[2, 3]);
+    servers.have_all(&writer, "remove of the head");
+    let head = servers.head();
+    planned(&servers, &["move", "2", "1"], if head == 2 { 3 } else { head }, &[1, 3]);
+    planned(&servers, &["add", "2"], 3, &[1, 2, 3]);
+    // One that is drained stays away, as another process as well.
+    planned(&servers, &["drain", "3"], servers.status()["servers"][1]["server"].as_u64().unwrap(), &[1, 2]);
+    servers.kill(3);
+    servers.start(3);
+    soon("server 3 has registered anew", || {
+        let status = servers.status();
+        let rows = status["servers"].as_array().unwrap();
+        rows.iter().any(|row| row["server"] == 3 && row["place"] == "offline" && row["lease"] == "held")
+    });
+    std::thread::sleep(LEASE / 2);
+    servers.serve(&[1, 2]);
+    let head = servers.head();
+    planned(&servers, &["undrain", "3"], head, &[1, 2, 3]);
+    let status = servers.status();
+    assert_eq!(status["asked"], serde_json::json!({"remove": [], "drain": [], "promote": null}), "{status:#}");
+
+    // The head is killed: others go on once its lease has run out.
+    let killed = u32::try_from(head).unwrap();
+    writer.gap();
+    servers.kill(killed);
+    soon("another heads the chain", || servers.status()["head"].as_u64().is_some_and(|now| now != head));
+    println!("killed: {} ms without a write", writer.gap().as_millis());
+    servers.have_all(&writer, "the end of a head");
+    servers.start(killed);
+    servers.serve(&[1, 2, 3]);
+    servers.have_all(&writer, "its return");
+    planned(&servers, &["promote", &head.to_string()], head, &[1, 2, 3]);
+    // One that is killed and there again before its lease has run out.
+    let head = u32::try_from(servers.head()).unwrap();
+    servers.kill(head);
+    servers.start(head);
+    servers.serve(&[1, 2, 3]);
+    servers.have_all(&writer, "a short absence");
+
+    let status = servers.status();
+    for row in status["servers"].as_array().unwrap() {
+        for figure in ["applied", "committed", "lease_left_ms", "renewed_ms_ago", "start"] {
+            assert!(row[figure].is_u64(), "{figure}: {row:#}");
+        }
+        assert_eq!(row["place"] == "serving", row["server"] != 4, "{row:#}");
+    }
+    let chains = json(servers.folder.path(), &["chains"]);
+    assert_eq!((&chains[0]["chain"], &chains[0]["serving"]), (&"main".into(), &3.into()));
+    println!("{} writes were acknowledged", writer.acknowledged().len());
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_says_why() {
+    let (folder, zookeeper) = (TempDir::new().unwrap(), ZooKeeper::start());
+    configure(folder.path(), &zookeeper);
+    let refused = |code: i32, said: &str, arguments: &[&str]| {
+        let output = cluster(folder.path(), arguments);
+        let complained = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {complained}");
+        assert!(complained.contains(said), "{arguments:?}: {complained}");
+    };
+    assert!(done(folder.path(), &["chains"]).contains("no chains"));
+    refused(2, "no place of a coordinator", &["--cluster", "http://h", "status"]);
+    refused(3, "no chain `main`", &["status"]);
+    refused(3, "no chain `main`", &["promote", "1"]);
+    refused(2, "5 at most", &["init", "--servers", "1,2,3,4,5,6"]);
+    refused(2, "named twice", &["init", "--servers", "1,2,1"]);
+    refused(2, "cannot be a chain's name", &["--chain", "a/b", "init", "--servers", "1"]);
+    done(folder.path(), &["init", "--servers", "1,2,3"]);
+    refused(2, "already", &["init", "--servers", "1"]);
+    refused(2, "invalid value '0'", &["add", "0"]);
+    refused(2, "a member of the chain main already: offline", &["add", "2"]);
+    refused(3, "server 7 is no member of the chain main", &["remove", "7"]);
+    refused(3, "server 7 is no member of the chain main", &["drain", "7"]);
+    refused(3, "server 7 is no member of the chain main", &["undrain", "7"]);
+    refused(3, "server 7 is no member of the chain main", &["move", "7", "8"]);
+    refused(2, "--no-wait", &["move", "2", "8", "--no-wait"]);
+    for arguments in [&["remove", "1"][..], &["drain", "1"], &["move", "1", "8"]] {
+        refused(1, "is the last that served", arguments);
+    }
+    refused(1, "server 2 is offline: only one that serves can head the chain main", &["promote", "2"]);
+    // No server runs.
+    refused(1, "server 4 is offline: is it running?", &["add", "4", "--patience", "300ms"]);
+    let added = json(folder.path(), &["add", "5", "--no-wait"]);
+    assert_eq!((&added["done"], &added["place"]), (&false.into(), &"offline".into()));
+    refused(2, "has 5 servers, and a chain has 5 at most", &["add", "6"]);
+    let asked = json(folder.path(), &["remove", "5", "--no-wait"]);
+    assert_eq!(asked["done"], false);
+    let status = json(folder.path(), &["status"]);
+    assert_eq!((&status["asked"]["remove"], &status["head"]), (&serde_json::json!([5]), &Value::Null));
+    // What watches prints again.
+    let mut child =
+        command(folder.path()).args(["cluster", "status", "--watch", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().take(2);
+    let versions: Vec<Value> =
+        lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap()["version"].clone()).collect();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(versions, [status["version"].clone(), status["version"].clone()]);
+}
