@@ -176,7 +176,9 @@ impl Life {
         }
         view.copied_bytes = self.peers.copied_bytes(&self.chain);
         view.lease_ms = self.node.lease_left().as_millis() as u64;
-        view.heads = view.place == Some(Place::Serving) && view.head == Some(self.server);
+        // It begins with a lease: faces over a chain that answers nothing yet cannot be opened.
+        let is_head = view.place == Some(Place::Serving) && view.head == Some(self.server);
+        view.heads = is_head && (view.heads || view.lease_ms > 0);
     }
 
     /// Waits until all that was begun is acknowledged, for a short while at most: who waits for it is told so, which a

@@ -7,7 +7,8 @@
 //!
 //! Invariants:
 //! 1. Faces are opened where this server heads the chain, over the chain; none outlives that.
-//! 2. The end of the process hands the chain over before the store closes.
+//! 2. Clients are told that this server heads the chain only by faces that are over the chain.
+//! 3. The end of the process hands the chain over before the store closes.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -313,6 +314,12 @@ pub(super) fn serve(
     Ok((served, told))
 }
 
+/// What clients of this term are told of what is seen in it: never that this server has come to head the chain, which
+/// the faces of the next term do. Those of this one have another store.
+fn told(term: &View, seen: &View) -> View {
+    View { heads: seen.heads && term.heads && seen.incarnation == term.incarnation, ..seen.clone() }
+}
+
 /// What this server is, one term after the other.
 struct Terms<'t> {
     store: &'t esker::Store,
@@ -404,7 +411,7 @@ impl Terms<'_> {
                     let is_over = match self.member.wait(now, LOOK) {
                         Ok((next, seen)) => {
                             if next != now {
-                                self.update(&seen, heads);
+                                self.update(&told(view, &seen), heads);
                             }
                             now = next;
                             seen.heads != heads || heads && seen.incarnation != view.incarnation
@@ -488,4 +495,21 @@ fn figures(view: &View) -> Vec<Figure> {
         ),
     ]);
     figures
+}
+
+#[cfg(test)]
+mod tests {
+    use esker_chain::Incarnation;
+
+    use super::*;
+
+    #[test]
+    fn faces_that_are_not_over_the_chain_are_never_said_to_answer_for_it() {
+        let view = |heads, start| View { heads, incarnation: Some(Incarnation(start)), ..View::default() };
+        let heads = |term: &View, seen: &View| told(term, seen).heads;
+        assert!(heads(&view(true, 1), &view(true, 1)));
+        assert!(!heads(&view(false, 1), &view(true, 1)), "it has come to head it: these faces have an empty store");
+        assert!(!heads(&view(true, 1), &view(true, 2)), "it heads it in another start");
+        assert!(!heads(&view(true, 1), &view(false, 1)));
+    }
 }
