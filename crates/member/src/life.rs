@@ -114,7 +114,11 @@ impl Life {
         if let Some((_, applied, committed, _)) = self.node.look() {
             (view.applied, view.committed) = (applied, committed);
         }
-        let progress = Progress { applied: view.applied, committed: view.committed, copied_bytes: self.peers.copied_bytes(&self.chain) };
+        let progress = Progress {
+            applied: view.applied,
+            committed: view.committed,
+            copied_bytes: self.peers.copied_bytes(&self.chain),
+        };
         let sent = self.node.now();
         match self.coordinator.renew(&self.chain, self.server, self.incarnation, stamp, progress).await? {
             Renewed::Taken => self.node.renewed(table.version, sent, period),

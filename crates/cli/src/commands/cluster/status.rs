@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use clap::Args;
+use esker::kv::{Clock, SystemClock};
 use esker_chain::{Member, Place, ServerId, Table, Wishes};
 use esker_cluster::{Freshness, LeaseRecord, ServerRecord};
 use serde_json::{Value, json};
@@ -185,8 +186,7 @@ impl Standing {
 
 /// Since when a lease stands so, by the clocks of this machine and of the coordinator.
 fn age(lease: &LeaseRecord) -> Duration {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    now.saturating_sub(Duration::from_millis(lease.at_ms))
+    Duration::from_millis(SystemClock.now_ms().saturating_sub(lease.at_ms))
 }
 
 /// The word for a lease.
