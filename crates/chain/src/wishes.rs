@@ -14,7 +14,7 @@
 //! 1. By one table at most one member leaves, and only where another serves.
 //! 2. For who is to head the chain no member leaves while another may soon serve.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::manage::{Heard, next_table};
 use crate::table::{Member, Place, ServerId, Table};
@@ -28,6 +28,9 @@ pub struct Wishes {
     pub drain: BTreeSet<ServerId>,
     /// This one is to head the chain.
     pub promote: Option<ServerId>,
+    /// These cannot be reached by the member before them, in this version of the table: they are to come back behind
+    /// another.
+    pub apart: BTreeMap<ServerId, u64>,
 }
 
 impl Wishes {
@@ -44,6 +47,10 @@ impl Wishes {
         }
         let [head, second, ..] = table.serving().collect::<Vec<_>>()[..] else { return None };
         if let Some(member) = table.serving().filter(away).last() {
+            return Some(*member);
+        }
+        let is_apart = |member: &&Member| self.apart.get(&member.server) == Some(&table.version);
+        if let Some(member) = table.serving().skip(1).find(is_apart) {
             return Some(*member);
         }
         let promoted = self.promote.and_then(|server| table.member(server))?;
@@ -84,7 +91,9 @@ impl Wishes {
             let serves = table.member(*server).is_some_and(|member| member.place == Place::Serving);
             serves && !self.sends_away(*server) && table.head().is_some_and(|head| head.server != *server)
         });
-        Self { remove, drain, promote }
+        let is_now = |(_, version): &(&ServerId, &u64)| **version == table.version;
+        let apart = self.apart.iter().filter(is_now).map(|(server, version)| (*server, *version)).collect();
+        Self { remove, drain, promote, apart }
     }
 }
 
@@ -105,6 +114,18 @@ mod tests {
             since: 1,
         };
         Table { version: 5, members: places.iter().enumerate().map(member).collect() }
+    }
+
+    #[test]
+    fn who_cannot_be_reached_leaves_in_that_table_alone_and_never_as_the_head() {
+        let apart = |server, version| Wishes { apart: [(ServerId(server), version)].into(), ..Wishes::default() };
+        let three = table(&[Serving, Serving, Serving]);
+        let leaver = |wishes: &Wishes| wishes.leaver(&three, true).map(|member| member.server.0);
+        assert_eq!(leaver(&apart(2, 5)), Some(2));
+        assert_eq!((leaver(&apart(2, 4)), leaver(&apart(1, 5))), (None, None));
+        assert_eq!(apart(2, 4).open(&three), Wishes::default());
+        assert_eq!(apart(2, 5).open(&three), apart(2, 5));
+        assert_eq!(apart(1, 5).leaver(&table(&[Serving]), true), None);
     }
 
     fn remove(servers: &[u32]) -> Wishes {

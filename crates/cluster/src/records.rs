@@ -4,7 +4,7 @@
 //!
 //! Invariant: what makes no sense is an error that names the node, and is never taken for something else.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use esker_chain::{Incarnation, Member, Place, ServerId, Table, Wishes};
 use serde::de::DeserializeOwned;
@@ -107,6 +107,8 @@ pub(crate) struct WishesJson {
     drain: BTreeSet<u32>,
     #[serde(default)]
     promote: Option<u32>,
+    #[serde(default)]
+    apart: BTreeMap<u32, u64>,
 }
 
 impl WishesJson {
@@ -116,12 +118,18 @@ impl WishesJson {
             remove: numbers(&wishes.remove),
             drain: numbers(&wishes.drain),
             promote: wishes.promote.map(|server| server.0),
+            apart: wishes.apart.iter().map(|(server, version)| (server.0, *version)).collect(),
         }
     }
 
     pub fn wishes(self) -> Wishes {
         let servers = |numbers: BTreeSet<u32>| numbers.into_iter().map(ServerId).collect();
-        Wishes { remove: servers(self.remove), drain: servers(self.drain), promote: self.promote.map(ServerId) }
+        Wishes {
+            remove: servers(self.remove),
+            drain: servers(self.drain),
+            promote: self.promote.map(ServerId),
+            apart: self.apart.into_iter().map(|(server, version)| (ServerId(server), version)).collect(),
+        }
     }
 }
 
@@ -277,7 +285,12 @@ mod tests {
 
     #[test]
     fn wishes_come_back_as_they_were_and_old_leases_are_read() {
-        let wishes = Wishes { remove: [ServerId(3)].into(), drain: [ServerId(4)].into(), promote: Some(ServerId(2)) };
+        let wishes = Wishes {
+            remove: [ServerId(3)].into(),
+            drain: [ServerId(4)].into(),
+            promote: Some(ServerId(2)),
+            apart: [(ServerId(5), 9)].into(),
+        };
         let data = encoded("/w", &WishesJson::of(&wishes)).unwrap();
         assert_eq!(decoded::<WishesJson>("/w", &data).unwrap().wishes(), wishes);
         assert_eq!(decoded::<WishesJson>("/w", b"{}").unwrap().wishes(), Wishes::default());

@@ -46,6 +46,9 @@ pub(crate) struct Life {
     served: bool,
     /// Which table it went by last, and since when.
     stood: (u64, Instant),
+    /// Since when the member behind, and the one before, have not been reached, in this version of the table.
+    reached: (u64, Instant),
+    heard: (u64, Instant),
     /// What is wished for makes no sense, and that was told.
     warned: bool,
 }
@@ -80,8 +83,9 @@ impl Life {
         peers.join(chain, &node);
         tracing::info!(chain, %server, incarnation = incarnation.0, applied = standing.applied, "registered");
         let (coordinator, peers, chain) = (coordinator.clone(), Arc::clone(peers), chain.to_owned());
-        let (served, stood, warned) = (false, (0, Instant::now()), false);
-        Ok(Self { coordinator, peers, chain, server, incarnation, node, runs: Some(runs), served, stood, warned })
+        let (served, warned, since) = (false, false, (0, Instant::now()));
+        let (stood, reached, heard, runs) = (since, since, since, Some(runs));
+        Ok(Self { coordinator, peers, chain, server, incarnation, node, runs, served, stood, reached, heard, warned })
     }
 
     /// Reads the table and goes by it, renews the lease, and tells what it is asked to.
@@ -137,6 +141,14 @@ impl Life {
             );
             return Ok(Round::Leaves);
         }
+        // A manager is first to find that the one before is gone.
+        if place == Some(Place::Serving) && self.cut_off(&table) >= period * 3 / 2 {
+            tracing::warn!(
+                chain = self.chain,
+                "the server before this one cannot be reached: this one leaves its chain"
+            );
+            return Ok(Round::Leaves);
+        }
         Ok(Round::Goes)
     }
 
@@ -145,8 +157,8 @@ impl Life {
         if self.stood.0 != table.version {
             self.stood = (table.version, Instant::now());
         }
-        let wishes = match self.coordinator.wishes(&self.chain).await {
-            Ok((wishes, _)) => wishes,
+        let (wishes, wishes_stamp) = match self.coordinator.wishes(&self.chain).await {
+            Ok(read) => read,
             // Nothing that is served rests on it.
             Err(error @ esker_cluster::Error::Damaged { .. }) => {
                 if !std::mem::replace(&mut self.warned, true) {
@@ -156,8 +168,35 @@ impl Life {
             }
             Err(error) => return Err(error.into()),
         };
+        if let Some(apart) = self.apart(table, period).filter(|apart| !wishes.apart.contains_key(apart)) {
+            tracing::warn!(chain = self.chain, server = %apart, "the server behind this one cannot be reached");
+            let mut next = wishes.open(table);
+            next.apart.insert(apart, table.version);
+            // Where another has changed them meanwhile, the next round does it.
+            self.coordinator.set_wishes(&self.chain, wishes_stamp, &next).await?;
+        }
         let leaver = wishes.leaver(table, self.stood.1.elapsed() >= period);
         Ok(leaver.is_some_and(|member| (member.server, member.incarnation) == (self.server, self.incarnation)))
+    }
+
+    /// The member behind this one, if that has not been reached for so long that it is to leave.
+    fn apart(&mut self, table: &Table, period: Duration) -> Option<ServerId> {
+        let behind = table.successor(self.server).filter(|member| member.place == Place::Serving)?;
+        let now = Instant::now();
+        if self.peers.reaches(&self.chain, behind.server) || self.reached.0 != table.version {
+            self.reached = (table.version, now);
+        }
+        (now.saturating_duration_since(self.reached.1) >= period).then_some(behind.server)
+    }
+
+    /// For how long the member before this one has not been reached.
+    fn cut_off(&mut self, table: &Table) -> Duration {
+        let now = Instant::now();
+        let before = table.predecessor(self.server);
+        if before.is_none_or(|before| self.peers.reaches(&self.chain, before.server)) || self.heard.0 != table.version {
+            self.heard = (table.version, now);
+        }
+        now.saturating_duration_since(self.heard.1)
     }
 
     /// Why this life cannot go on, if so.

@@ -103,6 +103,11 @@ impl Outgoing {
         self.more.notify_one();
     }
 
+    /// Whether there is a stream.
+    pub(crate) fn is_open(&self) -> bool {
+        self.queue.lock().is_open
+    }
+
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }

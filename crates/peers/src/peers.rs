@@ -129,6 +129,11 @@ impl Peers {
         self.hub.leave(chain);
     }
 
+    /// Whether letters for this chain reach a server now.
+    pub fn reaches(&self, chain: &str, server: ServerId) -> bool {
+        self.hub.way(chain, server).is_open()
+    }
+
     /// Bytes that the copy which is pulled for this chain has looked at so far, if one is.
     pub fn copied_bytes(&self, chain: &str) -> Option<u64> {
         self.hub.pulling.progress(chain)
