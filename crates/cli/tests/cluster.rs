@@ -273,6 +273,12 @@ impl Servers {
         self.status()["head"].as_u64().unwrap()
     }
 
+    /// In which version of the table a server came to stand as it does.
+    fn since(&self, server: u32) -> Option<u64> {
+        let status = self.status();
+        status["servers"].as_array().unwrap().iter().find(|row| row["server"] == server)?["since"].as_u64()
+    }
+
     /// Has every key that was acknowledged, by what the head says.
     fn have_all(&self, writer: &Writer, after: &str) {
         let keys = writer.acknowledged();
@@ -363,10 +369,13 @@ fn nothing_that_was_acknowledged_is_lost_while_the_operator_changes_the_chain() 
     planned(&servers, &["promote", &head.to_string()], head, &[1, 2, 3]);
     // One that is killed and there again before its lease has run out.
     let head = u32::try_from(servers.head()).unwrap();
+    let before = servers.since(head);
     servers.kill(head);
     servers.start(head);
-    servers.serve(&[1, 2, 3]);
     servers.have_all(&writer, "a short absence");
+    soon("the table knows of the new start", || servers.since(head) != before);
+    servers.serve(&[1, 2, 3]);
+    servers.have_all(&writer, "the return from it");
 
     let status = servers.status();
     for row in status["servers"].as_array().unwrap() {
