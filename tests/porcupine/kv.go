@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"hash/fnv"
+	"strconv"
 
 	"github.com/anishathalye/porcupine"
 )
@@ -106,6 +107,17 @@ func kvStep(state cells, e *Event) (bool, cells) {
 			}
 		}
 		return e.Open() || e.Number == there, state.with(e.Keys, make([]*string, len(e.Keys)))
+	case "increment":
+		number := int64(0)
+		if first != "" {
+			var err error
+			if number, err = strconv.ParseInt(first, 10, 64); err != nil {
+				return false, state
+			}
+		}
+		number++
+		text := strconv.FormatInt(number, 10)
+		return e.Open() || e.Number == number, state.with(e.Keys, []*string{&text})
 	case "transact":
 		return e.Open() || state.shows(e.Keys, e.Found), state.with(e.Keys, e.Values)
 	default:

@@ -5,6 +5,8 @@
 //! each process → one file for each face, one line of JSON for each call → `tests/porcupine` says whether the lines
 //! are linearizable
 //!
+//! `histories cluster`, of a replicated chain: threads that speak the Redis protocol → the same lines
+//!
 //! Invariants:
 //! 1. The begin of a call stands in its file before the call is made, and its end is taken after the answer: what did
 //!    not overlap is ordered.
@@ -13,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod cluster;
 mod ground;
 mod notes;
 mod proxy;
@@ -36,6 +39,8 @@ struct Arguments {
 enum Command {
     /// Starts a server and clients, does faults to them, and writes what happened.
     Record(record::Settings),
+    /// Works on the keys of a cluster that runs, and writes what happened.
+    Cluster(cluster::Settings),
     /// One client: what `record` starts.
     #[command(hide = true)]
     Client(client::Role),
@@ -44,6 +49,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Record(settings) => record::record(&settings),
+        Command::Cluster(settings) => cluster::record(&settings),
         Command::Client(role) => client::play(role),
     };
     match done {

@@ -468,7 +468,8 @@ fn tally(shared: &Mutex<Tally>) -> Tally {
     *shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn told(tally: Tally, worked: Duration) -> String {
+/// What a tally says, in one line.
+pub fn told(tally: Tally, worked: Duration) -> String {
     let calls = tally.calls();
     let rate = calls as f64 / worked.as_secs_f64();
     let Tally { ok, refused, errors, unknown, faults } = tally;

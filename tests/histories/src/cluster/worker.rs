@@ -1,0 +1,343 @@
+//! One client of a cluster: a thread that calls by chance, and notes what it was told.
+//!
+//! place → keys of texts and of counters → a call, sent to the head → what the answer says of it
+//!
+//! Invariants:
+//! 1. What was sent and not answered is of unknown outcome, and so is every error that does not say by its code that
+//!    nothing was done.
+//! 2. After a call that failed a client only reads until it is answered, so that outages leave few calls open.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::redis::{Client, Command, Lost, Reply, did_nothing};
+use crate::notes::{Answer, Call, Held, Notes, Outcome, now};
+use crate::terms::Failure;
+
+/// How long places are used, and how many there are at a time.
+const PERIOD_NS: u64 = 4_000_000_000;
+const PLACES: u64 = 4;
+/// Keys of a place.
+const KEYS: u64 = 4;
+/// One of so many calls reads an old place.
+const OLD: u32 = 20;
+/// Where a call fails, the next one waits.
+const AFTER_ERROR: Duration = Duration::from_millis(20);
+
+/// What a place holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Texts,
+    Counters,
+}
+
+impl Kind {
+    const ALL: [Self; 2] = [Self::Texts, Self::Counters];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Texts => "texts",
+            Self::Counters => "counters",
+        }
+    }
+}
+
+/// A group of keys.
+struct Group {
+    kind: Kind,
+    number: u64,
+}
+
+impl Group {
+    fn key(&self, key: u64) -> String {
+        format!("{{{}}}/{}/{key}", self.number, self.kind.name())
+    }
+
+    fn call(&self, call: &str, keys: &[u64], values: &[Held]) -> Call {
+        Call {
+            call: call.into(),
+            place: format!("{}/{}", self.kind.name(), self.number),
+            keys: keys.to_vec(),
+            values: values.to_vec(),
+            ..Call::default()
+        }
+    }
+}
+
+/// A client.
+pub struct Worker {
+    pub me: u64,
+    pub begin: u64,
+    pub rng: fastrand::Rng,
+    pub notes: Notes,
+    pub client: Client,
+    pub pause: Duration,
+    next_value: u64,
+    /// What this client read last, by place, key and kind.
+    known: HashMap<String, Held>,
+    /// It was not answered.
+    fails: bool,
+}
+
+/// What these replies say, where each of them is no error: by `answered`.
+fn told(asked: Result<Vec<Reply>, Lost>, answered: impl FnOnce(&[Reply]) -> Option<Answer>) -> Answer {
+    let replies = match asked {
+        Ok(replies) => replies,
+        Err(Lost::Unsent(why)) => return Answer::failed(Outcome::Error, &why),
+        Err(Lost::Sent(why)) => return Answer::failed(Outcome::Unknown, &why),
+    };
+    // What was queued says why it was not, and EXEC what became of all.
+    match replies.last() {
+        Some(Reply::Error(error)) if did_nothing(error) => Answer::failed(Outcome::Error, error),
+        Some(Reply::Error(error)) => Answer::failed(Outcome::Unknown, error),
+        _ => answered(&replies).unwrap_or_else(|| Answer::failed(Outcome::Fault, &format!("{replies:?}"))),
+    }
+}
+
+/// A condition held, or did not, by a number: 1 or 0.
+fn counted(replies: &[Reply]) -> Option<Answer> {
+    match replies {
+        [Reply::Number(0)] => Some(Answer::refused()),
+        [Reply::Number(1)] => Some(Answer::ok()),
+        _ => None,
+    }
+}
+
+/// A condition held, or did not, by OK or nothing.
+fn set(replies: &[Reply]) -> Option<Answer> {
+    match replies {
+        [Reply::Simple(_)] => Some(Answer::ok()),
+        [Reply::Bulk(None)] => Some(Answer::refused()),
+        _ => None,
+    }
+}
+
+fn found(replies: &[Reply]) -> Option<Answer> {
+    match replies.last() {
+        Some(Reply::Bulk(value)) => Some(Answer::found(vec![value.clone()])),
+        Some(Reply::Array(Some(values))) => {
+            let values = values.iter().map(|value| match value {
+                Reply::Bulk(value) => Some(value.clone()),
+                _ => None,
+            });
+            values.collect::<Option<Vec<Held>>>().map(Answer::found)
+        }
+        _ => None,
+    }
+}
+
+impl Worker {
+    pub fn new(me: u64, begin: u64, seed: u64, notes: Notes, client: Client, pause: Duration) -> Self {
+        let rng = fastrand::Rng::with_seed(seed.wrapping_mul(31).wrapping_add(me));
+        Self { me, begin, rng, notes, client, pause, next_value: 0, known: HashMap::new(), fails: false }
+    }
+
+    fn places(&self) -> u64 {
+        (now().saturating_sub(self.begin) / PERIOD_NS + 1) * PLACES
+    }
+
+    fn value(&mut self) -> String {
+        self.next_value += 1;
+        format!("{}.{}", self.me, self.next_value)
+    }
+
+    fn some_keys(&mut self, count: std::ops::RangeInclusive<usize>) -> Vec<u64> {
+        let count = self.rng.usize(count);
+        let mut keys: Vec<u64> = (0..KEYS).collect();
+        self.rng.shuffle(&mut keys);
+        keys.truncate(count);
+        keys.sort_unstable();
+        keys
+    }
+
+    /// Works until then.
+    pub fn work(&mut self, until: Instant) -> Result<(), Failure> {
+        while Instant::now() < until {
+            let kind = if self.rng.u8(0..4) == 0 { Kind::Counters } else { Kind::Texts };
+            let (places, old) = (self.places(), self.rng.u32(0..OLD) == 0);
+            let number = if old && places > PLACES {
+                self.rng.u64(0..places - PLACES)
+            } else {
+                places - 1 - self.rng.u64(0..PLACES)
+            };
+            let group = Group { kind, number };
+            let answer = if old || self.fails {
+                let keys = self.some_keys(1..=4);
+                self.read(&group, &keys)?
+            } else {
+                match kind {
+                    Kind::Texts => self.step(&group)?,
+                    Kind::Counters => self.count(&group)?,
+                }
+            };
+            self.fails = !matches!(answer.outcome, Outcome::Ok | Outcome::Refused);
+            if self.fails {
+                std::thread::sleep(AFTER_ERROR);
+            }
+            std::thread::sleep(self.pause);
+        }
+        Ok(())
+    }
+
+    /// Reads all that was ever used; each is tried again until it is answered, or it is `until`.
+    pub fn read_back(&mut self, until: Instant) -> Result<(), Failure> {
+        let keys: Vec<u64> = (0..KEYS).collect();
+        for number in 0..self.places() {
+            for kind in Kind::ALL {
+                let group = Group { kind, number };
+                loop {
+                    let answer = self.read(&group, &keys)?;
+                    if answer.outcome == Outcome::Ok {
+                        break;
+                    }
+                    if Instant::now() >= until {
+                        return Err(format!("what {} hold is not told at the end: {}", kind.name(), answer.why).into());
+                    }
+                    std::thread::sleep(AFTER_ERROR);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a call of one command.
+    fn make(
+        &mut self,
+        call: &Call,
+        command: Command<'_>,
+        answered: impl FnOnce(&[Reply]) -> Option<Answer>,
+    ) -> Result<Answer, Failure> {
+        let client = &mut self.client;
+        let answer = self.notes.note(call, || told(client.ask(&[command], false), answered))?;
+        if !matches!(answer.outcome, Outcome::Ok | Outcome::Refused) {
+            self.client.give_up();
+        }
+        Ok(answer)
+    }
+
+    fn read(&mut self, group: &Group, keys: &[u64]) -> Result<Answer, Failure> {
+        let names: Vec<String> = keys.iter().map(|key| group.key(*key)).collect();
+        let mut command = vec!["MGET"];
+        command.extend(names.iter().map(String::as_str));
+        let answer = self.make(&group.call("get_many", keys, &[]), &command, found)?;
+        self.known.extend(names.into_iter().zip(answer.found.iter().cloned()));
+        Ok(answer)
+    }
+
+    fn step(&mut self, group: &Group) -> Result<Answer, Failure> {
+        let (key, value) = (self.rng.u64(0..KEYS), self.value());
+        let name = group.key(key);
+        let values = [Some(value.clone())];
+        match self.rng.u8(0..100) {
+            0..25 => self.make(&group.call("put", &[key], &values), &["SET", &name, &value], set),
+            25..45 => {
+                let answer = self.make(&group.call("get", &[key], &[]), &["GET", &name], found)?;
+                self.known.extend(answer.found.iter().map(|found| (name.clone(), found.clone())));
+                Ok(answer)
+            }
+            45..52 => self.make(&group.call("remove", &[key], &[]), &["DEL", &name], counted),
+            52..60 => self.make(&group.call("add", &[key], &values), &["SET", &name, &value, "NX"], set),
+            60..66 => self.make(&group.call("update", &[key], &values), &["SET", &name, &value, "XX"], set),
+            66..72 => self.make(&group.call("transact", &[key], &values), &["SET", &name, &value, "GET"], found),
+            72..84 => self.compare_and_set(group, key, &value),
+            84..90 => {
+                let keys = self.some_keys(2..=3);
+                let values: Vec<Held> = keys.iter().map(|_| Some(self.value())).collect();
+                let names: Vec<String> = keys.iter().map(|key| group.key(*key)).collect();
+                let mut command = vec!["MSET"];
+                for (name, value) in names.iter().zip(&values) {
+                    command.extend([name.as_str(), value.as_deref().unwrap_or_default()]);
+                }
+                self.make(&group.call("put_many", &keys, &values), &command, set)
+            }
+            _ => {
+                let keys = self.some_keys(2..=4);
+                self.read(group, &keys)
+            }
+        }
+    }
+
+    /// Reads a key while it is watched, then writes it if nobody has since.
+    fn compare_and_set(&mut self, group: &Group, key: u64, value: &str) -> Result<Answer, Failure> {
+        let name = group.key(key);
+        // Where the head is somewhere else, this goes there, and is watched there.
+        let watched = self.client.ask(&[&["WATCH", &name]], false);
+        let client = &mut self.client;
+        let call = group.call("get", &[key], &[]);
+        let read = self.notes.note(&call, || match watched {
+            Ok(replies) if matches!(replies[..], [Reply::Simple(_)]) => {
+                told(client.ask(&[&["GET", &name]], true), found)
+            }
+            Ok(replies) => Answer::failed(Outcome::Error, &format!("WATCH: {replies:?}")),
+            Err(Lost::Unsent(why) | Lost::Sent(why)) => Answer::failed(Outcome::Error, &why),
+        })?;
+        let [held] = &read.found[..] else {
+            self.client.give_up();
+            return Ok(read);
+        };
+        let values = [Some(value.to_owned())];
+        let call = Call { when: vec![held.clone()], ..group.call("compare_and_set", &[key], &values) };
+        let client = &mut self.client;
+        let mut changed = false;
+        let answer = self.notes.note(&call, || {
+            told(client.ask(&[&["MULTI"], &["SET", &name, value], &["EXEC"]], true), |replies| match replies.last() {
+                Some(Reply::Array(None) | Reply::Bulk(None)) => {
+                    changed = true;
+                    // It was changed meanwhile; it need not be other than it was at any time since this was called.
+                    Some(Answer::failed(Outcome::Error, &"changed since it was read"))
+                }
+                Some(Reply::Array(Some(done))) if matches!(done[..], [Reply::Simple(_)]) => Some(Answer::ok()),
+                Some(Reply::Array(Some(done))) => match &done[..] {
+                    [Reply::Error(error)] if did_nothing(error) => Some(Answer::failed(Outcome::Error, error)),
+                    [Reply::Error(error)] => Some(Answer::failed(Outcome::Unknown, error)),
+                    _ => None,
+                },
+                _ => None,
+            })
+        })?;
+        if changed {
+            return Ok(Answer::refused());
+        }
+        if answer.outcome != Outcome::Ok {
+            // It may be in the middle of a transaction.
+            self.client.give_up();
+        }
+        Ok(answer)
+    }
+
+    fn count(&mut self, group: &Group) -> Result<Answer, Failure> {
+        let key = self.rng.u64(0..KEYS);
+        let name = group.key(key);
+        match self.rng.u8(0..100) {
+            0..60 => self.make(&group.call("increment", &[key], &[]), &["INCR", &name], |replies| match replies {
+                [Reply::Number(number)] => u64::try_from(*number).ok().map(Answer::number),
+                _ => None,
+            }),
+            60..64 => self.make(&group.call("remove", &[key], &[]), &["DEL", &name], counted),
+            64..82 => self.make(&group.call("get", &[key], &[]), &["GET", &name], found),
+            _ => {
+                let keys = self.some_keys(2..=4);
+                self.read(group, &keys)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_of_unknown_outcome_but_where_it_says_that_nothing_was_done() {
+        let outcome = |asked| told(asked, set).outcome;
+        let error = |text: &str| Ok(vec![Reply::Error(text.into())]);
+        assert_eq!(outcome(error("MOVED 1 127.0.0.1:1")), Outcome::Error);
+        assert_eq!(outcome(error("CLUSTERDOWN The cluster is down")), Outcome::Error);
+        assert_eq!(outcome(error("MISCONF its lease has run out")), Outcome::Unknown);
+        assert_eq!(outcome(Err(Lost::Sent("closed".into()))), Outcome::Unknown);
+        assert_eq!(outcome(Err(Lost::Unsent("refused".into()))), Outcome::Error);
+        assert_eq!(outcome(Ok(vec![Reply::Simple("OK".into())])), Outcome::Ok);
+        assert_eq!(outcome(Ok(vec![Reply::Bulk(None)])), Outcome::Refused);
+        assert_eq!(outcome(Ok(vec![Reply::Number(3)])), Outcome::Fault);
+    }
+}
