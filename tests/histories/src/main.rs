@@ -16,6 +16,7 @@
 
 mod client;
 mod cluster;
+mod compare;
 mod ground;
 mod notes;
 mod proxy;
@@ -41,6 +42,8 @@ enum Command {
     Record(record::Settings),
     /// Works on the keys of a cluster that runs, and writes what happened.
     Cluster(cluster::Settings),
+    /// Says whether stores that no server has open hold the same.
+    Compare(compare::Settings),
     /// One client: what `record` starts.
     #[command(hide = true)]
     Client(client::Role),
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Record(settings) => record::record(&settings),
         Command::Cluster(settings) => cluster::record(&settings),
+        Command::Compare(settings) => compare::compare(&settings),
         Command::Client(role) => client::play(role),
     };
     match done {
