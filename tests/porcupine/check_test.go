@@ -138,6 +138,26 @@ func mutate(process, begin, end int64, outcome string, keys ...int) *Event {
 	return line(process, begin, end, "mutate", "7", outcome, keys...)
 }
 
+func TestCounters(t *testing.T) {
+	add := func(process, begin, end, number int64) *Event {
+		return line(process, begin, end, "increment", "c/1", ok, 0).numbered(number)
+	}
+	lost := func(process, begin int64) *Event { return line(process, begin, 0, "increment", "c/1", unknown, 0) }
+	get := func(process, begin, end int64, v string) *Event {
+		return line(process, begin, end, "get", "c/1", ok, 0).finding(v)
+	}
+	check(t, "kv", []history{
+		{"in turn", true, []*Event{add(1, 1, 2, 1), add(2, 3, 4, 2), get(1, 5, 6, "2")}},
+		{"removed between", true, []*Event{add(1, 1, 2, 1), line(1, 3, 4, "remove", "c/1", ok, 0), add(2, 5, 6, 1)}},
+		{"the same number twice", false, []*Event{add(1, 1, 2, 1), add(2, 3, 4, 1)}},
+		{"a number is left out", false, []*Event{add(1, 1, 2, 1), add(2, 3, 4, 3)}},
+		{"unknown and made", true, []*Event{add(1, 1, 2, 1), lost(1, 3), add(2, 4, 5, 3)}},
+		{"unknown and not made", true, []*Event{add(1, 1, 2, 1), lost(1, 3), add(2, 4, 5, 2)}},
+		{"unknown and made twice", false, []*Event{add(1, 1, 2, 1), lost(1, 3), add(2, 4, 5, 4)}},
+		{"lost after it was read", false, []*Event{add(1, 1, 2, 1), get(2, 3, 4, "1"), get(2, 5, 6, none)}},
+	})
+}
+
 func TestRows(t *testing.T) {
 	row := func(begin, end int64, key int, found string) *Event {
 		return line(9, begin, end, "get", "7", ok, key).finding(found)
