@@ -36,6 +36,10 @@ sim SEEDS="1000":
 histories SECONDS="20" *ARGS:
     ./scripts/histories {{SECONDS}} {{ARGS}}
 
+# A cluster in network namespaces, disturbed: histories, and whether all replicas hold the same (as root; needs Go)
+cluster SECONDS="60" *ARGS:
+    ./scripts/cluster-test --seconds {{SECONDS}} {{ARGS}}
+
 # ScalarDB's integration tests of the adapter in clients/java (needs a JDK and Maven, which it installs)
 scalardb *ARGS:
     ./scripts/scalardb {{ARGS}}
