@@ -1,6 +1,6 @@
 //! A client of the Redis protocol that goes after the head of a chain, and tells what it cannot know.
 //!
-//! commands → the node that answered last → MOVED? → the node it names → replies · nothing sent · sent, no answer
+//! commands → the node that answered last → MOVED? → the node that is named → replies, or why there are none
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
