@@ -35,3 +35,4 @@ pub use location::{Location, LocationError};
 pub use manage::Manager;
 pub use records::{LeaseRecord, Progress, Served, ServerRecord, TableStamp, WishesStamp};
 pub use session::Options;
+pub use sight::{Proposal, Sight, View};

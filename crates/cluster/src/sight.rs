@@ -23,26 +23,34 @@ use crate::records::{LeaseRecord, ServerRecord};
 
 /// What a chain's nodes say, read at one time.
 #[derive(Clone, Debug)]
-pub(crate) struct View {
+pub struct View {
+    /// The table.
     pub table: Table,
+    /// The last renewal of each server that has ever renewed.
     pub leases: BTreeMap<ServerId, LeaseRecord>,
+    /// Who was last told to be in step, in which version of the table.
     pub in_step: Option<(ServerId, u64)>,
+    /// Each server as its last start has registered it.
     pub servers: BTreeMap<ServerId, ServerRecord>,
+    /// Which store each server had when it was last made part of the line.
     pub stores: BTreeMap<ServerId, String>,
     pub wishes: Wishes,
 }
 
 /// The table that is to come next, and what goes with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Proposal {
+pub struct Proposal {
+    /// The table.
     pub table: Table,
+    /// The renewals that have to be the last of their servers where it is set.
     pub standing: Vec<Standing>,
+    /// The stores of those that it makes part of the line, to be noted with it.
     pub stores: Vec<(ServerId, String)>,
 }
 
 /// What was seen of one chain.
 #[derive(Debug, Default)]
-pub(crate) struct Sight {
+pub struct Sight {
     renewals: Renewals,
     /// The leases as they were when it began: they may be of servers that are long gone.
     first: BTreeMap<ServerId, (Incarnation, u64)>,

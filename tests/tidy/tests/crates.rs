@@ -67,6 +67,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     // A protocol's rules are written down again: a model that used the code would have its mistakes.
     ("esker-models", &["esker-chain"]),
+    // The code of replicas and managers itself; what stands around it is simulated.
+    ("esker-chain-sim", &["esker-chain", "esker-cluster"]),
     // A user of the library as any other.
     ("esker-histories", &["esker"]),
     ("esker-tidy", &[]),
