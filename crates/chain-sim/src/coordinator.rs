@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use esker_chain::{Heard, Incarnation, Member, Place, ServerId, Table, next_table};
-use esker_cluster::{LeaseRecord, Proposal, Renewed, Served, ServerRecord, View};
+use esker_chain::{Heard, Incarnation, Member, Place, ServerId, Table, Wishes, next_table};
+use esker_cluster::{LeaseRecord, Progress, Proposal, Renewed, Served, ServerRecord, View};
 
 use crate::setting::Micros;
 
@@ -34,12 +34,12 @@ impl Coordinator {
             table.arrange();
         } else {
             for (server, store) in members {
-                let record = LeaseRecord { incarnation: Incarnation(1), gave_up: false, table_version: 1, renewal: 0 };
+                let record = lease(Incarnation(1), 1, 0);
                 leases.insert(*server, record);
                 stores.insert(*server, store.clone());
             }
         }
-        let view = View { table, leases, in_step: None, servers: BTreeMap::new(), stores };
+        let view = View { table, leases, in_step: None, servers: BTreeMap::new(), stores, wishes: Wishes::default() };
         Self { view, before: None }
     }
 
@@ -68,7 +68,7 @@ impl Coordinator {
             return Renewed::TableChanged;
         }
         let renewal = self.view.leases.get(&server).map_or(0, |lease| lease.renewal + 1);
-        let record = LeaseRecord { incarnation, gave_up: false, table_version: version, renewal };
+        let record = lease(incarnation, version, renewal);
         self.view.leases.insert(server, record);
         Renewed::Taken
     }
@@ -119,4 +119,9 @@ impl Coordinator {
     fn set(&mut self, table: Table, now: Micros) {
         self.before = Some((std::mem::replace(&mut self.view.table, table), now));
     }
+}
+
+/// A lease that was renewed.
+fn lease(incarnation: Incarnation, table_version: u64, renewal: u64) -> LeaseRecord {
+    LeaseRecord { incarnation, gave_up: false, table_version, renewal, at_ms: 0, progress: Progress::default() }
 }

@@ -92,7 +92,8 @@ impl World {
         self.note(2, way as u64, number);
         self.say(|| format!("chain {} {sender} → {server}: a stream", from / COPIES));
         if self.slots[from].life.is_some() {
-            self.step(from, Event::Reconnected);
+            let other = self.me(to);
+            self.step(from, Event::Reconnected(other));
         }
     }
 

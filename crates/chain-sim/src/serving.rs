@@ -35,6 +35,11 @@ impl World {
             }
             match effect {
                 Effect::Apply(seq, write) => self.apply(slot, seq, write),
+                Effect::PutBy(_, write) => {
+                    if let Some(life) = self.slots[slot].life.as_mut() {
+                        life.by.push(write);
+                    }
+                }
                 Effect::Send(_, Message::Forward { .. }) if asks_for_more && self.is_broken(Breakage::KeptDropped) => {}
                 Effect::Send(to, message) => self.send(slot, to, Parcel::Message(message)),
                 Effect::Committed(seq) => self.decide(slot, seq),
@@ -86,6 +91,7 @@ impl World {
         }
         let Some(life) = self.slots[slot].life.as_mut() else { return };
         life.round += 1;
+        life.by.clear();
         (life.unsynced, life.settled) = (None, 0);
         life.dirty.clear();
         // Their places are behind what is open now.
@@ -205,13 +211,32 @@ impl World {
         }
         // It may have come to its end just then.
         let ends = self.rng.u32(0..4) == 0;
-        let before = self.slots[slot].life.as_ref().and_then(|life| life.pull.clone()).filter(|pull| pull.begun);
+        let before = self.slots[slot].life.as_ref().and_then(|life| life.pull.clone());
         if let Some(before) = before {
             self.end_pull(slot, &before, !ends);
         }
-        let number = offer.number;
         if let Some(life) = self.slots[slot].life.as_mut() {
-            life.pull = Some(crate::slot::Pull { from, offer, begun: false, parts: 4 });
+            life.pull = None;
+        }
+        let round = |world: &Self| world.slots[slot].life.as_ref().map(|life| (life.round, life.failed));
+        let replica = self.slots[slot].life.as_ref().map(|life| &life.replica);
+        let has_it = replica.is_some_and(|replica| {
+            let is_for_it = replica.is_brought_up_by(self.me(from), offer.version);
+            is_for_it && replica.is_based() && replica.next() > offer.seq
+        });
+        let (before, source, number) = (round(self), self.me(from), offer.number);
+        self.step(slot, Event::Copying { from: source, version: offer.version, seq: offer.seq });
+        let after = round(self);
+        if before == after || after.is_none_or(|(_, failed)| failed) {
+            if !has_it {
+                // It is of another table.
+                self.tell_copy_ended(slot, &crate::slot::Pull { from, offer, parts: 0 }, true);
+            }
+            return;
+        }
+        self.say(|| format!("slot {slot}: copy {number} begins"));
+        if let Some(life) = self.slots[slot].life.as_mut() {
+            life.pull = Some(crate::slot::Pull { from, offer, parts: 4 });
         }
         let (life, delay) = (self.slots[slot].number, self.up_to(self.setting.delay_max));
         self.after(delay, Happens::Part { slot, life, offer: number });
@@ -229,26 +254,6 @@ impl World {
         self.note(4, slot as u64, offer);
         let (here, there) = (self.slots[slot].server, self.slots[pull.from].server);
         let reaches = self.reaches(here, there);
-        if !pull.begun {
-            if let Some(life) = self.slots[slot].life.as_mut() {
-                life.pull = None;
-            }
-            if !reaches {
-                // No connection: nothing can be told either.
-                return;
-            }
-            let round = |world: &Self| world.slots[slot].life.as_ref().map(|life| (life.round, life.failed));
-            let before = round(self);
-            let from = self.me(pull.from);
-            self.step(slot, Event::Copying { from, version: pull.offer.version, seq: pull.offer.seq });
-            let after = round(self);
-            if before == after || after.is_none_or(|(_, failed)| failed) {
-                self.tell_copy_ended(slot, &pull, true);
-                return;
-            }
-            self.say(|| format!("slot {slot}: copy {offer} begins"));
-            pull.begun = true;
-        }
         let now = self.now;
         let offered = self.slots[pull.from].life.as_mut().and_then(|life| life.offered.get_mut(&offer));
         let is_there = reaches && offered.is_some();
@@ -260,7 +265,7 @@ impl World {
                 life.pull = None;
             }
             self.say(|| format!("slot {slot}: copy {offer} is given up"));
-            self.tell_copy_ended(slot, &pull, true);
+            self.end_pull(slot, &pull, true);
             return;
         }
         if pull.parts == 0 {
@@ -280,14 +285,21 @@ impl World {
 
     /// A copy that was begun ends.
     fn end_pull(&mut self, slot: usize, pull: &crate::slot::Pull, failed: bool) {
-        if !failed {
+        if failed {
+            self.step(slot, Event::CopyFailed);
+        } else {
             self.counts.copied += 1;
             self.counts.bytes += u64::from(self.setting.payload_bytes) * pull.offer.seq;
             self.counts.syncs += 1;
             let Self { slots, history, .. } = self;
             let key_of = |id: u32| history.write(id).map_or(0, |write| write.key);
-            slots[slot].disk.put_whole(pull.offer.content.to_vec(), key_of);
+            let by = slots[slot].life.as_mut().map(|life| std::mem::take(&mut life.by)).unwrap_or_default();
+            let mut content = pull.offer.content.to_vec();
+            content.extend(by.iter().map(|write| write.id));
+            slots[slot].disk.put_whole(content, key_of);
             let Offer { version, seq, number, .. } = pull.offer;
+            // What was put by is applied before the node goes on.
+            let seq = seq + by.len() as u64;
             self.say(|| format!("slot {slot}: copy {number} is here, after {seq}"));
             if let Some(life) = self.slots[slot].life.as_mut().filter(|life| seq > life.replica.committed()) {
                 // Its source may have applied operations that it waited for still.
@@ -314,8 +326,9 @@ impl World {
             return;
         }
         let Some(life) = self.slots[slot].life.as_mut() else { return };
-        if life.offered.remove(&offer).is_some() && failed {
-            self.step(slot, Event::Reconnected);
+        if let Some((to, _)) = life.offered.remove(&offer).filter(|_| failed) {
+            let other = self.me(to);
+            self.step(slot, Event::Reconnected(other));
         }
     }
 
@@ -323,10 +336,11 @@ impl World {
     pub(crate) fn tidy(&mut self, slot: usize) {
         let (now, idle) = (self.now, self.setting.period * 4);
         let Some(life) = self.slots[slot].life.as_mut() else { return };
-        let before = life.offered.len();
-        life.offered.retain(|_, (_, asked)| now - *asked < idle);
-        if life.offered.len() < before {
-            self.step(slot, Event::Reconnected);
+        let idle: Vec<_> =
+            life.offered.extract_if(.., |_, (_, asked)| now - *asked >= idle).map(|(_, (to, _))| to).collect();
+        for to in idle {
+            let other = self.me(to);
+            self.step(slot, Event::Reconnected(other));
         }
     }
 

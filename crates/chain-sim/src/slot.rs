@@ -70,8 +70,6 @@ pub struct Pull {
     pub from: usize,
     /// What.
     pub offer: Offer,
-    /// What is here was given up for it.
-    pub begun: bool,
     /// Parts that are still to come.
     pub parts: u32,
 }
@@ -103,6 +101,8 @@ pub struct Life {
     pub dirty: BTreeMap<usize, u64>,
     /// A copy that is pulled.
     pub pull: Option<Pull>,
+    /// What was put by behind it.
+    pub by: Vec<Write>,
     /// Copies that are offered: to which slot, and when it last asked.
     pub offered: BTreeMap<u64, (usize, Micros)>,
     /// When the renewal that is under way was sent, by the server's clock.
@@ -125,6 +125,7 @@ impl Life {
             waiting: Vec::new(),
             dirty: BTreeMap::new(),
             pull: None,
+            by: Vec::new(),
             offered: BTreeMap::new(),
             sent: 0,
         }

@@ -39,7 +39,7 @@ mod wishes;
 
 pub use lease::{Lease, Renewals};
 pub use manage::{Heard, next_table};
-pub use node::{Links, Node};
+pub use node::{Copying, Links, Node};
 pub use operation::Operation;
 pub use replica::{Clean, Effect, Event, Message, Replica, Weight};
 pub use standing::{COLLECTION, Standing};

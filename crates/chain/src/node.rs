@@ -29,6 +29,17 @@ use crate::replica::{Effect, Event, Message, Replica};
 use crate::standing::{COLLECTION, Standing, distrust, numbered, put_by, stand_at, taken_by, trust, was_put_by};
 use crate::table::{Incarnation, Place, ServerId, Table};
 
+/// What becomes of a copy that is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copying {
+    /// The store is the caller's, until [`Node::copied`] or [`Node::copy_failed`].
+    Begins,
+    /// The node has what it holds.
+    Here,
+    /// It is of another table than the node goes by, or of another server.
+    Refused,
+}
+
 /// Operations that were put by are applied so many at a time.
 const PUT_BY_AT_ONCE: u64 = 256;
 
@@ -217,13 +228,17 @@ impl Node {
         drop(self.step(self.core.lock(), Event::Reconnected(server)));
     }
 
-    /// A copy that a server has told of begins to be put in place of what is here: from when this returns true the
-    /// store is the caller's, until [`Node::copied`]. False: it is of another table, or another server, or here already.
-    pub fn copying(&self, from: ServerId, version: u64, seq: u64) -> bool {
+    /// A copy that a server has told of is to be put in place of what is here.
+    pub fn copying(&self, from: ServerId, version: u64, seq: u64) -> Copying {
         let core = self.core.lock();
-        let round = core.round;
+        let (round, has_it) = (core.round, core.replica.is_based() && core.replica.next() > seq);
+        let is_for_it = core.replica.is_brought_up_by(from, version);
         let core = self.step(core, Event::Copying { from, version, seq });
-        core.round != round && self.failed.get().is_none()
+        match core.round != round && self.failed.get().is_none() {
+            true => Copying::Begins,
+            false if has_it && is_for_it => Copying::Here,
+            false => Copying::Refused,
+        }
     }
 
     /// The copy is here: the store is the state after operation `seq`. What was put by behind it is applied now, and

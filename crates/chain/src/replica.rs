@@ -193,8 +193,18 @@ pub struct Replica<O> {
     behind: Option<Behind>,
     /// It has a state to build on.
     based: bool,
-    /// A copy is being put in place: the next operation that is put by.
-    next_by: Option<u64>,
+    /// A copy is being put in place, and operations put by behind it.
+    by: Option<By>,
+}
+
+/// What is put by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct By {
+    /// The next operation.
+    next: u64,
+    /// Of whose copy, and in which version of the table that was begun.
+    from: ServerId,
+    version: u64,
 }
 
 impl<O: Clone + Weight> Replica<O> {
@@ -214,7 +224,7 @@ impl<O: Clone + Weight> Replica<O> {
             kept_bytes_max,
             behind: None,
             based: true,
-            next_by: None,
+            by: None,
         }
     }
 
@@ -261,7 +271,7 @@ impl<O: Clone + Weight> Replica<O> {
 
     /// The next operation that is put by, while a copy is put in place.
     pub fn next_by(&self) -> Option<u64> {
-        self.next_by
+        self.by.map(|by| by.next)
     }
 
     /// What is kept for the one behind, in bytes.
@@ -292,10 +302,10 @@ impl<O: Clone + Weight> Replica<O> {
                 let has_it = self.based && self.applied >= seq;
                 if self.is_brought_up_by(from, version) && !has_it {
                     self.distrust(&mut effects);
-                    self.next_by = Some(seq + 1);
+                    self.by = Some(By { next: seq + 1, from, version });
                 }
             }
-            Event::CopyFailed => self.next_by = None,
+            Event::CopyFailed => self.by = None,
             Event::Copied { from, version, seq } => self.build_on(from, version, seq, &mut effects),
             Event::Message(from, message) => self.hear(from, message, &mut effects),
             Event::Reconnected(server) => {
@@ -315,8 +325,14 @@ impl<O: Clone + Weight> Replica<O> {
             return;
         }
         let before = self.table.start(self.me, self.incarnation).copied();
+        let source = |table: &Table| table.predecessor(self.me).map(|before| (before.server, before.incarnation));
+        let is_other = source(&self.table) != source(&table);
         self.table = table;
         let now = self.table.start(self.me, self.incarnation).copied();
+        if is_other {
+            // What another's copy holds may be more than what this one has.
+            self.by = None;
+        }
         // It may have missed tables in which it stood otherwise.
         let stays = before.zip(now).is_some_and(|(before, now)| (before.place, before.since) == (now.place, now.since));
         let now = now.map(|member| member.place);
@@ -344,7 +360,7 @@ impl<O: Clone + Weight> Replica<O> {
     }
 
     fn distrust(&mut self, effects: &mut Vec<Effect<O>>) {
-        (self.based, self.next_by) = (false, None);
+        (self.based, self.by) = (false, None);
         (self.applied, self.durable, self.committed, self.told) = (0, 0, 0, 0);
         effects.push(Effect::Distrust);
     }
@@ -363,7 +379,7 @@ impl<O: Clone + Weight> Replica<O> {
     fn report(&self, effects: &mut Vec<Effect<O>>) {
         let Some(before) = self.table.predecessor(self.me).filter(|_| self.place().is_some()) else { return };
         let version = self.table.version;
-        let applied = if self.based { Some(self.applied) } else { self.next_by.map(|next| next - 1) };
+        let applied = if self.based { Some(self.applied) } else { self.by.map(|by| by.next - 1) };
         effects.push(Effect::Send(before.server, Message::At { version, applied }));
         if self.based && self.told > 0 {
             // It may have been told before it went by this table, and taken no notice.
@@ -466,12 +482,12 @@ impl<O: Clone + Weight> Replica<O> {
     fn receive(&mut self, from: ServerId, seq: u64, operation: O, effects: &mut Vec<Effect<O>>) {
         let version = self.table.version;
         if !self.based {
-            match self.next_by {
-                Some(next) if seq == next => {
-                    self.next_by = Some(next + 1);
+            match &mut self.by {
+                Some(by) if seq == by.next => {
+                    by.next += 1;
                     effects.push(Effect::PutBy(seq, operation));
                 }
-                Some(next) if seq > next => self.report(effects),
+                Some(by) if seq > by.next => self.report(effects),
                 // It is in the copy, or was sent before that was asked for.
                 _ => {}
             }
@@ -546,11 +562,11 @@ impl<O: Clone + Weight> Replica<O> {
 
     /// Goes on from a copy, and what was put by behind it.
     fn build_on(&mut self, from: ServerId, version: u64, seq: u64, effects: &mut Vec<Effect<O>>) {
-        if !self.is_brought_up_by(from, version) || self.based || self.next_by.is_none() {
-            return;
-        }
-        let is_all = self.next_by == Some(seq + 1);
-        (self.based, self.next_by) = (true, None);
+        // The table may have changed since, but not who brings it up: see `adopt`.
+        let Some(by) = self.by.filter(|by| (by.from, by.version) == (from, version) && !self.based) else { return };
+        let version = self.table.version;
+        let is_all = by.next == seq + 1;
+        (self.based, self.by) = (true, None);
         (self.applied, self.durable) = (seq, seq);
         if !is_all {
             // The store has less than what came: what is missing is asked for.

@@ -21,6 +21,7 @@ use crate::spans::{decode_page, decode_span, encode_content, encode_page};
 
 /// What is not asked for within this time is given up.
 const IDLE: Duration = Duration::from_secs(300);
+const IDLE_BEFORE: Duration = Duration::from_secs(60);
 /// Most bytes of a chunk; pages that were told of have no more.
 const BYTES_MAX: u64 = 1 << 20;
 /// Most pages of one answer.
@@ -88,9 +89,9 @@ impl Copies {
         Ok(encode_content(source.content(&page).map_err(status)?))
     }
 
-    /// It is over; the chain and server that it was for, if it was offered still.
-    pub(crate) fn end(&self, copy: u64) -> Option<(String, ServerId)> {
-        self.0.lock().remove(&copy).map(|one| (one.chain, one.to))
+    /// It is over.
+    pub(crate) fn end(&self, copy: u64) {
+        self.0.lock().remove(&copy);
     }
 
     /// Nothing is offered of this chain any more.
@@ -98,12 +99,14 @@ impl Copies {
         self.0.lock().retain(|_, one| one.chain != chain);
     }
 
-    /// Ends what was offered of this chain in another version of its table, and what was not asked for lately; the
-    /// servers that the latter was for.
+    /// Ends what was offered of this chain and was not asked for lately; the servers that it was for. In another version
+    /// of the table than this it is over sooner.
     pub(crate) fn tidy(&self, chain: &str, version: u64) -> Vec<ServerId> {
         let mut all = self.0.lock();
-        all.retain(|_, one| one.chain != chain || one.version == version);
-        let idle = all.extract_if(|_, one| one.chain == chain && one.asked.elapsed() > IDLE);
+        let idle = all.extract_if(|_, one| {
+            let idle = if one.version == version { IDLE } else { IDLE_BEFORE };
+            one.chain == chain && one.asked.elapsed() > idle
+        });
         idle.map(|(_, one)| one.to).collect()
     }
 }

@@ -13,9 +13,6 @@ use crate::outgoing::Outgoing;
 use crate::pulling::Pulling;
 use crate::reach::Reach;
 
-/// From a copy that failed to the next.
-const PAUSE: Duration = Duration::from_secs(2);
-
 /// What peers ask, and nodes send.
 pub(crate) struct Hub {
     /// The cluster: servers of another are not listened to.
@@ -43,7 +40,7 @@ impl Hub {
         reach: Arc<Reach>,
         (waiting_bytes_max, copy_bytes_per_s): (usize, u64),
     ) -> Self {
-        let pulling = Pulling::new(Arc::clone(&reach), copy_bytes_per_s);
+        let pulling = Pulling::new(Arc::clone(&reach), me, copy_bytes_per_s);
         let (copies, ways, nodes) = (Copies::default(), Mutex::default(), RwLock::default());
         Self { cluster, me, reach, copies, pulling, waiting_bytes_max, ways, nodes, streams: Mutex::default() }
     }
@@ -84,10 +81,10 @@ impl Hub {
     }
 
     /// The same, after a pause: what has failed is not tried again at once.
-    pub(crate) fn begin_later(self: &Arc<Self>, chain: String, server: ServerId) {
+    pub(crate) fn begin_later(self: &Arc<Self>, chain: String, server: ServerId, pause: Duration) {
         let own = Arc::downgrade(self);
         self.reach.runtime.spawn(async move {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(pause).await;
             // It steps, which may wait for its store.
             let begun = tokio::task::spawn_blocking(move || own.upgrade().map(|hub| hub.begin_anew(&chain, server)));
             drop(begun.await);

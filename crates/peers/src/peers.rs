@@ -26,6 +26,8 @@ use crate::{Error, Result};
 
 /// Threads of the runtime that moves bytes.
 const THREADS: usize = 2;
+/// From a copy that could not be made to the next.
+const PAUSE: Duration = Duration::from_secs(2);
 /// What is under way at the end is waited for so long.
 const END: Duration = Duration::from_secs(1);
 
@@ -142,7 +144,7 @@ impl Peers {
     /// Ends what is offered of a chain in another version of its table than this, and what was not asked for lately.
     pub fn tidy(&self, chain: &str, version: u64) {
         for server in self.hub.copies.tidy(chain, version) {
-            self.hub.begin_later(chain.to_owned(), server);
+            self.hub.begin_later(chain.to_owned(), server, PAUSE);
         }
     }
 
@@ -192,7 +194,7 @@ impl Links for ChainLinks {
     }
 
     fn again(&self, server: ServerId) {
-        self.hub.begin_later(self.chain.clone(), server);
+        self.hub.begin_later(self.chain.clone(), server, PAUSE);
     }
 
     fn copy(&self, to: ServerId, version: u64, seq: u64, store: Arc<dyn ObjectStore>) {

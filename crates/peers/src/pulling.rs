@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use esker_chain::copy::{Content, Options, Page, Progress, Source, Span, bring_up};
-use esker_chain::{COLLECTION, Node, ServerId};
+use esker_chain::{COLLECTION, Copying, Node, ServerId};
 use esker_store::{Error, Result};
 use esker_wire::proto::chain as proto;
 use esker_wire::proto::chain::replication_client::ReplicationClient;
@@ -63,13 +63,15 @@ impl Job {
 pub(crate) struct Pulling {
     jobs: Mutex<HashMap<String, Job>>,
     reach: Arc<Reach>,
+    /// This server.
+    me: ServerId,
     /// Of each, at most; 0: no limit.
     bytes_per_s: u64,
 }
 
 impl Pulling {
-    pub(crate) fn new(reach: Arc<Reach>, bytes_per_s: u64) -> Self {
-        Self { jobs: Mutex::default(), reach, bytes_per_s }
+    pub(crate) fn new(reach: Arc<Reach>, me: ServerId, bytes_per_s: u64) -> Self {
+        Self { jobs: Mutex::default(), reach, me, bytes_per_s }
     }
 
     /// Pulls this copy for this node; one that is pulled for the chain already is given up first, which is waited for.
@@ -79,16 +81,24 @@ impl Pulling {
         if let Some(before) = jobs.remove(&offer.chain) {
             before.end(&offer.chain);
         }
-        if !node.copying(offer.from, offer.version, offer.seq) {
-            // It is of another table, or here already.
-            return;
+        match node.copying(offer.from, offer.version, offer.seq) {
+            Copying::Begins => {}
+            Copying::Here => return,
+            Copying::Refused => {
+                // One of the two has not read the other's table yet: it is to be offered again.
+                let (reach, me) = (Arc::clone(&self.reach), self.me);
+                self.reach.runtime.spawn(async move {
+                    tell(&reach, &offer, me, true, true).await;
+                });
+                return;
+            }
         }
         let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, counted, chain) = (Arc::clone(&stop), Arc::clone(&bytes), offer.chain.clone());
-        let (reach, bytes_per_s) = (Arc::clone(&self.reach), self.bytes_per_s);
+        let (reach, me, bytes_per_s) = (Arc::clone(&self.reach), self.me, self.bytes_per_s);
         let thread = std::thread::Builder::new()
             .name("esker-copy".into())
-            .spawn(move || pull(&reach, bytes_per_s, &node, &offer, (&stopped, &counted)));
+            .spawn(move || pull(&reach, (me, bytes_per_s), &node, &offer, (&stopped, &counted)));
         match thread {
             Ok(thread) => drop(jobs.insert(chain, Job { stop, bytes, thread })),
             Err(error) => tracing::error!(%error, "a copy cannot be begun"),
@@ -108,7 +118,13 @@ impl Pulling {
     }
 }
 
-fn pull(reach: &Reach, bytes_per_s: u64, node: &Node, offer: &Offer, (stop, bytes): (&AtomicBool, &AtomicU64)) {
+fn pull(
+    reach: &Reach,
+    (me, bytes_per_s): (ServerId, u64),
+    node: &Node,
+    offer: &Offer,
+    (stop, bytes): (&AtomicBool, &AtomicU64),
+) {
     let Offer { chain, from, version, seq, copy } = offer;
     let runtime = reach.runtime.clone();
     let client = loop {
@@ -123,7 +139,7 @@ fn pull(reach: &Reach, bytes_per_s: u64, node: &Node, offer: &Offer, (stop, byte
             return;
         }
     };
-    let source = Remote { client: client.clone(), copy: *copy, runtime: runtime.clone() };
+    let source = Remote { client, copy: *copy, runtime: runtime.clone() };
     let rate = Some(bytes_per_s).filter(|rate| *rate > 0);
     let options = Options { rate_bytes_per_s: rate, in_flight: IN_FLIGHT };
     let began = std::time::Instant::now();
@@ -142,11 +158,22 @@ fn pull(reach: &Reach, bytes_per_s: u64, node: &Node, offer: &Offer, (stop, byte
         tracing::warn!(chain, server = %from, %error, "a copy was given up");
         node.copy_failed();
     }
-    let mut client = client;
-    let end = proto::EndCopyRequest { copy: *copy, failed };
-    let told = runtime.block_on(async { tokio::time::timeout(CALL, client.end_copy(end)).await });
-    if let Ok(Err(status)) = told {
-        tracing::debug!(chain, %status, "the end of a copy could not be told");
+    runtime.block_on(tell(reach, offer, me, failed, false));
+}
+
+/// Tells the other side of the end of a copy.
+async fn tell(reach: &Reach, offer: &Offer, me: ServerId, failed: bool, refused: bool) {
+    let (copy, chain, server) = (offer.copy, offer.chain.clone(), me.0);
+    let end = proto::EndCopyRequest { copy, failed, refused, chain, server };
+    let told = async {
+        let mut client = reach.connect(offer.from).await?;
+        client.end_copy(end).await.map_err(|status| status.to_string())
+    };
+    match tokio::time::timeout(CALL, told).await {
+        Ok(Ok(_)) => {}
+        // It gives it up by itself, later.
+        Ok(Err(why)) => tracing::debug!(chain = offer.chain, why, "the end of a copy could not be told"),
+        Err(_) => tracing::debug!(chain = offer.chain, "the end of a copy could not be told in time"),
     }
 }
 

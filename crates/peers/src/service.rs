@@ -23,6 +23,9 @@ use crate::{Error, Result};
 
 /// Letters that have come and that the node has not heard.
 const UNHEARD: usize = 64;
+/// From a copy that failed to the next, and from one that was not begun.
+const PAUSE: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_millis(50);
 /// Streams and calls of one connection at the same time.
 const STREAMS_MAX: u32 = 256;
 /// Handshakes that are not finished by then are ended.
@@ -182,8 +185,10 @@ impl Replication for Service {
         request: Request<proto::EndCopyRequest>,
     ) -> std::result::Result<Response<proto::EndCopyResponse>, Status> {
         let (hub, request) = (self.hub()?, request.into_inner());
-        if let Some((chain, to)) = hub.copies.end(request.copy).filter(|_| request.failed) {
-            hub.begin_later(chain, to);
+        hub.copies.end(request.copy);
+        if request.failed {
+            let pause = if request.refused { SOON } else { PAUSE };
+            hub.begin_later(request.chain, ServerId(request.server), pause);
         }
         Ok(Response::new(proto::EndCopyResponse {}))
     }
