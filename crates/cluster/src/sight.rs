@@ -34,6 +34,7 @@ pub struct View {
     pub servers: BTreeMap<ServerId, ServerRecord>,
     /// Which store each server had when it was last made part of the line.
     pub stores: BTreeMap<ServerId, String>,
+    /// What operators have asked for.
     pub wishes: Wishes,
 }
 

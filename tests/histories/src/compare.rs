@@ -26,7 +26,7 @@ const NAMED_MAX: usize = 10;
 
 /// What is compared.
 #[derive(Args, Clone, Debug)]
-pub struct Settings {
+pub struct CompareSettings {
     /// Locations of the stores.
     #[arg(required = true, num_args = 2..)]
     stores: Vec<String>,
@@ -105,7 +105,7 @@ fn contents(location: &str) -> Result<Contents, Failure> {
 }
 
 /// Prints what the first holds, and fails where another holds something else.
-pub fn compare(settings: &Settings) -> Result<(), Failure> {
+pub fn compare(settings: &CompareSettings) -> Result<(), Failure> {
     let mut first: Option<(&String, Contents)> = None;
     let mut differ = Vec::new();
     for location in &settings.stores {
@@ -147,8 +147,8 @@ mod tests {
             store.close().unwrap();
         };
         stores.iter().for_each(|store| put(store, "one"));
-        compare(&Settings { stores: stores.clone() }).unwrap();
+        compare(&CompareSettings { stores: stores.clone() }).unwrap();
         put(&stores[1], "two");
-        assert!(compare(&Settings { stores }).unwrap_err().to_string().starts_with("not the same"));
+        assert!(compare(&CompareSettings { stores }).unwrap_err().to_string().starts_with("not the same"));
     }
 }

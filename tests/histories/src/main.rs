@@ -41,9 +41,9 @@ enum Command {
     /// Starts a server and clients, does faults to them, and writes what happened.
     Record(record::Settings),
     /// Works on the keys of a cluster that runs, and writes what happened.
-    Cluster(cluster::Settings),
+    Cluster(cluster::ClusterSettings),
     /// Says whether stores that no server has open hold the same.
-    Compare(compare::Settings),
+    Compare(compare::CompareSettings),
     /// One client: what `record` starts.
     #[command(hide = true)]
     Client(client::Role),

@@ -9,6 +9,7 @@
 //!
 //! Invariant: no command changes how a member that takes part stands: that is its own and the manager's.
 
+mod chain;
 mod changing;
 mod status;
 mod waiting;
@@ -19,11 +20,12 @@ use clap::{Args, Subcommand};
 use esker_chain::{Incarnation, Member, Place, ServerId, Table};
 use esker_cluster::{Coordinator, Location, Options};
 
+use self::chain::{Chain, SERVERS_MAX, failure};
 use self::changing::{Add, Drain, Move, Promote, Remove, Undrain};
 use self::status::{Chains, Status};
 use super::print;
 use crate::config::Settings;
-use crate::exit::{Code, Failure};
+use crate::exit::Failure;
 
 /// The arguments of `esker cluster`.
 #[derive(Args)]
@@ -67,17 +69,6 @@ struct Init {
     servers: Vec<u32>,
 }
 
-/// Most servers of a chain.
-const SERVERS_MAX: usize = 5;
-
-/// A chain, and the coordinator that knows of it.
-struct Chain {
-    coordinator: Coordinator,
-    name: String,
-    /// How long a lease lasts.
-    lease: Duration,
-}
-
 impl ClusterArguments {
     /// Runs the command.
     pub fn run(self, settings: &Settings) -> Result<(), Failure> {
@@ -107,16 +98,6 @@ impl ClusterArguments {
     }
 }
 
-fn failure(error: esker_cluster::Error) -> Failure {
-    let code = match &error {
-        esker_cluster::Error::Exists(_) | esker_cluster::Error::Name(_) => Code::Usage,
-        esker_cluster::Error::NoChain(_) => Code::NotFound,
-        esker_cluster::Error::Unknown { .. } => Code::Unknown,
-        _ => Code::Failure,
-    };
-    Failure::of(code, &error)
-}
-
 impl Init {
     async fn run(self, chain: &Chain) -> Result<(), Failure> {
         let servers = &self.servers;
@@ -138,17 +119,5 @@ impl Init {
         let stores = std::collections::BTreeMap::new();
         chain.coordinator.init_chain(&chain.name, &table, &stores).await.map_err(failure)?;
         print(&format!("made the chain {}: it begins to serve with what server {} holds\n", chain.name, servers[0]))
-    }
-}
-
-/// The word for how a server stands.
-fn word(place: Option<Place>) -> &'static str {
-    match place {
-        Some(Place::Serving) => "serving",
-        Some(Place::Syncing) => "syncing",
-        Some(Place::Waiting) => "waiting",
-        Some(Place::Offline) => "offline",
-        Some(Place::LastServing) => "last serving",
-        None => "no member",
     }
 }

@@ -17,12 +17,12 @@ use clap::Args;
 
 use crate::notes::{Event, Notes, Tally, events, now};
 use crate::terms::Failure;
-use redis::Client;
+use redis::RedisClient;
 use worker::Worker;
 
 /// What is recorded of a cluster.
 #[derive(Args, Clone, Debug)]
-pub struct Settings {
+pub struct ClusterSettings {
     /// Where the nodes speak the Redis protocol, as ADDRESS:PORT.
     #[arg(long, value_delimiter = ',', required = true)]
     nodes: Vec<SocketAddr>,
@@ -50,7 +50,7 @@ pub struct Settings {
 }
 
 /// Records.
-pub fn record(settings: &Settings) -> Result<(), Failure> {
+pub fn record(settings: &ClusterSettings) -> Result<(), Failure> {
     std::fs::create_dir_all(&settings.out)?;
     let folder = tempfile::tempdir_in(&settings.out)?;
     let password = match &settings.password_file {
@@ -62,7 +62,7 @@ pub fn record(settings: &Settings) -> Result<(), Failure> {
     let until = began + Duration::from_secs(settings.seconds);
     let notes = |me: u64| folder.path().join(me.to_string());
     let worker = |me: u64| -> Result<Worker, Failure> {
-        let client = Client::new(settings.nodes.clone(), password.clone(), me as usize);
+        let client = RedisClient::new(settings.nodes.clone(), password.clone(), me as usize);
         let pause = Duration::from_millis(settings.pause_ms);
         Ok(Worker::new(me, begin, settings.seed, Notes::create(&notes(me))?, client, pause))
     };

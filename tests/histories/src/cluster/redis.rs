@@ -45,7 +45,7 @@ struct Connection {
 }
 
 /// A client, with one connection at a time.
-pub struct Client {
+pub struct RedisClient {
     nodes: Vec<SocketAddr>,
     password: String,
     /// Of the node that is asked next.
@@ -62,7 +62,7 @@ pub fn did_nothing(error: &str) -> bool {
     matches!(code, "MOVED" | "CLUSTERDOWN" | "READONLY" | "LOADING" | "EXECABORT")
 }
 
-impl Client {
+impl RedisClient {
     /// A client of these nodes, which asks the one of this number first.
     pub fn new(nodes: Vec<SocketAddr>, password: String, first: usize) -> Self {
         Self { next: first % nodes.len().max(1), nodes, password, connection: None }
@@ -216,7 +216,7 @@ mod tests {
     fn what_is_moved_is_asked_where_it_is_and_what_is_not_answered_is_known_for_sent() {
         let head = node(vec!["$2\r\nab\r\n".into(), "$9\r\nab".into()]);
         let other = node(vec![format!("-MOVED 17 {head}\r\n")]);
-        let mut client = Client::new(vec![other, head], String::new(), 0);
+        let mut client = RedisClient::new(vec![other, head], String::new(), 0);
         assert_eq!(client.ask(&[&["GET", "k"]], false), Ok(vec![Reply::Bulk(Some("ab".into()))]));
         client.connection = None;
         assert!(matches!(client.ask(&[&["SET", "k", "v"]], false), Err(Lost::Sent(_))));
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn what_takes_no_connection_is_sent_nothing() {
         let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let mut client = Client::new(vec![gone], String::new(), 3);
+        let mut client = RedisClient::new(vec![gone], String::new(), 3);
         assert!(matches!(client.ask(&[&["SET", "k", "v"]], false), Err(Lost::Unsent(_))));
         assert!(matches!(client.ask(&[&["EXEC"]], true), Err(Lost::Unsent(_))));
         assert!(did_nothing("CLUSTERDOWN The cluster is down") && !did_nothing("UNKNOWN it may be done"));
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn several_replies_are_read_in_order() {
         let address = node(vec!["+OK\r\n+QUEUED\r\n*2\r\n:7\r\n$-1\r\n".into()]);
-        let mut client = Client::new(vec![address], String::new(), 0);
+        let mut client = RedisClient::new(vec![address], String::new(), 0);
         let replies = client.ask(&[&["MULTI"], &["INCR", "k"], &["EXEC"]], false).unwrap();
         assert_eq!(replies[2], Reply::Array(Some(vec![Reply::Number(7), Reply::Bulk(None)])));
     }

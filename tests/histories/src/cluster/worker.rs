@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::redis::{Client, Command, Lost, Reply, did_nothing};
+use super::redis::{Command, Lost, RedisClient, Reply, did_nothing};
 use crate::notes::{Answer, Call, Held, Notes, Outcome, now};
 use crate::terms::Failure;
 
@@ -70,7 +70,7 @@ pub struct Worker {
     pub begin: u64,
     pub rng: fastrand::Rng,
     pub notes: Notes,
-    pub client: Client,
+    pub client: RedisClient,
     pub pause: Duration,
     next_value: u64,
     /// What this client read last, by place, key and kind.
@@ -127,7 +127,7 @@ fn found(replies: &[Reply]) -> Option<Answer> {
 }
 
 impl Worker {
-    pub fn new(me: u64, begin: u64, seed: u64, notes: Notes, client: Client, pause: Duration) -> Self {
+    pub fn new(me: u64, begin: u64, seed: u64, notes: Notes, client: RedisClient, pause: Duration) -> Self {
         let rng = fastrand::Rng::with_seed(seed.wrapping_mul(31).wrapping_add(me));
         Self { me, begin, rng, notes, client, pause, next_value: 0, known: HashMap::new(), fails: false }
     }

@@ -8,8 +8,8 @@ use clap::Args;
 use esker_chain::{Member, Place, ServerId, Table, Wishes};
 use esker_cluster::Freshness;
 
+use super::chain::{Chain, SERVERS_MAX, failure, word};
 use super::waiting::Waits;
-use super::{Chain, SERVERS_MAX, failure, word};
 use crate::exit::{Code, Failure};
 
 /// A server's number.

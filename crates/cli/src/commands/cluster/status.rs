@@ -15,7 +15,7 @@ use esker_chain::{Member, Place, ServerId, Table, Wishes};
 use esker_cluster::{Freshness, LeaseRecord, ServerRecord};
 use serde_json::{Value, json};
 
-use super::{Chain, failure, word};
+use super::chain::{Chain, failure, word};
 use crate::commands::{print, tell};
 use crate::exit::Failure;
 

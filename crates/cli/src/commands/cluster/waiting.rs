@@ -11,7 +11,7 @@ use esker_chain::{Place, ServerId, Table};
 use esker_cluster::Freshness;
 use serde_json::json;
 
-use super::{Chain, failure, word};
+use super::chain::{Chain, failure, word};
 use crate::commands::tell;
 use crate::exit::{Code, Failure};
 use crate::progress;
