@@ -1,4 +1,8 @@
-//! The chain that a command is about, and words for what becomes of it.
+//! A chain as the commands about it see it, and the words for how its servers stand.
+//!
+//! coordinator, name → each command
+//!
+//! Invariant: what the coordinator refuses keeps its reason, and has an exit code by what a script does about it.
 
 use std::time::Duration;
 
@@ -8,20 +12,20 @@ use esker_cluster::Coordinator;
 use crate::exit::{Code, Failure};
 
 /// Most servers of a chain.
-pub const SERVERS_MAX: usize = 5;
+pub(super) const SERVERS_MAX: usize = 5;
 
 /// A chain, and the coordinator that knows of it.
-pub struct Chain {
-    /// Who decides which servers are in it.
-    pub coordinator: Coordinator,
-    /// Its name.
-    pub name: String,
+pub(super) struct Chain {
+    /// Where its table stands.
+    pub(super) coordinator: Coordinator,
+    /// What it is called.
+    pub(super) name: String,
     /// How long a lease lasts.
-    pub lease: Duration,
+    pub(super) lease: Duration,
 }
 
-/// What an error of the coordinator means for a command.
-pub fn failure(error: esker_cluster::Error) -> Failure {
+/// What the coordinator said, with its exit code.
+pub(super) fn failure(error: esker_cluster::Error) -> Failure {
     let code = match &error {
         esker_cluster::Error::Exists(_) | esker_cluster::Error::Name(_) => Code::Usage,
         esker_cluster::Error::NoChain(_) => Code::NotFound,
@@ -32,7 +36,7 @@ pub fn failure(error: esker_cluster::Error) -> Failure {
 }
 
 /// The word for how a server stands.
-pub fn word(place: Option<Place>) -> &'static str {
+pub(super) fn word(place: Option<Place>) -> &'static str {
     match place {
         Some(Place::Serving) => "serving",
         Some(Place::Syncing) => "syncing",

@@ -121,7 +121,7 @@ impl Waits {
         let place = seen.and_then(|(table, _)| table.member(server)).map(|member| member.place);
         let hint = match place {
             Some(Place::Offline) => ": is it running?",
-            _ => "",
+            _ => ".",
         };
         Failure::new(
             Code::Failure,
