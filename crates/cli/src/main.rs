@@ -80,7 +80,7 @@ enum Command {
     Password(commands::secrets::Password),
     /// Make a token for clients of gRPC, and its hash for the users file
     Token(commands::secrets::Token),
-    /// Chains of servers that hold the same: make one, show how it stands
+    /// Chains of servers that hold the same: make one, show how it stands, change who its servers are
     Cluster(Box<commands::cluster::ClusterArguments>),
     /// Read and write keys of a store that no server has open
     Kv(commands::kv::KvArguments),
