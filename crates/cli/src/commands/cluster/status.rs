@@ -270,7 +270,12 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_told() {
-        let wishes = Wishes { remove: [ServerId(3)].into(), drain: [ServerId(4)].into(), promote: Some(ServerId(2)) };
+        let wishes = Wishes {
+            remove: [ServerId(3)].into(),
+            drain: [ServerId(4)].into(),
+            promote: Some(ServerId(2)),
+            ..Wishes::default()
+        };
         assert_eq!(asked(&wishes), ["remove 3", "drain 4", "promote 2"]);
         assert!(asked(&Wishes::default()).is_empty());
     }
