@@ -429,7 +429,10 @@ impl<O: Clone + Weight> Replica<O> {
         if self.is_head() {
             self.committed = self.committed.max(done);
             effects.push(Effect::Committed(done));
-            self.tell_committed(effects);
+            if done == self.applied {
+                // While there is more to come, what comes tells of it.
+                self.tell_committed(effects);
+            }
         } else if let Some(before) = self.table.predecessor(self.me) {
             effects.push(Effect::Send(before.server, Message::Ack { version, seq: done }));
         }

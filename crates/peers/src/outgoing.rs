@@ -24,6 +24,8 @@ use crate::letters::letter;
 
 /// Letters that are handed to the stream before it has asked for them.
 const AHEAD: usize = 16;
+/// Letters are sent together up to this; the last may be longer.
+const TOGETHER_BYTES: usize = 256 << 10;
 /// A letter without payload takes this of the queue.
 const LETTER_BYTES: usize = 64;
 /// From one try to connect to the next.
@@ -112,14 +114,21 @@ impl Outgoing {
         self.ended.load(Ordering::SeqCst)
     }
 
-    fn next(&self) -> Option<Option<Waiting>> {
+    /// Those that wait, as many as are sent together; `None`: the stream is to end.
+    fn next(&self) -> Option<Vec<Waiting>> {
         let mut queue = self.queue.lock();
         if !queue.is_open {
             return None;
         }
-        let next = queue.letters.pop_front();
-        queue.bytes -= next.as_ref().map_or(0, Waiting::bytes);
-        Some(next)
+        let (mut together, mut bytes) = (Vec::new(), 0);
+        while bytes < TOGETHER_BYTES
+            && let Some(next) = queue.letters.pop_front()
+        {
+            bytes += next.bytes();
+            together.push(next);
+        }
+        queue.bytes -= bytes;
+        Some(together)
     }
 
     /// Keeps a stream to the server. `connect` makes a client; `open` is called once there is a stream.
@@ -154,7 +163,7 @@ impl Outgoing {
     ) -> bool {
         let (sender, receiver) = mpsc::channel(AHEAD);
         let to = hello.to;
-        let greeting = proto::Letter { what: Some(What::Hello(hello)) };
+        let greeting = proto::Letters { letters: vec![proto::Letter { what: Some(What::Hello(hello)) }] };
         if sender.send(greeting).await.is_err() {
             return false;
         }
@@ -174,20 +183,19 @@ impl Outgoing {
             // Asked before the queue is looked at: what comes in between is told of.
             let more = self.more.notified();
             loop {
-                match self.next() {
-                    None => break 'stream,
-                    Some(None) => break,
-                    Some(Some(waiting)) => {
-                        let letter = match waiting {
-                            Waiting::Message(message) => letter(message),
-                            Waiting::Letter(letter) => letter,
-                        };
-                        if sender.send(letter).await.is_err() {
-                            break 'stream;
-                        }
-                        sent = true;
-                    }
+                let Some(together) = self.next() else { break 'stream };
+                if together.is_empty() {
+                    break;
                 }
+                let one = |waiting| match waiting {
+                    Waiting::Message(message) => letter(message),
+                    Waiting::Letter(letter) => letter,
+                };
+                let letters = together.into_iter().map(one).collect();
+                if sender.send(proto::Letters { letters }).await.is_err() {
+                    break 'stream;
+                }
+                sent = true;
             }
             tokio::select! {
                 () = more => {}

@@ -24,8 +24,8 @@ use crate::reach::Reach;
 use crate::service::{self, Service};
 use crate::{Error, Result};
 
-/// Threads of the runtime that moves bytes.
-const THREADS: usize = 2;
+/// Threads of the runtime that moves bytes: with more, most of their time went into waking each other.
+const THREADS: usize = 1;
 /// From a copy that could not be made to the next.
 const PAUSE: Duration = Duration::from_secs(2);
 /// What is under way at the end is waited for so long.

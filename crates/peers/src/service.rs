@@ -82,12 +82,14 @@ pub(crate) fn start(
 
 /// Ends the stream's thread with the stream.
 async fn pass_on(
-    mut letters: Streaming<proto::Letter>,
-    unheard: mpsc::Sender<What>,
+    mut letters: Streaming<proto::Letters>,
+    unheard: mpsc::Sender<Vec<What>>,
 ) -> std::result::Result<(), Status> {
-    while let Some(letter) = letters.message().await? {
-        let what = letter.what.ok_or_else(|| Status::invalid_argument("Letter.what: it says nothing"))?;
-        if unheard.send(what).await.is_err() {
+    while let Some(together) = letters.message().await? {
+        let what =
+            |letter: proto::Letter| letter.what.ok_or_else(|| Status::invalid_argument("Letter.what: it says nothing"));
+        let together = together.letters.into_iter().map(what).collect::<std::result::Result<_, _>>()?;
+        if unheard.send(together).await.is_err() {
             return Err(Status::aborted("the letters are not heard any more"));
         }
     }
@@ -95,31 +97,35 @@ async fn pass_on(
 }
 
 /// Has the node hear letters, in order, until there is another stream of the same peer.
-fn hear(hub: &Weak<Hub>, chain: &str, from: ServerId, mut letters: mpsc::Receiver<What>) {
+fn hear(hub: &Weak<Hub>, chain: &str, from: ServerId, mut letters: mpsc::Receiver<Vec<What>>) {
     let Some((stream, own)) = hub.upgrade().map(|hub| hub.stream(chain, from)) else { return };
-    while let Some(what) = letters.blocking_recv() {
+    while let Some(together) = letters.blocking_recv() {
         let Some(hub) = hub.upgrade() else { return };
         let last = stream.lock();
         if *last != own {
             return;
         }
-        if let What::Copy(proto::Copy { version, seq, copy }) = what {
-            let Some(node) = hub.node(chain) else { continue };
-            hub.pulling.begin(node, Offer { chain: chain.to_owned(), from, version, seq, copy });
-            continue;
-        }
-        match message(what) {
-            Ok(message) => {
-                if let Some(node) = hub.node(chain) {
-                    node.hear(from, message);
-                }
-            }
-            Err(why) => {
+        for what in together {
+            if let Err(why) = hear_one(&hub, chain, from, what) {
                 tracing::error!(chain, %from, why, "a letter makes no sense; its stream is ended");
                 return;
             }
         }
     }
+}
+
+fn hear_one(hub: &Hub, chain: &str, from: ServerId, what: What) -> std::result::Result<(), String> {
+    let node = hub.node(chain);
+    if let What::Copy(proto::Copy { version, seq, copy }) = what {
+        let offer = Offer { chain: chain.to_owned(), from, version, seq, copy };
+        node.into_iter().for_each(|node| hub.pulling.begin(node, offer.clone()));
+        return Ok(());
+    }
+    let message = message(what)?;
+    if let Some(node) = node {
+        node.hear(from, message);
+    }
+    Ok(())
 }
 
 #[tonic::async_trait]
@@ -128,12 +134,12 @@ impl Replication for Service {
 
     async fn send(
         &self,
-        request: Request<Streaming<proto::Letter>>,
+        request: Request<Streaming<proto::Letters>>,
     ) -> std::result::Result<Response<Self::SendStream>, Status> {
         let hub = self.hub()?;
         let mut letters = request.into_inner();
-        let first = letters.message().await?.and_then(|letter| letter.what);
-        let Some(What::Hello(hello)) = first else {
+        let first = letters.message().await?.and_then(|mut together| together.letters.pop());
+        let Some(What::Hello(hello)) = first.and_then(|letter| letter.what) else {
             return Err(Status::invalid_argument("Letter.hello: a stream begins with whose it is"));
         };
         let here = (&hub.cluster, hub.me.0);
