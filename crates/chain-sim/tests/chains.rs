@@ -109,8 +109,8 @@ fn what_a_write_costs_does_not_grow_with_the_cluster() {
     let [messages, bytes, syncs, _] = few;
     assert!(bytes <= 2.05, "bytes between servers, by byte of payload: {bytes}");
     assert!(syncs <= 1.0, "syncs of a replica, by write: {syncs}");
-    // On, acknowledged, and told, on two ways; and what is said once at the beginning.
-    assert!((6.0..6.5).contains(&messages), "messages of a write: {messages}");
+    // On, acknowledged, and told unless the next is there already, on two ways; and what is said at the beginning.
+    assert!((5.5..6.5).contains(&messages), "messages of a write: {messages}");
 }
 
 #[test]
