@@ -1,6 +1,7 @@
 //! What has to be so at every moment, and in the end.
 //!
-//! acknowledged by a head → one order · a table, a crash → nothing acknowledged is lost · quiet → all settles → judged
+//! acknowledged by a head → one order · a table, a crash → nothing acknowledged is lost · quiet → all settles
+//! → judged
 
 use esker_chain::Place;
 

@@ -1,6 +1,7 @@
 //! Clients: each asks one thing after the other, and tries again elsewhere where it is not answered.
 //!
-//! pause → write or read → a server by the table that it knows → answered → noted; not → the table anew → again
+//! pause → write or read → a server by the table that it knows → answered → noted; not → the table anew
+//! → again
 //!
 //! Invariant: what a client was told is noted at the time when it heard it, and what it does not know stays open.
 

@@ -2,8 +2,8 @@
 //!
 //! call → [`Coordinator`], at one moment → answer
 //!
-//! Invariants: those of `esker_cluster`: a table is taken only in place of the one before it, while each renewal that its
-//! maker counted upon is the last; a renewal only under the table that the server goes by, and of its last start.
+//! Invariants: those of `esker_cluster`: a table is taken only in place of the one before it, while each renewal that
+//! its maker counted upon is the last; a renewal only under the table that the server goes by, and of its last start.
 
 use std::collections::BTreeMap;
 

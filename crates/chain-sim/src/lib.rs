@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Replicas, leases and what managers make of them are the code itself (`esker_chain::Replica`, `Lease`,
-//! `esker_cluster::Sight`); what nodes, members and peers do around it is written down again here, as events. Each chain
-//! has a coordinator of its own, since a server registers once there.
+//! `esker_cluster::Sight`); what nodes, members and peers do around it is written down again here, as events. Each
+//! chain has a coordinator of its own, since a server registers once there.
 //!
 //! What it leaves out: that copies move only what differs, and that stores do more than append.
 //!

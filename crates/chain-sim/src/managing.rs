@@ -1,6 +1,6 @@
 //! Managers: several servers have one, which looks at each chain and changes its table, by `esker_cluster::Sight`.
 //!
-//! a timer, or a change → table → leases and the rest → seen → next table → compared and set → the next look
+//! a timer, or a change → table → leases and the rest → seen → next table → compared and set → next look
 //!
 //! Invariant: as in `esker-cluster`: nothing rests on who holds the office.
 

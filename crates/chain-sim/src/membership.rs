@@ -1,6 +1,6 @@
 //! A server as a member of its chains: it registers, reads the table, renews; as `esker-member` does.
 //!
-//! store opened → registered → round: table → goes by it → renewal → in step? told → the next round → … → over
+//! store opened → registered → round: table → goes by it → renewal → in step? told → … → over
 //!
 //! Invariant: one call of the coordinator is under way for a replica at a time, and ends.
 
@@ -75,7 +75,7 @@ impl World {
             return;
         }
         if self.slots[slot].disk.poisoned {
-            // Somebody has to open it anew.
+            // An operator has to open it anew.
             let Self { slots, history, rng, .. } = self;
             let key_of = |id: u32| history.write(id).map_or(0, |write| write.key);
             self.counts.taken_back += slots[slot].disk.crash(rng, key_of) as u64;

@@ -324,8 +324,8 @@ impl Node {
         &self.store
     }
 
-    /// How it stands, if its store does not keep it: place, last operation applied, last known to be acknowledged, bytes
-    /// kept for the one behind.
+    /// How it stands, if its store does not keep it: place, last operation applied, last known to be acknowledged,
+    /// bytes kept for the one behind.
     pub fn look(&self) -> Option<(Option<Place>, u64, u64, usize)> {
         let replica = &self.core.try_lock()?.replica;
         Some((replica.place(), replica.next() - 1, replica.committed(), replica.kept_bytes()))

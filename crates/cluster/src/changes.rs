@@ -22,8 +22,9 @@ impl Changes {
         Self { session, nodes, seen: None }
     }
 
-    /// Waits until the table, who is in step, or what is wished for may have changed since this last returned; the first time, and where
-    /// the session has ended, it returns at once. To be used beside a timer: it may wait for ever. Dropping it while it
+    /// Waits until the table, who is in step, or what is wished for may have changed since this last returned; the
+    /// first time, and where the session has ended, it returns at once. To be used beside a timer: it may wait for
+    /// ever. Dropping it while it
     /// waits loses nothing.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! A server of a cluster: it is a member of a chain, with its store, among its peers, under its coordinator.
 //!
 //! ```text
-//! Member::start → a life: register → node → table, lease, servers, again and again → taken out, or failed → next
+//! Member::start → a life: register → node → table, lease, servers, again and again → taken out → next
 //! Member::view → who heads the chain, how this server stands → the faces are opened where it heads the chain
 //! ```
 //!

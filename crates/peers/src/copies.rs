@@ -99,8 +99,8 @@ impl Copies {
         self.0.lock().retain(|_, one| one.chain != chain);
     }
 
-    /// Ends what was offered of this chain and was not asked for lately; the servers that it was for. In another version
-    /// of the table than this it is over sooner.
+    /// Ends what was offered of this chain and was not asked for lately; the servers that it was for. In another
+    /// version of the table than this it is over sooner.
     pub(crate) fn tidy(&self, chain: &str, version: u64) -> Vec<ServerId> {
         let mut all = self.0.lock();
         let idle = all.extract_if(|_, one| {

@@ -1,6 +1,6 @@
 //! What goes to one server for one chain: a queue, and the stream that empties it.
 //!
-//! send → queue → [`Outgoing::run`]: connect → greeting → letters … → it ends → what waits is dropped → again
+//! send → queue → [`Outgoing::run`]: connect → greeting → letters … → it ends, what waits is lost → again
 //!
 //! Invariants:
 //! 1. The queue takes letters only while there is a stream: what is sent without one is lost, as on a connection that

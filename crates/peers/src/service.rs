@@ -69,7 +69,7 @@ pub(crate) fn start(
     let service = service.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
     let serving =
         server.add_service(service).serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
-            // Or whoever tells is gone.
+            // Or what tells is gone.
             let _ = stopping.wait_for(|stopping| *stopping).await;
         });
     runtime.spawn(async move {

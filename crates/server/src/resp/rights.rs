@@ -1,6 +1,6 @@
 //! What a user may do by the Redis protocol: which commands, on which keys.
 //!
-//! rules of the user, in order → [`Rights`]: a yes or no for each command and subcommand → [`Rights::check`] for each
+//! rules of the user, in order → [`Rights`]: a yes or no for each command and subcommand → [`Rights::check`]
 //! call
 //!
 //! Invariants:

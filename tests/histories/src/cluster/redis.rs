@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// A node that does not take a connection within this is not there.
 const CONNECT: Duration = Duration::from_millis(500);
-/// What is not answered within this is given up: nobody knows what becomes of it.
+/// What is not answered within this is given up: what becomes of it is not known.
 const ANSWER: Duration = Duration::from_secs(4);
 /// One command is sent to so many nodes at most.
 const MOVES_MAX: usize = 5;

@@ -257,7 +257,7 @@ impl Worker {
         }
     }
 
-    /// Reads a key while it is watched, then writes it if nobody has since.
+    /// Reads a key while it is watched, then writes it if no other has since.
     fn compare_and_set(&mut self, group: &Group, key: u64, value: &str) -> Result<Answer, Failure> {
         let name = group.key(key);
         // Where the head is somewhere else, this goes there, and is watched there.

@@ -1,6 +1,6 @@
 //! Connections to a server that does not head its chain: their bytes are passed on to the one that does.
 //!
-//! client → this server's address → connection to the same protocol of the head → bytes, both ways, until one end closes
+//! client → this server's address → connection to the same protocol of the head → bytes, both ways → one closes
 //!
 //! So clients of NBD and gRPC need one address, and reach the head through any server: when the head changes their
 //! connection ends, and they make another.

@@ -1,6 +1,6 @@
 //! MULTI, EXEC, DISCARD, WATCH.
 //!
-//! EXEC: exclusive transaction → nothing watched has changed → queued commands, each in the same transaction → commit
+//! EXEC: exclusive transaction → nothing watched has changed → queued commands, each in the same one → commit
 //!
 //! Invariant: what EXEC does is one transaction of the store; if it cannot be committed, none of its commands counts
 //! and its only reply is the error. (Redis would go on; there a command cannot fail for want of room in a log.)
