@@ -24,8 +24,7 @@ impl Changes {
 
     /// Waits until the table, who is in step, or what is wished for may have changed since this last returned; the
     /// first time, and where the session has ended, it returns at once. To be used beside a timer: it may wait for
-    /// ever. Dropping it while it
-    /// waits loses nothing.
+    /// ever. Dropping it while it waits loses nothing.
     ///
     /// # Errors
     /// [`crate::Error::Unreachable`]; then what changed meanwhile is told later.

@@ -1,7 +1,7 @@
 //! What Esker's processes say to one another over gRPC: the published `.proto` files, and the types of the store, the
 //! log and the map as messages and back.
 //!
-//! caller → a face's type → `encode_…` → message → network → message → `decode_…` → a face's type → callee
+//! caller → a face's type → `encode_…` → message → network → `decode_…` → a face's type → callee
 //!
 //! For each type both directions stand beside each other, and a test takes generated values there and back.
 //! `encode_…` cannot fail; `decode_…` checks what the network brings.
