@@ -41,7 +41,7 @@ use self::rpc::GrpcFlags;
 use self::shared::Front;
 pub use self::shared::{addresses, password};
 pub use self::started::STAGES_SECTION;
-use self::started::{Parts, Started, announce};
+use self::started::{Parts, Started};
 use self::stopping::{Anew, Stopping, Told};
 use self::watched::Watched;
 use super::builder;
@@ -317,8 +317,7 @@ fn serve(
     (watched, http): (&Watched, &Option<Running>),
     stopping: &Arc<Stopping>,
 ) -> Result<(Result<(), Failure>, Told), Failure> {
-    let started = Started::new(store, Some(loading), parts, stopping)?;
-    announce(store, &started.server);
+    let started = Started::new(store, (Some(loading), Some(store)), parts, stopping)?;
     let protocols = started.tell(store, watched, http);
     let told = stopping.begin(protocols, signals)?;
     Ok((started.run(), told))

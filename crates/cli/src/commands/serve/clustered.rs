@@ -29,7 +29,7 @@ use signal_hook::iterator::Signals;
 
 use super::relay::{Head, Relay};
 use super::shared::addresses;
-use super::started::{Parts, Started, announce};
+use super::started::{Parts, Started};
 use super::stopping::{Stopping, Told};
 use super::watched::Watched;
 use crate::config::{ClusterSettings, Settings};
@@ -391,11 +391,9 @@ impl Terms<'_> {
             let nothing = esker::Store::builder().expire_interval(Duration::ZERO).open("memory:")?;
             (nothing, Parts { disks: None, rpc: None, backups: None, ..self.parts.clone() })
         };
-        let started = Started::new(&store, loading, parts, self.stopping)?;
+        let told_of = (!std::mem::replace(announced, true)).then_some(self.store);
+        let started = Started::new(&store, (loading, told_of), parts, self.stopping)?;
         let relays = if heads { Vec::new() } else { self.relays()? };
-        if !std::mem::replace(announced, true) {
-            announce(self.store, &started.server);
-        }
         match (heads, view.head) {
             (true, _) => say!("head       this server heads the chain (table {})", view.version),
             (false, Some(head)) => say!("standby    server {head} heads the chain (table {})", view.version),

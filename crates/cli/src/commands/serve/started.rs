@@ -35,17 +35,17 @@ pub struct Parts {
 
 /// What listens, and answers once it runs.
 pub struct Started {
-    /// The server of the Redis protocol.
-    pub server: Server,
+    server: Server,
     disks: Option<Disks>,
     rpc: Option<Rpc>,
 }
 
 impl Started {
-    /// Listens, on the sockets that are bound already where there are such.
+    /// Listens, on the sockets that are bound already where there are such; and tells the person at the terminal where,
+    /// and of the store `announced`, if that is given.
     pub fn new(
         store: &esker::Store,
-        loading: Option<Loading>,
+        (loading, announced): (Option<Loading>, Option<&esker::Store>),
         parts: Parts,
         stopping: &Arc<Stopping>,
     ) -> Result<Self, Failure> {
@@ -56,6 +56,7 @@ impl Started {
             None => Server::bind(resp, kv, engine),
         };
         let server = server.map_err(failure)?;
+        announced.into_iter().for_each(|store| announce(store, &server));
         let handle = server.handle();
         let disks = match disks {
             Some(config) => {
@@ -115,7 +116,7 @@ fn engine(
 }
 
 /// Says where everything is, for the person who has just started it.
-pub fn announce(store: &esker::Store, server: &Server) {
+fn announce(store: &esker::Store, server: &Server) {
     match (store.path(), store.engine()) {
         (Some(path), Some(engine)) => {
             let recovery = engine.recovery();
