@@ -218,6 +218,15 @@ impl Node {
         drop(self.step(self.core.lock(), Event::Table(table)));
     }
 
+    /// Goes by this table, if it is newer, under a lease that was renewed for it at `sent` and lasts `period`: between
+    /// the two nothing is refused.
+    pub fn go_by_renewed(&self, table: Table, sent: Duration, period: Duration) {
+        let version = table.version;
+        let core = self.step(self.core.lock(), Event::Table(table));
+        self.lease.lock().renewed(version, sent, period);
+        drop(core);
+    }
+
     /// A server has sent this.
     pub fn hear(&self, from: ServerId, message: Message<Operation>) {
         drop(self.step(self.core.lock(), Event::Message(from, message)));

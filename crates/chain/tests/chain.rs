@@ -313,3 +313,30 @@ fn an_acknowledgement_that_was_lost_is_sent_again_by_who_had_sent_it() {
     chain.nodes[2].node.reconnected(ServerId(1));
     writing.join().unwrap().unwrap();
 }
+
+#[test]
+fn a_change_of_the_table_leaves_no_moment_without_a_lease() {
+    let (_stores, chain) = three();
+    chain.store(0).submit(set("o", "k", "0")).wait().unwrap();
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                        chain.store(0).omap_get(&object("o"), b"k").wait().unwrap();
+                    }
+                })
+            })
+            .collect();
+        let mut table = chain.table.clone();
+        for _ in 0..200 {
+            table.version += 1;
+            let node = &chain.nodes[0].node;
+            node.go_by_renewed(table.clone(), node.now(), support::PERIOD);
+            std::thread::yield_now();
+        }
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+    });
+}

@@ -103,13 +103,6 @@ impl Life {
             tracing::warn!(chain = self.chain, version = table.version, "this server was taken out of its chain");
             return Ok(Round::Over);
         }
-        if node.version() < table.version {
-            // It steps, which may wait for the store.
-            let next = table.clone();
-            let stepped = tokio::task::spawn_blocking(move || node.go_by(next)).await;
-            stepped.map_err(std::io::Error::other)?;
-        }
-        self.served |= place == Some(Place::Serving);
         if let Some(why) = self.fault(period) {
             tracing::error!(chain = self.chain, why, "this server leaves its chain");
             view.trouble = Some(why);
@@ -125,6 +118,14 @@ impl Life {
         };
         let sent = self.node.now();
         match self.coordinator.renew(&self.chain, self.server, self.incarnation, stamp, progress).await? {
+            // By the table before it goes on until then: its lease of that lasts as long as it lasts.
+            Renewed::Taken if node.version() < table.version => {
+                // It steps, which may wait for the store.
+                let next = table.clone();
+                let stepped = tokio::task::spawn_blocking(move || node.go_by_renewed(next, sent, period)).await;
+                stepped.map_err(std::io::Error::other)?;
+                self.served |= place == Some(Place::Serving);
+            }
             Renewed::Taken => self.node.renewed(table.version, sent, period),
             Renewed::TableChanged => return Ok(Round::Again),
             Renewed::Superseded => return Err(Error::Superseded { server: self.server.0 }),

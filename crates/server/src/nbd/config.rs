@@ -58,6 +58,10 @@ pub struct Config {
     pub negotiation_seconds: u64,
     /// Exports whose writes are answered only when durable; `*` means all. Default: none.
     pub durable: Vec<String>,
+    /// Whether a connection is cut, rather than a request answered with an error, where the store takes no part any
+    /// more or the outcome is not known: clients that connect again send it again, which another server answers.
+    /// Default: no.
+    pub cut_when_gone: bool,
     /// Exports that refuse writes; `*` means all. Default: none.
     pub read_only: Vec<String>,
     /// Exports that are written without their exclusive lock, for clients that share a disk over several servers (a
@@ -83,6 +87,7 @@ impl Default for Config {
             threads_per_connection: 8,
             negotiation_seconds: 10,
             durable: Vec::new(),
+            cut_when_gone: false,
             read_only: Vec::new(),
             unlocked: Vec::new(),
         }

@@ -95,6 +95,10 @@ pub enum Fault {
     /// The store is stopping. Come back later.
     #[error("{0}")]
     Stopping(String),
+    /// The store takes no part any more, or what became of the request is not known. See the store; where it is one of
+    /// several that hold the same, come back, and send the request again.
+    #[error("{0}")]
+    Gone(String),
 }
 
 impl Fault {
@@ -105,7 +109,7 @@ impl Fault {
             Self::NotPermitted(_) => code::PERM,
             Self::Full(_) => code::NOSPC,
             Self::Unsupported(_) => code::NOTSUP,
-            Self::Io(_) => code::IO,
+            Self::Io(_) | Self::Gone(_) => code::IO,
             Self::Stopping(_) => code::SHUTDOWN,
         }
     }
@@ -120,6 +124,7 @@ impl From<esker_store::Error> for Fault {
             Error::ReadOnly => Self::NotPermitted(text),
             Error::Unsupported { .. } => Self::Unsupported(text),
             Error::Closed => Self::Stopping(text),
+            Error::Stopped { .. } | Error::Unknown { .. } => Self::Gone(text),
             Error::Invalid { .. } | Error::TooLarge { .. } => Self::Invalid(text),
             _ => Self::Io(text),
         }

@@ -433,8 +433,12 @@ impl<'t> Transmission<'t> {
             Ok(Answer::Done) => replies.done(request.cookie),
             Ok(Answer::Read(pieces)) => replies.read(request, structured, pieces),
             Ok(Answer::Extents(extents)) => replies.extents(request, &extents),
+            Err(fault) if self.config.cut_when_gone && matches!(fault, Fault::Gone(_)) => {
+                // The client sends what it was not answered again, to the server that goes on.
+                self.fail(&io::Error::other(fault));
+            }
             Err(fault) => {
-                if matches!(fault, Fault::Io(_)) {
+                if matches!(fault, Fault::Io(_) | Fault::Gone(_)) {
                     tracing::error!(export = self.chosen.name, %fault, ?request, "a request failed");
                 }
                 replies.failed(request.cookie, structured, &fault);

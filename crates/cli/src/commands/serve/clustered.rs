@@ -192,6 +192,9 @@ impl Doors {
         bind(&mut resp.listen, &mut resp.passed)?;
         bind(&mut resp.tls_listen, &mut resp.tls_passed)?;
         if let Some(disks) = disks {
+            // A write that was answered and is lost with the head would be taken for durable by a flush at the next one.
+            disks.durable = vec!["*".into()];
+            disks.cut_when_gone = true;
             open = bind(&mut disks.listen, &mut disks.passed)?;
         }
         let nbd = std::mem::take(&mut open);
