@@ -318,11 +318,6 @@ impl Node {
         self.failed.get().cloned()
     }
 
-    /// Bytes of operations that are kept for the one behind.
-    pub fn kept_bytes(&self) -> usize {
-        self.kept.load(Ordering::Relaxed)
-    }
-
     /// The version of the table that it goes by.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::SeqCst)

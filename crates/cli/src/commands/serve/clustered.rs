@@ -192,7 +192,7 @@ impl Doors {
         bind(&mut resp.listen, &mut resp.passed)?;
         bind(&mut resp.tls_listen, &mut resp.tls_passed)?;
         if let Some(disks) = disks {
-            // A write that was answered and is lost with the head would be taken for durable by a flush at the next one.
+            // A write that was answered and is lost with the head would be durable by a flush at the next one.
             disks.durable = vec!["*".into()];
             disks.cut_when_gone = true;
             open = bind(&mut disks.listen, &mut disks.passed)?;
@@ -246,12 +246,11 @@ impl Nodes {
     fn new(me: ServerId, own: Option<String>) -> Result<Option<Arc<Self>>, String> {
         // Without the Redis protocol there is nothing to tell.
         let Some(address) = own.clone() else { return Ok(None) };
-        let view = Self::made(me, &address, &View::default(), false)?;
+        let view = Self::made(me, &address, &View::default())?;
         Ok(Some(Arc::new(Self { me, own, view: ArcSwap::from_pointee(view) })))
     }
 
-    /// `in_office`: this server serves as the head now, and not only is to.
-    fn made(me: ServerId, own: &str, view: &View, in_office: bool) -> Result<ClusterView, String> {
+    fn made(me: ServerId, own: &str, view: &View) -> Result<ClusterView, String> {
         let mut nodes = Vec::new();
         let (mut head, mut replicas) = (None, Vec::new());
         let is_up = |peer: &Peer| matches!(peer.place, Some(Place::Serving | Place::Syncing | Place::Waiting));
@@ -261,7 +260,7 @@ impl Nodes {
             let Some(node) = address.and_then(|address| node(peer.server, address, is_up(peer))) else { continue };
             if view.head == Some(peer.server) {
                 // One that is not in office yet, or any more, is no head of its own.
-                head = Some(nodes.len()).filter(|_| peer.server != me || view.heads && in_office);
+                head = Some(nodes.len()).filter(|_| peer.server != me || view.heads);
             } else if peer.place.is_some() {
                 replicas.push(nodes.len());
             }
@@ -273,9 +272,9 @@ impl Nodes {
         ClusterView::new(view.version, &id(me), nodes, vec![SlotRange { first: 0, last: SLOT_LAST, head, replicas }])
     }
 
-    fn update(&self, view: &View, in_office: bool) {
+    fn update(&self, view: &View) {
         let Some(own) = &self.own else { return };
-        match Self::made(self.me, own, view, in_office) {
+        match Self::made(self.me, own, view) {
             Ok(view) => self.view.store(Arc::new(view)),
             Err(why) => tracing::warn!(why, "clients are not told of a change of the cluster"),
         }
@@ -342,7 +341,7 @@ impl Terms<'_> {
         while !self.stopping.ends() {
             let (now, view) = self.member.wait(turn, Duration::ZERO).map_err(ended)?;
             turn = now;
-            self.update(&view, view.heads);
+            self.update(&view);
             match self.term(&view, loading.take(), &mut turn, &mut announced) {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
@@ -372,9 +371,9 @@ impl Terms<'_> {
         nbd.chain(grpc).map(|(what, door, head)| Ok(Relay::start(what, door.try_clone()?, head)?)).collect()
     }
 
-    /// Clients are told of this view; in a term that is not the head's they are never told that this server is.
-    fn update(&self, view: &View, in_office: bool) {
-        self.nodes.iter().for_each(|nodes| nodes.update(view, in_office));
+    /// Clients are told of this view.
+    fn update(&self, view: &View) {
+        self.nodes.iter().for_each(|nodes| nodes.update(view));
     }
 
     /// As the head of the chain, or not, until that changes: then true; false if it ended otherwise.
@@ -412,7 +411,7 @@ impl Terms<'_> {
                     let is_over = match self.member.wait(now, LOOK) {
                         Ok((next, seen)) => {
                             if next != now {
-                                self.update(&told(view, &seen), heads);
+                                self.update(&told(view, &seen));
                             }
                             now = next;
                             seen.heads != heads || heads && seen.incarnation != view.incarnation
