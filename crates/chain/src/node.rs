@@ -18,9 +18,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use esker_store::{
     Barrier, Change, Collection, CommitSeq, Completion, Durability, DurableMark, Error, ObjectId, ObjectStore, Op,
-    Result, Snapshot, Stall, Transaction, WhenBusy,
+    Result, Snapshot, Stall, Transaction, Waits, WhenBusy,
 };
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::dirty::Dirty;
 use crate::lease::Lease;
@@ -78,6 +78,10 @@ fn clock() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
+/// How a node stands that may answer readers, under its lease: with what was put in place so often; 0: it may not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Serving(u64);
+
 /// What has to be done until an operation is durable here.
 enum Until {
     /// It is when this is reached.
@@ -107,6 +111,10 @@ pub struct Node {
     lease: Mutex<Lease>,
     /// Of the table that it goes by.
     version: AtomicU64,
+    /// How it stands.
+    serves: AtomicU64,
+    /// Held exclusively while it applies what others have decided.
+    moment: Arc<RwLock<()>>,
     /// Bytes of operations that are kept for the one behind.
     kept: AtomicUsize,
     /// Since when a sync is under way, in milliseconds of its clock and one more; 0: none is.
@@ -146,6 +154,8 @@ impl Node {
             }),
             lease: Mutex::default(),
             version: AtomicU64::new(0),
+            serves: AtomicU64::new(0),
+            moment: Arc::default(),
             kept: AtomicUsize::new(0),
             syncing: AtomicU64::new(0),
             failed: OnceLock::new(),
@@ -187,6 +197,7 @@ impl Node {
         core.ended = true;
         // It may have failed before.
         let _ = self.failed.set(Error::Closed);
+        self.stand(&core);
         drop(core);
         self.applied.notify_all();
         // What was sent on may be acknowledged by others.
@@ -346,12 +357,28 @@ impl Node {
         self.core.lock().replica.place()
     }
 
-    /// Whether it may answer readers: it serves, under a lease.
+    /// See [`ChainStore::moment`](crate::ChainStore::moment).
+    pub(crate) fn moment(&self) -> &Arc<RwLock<()>> {
+        &self.moment
+    }
+
+    /// How it stands, to be asked before a read is begun.
+    pub(crate) fn serves(&self) -> Serving {
+        Serving(self.serves.load(Ordering::SeqCst))
+    }
+
+    /// Whether it may answer what was read since it stood so: it serves, under a lease, and what it had was not put in
+    /// the place of something else meanwhile.
     ///
     /// # Errors
-    /// [`Error::Stopped`]: it may not, and why.
-    pub(crate) fn check_serves(&self) -> Result<()> {
-        self.serving().map(drop)
+    /// [`Error::NotServing`]: it may not, and why.
+    pub(crate) fn check_serves(&self, since: Serving) -> Result<()> {
+        if since.0 != 0 && self.serves() == since && !self.lease_left().is_zero() {
+            return Ok(());
+        }
+        drop(self.serving()?);
+        let cause = "this replica of the chain was brought up while it read".into();
+        if self.serves() == since { Ok(()) } else { Err(Error::NotServing { cause }) }
     }
 
     /// As [`ObjectStore::sync`]: everything that was applied before is on all copies, once what is returned is reached.
@@ -360,7 +387,7 @@ impl Node {
             Ok(core) if core.replica.is_head() => self.dirty.last(),
             Ok(_) => {
                 let cause = "this replica is not the head of its chain: what the head has applied it may not have yet";
-                return Completion::ready(Err(Error::Stopped { cause: cause.into() }));
+                return Completion::ready(Err(Error::NotServing { cause: cause.into() }));
             }
             Err(error) => return Completion::ready(Err(error)),
         };
@@ -371,16 +398,14 @@ impl Node {
 
     fn serving(&self) -> Result<MutexGuard<'_, Core>> {
         let core = self.core.lock();
-        if let Some(error) = self.failed.get() {
-            return Err(error.clone());
-        }
         let why = match core.replica.place() {
+            _ if self.failed.get().is_some() => "it has failed, or ended",
             Some(Place::Serving) if !core.replica.is_based() => "what it holds is part of a copy",
             Some(Place::Serving) if !self.lease_left().is_zero() => return Ok(core),
             Some(Place::Serving) => "its lease has run out",
             Some(_) | None => "it does not serve",
         };
-        Err(Error::Stopped { cause: format!("this replica of the chain answers nothing: {why}").into() })
+        Err(Error::NotServing { cause: format!("this replica of the chain answers nothing: {why}").into() })
     }
 
     /// Once what is kept for the one behind is acknowledged, where that is too much; `None` where it is not.
@@ -397,7 +422,7 @@ impl Node {
         }
         backlog.wait().map_err(|error| match error.is_unknown() {
             // It was not begun, whatever became of those before it.
-            true => Error::Stopped { cause: format!("this replica takes no writes: {error}").into() },
+            true => Error::NotServing { cause: format!("this replica takes no writes: {error}").into() },
             false => error,
         })
     }
@@ -410,7 +435,7 @@ impl Node {
                 Ok(core) => {
                     let head = core.replica.table().head().map(|head| head.server);
                     let head = head.map_or_else(|| "no server".to_owned(), |head| format!("server {head}"));
-                    return Completion::ready(Err(Error::Stopped {
+                    return Completion::ready(Err(Error::NotServing {
                         cause: format!("this replica is not the head of its chain, which is {head}").into(),
                     }));
                 }
@@ -430,7 +455,7 @@ impl Node {
         let sees_all = txn.ops.iter().any(|op| matches!(op, Op::RemoveCollection(_)));
         if txn.ops.is_empty() {
             let decided = self.store.submit(txn).into_parts().0;
-            return Completion::after(decided, self.barrier(self.dirty.last_of(&looked_at)));
+            return Completion::after(decided, self.barrier(self.dirty.last_of_all(&looked_at)));
         }
         let (seq, durability, own) = (core.replica.next(), txn.durability, txn.guards.len());
         let operation = Operation::of(txn.clone());
@@ -450,7 +475,7 @@ impl Node {
                 drop(core);
                 self.mark.advance(settled);
                 // The place that it had itself is settled with those before it.
-                let behind = if sees_all { self.dirty.last() } else { self.dirty.last_of(&looked_at) };
+                let behind = if sees_all { self.dirty.last() } else { self.dirty.last_of_all(&looked_at) };
                 Completion::after(Err(error), self.barrier(behind))
             }
         }
@@ -482,6 +507,7 @@ impl Node {
         }
         let effects = core.replica.step(event);
         self.version.store(core.replica.table().version, Ordering::SeqCst);
+        self.stand(&core);
         self.kept.store(core.replica.kept_bytes(), Ordering::Relaxed);
         for effect in effects {
             if self.failed.get().is_some() {
@@ -535,12 +561,32 @@ impl Node {
         core
     }
 
+    /// Tells readers how it stands.
+    fn stand(&self, core: &Core) {
+        let serves = core.replica.place() == Some(Place::Serving) && core.replica.is_based() && !core.ended;
+        let serves = serves && self.failed.get().is_none();
+        self.serves.store(if serves { core.round + 1 } else { 0 }, Ordering::SeqCst);
+    }
+
     fn apply(&self, core: &mut Core, seq: u64, operation: &Operation) {
-        let txn = operation.transaction().clone();
-        self.dirty.note(seq, &txn);
-        match self.store.submit(numbered(txn, seq)).into_parts() {
-            (Ok(_), barrier) => Self::note_unsynced(core, seq, barrier),
-            (Err(error), _) => self.fail(error),
+        self.dirty.note(seq, operation.transaction());
+        let mut waits = Waits::default();
+        loop {
+            // Readers wait for it, and so it waits for room without it.
+            let held = self.moment.write();
+            let txn = Transaction { when_busy: WhenBusy::Refuse(waits), ..operation.transaction().clone() };
+            let (applied, barrier) = self.store.submit(numbered(txn, seq)).into_parts();
+            drop(held);
+            match applied {
+                Ok(_) => return Self::note_unsynced(core, seq, barrier),
+                Err(Error::Busy { stall }) => {
+                    waits.note(stall);
+                    if let Err(error) = self.store.room(stall).wait() {
+                        return self.fail(error);
+                    }
+                }
+                Err(error) => return self.fail(error),
+            }
         }
     }
 
@@ -553,6 +599,7 @@ impl Node {
         self.give_up();
         // The first cause stays.
         let _ = self.failed.set(cause);
+        self.serves.store(0, Ordering::SeqCst);
     }
 
     /// Whether a transaction names what is the chain's own.

@@ -14,8 +14,10 @@ use esker_store::{
     Applied, Capability, Collection, CommitCursor, CommitEntry, CommitSeq, Completion, DataRun, Error, Forward, Later,
     ObjectId, ObjectStore, OmapScan, Result, SlotScan, Snapshot, Soon, Stall, Stat, Transaction, Waits,
 };
+use parking_lot::RwLock;
 
-use crate::node::Node;
+use crate::dirty::Part;
+use crate::node::{Node, Serving};
 use crate::standing::COLLECTION;
 
 /// As messages name it.
@@ -29,8 +31,8 @@ pub struct ChainStore(Arc<Node>);
 
 /// What a read has seen.
 enum Seen {
-    /// This object.
-    Object(ObjectId),
+    /// This of an object.
+    Object(ObjectId, Part),
     /// Whatever there is.
     Everything,
 }
@@ -40,22 +42,24 @@ struct Looking<T> {
     read: Completion<T>,
     seen: Seen,
     node: Arc<Node>,
+    /// How the node stood before it read.
+    serving: Serving,
 }
 
 impl<T> Looking<T> {
-    fn seen(node: &Node, seen: &Seen) -> u64 {
-        match seen {
-            Seen::Object(object) => node.dirty.last_of([object]),
-            Seen::Everything => node.dirty.last(),
-        }
-    }
-
     /// What it saw is looked up after it has seen it.
     fn answer(self) -> Applied<T> {
-        let Self { read, seen, node } = self;
+        let Self { read, seen, node, serving } = self;
         let (result, _) = read.into_parts();
-        let barrier = node.barrier(Self::seen(&node, &seen));
-        match node.check_serves() {
+        let last = node.dirty.last();
+        let place = match &seen {
+            // Nothing is open: seldom otherwise.
+            _ if last <= node.mark.durable() => last,
+            Seen::Object(object, part) => node.dirty.last_of(object, part),
+            Seen::Everything => last,
+        };
+        let barrier = node.barrier(place);
+        match node.check_serves(serving) {
             Ok(()) => (result, barrier),
             Err(error) => (Err(error), None),
         }
@@ -73,7 +77,7 @@ impl<T: Send> Later<T> for Looking<T> {
         }
         let read = std::mem::replace(&mut self.read, Completion::ready(Err(Error::Closed)));
         let seen = std::mem::replace(&mut self.seen, Seen::Everything);
-        Poll::Ready(Looking { read, seen, node: Arc::clone(&self.node) }.answer())
+        Poll::Ready(Looking { read, seen, node: Arc::clone(&self.node), serving: self.serving }.answer())
     }
 }
 
@@ -83,8 +87,16 @@ impl ChainStore {
         Self(node)
     }
 
-    fn seeing<T: Send + 'static>(&self, seen: Seen, read: Completion<T>) -> Completion<T> {
-        let looking = Looking { read, seen, node: Arc::clone(&self.0) };
+    /// What holds this shared sees at another replica than the head what it reads as it was at one moment: meanwhile
+    /// nothing is applied that the head has decided. To be held for moments.
+    pub fn moment(&self) -> Arc<RwLock<()>> {
+        Arc::clone(self.0.moment())
+    }
+
+    /// What is acknowledged of what `read` reads of the store below.
+    fn seeing<T: Send + 'static>(&self, seen: Seen, read: impl FnOnce(&dyn ObjectStore) -> Completion<T>) -> Completion<T> {
+        let (node, serving) = (Arc::clone(&self.0), self.0.serves());
+        let looking = Looking { read: read(&*node.store), seen, node, serving };
         if looking.read.is_here() {
             let (result, barrier) = looking.answer();
             return Completion::after(result, barrier);
@@ -92,8 +104,21 @@ impl ChainStore {
         Completion::later(Box::new(looking))
     }
 
-    fn of<T: Send + 'static>(&self, object: &ObjectId, read: Completion<T>) -> Completion<T> {
-        self.seeing(Seen::Object(object.clone()), read)
+    fn any<T: Send + 'static>(
+        &self,
+        object: &ObjectId,
+        read: impl FnOnce(&dyn ObjectStore) -> Completion<T>,
+    ) -> Completion<T> {
+        self.seeing(Seen::Object(object.clone(), Part::Any), read)
+    }
+
+    fn keys<T: Send + 'static>(
+        &self,
+        object: &ObjectId,
+        part: Part,
+        read: impl FnOnce(&dyn ObjectStore) -> Completion<T>,
+    ) -> Completion<T> {
+        self.seeing(Seen::Object(object.clone(), part), read)
     }
 }
 
@@ -146,47 +171,47 @@ impl ObjectStore for ChainStore {
     }
 
     fn stat(&self, object: &ObjectId) -> Completion<Option<Stat>> {
-        self.of(object, self.0.store.stat(object))
+        self.any(object, |store| store.stat(object))
     }
 
     fn size(&self, object: &ObjectId) -> Completion<Option<u64>> {
-        self.of(object, self.0.store.size(object))
+        self.any(object, |store| store.size(object))
     }
 
     fn read(&self, object: &ObjectId, range: Range<u64>) -> Completion<Bytes> {
-        self.of(object, self.0.store.read(object, range))
+        self.any(object, |store| store.read(object, range))
     }
 
     fn extents(&self, object: &ObjectId, range: Range<u64>) -> Completion<Vec<DataRun>> {
-        self.of(object, self.0.store.extents(object, range))
+        self.any(object, |store| store.extents(object, range))
     }
 
     fn xattr(&self, object: &ObjectId, name: &[u8]) -> Completion<Option<Bytes>> {
-        self.of(object, self.0.store.xattr(object, name))
+        self.keys(object, Part::xattr(name), |store| store.xattr(object, name))
     }
 
     fn xattrs(&self, object: &ObjectId) -> Completion<Vec<(Bytes, Bytes)>> {
-        self.of(object, self.0.store.xattrs(object))
+        self.any(object, |store| store.xattrs(object))
     }
 
     fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
-        self.of(object, self.0.store.omap_get(object, key))
+        self.keys(object, Part::omap([key]), |store| store.omap_get(object, key))
     }
 
     fn omap_get_many(&self, object: &ObjectId, keys: &[Bytes]) -> Completion<Vec<Option<Bytes>>> {
-        self.of(object, self.0.store.omap_get_many(object, keys))
+        self.keys(object, Part::omap(keys.iter().map(|key| &key[..])), |store| store.omap_get_many(object, keys))
     }
 
     fn omap_scan(&self, object: &ObjectId, scan: &OmapScan) -> Completion<Vec<(Bytes, Bytes)>> {
-        self.of(object, self.0.store.omap_scan(object, scan))
+        self.any(object, |store| store.omap_scan(object, scan))
     }
 
     fn slot_get(&self, object: &ObjectId, index: u64) -> Completion<Option<Bytes>> {
-        self.of(object, self.0.store.slot_get(object, index))
+        self.keys(object, Part::slots([&index]), |store| store.slot_get(object, index))
     }
 
     fn slot_get_many(&self, object: &ObjectId, indexes: &[u64]) -> Completion<Vec<Option<Bytes>>> {
-        self.of(object, self.0.store.slot_get_many(object, indexes))
+        self.keys(object, Part::slots(indexes), |store| store.slot_get_many(object, indexes))
     }
 
     fn will_get(&self, object: &ObjectId, soon: Soon<'_>) {
@@ -194,7 +219,7 @@ impl ObjectStore for ChainStore {
     }
 
     fn slot_scan(&self, object: &ObjectId, scan: &SlotScan) -> Completion<Vec<(u64, Bytes)>> {
-        self.of(object, self.0.store.slot_scan(object, scan))
+        self.any(object, |store| store.slot_scan(object, scan))
     }
 
     fn commit_scan(
@@ -208,14 +233,14 @@ impl ObjectStore for ChainStore {
     }
 
     fn collections(&self) -> Completion<Vec<Collection>> {
-        self.seeing(Seen::Everything, self.0.store.collections().map(without_own))
+        self.seeing(Seen::Everything, |store| store.collections().map(without_own))
     }
 
     fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
         if Node::is_own(collection) {
             return no_such(collection);
         }
-        self.seeing(Seen::Everything, self.0.store.list(collection, after, limit))
+        self.seeing(Seen::Everything, |store| store.list(collection, after, limit))
     }
 
     fn snapshot(&self) -> Result<Snapshot> {

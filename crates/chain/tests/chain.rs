@@ -96,7 +96,10 @@ fn nothing_is_acknowledged_or_shown_that_the_tail_does_not_have() {
     });
     for number in 0..2 {
         assert_eq!(get(chain.store(number), "other", "k"), None);
+        assert_eq!(get(chain.store(number), "o", "another key"), None);
     }
+    let scanned = chain.store(1).clone();
+    let scanning = std::thread::spawn(move || scanned.omap_scan(&object("o"), &OmapScan::of("")).wait());
     // So does who is refused by it, and one that is content with applied does not.
     let guard = Condition::OmapEquals { key: "k".into(), value: "old".into() };
     let refused = begun(chain.store(0), set("o", "k", "x").guard(&object("o"), guard));
@@ -105,6 +108,7 @@ fn nothing_is_acknowledged_or_shown_that_the_tail_does_not_have() {
     assert_eq!(get(chain.store(0), "p", "k").unwrap(), "1");
     std::thread::sleep(Duration::from_millis(200));
     assert!(!writing.is_finished() && !refused.is_finished() && !readers.iter().any(|reader| reader.is_finished()));
+    assert!(!scanning.is_finished(), "what is not acknowledged is among it");
     assert_eq!(get(&*stores[2], "o", "k").unwrap(), "old");
 
     chain.go_by(&without(&chain.table, &[2]));
@@ -113,6 +117,21 @@ fn nothing_is_acknowledged_or_shown_that_the_tail_does_not_have() {
     for reader in readers {
         assert_eq!(reader.join().unwrap().unwrap().unwrap(), "new");
     }
+    assert_eq!(scanning.join().unwrap().unwrap(), [("k".into(), "new".into())]);
+}
+
+#[test]
+fn nothing_is_applied_behind_the_head_while_a_reader_holds_its_moment() {
+    let (stores, chain) = three();
+    let moment = chain.store(1).moment();
+    let held = moment.read();
+    let writing = begun(chain.store(0), set("o", "k", "v"));
+    eventually("the head has it", || get(&*stores[0], "o", "k").is_some());
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!writing.is_finished() && get(&*stores[1], "o", "k").is_none());
+    drop(held);
+    writing.join().unwrap().unwrap();
+    assert_eq!(get(&*stores[1], "o", "k").unwrap(), "v");
 }
 
 #[test]
@@ -137,9 +156,9 @@ fn who_is_left_goes_on_with_all_that_was_acknowledged() {
         }
         for server in gone {
             let refused = chain.store(server as usize).omap_get(&object("o"), b"k").wait();
-            assert!(matches!(refused, Err(Error::Stopped { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(Error::NotServing { .. })), "{refused:?}");
             let refused = chain.store(server as usize).submit(set("o", "k", "old")).wait();
-            assert!(matches!(refused, Err(Error::Stopped { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(Error::NotServing { .. })), "{refused:?}");
         }
     }
 }
@@ -277,7 +296,7 @@ fn only_the_head_syncs() {
     chain.cut(1);
     let applied = Transaction { durability: Durability::Applied, ..set("o", "k", "1") };
     chain.store(0).submit(applied).wait().unwrap();
-    assert!(matches!(chain.store(1).sync().wait(), Err(Error::Stopped { .. })));
+    assert!(matches!(chain.store(1).sync().wait(), Err(Error::NotServing { .. })));
     let store = chain.store(0).clone();
     let syncing = std::thread::spawn(move || store.sync().wait());
     std::thread::sleep(Duration::from_millis(100));

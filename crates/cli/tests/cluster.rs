@@ -83,6 +83,25 @@ impl Client {
     }
 }
 
+impl Client {
+    /// As a cluster's clients ask replicas, which may only begin to answer them.
+    fn of_replica(address: SocketAddr) -> Self {
+        let mut client = Self::connect(address).unwrap();
+        assert_eq!(client.call(&["READONLY"]).unwrap(), "+OK");
+        client
+    }
+
+    /// A value.
+    fn value(&mut self, words: &[&str]) -> String {
+        let said = self.call(words).unwrap();
+        let Some(len) = said.strip_prefix('$') else { return said };
+        let mut value = vec![0; len.parse::<usize>().unwrap() + 2];
+        self.0.read_exact(&mut value).unwrap();
+        value.truncate(value.len() - 2);
+        String::from_utf8(value).unwrap()
+    }
+}
+
 /// A client of the chain: it goes where it is told to, or to another server where it is told nothing.
 struct Roaming {
     addresses: Vec<SocketAddr>,
@@ -387,6 +406,71 @@ fn nothing_that_was_acknowledged_is_lost_while_the_operator_changes_the_chain() 
     let chains = json(servers.folder.path(), &["chains"]);
     assert_eq!((&chains[0]["chain"], &chains[0]["serving"]), (&"main".into(), &3.into()));
     println!("{} writes were acknowledged", writer.acknowledged().len());
+}
+
+#[test]
+fn replicas_show_what_is_acknowledged_and_nothing_older_or_in_parts() {
+    let mut servers = Servers::new(3);
+    servers.done(&["init", "--servers", "1,2,3"]);
+    servers.serve(&[1, 2, 3]);
+    let replicas = |servers: &Servers| {
+        let head = servers.head();
+        let others = servers.addresses.iter().filter(|(server, _)| u64::from(**server) != head);
+        others.map(|(_, (clients, _))| *clients).collect::<Vec<_>>()
+    };
+    let head = Roaming::new(servers.addresses());
+    let (writer, of_two) = (Mutex::new(head), Mutex::new(Roaming::new(servers.addresses())));
+    let write = |words: &[&str]| writer.lock().unwrap().ask(words, Instant::now() + PATIENCE).unwrap();
+    assert_eq!(write(&["SET", "counted", "0"]), "+OK");
+    assert_eq!(write(&["SET", "this", "1"]), "+OK");
+    for round in 0..2 {
+        for address in replicas(&servers) {
+            // One that has just begun to serve may still send readers on.
+            soon("it answers readers", || !Client::of_replica(address).value(&["GET", "counted"]).starts_with('-'));
+        }
+        let (over, torn) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            // One of the two is there always.
+            scope.spawn(|| {
+                let mut two = of_two.lock().unwrap();
+                while !over.load(Ordering::SeqCst) {
+                    for new in ["that", "this"] {
+                        let old = if new == "that" { "this" } else { "that" };
+                        two.ask(&["RENAME", old, new], Instant::now() + PATIENCE).unwrap();
+                    }
+                }
+            });
+            for address in replicas(&servers) {
+                let (over, torn) = (&over, &torn);
+                scope.spawn(move || {
+                    let mut client = Client::of_replica(address);
+                    while !over.load(Ordering::SeqCst) {
+                        torn.fetch_or(client.value(&["EXISTS", "this", "that"]) != ":1", Ordering::SeqCst);
+                    }
+                });
+            }
+            let mut clients: Vec<_> = replicas(&servers).into_iter().map(Client::of_replica).collect();
+            let mut wrong = Vec::new();
+            for number in 0..300 {
+                let number = format!("{round}-{number}");
+                write(&["SET", "counted", &number]);
+                let seen = clients.iter_mut().map(|client| client.value(&["GET", "counted"]));
+                wrong.extend(seen.filter(|seen| *seen != number).map(|seen| (seen, number.clone())));
+            }
+            over.store(true, Ordering::SeqCst);
+            assert!(wrong.is_empty(), "what was read, after what was acknowledged: {wrong:?}");
+        });
+        assert!(!torn.load(Ordering::SeqCst), "part of what one command changed was shown");
+        let refused = Client::of_replica(replicas(&servers)[0]).value(&["SET", "counted", "x"]);
+        assert!(refused.starts_with("-MOVED "), "{refused}");
+        // The same with another head, and with one that was brought up.
+        let head = u32::try_from(servers.head()).unwrap();
+        servers.kill(head);
+        soon("another heads the chain", || servers.status()["head"].as_u64().is_some_and(|now| now != u64::from(head)));
+        servers.start(head);
+        servers.serve(&[1, 2, 3]);
+        assert_eq!(write(&["STRLEN", "counted"]), format!(":{}", format!("{round}-299").len()));
+    }
 }
 
 #[test]

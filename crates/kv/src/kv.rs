@@ -67,12 +67,27 @@ impl Kv {
         Self::open_with(store, clock, true)
     }
 
-    fn open_with(store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>, parted: bool) -> Result<Self> {
-        open_collection(&*store, &COLLECTION.into(), Transaction::new().once())?;
+    /// Opens the face to read what other faces write to the store, by a store that takes no writes: nothing is made, nor
+    /// is the rest of what was removed by half.
+    ///
+    /// # Errors
+    /// The store's; `Corrupt` for an unknown kind of namespace.
+    pub fn open_to_read(store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Result<Self> {
+        let kv = Self::over(store, clock, false);
+        catalogue::all(&*kv.shared.store)?;
+        Ok(kv)
+    }
+
+    fn over(store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>, parted: bool) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(Steady::new(clock));
         let (locks, applied_by_default) = (Locks::new(), AtomicBool::new(false));
         let shared = Shared { store, clock, locks, applied_by_default, parted };
-        let kv = Self { shared: Arc::new(shared), handles: Arc::default() };
+        Self { shared: Arc::new(shared), handles: Arc::default() }
+    }
+
+    fn open_with(store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>, parted: bool) -> Result<Self> {
+        open_collection(&*store, &COLLECTION.into(), Transaction::new().once())?;
+        let kv = Self::over(store, clock, parted);
         // Nothing is removed from a half copy: what says whose an object is may still be to come.
         let is_half = kv.shared.store.collections().wait()?.contains(&HALF_COPY.into());
         if parted && !is_half {
@@ -210,6 +225,18 @@ impl Kv {
                 }
             }
         }
+    }
+
+    /// Opens the namespace `name`, if it is there.
+    ///
+    /// # Errors
+    /// [`Error::NoNamespace`]; [`Error::WrongKind`] if it is of the other kind; the store's.
+    pub fn existing(&self, name: &str, kind: Kind) -> Result<Namespace> {
+        let record = self.live(name)?;
+        if record.kind != kind {
+            return Err(Error::WrongKind { name: name.to_owned(), found: record.kind, wanted: kind });
+        }
+        Ok(self.handle(name, record))
     }
 
     /// A handle of a namespace that the catalogue has.

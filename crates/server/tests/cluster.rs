@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use arc_swap::ArcSwap;
 use esker_kv::{Clock, ManualClock, SystemClock};
 use esker_memory::MemoryStore;
 use esker_server::front::TlsFiles;
-use esker_server::resp::{Address, Cluster, ClusterNode, ClusterView, Config, NoEngineInfo, SlotRange};
-use support::{Client, PATIENCE, Running, config, eventually};
+use esker_server::resp::{Address, Cluster, ClusterNode, ClusterView, Config, Moment, NoEngineInfo, SlotRange};
+use support::{Client, PATIENCE, Running, config, encode, eventually};
 
 const DOWN: &str = "-CLUSTERDOWN The cluster is down\r\n";
 const CROSS: &str = "-CROSSSLOT Keys in request don't hash to the same slot\r\n";
@@ -60,12 +61,19 @@ impl Three {
     }
 
     fn start_at(config: &Config, clock: &Arc<dyn Clock>) -> Self {
+        Self::start_reading(config, clock, None)
+    }
+
+    /// But for the first, they answer readers.
+    fn start_reading(config: &Config, clock: &Arc<dyn Clock>, reading: Option<&Moment>) -> Self {
         let store = Arc::new(MemoryStore::new());
         let (mut servers, mut known, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..3 {
             let view = ClusterView::new(0, &id(index), vec![node(index, 1)], Vec::new()).unwrap();
             let own = Arc::new(Known(ArcSwap::from_pointee(view)));
-            let config = Config { cluster: Some(Arc::clone(&own) as Arc<dyn Cluster>), ..config.clone() };
+            let reading = reading.filter(|_| index > 0).cloned();
+            let cluster = Some(Arc::clone(&own) as Arc<dyn Cluster>);
+            let config = Config { cluster, reading, ..config.clone() };
             let server = Running::start_on(Arc::clone(&store), config, Arc::clone(clock), Arc::new(NoEngineInfo));
             nodes.push(node(index, server.address().port()));
             servers.push(server);
@@ -158,6 +166,69 @@ fn followers_send_clients_to_the_head_which_serves() {
     head.check("DBSIZE", ":2\r\n");
     assert!(head.run("INFO replication").contains("role:master\r\n"));
     assert!(head.run("HELLO").contains("$6\r\nmaster\r\n"));
+}
+
+#[test]
+fn replicas_answer_readers_who_ask_for_it_and_write_nothing() {
+    let moment = Moment(Arc::default());
+    let clock = Arc::new(SystemClock) as Arc<dyn Clock>;
+    let three = Three::start_reading(&config(), &clock, Some(&moment));
+    let (mut head, mut replica) = (three.client(0), three.client(1));
+    head.check("MSET foo 1 bar 2", "+OK\r\n");
+    head.check("HSET hash f v g w", ":2\r\n");
+    let foo = three.moved(12_182, 0);
+    replica.check("GET foo", &foo);
+    replica.check("READONLY", "+OK\r\n");
+    for (command, expected) in [
+        ("GET foo", "$1\r\n1\r\n"),
+        ("MGET foo bar none", "*3\r\n$1\r\n1\r\n$1\r\n2\r\n$-1\r\n"),
+        ("HGETALL hash", "*4\r\n$1\r\nf\r\n$1\r\nv\r\n$1\r\ng\r\n$1\r\nw\r\n"),
+        ("TYPE hash", "+hash\r\n"),
+        ("TTL foo", ":-1\r\n"),
+        ("STRLEN foo", ":1\r\n"),
+        ("SAVE", "+OK\r\n"),
+        ("HGET hash g", "$1\r\nw\r\n"),
+    ] {
+        replica.check(command, expected);
+    }
+    for command in ["SET foo 2", "DEL foo", "GETDEL foo", "GETEX foo", "WATCH foo", "EXPIRE foo 1", "INCR foo"] {
+        replica.check(command, &foo);
+    }
+    // What MULTI collects has to be of one moment with what it writes.
+    replica.check("MULTI", "+OK\r\n");
+    replica.check("GET foo", &foo);
+    replica.check("EXEC", ABORTED);
+    // What names no keys is of the node that is asked, whoever asks.
+    let mut other = three.client(2);
+    for client in [&mut replica, &mut other] {
+        client.check("DBSIZE", ":3\r\n");
+        client.check("KEYS f*", "*1\r\n$3\r\nfoo\r\n");
+        assert!(client.run("SCAN 0").contains("foo"));
+        client.check("FLUSHDB", &three.moved(0, 0));
+    }
+    // A database that its head has not made is his.
+    replica.check("SELECT 7", "+OK\r\n");
+    replica.check("GET foo", &foo);
+    head.check("SELECT 7", "+OK\r\n");
+    head.check("SET foo 7", "+OK\r\n");
+    replica.check("GET foo", "$1\r\n7\r\n");
+    replica.check("READWRITE", "+OK\r\n");
+    replica.check("GET foo", &foo);
+    replica.check("READONLY", "+OK\r\n");
+    replica.check("RESET", "+RESET\r\n");
+    replica.check("GET foo", &foo);
+
+    // Commands that read more than once wait until what is being applied is, others do not.
+    replica.check("READONLY", "+OK\r\n");
+    let applying = moment.0.write();
+    replica.check("GET foo", "$1\r\n1\r\n");
+    replica.send(&encode(&["HGET", "hash", "f"]));
+    replica.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let early = replica.stream.peek(&mut [0]).map_err(|error| error.kind());
+    assert_eq!(early, Err(ErrorKind::WouldBlock), "it has read part of what is applied");
+    drop(applying);
+    replica.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(replica.reply().unwrap(), b"$1\r\nv\r\n");
 }
 
 #[test]

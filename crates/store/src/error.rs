@@ -109,6 +109,13 @@ pub enum Error {
         /// The first cause.
         cause: Arc<str>,
     },
+    /// This store answers nothing now, as a replica without a lease; nothing was applied. Another replica may answer, or
+    /// this one later: find out which does, and ask again.
+    #[error("nothing was done: {cause}")]
+    NotServing {
+        /// Why it does not.
+        cause: Arc<str>,
+    },
     /// The answer was lost on the way: the store applied the transaction, or will, or never does. Look at what it would
     /// have changed, or submit it again under a guard that holds once only, or pass the error on by this name.
     #[error("it is not known whether the transaction was applied: {cause}")]

@@ -124,7 +124,7 @@ impl From<esker_store::Error> for Fault {
             Error::ReadOnly => Self::NotPermitted(text),
             Error::Unsupported { .. } => Self::Unsupported(text),
             Error::Closed => Self::Stopping(text),
-            Error::Stopped { .. } | Error::Unknown { .. } => Self::Gone(text),
+            Error::Stopped { .. } | Error::NotServing { .. } | Error::Unknown { .. } => Self::Gone(text),
             Error::Invalid { .. } | Error::TooLarge { .. } => Self::Invalid(text),
             _ => Self::Io(text),
         }

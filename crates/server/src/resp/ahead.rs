@@ -46,7 +46,7 @@ impl Ahead {
         }
         let Some(rights) = &session.rights else { return };
         // It runs none of them.
-        if shared.is_follower() {
+        if shared.is_follower() && shared.config.reading.is_none() {
             return;
         }
         // One that is not open yet would be made.

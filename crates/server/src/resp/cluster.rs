@@ -3,8 +3,8 @@
 //! what knows the cluster → a [`ClusterView`] for each change → [`Cluster::view`], for each command with keys
 //! → the command is run here, or its client is told which node to ask
 //!
-//! A slot's head serves all of it, reads as well as writes; its replicas only take over from it, and so redirect
-//! clients that have sent READONLY too. Redis refuses a command whose keys are of several slots. Here it is run if all
+//! A slot's head serves all of it. A replica of it answers reads of clients that have sent READONLY where its store shows
+//! what is acknowledged ([`Config::reading`](crate::resp::Config::reading)); else it redirects them too. Redis refuses a command whose keys are of several slots. Here it is run if all
 //! of them have the same head, because slots share the store of their head: it is refused as CROSSSLOT only where the
 //! heads differ.
 //!
@@ -194,6 +194,12 @@ impl ClusterView {
         if self.heads_any { Route::Here } else { self.head().map_or(Route::Nowhere, |head| Route::To(0, head)) }
     }
 
+    /// Whether the own node keeps a replica of the slots of all these keys, or heads them.
+    pub(crate) fn keeps<'k>(&self, mut keys: impl Iterator<Item = &'k [u8]>) -> bool {
+        let kept = |range: &SlotRange| range.head == Some(self.me) || range.replicas.contains(&self.me);
+        keys.all(|key| self.range_of(slot_of(key)).is_some_and(kept))
+    }
+
     /// Where a command with these keys is run; here, if there are none.
     pub(crate) fn route<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Route<'_> {
         if self.heads_all {
@@ -261,6 +267,13 @@ mod tests {
         assert_eq!(route(&other, &["bar", "hello"]), Route::To(5_061, &node('b')));
         assert_eq!(other.route_all(), Route::To(0, &node('b')));
         assert!(!other.heads_any() && seen.heads_any());
+        let replica = SlotRange { replicas: vec![0], ..range(5_000, 12_181, Some(1)) };
+        let keeps = |me, keys: &[&str]| {
+            let seen = view(me, vec![replica.clone(), range(12_182, 12_182, Some(2))]).unwrap();
+            seen.keeps(keys.iter().map(|key| key.as_bytes()))
+        };
+        assert!(keeps(0, &["bar"]) && keeps(1, &["bar", "bar"]) && keeps(2, &["foo"]));
+        assert!(!keeps(2, &["bar"]) && !keeps(0, &["bar", "foo"]) && !keeps(0, &["hello"]));
     }
 
     #[test]

@@ -56,8 +56,11 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    fn open(kv: &Kv, index: u8, int: bool, compression: Option<Compression>) -> Result<Self> {
+    fn open(kv: &Kv, index: u8, int: bool, (reading, compression): (bool, Option<Compression>)) -> Result<Self> {
         let open = |name: String, kind| {
+            if reading {
+                return kv.existing(&name, kind);
+            }
             let namespace = kv.namespace_with(&name, kind, compression.unwrap_or_default())?;
             compression.map_or(Ok(()), |compression| kv.set_compression(&name, compression))?;
             Ok::<_, esker_kv::Error>(namespace)
@@ -181,6 +184,8 @@ pub(crate) struct Keyspace {
     databases: [OnceLock<Database>; DATABASES],
     int: [bool; DATABASES],
     compression: Option<Compression>,
+    /// Nothing is written.
+    reading: bool,
     pub(crate) watches: Watches,
     /// Held shared by writers that do not look at what they overwrite; held exclusively to forbid them.
     blind: RwLock<()>,
@@ -194,10 +199,11 @@ pub(crate) struct Keyspace {
 }
 
 impl Keyspace {
-    /// Opens the databases that exist, and database 0; counts this start.
+    /// Opens the databases that exist, and database 0; counts this start. Where nothing is written, it does neither:
+    /// databases are opened when they are asked for.
     pub(crate) fn open(kv: Kv, config: &Config) -> Result<Self> {
-        let server = kv.namespace("server", Kind::Bytes)?;
-        let epoch = count_start(&kv, &server)?;
+        let reading = config.reading.is_some();
+        let epoch = if reading { 0 } else { count_start(&kv, &kv.namespace("server", Kind::Bytes)?)? };
         let mut int = [false; DATABASES];
         for index in &config.int_databases {
             int[usize::from(*index)] = true;
@@ -206,6 +212,7 @@ impl Keyspace {
             databases: std::array::from_fn(|_| OnceLock::new()),
             int,
             compression: config.compression,
+            reading,
             watches: Watches::new(),
             blind: RwLock::new(()),
             is_afar: kv.is_afar(),
@@ -216,6 +223,9 @@ impl Keyspace {
             swept: AtomicU64::new(0),
             kv,
         };
+        if reading {
+            return Ok(keyspace);
+        }
         keyspace.database(0)?;
         for (name, _) in keyspace.kv.namespaces()? {
             let Some((index, int)) = database_of(&name) else { continue };
@@ -275,13 +285,14 @@ impl Keyspace {
         self.epoch
     }
 
-    /// The database of this index, below [`DATABASES`]; made at its first use.
+    /// The database of this index, below [`DATABASES`]; made at its first use, but where nothing is written.
     pub(crate) fn database(&self, index: u8) -> Result<&Database> {
         let place = &self.databases[usize::from(index)];
         if let Some(database) = place.get() {
             return Ok(database);
         }
-        let database = Database::open(&self.kv, index, self.int[usize::from(index)], self.compression)?;
+        let (int, how) = (self.int[usize::from(index)], (self.reading, self.compression));
+        let database = Database::open(&self.kv, index, int, how)?;
         // Two may have opened it at once: both opened the same namespaces, one of them stays.
         Ok(place.get_or_init(|| database))
     }

@@ -29,6 +29,7 @@ mod keyspace;
 mod line;
 mod listen;
 mod loading;
+mod moment;
 mod monitors;
 mod number;
 mod observer;
@@ -59,6 +60,7 @@ pub use config::{Config, DATABASES, Error, Result};
 pub use engine::{EngineInfo, Health, InfoLine, NoEngineInfo};
 pub use listen::Address;
 pub use loading::Loading;
+pub use moment::Moment;
 pub use parse::{
     ARGS_MAX, Args, LINE_BYTES_MAX, Limits, OwnedArgs, Parser, ProtocolError, Step, UNAUTHENTICATED_ARG_BYTES_MAX,
     UNAUTHENTICATED_ARGS_MAX, parse,
@@ -336,7 +338,7 @@ fn expire(shared: &Shared) {
             peak = held;
             shared.engine.give_memory_back();
         }
-        if shared.is_follower() {
+        if shared.is_follower() || shared.config.reading.is_some() {
             // What has expired is removed by the node that heads its slot.
             continue;
         }

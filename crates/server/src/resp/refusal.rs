@@ -47,6 +47,8 @@ impl From<esker_kv::Error> for Refusal {
 pub(crate) fn store_error_line(error: &esker_store::Error) -> String {
     match error {
         esker_store::Error::Stopped { .. } | esker_store::Error::ReadOnly => format!("MISCONF {error}"),
+        // Clients of clusters look for another node then, or try again.
+        esker_store::Error::NotServing { .. } => format!("CLUSTERDOWN {error}"),
         esker_store::Error::Full { .. } => format!("OOM {error}"),
         esker_store::Error::Unknown { .. } => format!("UNKNOWN {error}"),
         esker_store::Error::Unsupported { what: esker_kv::ACROSS_PARTITIONS, .. } => {

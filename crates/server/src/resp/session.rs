@@ -41,6 +41,8 @@ pub(crate) struct Session {
     pub(crate) client: Arc<ClientEntry>,
     pub(crate) database: u8,
     pub(crate) resp3: bool,
+    /// It has sent READONLY.
+    pub(crate) reads_replicas: bool,
     /// What its user may do; `None` before he is known.
     pub(crate) rights: Option<Arc<Rights>>,
     /// The name of the user whose password is being checked.
@@ -86,6 +88,7 @@ impl Session {
             client,
             database: 0,
             resp3: false,
+            reads_replicas: false,
             rights: None,
             logging_in: None,
             generation: 0,
@@ -111,7 +114,8 @@ impl Session {
 
     /// What stands in for it while it is away: what is told of it stays as it was.
     pub(crate) fn stand_in(&self) -> Self {
-        Self { database: self.database, resp3: self.resp3, ..Self::new(Arc::clone(&self.client), None) }
+        let Self { database, resp3, reads_replicas, .. } = *self;
+        Self { database, resp3, reads_replicas, ..Self::new(Arc::clone(&self.client), None) }
     }
 
     /// Whether it stands in for one that is away.

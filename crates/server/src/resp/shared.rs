@@ -217,6 +217,11 @@ impl Shared {
             self.saves.refused();
             return Err(esker_store::Error::Stopped { cause: cause.into() });
         }
+        if self.config.reading.is_some() {
+            // What this replica has is saved where it is decided.
+            self.saves.began(None, self.keyspace.kv.clock().now_ms() / 1_000);
+            return Ok(None);
+        }
         let (saved, barrier) = self.keyspace.kv.store().sync().into_parts();
         if let Err(error) = saved {
             self.saves.refused();

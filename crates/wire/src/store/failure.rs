@@ -34,9 +34,11 @@ pub fn name_error(error: &StoreError) -> Named {
         StoreError::Unknown { .. } => (Code::Unknown, "uncertain"),
         StoreError::Restarted => (Code::Aborted, "restarted"),
         StoreError::Contended { .. } => (Code::Aborted, "contended"),
-        StoreError::Io { .. } | StoreError::Stopped { .. } | StoreError::Closed | StoreError::Busy { .. } => {
-            (Code::Unavailable, "store")
-        }
+        StoreError::Io { .. }
+        | StoreError::Stopped { .. }
+        | StoreError::NotServing { .. }
+        | StoreError::Closed
+        | StoreError::Busy { .. } => (Code::Unavailable, "store"),
         // What is added later is nobody's to repeat until somebody has looked at it.
         _ => (Code::Internal, "store"),
     };
@@ -62,6 +64,7 @@ pub fn encode_error(error: &StoreError) -> proto::StoreError {
         StoreError::Corrupt { offset, what } => Told::Corrupt(Corrupt { offset: *offset, what: what.clone() }),
         StoreError::Io { what, source } => Told::Io(Text { what: what.clone(), why: source.to_string() }),
         StoreError::Stopped { cause } => Told::Stopped(cause.to_string()),
+        StoreError::NotServing { cause } => Told::NotServing(cause.to_string()),
         StoreError::Closed => Told::Closed(nothing),
         StoreError::Unknown { cause } => Told::Unknown(cause.clone()),
         StoreError::Restarted => Told::Restarted(nothing),
@@ -99,6 +102,7 @@ pub fn decode_error(message: proto::StoreError) -> Result<StoreError> {
         Told::Corrupt(corrupt) => StoreError::Corrupt { offset: corrupt.offset, what: corrupt.what },
         Told::Io(text) => StoreError::io(text.what, io::Error::other(text.why)),
         Told::Stopped(cause) => StoreError::Stopped { cause: cause.into() },
+        Told::NotServing(cause) => StoreError::NotServing { cause: cause.into() },
         Told::Closed(_) => StoreError::Closed,
         Told::Unknown(cause) => StoreError::Unknown { cause },
         Told::Restarted(_) => StoreError::Restarted,

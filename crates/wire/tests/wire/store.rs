@@ -136,6 +136,7 @@ fn error() -> impl Strategy<Value = Error> {
         (any::<u64>(), text()).prop_map(|(offset, what)| Error::Corrupt { offset, what }),
         (text(), text()).prop_map(|(what, why)| Error::io(what, std::io::Error::other(why))),
         text().prop_map(|cause| Error::Stopped { cause: Arc::from(cause) }),
+        text().prop_map(|cause| Error::NotServing { cause: Arc::from(cause) }),
         text().prop_map(|cause| Error::Unknown { cause }),
         Just(Error::Restarted),
         (text(), any::<u32>()).prop_map(|(what, attempts)| Error::Contended { what, attempts }),

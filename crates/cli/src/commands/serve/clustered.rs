@@ -1,13 +1,15 @@
 //! `esker serve --cluster`: a server that is one of several which hold the same.
 //!
 //! ```text
-//! the store is open → member of its chain → it does not head it: clients are told where the head is
-//!                                    → it heads it: the faces over the chain, until it does not any more → …
+//! the store is open → member of its chain → it waits, or is brought up: clients are told where the head is
+//!                   → it serves: beside that, those who ask for it read at this replica
+//!                   → it heads it: the faces over the chain, until it does not any more → …
 //! ```
 //!
 //! Invariants:
-//! 1. Faces are opened where this server heads the chain, over the chain; none outlives that.
-//! 2. Clients are told that this server heads the chain only by faces that are over the chain.
+//! 1. Faces are opened where this server heads the chain, over the chain; none outlives that. Elsewhere only that of
+//!    keys is, to read, where this server serves, and for as long.
+//! 2. Clients are told that this server heads the chain only by faces that write to it.
 //! 3. The end of the process hands the chain over before the store closes.
 
 use std::net::{SocketAddr, TcpListener};
@@ -19,12 +21,12 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use clap::Args;
-use esker_chain::{Place, ServerId};
+use esker_chain::{Incarnation, Place, ServerId};
 use esker_cluster::{Location, Served};
 use esker_member::{Member, Peer, View};
 use esker_server::front::Passed;
 use esker_server::http::{Figure, Running, Value};
-use esker_server::resp::{Cluster, ClusterNode, ClusterView, Config, Loading, SlotRange};
+use esker_server::resp::{Cluster, ClusterNode, ClusterView, Config, Loading, Moment, SlotRange};
 use signal_hook::iterator::Signals;
 
 use super::relay::{Head, Relay};
@@ -316,6 +318,27 @@ pub(super) fn serve(
     Ok((served, told))
 }
 
+/// What a server is for its clients, in one start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It heads the chain: all faces.
+    Head(Option<Incarnation>),
+    /// It serves behind the head: it answers readers of keys.
+    Replica(Option<Incarnation>),
+    /// It tells where the head is.
+    Standby,
+}
+
+impl Role {
+    fn of(view: &View) -> Self {
+        match view.place {
+            _ if view.heads => Self::Head(view.incarnation),
+            Some(Place::Serving) => Self::Replica(view.incarnation),
+            _ => Self::Standby,
+        }
+    }
+}
+
 /// What clients of this term are told of what is seen in it: never that this server has come to head the chain, which
 /// the faces of the next term do. Those of this one have another store.
 fn told(term: &View, seen: &View) -> View {
@@ -346,7 +369,7 @@ impl Terms<'_> {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 // The chain may have a new head since.
-                Err(failure) if view.heads && !self.stopping.ends() => {
+                Err(failure) if Role::of(&view) != Role::Standby && !self.stopping.ends() => {
                     tracing::warn!(%failure, "the faces cannot be opened; trying again");
                     std::thread::sleep(LOOK);
                 }
@@ -376,6 +399,18 @@ impl Terms<'_> {
         self.nodes.iter().for_each(|nodes| nodes.update(view));
     }
 
+    /// The faces over the chain, which are opened as they are asked for; and what holds what they read at one moment.
+    fn over_chain(&self) -> Result<(esker::Store, Moment), Failure> {
+        let chain = self.member.store().ok_or_else(|| Failure::new(Code::Failure, "no node of the chain"))?;
+        let (path, moment) = (self.store.path().unwrap_or(Path::new("")), Moment(chain.moment()));
+        Ok((self.builder.clone().over(Arc::new(chain), self.store.engine().cloned(), path), moment))
+    }
+
+    /// What a server that does not head the chain serves itself.
+    fn parts_of_keys(&self) -> Parts {
+        Parts { disks: None, rpc: None, backups: None, ..self.parts.clone() }
+    }
+
     /// As the head of the chain, or not, until that changes: then true; false if it ended otherwise.
     fn term(
         &self,
@@ -384,22 +419,28 @@ impl Terms<'_> {
         turn: &mut u64,
         announced: &mut bool,
     ) -> Result<bool, Failure> {
-        let heads = view.heads;
-        let (store, parts) = if heads {
-            let chain = self.member.store().ok_or_else(|| Failure::new(Code::Failure, "no node of the chain"))?;
-            let path = self.store.path().unwrap_or(Path::new(""));
-            (self.builder.clone().over(Arc::new(chain), self.store.engine().cloned(), path), self.parts.clone())
-        } else {
-            let nothing = esker::Store::builder().expire_interval(Duration::ZERO).open("memory:")?;
-            (nothing, Parts { disks: None, rpc: None, backups: None, ..self.parts.clone() })
+        let role = Role::of(view);
+        let heads = matches!(role, Role::Head(_));
+        let (store, parts) = match role {
+            Role::Head(_) => (self.over_chain()?.0, self.parts.clone()),
+            Role::Replica(_) => {
+                let (store, moment) = self.over_chain()?;
+                let mut parts = self.parts_of_keys();
+                parts.resp.reading = Some(moment);
+                (store, parts)
+            }
+            Role::Standby => {
+                (esker::Store::builder().expire_interval(Duration::ZERO).open("memory:")?, self.parts_of_keys())
+            }
         };
         let told_of = (!std::mem::replace(announced, true)).then_some(self.store);
         let started = Started::new(&store, (loading, told_of), parts, self.stopping)?;
         let relays = if heads { Vec::new() } else { self.relays()? };
-        match (heads, view.head) {
-            (true, _) => say!("head       this server heads the chain (table {})", view.version),
-            (false, Some(head)) => say!("standby    server {head} heads the chain (table {})", view.version),
-            (false, None) => say!("standby    the chain has no head yet"),
+        match (role, view.head) {
+            (Role::Head(_), _) => say!("head       this server heads the chain (table {})", view.version),
+            (Role::Replica(_), Some(head)) => say!("replica    server {head} heads the chain (table {})", view.version),
+            (_, Some(head)) => say!("standby    server {head} heads the chain (table {})", view.version),
+            (_, None) => say!("standby    the chain has no head yet"),
         }
         let protocols = started.tell(&store, self.watched, self.http);
         let waiting = self.stopping.serve(protocols)?;
@@ -414,7 +455,7 @@ impl Terms<'_> {
                                 self.update(&told(view, &seen));
                             }
                             now = next;
-                            seen.heads != heads || heads && seen.incarnation != view.incarnation
+                            Role::of(&seen) != role
                         }
                         Err(_) => true,
                     };
@@ -499,8 +540,6 @@ fn figures(view: &View) -> Vec<Figure> {
 
 #[cfg(test)]
 mod tests {
-    use esker_chain::Incarnation;
-
     use super::*;
 
     #[test]

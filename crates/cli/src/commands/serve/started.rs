@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use esker::engine::Engine;
+use esker::kv::{Kv, SystemClock};
 use esker_server::http::Running;
 use esker_server::resp::{Address, Config, EngineInfo, Health, InfoLine, Loading, NoEngineInfo, Server};
 
@@ -50,7 +51,11 @@ impl Started {
         stopping: &Arc<Stopping>,
     ) -> Result<Self, Failure> {
         let Parts { resp, disks, rpc, backups } = parts;
-        let (kv, engine) = (store.kv()?, engine(store, backups, stopping)?);
+        let kv = match &resp.reading {
+            Some(_) => Kv::open_to_read(store.objects(), Arc::new(SystemClock)).map_err(esker::Error::from)?,
+            None => store.kv()?,
+        };
+        let engine = engine(store, backups, stopping)?;
         let server = match loading {
             Some(loading) => Server::on(loading, resp, kv, engine),
             None => Server::bind(resp, kv, engine),

@@ -29,8 +29,24 @@ pub(crate) fn cluster(call: &mut Call<'_>) -> Outcome {
     )
 }
 
-/// READONLY, READWRITE, ASKING: what a client may ask of a node does not depend on them, because a head alone serves.
-pub(crate) fn accept(call: &mut Call<'_>) -> Outcome {
+/// READONLY: replicas may answer its reads.
+pub(crate) fn readonly(call: &mut Call<'_>) -> Outcome {
+    view(call)?;
+    call.session.reads_replicas = true;
+    call.reply.ok();
+    Ok(())
+}
+
+/// READWRITE: heads alone may.
+pub(crate) fn readwrite(call: &mut Call<'_>) -> Outcome {
+    view(call)?;
+    call.session.reads_replicas = false;
+    call.reply.ok();
+    Ok(())
+}
+
+/// ASKING: slots are not moved, so that it changes nothing.
+pub(crate) fn asking(call: &mut Call<'_>) -> Outcome {
     view(call)?;
     call.reply.ok();
     Ok(())

@@ -42,7 +42,7 @@ pub(crate) fn reset(call: &mut Call<'_>) -> Outcome {
     call.session.monitor = None;
     call.session.unwatch(&call.shared.keyspace);
     call.session.database = 0;
-    call.session.resp3 = false;
+    (call.session.resp3, call.session.reads_replicas) = (false, false);
     call.session.become_nobody(call.shared);
     call.session.client.names.lock().name.clear();
     call.reply.set_resp3(false);

@@ -47,6 +47,7 @@ pub(crate) use self::table::Table;
 pub(crate) use crate::resp::flags::{
     ADMIN, ASKS, BRIEF, FAST, GIVES, MAKES_HASH, NO_AUTH, NO_MULTI, NOT_QUEUED, READ, SWEEPS, WRITE,
 };
+use crate::resp::moment::Moment;
 use crate::resp::observer::{Observer, Timed};
 use crate::resp::parse::Args;
 use crate::resp::queued::Queued;
@@ -208,6 +209,9 @@ fn run(call: &mut Call<'_>, command: &'static Command, sends_away: bool) -> Outc
         call.session.leaves = Some(again(call));
         return Err(Refusal::OnItsWay);
     }
+    // What is read once, and by one key, is of one moment by itself.
+    let several = command.flags & (READ | BRIEF) == READ;
+    let _moment = shared.config.reading.as_ref().filter(|_| several).map(Moment::hold);
     if command.flags & MAKES_HASH != 0 {
         shared.keyspace.expect_hashes();
     }

@@ -1,8 +1,10 @@
 //! Whether a command is run by this node of a cluster; if not, the client is told which node to ask.
 //!
-//! Invariant: without a cluster nothing is looked at but that there is none.
+//! Invariants:
+//! 1. Without a cluster nothing is looked at but that there is none.
+//! 2. A node whose store takes no writes runs nothing that writes.
 
-use crate::resp::cluster::Route;
+use crate::resp::cluster::{ClusterView, Route};
 use crate::resp::commands::{Call, Command, Outcome, READ, WRITE};
 use crate::resp::queued::Queued;
 
@@ -17,11 +19,24 @@ pub(crate) fn redirect(call: &Call<'_>, command: &Command) -> Outcome {
     match &call.shared.config.cluster {
         Some(cluster) if command.keys.0 != 0 || is_of_all_keys(command) => {
             let view = cluster.view();
+            if call.shared.config.reading.is_some() && is_read_here(call, command, &view) {
+                return Ok(());
+            }
             let route = if is_of_all_keys(command) { view.route_all() } else { view.route(command.keys_of(call.args)) };
             refuse(call, &route)
         }
         _ => Ok(()),
     }
+}
+
+/// Whether a replica answers it: it only reads, outside MULTI, which has to see one moment, and of a client that asked
+/// for it; as in Redis, what names no keys is of the node that is asked.
+fn is_read_here(call: &Call<'_>, command: &Command, view: &ClusterView) -> bool {
+    let session = &call.session;
+    let reads = command.flags & (READ | WRITE) == READ && session.queue.is_none();
+    let asked = command.keys.0 == 0 || session.reads_replicas && view.keeps(command.keys_of(call.args));
+    // One that its head has not made yet, or not whole, is the head's.
+    reads && asked && call.shared.keyspace.database(session.database).is_ok()
 }
 
 /// Refuses queued commands that another node runs by now, or none: all of them as if they were one.
