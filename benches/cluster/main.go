@@ -1,9 +1,11 @@
-// Command cluster writes keys to three servers that hold the same, and says how fast that went.
+// Command cluster writes keys to servers that hold the same, or reads them too, and says how fast that went.
 //
-//	cluster -system redis|etcd -address HOST:PORT[,HOST:PORT...] [-wait N] [-clients N] [-seconds N] [-bytes N]
+//	cluster -system redis|etcd -address HOST:PORT[,HOST:PORT...] [-wait N] [-writes PERCENT] [-clients N] [-seconds N]
 //
 // One client waits for its answer before it asks again. One line of JSON: rate, median and 99th percentile of the
-// times. With -wait each SET of the Redis protocol is followed by WAIT N 0, sent with it.
+// times. With -wait each SET of the Redis protocol is followed by WAIT N 0, sent with it. With -writes below 100 the
+// rest are reads of the Redis protocol: each client reads at one of the addresses, in turn, after READONLY, and writes at
+// the first, which heads the chain, or where it reads with -apart.
 package main
 
 import (
@@ -12,6 +14,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sort"
@@ -58,6 +61,42 @@ func redis(address string, value string, wait int) (writer, error) {
 	}, nil
 }
 
+// reader reads at a server, which may be a replica.
+func reader(address string, readonly bool) (writer, error) {
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	answers := bufio.NewReader(conn)
+	if readonly {
+		if _, err := conn.Write([]byte("READONLY\r\n")); err != nil {
+			return nil, err
+		}
+		if answer, err := answers.ReadString('\n'); err != nil || answer != "+OK\r\n" {
+			return nil, fmt.Errorf("READONLY: %s %w", strings.TrimSpace(answer), err)
+		}
+	}
+	var value []byte
+	return func(key string) error {
+		if _, err := fmt.Fprintf(conn, "*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n", len(key), key); err != nil {
+			return err
+		}
+		answer, err := answers.ReadString('\n')
+		if err != nil {
+			return err
+		}
+		bytes := 0
+		if _, err := fmt.Sscanf(answer, "$%d\r\n", &bytes); err != nil || bytes < 0 {
+			return fmt.Errorf("GET %s: %s", key, strings.TrimSpace(answer))
+		}
+		if cap(value) < bytes+2 {
+			value = make([]byte, bytes+2)
+		}
+		_, err = io.ReadFull(answers, value[:bytes+2])
+		return err
+	}, nil
+}
+
 func etcd(addresses []string, value string) (writer, error) {
 	client, err := clientv3.New(clientv3.Config{Endpoints: addresses, DialTimeout: 5 * time.Second})
 	if err != nil {
@@ -76,6 +115,8 @@ func main() {
 	seconds := flag.Float64("seconds", 5, "for how long")
 	bytes := flag.Int("bytes", 100, "of each value")
 	keys := flag.Int("keys", 100000, "different keys")
+	writes := flag.Int("writes", 100, "percent of the calls that write")
+	apart := flag.Bool("apart", false, "the servers stand alone: each client works at one of them")
 	wait := flag.Int("wait", 0, "copies that WAIT asks for")
 	flag.Parse()
 	value := strings.Repeat("x", *bytes)
@@ -84,13 +125,22 @@ func main() {
 	var group sync.WaitGroup
 	began := time.Now()
 	end := began.Add(time.Duration(*seconds * float64(time.Second)))
+	addresses := strings.Split(*address, ",")
 	for number := 0; number < *clients; number++ {
-		var one writer
+		var one, read writer
 		var err error
 		if *system == "etcd" {
-			one, err = etcd(strings.Split(*address, ","), value)
+			one, err = etcd(addresses, value)
 		} else {
-			one, err = redis(*address, value, *wait)
+			at := number % len(addresses)
+			head := 0
+			if *apart {
+				head = at
+			}
+			one, err = redis(addresses[head], value, *wait)
+			if err == nil && *writes < 100 {
+				read, err = reader(addresses[at], at != head)
+			}
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -101,8 +151,11 @@ func main() {
 			defer group.Done()
 			var times []time.Duration
 			for turn := 0; time.Now().Before(end); turn++ {
-				asked := time.Now()
-				if err := one(fmt.Sprintf("key:%012d", (number*1000003+turn*7919)%*keys)); err != nil {
+				asked, call := time.Now(), one
+				if turn%100 >= *writes {
+					call = read
+				}
+				if err := call(fmt.Sprintf("key:%012d", (number*1000003+turn*7919)%*keys)); err != nil {
 					fmt.Fprintln(os.Stderr, err)
 					os.Exit(1)
 				}
@@ -123,7 +176,7 @@ func main() {
 		return all[int(float64(len(all)-1)*part)].Seconds() * 1e3
 	}
 	line, _ := json.Marshal(map[string]any{
-		"clients": *clients, "writes": len(all), "per_second": float64(len(all)) / took,
+		"clients": *clients, "calls": len(all), "per_second": float64(len(all)) / took,
 		"p50_ms": at(0.5), "p99_ms": at(0.99),
 	})
 	fmt.Println(string(line))

@@ -348,7 +348,10 @@ mod tests {
         dirty.note(2, &Transaction::new().change(&a, set("l")).change(&a, Change::SlotRemove { index: 7 }));
         let last = |part: &Part| dirty.last_of(&a, part);
         assert_eq!((last(&key("k")), last(&key("l")), last(&key("m")), last(&Part::Any)), (1, 2, 0, 2));
-        assert_eq!((last(&Part::omap([&b"m"[..], b"k"])), last(&Part::slots(&[7])), last(&Part::slots(&[8]))), (1, 2, 0));
+        assert_eq!(
+            (last(&Part::omap([&b"m"[..], b"k"])), last(&Part::slots(&[7])), last(&Part::slots(&[8]))),
+            (1, 2, 0)
+        );
         assert_eq!((last(&Part::xattr(b"k")), dirty.last_of(&object("b"), &Part::Any)), (0, 0), "another space");
         // Whatever changes more than keys changes all of them.
         dirty.note(3, &Transaction::new().change(&a, Change::OmapClear));

@@ -243,6 +243,20 @@ impl Node {
         drop(self.step(self.core.lock(), Event::Message(from, message)));
     }
 
+    /// As [`Node::hear`], where that waits for nothing; else the message comes back. It has to serve.
+    ///
+    /// # Errors
+    /// The message, unheard.
+    pub fn try_hear(&self, from: ServerId, message: Message<Operation>) -> std::result::Result<(), Message<Operation>> {
+        let quick = matches!(message, Message::Forward { .. } | Message::Ack { .. } | Message::Committed { .. });
+        let ready = quick && self.serves() != Serving(0) && self.store.stall(Waits::default()).is_none();
+        match self.core.try_lock().filter(|_| ready) {
+            Some(core) => drop(self.step(core, Event::Message(from, message))),
+            None => return Err(message),
+        }
+        Ok(())
+    }
+
     /// The connection to this server is new: what was sent before may be lost.
     pub fn reconnected(&self, server: ServerId) {
         drop(self.step(self.core.lock(), Event::Reconnected(server)));

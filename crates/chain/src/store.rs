@@ -94,7 +94,11 @@ impl ChainStore {
     }
 
     /// What is acknowledged of what `read` reads of the store below.
-    fn seeing<T: Send + 'static>(&self, seen: Seen, read: impl FnOnce(&dyn ObjectStore) -> Completion<T>) -> Completion<T> {
+    fn seeing<T: Send + 'static>(
+        &self,
+        seen: Seen,
+        read: impl FnOnce(&dyn ObjectStore) -> Completion<T>,
+    ) -> Completion<T> {
         let (node, serving) = (Arc::clone(&self.0), self.0.serves());
         let looking = Looking { read: read(&*node.store), seen, node, serving };
         if looking.read.is_here() {

@@ -1,11 +1,16 @@
 //! What peers send: letters for nodes, and questions about copies.
 //!
-//! stream → greeting → thread → [`Node::hear`] for each letter, one after the other
+//! stream → greeting → [`Node::try_hear`] for each letter, one after the other
+//!                   ↳ what would have to wait, and what comes behind it: a thread → [`Node::hear`]
+//!
+//! Invariant: letters of a stream are heard in their order.
 
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use esker_chain::ServerId;
+use esker_chain::{Message, Operation, ServerId};
 use esker_wire::proto::chain as proto;
 use esker_wire::proto::chain::letter::What;
 use esker_wire::proto::chain::replication_server::{Replication, ReplicationServer};
@@ -13,9 +18,9 @@ use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::transport::{Server, ServerTlsConfig};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::hub::Hub;
+use crate::hub::{Hub, Stream};
 use crate::letters::message;
 use crate::pulling::Offer;
 use crate::reach::{ALIVE_EVERY, MESSAGE_BYTES_MAX, WINDOW_BYTES};
@@ -80,52 +85,105 @@ pub(crate) fn start(
     Ok(())
 }
 
-/// Ends the stream's thread with the stream.
-async fn pass_on(
-    mut letters: Streaming<proto::Letters>,
-    unheard: mpsc::Sender<Vec<What>>,
-) -> std::result::Result<(), Status> {
-    while let Some(together) = letters.message().await? {
-        let what =
-            |letter: proto::Letter| letter.what.ok_or_else(|| Status::invalid_argument("Letter.what: it says nothing"));
-        let together = together.letters.into_iter().map(what).collect::<std::result::Result<_, _>>()?;
-        if unheard.send(together).await.is_err() {
-            return Err(Status::aborted("the letters are not heard any more"));
-        }
-    }
-    Ok(())
+/// So many letters that come together are heard where they come at most: more are worth a thread of their own.
+const AT_ONCE: usize = 16;
+
+/// What a letter is.
+enum Heard {
+    Message(Message<Operation>),
+    Copy(proto::Copy),
 }
 
-/// Has the node hear letters, in order, until there is another stream of the same peer.
-fn hear(hub: &Weak<Hub>, chain: &str, from: ServerId, mut letters: mpsc::Receiver<Vec<What>>) {
-    let Some((stream, own)) = hub.upgrade().map(|hub| hub.stream(chain, from)) else { return };
-    while let Some(together) = letters.blocking_recv() {
-        let Some(hub) = hub.upgrade() else { return };
-        let last = stream.lock();
-        if *last != own {
-            return;
+/// A stream of letters of one peer, to the node of one chain.
+struct Hearing {
+    hub: Weak<Hub>,
+    chain: String,
+    from: ServerId,
+    stream: Stream,
+    /// Its number: there may be a later one.
+    own: u64,
+    /// Letters that came together, and that the thread has not heard.
+    behind: AtomicUsize,
+}
+
+impl Hearing {
+    /// Has the node hear what waits for nothing; the rest, and that none is to follow it here.
+    fn try_hear(&self, letters: VecDeque<Heard>) -> std::result::Result<VecDeque<Heard>, Status> {
+        let gone = || Status::aborted("the letters are not heard any more");
+        if self.behind.load(Ordering::SeqCst) > 0 || letters.len() > AT_ONCE {
+            return Ok(letters);
         }
-        for what in together {
-            if let Err(why) = hear_one(&hub, chain, from, what) {
-                tracing::error!(chain, %from, why, "a letter makes no sense; its stream is ended");
-                return;
+        let hub = self.hub.upgrade().ok_or_else(gone)?;
+        let (node, last) = (hub.node(&self.chain), self.stream.try_lock());
+        let (Some(node), Some(last)) = (node, last) else { return Ok(letters) };
+        if *last != self.own {
+            return Err(gone());
+        }
+        let mut rest = letters;
+        while let Some(next) = rest.pop_front() {
+            let unheard = match next {
+                Heard::Message(message) => node.try_hear(self.from, message).map_err(Heard::Message).err(),
+                copy @ Heard::Copy(_) => Some(copy),
+            };
+            if let Some(unheard) = unheard {
+                rest.push_front(unheard);
+                break;
             }
         }
+        Ok(rest)
+    }
+
+    /// Hears, or passes on, until the stream ends; that ends its thread.
+    async fn take(
+        &self,
+        mut letters: Streaming<proto::Letters>,
+        unheard: mpsc::Sender<VecDeque<Heard>>,
+    ) -> std::result::Result<(), Status> {
+        while let Some(together) = letters.message().await? {
+            let together = together.letters.into_iter().map(heard).collect::<std::result::Result<_, _>>()?;
+            let rest = self.try_hear(together)?;
+            if rest.is_empty() {
+                continue;
+            }
+            self.behind.fetch_add(1, Ordering::SeqCst);
+            if unheard.send(rest).await.is_err() {
+                return Err(Status::aborted("the letters are not heard any more"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the node hear letters, in order, until there is another stream of the same peer.
+    fn hear(&self, mut letters: mpsc::Receiver<VecDeque<Heard>>) {
+        while let Some(together) = letters.blocking_recv() {
+            let Some(hub) = self.hub.upgrade() else { return };
+            let last = self.stream.lock();
+            if *last != self.own {
+                return;
+            }
+            let node = hub.node(&self.chain);
+            for one in together {
+                let Some(node) = &node else { break };
+                match one {
+                    Heard::Message(message) => node.hear(self.from, message),
+                    Heard::Copy(proto::Copy { version, seq, copy }) => {
+                        let offer = Offer { chain: self.chain.clone(), from: self.from, version, seq, copy };
+                        hub.pulling.begin(Arc::clone(node), offer);
+                    }
+                }
+            }
+            drop(last);
+            self.behind.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 }
 
-fn hear_one(hub: &Hub, chain: &str, from: ServerId, what: What) -> std::result::Result<(), String> {
-    let node = hub.node(chain);
-    if let What::Copy(proto::Copy { version, seq, copy }) = what {
-        let offer = Offer { chain: chain.to_owned(), from, version, seq, copy };
-        node.into_iter().for_each(|node| hub.pulling.begin(node, offer.clone()));
-        return Ok(());
+fn heard(letter: proto::Letter) -> std::result::Result<Heard, Status> {
+    match letter.what {
+        None => Err(Status::invalid_argument("Letter.what: it says nothing")),
+        Some(What::Copy(copy)) => Ok(Heard::Copy(copy)),
+        Some(what) => message(what).map(Heard::Message).map_err(Status::invalid_argument),
     }
-    let message = message(what)?;
-    if let Some(node) = node {
-        node.hear(from, message);
-    }
-    Ok(())
 }
 
 #[tonic::async_trait]
@@ -151,18 +209,28 @@ impl Replication for Service {
             return Err(Status::failed_precondition(why));
         }
         let (sender, unheard) = mpsc::channel(UNHEARD);
-        let (hub, from) = (Arc::downgrade(&hub), ServerId(hello.from));
+        let (chain, from) = (hello.chain, ServerId(hello.from));
+        let (answer, answers) = mpsc::channel(1);
+        let taking = move || {
+            // Waits for what is heard of a stream before.
+            let (stream, own) = hub.stream(&chain, from);
+            Arc::new(Hearing { hub: Arc::downgrade(&hub), chain, from, stream, own, behind: AtomicUsize::new(0) })
+        };
+        let hearing = tokio::task::spawn_blocking(taking).await.map_err(|error| Status::internal(error.to_string()))?;
+        let hears = Arc::clone(&hearing);
         std::thread::Builder::new()
             .name("esker-letters".into())
-            .spawn(move || hear(&hub, &hello.chain, from, unheard))
+            .spawn(move || hears.hear(unheard))
             .map_err(|error| Status::resource_exhausted(error.to_string()))?;
-        let (answer, answers) = mpsc::channel(1);
         tokio::spawn(async move {
             let ended = tokio::select! {
-                ended = pass_on(letters, sender) => ended,
+                ended = hearing.take(letters, sender) => ended,
                 () = answer.closed() => return,
             };
             if let Err(status) = ended {
+                if status.code() == Code::InvalidArgument {
+                    tracing::error!(%from, %status, "a letter makes no sense; its stream is ended");
+                }
                 // The peer may be gone.
                 let _ = answer.send(Err(status)).await;
             }
