@@ -10,7 +10,10 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"sort"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -33,6 +36,7 @@ type row struct {
 	CA, Cert, Key  string
 	User, Password string
 	Protocol       int
+	Cluster        bool
 	Steps          []step
 }
 
@@ -79,7 +83,13 @@ func answerOf(answer any, err error) string {
 	return text(answer)
 }
 
-func client(r row) (*redis.Client, error) {
+func client(r row) (redis.UniversalClient, error) {
+	if r.Cluster {
+		return redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs:    []string{fmt.Sprintf("127.0.0.1:%d", r.Port)},
+			Protocol: r.Protocol,
+		}), nil
+	}
 	options := &redis.Options{
 		Addr:     fmt.Sprintf("127.0.0.1:%d", r.Port),
 		Username: r.User,
@@ -116,7 +126,69 @@ func client(r row) (*redis.Client, error) {
 	return redis.NewClient(options), nil
 }
 
-func many(ctx context.Context, db *redis.Client, commands [][]any, transaction bool) []string {
+// Keys of a pattern that all heads have, in the order of their names.
+func scan(ctx context.Context, db redis.UniversalClient, pattern string) []string {
+	var lock sync.Mutex
+	found := []string{}
+	walk := func(ctx context.Context, one redis.Cmdable) error {
+		keys := one.Scan(ctx, 0, pattern, 100).Iterator()
+		for keys.Next(ctx) {
+			lock.Lock()
+			found = append(found, keys.Val())
+			lock.Unlock()
+		}
+		return keys.Err()
+	}
+	var err error
+	if cluster, is := db.(*redis.ClusterClient); is {
+		err = cluster.ForEachMaster(ctx, func(ctx context.Context, one *redis.Client) error { return walk(ctx, one) })
+	} else {
+		err = walk(ctx, db)
+	}
+	if err != nil {
+		return []string{errorText(err)}
+	}
+	sort.Strings(found)
+	return found
+}
+
+// Writes for so long and reads back what was acknowledged; see the README for the answers.
+func writes(ctx context.Context, db redis.UniversalClient, prefix string, seconds float64) []string {
+	began := time.Now()
+	acknowledged, until := began, began.Add(time.Duration(seconds*float64(time.Second)))
+	var kept []int
+	var failures []time.Time
+	var pause, span time.Duration
+	failed := ""
+	for number := 0; time.Now().Before(until); number++ {
+		err := db.Set(ctx, fmt.Sprintf("%s:%d", prefix, number), number, 0).Err()
+		now := time.Now()
+		if err != nil {
+			failures = append(failures, now)
+			failed = err.Error()
+			time.Sleep(20 * time.Millisecond)
+			continue
+		}
+		kept = append(kept, number)
+		if now.Sub(acknowledged) > pause {
+			pause = now.Sub(acknowledged)
+		}
+		acknowledged = now
+	}
+	missing := 0
+	for _, number := range kept {
+		if value, err := db.Get(ctx, fmt.Sprintf("%s:%d", prefix, number)).Int(); err != nil || value != number {
+			missing++
+		}
+	}
+	if len(failures) > 0 {
+		span = failures[len(failures)-1].Sub(failures[0])
+	}
+	return []string{fmt.Sprint(len(kept)), fmt.Sprint(len(failures)), fmt.Sprint(span.Milliseconds()),
+		fmt.Sprint(pause.Milliseconds()), fmt.Sprint(missing), failed}
+}
+
+func many(ctx context.Context, db redis.UniversalClient, commands [][]any, transaction bool) []string {
 	send := db.Pipelined
 	if transaction {
 		send = db.TxPipelined
@@ -146,7 +218,18 @@ func answers(ctx context.Context, r row) []string {
 	defer db.Close()
 	var told []string
 	for _, step := range r.Steps {
-		if step.how != "call" {
+		switch step.how {
+		case "scan":
+			told = append(told, scan(ctx, db, step.commands[0][0].(string))...)
+			continue
+		case "writes":
+			seconds, err := strconv.ParseFloat(step.commands[0][1].(string), 64)
+			if err != nil {
+				log.Fatal(err)
+			}
+			told = append(told, writes(ctx, db, step.commands[0][0].(string), seconds)...)
+			continue
+		case "pipeline", "transaction":
 			told = append(told, many(ctx, db, step.commands, step.how == "transaction")...)
 			continue
 		}
