@@ -60,7 +60,7 @@ class Processes:
         until = time.monotonic() + START_SECONDS_MAX
         while not holds():
             if time.monotonic() > until:
-                raise RuntimeError(f"{what}: not after {START_SECONDS_MAX} s:\n{self.printed()}")
+                raise RuntimeError(f"{self.printed()}\n{what}: not after {START_SECONDS_MAX} s; see above")
             time.sleep(0.1)
 
     def printed(self):
