@@ -37,6 +37,7 @@ type row struct {
 	User, Password string
 	Protocol       int
 	Cluster        bool
+	Replicas       bool
 	Steps          []step
 }
 
@@ -88,6 +89,7 @@ func client(r row) (redis.UniversalClient, error) {
 		return redis.NewClusterClient(&redis.ClusterOptions{
 			Addrs:    []string{fmt.Sprintf("127.0.0.1:%d", r.Port)},
 			Protocol: r.Protocol,
+			ReadOnly: r.Replicas,
 		}), nil
 	}
 	options := &redis.Options{

@@ -39,7 +39,8 @@ def error_text(error):
 def client(row):
     if row["cluster"]:
         # As its documentation makes one: a client that lives through the end of a server tries more than once.
-        return RedisCluster("127.0.0.1", row["port"], protocol=row["protocol"], decode_responses=True)
+        return RedisCluster("127.0.0.1", row["port"], protocol=row["protocol"], decode_responses=True,
+                            read_from_replicas=row["replicas"])
     files = {"ssl_ca_certs": row["ca"], "ssl_certfile": row["cert"], "ssl_keyfile": row["key"]} if row["tls"] else {}
     # One try: what is refused is to be seen as such.
     made = redis.Redis("127.0.0.1", row["port"], username=row["user"], password=row["password"], ssl=row["tls"],
