@@ -56,10 +56,10 @@ pub struct RedisClient {
 /// A word of a command.
 pub type Command<'c> = &'c [&'c str];
 
-/// Whether this error says that nothing was done: by a node that is not the head, or not open yet.
+/// Whether this error says that nothing was done: by a node that is not the head, not open yet, or full.
 pub fn did_nothing(error: &str) -> bool {
     let code = error.split(' ').next().unwrap_or_default();
-    matches!(code, "MOVED" | "CLUSTERDOWN" | "READONLY" | "LOADING" | "EXECABORT")
+    matches!(code, "MOVED" | "CLUSTERDOWN" | "READONLY" | "LOADING" | "EXECABORT" | "OOM")
 }
 
 impl RedisClient {
@@ -230,6 +230,7 @@ mod tests {
         assert!(matches!(client.ask(&[&["SET", "k", "v"]], false), Err(Lost::Unsent(_))));
         assert!(matches!(client.ask(&[&["EXEC"]], true), Err(Lost::Unsent(_))));
         assert!(did_nothing("CLUSTERDOWN The cluster is down") && !did_nothing("UNKNOWN it may be done"));
+        assert!(did_nothing("OOM the device is full: 192 bytes needed, 0 bytes free"));
     }
 
     #[test]
