@@ -41,7 +41,8 @@ fn failed(error: &Error) -> Answer {
     Answer::failed(outcome, error)
 }
 
-fn shown(found: &Found) -> String {
+/// What stands at a position, as it is noted.
+pub fn shown(found: &Found) -> String {
     match found {
         Found::Entry(entry) => text(&entry.data),
         Found::Hole => "hole".into(),

@@ -19,8 +19,10 @@ use crate::terms::{Face, Failure};
 use actor::Client;
 
 pub use actor::Role;
-/// The log that `record` begins a sequencer for.
-pub use log::SEQUENCED;
+/// The log that `record` begins a sequencer for, and how what stands at a position is noted.
+pub use log::{SEQUENCED, shown};
+/// How what a block holds is noted.
+pub use volume::{BLOCK_BYTES, block, value};
 
 /// Plays a client.
 pub fn play(role: Role) -> Result<(), Failure> {

@@ -16,7 +16,8 @@ use crate::terms::Failure;
 
 /// Images, and clients that write to one.
 const IMAGES: u64 = 4;
-const BLOCK_BYTES: usize = 4_096;
+/// Of a block, which is noted as one value.
+pub const BLOCK_BYTES: usize = 4_096;
 const OBJECT_BYTES: u64 = 4 << 20;
 const IMAGE_BYTES: u64 = 1 << 40;
 /// Writes of a holder until it looks whether to take the lock anew: one of so many calls does.
@@ -45,14 +46,14 @@ fn failed(error: &Error) -> Answer {
 }
 
 /// A block full of a value, told from others by its end: the value, a space, and again.
-fn block(value: &str) -> Bytes {
+pub fn block(value: &str) -> Bytes {
     let mut block = format!("{value} ").repeat(BLOCK_BYTES / (value.len() + 1) + 1).into_bytes();
     block.truncate(BLOCK_BYTES);
     block.into()
 }
 
 /// The value of a block. One that is not all of one value is shown as torn, and matches nothing.
-fn value(bytes: &[u8]) -> Held {
+pub fn value(bytes: &[u8]) -> Held {
     if bytes.iter().all(|byte| *byte == 0) {
         return None;
     }

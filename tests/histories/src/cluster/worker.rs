@@ -10,17 +10,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use super::places::{KEYS, Places};
 use super::redis::{Command, Lost, RedisClient, Reply, did_nothing};
-use crate::notes::{Answer, Call, Held, Notes, Outcome, now};
+use crate::notes::{Answer, Call, Held, Notes, Outcome};
 use crate::terms::Failure;
 
-/// How long places are used, and how many there are at a time.
-const PERIOD_NS: u64 = 4_000_000_000;
-const PLACES: u64 = 4;
-/// Keys of a place.
-const KEYS: u64 = 4;
-/// One of so many calls reads an old place.
-const OLD: u32 = 20;
 /// Where a call fails, the next one waits.
 const AFTER_ERROR: Duration = Duration::from_millis(20);
 
@@ -67,7 +61,7 @@ impl Group {
 /// A client.
 pub struct Worker {
     pub me: u64,
-    pub begin: u64,
+    pub places: Places,
     pub rng: fastrand::Rng,
     pub notes: Notes,
     pub client: RedisClient,
@@ -127,13 +121,9 @@ fn found(replies: &[Reply]) -> Option<Answer> {
 }
 
 impl Worker {
-    pub fn new(me: u64, begin: u64, seed: u64, notes: Notes, client: RedisClient, pause: Duration) -> Self {
+    pub fn new(me: u64, places: Places, seed: u64, notes: Notes, client: RedisClient, pause: Duration) -> Self {
         let rng = fastrand::Rng::with_seed(seed.wrapping_mul(31).wrapping_add(me));
-        Self { me, begin, rng, notes, client, pause, next_value: 0, known: HashMap::new(), fails: false }
-    }
-
-    fn places(&self) -> u64 {
-        (now().saturating_sub(self.begin) / PERIOD_NS + 1) * PLACES
+        Self { me, places, rng, notes, client, pause, next_value: 0, known: HashMap::new(), fails: false }
     }
 
     fn value(&mut self) -> String {
@@ -154,12 +144,7 @@ impl Worker {
     pub fn work(&mut self, until: Instant) -> Result<(), Failure> {
         while Instant::now() < until {
             let kind = if self.rng.u8(0..4) == 0 { Kind::Counters } else { Kind::Texts };
-            let (places, old) = (self.places(), self.rng.u32(0..OLD) == 0);
-            let number = if old && places > PLACES {
-                self.rng.u64(0..places - PLACES)
-            } else {
-                places - 1 - self.rng.u64(0..PLACES)
-            };
+            let (number, old) = self.places.pick(&mut self.rng);
             let group = Group { kind, number };
             let answer = if old || self.fails {
                 let keys = self.some_keys(1..=4);
@@ -182,7 +167,7 @@ impl Worker {
     /// Reads all that was ever used; each is tried again until it is answered, or it is `until`.
     pub fn read_back(&mut self, until: Instant) -> Result<(), Failure> {
         let keys: Vec<u64> = (0..KEYS).collect();
-        for number in 0..self.places() {
+        for number in 0..self.places.count() {
             for kind in Kind::ALL {
                 let group = Group { kind, number };
                 loop {
