@@ -69,8 +69,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-models", &["esker-chain"]),
     // The code of replicas and managers itself; what stands around it is simulated.
     ("esker-chain-sim", &["esker-chain", "esker-cluster"]),
-    // A user of the library as any other.
-    ("esker-histories", &["esker"]),
+    // A user of the library as any other, and of what a server publishes: the client of NBD, the `.proto` files.
+    ("esker-histories", &["esker", "esker-server", "esker-wire"]),
     ("esker-tidy", &[]),
 ];
 

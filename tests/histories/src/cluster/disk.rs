@@ -9,7 +9,7 @@
 //!    is no room: one transaction takes all of a write, or nothing.
 //! 2. A write to the second disk that was answered, and that no FLUSH on the same connection covers which was answered
 //!    later, is of unknown outcome as well ([`settle`]): a head that ends may take it with it.
-//! 3. Zeros are written to the first disk alone: what nobody can be shown makes the checker try all that may have been.
+//! 3. Zeros are written to the first disk alone: what no read can show makes the checker try all that may have been.
 //! 4. After a call that failed a client only reads until it is answered, so that outages leave few calls open.
 
 use std::collections::HashMap;

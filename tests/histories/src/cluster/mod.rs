@@ -1,7 +1,7 @@
-//! Histories of a replicated chain: clients of the Redis protocol, of logs by gRPC and of disks by NBD work on a cluster
-//! that others disturb.
+//! Histories of a replicated chain: clients of the Redis protocol, of logs by gRPC and of disks by NBD work on a
+//! cluster that others disturb.
 //!
-//! clients begin → `seconds` → they end → all is read back, as soon as the chain answers → one file for each face
+//! clients begin → `seconds` → they end → all is read back, once the chain answers → one file for each face
 //!
 //! `scripts/cluster-test` starts the cluster, disturbs it meanwhile, and has the files judged.
 
