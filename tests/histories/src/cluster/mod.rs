@@ -70,7 +70,7 @@ pub struct ClusterSettings {
     /// How long it may take afterwards until everything is read back, in seconds.
     #[arg(long, default_value_t = 120)]
     settle: u64,
-    /// Clients of keys; half as many are of logs, and as many of disks.
+    /// Clients of keys, half of which read at replicas; half as many are of logs, and as many of disks.
     #[arg(long, default_value_t = 8)]
     clients: u64,
     /// Of the calls.
@@ -148,8 +148,10 @@ impl Run<'_> {
         let pause = Duration::from_millis(settings.pause_ms);
         Ok(match works {
             Works::Kv => {
-                let client = RedisClient::new(settings.nodes.clone(), self.password.clone(), me as usize);
-                Client::Kv(Worker::new(me, self.places, seed, notes, client, pause))
+                let client = || RedisClient::new(settings.nodes.clone(), self.password.clone(), me as usize);
+                let worker = Worker::new(me, self.places, seed, notes, client(), pause);
+                // What one is told at a replica, and another by the head, has to fit together.
+                Client::Kv(if me % 2 == 1 { worker.reading_by(client().reading_replicas()) } else { worker })
             }
             Works::Log => Client::Log(LogWorker::new(me, seed, notes, self.door(&settings.grpc), pause)?),
             Works::Disk => Client::Disk(DiskWorker::new(me, seed, self.places, notes, self.door(&settings.nbd), pause)),

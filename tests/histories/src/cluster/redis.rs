@@ -51,6 +51,8 @@ pub struct RedisClient {
     /// Of the node that is asked next.
     next: usize,
     connection: Option<Connection>,
+    /// Replicas may answer it.
+    reads_replicas: bool,
 }
 
 /// A word of a command.
@@ -65,7 +67,12 @@ pub fn did_nothing(error: &str) -> bool {
 impl RedisClient {
     /// A client of these nodes, which asks the one of this number first.
     pub fn new(nodes: Vec<SocketAddr>, password: String, first: usize) -> Self {
-        Self { next: first % nodes.len().max(1), nodes, password, connection: None }
+        Self { next: first % nodes.len().max(1), nodes, password, connection: None, reads_replicas: false }
+    }
+
+    /// The same, which replicas may answer.
+    pub fn reading_replicas(self) -> Self {
+        Self { reads_replicas: true, ..self }
     }
 
     /// The replies to these commands, sent together. Where the first is answered by MOVED they are sent to the node
@@ -111,7 +118,7 @@ impl RedisClient {
     fn connected(&mut self) -> Result<&mut Connection, Lost> {
         if self.connection.is_none() {
             let Some(node) = self.nodes.get(self.next).copied() else { return Err(Lost::Unsent("no node".into())) };
-            match Connection::open(node, &self.password) {
+            match Connection::open(node, &self.password, self.reads_replicas) {
                 Ok(connection) => self.connection = Some(connection),
                 Err(error) => {
                     self.give_up();
@@ -128,19 +135,26 @@ fn odd(what: impl std::fmt::Display) -> std::io::Error {
 }
 
 impl Connection {
-    fn open(node: SocketAddr, password: &str) -> std::io::Result<Self> {
+    fn open(node: SocketAddr, password: &str, reads_replicas: bool) -> std::io::Result<Self> {
         let stream = TcpStream::connect_timeout(&node, CONNECT)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(ANSWER))?;
         stream.set_write_timeout(Some(ANSWER))?;
         let mut connection = Self { stream: BufReader::new(stream) };
         if !password.is_empty() {
-            match connection.ask(&[&["AUTH", password]])?.first() {
-                Some(Reply::Simple(_)) => {}
-                other => return Err(std::io::Error::other(format!("{node}: AUTH: {other:?}"))),
-            }
+            connection.is_taken(&["AUTH", password])?;
+        }
+        if reads_replicas {
+            connection.is_taken(&["READONLY"])?;
         }
         Ok(connection)
+    }
+
+    fn is_taken(&mut self, command: Command<'_>) -> std::io::Result<()> {
+        match self.ask(&[command])?.first() {
+            Some(Reply::Simple(_)) => Ok(()),
+            other => Err(std::io::Error::other(format!("{}: {other:?}", command[0]))),
+        }
     }
 
     fn ask(&mut self, commands: &[Command<'_>]) -> std::io::Result<Vec<Reply>> {

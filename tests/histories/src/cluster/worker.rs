@@ -65,6 +65,8 @@ pub struct Worker {
     pub rng: fastrand::Rng,
     pub notes: Notes,
     pub client: RedisClient,
+    /// Reads are asked of this one, where replicas may answer them.
+    pub reader: Option<RedisClient>,
     pub pause: Duration,
     next_value: u64,
     /// What this client read last, by place, key and kind.
@@ -123,7 +125,13 @@ fn found(replies: &[Reply]) -> Option<Answer> {
 impl Worker {
     pub fn new(me: u64, places: Places, seed: u64, notes: Notes, client: RedisClient, pause: Duration) -> Self {
         let rng = fastrand::Rng::with_seed(seed.wrapping_mul(31).wrapping_add(me));
-        Self { me, places, rng, notes, client, pause, next_value: 0, known: HashMap::new(), fails: false }
+        let (reader, known) = (None, HashMap::new());
+        Self { me, places, rng, notes, client, reader, pause, next_value: 0, known, fails: false }
+    }
+
+    /// The same, whose reads replicas may answer.
+    pub fn reading_by(self, reader: RedisClient) -> Self {
+        Self { reader: Some(reader), ..self }
     }
 
     fn value(&mut self) -> String {
@@ -185,6 +193,17 @@ impl Worker {
         Ok(())
     }
 
+    /// Makes a call that only reads.
+    fn look(&mut self, call: &Call, command: Command<'_>) -> Result<Answer, Failure> {
+        let Some(reader) = &mut self.reader else { return self.make(call, command, found) };
+        let answer = self.notes.note(call, || told(reader.ask(&[command], false), found))?;
+        // Another is asked next now and then: who was sent to the head stays there.
+        if answer.outcome != Outcome::Ok || self.rng.u8(0..50) == 0 {
+            reader.give_up();
+        }
+        Ok(answer)
+    }
+
     /// Makes a call of one command.
     fn make(
         &mut self,
@@ -204,7 +223,7 @@ impl Worker {
         let names: Vec<String> = keys.iter().map(|key| group.key(*key)).collect();
         let mut command = vec!["MGET"];
         command.extend(names.iter().map(String::as_str));
-        let answer = self.make(&group.call("get_many", keys, &[]), &command, found)?;
+        let answer = self.look(&group.call("get_many", keys, &[]), &command)?;
         self.known.extend(names.into_iter().zip(answer.found.iter().cloned()));
         Ok(answer)
     }
@@ -216,7 +235,7 @@ impl Worker {
         match self.rng.u8(0..100) {
             0..25 => self.make(&group.call("put", &[key], &values), &["SET", &name, &value], set),
             25..45 => {
-                let answer = self.make(&group.call("get", &[key], &[]), &["GET", &name], found)?;
+                let answer = self.look(&group.call("get", &[key], &[]), &["GET", &name])?;
                 self.known.extend(answer.found.iter().map(|found| (name.clone(), found.clone())));
                 Ok(answer)
             }
@@ -299,7 +318,7 @@ impl Worker {
                 _ => None,
             }),
             60..64 => self.make(&group.call("remove", &[key], &[]), &["DEL", &name], counted),
-            64..82 => self.make(&group.call("get", &[key], &[]), &["GET", &name], found),
+            64..82 => self.look(&group.call("get", &[key], &[]), &["GET", &name]),
             _ => {
                 let keys = self.some_keys(2..=4);
                 self.read(group, &keys)
