@@ -20,7 +20,7 @@ use crate::pair::record::{Record, Role};
 const NOTE: Duration = Duration::from_secs(1);
 
 /// A start of the standby's replica, which goes by one start of the primary.
-struct Life {
+struct Following {
     running: Running,
     /// Of the primary: its number, its start, and the change of its table by which this start came in.
     of: (u32, u64, u64),
@@ -35,16 +35,16 @@ pub(crate) struct Follower {
     pub trouble: Option<String>,
     pub primary: Option<proto::FollowResponse>,
     /// The identity of its store.
-    store: String,
-    life: Option<Life>,
+    pub store: String,
+    life: Option<Following>,
     heard: Option<Instant>,
     noted: Instant,
 }
 
 impl Follower {
-    pub(crate) fn new(record: Record, standing: &Standing) -> Self {
+    pub(crate) fn new(ground: &Ground, record: Record, standing: &Standing) -> Self {
         let store = String::from_utf8_lossy(&standing.identity).into_owned();
-        let (start, noted) = (fastrand::u64(1..), Instant::now());
+        let (start, noted) = (ground.number(), Instant::now());
         Self { record, start, trouble: None, primary: None, store, life: None, heard: None, noted }
     }
 
@@ -115,7 +115,7 @@ impl Follower {
         running.node.go_by(Table { version: answer.version, members: vec![head, own] });
         let failure = running.node.failure();
         let of = (answer.server, answer.start, answer.since);
-        self.life = Some(Life { running, of, version: answer.version });
+        self.life = Some(Following { running, of, version: answer.version });
         if let Some(error) = failure {
             self.end_life(ground);
             return Err(error.into());
@@ -124,11 +124,11 @@ impl Follower {
             role: Role::Standby,
             epoch: answer.epoch,
             pair: answer.pair.clone(),
+            version: answer.version,
             life: answer.life.clone(),
             in_step: answer.in_step,
             peer: address.to_owned(),
             heard: answer.applied,
-            heard_ms: now_ms(),
             ..Record::new(Role::Standby)
         };
         next.write(&*ground.store)?;
@@ -139,7 +139,7 @@ impl Follower {
 
     /// Keeps what was heard.
     fn note(&mut self, ground: &Ground, answer: &proto::FollowResponse) -> Result<()> {
-        let next = Record { in_step: answer.in_step, heard: answer.applied, heard_ms: now_ms(), ..self.record.clone() };
+        let next = Record { in_step: answer.in_step, heard: answer.applied, ..self.record.clone() };
         if next.in_step != self.record.in_step {
             next.write(&*ground.store)?;
         } else if next.heard != self.record.heard && self.noted.elapsed() >= NOTE {
@@ -154,7 +154,7 @@ impl Follower {
     fn end_life(&mut self, ground: &Ground) {
         if let Some(life) = self.life.take() {
             life.running.end(ground);
-            self.start = fastrand::u64(1..);
+            self.start = ground.number();
         }
     }
 
@@ -192,9 +192,4 @@ impl Follower {
     pub(crate) fn version(&self) -> u64 {
         self.life.as_ref().map_or(0, |life| life.version)
     }
-}
-
-fn now_ms() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0, |now| now.as_millis() as u64)
 }

@@ -10,6 +10,7 @@ use esker_chain::{Incarnation, Links, Node, ServerId, Standing};
 use esker_cluster::Served;
 use esker_peers::{Asked, Peers};
 use esker_store::ObjectStore;
+use parking_lot::Mutex;
 
 use crate::error::Result;
 
@@ -44,6 +45,8 @@ pub struct PairConfig {
     pub fresh: Bytes,
     /// Bytes of operations that are kept for a standby that is slow or away.
     pub kept_bytes_max: usize,
+    /// By which starts are told apart: as no other process has it.
+    pub seed: u64,
 }
 
 /// What a life stands on.
@@ -54,9 +57,15 @@ pub(crate) struct Ground {
     pub me: ServerId,
     pub config: PairConfig,
     pub asked: Arc<dyn Asked>,
+    pub random: Mutex<fastrand::Rng>,
 }
 
 impl Ground {
+    /// A number that no other start has.
+    pub(crate) fn number(&self) -> u64 {
+        self.random.lock().u64(1..)
+    }
+
     /// Letters go to this server, and not to the one before any more.
     pub(crate) fn face(&self, before: Option<ServerId>, server: ServerId, address: &str) {
         before.filter(|before| *before != server).into_iter().for_each(|before| self.peers.forget(CHAIN, before));

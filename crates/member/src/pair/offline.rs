@@ -85,15 +85,16 @@ pub async fn promote(
     force: bool,
 ) -> Result<Promotion> {
     let record = Record::read(store)?.ok_or(Error::NotStandby { role: Role::Primary, epoch: 0 })?;
-    let applied = Standing::read(store, &record.pair)?.applied;
-    let candidate = Candidate { record: &record, applied };
+    let standing = Standing::read(store, &record.pair)?;
+    let store_name = String::from_utf8_lossy(&standing.identity).into_owned();
+    let candidate = Candidate { record: &record, applied: standing.applied };
     let applied = candidate.check()?;
     let address = fence.unwrap_or(&record.peer);
-    let fenced = match tell(&record, address, tls, applied, force).await {
+    let fenced = match tell(&record, address, tls, (&store_name, applied), force).await {
         Ok(fenced) => fenced,
-        Err(Told::Lacks(lacks)) => return Err(Error::Lacks { lacks }),
-        Err(Told::Not(_)) if force => Fenced::Not,
-        Err(Told::Not(why)) => {
+        Err(Unfenced::Lacks(lacks)) => return Err(Error::Lacks { lacks }),
+        Err(Unfenced::Not(_)) if force => Fenced::Not,
+        Err(Unfenced::Not(why)) => {
             // It is refused: what that says of costs is told with the reason.
             let refused = candidate.decide(Fenced::Not, false).err();
             return Err(match refused {
@@ -104,12 +105,13 @@ pub async fn promote(
         }
     };
     let promotion = candidate.decide(fenced, force)?;
-    let fences = if fenced == Fenced::Not { address } else { "" };
-    promoted(&record, &promotion, fences).write(store)?;
+    // Also where it was told: not where its clients find the new primary, which only that one knows.
+    promoted(&record, &promotion, address).write(store)?;
     Ok(promotion)
 }
 
-enum Told {
+/// Why a primary was not fenced.
+enum Unfenced {
     Lacks(u64),
     Not(String),
 }
@@ -119,22 +121,22 @@ async fn tell(
     record: &Record,
     address: &str,
     tls: Option<&TlsFiles>,
-    applied: u64,
+    (store, applied): (&str, u64),
     force: bool,
-) -> std::result::Result<Fenced, Told> {
-    let mut calls = Calls::connect(address, tls).await.map_err(Told::Not)?;
-    let stand = calls.stand().await.map_err(Told::Not)?;
-    if stand.record.pair != record.pair {
-        return Err(Told::Not("it is of another pair".into()));
+) -> std::result::Result<Fenced, Unfenced> {
+    let mut calls = Calls::connect(address, tls).await.map_err(Unfenced::Not)?;
+    let stand = calls.stand().await.map_err(Unfenced::Not)?;
+    if stand.record.pair != record.pair || stand.record.role == Role::Standby {
+        return Err(Unfenced::Not("it is not the primary of this pair".into()));
     }
     let lacks = stand.applied.saturating_sub(applied);
     if lacks > 0 && !force {
-        return Err(Told::Lacks(lacks));
+        return Err(Unfenced::Lacks(lacks));
     }
     let applied_max = Some(applied).filter(|_| !force);
     let (pair, epoch) = (record.pair.clone(), record.epoch + 1);
-    let fence = proto::FenceRequest { pair, epoch, peer: String::new(), applied_max };
-    let fenced = calls.fence(fence).await.map_err(Told::Not)?;
+    let fence = proto::FenceRequest { pair, epoch, applied_max, store: store.to_owned(), ..Default::default() };
+    let fenced = calls.fence(fence).await.map_err(Unfenced::Not)?;
     Ok(Fenced::At(fenced.applied))
 }
 

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use esker_chain::{ChainStore, Incarnation, Member, Place, Regard, ServerId, Standing, Table};
+use esker_cluster::Served;
 use esker_wire::proto::chain as proto;
 
 use crate::error::{Error, Result};
@@ -40,6 +41,8 @@ pub(crate) struct Primary {
     pub record: Record,
     pub start: Incarnation,
     pub running: Running,
+    /// The identity of its store.
+    pub store: String,
     table: Table,
     life: Bytes,
     heard: Option<Heard>,
@@ -79,13 +82,14 @@ impl Primary {
         let running = Running::begin(ground, standing, start)?;
         running.node.regard(regard(ground.config.mode, record.in_step));
         running.node.go_by_renewed(table.clone(), running.node.now(), FOREVER);
-        let life: Bytes = fastrand::Rng::new().u128(..).to_be_bytes().to_vec().into();
+        let life = [ground.number(), ground.number()].map(u64::to_be_bytes).concat().into();
         tracing::info!(epoch = record.epoch, version, applied = standing.applied, "this server is the primary");
-        Ok(Self { record, start, running, table, life, heard: None })
+        let store = String::from_utf8_lossy(&standing.identity).into_owned();
+        Ok(Self { record, start, running, store, table, life, heard: None })
     }
 
     /// The store that is served.
-    pub(crate) fn store(&self) -> ChainStore {
+    pub(crate) fn served(&self) -> ChainStore {
         ChainStore::new(std::sync::Arc::clone(&self.running.node))
     }
 
@@ -202,16 +206,20 @@ impl Primary {
         Ok(was_in_step)
     }
 
-    /// Another server is the primary, with this epoch; where it is reached, if that is known. What is returned answers
-    /// nothing, also after an error.
-    pub(crate) fn depose(mut self, ground: &Ground, epoch: u64, peer: &str) -> (Deposed, Result<()>) {
+    /// Another server is the primary. What is returned answers nothing, also after an error.
+    pub(crate) fn depose(mut self, ground: &Ground, fence: &proto::FenceRequest) -> (Deposed, Result<()>) {
         // Before anything else: from here on nothing is answered.
         self.running.node.give_up();
-        let peer = peer.to_owned();
-        self.record = Record { role: Role::Deposed, epoch, peer, fences: String::new(), ..self.record };
-        let kept = self.record.write(&*ground.store).map_err(Error::from);
-        tracing::error!(epoch, by = self.record.peer, "this server is not the primary any more: another was promoted");
-        (Deposed { record: self.record, start: self.start, running: self.running }, kept)
+        let record = Record { role: Role::Deposed, in_step: false, fences: String::new(), ..self.record.clone() };
+        self.record = record;
+        let mut deposed = Deposed { record: self.record, start: self.start, running: self.running, primary: None };
+        let kept = deposed.hear(ground, fence);
+        tracing::error!(
+            epoch = deposed.record.epoch,
+            by = deposed.record.peer,
+            "this server is not the primary any more: another was promoted"
+        );
+        (deposed, kept)
     }
 
     /// It answers again: it was not fenced after all.
@@ -254,4 +262,29 @@ pub(crate) struct Deposed {
     pub record: Record,
     pub start: Incarnation,
     pub running: Running,
+    /// Where the new primary and its faces are, if it has said so.
+    pub primary: Option<Served>,
+}
+
+impl Deposed {
+    /// Keeps who is the primary.
+    pub(crate) fn hear(&mut self, ground: &Ground, fence: &proto::FenceRequest) -> Result<()> {
+        let known = |new: &String, old: &String| if new.is_empty() { old.clone() } else { new.clone() };
+        let peer = if fence.epoch > self.record.epoch { String::new() } else { self.record.peer.clone() };
+        self.record.peer = known(&fence.peer, &peer);
+        self.record.store.clone_from(&fence.store);
+        self.record.epoch = fence.epoch;
+        if !fence.peer.is_empty() {
+            let (resp, nbd, grpc) = (fence.resp.clone(), fence.nbd.clone(), fence.grpc.clone());
+            self.primary = Some(Served { store: String::new(), peer: fence.peer.clone(), resp, nbd, grpc, http: None });
+        }
+        self.record.write(&*ground.store).map_err(Error::from)
+    }
+
+    /// Whether this fence is of the promotion that deposed it, or of one after that: of one epoch there is one primary.
+    pub(crate) fn may_hear(&self, fence: &proto::FenceRequest) -> bool {
+        let Record { pair, epoch, store, .. } = &self.record;
+        let is_same = fence.epoch == *epoch && (store.is_empty() || *store == fence.store);
+        fence.pair == *pair && (fence.epoch > *epoch || is_same)
+    }
 }

@@ -71,7 +71,8 @@ pub struct Record {
     pub in_step: bool,
     /// Where the other is reached, as `HOST:PORT`; empty: not known.
     pub peer: String,
-    /// Of a primary: the identity of its standby's store; empty: it has had none.
+    /// Of a primary: the identity of its standby's store; empty: it has had none. Of one that was deposed: that of the
+    /// new primary's; empty: not known.
     pub store: String,
     /// Of a standby: the start of the primary that all it holds came from.
     pub life: Bytes,
@@ -79,8 +80,6 @@ pub struct Record {
     pub fences: String,
     /// Of a standby: the last operation of the primary that it has heard of.
     pub heard: u64,
-    /// When that was, in milliseconds since 1970.
-    pub heard_ms: u64,
 }
 
 fn object() -> ObjectId {
@@ -101,7 +100,6 @@ impl Record {
             life: Bytes::new(),
             fences: String::new(),
             heard: 0,
-            heard_ms: 0,
         }
     }
 
@@ -139,17 +137,16 @@ impl Record {
 
     /// As messages have it; `None`: its role is not known.
     pub fn decoded(record: proto::PairRecord) -> Option<Self> {
-        let proto::PairRecord { epoch, pair, version, in_step, peer, store, life, fences, heard, heard_ms, .. } =
-            record;
+        let proto::PairRecord { epoch, pair, version, in_step, peer, store, life, fences, heard, .. } = record;
         let role = Role::decoded(record.role)?;
-        Some(Self { role, epoch, pair, version, in_step, peer, store, life, fences, heard, heard_ms })
+        Some(Self { role, epoch, pair, version, in_step, peer, store, life, fences, heard })
     }
 
     /// As a message.
     pub(crate) fn encoded(&self) -> proto::PairRecord {
-        let Self { role, epoch, pair, version, in_step, peer, store, life, fences, heard, heard_ms } = self.clone();
+        let Self { role, epoch, pair, version, in_step, peer, store, life, fences, heard } = self.clone();
         let role = role.encoded();
-        proto::PairRecord { role, epoch, pair, version, in_step, peer, store, life, fences, heard, heard_ms }
+        proto::PairRecord { role, epoch, pair, version, in_step, peer, store, life, fences, heard }
     }
 }
 
@@ -175,7 +172,6 @@ mod tests {
                 life: "l".into(),
                 fences: "h:2".into(),
                 heard: 7,
-                heard_ms: 8,
             };
             record.write(&store).unwrap();
             assert_eq!(Record::read(&store).unwrap(), Some(record));

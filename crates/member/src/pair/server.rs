@@ -1,17 +1,18 @@
 //! A server of a pair, for as long as its process runs.
 //!
 //! ```text
-//! [`Pair::start`] → what its store may be → thread: [`Shared::turn`], again and again → [`Pair::stop`]
+//! [`Pair::start`] → what its store may be → thread: [`Desk::turn`], again and again → [`Pair::stop`]
 //! calls of the other server and of operators → the same state, one at a time
 //! ```
 //!
 //! Invariant: a role changes under the lock of the state, and the view of it is told before that is given up.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use esker_chain::{ChainStore, Incarnation, Place, ServerId, Standing};
 use esker_cluster::{Served, ServerRecord};
 use esker_peers::{Asked, Peers};
@@ -52,17 +53,18 @@ enum Now {
     Ended,
 }
 
-struct Told {
+struct Shown {
     view: Arc<View>,
     turn: u64,
     ended: Option<Arc<Error>>,
 }
 
-struct Shared {
+/// What the thread of the server and those who call share.
+struct Desk {
     /// Set before anything asks for it.
     ground: OnceLock<Ground>,
     now: Mutex<Now>,
-    told: Mutex<Told>,
+    told: Mutex<Shown>,
     changed: Condvar,
     wanted: Mutex<bool>,
     wanting: Condvar,
@@ -70,7 +72,7 @@ struct Shared {
     runtime: Runtime,
 }
 
-impl Asked for Shared {
+impl Asked for Desk {
     fn refresh(&self) {
         self.wake();
     }
@@ -82,7 +84,7 @@ impl Asked for Shared {
 
 /// A server of a pair.
 pub struct Pair {
-    shared: Arc<Shared>,
+    desk: Arc<Desk>,
     peers: Arc<Peers>,
     runs: Mutex<Option<JoinHandle<()>>>,
 }
@@ -97,14 +99,15 @@ impl Pair {
     pub fn start(store: Arc<dyn ObjectStore>, mut config: PairConfig) -> Result<Self> {
         let start = Start::of(&*store, config.follow.as_deref(), config.replaces)?;
         let standing = Standing::read(&*store, &config.fresh)?;
-        let me = ServerId(fastrand::u32(1..));
+        let mut random = fastrand::Rng::with_seed(config.seed);
+        let me = ServerId(random.u32(1..BY.0));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("esker-pair-calls")
             .enable_all()
             .build()?;
-        let told = Told { view: Arc::default(), turn: 0, ended: None };
-        let shared = Arc::new(Shared {
+        let told = Shown { view: Arc::default(), turn: 0, ended: None };
+        let desk = Arc::new(Desk {
             ground: OnceLock::new(),
             now: Mutex::new(Now::Ended),
             told: Mutex::new(told),
@@ -115,42 +118,48 @@ impl Pair {
             runtime,
         });
         let listen = esker_peers::Config { cluster: CLUSTER.into(), me, ..config.peers.clone() };
-        let peers = Arc::new(Peers::bind_beside(listen, routes(&shared))?);
+        let peers = Arc::new(Peers::bind_beside(listen, routes(&desk))?);
         if config.served.peer.is_empty() {
             config.served.peer = peers.address().to_string();
         }
-        let asked = Arc::downgrade(&shared);
-        let ground = shared.ground.get_or_init(|| Ground {
+        let asked = Arc::downgrade(&desk);
+        let ground = desk.ground.get_or_init(|| Ground {
             store: Arc::clone(&store),
             peers: Arc::clone(&peers),
             me,
             config,
-            asked: Arc::new(Weak(asked)),
+            asked: Arc::new(Waking(asked)),
+            random: Mutex::new(random),
         });
         let begun = match start {
-            Start::Standby(record) => Now::Follower(Box::new(Follower::new(record, &standing))),
+            Start::Standby(mut record) => {
+                if record.peer.is_empty() {
+                    record.peer = ground.config.follow.clone().unwrap_or_default();
+                }
+                Now::Follower(Box::new(Follower::new(ground, record, &standing)))
+            }
             Start::Primary(record) => {
-                shared.ask_before(ground, &record)?;
+                desk.ask_before(ground, &record)?;
                 Now::Primary(Box::new(Primary::begin(ground, record, &standing)?))
             }
         };
-        let mut now = shared.now.lock();
+        let mut now = desk.now.lock();
         *now = begun;
-        shared.tell(&now);
+        desk.tell(&now);
         drop(now);
-        let own = Arc::clone(&shared);
+        let own = Arc::clone(&desk);
         let runs = std::thread::Builder::new().name("esker-pair".into()).spawn(move || own.run())?;
-        Ok(Self { shared, peers, runs: Mutex::new(Some(runs)) })
+        Ok(Self { desk, peers, runs: Mutex::new(Some(runs)) })
     }
 
     /// How the pair stands, as chains do.
     pub fn view(&self) -> Arc<View> {
-        Arc::clone(&self.shared.told.lock().view)
+        Arc::clone(&self.desk.told.lock().view)
     }
 
     /// How this server stands in it; `None` at its end.
     pub fn stand(&self) -> Option<Stand> {
-        self.shared.stand().ok().and_then(Stand::decoded)
+        self.desk.stand().ok().and_then(Stand::decoded)
     }
 
     /// Where the other server reaches this one.
@@ -163,9 +172,9 @@ impl Pair {
     /// # Errors
     /// Why this server is none of the pair any more.
     pub fn wait(&self, turn: u64, within: Duration) -> std::result::Result<(u64, Arc<View>), Arc<Error>> {
-        let mut told = self.shared.told.lock();
+        let mut told = self.desk.told.lock();
         if told.turn == turn && told.ended.is_none() {
-            self.shared.changed.wait_for(&mut told, within);
+            self.desk.changed.wait_for(&mut told, within);
         }
         match &told.ended {
             Some(error) => Err(Arc::clone(error)),
@@ -175,16 +184,16 @@ impl Pair {
 
     /// What the primary serves; `None`: this server is none.
     pub fn store(&self) -> Option<ChainStore> {
-        match &*self.shared.now.lock() {
-            Now::Primary(primary) => Some(primary.store()),
+        match &*self.desk.now.lock() {
+            Now::Primary(primary) => Some(primary.served()),
             _ => None,
         }
     }
 
     /// Has a standby that is there take what it lacks, for a while at most, and ends. Does nothing the second time.
     pub fn stop(&self) {
-        self.shared.stops.store(true, Ordering::SeqCst);
-        self.shared.wake();
+        self.desk.stops.store(true, Ordering::SeqCst);
+        self.desk.wake();
         if let Some(runs) = self.runs.lock().take()
             && runs.join().is_err()
         {
@@ -200,16 +209,16 @@ impl Drop for Pair {
     }
 }
 
-/// The links of nodes do not keep the server alive.
-struct Weak(std::sync::Weak<Shared>);
+/// What nodes wake the server by: their links do not keep it alive.
+struct Waking(Weak<Desk>);
 
-impl Asked for Weak {
+impl Asked for Waking {
     fn refresh(&self) {
-        self.0.upgrade().into_iter().for_each(|shared| shared.refresh());
+        self.0.upgrade().into_iter().for_each(|desk| desk.refresh());
     }
 
     fn in_step(&self, server: ServerId, version: u64) {
-        self.0.upgrade().into_iter().for_each(|shared| shared.in_step(server, version));
+        self.0.upgrade().into_iter().for_each(|desk| desk.in_step(server, version));
     }
 }
 
@@ -222,7 +231,7 @@ enum Ask {
     Fence(String, proto::FenceRequest),
 }
 
-impl Shared {
+impl Desk {
     fn ground(&self) -> Answer<&Ground> {
         self.ground.get().ok_or_else(|| "this server starts still".into())
     }
@@ -304,8 +313,7 @@ impl Shared {
                 let Record { fences, pair, epoch, .. } = &primary.record;
                 if !fences.is_empty() && fenced.elapsed() >= AGAIN {
                     *fenced = Instant::now();
-                    let peer = ground.config.served.peer.clone();
-                    let request = proto::FenceRequest { pair: pair.clone(), epoch: *epoch, peer, applied_max: None };
+                    let request = fence(ground, pair, *epoch, &primary.store);
                     ask = Ask::Fence(fences.clone(), request);
                 }
             }
@@ -443,7 +451,9 @@ impl Shared {
         if theirs.pair == primary.record.pair && theirs.epoch > epoch {
             let by = if theirs.role == Role::Primary { address.to_owned() } else { theirs.peer };
             // It answers nothing, whether that could be kept or not.
-            let _ = self.depose(ground, &mut now, theirs.epoch, &by);
+            let (pair, epoch) = (theirs.pair, theirs.epoch);
+            let told = proto::FenceRequest { pair, epoch, peer: by, ..proto::FenceRequest::default() };
+            let _ = self.depose(ground, &mut now, &told);
             return;
         }
         let next = Record { fences: String::new(), ..primary.record.clone() };
@@ -455,7 +465,7 @@ impl Shared {
     }
 
     /// This primary is none any more; the last operation that it has applied.
-    fn depose(&self, ground: &Ground, now: &mut MutexGuard<'_, Now>, epoch: u64, by: &str) -> Answer<u64> {
+    fn depose(&self, ground: &Ground, now: &mut MutexGuard<'_, Now>, fence: &proto::FenceRequest) -> Answer<u64> {
         let primary = match std::mem::replace(&mut **now, Now::Ended) {
             Now::Primary(primary) => primary,
             other => {
@@ -463,7 +473,7 @@ impl Shared {
                 return Err("this server is no primary".into());
             }
         };
-        let (deposed, kept) = primary.depose(ground, epoch, by);
+        let (deposed, kept) = primary.depose(ground, fence);
         let applied = deposed.running.node.progress().0;
         **now = Now::Deposed(Box::new(deposed));
         self.tell(now);
@@ -499,6 +509,15 @@ impl Shared {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// What the primary that has deposed this one is called: its number is not known.
+const BY: ServerId = ServerId(u32::MAX);
+
+/// What a primary of this epoch tells the one before it.
+fn fence(ground: &Ground, pair: &Bytes, epoch: u64, store: &str) -> proto::FenceRequest {
+    let Served { peer, resp, nbd, grpc, .. } = ground.config.served.clone();
+    proto::FenceRequest { pair: pair.clone(), epoch, peer, applied_max: None, store: store.into(), resp, nbd, grpc }
 }
 
 fn other(server: u32, place: Place, served: Served) -> Peer {
@@ -541,6 +560,10 @@ fn view(ground: &Ground, now: &Now) -> View {
             view.trouble.clone_from(&follower.trouble);
         }
         Now::Deposed(deposed) => {
+            if let Some(served) = &deposed.primary {
+                view.head = Some(BY);
+                view.peers.push(other(BY.0, Place::Serving, served.clone()));
+            }
             view.incarnation = Some(deposed.start);
             view.trouble = Some("this server was deposed: another was promoted".into());
         }
@@ -550,14 +573,15 @@ fn view(ground: &Ground, now: &Now) -> View {
     view
 }
 
-impl Answers for Shared {
+impl Answers for Desk {
     fn follow(&self, request: proto::FollowRequest) -> Answer<proto::FollowResponse> {
         let ground = self.ground()?;
         let mut now = self.now.lock();
         match &mut *now {
             Now::Primary(primary) if request.epoch > primary.record.epoch && request.pair == primary.record.pair => {
                 let epoch = request.epoch;
-                self.depose(ground, &mut now, epoch, "")?;
+                let fence = proto::FenceRequest { pair: request.pair, epoch, ..proto::FenceRequest::default() };
+                self.depose(ground, &mut now, &fence)?;
                 Err(format!("this server has a lower epoch than {epoch}: it is not the primary any more"))
             }
             Now::Primary(primary) => {
@@ -597,17 +621,15 @@ impl Answers for Shared {
                     primary.renew();
                     return Err(format!("this primary has applied operations up to {applied} meanwhile"));
                 }
-                let applied = self.depose(ground, &mut now, request.epoch, &request.peer)?;
+                let applied = self.depose(ground, &mut now, &request)?;
                 Ok(response(Role::Deposed, request.epoch, applied))
             }
             Now::Deposed(deposed) => {
-                if request.epoch < deposed.record.epoch || request.pair != deposed.record.pair {
-                    return Err(format!("this server has heard of epoch {} already", deposed.record.epoch));
+                if !deposed.may_hear(&request) {
+                    let epoch = deposed.record.epoch;
+                    return Err(format!("this server was deposed already, by another server with epoch {epoch}"));
                 }
-                let peer = if request.peer.is_empty() { deposed.record.peer.clone() } else { request.peer };
-                let next = Record { epoch: request.epoch, peer, ..deposed.record.clone() };
-                next.write(&*ground.store).map_err(|error| error.to_string())?;
-                deposed.record = next;
+                deposed.hear(ground, &request).map_err(|error| error.to_string())?;
                 Ok(response(Role::Deposed, request.epoch, deposed.running.node.progress().0))
             }
             Now::Follower(follower) => {
@@ -639,26 +661,27 @@ impl Answers for Shared {
     fn promote(&self, force: bool) -> Answer<proto::PromoteResponse> {
         let ground = self.ground()?;
         let words = |error: Error| error.to_string();
-        let (record, applied) = match &*self.now.lock() {
-            Now::Follower(follower) => (follower.record.clone(), follower.applied(ground).map_err(words)?),
+        let (record, applied, store) = match &*self.now.lock() {
+            Now::Follower(follower) => {
+                (follower.record.clone(), follower.applied(ground).map_err(words)?, follower.store.clone())
+            }
             Now::Primary(primary) => {
                 return Err(format!("this server is the primary already, with epoch {}", primary.record.epoch));
             }
             _ => return Err("this server is no standby".into()),
         };
         Candidate { record: &record, applied }.check().map_err(words)?;
-        let own = ground.config.served.peer.clone();
-        let request =
-            proto::FenceRequest { pair: record.pair.clone(), epoch: record.epoch + 1, peer: own, applied_max: None };
+        let request = fence(ground, &record.pair, record.epoch + 1, &store);
         let tls = ground.config.peers.tls.as_ref();
         let asked = self.runtime.block_on(async { Calls::connect(&record.peer, tls).await?.fence(request).await });
         let fenced = match asked {
-            Ok(fenced) => {
+            Ok(fenced) if Role::decoded(fenced.role) == Some(Role::Deposed) => {
                 self.await_rest(fenced.applied);
                 Fenced::At(fenced.applied)
             }
-            Err(_) if force => Fenced::Not,
-            Err(why) => {
+            _ if force => Fenced::Not,
+            asked => {
+                let why = asked.err().unwrap_or_else(|| "it is not the primary of this pair".into());
                 let refused = Candidate { record: &record, applied }.decide(Fenced::Not, false).err();
                 return Err(match refused {
                     Some(Error::NotFenced { cost, .. }) => {
@@ -676,7 +699,7 @@ impl Answers for Shared {
         let record = follower.end(ground);
         let standing = Standing::read(&*ground.store, &ground.config.fresh).map_err(|error| error.to_string())?;
         let follow_on = |now: &mut Now| {
-            *now = Now::Follower(Box::new(Follower::new(record.clone(), &standing)));
+            *now = Now::Follower(Box::new(Follower::new(ground, record.clone(), &standing)));
             self.tell(now);
         };
         let promotion = match (Candidate { record: &record, applied: standing.applied }).decide(fenced, force) {
