@@ -185,6 +185,14 @@ impl Servers {
         serde_json::from_slice(&output.stdout).unwrap_or_default()
     }
 
+    /// Waits until this server answers as the primary.
+    fn answers(&self, at: usize) {
+        soon("it answers as the primary", || {
+            let reply = Client::connect(self.clients[at]).and_then(|mut client| client.call(&["EXISTS", "none"]));
+            reply.is_ok_and(|reply| reply == ":0")
+        });
+    }
+
     /// Waits until this standby holds what its primary holds, and both say so.
     fn caught_up(&self, at: usize) {
         soon("the standby has caught up", || {
@@ -272,6 +280,7 @@ struct Writers {
 
 impl Writers {
     fn start(address: SocketAddr, count: usize) -> Self {
+        let own = fastrand::u32(..);
         let (acknowledged, over) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
         let tasks = (0..count).map(|writer| {
             let (notes, over) = (Arc::clone(&acknowledged), Arc::clone(&over));
@@ -281,7 +290,7 @@ impl Writers {
                     if over.load(Ordering::SeqCst) {
                         return;
                     }
-                    let key = format!("w{writer}-{number}");
+                    let key = format!("w{own:x}-{writer}-{number}");
                     let called = match &mut client {
                         Some(client) => Ok(client),
                         None => Client::connect(address).map(|new| client.insert(new)),
@@ -365,11 +374,7 @@ fn a_synchronous_standby_has_every_write_that_was_acknowledged() {
             let told = servers.done(&["promote", "--force", "--at", &servers.url(1)]);
             assert!(told.contains("no acknowledged write is lost"), "{told}");
             // Faces over the chain take the place of those that told where the primary is.
-            soon("it answers", || servers.client(1).call(&["PING"]).is_ok_and(|pong| pong == "+PONG"));
-            soon("it answers as the primary", || {
-                let reply = Client::connect(servers.clients[1]).and_then(|mut client| client.call(&["GET", "w0-0"]));
-                reply.is_ok_and(|reply| reply == "w0-0")
-            });
+            servers.answers(1);
         } else {
             servers.kill(1);
             servers.promote_store(1, &["--force"]);
@@ -403,11 +408,8 @@ fn a_primary_that_comes_back_is_refused_and_made_the_standby_of_the_new_one() {
     // What it had alone is gone: it is asked as the primary, which it is made as planned.
     let promoted = servers.done(&["promote", "--at", &servers.url(0)]);
     assert!(promoted.contains("has everything that it had") && promoted.contains("epoch 3"), "{promoted}");
-    soon("it answers as the primary", || {
-        Client::connect(servers.clients[0])
-            .and_then(|mut client| client.call(&["GET", "both0"]))
-            .is_ok_and(|reply| reply == "old")
-    });
+    servers.answers(0);
+    assert_eq!(servers.call(0, &["GET", "both0"]), "old");
     servers.have(0, &both);
     servers.have(0, &new);
     assert_eq!(servers.count(0, &alone), 0);
@@ -440,10 +442,8 @@ fn a_primary_that_was_away_hears_of_a_promotion_and_answers_no_more() {
         let reply = Client::connect(servers.clients[0]).and_then(|mut client| client.call(&["GET", "key0"]));
         reply.is_ok_and(|reply| reply.starts_with("-MOVED"))
     });
-    soon("the new primary answers", || {
-        let reply = Client::connect(servers.clients[1]).and_then(|mut client| client.call(&["GET", "key0"]));
-        reply.is_ok_and(|reply| reply == "x")
-    });
+    servers.answers(1);
+    assert_eq!(servers.call(1, &["GET", "key0"]), "x");
 }
 
 #[test]
@@ -466,12 +466,7 @@ fn part_of_a_copy_is_not_promoted() {
     servers.follow(1);
     servers.caught_up(1);
     servers.done(&["promote", "--at", &servers.url(1)]);
-    soon("it answers", || servers.status(1)["role"] == "primary");
-    soon("its faces are open", || {
-        Client::connect(servers.clients[1])
-            .and_then(|mut client| client.call(&["EXISTS", "large0"]))
-            .is_ok_and(|reply| reply == ":1")
-    });
+    servers.answers(1);
     servers.have(1, &keys);
 }
 
@@ -498,6 +493,19 @@ fn a_standby_and_a_primary_that_are_started_again_go_on() {
     // Another start of the primary: only what differs is fetched.
     keys.extend(servers.write(0, "large", 100, &"x".repeat(100_000)));
     servers.caught_up(1);
+    let copies = offered(&servers);
+    servers.stop(0);
+    servers.start(0, &["--standby", "async"]);
+    keys.extend(servers.write(0, "planned", 100, "x"));
+    servers.caught_up(1);
+    assert_eq!(offered(&servers), copies, "it ended as planned: what its standby holds is its own state");
+    servers.stop(0);
+    let (folder, location) = (servers.folder.path(), "d0");
+    assert!(command(folder).args(["kv", "put", "--store", location, "beside", "x"]).status().unwrap().success());
+    keys.push("beside".into());
+    servers.start(0, &["--standby", "async"]);
+    servers.caught_up(1);
+    assert_eq!(offered(&servers), copies + 1, "its store was changed meanwhile");
     servers.kill(0);
     servers.start(0, &["--standby", "async"]);
     keys.extend(servers.write(0, "later", 100, "x"));
@@ -532,7 +540,7 @@ fn a_synchronous_primary_waits_while_its_standby_is_away_and_until_it_is_release
     servers.kill(1);
     servers.kill(0);
     servers.start(0, &["--standby", "sync"]);
-    assert_eq!(servers.status(0)["in_step"], true);
+    servers.in_step(0);
     let mut waiting = waits(&servers, "two");
     servers.follow(1);
     assert_eq!(waiting.reply(PATIENCE).unwrap(), "+OK");
@@ -570,12 +578,46 @@ fn what_is_kept_for_a_standby_that_hears_nothing_is_bounded() {
     servers.signal(1, "-CONT");
     servers.caught_up(1);
     servers.done(&["promote", "--at", &servers.url(1)]);
-    soon("it answers", || {
-        Client::connect(servers.clients[1])
-            .and_then(|mut client| client.call(&["EXISTS", "large0"]))
-            .is_ok_and(|reply| reply == ":1")
-    });
+    servers.answers(1);
     servers.have(1, &keys);
+}
+
+#[test]
+fn acknowledged_writes_outlive_promotions_one_after_the_other() {
+    let rounds = std::env::var("ESKER_STANDBY_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(3_usize);
+    let mut servers = Servers::new("");
+    servers.start(0, &["--standby", "sync"]);
+    let (mut primary, mut acknowledged) = (0, Vec::new());
+    for round in 0..rounds {
+        let (standby, follow) = (1 - primary, servers.url(primary));
+        servers.start(standby, &["--standby", "sync", "--follow", &follow]);
+        servers.in_step(primary);
+        servers.in_step(standby);
+        let writers = Writers::start(servers.clients[primary], 4);
+        writers.reach(300);
+        match round % 3 {
+            0 => {
+                servers.kill(standby);
+                std::thread::sleep(WAITS / 4);
+                servers.start(standby, &["--standby", "sync", "--follow", &follow]);
+            }
+            1 => {
+                servers.kill(primary);
+                servers.start(primary, &["--standby", "sync"]);
+            }
+            _ => {}
+        }
+        writers.reach(300);
+        soon("the standby holds a state", || servers.status(standby)["whole"] == true);
+        servers.kill(primary);
+        acknowledged.extend(writers.end());
+        servers.done(&["promote", "--force", "--at", &servers.url(standby)]);
+        servers.answers(standby);
+        servers.have(standby, &acknowledged);
+        assert_eq!(servers.status(standby)["epoch"], round + 2);
+        primary = standby;
+    }
+    println!("{} writes were acknowledged", acknowledged.len());
 }
 
 #[test]

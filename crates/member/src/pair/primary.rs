@@ -15,7 +15,6 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use esker_chain::{ChainStore, Incarnation, Member, Place, Regard, ServerId, Standing, Table};
 use esker_cluster::Served;
 use esker_wire::proto::chain as proto;
@@ -44,7 +43,6 @@ pub(crate) struct Primary {
     /// The identity of its store.
     pub store: String,
     table: Table,
-    life: Bytes,
     heard: Option<Heard>,
 }
 
@@ -68,13 +66,19 @@ impl Primary {
         if ground.config.mode == Mode::Async && std::mem::take(&mut record.in_step) {
             tracing::warn!("writes are acknowledged without the standby from now on: this server is asynchronous");
         }
+        // What is not acknowledged to a standby may have been lost or changed, but for an end as planned.
+        let goes_on = record.ended != 0 && record.ended == ground.store.sync().wait()?.0;
+        if !goes_on {
+            record.life = [ground.number(), ground.number()].map(u64::to_be_bytes).concat().into();
+        }
+        record.ended = 0;
         record.version += 1;
         record.write(&*ground.store)?;
         let version = record.version;
         let start = Incarnation(version);
         let mut members = vec![Member { server: ground.me, incarnation: start, place: Place::Serving, since: version }];
-        if record.in_step {
-            // It is not there yet: what waits for it is kept.
+        if !record.store.is_empty() {
+            // It is not there yet: what is to be sent to it is kept.
             let (server, incarnation) = (ServerId(0), Incarnation(0));
             members.push(Member { server, incarnation, place: Place::Syncing, since: version });
         }
@@ -82,10 +86,9 @@ impl Primary {
         let running = Running::begin(ground, standing, start)?;
         running.node.regard(regard(ground.config.mode, record.in_step));
         running.node.go_by_renewed(table.clone(), running.node.now(), FOREVER);
-        let life = [ground.number(), ground.number()].map(u64::to_be_bytes).concat().into();
         tracing::info!(epoch = record.epoch, version, applied = standing.applied, "this server is the primary");
         let store = String::from_utf8_lossy(&standing.identity).into_owned();
-        Ok(Self { record, start, running, store, table, life, heard: None })
+        Ok(Self { record, start, running, store, table, heard: None })
     }
 
     /// The store that is served.
@@ -134,8 +137,8 @@ impl Primary {
             start: self.start.0,
             version: self.table.version,
             since: self.standby().map_or(0, |member| member.since),
-            resumes: request.life == self.life && request.applied.is_some(),
-            life: self.life.clone(),
+            resumes: request.life == self.record.life && request.applied.is_some(),
+            life: self.record.life.clone(),
             applied: self.running.node.progress().0,
             sync: ground.config.mode == Mode::Sync,
             in_step: self.record.in_step,
@@ -206,6 +209,25 @@ impl Primary {
         Ok(was_in_step)
     }
 
+    /// Ends as planned: a standby that is there takes what it lacks first, `within` that time.
+    pub(crate) fn end(self, ground: &Ground, within: Duration) {
+        if self.heard.as_ref().is_some_and(|heard| heard.at.elapsed() < GONE) {
+            self.running.settle(within);
+        }
+        let has_failed = self.running.node.failure().is_some();
+        self.running.end(ground);
+        if has_failed {
+            return;
+        }
+        let kept = ground.store.sync().wait().and_then(|last| {
+            let ended = last.0 + 1;
+            Record { ended, ..self.record }.write(&*ground.store)
+        });
+        if let Err(error) = kept {
+            tracing::warn!(%error, "that this server has ended as planned cannot be kept: its standby is copied anew");
+        }
+    }
+
     /// Another server is the primary. What is returned answers nothing, also after an error.
     pub(crate) fn depose(mut self, ground: &Ground, fence: &proto::FenceRequest) -> (Deposed, Result<()>) {
         // Before anything else: from here on nothing is answered.
@@ -249,11 +271,6 @@ impl Primary {
     /// Version of the table.
     pub(crate) fn version(&self) -> u64 {
         self.table.version
-    }
-
-    /// Whether a standby has been heard of lately.
-    pub(crate) fn has_standby(&self) -> bool {
-        self.heard.as_ref().is_some_and(|heard| heard.at.elapsed() < GONE)
     }
 }
 

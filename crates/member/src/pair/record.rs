@@ -74,12 +74,15 @@ pub struct Record {
     /// Of a primary: the identity of its standby's store; empty: it has had none. Of one that was deposed: that of the
     /// new primary's; empty: not known.
     pub store: String,
-    /// Of a standby: the start of the primary that all it holds came from.
+    /// Of a standby: the life of the primary that all it holds came from. Of a primary: its own, which goes on over a
+    /// start where nothing has changed the store in between.
     pub life: Bytes,
     /// Of a primary: where the one before it is to be told that it was deposed; empty: it was, or there is none.
     pub fences: String,
     /// Of a standby: the last operation of the primary that it has heard of.
     pub heard: u64,
+    /// Of a primary that has ended as planned: the last commit of its store, which is that of this record; else 0.
+    pub ended: u64,
 }
 
 fn object() -> ObjectId {
@@ -100,6 +103,7 @@ impl Record {
             life: Bytes::new(),
             fences: String::new(),
             heard: 0,
+            ended: 0,
         }
     }
 
@@ -137,16 +141,16 @@ impl Record {
 
     /// As messages have it; `None`: its role is not known.
     pub fn decoded(record: proto::PairRecord) -> Option<Self> {
-        let proto::PairRecord { epoch, pair, version, in_step, peer, store, life, fences, heard, .. } = record;
+        let proto::PairRecord { epoch, pair, version, in_step, peer, store, life, fences, heard, ended, .. } = record;
         let role = Role::decoded(record.role)?;
-        Some(Self { role, epoch, pair, version, in_step, peer, store, life, fences, heard })
+        Some(Self { role, epoch, pair, version, in_step, peer, store, life, fences, heard, ended })
     }
 
     /// As a message.
     pub(crate) fn encoded(&self) -> proto::PairRecord {
-        let Self { role, epoch, pair, version, in_step, peer, store, life, fences, heard } = self.clone();
+        let Self { role, epoch, pair, version, in_step, peer, store, life, fences, heard, ended } = self.clone();
         let role = role.encoded();
-        proto::PairRecord { role, epoch, pair, version, in_step, peer, store, life, fences, heard }
+        proto::PairRecord { role, epoch, pair, version, in_step, peer, store, life, fences, heard, ended }
     }
 }
 
@@ -172,6 +176,7 @@ mod tests {
                 life: "l".into(),
                 fences: "h:2".into(),
                 heard: 7,
+                ended: 6,
             };
             record.write(&store).unwrap();
             assert_eq!(Record::read(&store).unwrap(), Some(record));

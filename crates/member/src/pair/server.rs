@@ -266,12 +266,7 @@ impl Desk {
     fn end(&self, ground: &Ground) {
         let mut now = self.now.lock();
         match std::mem::replace(&mut *now, Now::Ended) {
-            Now::Primary(primary) => {
-                if primary.has_standby() {
-                    primary.running.settle(SETTLE);
-                }
-                primary.running.end(ground);
-            }
+            Now::Primary(primary) => primary.end(ground, SETTLE),
             Now::Deposed(deposed) => deposed.running.end(ground),
             Now::Follower(follower) => drop(follower.end(ground)),
             Now::Failed(_) | Now::Ended => {}
@@ -692,6 +687,13 @@ impl Answers for Desk {
             }
         };
         let mut now = self.now.lock();
+        if let (Now::Follower(follower), Fenced::At(theirs), false) = (&*now, fenced, force) {
+            let lacks = theirs.saturating_sub(follower.node().map_or(0, |node| node.progress().0));
+            if lacks > 0 {
+                // It is sent that still: it may be promoted later.
+                return Err(words(Error::Lacks { lacks }));
+            }
+        }
         let Now::Follower(follower) = std::mem::replace(&mut *now, Now::Ended) else {
             return Err("this server stops".into());
         };
