@@ -130,9 +130,20 @@ impl Servers {
 
     /// A start that is refused; what it complained of.
     fn refused(&self, at: usize, arguments: &[&str]) -> String {
-        let output = self.serve(at, arguments).stderr(Stdio::piped()).output().unwrap();
-        let complained = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {complained}");
+        let mut child = self.serve(at, arguments).stderr(Stdio::piped()).spawn().unwrap();
+        let mut printed = child.stderr.take().unwrap();
+        let reading = std::thread::spawn(move || {
+            let mut complained = String::new();
+            printed.read_to_string(&mut complained).map(|_| complained)
+        });
+        let until = Instant::now() + PATIENCE / 4;
+        while child.try_wait().unwrap().is_none() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // It may have ended.
+        let _ = child.kill();
+        let (ended, complained) = (child.wait().unwrap(), reading.join().unwrap().unwrap());
+        assert_eq!(ended.code(), Some(1), "{arguments:?}: {complained}");
         complained
     }
 

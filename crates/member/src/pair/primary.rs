@@ -297,11 +297,4 @@ impl Deposed {
         }
         self.record.write(&*ground.store).map_err(Error::from)
     }
-
-    /// Whether this fence is of the promotion that deposed it, or of one after that: of one epoch there is one primary.
-    pub(crate) fn may_hear(&self, fence: &proto::FenceRequest) -> bool {
-        let Record { pair, epoch, store, .. } = &self.record;
-        let is_same = fence.epoch == *epoch && (store.is_empty() || *store == fence.store);
-        fence.pair == *pair && (fence.epoch > *epoch || is_same)
-    }
 }

@@ -131,6 +131,14 @@ impl Record {
         self.submit(store, Durability::Applied)
     }
 
+    /// Whether its server is to heed this fence: of a higher epoch than it knows, or of the promotion that has deposed
+    /// it. Of one epoch there is one primary.
+    pub(crate) fn heeds(&self, fence: &proto::FenceRequest) -> bool {
+        let is_same = self.role == Role::Deposed && fence.epoch == self.epoch;
+        let is_ours = is_same && (self.store.is_empty() || self.store == fence.store);
+        fence.pair == self.pair && (fence.epoch > self.epoch || is_ours)
+    }
+
     fn submit(&self, store: &dyn ObjectStore, durability: Durability) -> Result<()> {
         let value = Bytes::from(self.encoded().encode_to_vec());
         let keep = Change::XattrSet { name: Bytes::from_static(PAIR), value };
@@ -159,6 +167,24 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
     use super::*;
+
+    #[test]
+    fn a_fence_is_heeded_where_its_epoch_is_higher_and_again_from_the_same_store() {
+        let fence = |epoch, store: &str| proto::FenceRequest {
+            pair: "p".into(),
+            epoch,
+            store: store.into(),
+            ..proto::FenceRequest::default()
+        };
+        let primary = Record { epoch: 3, pair: "p".into(), store: "its standby".into(), ..Record::new(Role::Primary) };
+        assert!(primary.heeds(&fence(4, "a")) && primary.heeds(&fence(9, "b")));
+        assert!(!primary.heeds(&fence(3, "a")) && !primary.heeds(&fence(2, "a")));
+        assert!(!primary.heeds(&proto::FenceRequest { pair: "other".into(), ..fence(4, "a") }));
+        let deposed = |store: &str| Record { role: Role::Deposed, store: store.into(), ..primary.clone() };
+        assert!(deposed("a").heeds(&fence(3, "a")) && deposed("").heeds(&fence(3, "a")));
+        assert!(!deposed("a").heeds(&fence(3, "b")), "of one epoch there is one primary");
+        assert!(deposed("a").heeds(&fence(4, "b")) && !deposed("a").heeds(&fence(2, "a")));
+    }
 
     #[test]
     fn what_is_kept_comes_back() {

@@ -602,11 +602,9 @@ impl Answers for Desk {
         match &mut *now {
             Now::Primary(primary) => {
                 let record = &primary.record;
-                if request.pair != record.pair {
-                    return Err("this primary is of another pair".into());
-                }
-                if request.epoch <= record.epoch {
-                    return Err(format!("this primary has epoch {}: {} is not higher", record.epoch, request.epoch));
+                if !record.heeds(&request) {
+                    let (own, theirs) = (record.epoch, request.epoch);
+                    return Err(format!("this primary is of another pair, or its epoch {own} is not below {theirs}"));
                 }
                 let node = Arc::clone(&primary.running.node);
                 // What it has applied does not change any more from here on.
@@ -620,7 +618,7 @@ impl Answers for Desk {
                 Ok(response(Role::Deposed, request.epoch, applied))
             }
             Now::Deposed(deposed) => {
-                if !deposed.may_hear(&request) {
+                if !deposed.record.heeds(&request) {
                     let epoch = deposed.record.epoch;
                     return Err(format!("this server was deposed already, by another server with epoch {epoch}"));
                 }

@@ -111,7 +111,9 @@ pub(super) fn served(
     rpc: Option<&esker_server::grpc::Config>,
 ) -> Result<Served, Failure> {
     if let Some(address) = resp.listen.iter().chain(&resp.tls_listen).find(|address| address.port() == 0) {
-        return Err(Failure::usage(format!("listen = {address}: a server of a cluster has the same port always")));
+        return Err(Failure::usage(format!(
+            "listen = {address}: a server that others know of has the same port always"
+        )));
     }
     let announced = |address: Option<&SocketAddr>| {
         let address = address?;
