@@ -379,6 +379,11 @@ fn a_synchronous_standby_has_every_write_that_was_acknowledged() {
         servers.in_step(1);
         let writers = Writers::start(servers.clients[0], 8);
         writers.reach(2_000);
+        if !is_running {
+            // What it has not read yet it never has.
+            servers.signal(1, "-STOP");
+            std::thread::sleep(WAITS / 4);
+        }
         servers.kill(0);
         let acknowledged = writers.end();
         if is_running {
