@@ -1,15 +1,15 @@
 //! Two servers without a coordinator: a primary, and a standby that holds what it holds.
 //!
 //! ```text
-//! store's record, settings → Primary: a table of its own → writes, sent to the standby
+//! store's record, settings → Primary: a table of its own → writes → the standby
 //!                          → Follower: asks the primary what it is → copied, sent to
-//! operator: promote → the primary is fenced, what it has still is waited for → Follower → Primary, one epoch later
+//! operator: promote → the primary is fenced, sends what it has still → Follower → Primary, one epoch later
 //! ```
 //!
 //! Invariants:
 //! 1. Of two primaries of a pair the one with the lower epoch answers nothing once it has heard of the other.
 //! 2. No store is promoted that holds part of a copy.
-//! 3. Who is the primary is decided by operators alone.
+//! 3. Operators alone decide which server is the primary.
 
 mod calls;
 mod follower;
@@ -18,6 +18,8 @@ mod offline;
 mod primary;
 mod promotion;
 mod record;
+#[cfg(test)]
+mod scenes;
 mod server;
 mod service;
 mod stand;

@@ -1,6 +1,6 @@
 //! A standby: it is brought up to its primary, and takes everything that it is sent.
 //!
-//! [`Follower::request`] → the primary → [`Follower::hear`]: its table → a node that goes by it → copied, sent to
+//! [`Follower::request`] → the primary → [`Follower::hear`]: its table → a node goes by it → copied, sent to
 //!
 //! Invariants:
 //! 1. Where what the store holds is not to be built on, it says durably that it is part of a copy before it says whose

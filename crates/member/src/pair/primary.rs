@@ -3,7 +3,7 @@
 //! ```text
 //! store → [`Primary::begin`]: a table of its own, a lease without end → writes
 //! standby → [`Primary::follow`]: a table with it → brought up, sent everything
-//! synchronous: in step → kept durably → from then on nothing is acknowledged without it, until [`Primary::release`]
+//! synchronous: in step → kept durably → nothing is acknowledged without it, until [`Primary::release`]
 //! a higher epoch → [`Primary::depose`]: answers nothing, keeps that durably, and sends what it still has
 //! ```
 //!
@@ -284,7 +284,7 @@ pub(crate) struct Deposed {
 }
 
 impl Deposed {
-    /// Keeps who is the primary.
+    /// Keeps which server is the primary.
     pub(crate) fn hear(&mut self, ground: &Ground, fence: &proto::FenceRequest) -> Result<()> {
         let known = |new: &String, old: &String| if new.is_empty() { old.clone() } else { new.clone() };
         let peer = if fence.epoch > self.record.epoch { String::new() } else { self.record.peer.clone() };

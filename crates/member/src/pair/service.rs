@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status};
 /// A refusal, in words for the operator of the other side.
 pub(crate) type Answer<T> = Result<T, String>;
 
-/// Who answers.
+/// What answers.
 pub(crate) trait Answers: Send + Sync + 'static {
     fn follow(&self, request: proto::FollowRequest) -> Answer<proto::FollowResponse>;
     fn fence(&self, request: proto::FenceRequest) -> Answer<proto::FenceResponse>;

@@ -118,7 +118,7 @@ pub fn check_alone(store: &esker::Store) -> Result<(), Failure> {
     esker_member::pair::check_alone(&*store.objects()).map_err(|error| Failure::of(Code::Failure, &error))
 }
 
-/// The number by which clients are told of this server: it heads nothing for those who are told so.
+/// The number by which clients are told of this server: those that are told of it are told that it heads nothing.
 const ME: ServerId = ServerId(0);
 
 /// Serves until the end of the process.

@@ -1,7 +1,7 @@
 //! The faces of a server that heads its chain at one time and not at another: what is served, one term after the
 //! other.
 //!
-//! heads → the faces over the chain · does not → clients are told where the head is · it changes → the next term
+//! heads → the faces over the chain · does not → clients are told where the head is · changes → the next term
 //!
 //! Invariants:
 //! 1. Faces are opened where this server heads the chain, over the chain; none outlives that.
@@ -34,7 +34,7 @@ const SLOT_LAST: u16 = 16_383;
 /// Before an address that speaks TLS only.
 pub(super) const TLS: &str = "tls://";
 
-/// Who says whether this server heads its chain.
+/// What says whether this server heads its chain.
 pub(super) trait Heads: Send + Sync + 'static {
     /// How the chain stands.
     fn view(&self) -> Arc<View>;
@@ -52,7 +52,7 @@ pub(super) trait Heads: Send + Sync + 'static {
     fn line(&self, view: &View) -> String;
 }
 
-/// Sockets that are listened on while terms come and go: who connects between two of them waits.
+/// Sockets that are listened on while terms come and go: a client that connects between two of them waits.
 pub struct Doors {
     nbd: Vec<TcpListener>,
     grpc: Vec<TcpListener>,
