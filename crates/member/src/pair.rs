@@ -18,11 +18,11 @@ mod offline;
 mod primary;
 mod promotion;
 mod record;
-#[cfg(test)]
-mod scenes;
 mod server;
 mod service;
 mod stand;
+#[cfg(test)]
+mod tests;
 
 pub use calls::Calls;
 pub use ground::{Mode, PairConfig};
