@@ -41,7 +41,7 @@ pub use lease::{Lease, Renewals};
 pub use manage::{Heard, next_table};
 pub use node::{Copying, Links, Node};
 pub use operation::Operation;
-pub use replica::{Clean, Effect, Event, Message, Replica, Weight};
+pub use replica::{Clean, Effect, Event, Message, Regard, Replica, Weight};
 pub use standing::{COLLECTION, Standing};
 pub use store::ChainStore;
 pub use table::{Incarnation, Member, Place, ServerId, Table};

@@ -25,7 +25,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::dirty::Dirty;
 use crate::lease::Lease;
 use crate::operation::Operation;
-use crate::replica::{Effect, Event, Message, Replica};
+use crate::replica::{Effect, Event, Message, Regard, Replica};
 use crate::standing::{COLLECTION, Standing, distrust, numbered, put_by, stand_at, taken_by, trust, was_put_by};
 use crate::table::{Incarnation, Place, ServerId, Table};
 
@@ -214,6 +214,16 @@ impl Node {
         self.lease.lock().renewed(version, sent, period);
     }
 
+    /// From now on a member that is brought up is waited for so.
+    pub fn regard(&self, regard: Regard) {
+        drop(self.step(self.core.lock(), Event::Regard(regard)));
+    }
+
+    /// Before the first table: see [`Replica::resume`].
+    pub fn resume(&self) {
+        self.core.lock().replica.resume();
+    }
+
     /// Gives the lease up: nothing is answered from now on, until the next.
     pub fn give_up(&self) {
         self.lease.lock().give_up(self.now());
@@ -330,6 +340,11 @@ impl Node {
         core.is_some_and(|core| core.replica.place() == Some(Place::Serving) && !core.replica.is_based())
     }
 
+    /// Whether what it has is a state, and not part of a copy.
+    pub fn is_based(&self) -> bool {
+        self.core.lock().replica.is_based()
+    }
+
     /// For how long the sync that is under way has been.
     pub fn syncs_since(&self) -> Duration {
         match self.syncing.load(Ordering::SeqCst) {
@@ -358,6 +373,11 @@ impl Node {
     pub fn look(&self) -> Option<(Option<Place>, u64, u64, usize)> {
         let replica = &self.core.try_lock()?.replica;
         Some((replica.place(), replica.next() - 1, replica.committed(), replica.kept_bytes()))
+    }
+
+    /// Up to where the one behind has everything, durably, if its store does not keep it; 0: nothing is known of it.
+    pub fn acked(&self) -> Option<u64> {
+        Some(self.core.try_lock()?.replica.acked().unwrap_or(0))
     }
 
     /// The last operation that it has applied, and the last that it knows to be acknowledged.

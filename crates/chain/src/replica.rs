@@ -30,6 +30,18 @@ impl Weight for u8 {
     }
 }
 
+/// When the head waits for a member that is brought up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Regard {
+    /// Once it is in step, as chains do.
+    #[default]
+    InStep,
+    /// Never: it is sent everything, and what is acknowledged says nothing of it.
+    Never,
+    /// Always: nothing is acknowledged that it does not have, nor anything where there is none.
+    Always,
+}
+
 /// What happens to a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event<O> {
@@ -63,6 +75,8 @@ pub enum Event<O> {
     Message(ServerId, Message<O>),
     /// The connection to this server is new: what was sent to it may be lost.
     Reconnected(ServerId),
+    /// From now on a member that is brought up is waited for so.
+    Regard(Regard),
 }
 
 /// What a replica sends to another.
@@ -195,6 +209,10 @@ pub struct Replica<O> {
     based: bool,
     /// A copy is being put in place, and operations put by behind it.
     by: Option<By>,
+    /// When the one behind is waited for, where it does not serve.
+    regard: Regard,
+    /// What it has may be built on in the first table, though it is brought up.
+    resumes: bool,
 }
 
 /// What is put by.
@@ -225,7 +243,20 @@ impl<O: Clone + Weight> Replica<O> {
             behind: None,
             based: true,
             by: None,
+            regard: Regard::InStep,
+            resumes: false,
         }
+    }
+
+    /// In the first table that it goes by it is brought up from where it is: all that it has came from the one before
+    /// it, in that one's present start, so that the other has applied it as well.
+    pub fn resume(&mut self) {
+        self.resumes = true;
+    }
+
+    /// Up to where the one behind has everything, durably; `None`: there is none.
+    pub fn acked(&self) -> Option<u64> {
+        self.behind.as_ref().map(|behind| behind.acked)
     }
 
     /// The same, where what the store holds is part of a copy: it counts for nothing.
@@ -316,6 +347,10 @@ impl<O: Clone + Weight> Replica<O> {
                     self.report(&mut effects);
                 }
             }
+            Event::Regard(regard) => {
+                self.regard = regard;
+                self.advance(&mut effects);
+            }
         }
         effects
     }
@@ -336,7 +371,8 @@ impl<O: Clone + Weight> Replica<O> {
         // It may have missed tables in which it stood otherwise.
         let stays = before.zip(now).is_some_and(|(before, now)| (before.place, before.since) == (now.place, now.since));
         let now = now.map(|member| member.place);
-        if now == Some(Place::Syncing) && !stays {
+        let resumes = std::mem::take(&mut self.resumes) && self.based;
+        if now == Some(Place::Syncing) && !stays && !resumes {
             // What it has that others may not have is not to be built on.
             self.distrust(effects);
         }
@@ -408,7 +444,8 @@ impl<O: Clone + Weight> Replica<O> {
             let counts = behind.counts;
             self.kept_bytes += operation.weight();
             self.kept.push_back(operation);
-            if !counts && self.kept_bytes > self.kept_bytes_max {
+            // Where nothing is acknowledged without it, writers wait for room.
+            if !counts && self.regard != Regard::Always && self.kept_bytes > self.kept_bytes_max {
                 self.keep_none();
             }
         }
@@ -419,7 +456,11 @@ impl<O: Clone + Weight> Replica<O> {
         if self.place() != Some(Place::Serving) && self.place() != Some(Place::Syncing) || !self.based {
             return;
         }
-        let behind = self.behind.as_ref().filter(|behind| behind.counts).map_or(u64::MAX, |behind| behind.acked);
+        let behind = match (&self.behind, self.regard) {
+            (Some(behind), regard) if behind.counts || regard == Regard::Always => behind.acked,
+            (None, Regard::Always) if self.is_head() => 0,
+            _ => u64::MAX,
+        };
         let done = self.durable.min(behind);
         if done <= self.told {
             return;
@@ -541,7 +582,7 @@ impl<O: Clone + Weight> Replica<O> {
         behind.acked = behind.acked.max(seq);
         // What lies between is in a copy that is on its way, or has to be.
         let has_all = seq >= self.told && seq + 1 >= first;
-        if !behind.counts && behind.streaming && has_all {
+        if !behind.counts && behind.streaming && has_all && self.regard != Regard::Never {
             behind.counts = true;
             effects.push(Effect::InStep(behind.server, self.table.version));
         }
@@ -590,6 +631,77 @@ mod tests {
             |server, place, since| Member { server: ServerId(server), incarnation: Incarnation(1), place, since };
         let members = vec![member(0, Place::Serving, 1), member(1, Place::Syncing, 1), member(2, last, version)];
         Table { version, members }
+    }
+
+    /// A head that has begun, with a member that is brought up and has told where it is.
+    fn head(regard: Regard) -> Replica<u8> {
+        let mut head = Replica::new(ServerId(0), Incarnation(1), 0, 3);
+        head.step(Event::Regard(regard));
+        head.step(Event::Table(table(1, Place::Offline)));
+        head.step(Event::Message(ServerId(1), Message::At { version: 1, applied: Some(0) }));
+        head
+    }
+
+    fn write(head: &mut Replica<u8>, seq: u64) -> Vec<Effect<u8>> {
+        head.step(Event::Applied(7));
+        head.step(Event::Durable(seq))
+    }
+
+    fn ack(head: &mut Replica<u8>, seq: u64) -> Vec<Effect<u8>> {
+        head.step(Event::Message(ServerId(1), Message::Ack { version: 1, seq }))
+    }
+
+    #[test]
+    fn a_member_that_is_never_waited_for_is_sent_everything_and_counts_for_nothing() {
+        let mut head = head(Regard::Never);
+        for seq in 1..=9 {
+            assert!(write(&mut head, seq).contains(&Effect::Committed(seq)));
+            assert!(head.kept_bytes() <= 3, "what is kept is bounded");
+        }
+        let effects = ack(&mut head, 9);
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::InStep(..))), "{effects:?}");
+        assert_eq!((head.in_step(), head.acked()), (None, Some(9)));
+        assert!(write(&mut head, 10).contains(&Effect::Committed(10)));
+    }
+
+    #[test]
+    fn nothing_is_acknowledged_without_a_member_that_is_always_waited_for() {
+        let mut head = head(Regard::Always);
+        for seq in 1..=9 {
+            assert!(!write(&mut head, seq).iter().any(|effect| matches!(effect, Effect::Committed(_))));
+        }
+        // It is another start of it: what waits is kept for that.
+        let mut next = table(2, Place::Offline);
+        (next.members[1].incarnation, next.members[1].since) = (Incarnation(2), 2);
+        assert!(!head.step(Event::Table(next)).iter().any(|effect| matches!(effect, Effect::Committed(_))));
+        let from = Message::At { version: 2, applied: Some(4) };
+        let sent = head.step(Event::Message(ServerId(1), from));
+        let sent = sent.iter().filter(|effect| matches!(effect, Effect::Send(_, Message::Forward { .. })));
+        assert_eq!(sent.count(), 5);
+        let acked = head.step(Event::Message(ServerId(1), Message::Ack { version: 2, seq: 7 }));
+        assert!(acked.contains(&Effect::Committed(7)), "{acked:?}");
+        // Where there is none, nothing is; until it is not to be waited for any more.
+        let alone = Table { version: 3, members: vec![table(1, Place::Offline).members[0]] };
+        assert!(!head.step(Event::Table(alone)).iter().any(|effect| matches!(effect, Effect::Committed(_))));
+        assert!(head.step(Event::Regard(Regard::InStep)).contains(&Effect::Committed(9)));
+    }
+
+    #[test]
+    fn a_member_resumes_once_and_only_from_a_state() {
+        let resumed = |based: bool| {
+            let member = Replica::<u8>::new(ServerId(1), Incarnation(1), 5, 3);
+            let mut member = if based { member } else { member.unbased() };
+            member.resume();
+            let effects = member.step(Event::Table(table(1, Place::Offline)));
+            (member, effects)
+        };
+        let (mut member, effects) = resumed(true);
+        assert!(!effects.contains(&Effect::Distrust), "{effects:?}");
+        assert!(effects.contains(&Effect::Send(ServerId(0), Message::At { version: 1, applied: Some(5) })));
+        let mut next = table(2, Place::Offline);
+        next.members[1].since = 2;
+        assert!(member.step(Event::Table(next)).contains(&Effect::Distrust));
+        assert!(resumed(false).1.contains(&Effect::Distrust));
     }
 
     #[test]

@@ -289,6 +289,20 @@ settings! {
 }
 
 settings! {
+    /// The section `[standby]`: one warm copy of a server that stands alone. Beside it peer_listen, peer_announce,
+    /// announce, peer_tls_cert, peer_tls_key, peer_tls_ca, copy_rate and kept of `[cluster]` count.
+    StandbySettings {
+        /// As the primary: async (writes never wait for the standby) or sync (from when a standby is in step, a write
+        /// is acknowledged once it is durable on both, and waits while the standby is away: `esker standby release`
+        /// ends that); empty means that this server takes no standby.
+        mode: String = String::new(),
+        /// As the standby: where the primary listens for it (its peer_listen), such as grpc://HOST:7600; empty means
+        /// that this server is none.
+        follow: String = String::new(),
+    }
+}
+
+settings! {
     /// The section `[log]`: what the server writes to stderr. Other commands write warnings only.
     LogSettings {
         /// What serve logs: error, warn, info, debug, trace, or a filter such as esker_engine=debug,info. RUST_LOG and
@@ -323,6 +337,8 @@ pub struct Settings {
     pub serve: ServeSettings,
     /// `[cluster]`
     pub cluster: ClusterSettings,
+    /// `[standby]`
+    pub standby: StandbySettings,
     /// `[log]`
     pub log: LogSettings,
     /// `[otlp]`
@@ -372,6 +388,8 @@ impl Settings {
         self.serve.print(&mut out);
         out.push_str("\n[cluster]\n");
         self.cluster.print(&mut out);
+        out.push_str("\n[standby]\n");
+        self.standby.print(&mut out);
         out.push_str("\n[log]\n");
         self.log.print(&mut out);
         out.push_str("\n[otlp]\n");

@@ -82,6 +82,8 @@ enum Command {
     Token(commands::secrets::Token),
     /// Chains of servers that hold the same: make one, show how it stands, change who its servers are
     Cluster(Box<commands::cluster::ClusterArguments>),
+    /// A primary and its warm copy: show how they stand, promote the copy, go on without it
+    Standby(commands::standby::StandbyArguments),
     /// Read and write keys of a store that no server has open
     Kv(commands::kv::KvArguments),
     /// Virtual disks of a store that no server has open: images, snapshots, clones, exports
@@ -150,6 +152,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Password(command) => command.run(),
         Command::Token(command) => command.run(),
         Command::Cluster(command) => command.run(&settings),
+        Command::Standby(command) => command.run(&settings),
         Command::Kv(command) => command.run(&settings),
         Command::Volume(command) => command.run(&settings),
         Command::Log(command) => command.run(&settings),

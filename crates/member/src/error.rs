@@ -1,4 +1,6 @@
-//! What keeps a server from being a member.
+//! What keeps a server from being a member, or one of a pair.
+
+use crate::pair::Role;
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -22,6 +24,96 @@ pub enum Error {
         /// Which.
         server: u32,
     },
+    /// This store was a primary's. Make it the standby of the server that took its place.
+    #[error(
+        "this store's server was deposed: another was promoted, with epoch {epoch}. Make it the standby of that one: \
+         esker serve --follow grpc://{}",
+        if .by.is_empty() { "HOST:PORT" } else { .by.as_str() }
+    )]
+    Deposed {
+        /// Of the promotion.
+        epoch: u64,
+        /// Where the new primary is reached, as `HOST:PORT`; empty: not known.
+        by: String,
+    },
+    /// This store is a standby's. Have it follow, or promote it.
+    #[error(
+        "this store is the standby of grpc://{peer}: serve it with --follow, or make it the primary first: \
+         esker standby promote"
+    )]
+    IsStandby {
+        /// Its primary.
+        peer: String,
+    },
+    /// What the store holds is part of a copy. Let it be brought up first.
+    #[error(
+        "this store holds part of a copy, which is no state of its primary: it cannot be a primary. Have it follow \
+         {} until the copy is whole",
+        if .peer.is_empty() { "one".to_owned() } else { format!("grpc://{peer}") }
+    )]
+    Part {
+        /// Its primary; empty: none.
+        peer: String,
+    },
+    /// Only a standby is promoted.
+    #[error("only a standby is promoted: this server is {}, with epoch {epoch}", role.word())]
+    NotStandby {
+        /// What it is.
+        role: Role,
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// The primary has more. Have it send that, or insist.
+    #[error("this standby lacks {lacks} operations of its primary: let it catch up, or give them up with --force")]
+    Lacks {
+        /// How many.
+        lacks: u64,
+    },
+    /// The primary was not told. Tell it, or insist.
+    #[error("the primary was not told to answer no more{why}. If it is gone for good, --force goes on: {cost}")]
+    NotFenced {
+        /// Why not, with what leads up to it; empty: it was not to be.
+        why: String,
+        /// What insisting may cost.
+        cost: String,
+    },
+    /// The server that is to be followed is of another pair.
+    #[error(
+        "grpc://{address} is the primary of another pair than this store is of: --replace puts what it holds in the \
+         place of what is here"
+    )]
+    OtherPair {
+        /// Where it is.
+        address: String,
+    },
+    /// This store is a primary's, and the server that it is to follow was not promoted over it.
+    #[error(
+        "this store is a primary's, with epoch {epoch}, and grpc://{address} has epoch {theirs}: it was not promoted \
+         over this one. Start this one without --follow, or promote the other; --replace takes what it holds all the \
+         same"
+    )]
+    Newer {
+        /// That of this store.
+        epoch: u64,
+        /// That of the other.
+        theirs: u64,
+        /// Where the other is.
+        address: String,
+    },
+    /// The store holds what was never of the pair.
+    #[error(
+        "this store holds data and was never a standby: --replace puts what grpc://{address} holds in the place of it"
+    )]
+    Holds {
+        /// The primary.
+        address: String,
+    },
+    /// Writes of this store are acknowledged only with a standby.
+    #[error(
+        "this store's primary acknowledges nothing without its standby: serve it with --standby sync, or with \
+         --standby async, which ends that"
+    )]
+    InStep,
     /// Threads cannot be had. Try again.
     #[error("starting the threads of a member: {0}")]
     Io(#[from] std::io::Error),

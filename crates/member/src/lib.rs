@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Member::start → a life: register → node → table, lease, servers, again and again → taken out → next
+//! Pair::start → without a coordinator: a primary, or its standby → a role changes where its store keeps that
 //! Member::view → who heads the chain, how this server stands → the faces are opened where it heads the chain
 //! ```
 //!
@@ -17,6 +18,7 @@
 mod error;
 mod life;
 mod member;
+pub mod pair;
 mod view;
 
 pub use error::{Error, Result};

@@ -91,6 +91,13 @@ impl Hub {
         });
     }
 
+    /// Ends the way to a server that does not come back under its number.
+    pub(crate) fn forget(&self, chain: &str, to: ServerId) {
+        let way = self.ways.lock().remove(&(chain.to_owned(), to));
+        way.into_iter().for_each(|way| way.end());
+        self.streams.lock().remove(&(chain.to_owned(), to));
+    }
+
     /// Ends everything.
     pub(crate) fn stop(&self) {
         for (_, way) in self.ways.lock().drain() {

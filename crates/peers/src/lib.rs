@@ -28,4 +28,4 @@ mod service;
 mod spans;
 
 pub use error::{Error, Result};
-pub use peers::{Asked, Config, Peers, TlsFiles};
+pub use peers::{Asked, Config, Peers, TlsFiles, connect};

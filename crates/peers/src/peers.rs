@@ -16,11 +16,12 @@ use esker_wire::proto::chain::letter::What;
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
-use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+use tonic::service::Routes;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity, ServerTlsConfig};
 
 use crate::hub::Hub;
 use crate::letters::{decoded, encoded};
-use crate::reach::Reach;
+use crate::reach::{Reach, channel};
 use crate::service::{self, Service};
 use crate::{Error, Result};
 
@@ -83,6 +84,14 @@ impl Peers {
     /// # Errors
     /// [`Error::Open`], [`Error::Listen`], [`Error::Tls`], [`Error::Io`].
     pub fn bind(config: Config) -> Result<Self> {
+        Self::bind_beside(config, Routes::default())
+    }
+
+    /// The same, and answers these calls of gRPC on the same address.
+    ///
+    /// # Errors
+    /// Those of [`Peers::bind`].
+    pub fn bind_beside(config: Config, beside: Routes) -> Result<Self> {
         let address = config.listen;
         if config.tls.is_none() && !address.ip().is_loopback() {
             return Err(Error::Open { address });
@@ -102,7 +111,8 @@ impl Peers {
         let reach = Arc::new(Reach::new(runtime.handle().clone(), client_tls));
         let hub =
             Arc::new(Hub::new(config.cluster, config.me, reach, (config.waiting_bytes_max, config.copy_bytes_per_s)));
-        service::start(&runtime, socket, server_tls, Service::new(Arc::downgrade(&hub)), stopping)?;
+        let own = Service::new(Arc::downgrade(&hub));
+        service::start(&runtime, socket, server_tls, (own, beside), stopping)?;
         Ok(Self { hub, runtime: Mutex::new(Some(runtime)), address, stop })
     }
 
@@ -134,6 +144,11 @@ impl Peers {
     /// Whether letters for this chain reach a server now.
     pub fn reaches(&self, chain: &str, server: ServerId) -> bool {
         self.hub.way(chain, server).is_open()
+    }
+
+    /// This server does not come back under its number: nothing is sent to it for this chain any more.
+    pub fn forget(&self, chain: &str, server: ServerId) {
+        self.hub.forget(chain, server);
     }
 
     /// Bytes that the copy which is pulled for this chain has looked at so far, if one is.
@@ -202,6 +217,15 @@ impl Links for ChainLinks {
         tracing::info!(chain = self.chain, server = %to, seq, "a copy is offered");
         self.hub.way(&self.chain, to).post(What::Copy(proto::Copy { version, seq, copy }));
     }
+}
+
+/// A connection to what listens for peers at `HOST:PORT`, for calls that are answered beside letters.
+///
+/// # Errors
+/// Why there is none.
+pub async fn connect(address: &str, files: Option<&TlsFiles>) -> std::result::Result<Channel, String> {
+    let tls = files.map(tls).transpose().map_err(|error| error.to_string())?;
+    channel(address, tls.map(|(client, _)| client)).await
 }
 
 fn tls(files: &TlsFiles) -> Result<(ClientTlsConfig, ServerTlsConfig)> {

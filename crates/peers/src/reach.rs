@@ -42,22 +42,29 @@ impl Reach {
     /// Why there is none.
     pub(crate) async fn connect(&self, to: ServerId) -> Result<ReplicationClient<Channel>, String> {
         let address = self.servers.read().get(&to).cloned();
-        let address = address.ok_or_else(|| "the coordinator does not say where it is".to_owned())?;
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
-        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).map_err(|error| error.to_string())?;
-        let mut endpoint = endpoint
-            .connect_timeout(CONNECT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(ALIVE_EVERY)
-            .keep_alive_timeout(ALIVE_EVERY)
-            .keep_alive_while_idle(true)
-            .initial_stream_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(WINDOW_BYTES);
-        if let Some(client) = &self.tls {
-            endpoint = endpoint.tls_config(client.clone()).map_err(|error| error.to_string())?;
-        }
-        let channel = endpoint.connect().await.map_err(|error| error.to_string())?;
-        let client = ReplicationClient::new(channel);
+        let address = address.ok_or_else(|| "it is not said where it is".to_owned())?;
+        let client = ReplicationClient::new(channel(&address, self.tls.clone()).await?);
         Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
     }
+}
+
+/// A connection to what listens for peers at `HOST:PORT`.
+pub(crate) async fn channel(address: &str, tls: Option<ClientTlsConfig>) -> Result<Channel, String> {
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).map_err(|error| error.to_string())?;
+    let mut endpoint = endpoint
+        .connect_timeout(CONNECT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(ALIVE_EVERY)
+        .keep_alive_timeout(ALIVE_EVERY)
+        .keep_alive_while_idle(true)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES);
+    if let Some(tls) = tls {
+        endpoint = endpoint.tls_config(tls).map_err(|error| error.to_string())?;
+    }
+    endpoint.connect().await.map_err(|error| {
+        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+        format!("{error}{cause}")
+    })
 }

@@ -17,6 +17,7 @@ use esker_wire::proto::chain::replication_server::{Replication, ReplicationServe
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::service::Routes;
 use tonic::transport::{Server, ServerTlsConfig};
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -49,12 +50,12 @@ impl Service {
     }
 }
 
-/// Serves on this socket until it is to stop.
+/// Serves on this socket, and what is beside it, until it is to stop.
 pub(crate) fn start(
     runtime: &Runtime,
     socket: std::net::TcpListener,
     tls: Option<ServerTlsConfig>,
-    service: Service,
+    (service, beside): (Service, Routes),
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     let _inside = runtime.enter();
@@ -72,11 +73,13 @@ pub(crate) fn start(
     }
     let service = ReplicationServer::new(service);
     let service = service.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let serving =
-        server.add_service(service).serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
+    let serving = server.add_routes(beside.add_service(service)).serve_with_incoming_shutdown(
+        TcpListenerStream::new(listener),
+        async move {
             // Or what tells is gone.
             let _ = stopping.wait_for(|stopping| *stopping).await;
-        });
+        },
+    );
     runtime.spawn(async move {
         if let Err(error) = serving.await {
             tracing::error!(%error, "peers are not listened to any more");

@@ -13,7 +13,8 @@
 //!    memory by them. What a message takes before it is decoded is bounded by its length, which its reader limits.
 //!
 //! Format: crates/wire/proto/esker/store/v1/objects.proto, crates/wire/proto/esker/map/v1/map.proto,
-//! crates/wire/proto/esker/log/v1/log.proto, crates/wire/proto/esker/chain/v1/replication.proto
+//! crates/wire/proto/esker/log/v1/log.proto, crates/wire/proto/esker/chain/v1/replication.proto,
+//! crates/wire/proto/esker/chain/v1/pair.proto
 
 #![forbid(unsafe_code)]
 

@@ -25,7 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("esker-chain", &["esker-store"]),
     ("esker-cluster", &["esker-chain"]),
     ("esker-peers", &["esker-chain", "esker-store", "esker-wire"]),
-    ("esker-member", &["esker-chain", "esker-cluster", "esker-peers", "esker-store"]),
+    ("esker-member", &["esker-chain", "esker-cluster", "esker-peers", "esker-store", "esker-wire"]),
     // The log beside the store: it finds the sequencers that logs name. And the map, which a server has for all.
     ("esker-remote", &["esker-store", "esker-log", "esker-map", "esker-wire"]),
     ("esker-volume", &["esker-store"]),

@@ -24,6 +24,7 @@ pub mod scrub;
 pub mod secrets;
 pub mod serve;
 pub mod server;
+pub mod standby;
 pub mod stat;
 pub mod tasks;
 pub mod volume;

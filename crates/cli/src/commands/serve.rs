@@ -16,12 +16,14 @@ mod clustered;
 mod descriptors;
 pub mod disks;
 mod opening;
+mod paired;
 mod passed;
 mod relay;
 pub mod rpc;
 mod shared;
 mod started;
 mod stopping;
+mod terms;
 mod watched;
 
 use std::path::PathBuf;
@@ -34,8 +36,10 @@ use esker_server::http::Running;
 use esker_server::resp::{Config, Loading};
 use signal_hook::iterator::Signals;
 
-use self::clustered::{ClusterFlags, Doors};
+use self::clustered::ClusterFlags;
 use self::disks::NbdFlags;
+use self::paired::PairFlags;
+pub use self::paired::address as pair_address;
 pub use self::passed::Sockets;
 use self::rpc::GrpcFlags;
 use self::shared::Front;
@@ -43,6 +47,7 @@ pub use self::shared::{addresses, password};
 pub use self::started::STAGES_SECTION;
 use self::started::{Parts, Started};
 use self::stopping::{Anew, Stopping, Told};
+use self::terms::Doors;
 use self::watched::Watched;
 use super::builder;
 use super::server::password_from_environment;
@@ -137,6 +142,8 @@ pub struct Serve {
     grpc: GrpcFlags,
     #[command(flatten)]
     cluster: ClusterFlags,
+    #[command(flatten)]
+    pair: PairFlags,
 }
 
 impl Serve {
@@ -150,6 +157,7 @@ impl Serve {
 
     /// Runs the command until a signal or SHUTDOWN.
     pub fn run(self, mut settings: Settings, exporting: Exporting, sockets: Sockets) -> Result<(), Failure> {
+        let replaces = self.pair.replaces();
         self.apply(&mut settings);
         let front = Front::of(&settings.serve)?;
         let watching = watched::config(&settings.serve, &front, &sockets)?;
@@ -165,7 +173,14 @@ impl Serve {
             say!("limits     {lowered}");
         }
         let clustered = match clustered::config(&settings, &config, disks.as_ref(), rpc.as_ref())? {
-            Some(member) => Some((member, Doors::open(&mut config, disks.as_mut(), rpc.as_mut())?)),
+            Some(member) => Some((member, Doors::open(&mut config, disks.as_mut(), rpc.as_mut(), false)?)),
+            None => None,
+        };
+        let paired = match paired::config(&settings, replaces, &config, disks.as_ref(), rpc.as_ref())? {
+            Some(pair) => {
+                let loses = paired::loses(&pair);
+                Some((pair, Doors::open(&mut config, disks.as_mut(), rpc.as_mut(), loses)?))
+            }
             None => None,
         };
         let location = settings.store.location.clone();
@@ -188,9 +203,13 @@ impl Serve {
         let stopping = Stopping::new(front, move |front| reread(&secrets, front));
         let parts = Parts { resp: config, disks, rpc, backups: backups.map(PathBuf::from) };
         let shown = (&*watched, &http);
-        let served = match clustered {
-            Some(config) => clustered::serve(&store, (loading, signals), parts, config, builder, shown, &stopping),
-            None => serve(&store, (loading, signals), parts, shown, &stopping),
+        let began = (loading, signals);
+        let served = match (clustered, paired) {
+            (None, Some(config)) => paired::serve(&store, began, parts, config, builder, shown, &stopping),
+            (clustered, _) => paired::check_alone(&store).and_then(|()| match clustered {
+                Some(config) => clustered::serve(&store, began, parts, config, builder, shown, &stopping),
+                None => serve(&store, began, parts, shown, &stopping),
+            }),
         };
         // Told until everybody was answered.
         http.into_iter().for_each(Running::stop);
@@ -246,6 +265,7 @@ impl Serve {
         self.nbd.apply(serve);
         self.grpc.apply(serve);
         self.cluster.apply(&mut settings.cluster);
+        self.pair.apply(&mut settings.standby);
     }
 }
 
@@ -375,6 +395,7 @@ mod tests {
             nbd: NbdFlags::default(),
             grpc: GrpcFlags::default(),
             cluster: ClusterFlags::default(),
+            pair: PairFlags::default(),
         };
         serve.apply(&mut settings);
         assert_eq!(settings.store.location, "elsewhere");

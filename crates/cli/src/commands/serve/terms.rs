@@ -1,0 +1,340 @@
+//! The faces of a server that heads its chain at one time and not at another: what is served, one term after the
+//! other.
+//!
+//! heads → the faces over the chain · serves behind the head → those who ask for it read keys at this replica
+//! · neither → clients are told where the head is · changes → the next term
+//!
+//! Invariants:
+//! 1. Faces are opened where this server heads the chain, over the chain; none outlives that. Elsewhere only that of
+//!    keys is, to read, where this server serves, and for as long.
+//! 2. Clients are told that this server heads the chain only by faces that write to it.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use esker_chain::{ChainStore, Incarnation, Place, ServerId};
+use esker_cluster::Served;
+use esker_member::{Peer, View};
+use esker_server::front::Passed;
+use esker_server::http::Running;
+use esker_server::resp::{Cluster, ClusterNode, ClusterView, Config, Loading, Moment, SlotRange};
+
+use super::relay::{Head, Relay};
+use super::started::{Parts, Started};
+use super::stopping::Stopping;
+use super::watched::Watched;
+use crate::exit::{Code, Failure};
+
+/// Changes of the chain are looked for so often while nothing tells of them.
+const LOOK: Duration = Duration::from_millis(100);
+/// The last slot of Redis Cluster.
+const SLOT_LAST: u16 = 16_383;
+/// Before an address that speaks TLS only.
+pub(super) const TLS: &str = "tls://";
+
+/// What says whether this server heads its chain.
+pub(super) trait Heads: Send + Sync + 'static {
+    /// How the chain stands.
+    fn view(&self) -> Arc<View>;
+
+    /// Waits up to `within` for a view of another turn than `turn`. Its turn, and it.
+    ///
+    /// # Errors
+    /// It never says so any more.
+    fn wait(&self, turn: u64, within: Duration) -> Result<(u64, Arc<View>), Failure>;
+
+    /// The chain, where this server heads it.
+    fn store(&self) -> Option<ChainStore>;
+
+    /// What the person at the terminal is told of a term.
+    fn line(&self, view: &View) -> String;
+}
+
+/// Sockets that are listened on while terms come and go: a client that connects between two of them waits.
+pub struct Doors {
+    nbd: Vec<TcpListener>,
+    grpc: Vec<TcpListener>,
+}
+
+impl Doors {
+    /// Listens on what the configurations name, and passes that to them. `loses`: what was acknowledged may be lost
+    /// where another server heads the chain.
+    pub fn open(
+        resp: &mut Config,
+        disks: Option<&mut esker_server::nbd::Config>,
+        rpc: Option<&mut esker_server::grpc::Config>,
+        loses: bool,
+    ) -> Result<Self, Failure> {
+        let mut open = Vec::new();
+        bind(&mut resp.listen, &mut resp.passed)?;
+        bind(&mut resp.tls_listen, &mut resp.tls_passed)?;
+        if let Some(disks) = disks {
+            if !loses {
+                // A write that was answered and is lost with the head would be durable by a flush at the next one.
+                disks.durable = vec!["*".into()];
+            }
+            disks.cut_when_gone = true;
+            open = bind(&mut disks.listen, &mut disks.passed)?;
+        }
+        let nbd = std::mem::take(&mut open);
+        if let Some(rpc) = rpc {
+            open = bind(&mut rpc.listen, &mut rpc.passed)?;
+        }
+        Ok(Self { nbd, grpc: open })
+    }
+}
+
+/// The sockets of these addresses, which are passed as well.
+fn bind(listen: &mut Vec<SocketAddr>, passed: &mut Vec<Passed>) -> Result<Vec<TcpListener>, Failure> {
+    let mut own = Vec::new();
+    for address in listen.drain(..) {
+        let socket = TcpListener::bind(address).and_then(|socket| {
+            socket.set_nonblocking(true)?;
+            own.push(socket.try_clone()?);
+            Passed::tcp(socket)
+        });
+        let failed = |error| Failure::new(Code::Failure, format!("listening on {address}: {error}"));
+        passed.push(socket.map_err(failed)?);
+    }
+    Ok(own)
+}
+
+/// The servers of the chain as nodes of Redis Cluster.
+pub(super) struct Nodes {
+    me: ServerId,
+    own: Option<String>,
+    view: ArcSwap<ClusterView>,
+}
+
+fn id(server: ServerId) -> String {
+    format!("{:040x}", server.0)
+}
+
+fn node(server: ServerId, address: &str, is_up: bool) -> Option<ClusterNode> {
+    let (address, is_tls) = match address.strip_prefix(TLS) {
+        Some(address) => (address, true),
+        None => (address, false),
+    };
+    let (host, port) = address.rsplit_once(':')?;
+    let (host, port) = (host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?);
+    let (port, tls_port) = if is_tls { (0, Some(port)) } else { (port, None) };
+    Some(ClusterNode { id: id(server), host, port, tls_port, is_up })
+}
+
+impl Nodes {
+    pub(super) fn new(me: ServerId, own: Option<String>) -> Result<Option<Arc<Self>>, String> {
+        // Without the Redis protocol there is nothing to tell.
+        let Some(address) = own.clone() else { return Ok(None) };
+        let view = Self::made(me, &address, &View::default())?;
+        Ok(Some(Arc::new(Self { me, own, view: ArcSwap::from_pointee(view) })))
+    }
+
+    fn made(me: ServerId, own: &str, view: &View) -> Result<ClusterView, String> {
+        let mut nodes = Vec::new();
+        let (mut head, mut replicas) = (None, Vec::new());
+        let is_up = |peer: &Peer| matches!(peer.place, Some(Place::Serving | Place::Syncing | Place::Waiting));
+        for peer in &view.peers {
+            let address = peer.record.as_ref().and_then(|record| record.served.resp.as_deref());
+            let address = if peer.server == me { Some(own) } else { address };
+            let Some(node) = address.and_then(|address| node(peer.server, address, is_up(peer))) else { continue };
+            if view.head == Some(peer.server) {
+                // One that is not in office yet, or any more, is no head of its own.
+                head = Some(nodes.len()).filter(|_| peer.server != me || view.heads);
+            } else if peer.place.is_some() {
+                replicas.push(nodes.len());
+            }
+            nodes.push(node);
+        }
+        if !nodes.iter().any(|node| node.id == id(me)) {
+            nodes.extend(node(me, own, true));
+        }
+        ClusterView::new(view.version, &id(me), nodes, vec![SlotRange { first: 0, last: SLOT_LAST, head, replicas }])
+    }
+
+    fn update(&self, view: &View) {
+        let Some(own) = &self.own else { return };
+        match Self::made(self.me, own, view) {
+            Ok(view) => self.view.store(Arc::new(view)),
+            Err(why) => tracing::warn!(why, "clients are not told of a change of the cluster"),
+        }
+    }
+}
+
+impl Cluster for Nodes {
+    fn view(&self) -> Arc<ClusterView> {
+        self.view.load_full()
+    }
+}
+
+/// What a server is for its clients, in one start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It heads the chain: all faces.
+    Head(Option<Incarnation>),
+    /// It serves behind the head: it answers readers of keys.
+    Replica(Option<Incarnation>),
+    /// It tells where the head is.
+    Standby,
+}
+
+impl Role {
+    fn of(view: &View) -> Self {
+        match view.place {
+            _ if view.heads => Self::Head(view.incarnation),
+            Some(Place::Serving) => Self::Replica(view.incarnation),
+            _ => Self::Standby,
+        }
+    }
+}
+
+/// What clients of this term are told of what is seen in it: never that this server has come to head the chain, which
+/// the faces of the next term do. Those of this one have another store.
+fn told(term: &View, seen: &View) -> View {
+    View { heads: seen.heads && term.heads && seen.incarnation == term.incarnation, ..seen.clone() }
+}
+
+/// What this server is, one term after the other.
+pub(super) struct Terms<'t, H> {
+    pub store: &'t esker::Store,
+    pub heads: &'t Arc<H>,
+    /// Where it heads the chain, it answers the Redis protocol as a server that stands alone.
+    pub alone: bool,
+    pub nodes: Option<&'t Nodes>,
+    pub parts: Parts,
+    pub doors: Doors,
+    pub builder: esker::Builder,
+    pub watched: &'t Watched,
+    pub http: &'t Option<Running>,
+    pub stopping: &'t Arc<Stopping>,
+}
+
+impl<H: Heads> Terms<'_, H> {
+    /// Serves until the end of the process.
+    pub(super) fn run(&self, loading: Loading) -> Result<(), Failure> {
+        let (mut loading, mut turn, mut announced) = (Some(loading), 0, false);
+        while !self.stopping.ends() {
+            let (now, view) = self.heads.wait(turn, Duration::ZERO)?;
+            turn = now;
+            self.update(&view);
+            match self.term(&view, loading.take(), &mut turn, &mut announced) {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                // The chain may have a new head since.
+                Err(failure) if Role::of(&view) != Role::Standby && !self.stopping.ends() => {
+                    tracing::warn!(%failure, "the faces cannot be opened; trying again");
+                    std::thread::sleep(LOOK);
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(())
+    }
+
+    /// What passes connections on to the head.
+    fn relays(&self) -> Result<Vec<Relay>, Failure> {
+        let head = |address: fn(&Served) -> Option<&String>| -> Head {
+            let heads = Arc::clone(self.heads);
+            Arc::new(move || {
+                let view = heads.view();
+                let head = view.peers.iter().find(|peer| Some(peer.server) == view.head)?;
+                address(&head.record.as_ref()?.served).cloned()
+            })
+        };
+        let nbd = self.doors.nbd.iter().map(|door| ("nbd", door, head(|served| served.nbd.as_ref())));
+        let grpc = self.doors.grpc.iter().map(|door| ("grpc", door, head(|served| served.grpc.as_ref())));
+        nbd.chain(grpc).map(|(what, door, head)| Ok(Relay::start(what, door.try_clone()?, head)?)).collect()
+    }
+
+    /// Clients are told of this view.
+    fn update(&self, view: &View) {
+        self.nodes.iter().for_each(|nodes| nodes.update(view));
+    }
+
+    /// As the head of the chain, or not, until that changes: then true; false if it ended otherwise.
+    fn term(
+        &self,
+        view: &View,
+        loading: Option<Loading>,
+        turn: &mut u64,
+        announced: &mut bool,
+    ) -> Result<bool, Failure> {
+        let role = Role::of(view);
+        let heads = matches!(role, Role::Head(_));
+        let mut parts = self.parts.clone();
+        if !heads {
+            (parts.disks, parts.rpc, parts.backups) = (None, None, None);
+        }
+        let store = if role == Role::Standby {
+            esker::Store::builder().expire_interval(Duration::ZERO).open("memory:")?
+        } else {
+            let chain = self.heads.store().ok_or_else(|| Failure::new(Code::Failure, "no node of the chain"))?;
+            let path = self.store.path().unwrap_or(Path::new(""));
+            parts.resp.reading = (!heads).then(|| Moment(chain.moment()));
+            self.builder.clone().over(Arc::new(chain), self.store.engine().cloned(), path)
+        };
+        if heads && self.alone {
+            parts.resp.cluster = None;
+        }
+        let told_of = (!std::mem::replace(announced, true)).then_some(self.store);
+        let started = Started::new(&store, (loading, told_of), parts, self.stopping)?;
+        let relays = if heads { Vec::new() } else { self.relays()? };
+        say!("{}", self.heads.line(view));
+        let protocols = started.tell(&store, self.watched, self.http);
+        let waiting = self.stopping.serve(protocols)?;
+        let (over, changed) = (AtomicBool::new(false), AtomicBool::new(false));
+        let mut now = *turn;
+        let served = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    let is_over = match self.heads.wait(now, LOOK) {
+                        Ok((next, seen)) => {
+                            if next != now {
+                                self.update(&told(view, &seen));
+                            }
+                            now = next;
+                            Role::of(&seen) != role
+                        }
+                        Err(_) => true,
+                    };
+                    if is_over {
+                        changed.store(true, Ordering::SeqCst);
+                        self.stopping.change();
+                        return;
+                    }
+                }
+            });
+            let served = started.run();
+            over.store(true, Ordering::SeqCst);
+            served
+        });
+        drop(relays);
+        *turn = now;
+        if waiting.join().is_err() {
+            tracing::error!("a thread that waits for the end of a term panicked");
+        }
+        // Its faces end with it; what they failed to write is the next head's.
+        if let Err(error) = store.close() {
+            tracing::info!(%error, "the faces of a term were closed");
+        }
+        served.map(|()| changed.into_inner() && !self.stopping.ends())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faces_that_are_not_over_the_chain_are_never_said_to_answer_for_it() {
+        let view = |heads, start| View { heads, incarnation: Some(Incarnation(start)), ..View::default() };
+        let heads = |term: &View, seen: &View| told(term, seen).heads;
+        assert!(heads(&view(true, 1), &view(true, 1)));
+        assert!(!heads(&view(false, 1), &view(true, 1)), "it has come to head it: these faces have an empty store");
+        assert!(!heads(&view(true, 1), &view(true, 2)), "it heads it in another start");
+        assert!(!heads(&view(true, 1), &view(false, 1)));
+    }
+}

@@ -1,0 +1,202 @@
+//! A store of a pair that no server has open: what it may be started as, and its promotion.
+//!
+//! record, settings → [`Start::of`] → as a primary, as a standby, or refused
+//! operator → [`promote`]: the primary is asked, then fenced → the record says that this store is the primary's
+
+use esker_chain::{COLLECTION, Standing};
+use esker_peers::TlsFiles;
+use esker_store::{Collection, ObjectStore};
+use esker_wire::proto::chain as proto;
+
+use crate::error::{Error, Result};
+use crate::pair::calls::Calls;
+use crate::pair::promotion::{Candidate, Fenced, Promotion};
+use crate::pair::record::{Record, Role};
+
+/// What a store is started as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// As the primary that its record says it is, or the first of a pair.
+    Primary(Record),
+    /// As a standby; of a store that is a primary's still only where the other was promoted over it.
+    Standby(Record),
+}
+
+impl Start {
+    /// What this store may be: `follow` another, or be the primary; `replaces`: what was never of the pair may go.
+    ///
+    /// # Errors
+    /// [`Error::Deposed`], [`Error::IsStandby`], [`Error::Holds`]; [`Error::Store`].
+    pub fn of(store: &dyn ObjectStore, follow: Option<&str>, replaces: bool) -> Result<Self> {
+        let record = Record::read(store)?;
+        let Some(address) = follow else {
+            let record = record.unwrap_or_else(|| Record::new(Role::Primary));
+            return refuse_other_roles(&record).map(|()| Self::Primary(record));
+        };
+        if let Some(record) = record {
+            return Ok(Self::Standby(record));
+        }
+        let own = Collection::from(COLLECTION);
+        if !replaces && store.collections().wait()?.iter().any(|collection| *collection != own) {
+            return Err(Error::Holds { address: address.to_owned() });
+        }
+        Ok(Self::Standby(Record::new(Role::Standby)))
+    }
+}
+
+fn refuse_other_roles(record: &Record) -> Result<()> {
+    match record.role {
+        Role::Primary => Ok(()),
+        Role::Standby => Err(Error::IsStandby { peer: record.peer.clone() }),
+        Role::Deposed => Err(Error::Deposed { epoch: record.epoch, by: record.peer.clone() }),
+    }
+}
+
+/// That a server may serve this store without a standby, and without telling any.
+///
+/// # Errors
+/// [`Error::Deposed`], [`Error::IsStandby`], [`Error::InStep`]; [`Error::Store`].
+pub fn check_alone(store: &dyn ObjectStore) -> Result<()> {
+    let Some(record) = Record::read(store)? else { return Ok(()) };
+    refuse_other_roles(&record)?;
+    if record.in_step { Err(Error::InStep) } else { Ok(()) }
+}
+
+/// The record of a store that is promoted. `fences`: where the primary before is still to be told.
+pub(super) fn promoted(record: &Record, promotion: &Promotion, fences: &str) -> Record {
+    Record {
+        epoch: promotion.epoch,
+        pair: record.pair.clone(),
+        version: record.version,
+        fences: fences.to_owned(),
+        ..Record::new(Role::Primary)
+    }
+}
+
+/// Makes the store of a standby, which no server has open, a primary's. Its primary, at `fence` or where it was, is
+/// told to answer no more; with `force` also where it cannot be told, or has more than this store.
+///
+/// # Errors
+/// [`Error::NotStandby`], [`Error::Part`], [`Error::Lacks`], [`Error::NotFenced`]; [`Error::Store`].
+pub async fn promote(
+    store: &dyn ObjectStore,
+    fence: Option<&str>,
+    tls: Option<&TlsFiles>,
+    force: bool,
+) -> Result<Promotion> {
+    let record = Record::read(store)?.ok_or(Error::NotStandby { role: Role::Primary, epoch: 0 })?;
+    let standing = Standing::read(store, &record.pair)?;
+    let store_name = String::from_utf8_lossy(&standing.identity).into_owned();
+    let candidate = Candidate { record: &record, applied: standing.applied };
+    let applied = candidate.check()?;
+    let address = fence.unwrap_or(&record.peer);
+    let fenced = match tell(&record, address, tls, (&store_name, applied), force).await {
+        Ok(fenced) => fenced,
+        Err(Unfenced::Lacks(lacks)) => return Err(Error::Lacks { lacks }),
+        Err(Unfenced::Not(_)) if force => Fenced::Not,
+        Err(Unfenced::Not(why)) => {
+            // It is refused: what that says of costs is told with the reason.
+            let refused = candidate.decide(Fenced::Not, false).err();
+            return Err(match refused {
+                Some(Error::NotFenced { cost, .. }) => Error::NotFenced { why: format!(" ({address}: {why})"), cost },
+                Some(error) => error,
+                None => Error::NotFenced { why, cost: String::new() },
+            });
+        }
+    };
+    let promotion = candidate.decide(fenced, force)?;
+    // Also where it was told: not where its clients find the new primary, which only that one knows.
+    promoted(&record, &promotion, address).write(store)?;
+    Ok(promotion)
+}
+
+/// Why a primary was not fenced.
+enum Unfenced {
+    Lacks(u64),
+    Not(String),
+}
+
+/// Asks the primary how far it is, and fences it where this store has all of that.
+async fn tell(
+    record: &Record,
+    address: &str,
+    tls: Option<&TlsFiles>,
+    (store, applied): (&str, u64),
+    force: bool,
+) -> std::result::Result<Fenced, Unfenced> {
+    let mut calls = Calls::connect(address, tls).await.map_err(Unfenced::Not)?;
+    let stand = calls.stand().await.map_err(Unfenced::Not)?;
+    if stand.record.pair != record.pair || stand.record.role == Role::Standby {
+        return Err(Unfenced::Not("it is not the primary of this pair".into()));
+    }
+    let lacks = stand.applied.saturating_sub(applied);
+    if lacks > 0 && !force {
+        return Err(Unfenced::Lacks(lacks));
+    }
+    let applied_max = Some(applied).filter(|_| !force);
+    let (pair, epoch) = (record.pair.clone(), record.epoch + 1);
+    let fence = proto::FenceRequest { pair, epoch, applied_max, store: store.to_owned(), ..Default::default() };
+    let fenced = calls.fence(fence).await.map_err(Unfenced::Not)?;
+    Ok(Fenced::At(fenced.applied))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use esker_memory::MemoryStore;
+    use esker_store::Transaction;
+
+    use super::*;
+
+    fn store(role: Role, in_step: bool) -> MemoryStore {
+        let store = MemoryStore::new();
+        let record = Record { epoch: 2, peer: "h:1".into(), pair: "p".into(), in_step, ..Record::new(role) };
+        record.write(&store).unwrap();
+        store
+    }
+
+    #[test]
+    fn a_store_is_started_only_as_what_it_is() {
+        let (primary, standby) = (store(Role::Primary, false), store(Role::Standby, false));
+        let deposed = store(Role::Deposed, false);
+        assert!(matches!(Start::of(&primary, None, false), Ok(Start::Primary(_))));
+        assert!(matches!(Start::of(&standby, None, false), Err(Error::IsStandby { peer }) if peer == "h:1"));
+        let refused = Start::of(&deposed, None, false).unwrap_err();
+        assert!(matches!(&refused, Error::Deposed { epoch: 2, by } if by == "h:1"));
+        assert!(refused.to_string().contains("esker serve --follow grpc://h:1"), "{refused}");
+        for store in [&primary, &standby, &deposed] {
+            assert!(matches!(Start::of(store, Some("h:1"), false), Ok(Start::Standby(_))));
+        }
+        for store in [&standby, &deposed, &store(Role::Primary, true)] {
+            assert!(check_alone(store).is_err());
+        }
+        assert!(check_alone(&primary).is_ok() && check_alone(&MemoryStore::new()).is_ok());
+    }
+
+    #[test]
+    fn data_that_was_never_of_the_pair_is_replaced_only_where_that_is_asked_for() {
+        let store = MemoryStore::new();
+        assert!(matches!(Start::of(&store, Some("h:1"), false), Ok(Start::Standby(_))));
+        store.submit(Transaction::new().create_collection(&"data".into())).wait().unwrap();
+        assert!(matches!(Start::of(&store, Some("h:1"), false), Err(Error::Holds { .. })));
+        assert!(matches!(Start::of(&store, Some("h:1"), true), Ok(Start::Standby(_))));
+    }
+
+    fn run(store: &MemoryStore, force: bool) -> Result<Promotion> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(promote(store, Some("127.0.0.1:1"), None, force))
+    }
+
+    #[test]
+    fn a_primary_that_cannot_be_told_takes_force() {
+        let store = store(Role::Standby, false);
+        Standing::read(&store, &"p".into()).unwrap();
+        assert!(matches!(run(&store, false), Err(Error::NotFenced { why, .. }) if why.contains("127.0.0.1:1")));
+        assert_eq!(Record::read(&store).unwrap().unwrap().role, Role::Standby);
+        assert_eq!(run(&store, true).unwrap().epoch, 3);
+        let record = Record::read(&store).unwrap().unwrap();
+        assert_eq!((record.role, record.epoch, &record.fences[..]), (Role::Primary, 3, "127.0.0.1:1"));
+        assert!(matches!(run(&store, true), Err(Error::NotStandby { .. })), "it is the primary already");
+    }
+}
