@@ -67,15 +67,11 @@ impl Kv {
         Self::open_with(store, clock, true)
     }
 
-    /// Opens the face to read what other faces write to the store, by a store that takes no writes: nothing is made, nor
-    /// is the rest of what was removed by half.
-    ///
-    /// # Errors
-    /// The store's; `Corrupt` for an unknown kind of namespace.
-    pub fn open_to_read(store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Result<Self> {
-        let kv = Self::over(store, clock, false);
-        catalogue::all(&*kv.shared.store)?;
-        Ok(kv)
+    /// The face to read what other faces write to the store, by a store that takes no writes: nothing is made, nor is
+    /// what was removed by half removed. Nothing is read before the first call, so that it may be had of a store that
+    /// does not answer yet.
+    pub fn to_read(store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>) -> Self {
+        Self::over(store, clock, false)
     }
 
     fn over(store: Arc<dyn ObjectStore>, clock: Arc<dyn Clock>, parted: bool) -> Self {

@@ -52,7 +52,7 @@ impl Started {
     ) -> Result<Self, Failure> {
         let Parts { resp, disks, rpc, backups } = parts;
         let kv = match &resp.reading {
-            Some(_) => Kv::open_to_read(store.objects(), Arc::new(SystemClock)).map_err(esker::Error::from)?,
+            Some(_) => Kv::to_read(store.objects(), Arc::new(SystemClock)),
             None => store.kv()?,
         };
         let engine = engine(store, backups, stopping)?;
