@@ -149,21 +149,23 @@ impl Noted {
         self.settled
     }
 
-    /// Takes the place of an operation that was refused from what it would have changed.
-    fn unnote(&mut self, object: &ObjectId, key: Option<u64>) {
-        let before = |is: &dyn Fn(&Option<u64>) -> bool| {
-            let changes = |changed: &&Changed| changed.objects.iter().any(|(other, key)| other == object && is(key));
-            self.line.iter().rev().find(changes).map_or(0, |changed| changed.place)
-        };
-        let (any, own) = (before(&|_| true), before(&|other| *other == key));
-        if any == 0 {
-            self.objects.remove(object);
-        } else if let Some(last) = self.objects.get_mut(object) {
-            last.any = any;
-            match key {
-                None => last.whole = own,
-                Some(key) if own == 0 => drop(last.keys.remove(&key)),
-                Some(key) => drop(last.keys.insert(key, own)),
+    /// Takes the place of an operation that was refused from what it would have changed. Goes through the line once.
+    fn unnote(&mut self, changes: Changes) {
+        let mut before: HashMap<ObjectId, Last> = HashMap::new();
+        for (object, _) in &changes {
+            before.entry(object.clone()).or_default();
+        }
+        for changed in &self.line {
+            for (object, key) in &changed.objects {
+                if let Some(last) = before.get_mut(object) {
+                    last.note(*key, changed.place);
+                }
+            }
+        }
+        for (object, last) in before {
+            match last.any {
+                0 => drop(self.objects.remove(&object)),
+                _ => drop(self.objects.insert(object, last)),
             }
         }
     }
@@ -234,9 +236,7 @@ impl Dirty {
         let mut noted = self.noted.lock();
         let noted = &mut *noted;
         let Some(changed) = noted.line.pop_back_if(|changed| changed.place == place) else { return noted.settled };
-        for (object, key) in changed.objects {
-            noted.unnote(&object, key);
-        }
+        noted.unnote(changed.objects);
         if changed.collections {
             let before = noted.line.iter().rev().find(|before| before.collections);
             noted.collections = before.map_or(0, |before| before.place);

@@ -40,6 +40,8 @@ pub enum Copying {
     Refused,
 }
 
+const FAILED: &str = "it has failed, or ended";
+
 /// Operations that were put by are applied so many at a time.
 const PUT_BY_AT_ONCE: u64 = 256;
 
@@ -90,6 +92,13 @@ enum Until {
     Unasked,
 }
 
+/// The lease, and that of the table that comes next: which of them counts is said by the version.
+#[derive(Default)]
+struct Leases {
+    own: Lease,
+    next: Lease,
+}
+
 struct Core {
     replica: Replica<Operation>,
     /// Applied, and not known to be durable here.
@@ -108,7 +117,7 @@ pub struct Node {
     kept_bytes_max: usize,
     /// Held while the store decides and applies, which may take as long as the store takes. Before the lease's.
     core: Mutex<Core>,
-    lease: Mutex<Lease>,
+    lease: Mutex<Leases>,
     /// Of the table that it goes by.
     version: AtomicU64,
     /// How it stands.
@@ -211,7 +220,7 @@ impl Node {
 
     /// A renewal of the lease under this version of the table, sent at `sent`, was taken; leases last `period`.
     pub fn renewed(&self, version: u64, sent: Duration, period: Duration) {
-        self.lease.lock().renewed(version, sent, period);
+        self.lease.lock().own.renewed(version, sent, period);
     }
 
     /// From now on a member that is brought up is waited for so.
@@ -226,12 +235,15 @@ impl Node {
 
     /// Gives the lease up: nothing is answered from now on, until the next.
     pub fn give_up(&self) {
-        self.lease.lock().give_up(self.now());
+        let mut leases = self.lease.lock();
+        leases.own.give_up(self.now());
+        leases.next.give_up(self.now());
     }
 
     /// How long the lease lasts still.
     pub fn lease_left(&self) -> Duration {
-        self.lease.lock().left(self.version(), self.now())
+        let (leases, version, now) = (self.lease.lock(), self.version(), self.now());
+        leases.own.left(version, now).max(leases.next.left(version, now))
     }
 
     /// Goes by this table, if it is newer.
@@ -243,8 +255,9 @@ impl Node {
     /// the two nothing is refused.
     pub fn go_by_renewed(&self, table: Table, sent: Duration, period: Duration) {
         let version = table.version;
+        self.lease.lock().next.renewed(version, sent, period);
         let core = self.step(self.core.lock(), Event::Table(table));
-        self.lease.lock().renewed(version, sent, period);
+        self.lease.lock().own.renewed(version, sent, period);
         drop(core);
     }
 
@@ -253,13 +266,15 @@ impl Node {
         drop(self.step(self.core.lock(), Event::Message(from, message)));
     }
 
-    /// As [`Node::hear`], where that waits for nothing; else the message comes back. It has to serve.
+    /// As [`Node::hear`], where that waits neither for the store, for readers nor for other steps; else the message comes
+    /// back. The node has to serve.
     ///
     /// # Errors
     /// The message, unheard.
     pub fn try_hear(&self, from: ServerId, message: Message<Operation>) -> std::result::Result<(), Message<Operation>> {
         let quick = matches!(message, Message::Forward { .. } | Message::Ack { .. } | Message::Committed { .. });
         let ready = quick && self.serves() != Serving(0) && self.store.stall(Waits::default()).is_none();
+        let ready = ready && self.moment.try_write().is_some();
         match self.core.try_lock().filter(|_| ready) {
             Some(core) => drop(self.step(core, Event::Message(from, message))),
             None => return Err(message),
@@ -313,8 +328,10 @@ impl Node {
             let Some(next) = core.replica.next_by().filter(|_| !over) else { return Ok(()) };
             if at + 1 == next {
                 trust(&*self.store, at)?;
-                // What of it is not acknowledged yet is not known by object.
-                self.dirty.note_all(at);
+                // What of it is not acknowledged yet is not known by object; where all is, nothing would tell of it.
+                if core.replica.committed() < at {
+                    self.dirty.note_all(at);
+                }
                 drop(self.step(core, Event::Copied { from, version, seq: at }));
                 return Ok(());
             }
@@ -407,12 +424,15 @@ impl Node {
     /// # Errors
     /// [`Error::NotServing`]: it may not, and why.
     pub(crate) fn check_serves(&self, since: Serving) -> Result<()> {
-        if since.0 != 0 && self.serves() == since && !self.lease_left().is_zero() {
-            return Ok(());
-        }
-        drop(self.serving()?);
-        let cause = "this replica of the chain was brought up while it read".into();
-        if self.serves() == since { Ok(()) } else { Err(Error::NotServing { cause }) }
+        // The node's lock is not waited for: what is applied meanwhile waits for readers that hold its moment.
+        let why = match self.serves() {
+            _ if self.failed.get().is_some() => FAILED,
+            Serving(0) => "it does not serve",
+            _ if self.lease_left().is_zero() => "its lease has run out",
+            serves if serves == since => return Ok(()),
+            _ => "it was brought up while it read",
+        };
+        Err(Self::not_serving(why))
     }
 
     /// As [`ObjectStore::sync`]: everything that was applied before is on all copies, once what is returned is reached.
@@ -433,13 +453,17 @@ impl Node {
     fn serving(&self) -> Result<MutexGuard<'_, Core>> {
         let core = self.core.lock();
         let why = match core.replica.place() {
-            _ if self.failed.get().is_some() => "it has failed, or ended",
+            _ if self.failed.get().is_some() => FAILED,
             Some(Place::Serving) if !core.replica.is_based() => "what it holds is part of a copy",
             Some(Place::Serving) if !self.lease_left().is_zero() => return Ok(core),
             Some(Place::Serving) => "its lease has run out",
             Some(_) | None => "it does not serve",
         };
-        Err(Error::NotServing { cause: format!("this replica of the chain answers nothing: {why}").into() })
+        Err(Self::not_serving(why))
+    }
+
+    fn not_serving(why: &str) -> Error {
+        Error::NotServing { cause: format!("this replica of the chain answers nothing: {why}").into() }
     }
 
     /// Once what is kept for the one behind is acknowledged, where that is too much; `None` where it is not.

@@ -71,6 +71,27 @@ fn what_came_with_a_copy_is_shown_once_it_is_acknowledged() {
     assert!(barrier.is_none(), "nothing is open any more");
 }
 
+#[test]
+fn what_is_acknowledged_before_a_copy_is_whole_is_shown_though_nothing_comes_after_it() {
+    let (source, period) = (ServerId(0), Duration::from_secs(3_600));
+    let store: Arc<dyn ObjectStore> = Arc::new(MemoryStore::new());
+    let standing = Standing::read(&*store, &Bytes::from_static(b"store")).unwrap();
+    let links = Arc::<Nowhere>::default();
+    let node = Node::new(Arc::clone(&store), &standing, ServerId(1), Incarnation(1), 1 << 20, links);
+    node.go_by(table(1, Place::Syncing));
+    assert_eq!(node.copying(source, 1, 7), Copying::Begins);
+    node.hear(source, forward(8, "eight"));
+    // Its head does not wait for it yet.
+    node.hear(source, Message::Committed { version: 1, seq: 8 });
+    node.copied(source, 1, 7).unwrap();
+    node.go_by(table(2, Place::Serving));
+    node.renewed(2, node.now(), period);
+    node.hear(source, Message::Begin { version: 2, committed: 8 });
+    let (found, barrier) = ChainStore::new(node).omap_get(&ObjectId::new("c".into(), "o"), b"k").into_parts();
+    assert_eq!(found.unwrap(), Some(Bytes::from_static(b"eight")));
+    assert!(barrier.is_none_or(|barrier| barrier.poll(&mut Context::from_waker(Waker::noop())).is_ready()));
+}
+
 fn forward(seq: u64, value: &'static str) -> Message<Operation> {
     let change = Change::OmapSet { key: "k".into(), value: value.into() };
     let txn = Transaction::new().create_collection(&"c".into()).change(&ObjectId::new("c".into(), "o"), change);

@@ -129,6 +129,13 @@ fn nothing_is_applied_behind_the_head_while_a_reader_holds_its_moment() {
     eventually("the head has it", || get(&*stores[0], "o", "k").is_some());
     std::thread::sleep(Duration::from_millis(50));
     assert!(!writing.is_finished() && get(&*stores[1], "o", "k").is_none());
+    // Nor does such a reader wait for what waits for it, where this replica may not answer any more.
+    chain.nodes[1].node.give_up();
+    let (asked, store) = (std::sync::mpsc::channel(), chain.store(1).clone());
+    std::thread::spawn(move || asked.0.send(store.omap_get(&object("o"), b"k").wait()));
+    let answered = asked.1.recv_timeout(Duration::from_secs(10)).unwrap();
+    assert!(matches!(answered, Err(Error::NotServing { .. })), "{answered:?}");
+    chain.nodes[1].node.renewed(chain.table.version, chain.nodes[1].node.now(), support::PERIOD);
     drop(held);
     writing.join().unwrap().unwrap();
     assert_eq!(get(&*stores[1], "o", "k").unwrap(), "v");

@@ -223,12 +223,22 @@ impl Kv {
         }
     }
 
-    /// Opens the namespace `name`, if it is there.
+    /// Opens the namespace `name`, if it is there, and waits for nothing.
     ///
     /// # Errors
+    /// [`Error::OnItsWay`]: what the catalogue says of it is not in memory, or may be lost yet.
     /// [`Error::NoNamespace`]; [`Error::WrongKind`] if it is of the other kind; the store's.
     pub fn existing(&self, name: &str, kind: Kind) -> Result<Namespace> {
-        let record = self.live(name)?;
+        let found = catalogue::find(&*self.shared.store, name);
+        if !found.is_here() {
+            return Err(Error::OnItsWay);
+        }
+        let (record, barrier) = found.into_parts();
+        if barrier.is_some() {
+            return Err(Error::OnItsWay);
+        }
+        let record = record?.filter(|record| !record.removing);
+        let record = record.ok_or_else(|| Error::NoNamespace { name: name.to_owned() })?;
         if record.kind != kind {
             return Err(Error::WrongKind { name: name.to_owned(), found: record.kind, wanted: kind });
         }

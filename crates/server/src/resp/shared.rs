@@ -218,7 +218,7 @@ impl Shared {
             return Err(esker_store::Error::Stopped { cause: cause.into() });
         }
         if self.config.reading.is_some() {
-            // What this replica has is saved where it is decided.
+            // What it was sent is made durable without being asked.
             self.saves.began(None, self.keyspace.kv.clock().now_ms() / 1_000);
             return Ok(None);
         }

@@ -178,7 +178,9 @@ pub(crate) fn randomkey(call: &mut Call<'_>, txn: &mut Txn<'_>) -> Outcome {
         };
         if namespace.partition(b"").is_some() {
             // The last key is dear to find: one of the first of some partition.
-            found = namespace.some_key(random).wait()?;
+            let (some, barrier) = namespace.some_key(random).into_parts();
+            call.behind(barrier);
+            found = some?;
             break;
         }
         let (Some(first), Some(last)) = (edge(txn, false)?, edge(txn, true)?) else { continue };

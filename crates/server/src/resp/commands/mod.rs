@@ -209,8 +209,9 @@ fn run(call: &mut Call<'_>, command: &'static Command, sends_away: bool) -> Outc
         call.session.leaves = Some(again(call));
         return Err(Refusal::OnItsWay);
     }
-    // What is read once, and by one key, is of one moment by itself.
-    let several = command.flags & (READ | BRIEF) == READ;
+    // What is read once, and by one key, is of one moment by itself; what goes through all keys may take long, and what
+    // is applied meanwhile would wait.
+    let several = command.flags & (READ | BRIEF) == READ && command.keys.0 != 0;
     let _moment = shared.config.reading.as_ref().filter(|_| several).map(Moment::hold);
     if command.flags & MAKES_HASH != 0 {
         shared.keyspace.expect_hashes();
