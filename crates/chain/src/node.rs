@@ -266,8 +266,8 @@ impl Node {
         drop(self.step(self.core.lock(), Event::Message(from, message)));
     }
 
-    /// As [`Node::hear`], where that waits neither for the store, for readers nor for other steps; else the message comes
-    /// back. The node has to serve.
+    /// As [`Node::hear`], where that waits neither for the store, for readers nor for other steps; else the message
+    /// comes back. The node has to serve.
     ///
     /// # Errors
     /// The message, unheard.

@@ -198,7 +198,7 @@ fn replicas_answer_readers_who_ask_for_it_and_write_nothing() {
     replica.check("MULTI", "+OK\r\n");
     replica.check("GET foo", &foo);
     replica.check("EXEC", ABORTED);
-    // What names no keys is of the node that is asked, whoever asks.
+    // What names no keys is of the node that is asked, by any client.
     let mut other = three.client(2);
     for client in [&mut replica, &mut other] {
         client.check("DBSIZE", ":3\r\n");

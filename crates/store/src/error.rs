@@ -109,8 +109,8 @@ pub enum Error {
         /// The first cause.
         cause: Arc<str>,
     },
-    /// This store answers nothing now, as a replica without a lease; nothing was applied. Another replica may answer, or
-    /// this one later: find out which does, and ask again.
+    /// This store answers nothing now, as a replica without a lease; nothing was applied. Another replica may answer,
+    /// or this one later: find out which does, and ask again.
     #[error("nothing was done: {cause}")]
     NotServing {
         /// Why it does not.

@@ -3,8 +3,9 @@
 //! what knows the cluster → a [`ClusterView`] for each change → [`Cluster::view`], for each command with keys
 //! → the command is run here, or its client is told which node to ask
 //!
-//! A slot's head serves all of it. A replica of it answers reads of clients that have sent READONLY where its store shows
-//! what is acknowledged ([`Config::reading`](crate::resp::Config::reading)); else it redirects them too. Redis refuses a command whose keys are of several slots. Here it is run if all
+//! A slot's head serves all of it. A replica of it answers reads of clients that have sent READONLY where its store
+//! shows what is acknowledged ([`Config::reading`](crate::resp::Config::reading)); else it redirects them too.
+//! Redis refuses a command whose keys are of several slots. Here it is run if all
 //! of them have the same head, because slots share the store of their head: it is refused as CROSSSLOT only where the
 //! heads differ.
 //!

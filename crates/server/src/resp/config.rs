@@ -74,9 +74,10 @@ pub struct Config {
     /// The cluster that the server is a node of: keys of other nodes' slots are redirected to them. Default: none, then
     /// all keys are served here.
     pub cluster: Option<Arc<dyn Cluster>>,
-    /// The store takes no writes, being that of a replica of a chain, and reads of it are as strong as those at its head:
-    /// clients that have sent READONLY are answered here where the cluster says that this node keeps a replica of the
-    /// slots. A command that reads several times holds this shared, so that nothing is applied meanwhile. Default: none.
+    /// The store takes no writes, being that of a replica of a chain, and reads of it are as strong as those at its
+    /// head: clients that have sent READONLY are answered here where the cluster says that this node keeps a replica of
+    /// the slots. A command that reads its keys several times holds this shared, so that nothing is applied meanwhile.
+    /// Default: none.
     pub reading: Option<Moment>,
 }
 
