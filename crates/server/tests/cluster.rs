@@ -12,10 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use esker_kv::{Clock, ManualClock, SystemClock};
+use esker_kv::{Clock, Kind, Kv, ManualClock, SystemClock};
 use esker_memory::MemoryStore;
 use esker_server::front::TlsFiles;
 use esker_server::resp::{Address, Cluster, ClusterNode, ClusterView, Config, Moment, NoEngineInfo, SlotRange};
+use esker_store::ObjectStore;
 use support::{Client, PATIENCE, Running, config, encode, eventually};
 
 const DOWN: &str = "-CLUSTERDOWN The cluster is down\r\n";
@@ -188,6 +189,8 @@ fn replicas_answer_readers_who_ask_for_it_and_write_nothing() {
         ("STRLEN foo", ":1\r\n"),
         ("SAVE", "+OK\r\n"),
         ("HGET hash g", "$1\r\nw\r\n"),
+        ("WAIT 0 0", "-ERR WAIT cannot be used with replica instances.\r\n"),
+        ("WAITAOF 1 0 0", "-ERR WAITAOF cannot be used with replica instances.\r\n"),
     ] {
         replica.check(command, expected);
     }
@@ -206,6 +209,14 @@ fn replicas_answer_readers_who_ask_for_it_and_write_nothing() {
         assert!(client.run("SCAN 0").contains("foo"));
         client.check("FLUSHDB", &three.moved(0, 0));
     }
+    // So is one that may hold keys elsewhere by the head's configuration.
+    let kv = Kv::open(Arc::clone(&three.servers[0].store) as Arc<dyn ObjectStore>, Arc::new(SystemClock)).unwrap();
+    kv.namespace("db9.int", Kind::Int).unwrap();
+    for database in ["db9", "db9.fields"] {
+        kv.namespace(database, Kind::Bytes).unwrap();
+    }
+    replica.check("SELECT 9", "+OK\r\n");
+    replica.check("GET foo", &foo);
     // A database that its head has not made is his.
     replica.check("SELECT 7", "+OK\r\n");
     replica.check("GET foo", &foo);

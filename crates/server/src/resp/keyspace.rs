@@ -70,6 +70,13 @@ impl Database {
             let (backend, what) = (kv.store().capability().backend, "keep int keys beside others in a database");
             return Err(esker_store::Error::Unsupported { backend, what }.into());
         }
+        if reading
+            && !int
+            && !matches!(open(format!("db{index}.int"), Kind::Int), Err(esker_kv::Error::NoNamespace { .. }))
+        {
+            let why = format!("database {index} may hold int keys: name it among the int databases, as its head does");
+            return Err(esker_store::Error::Invalid { what: "configuration", why }.into());
+        }
         let int = if int { Some(open(format!("db{index}.int"), Kind::Int)?) } else { None };
         let partition_bits = bytes.partition(b"").map_or(0, |(_, bits)| bits);
         let fields = match kv.companion(&bytes) {

@@ -209,10 +209,7 @@ fn run(call: &mut Call<'_>, command: &'static Command, sends_away: bool) -> Outc
         call.session.leaves = Some(again(call));
         return Err(Refusal::OnItsWay);
     }
-    // What is read once, and by one key, is of one moment by itself; what goes through all keys may take long, and what
-    // is applied meanwhile would wait.
-    let several = command.flags & (READ | BRIEF) == READ && command.keys.0 != 0;
-    let _moment = shared.config.reading.as_ref().filter(|_| several).map(Moment::hold);
+    let _moment = shared.config.reading.as_ref().filter(|_| reads_several(command, call.args)).map(Moment::hold);
     if command.flags & MAKES_HASH != 0 {
         shared.keyspace.expect_hashes();
     }
@@ -248,6 +245,12 @@ fn may_wait(call: &Call<'_>, command: &Command) -> bool {
         }
         (_, Run::Data(_) | Run::Exclusive(_)) => true,
     }
+}
+
+/// Whether it reads several times what its keys lead to: what is read once is of one moment by itself. What goes through
+/// all keys may take long, and what is applied meanwhile would wait.
+fn reads_several(command: &Command, args: Args<'_>) -> bool {
+    command.flags & READ != 0 && (command.group == "hash" || command.keys_of(args).nth(1).is_some())
 }
 
 fn giving<'a>(mut txn: Txn<'a>, command: &Command) -> Txn<'a> {

@@ -100,6 +100,7 @@ fn timeout(call: &Call<'_>, index: usize) -> Result<i64, Refusal> {
 
 /// WAIT: there are no replicas; the reply waits until this machine has it.
 pub(crate) fn wait(call: &mut Call<'_>) -> Outcome {
+    not_of_replicas(call, "WAIT")?;
     timeout(call, 2)?;
     call.int_arg(1)?;
     let barrier = call.shared.save()?;
@@ -109,7 +110,16 @@ pub(crate) fn wait(call: &mut Call<'_>) -> Outcome {
 }
 
 /// WAITAOF: one local sync, no replica.
+/// A replica writes nothing that could be waited for.
+fn not_of_replicas(call: &Call<'_>, name: &str) -> Outcome {
+    match &call.shared.config.reading {
+        Some(_) => Err(format!("ERR {name} cannot be used with replica instances.").into()),
+        None => Ok(()),
+    }
+}
+
 pub(crate) fn waitaof(call: &mut Call<'_>) -> Outcome {
+    not_of_replicas(call, "WAITAOF")?;
     let local = call.int_arg(1)?;
     if !(0..=1).contains(&local) {
         return Err("ERR value is out of range, value must between 0 and 1".into());
