@@ -403,6 +403,11 @@ impl Node {
         (core.replica.next() - 1, core.replica.committed())
     }
 
+    /// The number of the first operation that it keeps for the one behind, or would keep.
+    pub fn first_kept(&self) -> u64 {
+        self.core.lock().replica.first_kept()
+    }
+
     /// How it stands in the table that it goes by.
     pub fn place(&self) -> Option<Place> {
         self.core.lock().replica.place()

@@ -407,7 +407,7 @@ impl<O: Clone + Weight> Replica<O> {
     }
 
     /// The number of the first operation that is kept, or would be.
-    fn first_kept(&self) -> u64 {
+    pub fn first_kept(&self) -> u64 {
         self.applied + 1 - self.kept.len() as u64
     }
 

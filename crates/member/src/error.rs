@@ -63,6 +63,34 @@ pub enum Error {
         /// Its epoch.
         epoch: u64,
     },
+    /// This store was a primary's. Promote the standby, or insist.
+    #[error(
+        "this store was a primary's, and another was promoted over it, with epoch {epoch}. It has everything that it \
+         acknowledged: --force makes it the primary again, and what the other has acknowledged since is lost"
+    )]
+    WasPrimary {
+        /// Of the promotion.
+        epoch: u64,
+    },
+    /// The primary was killed, or changed beside its pair, since the standby had its state from it. Let it be brought
+    /// up, or insist.
+    #[error(
+        "the primary has begun anew since this standby had its state from it, or was changed without it: what this one \
+         lacks of it is not known. Let it follow until the copy is whole, or go on with --force: {cost}"
+    )]
+    OtherLife {
+        /// What insisting may cost.
+        cost: String,
+    },
+    /// Another store of the pair was promoted before. Follow that one, or insist.
+    #[error(
+        "another store of this pair was promoted already, with epoch {epoch}: have this one follow that. --force \
+         promotes this one with a higher epoch, and what the other has acknowledged is lost"
+    )]
+    Promoted {
+        /// Of that promotion.
+        epoch: u64,
+    },
     /// The primary has more. Have it send that, or insist.
     #[error("this standby lacks {lacks} operations of its primary: let it catch up, or give them up with --force")]
     Lacks {

@@ -12,6 +12,7 @@
 //! 3. Operators alone decide which server is the primary.
 
 mod calls;
+mod fencing;
 mod follower;
 mod ground;
 mod offline;

@@ -13,6 +13,7 @@ use esker_chain::{Incarnation, Member, Node, Place, ServerId, Standing, Table};
 use esker_wire::proto::chain as proto;
 
 use crate::error::{Error, Result};
+use crate::pair::fencing::refusal;
 use crate::pair::ground::{CHAIN, Ground, Running};
 use crate::pair::record::{Record, Role};
 
@@ -58,12 +59,14 @@ impl Follower {
         Ok(Standing::read(&*ground.store, &ground.config.fresh)?.applied)
     }
 
+    /// The last operation that it has, where it runs also of what is not durable yet; `None`: part of a copy.
+    pub(crate) fn has(&self, ground: &Ground) -> Result<Option<u64>> {
+        self.node().map_or_else(|| self.applied(ground), |node| Ok(Some(node.progress().0)))
+    }
+
     /// What it tells its primary.
     pub(crate) fn request(&self, ground: &Ground) -> Result<proto::FollowRequest> {
-        let applied = match self.node() {
-            Some(node) => Some(node.progress().0),
-            None => self.applied(ground)?,
-        };
+        let applied = self.has(ground)?;
         let replaces = ground.config.replaces && self.life.is_none();
         Ok(proto::FollowRequest {
             pair: if replaces { bytes::Bytes::new() } else { self.record.pair.clone() },
@@ -131,10 +134,47 @@ impl Follower {
             heard: answer.applied,
             ..Record::new(Role::Standby)
         };
-        next.write(&*ground.store)?;
+        if let Err(error) = next.write(&*ground.store) {
+            // Nothing is taken whose origin is not kept.
+            self.end_life(ground);
+            return Err(error.into());
+        }
         self.record = next;
         tracing::info!(primary = address, epoch = answer.epoch, resumes, applied = standing.applied, "following");
         Ok(())
+    }
+
+    /// Another server is the primary. A store that was a primary's keeps that; of a standby it changes nothing.
+    ///
+    /// # Errors
+    /// In words, why the fence is not heeded, or cannot be kept.
+    pub(crate) fn fence(
+        &mut self,
+        ground: &Ground,
+        fence: &proto::FenceRequest,
+    ) -> std::result::Result<proto::FenceResponse, String> {
+        let words = |error: Error| error.to_string();
+        if fence.pair != self.record.pair {
+            return Err("this server is of another pair".into());
+        }
+        let applied = self.has(ground).map_err(words)?;
+        if self.record.role != Role::Standby {
+            if !self.record.heeds(fence) {
+                let epoch = self.record.epoch;
+                return Err(format!("this store has epoch {epoch} already, and not of that promotion"));
+            }
+            // It runs as a standby, and sends nothing.
+            let has = applied.ok_or("this store holds part of a copy")?;
+            if let Some(why) = refusal(fence, &self.record.life, has, has + 1) {
+                return Err(why);
+            }
+            let next = self.record.deposed(fence);
+            next.write(&*ground.store).map_err(|error| error.to_string())?;
+            self.record = next;
+            tracing::warn!(epoch = fence.epoch, "another server was promoted over this store");
+        }
+        let Record { role, epoch, life, .. } = self.record.clone();
+        Ok(proto::FenceResponse { role: role.encoded(), epoch, applied: applied.unwrap_or(0), life })
     }
 
     /// Keeps what was heard.
@@ -166,8 +206,8 @@ impl Follower {
 
     /// How it stands.
     pub(crate) fn stand(&self, ground: &Ground) -> proto::StandResponse {
-        let look = self.node().and_then(|node| node.look());
-        let (_, applied, committed, _) = look.unwrap_or_default();
+        let kept = || (self.applied(ground).ok().flatten().unwrap_or(0), 0);
+        let (applied, committed) = self.node().map_or_else(kept, |node| node.progress());
         let heard = self.primary.as_ref().map_or(self.record.heard, |primary| primary.applied);
         let mut record = self.record.clone();
         record.heard = heard.max(applied);

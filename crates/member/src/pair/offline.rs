@@ -9,8 +9,8 @@ use esker_store::{Collection, ObjectStore};
 use esker_wire::proto::chain as proto;
 
 use crate::error::{Error, Result};
-use crate::pair::calls::Calls;
-use crate::pair::promotion::{Candidate, Fenced, Promotion};
+use crate::pair::fencing::Asking;
+use crate::pair::promotion::{Candidate, Promotion};
 use crate::pair::record::{Record, Role};
 
 /// What a store is started as.
@@ -74,10 +74,12 @@ pub(super) fn promoted(record: &Record, promotion: &Promotion, fences: &str) -> 
 }
 
 /// Makes the store of a standby, which no server has open, a primary's. Its primary, at `fence` or where it was, is
-/// told to answer no more; with `force` also where it cannot be told, or has more than this store.
+/// told to answer no more; with `force` also where it cannot be told, has more than this store, or is of another life,
+/// and also a store that was a primary's until another was promoted over it.
 ///
 /// # Errors
-/// [`Error::NotStandby`], [`Error::Part`], [`Error::Lacks`], [`Error::NotFenced`]; [`Error::Store`].
+/// [`Error::NotStandby`], [`Error::Part`], [`Error::WasPrimary`], [`Error::Promoted`], [`Error::OtherLife`],
+/// [`Error::Lacks`], [`Error::NotFenced`]; [`Error::Store`].
 pub async fn promote(
     store: &dyn ObjectStore,
     fence: Option<&str>,
@@ -87,57 +89,20 @@ pub async fn promote(
     let record = Record::read(store)?.ok_or(Error::NotStandby { role: Role::Primary, epoch: 0 })?;
     let standing = Standing::read(store, &record.pair)?;
     let store_name = String::from_utf8_lossy(&standing.identity).into_owned();
-    let candidate = Candidate { record: &record, applied: standing.applied };
-    let applied = candidate.check()?;
     let address = fence.unwrap_or(&record.peer);
-    let fenced = match tell(&record, address, tls, (&store_name, applied), force).await {
-        Ok(fenced) => fenced,
-        Err(Unfenced::Lacks(lacks)) => return Err(Error::Lacks { lacks }),
-        Err(Unfenced::Not(_)) if force => Fenced::Not,
-        Err(Unfenced::Not(why)) => {
-            // It is refused: what that says of costs is told with the reason.
-            let refused = candidate.decide(Fenced::Not, false).err();
-            return Err(match refused {
-                Some(Error::NotFenced { cost, .. }) => Error::NotFenced { why: format!(" ({address}: {why})"), cost },
-                Some(error) => error,
-                None => Error::NotFenced { why, cost: String::new() },
-            });
-        }
+    let asking = Asking {
+        candidate: Candidate { record: &record, applied: standing.applied },
+        address,
+        tls,
+        takes: false,
+        force,
     };
-    let promotion = candidate.decide(fenced, force)?;
+    let told = proto::FenceRequest { store: store_name, ..Default::default() };
+    let (fenced, epoch) = asking.fence(told).await?;
+    let promotion = asking.candidate.decide(fenced, epoch, force)?;
     // Also where it was told: not where its clients find the new primary, which only that one knows.
     promoted(&record, &promotion, address).write(store)?;
     Ok(promotion)
-}
-
-/// Why a primary was not fenced.
-enum Unfenced {
-    Lacks(u64),
-    Not(String),
-}
-
-/// Asks the primary how far it is, and fences it where this store has all of that.
-async fn tell(
-    record: &Record,
-    address: &str,
-    tls: Option<&TlsFiles>,
-    (store, applied): (&str, u64),
-    force: bool,
-) -> std::result::Result<Fenced, Unfenced> {
-    let mut calls = Calls::connect(address, tls).await.map_err(Unfenced::Not)?;
-    let stand = calls.stand().await.map_err(Unfenced::Not)?;
-    if stand.record.pair != record.pair || stand.record.role == Role::Standby {
-        return Err(Unfenced::Not("it is not the primary of this pair".into()));
-    }
-    let lacks = stand.applied.saturating_sub(applied);
-    if lacks > 0 && !force {
-        return Err(Unfenced::Lacks(lacks));
-    }
-    let applied_max = Some(applied).filter(|_| !force);
-    let (pair, epoch) = (record.pair.clone(), record.epoch + 1);
-    let fence = proto::FenceRequest { pair, epoch, applied_max, store: store.to_owned(), ..Default::default() };
-    let fenced = calls.fence(fence).await.map_err(Unfenced::Not)?;
-    Ok(Fenced::At(fenced.applied))
 }
 
 #[cfg(test)]

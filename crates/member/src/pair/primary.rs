@@ -21,7 +21,7 @@ use esker_wire::proto::chain as proto;
 
 use crate::error::{Error, Result};
 use crate::pair::ground::{CHAIN, Ground, Mode, Running};
-use crate::pair::record::{Record, Role};
+use crate::pair::record::Record;
 
 /// A lease that only a fence ends.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3_600);
@@ -67,8 +67,7 @@ impl Primary {
             tracing::warn!("writes are acknowledged without the standby from now on: this server is asynchronous");
         }
         // What is not acknowledged to a standby may have been lost or changed, but for an end as planned.
-        let goes_on = record.ended != 0 && record.ended == ground.store.sync().wait()?.0;
-        if !goes_on {
+        if !record.goes_on(&*ground.store)? {
             record.life = [ground.number(), ground.number()].map(u64::to_be_bytes).concat().into();
         }
         record.ended = 0;
@@ -232,8 +231,7 @@ impl Primary {
     pub(crate) fn depose(mut self, ground: &Ground, fence: &proto::FenceRequest) -> (Deposed, Result<()>) {
         // Before anything else: from here on nothing is answered.
         self.running.node.give_up();
-        let record = Record { role: Role::Deposed, in_step: false, fences: String::new(), ..self.record.clone() };
-        self.record = record;
+        self.record = self.record.deposed(fence);
         let mut deposed = Deposed { record: self.record, start: self.start, running: self.running, primary: None };
         let kept = deposed.hear(ground, fence);
         tracing::error!(
@@ -286,11 +284,7 @@ pub(crate) struct Deposed {
 impl Deposed {
     /// Keeps which server is the primary.
     pub(crate) fn hear(&mut self, ground: &Ground, fence: &proto::FenceRequest) -> Result<()> {
-        let known = |new: &String, old: &String| if new.is_empty() { old.clone() } else { new.clone() };
-        let peer = if fence.epoch > self.record.epoch { String::new() } else { self.record.peer.clone() };
-        self.record.peer = known(&fence.peer, &peer);
-        self.record.store.clone_from(&fence.store);
-        self.record.epoch = fence.epoch;
+        self.record = self.record.deposed(fence);
         if !fence.peer.is_empty() {
             let (resp, nbd, grpc) = (fence.resp.clone(), fence.nbd.clone(), fence.grpc.clone());
             self.primary = Some(Served { store: String::new(), peer: fence.peer.clone(), resp, nbd, grpc, http: None });

@@ -139,6 +139,32 @@ impl Record {
         fence.pair == self.pair && (fence.epoch > self.epoch || is_ours)
     }
 
+    /// Whether the life that it names goes on: its primary has ended as planned, and nothing has changed the store since.
+    /// To be asked before anything else is written.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn goes_on(&self, store: &dyn ObjectStore) -> Result<bool> {
+        Ok(self.ended != 0 && self.ended == store.sync().wait()?.0)
+    }
+
+    /// What a store keeps that was a primary's until this fence.
+    pub(crate) fn deposed(&self, fence: &proto::FenceRequest) -> Self {
+        let peer = match (&fence.peer[..], self.role == Role::Deposed && fence.epoch == self.epoch) {
+            ("", true) => self.peer.clone(),
+            (new, _) => new.to_owned(),
+        };
+        Self {
+            role: Role::Deposed,
+            epoch: fence.epoch,
+            peer,
+            store: fence.store.clone(),
+            in_step: false,
+            fences: String::new(),
+            ..self.clone()
+        }
+    }
+
     fn submit(&self, store: &dyn ObjectStore, durability: Durability) -> Result<()> {
         let value = Bytes::from(self.encoded().encode_to_vec());
         let keep = Change::XattrSet { name: Bytes::from_static(PAIR), value };

@@ -23,6 +23,7 @@ use tokio::runtime::Runtime;
 
 use crate::error::{Error, Result};
 use crate::pair::calls::Calls;
+use crate::pair::fencing::{Asking, refusal};
 use crate::pair::follower::Follower;
 use crate::pair::ground::{CHAIN, CLUSTER, Ground, Mode, PairConfig};
 use crate::pair::offline::{Start, promoted};
@@ -133,6 +134,10 @@ impl Pair {
         });
         let begun = match start {
             Start::Standby(mut record) => {
+                if record.role == Role::Primary && !record.goes_on(&*store)? {
+                    // Its number says nothing of that life: it may have been changed since.
+                    record.life = Bytes::new();
+                }
                 if record.peer.is_empty() {
                     record.peer = ground.config.follow.clone().unwrap_or_default();
                 }
@@ -428,11 +433,16 @@ impl Desk {
         let asked = self.runtime.block_on(async {
             let mut calls = Calls::connect(address, tls).await?;
             let stand = calls.stand().await?;
-            if stand.record.pair != request.pair || stand.record.epoch > epoch {
+            if stand.record.pair != request.pair {
+                return Err("it is of another pair".to_owned());
+            }
+            if stand.record.epoch > epoch {
                 return Ok(stand.record);
             }
-            calls.fence(request).await?;
-            Ok::<_, String>(Record { epoch, ..stand.record })
+            let told = calls.fence(request).await?;
+            // That of the same epoch: what has heard of it keeps it, and is no primary.
+            let has_heard = told.epoch >= epoch && Role::decoded(told.role).is_some_and(|role| role != Role::Primary);
+            if has_heard { Ok(Record { epoch, ..stand.record }) } else { Err("it does not keep that".into()) }
         });
         let theirs = match asked {
             Ok(theirs) => theirs,
@@ -443,7 +453,7 @@ impl Desk {
         if primary.record.epoch != epoch {
             return;
         }
-        if theirs.pair == primary.record.pair && theirs.epoch > epoch {
+        if theirs.epoch > epoch {
             let by = if theirs.role == Role::Primary { address.to_owned() } else { theirs.peer };
             // It answers nothing, whether that could be kept or not.
             let (pair, epoch) = (theirs.pair, theirs.epoch);
@@ -512,7 +522,8 @@ const BY: ServerId = ServerId(u32::MAX);
 /// What a primary of this epoch tells the one before it.
 fn fence(ground: &Ground, pair: &Bytes, epoch: u64, store: &str) -> proto::FenceRequest {
     let Served { peer, resp, nbd, grpc, .. } = ground.config.served.clone();
-    proto::FenceRequest { pair: pair.clone(), epoch, peer, applied_max: None, store: store.into(), resp, nbd, grpc }
+    let (pair, store) = (pair.clone(), store.into());
+    proto::FenceRequest { pair, epoch, peer, store, resp, nbd, grpc, ..proto::FenceRequest::default() }
 }
 
 fn other(server: u32, place: Place, served: Served) -> Peer {
@@ -598,7 +609,7 @@ impl Answers for Desk {
     fn fence(&self, request: proto::FenceRequest) -> Answer<proto::FenceResponse> {
         let ground = self.ground()?;
         let mut now = self.now.lock();
-        let response = |role: Role, epoch, applied| proto::FenceResponse { role: role.encoded(), epoch, applied };
+        let (epoch, role) = (request.epoch, Role::Deposed.encoded());
         match &mut *now {
             Now::Primary(primary) => {
                 let record = &primary.record;
@@ -606,28 +617,33 @@ impl Answers for Desk {
                     let (own, theirs) = (record.epoch, request.epoch);
                     return Err(format!("this primary is of another pair, or its epoch {own} is not below {theirs}"));
                 }
-                let node = Arc::clone(&primary.running.node);
+                let (node, life) = (Arc::clone(&primary.running.node), record.life.clone());
                 // What it has applied does not change any more from here on.
                 node.give_up();
-                let applied = node.progress().0;
-                if request.applied_max.is_some_and(|max| applied > max) {
+                if let Some(why) = refusal(&request, &life, node.progress().0, node.first_kept()) {
                     primary.renew();
-                    return Err(format!("this primary has applied operations up to {applied} meanwhile"));
+                    return Err(why);
                 }
                 let applied = self.depose(ground, &mut now, &request)?;
-                Ok(response(Role::Deposed, request.epoch, applied))
+                Ok(proto::FenceResponse { role, epoch, applied, life })
             }
             Now::Deposed(deposed) => {
                 if !deposed.record.heeds(&request) {
                     let epoch = deposed.record.epoch;
                     return Err(format!("this server was deposed already, by another server with epoch {epoch}"));
                 }
+                let (node, life) = (&deposed.running.node, deposed.record.life.clone());
+                let applied = node.progress().0;
+                if let Some(why) = refusal(&request, &life, applied, node.first_kept()) {
+                    return Err(why);
+                }
                 deposed.hear(ground, &request).map_err(|error| error.to_string())?;
-                Ok(response(Role::Deposed, request.epoch, deposed.running.node.progress().0))
+                Ok(proto::FenceResponse { role, epoch, applied, life })
             }
             Now::Follower(follower) => {
-                let applied = follower.node().map_or(0, |node| node.progress().0);
-                Ok(response(Role::Standby, follower.record.epoch, applied))
+                let answer = follower.fence(ground, &request);
+                self.tell(&now);
+                answer
             }
             Now::Failed(why) => Err(why.clone()),
             Now::Ended => Err("this server starts, or stops".into()),
@@ -654,39 +670,41 @@ impl Answers for Desk {
     fn promote(&self, force: bool) -> Answer<proto::PromoteResponse> {
         let ground = self.ground()?;
         let words = |error: Error| error.to_string();
-        let (record, applied, store) = match &*self.now.lock() {
+        let (record, applied, takes, store) = match &*self.now.lock() {
             Now::Follower(follower) => {
-                (follower.record.clone(), follower.applied(ground).map_err(words)?, follower.store.clone())
+                let takes = follower.node().is_some();
+                let applied = follower.applied(ground).map_err(words)?;
+                (follower.record.clone(), applied, takes, follower.store.clone())
             }
             Now::Primary(primary) => {
                 return Err(format!("this server is the primary already, with epoch {}", primary.record.epoch));
             }
-            _ => return Err("this server is no standby".into()),
+            Now::Deposed(_) => {
+                let why = "this server was deposed: stop it; `esker standby promote --store PATH --force` makes its \
+                           store the primary's again";
+                return Err(why.into());
+            }
+            Now::Failed(_) | Now::Ended => return Err("this server is no standby".into()),
         };
-        Candidate { record: &record, applied }.check().map_err(words)?;
+        if record.role != Role::Standby {
+            // It follows none yet: its store is a primary's still, or a deposed one's, which is promoted while it is shut.
+            return Err(words(Error::NotStandby { role: record.role, epoch: record.epoch }));
+        }
+        let asking = Asking {
+            candidate: Candidate { record: &record, applied },
+            address: &record.peer,
+            tls: ground.config.peers.tls.as_ref(),
+            takes,
+            force,
+        };
         let request = fence(ground, &record.pair, record.epoch + 1, &store);
-        let tls = ground.config.peers.tls.as_ref();
-        let asked = self.runtime.block_on(async { Calls::connect(&record.peer, tls).await?.fence(request).await });
-        let fenced = match asked {
-            Ok(fenced) if Role::decoded(fenced.role) == Some(Role::Deposed) => {
-                self.await_rest(fenced.applied);
-                Fenced::At(fenced.applied)
-            }
-            _ if force => Fenced::Not,
-            asked => {
-                let why = asked.err().unwrap_or_else(|| "it is not the primary of this pair".into());
-                let refused = Candidate { record: &record, applied }.decide(Fenced::Not, false).err();
-                return Err(match refused {
-                    Some(Error::NotFenced { cost, .. }) => {
-                        words(Error::NotFenced { why: format!(" ({}: {why})", record.peer), cost })
-                    }
-                    refused => refused.map_or(why, words),
-                });
-            }
-        };
+        let (fenced, epoch) = self.runtime.block_on(asking.fence(request)).map_err(words)?;
+        if let Fenced::At(applied) = fenced {
+            self.await_rest(applied);
+        }
         let mut now = self.now.lock();
         if let (Now::Follower(follower), Fenced::At(theirs), false) = (&*now, fenced, force) {
-            let lacks = theirs.saturating_sub(follower.node().map_or(0, |node| node.progress().0));
+            let lacks = theirs.saturating_sub(follower.has(ground).map_err(words)?.unwrap_or(0));
             if lacks > 0 {
                 // It is sent that still: it may be promoted later.
                 return Err(words(Error::Lacks { lacks }));
@@ -702,7 +720,7 @@ impl Answers for Desk {
             *now = Now::Follower(Box::new(Follower::new(ground, record.clone(), &standing)));
             self.tell(now);
         };
-        let promotion = match (Candidate { record: &record, applied: standing.applied }).decide(fenced, force) {
+        let promotion = match (Candidate { record: &record, applied: standing.applied }).decide(fenced, epoch, force) {
             Ok(promotion) => promotion,
             Err(error) => {
                 follow_on(&mut now);
