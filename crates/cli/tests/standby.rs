@@ -365,8 +365,11 @@ fn an_asynchronous_standby_has_all_that_a_lag_of_0_covers() {
     servers.have(1, &during);
     assert!(servers.count(1, &late) <= late.len());
     servers.write(1, "after", 100, "x");
-    // It is the primary, also of a server that stands alone.
+    // It is the primary, also of a server that stands alone, but only once the one before need not be told any more.
     servers.stop(1);
+    let refused = servers.refused(1, &[]);
+    assert!(refused.contains("esker standby release --store"), "{refused}");
+    assert!(servers.done(&["release", "--store", "d1"]).contains("do not promote"));
     servers.start(1, &[]);
     servers.have(1, &before);
 }
@@ -673,6 +676,7 @@ fn what_cannot_be_is_refused_and_says_why() {
     for (arguments, said) in [
         (&["--standby", "sometimes"][..], "async or sync"),
         (&["--follow", "nowhere"], "grpc://HOST:7600"),
+        (&["--standby", "async", "--peer-listen", "0.0.0.0:7600"], "peer_announce = HOST:PORT"),
         (&["--standby", "sync", "--cluster", "zk://h/e"], "cannot be used with"),
     ] {
         let output = servers.serve(1, arguments).stderr(Stdio::piped()).output().unwrap();
@@ -680,4 +684,33 @@ fn what_cannot_be_is_refused_and_says_why() {
         let complained = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(complained.contains(said), "{arguments:?}: {complained}");
     }
+}
+
+#[test]
+fn a_primary_that_was_killed_is_not_fenced_for_a_standby_that_has_not_heard_of_its_new_life() {
+    let mut servers = Servers::pair("async", "");
+    let both = servers.write(0, "both", 100, "x");
+    servers.caught_up(1);
+    servers.kill(1);
+    let alone = servers.write(0, "alone", 100, "x");
+    servers.kill(0);
+    servers.start(0, &["--standby", "async"]);
+    let refused = servers.fails(&["promote", "--store", "d1"]);
+    assert!(refused.contains("is not known") && refused.contains("--force"), "{refused}");
+    assert_eq!(servers.status(0)["role"], "primary", "a refusal fences no primary");
+    servers.have(0, &alone);
+    let promoted = servers.promote_store(1, &["--force"]);
+    assert!(promoted.contains("answers no more"), "{promoted}");
+    servers.have(1, &both);
+    assert_eq!(servers.status(0)["role"], "deposed");
+    // And back: what it acknowledged it has.
+    servers.stop(0);
+    servers.stop(1);
+    assert!(servers.fails(&["promote", "--store", "d0"]).contains("--force"));
+    let promoted = servers.promote_store(0, &["--force"]);
+    assert!(promoted.contains("epoch 3") && promoted.contains("everything that it acknowledged"), "{promoted}");
+    servers.have(0, &both);
+    servers.have(0, &alone);
+    servers.follow(1);
+    servers.caught_up(1);
 }

@@ -139,9 +139,19 @@ pub enum Error {
     /// Writes of this store are acknowledged only with a standby.
     #[error(
         "this store's primary acknowledges nothing without its standby: serve it with --standby sync, or with \
-         --standby async, which ends that"
+         --standby async, which ends that, or end its pair first: esker standby release --store PATH"
     )]
     InStep,
+    /// This store is a primary's, and the other of its pair may be promoted, or answer still. Serve it as one of a
+    /// pair, or dissolve that.
+    #[error(
+        "this store is the primary's of a pair, the other of which is grpc://{peer}: serve it with --standby async or \
+         --standby sync, or end the pair first: esker standby release --store PATH"
+    )]
+    Paired {
+        /// The other.
+        peer: String,
+    },
     /// Threads cannot be had. Try again.
     #[error("starting the threads of a member: {0}")]
     Io(#[from] std::io::Error),

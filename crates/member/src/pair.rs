@@ -27,7 +27,7 @@ mod tests;
 
 pub use calls::Calls;
 pub use ground::{Mode, PairConfig};
-pub use offline::{Start, check_alone, promote};
+pub use offline::{Start, check_alone, dissolve, promote};
 pub use promotion::Promotion;
 pub use record::{Record, Role};
 pub use server::Pair;

@@ -4,12 +4,13 @@
 //! status  → both are asked → lines, or JSON
 //! promote → a standby that runs, or its store → the primary is fenced → the standby is the primary
 //! release → a synchronous primary that waits for its standby → it goes on alone
+//!         → the store of a primary that does not run → its pair is dissolved
 //! ```
 
 use std::fmt::Write as _;
 
 use clap::{Args, Subcommand};
-use esker_member::pair::{Calls, Promotion, Role, Stand, promote};
+use esker_member::pair::{Calls, Promotion, Role, Stand, dissolve, promote};
 use esker_peers::TlsFiles;
 use serde_json::json;
 
@@ -31,7 +32,8 @@ enum StandbyCommand {
     Status(Status),
     /// Make a standby the primary: the other is told to answer no more
     Promote(Promote),
-    /// Have a synchronous primary whose standby is away go on alone, until a standby is in step again
+    /// Have a synchronous primary whose standby is away go on alone, until a standby is in step again; or end the pair
+    /// of a primary's store, so that a lone server may serve it
     Release(Release),
 }
 
@@ -69,6 +71,9 @@ struct Release {
     /// The primary, by its --peer-listen; without it peer_listen of the configuration
     #[arg(long, value_name = "URL")]
     at: Option<String>,
+    /// A primary's store, where no server has it open: its pair is dissolved, and its standby is not to be promoted
+    #[arg(long, short, value_name = "PATH", conflicts_with = "at")]
+    store: Option<String>,
     /// As one JSON object
     #[arg(long)]
     json: bool,
@@ -103,6 +108,7 @@ impl StandbyArguments {
         match self.command {
             StandbyCommand::Status(status) => runtime.block_on(status.run(settings)),
             StandbyCommand::Promote(promote) => promote.run(settings, &runtime),
+            StandbyCommand::Release(Release { store: Some(location), json, .. }) => released(settings, &location, json),
             StandbyCommand::Release(release) => runtime.block_on(release.run(settings)),
         }
     }
@@ -158,7 +164,7 @@ fn lines(stand: &Stand) -> String {
                 (false, _) => "once they are durable here",
             };
             line("writes", format!("acknowledged {acknowledged}"));
-            line("kept", esker::ByteSize(stand.kept_bytes).to_string());
+            line("kept", stand.kept_bytes.map_or("not known".into(), |kept| esker::ByteSize(kept).to_string()));
         }
         Role::Standby => {
             line("primary", heard);
@@ -213,6 +219,16 @@ impl Promote {
         store.close().map_err(Failure::from)?;
         promoted
     }
+}
+
+fn released(settings: &Settings, location: &str, json: bool) -> Result<(), Failure> {
+    let store = builder(settings).create(false).open(location).map_err(Failure::from)?;
+    let dissolved = dissolve(&*store.objects()).map_err(|error| Failure::of(Code::Failure, &error));
+    store.close().map_err(Failure::from)?;
+    let was = dissolved?;
+    let text = "released: this store is of no pair any more, and a lone server may serve it; do not promote the store \
+                that was its standby\n";
+    tell(json, &json!({"was_in_step": was}), text)
 }
 
 impl Release {

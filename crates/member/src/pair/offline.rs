@@ -54,12 +54,39 @@ fn refuse_other_roles(record: &Record) -> Result<()> {
 
 /// That a server may serve this store without a standby, and without telling any.
 ///
+/// A primary's that has a standby, or has one before it still to tell, is not: it could not be fenced, nor fence.
+///
 /// # Errors
-/// [`Error::Deposed`], [`Error::IsStandby`], [`Error::InStep`]; [`Error::Store`].
+/// [`Error::Deposed`], [`Error::IsStandby`], [`Error::Part`], [`Error::InStep`], [`Error::Paired`]; [`Error::Store`].
 pub fn check_alone(store: &dyn ObjectStore) -> Result<()> {
     let Some(record) = Record::read(store)? else { return Ok(()) };
     refuse_other_roles(&record)?;
-    if record.in_step { Err(Error::InStep) } else { Ok(()) }
+    if Standing::read(store, &record.pair)?.applied.is_none() {
+        return Err(Error::Part { peer: record.peer });
+    }
+    match &record {
+        Record { in_step: true, .. } => Err(Error::InStep),
+        Record { store, fences, .. } if store.is_empty() && fences.is_empty() => Ok(()),
+        Record { peer, fences, .. } => {
+            let peer = if peer.is_empty() { fences } else { peer };
+            Err(Error::Paired { peer: peer.clone() })
+        }
+    }
+}
+
+/// Ends the pair of a primary's store, which no server has open: it waits for no standby, and tells none before it. As
+/// the primary of a pair again it is copied to a standby as a whole. Whether writes waited for its standby.
+///
+/// # Errors
+/// [`Error::Deposed`], [`Error::IsStandby`]; [`Error::Store`].
+pub fn dissolve(store: &dyn ObjectStore) -> Result<bool> {
+    let Some(record) = Record::read(store)? else { return Ok(false) };
+    refuse_other_roles(&record)?;
+    let was_in_step = record.in_step;
+    // Where the other is stays: as the primary of a pair again it asks that first.
+    let (store_before, fences) = (String::new(), String::new());
+    Record { in_step: false, store: store_before, fences, ended: 0, ..record }.write(store)?;
+    Ok(was_in_step)
 }
 
 /// The record of a store that is promoted. `fences`: where the primary before is still to be told.
@@ -137,6 +164,27 @@ mod tests {
             assert!(check_alone(store).is_err());
         }
         assert!(check_alone(&primary).is_ok() && check_alone(&MemoryStore::new()).is_ok());
+    }
+
+    #[test]
+    fn a_lone_server_takes_a_pair_only_once_that_is_dissolved() {
+        let (store, in_step) = (store(Role::Primary, false), store(Role::Primary, true));
+        assert!(matches!(check_alone(&in_step), Err(Error::InStep)));
+        assert!(dissolve(&in_step).unwrap());
+        check_alone(&in_step).unwrap();
+        let record = Record::read(&store).unwrap().unwrap();
+        let followed = Record { store: "its standby".into(), ..record.clone() };
+        let fences = Record { fences: "h:2".into(), ..record };
+        for record in [followed, fences] {
+            record.write(&store).unwrap();
+            let refused = check_alone(&store).unwrap_err();
+            assert!(refused.to_string().contains("esker standby release --store"), "{refused}");
+            assert!(!dissolve(&store).unwrap());
+            check_alone(&store).unwrap();
+        }
+        for role in [Role::Standby, Role::Deposed] {
+            assert!(dissolve(&self::store(role, false)).is_err());
+        }
     }
 
     #[test]

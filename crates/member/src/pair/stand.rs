@@ -15,12 +15,12 @@ pub struct Stand {
     pub applied: u64,
     /// The last that it knows to be acknowledged.
     pub committed: u64,
-    /// Of a primary: up to where the standby has everything, durably.
-    pub acked: u64,
+    /// Of a primary: up to where the standby has everything, durably; `None`: not known at the moment.
+    pub acked: Option<u64>,
     /// When the other was last heard of, in milliseconds ago; `None`: not since this process began.
     pub heard_ms_ago: Option<u64>,
-    /// Bytes of operations that are kept for the standby.
-    pub kept_bytes: u64,
+    /// Bytes of operations that are kept for the standby; `None`: not known at the moment.
+    pub kept_bytes: Option<u64>,
     /// Bytes that the copy for the standby has gone through, while one is under way.
     pub copied_bytes: Option<u64>,
     /// What it holds is part of a copy, or it has not said yet that it is not.
@@ -57,7 +57,7 @@ impl Stand {
     pub fn lag(&self) -> Option<u64> {
         match self.record.role {
             Role::Primary if self.record.peer.is_empty() || self.heard_ms_ago.is_none() => None,
-            Role::Primary => Some(self.applied.saturating_sub(self.acked)),
+            Role::Primary => self.acked.map(|acked| self.applied.saturating_sub(acked)),
             Role::Standby if self.part => None,
             Role::Standby => Some(self.record.heard.saturating_sub(self.applied)),
             Role::Deposed => None,
@@ -76,9 +76,9 @@ mod tests {
             sync: false,
             applied: 9,
             committed: 9,
-            acked: 4,
+            acked: Some(4),
             heard_ms_ago,
-            kept_bytes: 0,
+            kept_bytes: None,
             copied_bytes: None,
             part,
             trouble: String::new(),
@@ -86,6 +86,8 @@ mod tests {
         };
         assert_eq!(stand(Role::Primary, Some(1), false).lag(), Some(5));
         assert_eq!(stand(Role::Primary, None, false).lag(), None);
+        let busy = Stand { acked: None, ..stand(Role::Primary, Some(1), false) };
+        assert_eq!(busy.lag(), None, "a store that keeps its node is not a lag of everything");
         assert_eq!(stand(Role::Standby, Some(1), false).lag(), Some(3));
         assert_eq!(stand(Role::Standby, Some(1), true).lag(), None);
         assert_eq!(stand(Role::Deposed, Some(1), false).lag(), None);

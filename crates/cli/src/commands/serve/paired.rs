@@ -90,14 +90,23 @@ pub fn config(
         other => return Err(Failure::usage(format!("standby = {other:?}: expected async or sync"))),
     };
     let follow = if follow.is_empty() { None } else { Some(address(follow)?) };
+    // Its number and its cluster are those of the pair.
+    let peers = peers(&settings.cluster, ServerId(0), "")?;
+    let served = served(settings, resp, disks, rpc)?;
+    if served.peer.is_empty() && peers.listen.ip().is_unspecified() {
+        return Err(Failure::usage(format!(
+            "peer_listen = {}: the other server cannot reach this one there. Say where it can: peer_announce = \
+             HOST:PORT, in the section [cluster]",
+            peers.listen
+        )));
+    }
     let seed = getrandom::u64().map_err(|error| Failure::new(Code::Failure, format!("random bytes: {error}")))?;
     Ok(Some(PairConfig {
         mode,
         follow,
         replaces,
-        // Its number and its cluster are those of the pair.
-        peers: peers(&settings.cluster, ServerId(0), "")?,
-        served: served(settings, resp, disks, rpc)?,
+        peers,
+        served,
         fresh: fresh()?,
         kept_bytes_max: kept(&settings.cluster),
         seed,
@@ -217,7 +226,6 @@ fn figures(stand: &Stand) -> Vec<Figure> {
         gauge("whole", "1 where this server holds a state, and not part of a copy", is(!stand.part)),
         gauge("connected", "1 where what is sent reaches the other server", is(stand.reaches)),
         gauge("applied", "Number of the last operation that is applied here", stand.applied as f64),
-        gauge("kept_bytes", "Bytes of operations that are kept for the standby", stand.kept_bytes as f64),
         gauge(
             "copied_bytes",
             "Bytes that the copy for the standby has gone through",
@@ -225,6 +233,9 @@ fn figures(stand: &Stand) -> Vec<Figure> {
         ),
     ]);
     // What is not known is not told: 0 would be taken for none.
+    let kept = stand.kept_bytes;
+    figures
+        .extend(kept.map(|kept| gauge("kept_bytes", "Bytes of operations that are kept for the standby", kept as f64)));
     figures.extend(stand.lag().map(|lag| {
         gauge("lag", "Operations of the primary that the standby does not have, as far as known here", lag as f64)
     }));
