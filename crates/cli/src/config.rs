@@ -267,7 +267,7 @@ settings! {
         /// Address to listen on for the other servers; other than loopback only with peer_tls_cert, peer_tls_key and
         /// peer_tls_ca.
         peer_listen: String = "127.0.0.1:7600".into(),
-        /// Where the other servers reach it, as HOST:PORT; empty means at peer_listen.
+        /// Where the other servers reach it, as HOST:PORT; empty means at peer_listen, which then names one address.
         peer_announce: String = String::new(),
         /// The host by which clients reach this server; empty means that of the addresses that it listens on.
         announce: String = String::new(),

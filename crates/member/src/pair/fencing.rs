@@ -1,7 +1,7 @@
 //! How the primary before is told that it is none, and what it is asked first.
 //!
 //! ```text
-//! candidate → [`fence`]: how the primary stands → refused, or fenced under the same conditions → [`Fenced`], an epoch
+//! candidate → [`Asking::fence`]: how the primary stands → refused, or fenced on the same conditions → [`Fenced`]
 //! the primary → [`refusal`]: whether the conditions hold, once it answers nothing
 //! ```
 //!

@@ -4,7 +4,7 @@
 //!
 //! Invariants:
 //! 1. A store that holds part of a copy is never promoted, whatever the operator insists on.
-//! 2. Numbers of operations are compared within one life of the primary only: in another one they count other operations.
+//! 2. Numbers of operations are compared within one life of the primary only: in another they count other operations.
 
 use crate::error::{Error, Result};
 use crate::pair::record::{Record, Role};
@@ -22,7 +22,7 @@ pub struct Candidate<'c> {
 pub enum Fenced {
     /// It answers no more, and has applied the operations up to this one.
     At(u64),
-    /// It answers no more, and is of another life than what the candidate holds: their numbers say nothing to each other.
+    /// It answers no more, and is of another life than what the candidate holds: their numbers do not compare.
     Other,
     /// It was not told: it cannot be reached, or was not to be.
     Not,

@@ -139,7 +139,7 @@ impl Record {
         fence.pair == self.pair && (fence.epoch > self.epoch || is_ours)
     }
 
-    /// Whether the life that it names goes on: its primary has ended as planned, and nothing has changed the store since.
+    /// Whether the life that it names goes on: its primary ended as planned, and nothing has changed the store since.
     /// To be asked before anything else is written.
     ///
     /// # Errors

@@ -98,8 +98,13 @@ impl Pair {
     /// [`Error::Deposed`], [`Error::IsStandby`], [`Error::Part`], [`Error::Holds`]; [`Error::Peers`],
     /// [`Error::Store`], [`Error::Io`]. What its primary says later, is told by [`Pair::wait`].
     pub fn start(store: Arc<dyn ObjectStore>, mut config: PairConfig) -> Result<Self> {
-        let start = Start::of(&*store, config.follow.as_deref(), config.replaces)?;
+        let mut start = Start::of(&*store, config.follow.as_deref(), config.replaces)?;
         let standing = Standing::read(&*store, &config.fresh)?;
+        let (Start::Primary(record) | Start::Standby(record)) = &mut start;
+        if record.role == Role::Primary && !record.goes_on(&*store)? {
+            // The number of its last operation says nothing of that life: it may have been changed since.
+            record.life = Bytes::new();
+        }
         let mut random = fastrand::Rng::with_seed(config.seed);
         let me = ServerId(random.u32(1..BY.0));
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -134,10 +139,6 @@ impl Pair {
         });
         let begun = match start {
             Start::Standby(mut record) => {
-                if record.role == Role::Primary && !record.goes_on(&*store)? {
-                    // Its number says nothing of that life: it may have been changed since.
-                    record.life = Bytes::new();
-                }
                 if record.peer.is_empty() {
                     record.peer = ground.config.follow.clone().unwrap_or_default();
                 }
@@ -687,7 +688,7 @@ impl Answers for Desk {
             Now::Failed(_) | Now::Ended => return Err("this server is no standby".into()),
         };
         if record.role != Role::Standby {
-            // It follows none yet: its store is a primary's still, or a deposed one's, which is promoted while it is shut.
+            // It follows none yet: its store is a primary's still, or a deposed one's, and is promoted while shut.
             return Err(words(Error::NotStandby { role: record.role, epoch: record.epoch }));
         }
         let asking = Asking {

@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use esker_chain::{ServerId, Standing};
 use esker_cluster::Served;
 use esker_memory::MemoryStore;
-use esker_store::{ObjectStore, Transaction};
+use esker_store::{Capability, Change, CommitSeq, Completion, ObjectStore, Op, Transaction};
 
 use crate::error::Error;
 use crate::pair::{Calls, Mode, Pair, PairConfig, Promotion, Record, Role, promote};
@@ -249,4 +250,42 @@ fn another_promotion_is_refused_or_has_a_higher_epoch() {
     assert_eq!((role(&first), role(&third)), ((Role::Deposed, 2), (Role::Standby, 1)));
     assert_eq!(promote_shut(&third, &primary, true).unwrap().epoch, 3);
     assert_eq!(role(&first), (Role::Deposed, 3));
+}
+
+/// A store that does not keep the record of a pair, for a while.
+struct Forgetful {
+    store: Arc<dyn ObjectStore>,
+    refuses: AtomicBool,
+}
+
+impl ObjectStore for Forgetful {
+    fn capability(&self) -> Capability {
+        self.store.capability()
+    }
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        let is_record = |op: &Op| matches!(op, Op::Object(_, Change::XattrSet { name, .. }) if name == "pair");
+        if self.refuses.load(Ordering::SeqCst) && txn.ops.iter().any(is_record) {
+            return Completion::ready(Err(esker_store::Error::Closed));
+        }
+        self.store.submit(txn)
+    }
+    esker_store::forward_reads!(store);
+}
+
+#[test]
+fn a_standby_that_could_not_keep_whose_it_is_begins_again() {
+    let primary = begin(&Arc::new(MemoryStore::new()), 1, None);
+    write(&primary, "one");
+    let store = Arc::new(Forgetful { store: Arc::new(MemoryStore::new()), refuses: true.into() });
+    let follow = primary.peer_address().to_string();
+    let standby = Pair::start(Arc::clone(&store) as _, config(2, Some(follow))).unwrap();
+    soon("it says that it keeps nothing", || !standby.stand().unwrap().trouble.is_empty());
+    assert!(standby.stand().unwrap().part, "it takes nothing");
+    store.refuses.store(false, Ordering::SeqCst);
+    soon("it is brought up", || {
+        let stand = standby.stand().unwrap();
+        !stand.part && stand.applied == 1 && stand.record.epoch == 1
+    });
+    let kept = Record::read(&*store).unwrap().unwrap();
+    assert_eq!((kept.role, kept.pair), (Role::Standby, primary.stand().unwrap().record.pair));
 }
