@@ -711,12 +711,23 @@ impl Answers for Desk {
                 return Err(words(Error::Lacks { lacks }));
             }
         }
-        let Now::Follower(follower) = std::mem::replace(&mut *now, Now::Ended) else {
-            return Err("this server stops".into());
+        let follower = match std::mem::replace(&mut *now, Now::Ended) {
+            Now::Follower(follower) => follower,
+            // Another promotion was asked for as well, or it stops.
+            other => {
+                *now = other;
+                return Err("this server is no standby any more: see `esker standby status`".into());
+            }
         };
         // Nothing comes any more that is not counted.
         let record = follower.end(ground);
-        let standing = Standing::read(&*ground.store, &ground.config.fresh).map_err(|error| error.to_string())?;
+        let standing = match Standing::read(&*ground.store, &ground.config.fresh) {
+            Ok(standing) => standing,
+            Err(error) => {
+                *now = Now::Failed(error.to_string());
+                return Err(error.to_string());
+            }
+        };
         let follow_on = |now: &mut Now| {
             *now = Now::Follower(Box::new(Follower::new(ground, record.clone(), &standing)));
             self.tell(now);

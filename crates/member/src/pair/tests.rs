@@ -289,3 +289,19 @@ fn a_standby_that_could_not_keep_whose_it_is_begins_again() {
     let kept = Record::read(&*store).unwrap().unwrap();
     assert_eq!((kept.role, kept.pair), (Role::Standby, primary.stand().unwrap().record.pair));
 }
+
+#[test]
+fn promotions_that_are_asked_for_at_once_leave_one_primary_that_answers() {
+    for _ in 0..4 {
+        let Two { stores: [_, second], primary, standby } = Two::begin();
+        let promoted = std::thread::scope(|scope| {
+            let asked = [(); 3].map(|()| scope.spawn(|| promote_running(&standby, false)));
+            asked.map(|asked| asked.join().unwrap().is_ok())
+        });
+        assert!(promoted.contains(&true), "{promoted:?}");
+        assert_eq!(role(&second), (Role::Primary, 2));
+        soon("it answers", || standby.view().heads);
+        write(&standby, "two");
+        primary.stop();
+    }
+}
