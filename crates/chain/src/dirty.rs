@@ -1,7 +1,7 @@
 //! What is applied here and not known to be acknowledged: who reads it waits.
 //!
-//! operation → place in line, noted for the keys, or objects, that it changes → applied → acknowledged, or refused
-//! → the line moves
+//! operation → place in line, noted for the keys, or objects, that it changes → applied
+//! → acknowledged, or refused → the line moves
 //! → who waits for a place behind which nothing is open goes on
 //!
 //! Places are numbers of their own: an operation that is refused has had one, and leaves none open.

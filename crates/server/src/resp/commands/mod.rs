@@ -247,8 +247,8 @@ fn may_wait(call: &Call<'_>, command: &Command) -> bool {
     }
 }
 
-/// Whether it reads several times what its keys lead to: what is read once is of one moment by itself. What goes through
-/// all keys may take long, and what is applied meanwhile would wait.
+/// Whether it reads several times what its keys lead to: what is read once is of one moment by itself. What goes
+/// through all keys may take long, and what is applied meanwhile would wait.
 fn reads_several(command: &Command, args: Args<'_>) -> bool {
     command.flags & READ != 0 && (command.group == "hash" || command.keys_of(args).nth(1).is_some())
 }
