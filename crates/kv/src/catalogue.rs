@@ -111,9 +111,9 @@ pub(crate) fn wrong_kind(name: &str, own: Kind, what: &'static str, kind: Kind) 
 
 /// The record of a name.
 pub(crate) fn find(store: &dyn ObjectStore, name: &str) -> Completion<Option<Record>> {
-    let (stored, barrier) = directory().find(store, name).into_parts();
-    let record = |stored: Option<Bytes>| stored.map(|stored| Record::decode(name.as_bytes(), &stored)).transpose();
-    Completion::after(stored.and_then(record), barrier)
+    let found = directory().find(store, name);
+    let name = name.to_owned();
+    found.then(move |stored| stored?.map(|stored| Record::decode(name.as_bytes(), &stored)).transpose())
 }
 
 /// All records, in name order.

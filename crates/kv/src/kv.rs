@@ -237,8 +237,7 @@ impl Kv {
         if barrier.is_some() {
             return Err(Error::OnItsWay);
         }
-        let record = record?.filter(|record| !record.removing);
-        let record = record.ok_or_else(|| Error::NoNamespace { name: name.to_owned() })?;
+        let record = live(name, record?)?;
         if record.kind != kind {
             return Err(Error::WrongKind { name: name.to_owned(), found: record.kind, wanted: kind });
         }
@@ -297,8 +296,7 @@ impl Kv {
     }
 
     fn live(&self, name: &str) -> Result<Record> {
-        let found = catalogue::find(&*self.shared.store, name).wait()?.filter(|record| !record.removing);
-        found.ok_or_else(|| Error::NoNamespace { name: name.to_owned() })
+        live(name, catalogue::find(&*self.shared.store, name).wait()?)
     }
 
     /// Replaces a record; false if it is another by now.
@@ -510,6 +508,11 @@ impl Kv {
         let live = catalogue::all(&*self.shared.store)?.into_iter().filter(|(_, record)| !record.removing);
         Ok(live.map(|(name, record)| self.handle(&name, record)).collect())
     }
+}
+
+/// The record of a namespace that is there, and is not being removed.
+fn live(name: &str, found: Option<Record>) -> Result<Record> {
+    found.filter(|record| !record.removing).ok_or_else(|| Error::NoNamespace { name: name.to_owned() })
 }
 
 fn check_name(name: &str) -> Result<()> {
