@@ -289,6 +289,27 @@ settings! {
 }
 
 settings! {
+    /// One of the sections `[[replica]]`: a further chain that a server of a cluster holds a replica of, in a store of
+    /// its own and at addresses of its own. All else is as for the first.
+    ReplicaSettings {
+        /// The chain.
+        chain: String = String::new(),
+        /// Its store: a folder, a file or a block device that no other chain has.
+        location: String = String::new(),
+        /// Addresses to serve its keys on by the Redis protocol.
+        listen: Vec<String> = Vec::new(),
+        /// The same by TLS, with tls_cert and tls_key of `[serve]`.
+        tls_listen: Vec<String> = Vec::new(),
+        /// Addresses to serve its volumes on by NBD.
+        nbd_listen: Vec<String> = Vec::new(),
+        /// Addresses to serve its logs and tables on by gRPC.
+        grpc_listen: Vec<String> = Vec::new(),
+        /// The folder that ESKER.BACKUP makes backups of it in; empty means that clients cannot ask for any.
+        backup_folder: String = String::new(),
+    }
+}
+
+settings! {
     /// The section `[standby]`: one warm copy of a server that stands alone. Beside it peer_listen, peer_announce,
     /// announce, peer_tls_cert, peer_tls_key, peer_tls_ca, copy_rate and kept of `[cluster]` count.
     StandbySettings {
@@ -337,12 +358,17 @@ pub struct Settings {
     pub serve: ServeSettings,
     /// `[cluster]`
     pub cluster: ClusterSettings,
+    /// `[[replica]]`, once for each further chain.
+    pub replica: Vec<ReplicaSettings>,
     /// `[standby]`
     pub standby: StandbySettings,
     /// `[log]`
     pub log: LogSettings,
     /// `[otlp]`
     pub otlp: OtlpSettings,
+    /// How many stores the process has beside the one that these are for.
+    #[serde(skip)]
+    pub other_stores: u64,
 }
 
 impl Settings {
@@ -374,6 +400,47 @@ impl Settings {
         })
     }
 
+    /// The settings by store: these, and for each further replica these with its own over them.
+    ///
+    /// # Errors
+    /// [`Failure::usage`] where two are of one chain or one store, where one names none, or where there is no cluster.
+    pub fn by_store(self) -> Result<Vec<Self>, Failure> {
+        if !self.replica.is_empty() && self.cluster.location.is_empty() {
+            return Err(Failure::usage("replicas are of a cluster: give --cluster, or location in [cluster]"));
+        }
+        let replicas = self.replica.clone();
+        let first = Self { other_stores: replicas.len() as u64, replica: Vec::new(), ..self };
+        let mut all = vec![first.clone()];
+        for replica in replicas {
+            let ReplicaSettings { chain, location, listen, tls_listen, nbd_listen, grpc_listen, backup_folder } =
+                replica;
+            for (key, value) in [("chain", &chain), ("location", &location)] {
+                if value.is_empty() {
+                    return Err(Failure::usage(format!("a replica of a further chain has no {key}")));
+                }
+            }
+            let same = |other: &&Self| other.cluster.chain == chain || other.store.location == location;
+            if let Some(other) = all.iter().find(same) {
+                return Err(Failure::usage(format!(
+                    "the chain {chain} in {location}, and the chain {} in {}: each replica is of another chain, in \
+                     another store",
+                    other.cluster.chain, other.store.location
+                )));
+            }
+            let mut own = first.clone();
+            (own.cluster.chain, own.store.location) = (chain, location);
+            let serve = &mut own.serve;
+            serve.resp = !listen.is_empty() || !tls_listen.is_empty();
+            (serve.listen, serve.tls_listen) = (listen, tls_listen);
+            (serve.nbd_listen, serve.grpc_listen, serve.backup_folder) = (nbd_listen, grpc_listen, backup_folder);
+            for socket in [&mut serve.unix_socket, &mut serve.nbd_unix_socket, &mut serve.grpc_unix_socket] {
+                socket.clear();
+            }
+            all.push(own);
+        }
+        Ok(all)
+    }
+
     fn parse(text: &str) -> Result<Self, toml::de::Error> {
         toml::from_str(text)
     }
@@ -388,6 +455,11 @@ impl Settings {
         self.serve.print(&mut out);
         out.push_str("\n[cluster]\n");
         self.cluster.print(&mut out);
+        // There may be none, or several.
+        let mut replica = String::from("[[replica]]\n");
+        ReplicaSettings::default().print(&mut replica);
+        out.push('\n');
+        replica.lines().for_each(|line| out.push_str(&format!("# {}\n", line.trim_start_matches("# "))));
         out.push_str("\n[standby]\n");
         self.standby.print(&mut out);
         out.push_str("\n[log]\n");
@@ -416,6 +488,35 @@ mod tests {
         let explained = lines.windows(2).filter(|pair| pair[1].contains(" = ") && pair[0].starts_with("# ")).count();
         assert_eq!(keys, explained, "{printed}");
         assert!(keys > 15, "{printed}");
+    }
+
+    #[test]
+    fn further_replicas_have_what_is_theirs_and_all_else_of_the_first() {
+        let text = "[store]\nlocation = 'a'\n[serve]\nmax_clients = 7\nunix_socket = 's'\n[cluster]\nlocation = 'zk://h'\n\
+                    [[replica]]\nchain = 'users'\nlocation = 'b'\nlisten = ['127.0.0.1:1']\n";
+        let all = Settings::parse(text).unwrap().by_store().unwrap();
+        let shown = |at: usize| (all[at].cluster.chain.as_str(), all[at].store.location.as_str());
+        assert_eq!((shown(0), shown(1), all.len()), (("main", "a"), ("users", "b"), 2));
+        assert_eq!((all[1].serve.max_clients, all[1].serve.listen.len(), all[0].other_stores), (7, 1, 1));
+        assert_eq!((all[0].serve.unix_socket.as_str(), all[1].serve.unix_socket.as_str()), ("s", ""));
+        let refused = |from: &str, to: &str| {
+            assert!(text.contains(from), "{from}");
+            Settings::parse(&text.replace(from, to)).unwrap().by_store().unwrap_err().to_string()
+        };
+        assert!(refused("'b'", "'a'").contains("another store"));
+        assert!(refused("'users'", "'main'").contains("another chain"));
+        assert!(refused("chain = 'users'\n", "").contains("no chain"));
+        assert!(refused("'zk://h'", "''").contains("--cluster"));
+        // What is printed of a replica, with its signs taken away, is one.
+        let printed = Settings::default().print();
+        let from = printed.find("# [[replica]]").unwrap();
+        let section = printed[from..].split("\n\n").next().unwrap();
+        let plain: Vec<_> = section
+            .lines()
+            .map(|line| &line[2..])
+            .filter(|line| line.contains(" = ") || line.starts_with('['))
+            .collect();
+        assert_eq!(Settings::parse(&plain.join("\n")).unwrap().replica, [ReplicaSettings::default()]);
     }
 
     #[test]

@@ -215,14 +215,23 @@ struct Servers {
     running: BTreeMap<u32, Child>,
     /// For clients, and for the other servers.
     addresses: BTreeMap<u32, (SocketAddr, SocketAddr)>,
+    /// Chains beside the first, with the address of each of their servers for clients.
+    further: BTreeMap<&'static str, BTreeMap<u32, SocketAddr>>,
 }
 
 impl Servers {
     fn new(count: u32) -> Self {
+        Self::of_chains(count, &[])
+    }
+
+    /// Each server has a replica of each of these chains as well.
+    fn of_chains(count: u32, further: &[&'static str]) -> Self {
         let (folder, zookeeper) = (TempDir::new().unwrap(), ZooKeeper::start());
         configure(folder.path(), &zookeeper);
         let addresses = (1..=count).map(|server| (server, (free(), free()))).collect();
-        let mut servers = Self { folder, _zookeeper: zookeeper, running: BTreeMap::new(), addresses };
+        let own = |chain: &&'static str| (*chain, (1..=count).map(|server| (server, free())).collect());
+        let further = further.iter().map(own).collect();
+        let mut servers = Self { folder, _zookeeper: zookeeper, running: BTreeMap::new(), addresses, further };
         (1..=count).for_each(|server| servers.start(server));
         servers
     }
@@ -242,6 +251,10 @@ impl Servers {
         let mut child = command(self.folder.path())
             .env("ESKER_CONFIG", format!("s{server}.toml"))
             .args(["serve", "--store", &location, "--listen", &clients.to_string(), "--log", "info"])
+            .args(self.further.iter().map(|(chain, addresses)| {
+                let (size, listen) = ("size=64m&segment=1m", addresses[&server]);
+                format!("--replica=chain={chain},store={chain}{server}?{size},listen={listen}")
+            }))
             .stdout(Stdio::piped())
             .stderr(log.unwrap())
             .spawn()
@@ -272,17 +285,22 @@ impl Servers {
 
     /// Waits until these serve, and no others.
     fn serve(&self, servers: &[u64]) {
+        self.serve_in("main", servers);
+    }
+
+    /// The same, in a chain.
+    fn serve_in(&self, chain: &str, servers: &[u64]) {
         let mut last = Value::Null;
         let began = Instant::now();
         loop {
-            let status = self.status();
+            let status = json(self.folder.path(), &["--chain", chain, "status"]);
             let rows = status["servers"].as_array().unwrap();
             let mut serving: Vec<_> = rows.iter().filter(|row| row["place"] == "serving").collect();
             serving.sort_by_key(|row| row["server"].as_u64());
             if serving.iter().map(|row| row["server"].as_u64().unwrap()).eq(servers.iter().copied()) {
                 return;
             }
-            assert!(began.elapsed() < PATIENCE, "{servers:?} should serve: {last:#}");
+            assert!(began.elapsed() < PATIENCE, "{servers:?} should serve {chain}: {last:#}");
             last = status;
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -474,6 +492,84 @@ fn replicas_show_what_is_acknowledged_and_nothing_older_or_in_parts() {
 }
 
 #[test]
+fn keys_are_spread_over_chains_and_each_server_heads_one() {
+    const CHAINS: [&str; 3] = ["main", "a", "b"];
+    let mut servers = Servers::of_chains(3, &CHAINS[1..]);
+    let made = servers.done(&["spread", "main=1,2,3", "a=2,3,1", "b=3,1,2"]);
+    assert!(made.contains("made the chain a: it keeps the slots 5461 to 10921"), "{made}");
+    let all_serve = |servers: &Servers| CHAINS.iter().for_each(|chain| servers.serve_in(chain, &[1, 2, 3]));
+    all_serve(&servers);
+    let chains = json(servers.folder.path(), &["chains"]);
+    let shown: Vec<_> = chains.as_array().unwrap().iter().map(|chain| (&chain["head"], &chain["slots"])).collect();
+    let slots = |first: u16, last: u16| serde_json::json!([[first, last]]);
+    assert_eq!(
+        shown,
+        [(&2.into(), &slots(5_461, 10_921)), (&3.into(), &slots(10_922, 16_383)), (&1.into(), &slots(0, 5_460))]
+    );
+
+    let every = |servers: &Servers| {
+        let further = servers.further.values().flat_map(BTreeMap::values);
+        servers.addresses().into_iter().chain(further.copied()).collect::<Vec<_>>()
+    };
+    let heads = [servers.addresses[&1].0, servers.further["a"][&2], servers.further["b"][&3]];
+    // None is served by a head that keeps other slots, and none is told to be elsewhere than where it is kept.
+    let mut kept = [0; 3];
+    for (at, head) in heads.iter().enumerate() {
+        soon("the others' heads are known", || {
+            let told = Client::connect(*head).unwrap().call(&["SET", "{foo}", "x"]).unwrap();
+            told == "+OK" || told.starts_with("-MOVED ")
+        });
+        for number in 0..100 {
+            let key = format!("only{number}");
+            let told = Client::connect(*head).unwrap().call(&["SET", &key, &key]).unwrap();
+            assert!(told == "+OK" || heads.iter().any(|head| told.ends_with(&format!(" {head}"))), "{key}: {told}");
+            kept[at] += u32::from(told == "+OK");
+        }
+    }
+    assert_eq!(kept.iter().sum::<u32>(), 100, "{kept:?}");
+    assert!(kept.iter().all(|kept| *kept > 10), "{kept:?}");
+    // foo is of slot 12182, bar of 5061.
+    let apart = Client::connect(heads[0]).unwrap().call(&["MSET", "foo", "1", "bar", "2"]).unwrap();
+    assert!(apart.starts_with("-CROSSSLOT"), "{apart}");
+
+    let (writer, mut client) = (Writer::start(every(&servers)), Roaming::new(every(&servers)));
+    let mut has_all = |after: &str| {
+        for key in writer.acknowledged() {
+            let reply = client.ask(&["EXISTS", &key], Instant::now() + PATIENCE);
+            assert_eq!(reply.as_deref(), Some(":1"), "after {after}: {key}");
+        }
+    };
+    writer.gap();
+    // With it goes the head of one chain, and a replica of each other.
+    servers.kill(2);
+    soon("another heads the chain", || {
+        json(servers.folder.path(), &["--chain", "a", "status"])["head"].as_u64().is_some_and(|head| head != 2)
+    });
+    println!("killed: {} ms without a write", writer.gap().as_millis());
+    has_all("the end of a server");
+    servers.start(2);
+    all_serve(&servers);
+    has_all("its return");
+    writer.gap();
+    servers.done(&["--chain", "a", "promote", "2"]);
+    println!("promoted: {} ms without a write", writer.gap().as_millis());
+    has_all("a head by choice");
+    drop(writer);
+
+    // The stores of two chains, one in the other's place.
+    servers.kill(3);
+    let folder = servers.folder.path();
+    std::fs::rename(folder.join("a3"), folder.join("c3")).unwrap();
+    std::fs::rename(folder.join("b3"), folder.join("a3")).unwrap();
+    std::fs::rename(folder.join("c3"), folder.join("b3")).unwrap();
+    servers.start(3);
+    let mut child = servers.running.remove(&3).unwrap();
+    assert!(!child.wait().unwrap().success());
+    let log = std::fs::read_to_string(servers.folder.path().join("log3")).unwrap();
+    assert!(log.contains("the store of the chain a holds a replica of the chain b"), "{log}");
+}
+
+#[test]
 fn what_cannot_be_is_refused_and_says_why() {
     let (folder, zookeeper) = (TempDir::new().unwrap(), ZooKeeper::start());
     configure(folder.path(), &zookeeper);
@@ -489,9 +585,15 @@ fn what_cannot_be_is_refused_and_says_why() {
     refused(3, "no chain `main`", &["promote", "1"]);
     refused(2, "5 at most", &["init", "--servers", "1,2,3,4,5,6"]);
     refused(2, "named twice", &["init", "--servers", "1,2,1"]);
+    refused(2, "the chain a is named twice", &["spread", "a=1", "a=2"]);
+    refused(2, "expected CHAIN=SERVER", &["spread", "a=1,0"]);
     refused(2, "cannot be a chain's name", &["--chain", "a/b", "init", "--servers", "1"]);
     done(folder.path(), &["init", "--servers", "1,2,3"]);
     refused(2, "already", &["init", "--servers", "1"]);
+    refused(2, "there is a chain `main` already", &["spread", "a=1", "main=1"]);
+    assert!(done(folder.path(), &["chains"]).contains("all, alone"));
+    done(folder.path(), &["spread", "a=1", "b=2"]);
+    refused(2, "shared out already", &["spread", "c=1", "d=2"]);
     refused(2, "invalid value '0'", &["add", "0"]);
     refused(2, "a member of the chain main already: offline", &["add", "2"]);
     refused(3, "server 7 is no member of the chain main", &["remove", "7"]);

@@ -1,7 +1,9 @@
 //! The nodes in ZooKeeper: which there are, and how each is read and changed.
 //!
 //! ```text
-//! servers/ID              where a server is reached, which start of it, which store     its last start writes it
+//! servers/NAME/ID         where a server is reached for a chain, which start of it there, which store; its last start
+//!                         writes it, before there is a chain as well
+//! slots                   which chain keeps which slots of keys, where several share them; made with those chains
 //! chains/NAME/table       the table                      compared and set, with the renewals that it counts upon
 //! chains/NAME/leases/ID   the last renewal of a server   set while the table is the one that it goes by
 //! chains/NAME/stores/ID   which store the server had when it was last made part of the line
@@ -28,6 +30,7 @@ use crate::records::{
     WishesStamp, decoded, encoded, fault, table_decoded, table_encoded,
 };
 use crate::session::{Call, Options, Refusal, Session, persistent, unsent};
+use crate::slots::Slots;
 
 const NAME_BYTES_MAX: usize = 100;
 
@@ -36,7 +39,7 @@ const NAME_BYTES_MAX: usize = 100;
 #[derive(Clone)]
 pub struct Coordinator {
     session: Session,
-    registrations: Arc<Mutex<BTreeMap<ServerId, Registration>>>,
+    registrations: Arc<Mutex<BTreeMap<(String, ServerId), Registration>>>,
 }
 
 /// A start of a server, and how often its node had been written when it registered.
@@ -65,6 +68,9 @@ pub enum Renewed {
     /// This start has not registered, or another has since: it will never hold a lease again.
     Superseded,
 }
+
+/// A chain that is to be made: its name, its first table, the stores of its servers.
+pub type First<'f> = (&'f str, &'f Table, &'f BTreeMap<ServerId, String>);
 
 /// A renewal that a change of the table counts upon: the last of its server; `None`: the server has never renewed.
 pub type Standing = (ServerId, Option<u64>);
@@ -95,13 +101,14 @@ impl Coordinator {
         Ok(names)
     }
 
-    /// All servers that have ever registered, by number.
+    /// All servers that have ever registered for a chain, by number; there may be no such chain yet.
     ///
     /// # Errors
-    /// [`Error::Unreachable`], [`Error::Damaged`].
-    pub async fn servers(&self) -> Result<BTreeMap<ServerId, ServerRecord>> {
+    /// [`Error::Name`], [`Error::Unreachable`], [`Error::Damaged`].
+    pub async fn servers(&self, chain: &str) -> Result<BTreeMap<ServerId, ServerRecord>> {
+        let servers = self.chain(chain)?.servers();
         let call = self.session.call().await?;
-        let found = by_server(&call, &self.servers_node()).await?.unwrap_or_default();
+        let found = by_server(&call, &servers).await?.unwrap_or_default();
         // One that makes no sense keeps no other from being reached.
         let record = |(server, (node, data, _)): (ServerId, Found)| match record(&node, &data) {
             Ok(record) => Some((server, record)),
@@ -113,59 +120,67 @@ impl Coordinator {
         Ok(found.into_iter().filter_map(record).collect())
     }
 
-    /// Makes a chain of this first table, whose servers have these stores. Each member that serves, or is brought up,
+    /// Makes a chain of this first table, whose servers have these stores: [`Coordinator::init_chains`], for one.
+    ///
+    /// # Errors
+    /// Those of [`Coordinator::init_chains`].
+    pub async fn init_chain(&self, name: &str, first: &Table, stores: &BTreeMap<ServerId, String>) -> Result<()> {
+        self.init_chains(&[(name, first, stores)], None).await
+    }
+
+    /// Makes chains of these first tables, whose servers have these stores; all of them, and with them which of them
+    /// keeps which slots of keys, or nothing. Each member that serves, or is brought up,
     /// holds a lease from then on, as far as a manager knows. Where one is the last that served and its store is not
     /// given, it comes with whatever store it has.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::Name`], [`Error::NotNext`] where the table's version is not 1, [`Error::Damaged`]
-    /// where it makes no sense or the store of a member that serves is not given, [`Error::Unknown`],
-    /// [`Error::Unreachable`].
-    pub async fn init_chain(&self, name: &str, first: &Table, stores: &BTreeMap<ServerId, String>) -> Result<()> {
-        let chain = self.chain(name)?;
-        follows(&chain.table(), 0, first)?;
-        let mut nodes = vec![
-            (chain.0.clone(), Vec::new()),
-            (chain.table(), table_encoded(&chain.table(), first)?),
-            (chain.in_step(), encoded(&chain.in_step(), &InStepJson { server: 0, version: 0 })?),
-            (chain.leases(), Vec::new()),
-            (chain.stores(), Vec::new()),
-        ];
-        for member in &first.members {
-            let (lease, store) = (chain.lease(member.server), chain.store(member.server));
-            let Some(identity) = stores.get(&member.server) else {
-                if !in_line(member.place) {
-                    continue;
-                }
-                return Err(Error::Damaged { node: store, reason: "the member's store is not given".into() });
-            };
-            nodes.push((store, identity.clone().into_bytes()));
-            let (incarnation, progress) = (member.incarnation.0, Progress::default());
-            let record = LeaseJson { incarnation, gave_up: false, table_version: 1, progress };
-            let data = encoded(&lease, &record)?;
-            nodes.push((lease, data));
+    /// [`Error::Exists`] where one of the chains is there, [`Error::SlotsExist`], [`Error::Name`], [`Error::NotNext`]
+    /// where a table's version is not 1, [`Error::Damaged`] where it makes no sense or the store of a member that
+    /// serves is not given, [`Error::Unknown`], [`Error::Unreachable`].
+    pub async fn init_chains(&self, chains: &[First<'_>], slots: Option<&Slots>) -> Result<()> {
+        let mut nodes = Vec::new();
+        for (name, first, stores) in chains {
+            let chain = self.chain(name)?;
+            let made = chain.made(first, stores)?;
+            nodes.extend(made.into_iter().map(|(node, data)| (node, data, Error::Exists((*name).to_string()))));
+        }
+        if let Some(slots) = slots {
+            let node = self.slots_node();
+            nodes.push((node.clone(), slots.encoded(&node)?, Error::SlotsExist));
         }
         let call = self.session.call().await?;
         call.ensure(&format!("{}/chains", self.root())).await?;
         let mut writer = call.client.new_multi_writer();
-        for (node, data) in &nodes {
+        for (node, data, _) in &nodes {
             writer.add_create(node, data, &persistent()).map_err(|error| unsent(node, &error))?;
         }
-        match call.multi(&chain.0, &mut writer).await? {
+        let Some((first, ..)) = nodes.first() else { return Ok(()) };
+        match call.multi(first, &mut writer).await? {
             Ok(()) => Ok(()),
-            Err(_) => Err(Error::Exists(name.to_string())),
+            Err((at, _)) => Err(nodes.swap_remove(at).2),
         }
     }
 
-    /// Registers a start of a server, which is what it and no other start of it goes by from now on. An answer that is
-    /// lost costs a number, no more: the next is higher still.
+    /// Which chain keeps which slots of keys; `None`: each chain that there is keeps all keys of its own clients.
     ///
     /// # Errors
-    /// [`Error::Unreachable`], [`Error::Unknown`], [`Error::Damaged`]: register again.
-    pub async fn register(&self, server: ServerId, served: &Served) -> Result<Incarnation> {
+    /// [`Error::Unreachable`], [`Error::Damaged`].
+    pub async fn slots(&self) -> Result<Option<Slots>> {
+        let node = self.slots_node();
+        let call = self.session.call().await?;
+        let found = read(&call, &node).await?;
+        found.map(|(data, _)| Slots::decoded(&node, &data)).transpose()
+    }
+
+    /// Registers a start of a server for a chain, which is what it and no other start of it goes by there from now on.
+    /// An answer that is lost costs a number, no more: the next is higher still.
+    ///
+    /// # Errors
+    /// [`Error::Name`]; [`Error::Unreachable`], [`Error::Unknown`], [`Error::Damaged`]: register again.
+    pub async fn register(&self, chain: &str, server: ServerId, served: &Served) -> Result<Incarnation> {
         let deadline = self.session.deadline();
         loop {
-            match self.register_until(deadline, server, served).await {
+            match self.register_until(deadline, chain, server, served).await {
                 Ok(Some(incarnation)) => return Ok(incarnation),
                 // Another start registers at the same time.
                 Ok(None) => {}
@@ -175,9 +190,16 @@ impl Coordinator {
         }
     }
 
-    async fn register_until(&self, end: Instant, server: ServerId, served: &Served) -> Result<Option<Incarnation>> {
+    async fn register_until(
+        &self,
+        end: Instant,
+        chain: &str,
+        server: ServerId,
+        served: &Served,
+    ) -> Result<Option<Incarnation>> {
+        let nodes = self.chain(chain)?;
         let call = self.session.call_until(end).await?;
-        let (servers, node) = (self.servers_node(), self.server(server));
+        let (servers, node) = (nodes.servers(), nodes.server(server));
         sync(&call, &node).await?;
         let last = read(&call, &node).await?;
         let before = match &last {
@@ -197,7 +219,7 @@ impl Coordinator {
             }
         };
         Ok(written.ok().map(|node| {
-            self.registrations.lock().insert(server, Registration { incarnation, node });
+            self.registrations.lock().insert((chain.to_owned(), server), Registration { incarnation, node });
             incarnation
         }))
     }
@@ -289,14 +311,14 @@ impl Coordinator {
         progress: Progress,
     ) -> Result<Renewed> {
         let nodes = self.chain(chain)?;
-        let (table, lease, registered) = (nodes.table(), nodes.lease(server), self.server(server));
+        let (table, lease, registered) = (nodes.table(), nodes.lease(server), nodes.server(server));
         let (incarnation_number, table_version) = (incarnation.0, stamp.version);
         let record = LeaseJson { incarnation: incarnation_number, gave_up: false, table_version, progress };
         let data = encoded(&lease, &record)?;
         let call = self.session.call().await?;
         let mut absent = false;
         loop {
-            let Some(registration) = self.registration(&call, server, incarnation).await? else {
+            let Some(registration) = self.registration(&call, chain, server, incarnation).await? else {
                 return Ok(Renewed::Superseded);
             };
             let mut writer = call.client.new_multi_writer();
@@ -313,24 +335,26 @@ impl Coordinator {
                 Err((0, Refusal::Absent)) => return Err(no_chain(chain)),
                 Err((0, _)) => return Ok(Renewed::TableChanged),
                 // By another start, or by hand: the next round reads it.
-                Err((1, _)) => drop(self.registrations.lock().remove(&server)),
+                Err((1, _)) => drop(self.registrations.lock().remove(&(chain.to_owned(), server))),
                 Err((_, refusal)) => absent = refusal == Refusal::Absent,
             }
         }
     }
 
-    /// The registration of this start of a server; `None`: there is none, or one of another start.
+    /// The registration of this start of a server for a chain; `None`: there is none, or one of another start.
     async fn registration(
         &self,
         call: &Call,
+        chain: &str,
         server: ServerId,
         incarnation: Incarnation,
     ) -> Result<Option<Registration>> {
-        let known = self.registrations.lock().get(&server).copied();
+        let key = (chain.to_owned(), server);
+        let known = self.registrations.lock().get(&key).copied();
         if let Some(known) = known.filter(|known| known.incarnation == incarnation) {
             return Ok(Some(known));
         }
-        let node = self.server(server);
+        let node = self.chain(chain)?.server(server);
         sync(call, &node).await?;
         let Some((data, stat)) = read(call, &node).await? else {
             return Ok(None);
@@ -339,7 +363,7 @@ impl Coordinator {
             return Ok(None);
         }
         let read = Registration { incarnation, node: stat.version };
-        self.registrations.lock().insert(server, read);
+        self.registrations.lock().insert(key, read);
         Ok(Some(read))
     }
 
@@ -509,12 +533,8 @@ impl Coordinator {
         self.session.location().root()
     }
 
-    fn servers_node(&self) -> String {
-        format!("{}/servers", self.root())
-    }
-
-    fn server(&self, server: ServerId) -> String {
-        format!("{}/servers/{server}", self.root())
+    fn slots_node(&self) -> String {
+        format!("{}/slots", self.root())
     }
 
     fn manager(&self) -> String {
@@ -526,14 +546,50 @@ impl Coordinator {
         if name.is_empty() || name.len() > NAME_BYTES_MAX || name.starts_with('.') || !name.bytes().all(good) {
             return Err(Error::Name(name.to_string()));
         }
-        Ok(Nodes(format!("{}/chains/{name}", self.root())))
+        let root = self.root();
+        Ok(Nodes(format!("{root}/chains/{name}"), format!("{root}/servers/{name}")))
     }
 }
 
-/// The nodes of one chain, by the path of their parent.
-struct Nodes(String);
+/// The nodes of one chain, by the path of their parent, and that of those of its servers.
+struct Nodes(String, String);
 
 impl Nodes {
+    /// What stands in the nodes of a chain that begins with this table.
+    fn made(&self, first: &Table, stores: &BTreeMap<ServerId, String>) -> Result<Vec<(String, Vec<u8>)>> {
+        follows(&self.table(), 0, first)?;
+        let mut nodes = vec![
+            (self.0.clone(), Vec::new()),
+            (self.table(), table_encoded(&self.table(), first)?),
+            (self.in_step(), encoded(&self.in_step(), &InStepJson { server: 0, version: 0 })?),
+            (self.leases(), Vec::new()),
+            (self.stores(), Vec::new()),
+        ];
+        for member in &first.members {
+            let (lease, store) = (self.lease(member.server), self.store(member.server));
+            let Some(identity) = stores.get(&member.server) else {
+                if !in_line(member.place) {
+                    continue;
+                }
+                return Err(Error::Damaged { node: store, reason: "the member's store is not given".into() });
+            };
+            nodes.push((store, identity.clone().into_bytes()));
+            let (incarnation, progress) = (member.incarnation.0, Progress::default());
+            let record = LeaseJson { incarnation, gave_up: false, table_version: 1, progress };
+            let data = encoded(&lease, &record)?;
+            nodes.push((lease, data));
+        }
+        Ok(nodes)
+    }
+
+    fn servers(&self) -> String {
+        self.1.clone()
+    }
+
+    fn server(&self, server: ServerId) -> String {
+        format!("{}/{server}", self.1)
+    }
+
     fn table(&self) -> String {
         format!("{}/table", self.0)
     }

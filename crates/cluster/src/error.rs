@@ -31,6 +31,9 @@ pub enum Error {
     /// There is a chain of this name.
     #[error("there is a chain `{0}` already")]
     Exists(String),
+    /// Chains share the slots of keys already: others cannot be made to share them.
+    #[error("the slots of keys are shared out already; `esker cluster chains` shows among which chains")]
+    SlotsExist,
     /// There is no chain of this name.
     #[error("there is no chain `{0}`")]
     NoChain(String),

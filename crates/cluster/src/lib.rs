@@ -27,12 +27,14 @@ mod manage;
 mod records;
 mod session;
 mod sight;
+mod slots;
 
 pub use changes::Changes;
-pub use coordinator::{Coordinator, Freshness, Renewed, Standing};
+pub use coordinator::{Coordinator, First, Freshness, Renewed, Standing};
 pub use error::{Error, Result};
 pub use location::{Location, LocationError};
-pub use manage::Manager;
+pub use manage::{Manager, Seen, SeenChain};
 pub use records::{LeaseRecord, Progress, Served, ServerRecord, TableStamp, WishesStamp};
 pub use session::Options;
 pub use sight::{Proposal, Sight, View};
+pub use slots::{ChainSlots, SLOTS, Slots};

@@ -1,6 +1,7 @@
 //! The manager: every server has one, and the one that holds the office changes the tables.
 //!
-//! a timer, or a change of a chain → office? → sync → each chain: view → next table → compare and set → …
+//! a timer, or a change of a chain → office? → sync → each chain: view → next table → compare and set → … → what was
+//! seen, for those who tell clients
 //!
 //! Invariant: a table is changed by what was seen since the manager's last look, with all that it counts upon checked
 //! where the table is set. So two managers at once do no harm.
@@ -9,14 +10,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use esker_chain::{ServerId, Wishes};
+use esker_chain::{ServerId, Table, Wishes};
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{info, warn};
 
 use crate::coordinator::{Coordinator, Freshness};
 use crate::error::{Error, Result};
+use crate::records::ServerRecord;
 use crate::sight::{Sight, View};
+use crate::slots::Slots;
 
 /// How many changes of a chain's table are made in a row before the other chains are looked at.
 const CHANGES_IN_A_ROW_MAX: usize = 16;
@@ -24,6 +27,24 @@ const CHANGES_IN_A_ROW_MAX: usize = 16;
 /// Who does not hold the office changes a table that was due for this part of a period: the office may have gone with
 /// the very server whose end is to be told.
 const DEPUTY: u32 = 4;
+
+/// A chain as a manager saw it last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenChain {
+    /// Its table.
+    pub table: Table,
+    /// Its servers, as they have registered last.
+    pub servers: BTreeMap<ServerId, ServerRecord>,
+}
+
+/// The chains of a cluster as a manager saw them last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Which chain keeps which slots of keys: as new as the tables, or newer. `None`: each keeps all of its own.
+    pub slots: Option<Slots>,
+    /// By name.
+    pub chains: BTreeMap<String, SeenChain>,
+}
 
 /// The manager in one server.
 pub struct Manager {
@@ -38,6 +59,8 @@ pub struct Manager {
     waits: BTreeMap<String, AbortHandle>,
     changed: Arc<Notify>,
     in_office: bool,
+    /// What was seen; `None` until all was once.
+    seen: watch::Sender<Option<Arc<Seen>>>,
 }
 
 impl Manager {
@@ -53,7 +76,13 @@ impl Manager {
             waits: BTreeMap::new(),
             changed: Arc::new(Notify::new()),
             in_office: false,
+            seen: watch::Sender::new(None),
         }
+    }
+
+    /// What this manager sees, once it runs: `None` until it has seen all once.
+    pub fn seen(&self) -> watch::Receiver<Option<Arc<Seen>>> {
+        self.seen.subscribe()
     }
 
     /// Manages until `stop` holds `true` or has no sender; then gives the office up. Errors are logged and outlasted.
@@ -94,20 +123,35 @@ impl Manager {
         self.sights.retain(|chain, _| chains.contains(chain));
         self.keep_waiting(&chains);
         let mut first_error = None;
+        let before = self.seen.borrow().clone();
+        let mut seen = Seen::default();
         for chain in &chains {
             // One that is damaged keeps no other from being looked at.
             match self.look_at(chain).await {
-                Ok(()) => {}
+                Ok(found) => {
+                    seen.chains.insert(chain.clone(), found);
+                }
                 Err(error @ (Error::Unreachable { .. } | Error::Unknown { .. })) => return Err(error),
-                Err(error) => first_error = first_error.or(Some(error)),
+                Err(error) => {
+                    let known = before.as_ref().and_then(|before| before.chains.get(chain));
+                    seen.chains.extend(known.map(|known| (chain.clone(), known.clone())));
+                    first_error = first_error.or(Some(error));
+                }
             }
+        }
+        // After the tables: chains that share slots are made together with that.
+        seen.slots = self.coordinator.slots().await?;
+        if before.is_none_or(|before| *before != seen) {
+            self.seen.send_replace(Some(Arc::new(seen)));
         }
         first_error.map_or(Ok(()), Err)
     }
 
-    async fn look_at(&mut self, chain: &str) -> Result<()> {
+    /// Looks at a chain, and changes its table where that is due; how it stands then.
+    async fn look_at(&mut self, chain: &str) -> Result<SeenChain> {
         let (sight, due) = self.sights.entry(chain.to_string()).or_default();
-        for _ in 0..CHANGES_IN_A_ROW_MAX {
+        let mut changes = 0;
+        loop {
             // Before the table: what has come true by that was not wished for since.
             let (wishes, wished) = match self.coordinator.wishes(chain).await {
                 // A chain outlives a wish that makes no sense.
@@ -127,7 +171,7 @@ impl Manager {
                 table,
                 leases: self.coordinator.leases(chain).await?,
                 in_step: self.coordinator.in_step(chain).await?,
-                servers: self.coordinator.servers().await?,
+                servers: self.coordinator.servers(chain).await?,
                 stores: self.coordinator.stores(chain).await?,
                 wishes,
             };
@@ -135,23 +179,24 @@ impl Manager {
             sight.see(&view.leases, now, self.period);
             let Some(next) = sight.next(&view, now, self.period) else {
                 *due = None;
-                break;
+                return Ok(SeenChain { table: view.table, servers: view.servers });
             };
             let (version, since) = *due.get_or_insert((view.table.version, now));
             let waited = if version == view.table.version { now.saturating_sub(since) } else { Duration::ZERO };
             if waited.is_zero() {
                 *due = Some((view.table.version, now));
             }
-            if !self.in_office && waited < self.period / DEPUTY {
-                break;
+            let is_early = !self.in_office && waited < self.period / DEPUTY;
+            // Where it is not taken, a renewal came, or another manager was first: the next look sees it.
+            if is_early
+                || changes == CHANGES_IN_A_ROW_MAX
+                || !self.coordinator.change(chain, stamp, &next.table, &next.standing, &next.stores).await?
+            {
+                return Ok(SeenChain { table: view.table, servers: view.servers });
             }
-            if !self.coordinator.change(chain, stamp, &next.table, &next.standing, &next.stores).await? {
-                // A renewal came, or another manager was first: the next look sees it.
-                break;
-            }
+            changes += 1;
             info!("chain {chain}: {}", shown(&next.table));
         }
-        Ok(())
     }
 
     /// Has one task for each of these chains, and none for others.
@@ -186,7 +231,7 @@ impl Manager {
 }
 
 /// A table, for the log.
-fn shown(table: &esker_chain::Table) -> String {
+fn shown(table: &Table) -> String {
     let member = |member: &esker_chain::Member| format!("{} {:?}", member.server, member.place);
     let members: Vec<_> = table.members.iter().map(member).collect();
     format!("table {}: {}", table.version, members.join(", "))

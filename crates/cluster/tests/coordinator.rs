@@ -17,7 +17,7 @@ const FIRST: Incarnation = Incarnation(1);
 /// A chain `c` of servers 1 and 2, which have registered once.
 async fn with_chain(coordinator: &Coordinator) -> (Table, TableStamp) {
     for (server, store) in [(ONE, "s1"), (TWO, "s2")] {
-        coordinator.register(server, &served(store)).await.unwrap();
+        coordinator.register("c", server, &served(store)).await.unwrap();
     }
     let stores = BTreeMap::from([(ONE, "s1".to_string()), (TWO, "s2".to_string())]);
     coordinator.init_chain("c", &Table::first([(ONE, FIRST), (TWO, FIRST)]), &stores).await.unwrap();
@@ -62,18 +62,18 @@ async fn a_chain_is_made_once() {
 async fn each_start_has_a_higher_number() {
     let zookeeper = ZooKeeper::start();
     let coordinator = zookeeper.coordinator();
-    assert_eq!(coordinator.servers().await.unwrap().len(), 0);
+    assert_eq!(coordinator.servers("c").await.unwrap().len(), 0);
     for number in 1..=3 {
         let store = format!("store {number}");
-        assert_eq!(coordinator.register(ONE, &served(&store)).await.unwrap(), Incarnation(number));
-        let record = coordinator.servers().await.unwrap().remove(&ONE).unwrap();
+        assert_eq!(coordinator.register("c", ONE, &served(&store)).await.unwrap(), Incarnation(number));
+        let record = coordinator.servers("c").await.unwrap().remove(&ONE).unwrap();
         assert_eq!((record.incarnation, record.served), (Incarnation(number), served(&store)));
     }
-    assert_eq!(coordinator.register(TWO, &served("x")).await.unwrap(), FIRST);
+    assert_eq!(coordinator.register("c", TWO, &served("x")).await.unwrap(), FIRST);
     let mut at_once = tokio::task::JoinSet::new();
     for _ in 0..4 {
         let coordinator = zookeeper.coordinator();
-        at_once.spawn(async move { coordinator.register(ONE, &served("y")).await.unwrap().0 });
+        at_once.spawn(async move { coordinator.register("c", ONE, &served("y")).await.unwrap().0 });
     }
     assert_eq!(BTreeSet::from_iter(at_once.join_all().await), BTreeSet::from([4, 5, 6, 7]));
 }
@@ -118,7 +118,7 @@ async fn a_renewal_is_taken_only_under_the_last_table() {
     let (table, stamp) = with_chain(&coordinator).await;
     let stranger = ServerId(7);
     for server in [stranger, ServerId(8)] {
-        coordinator.register(server, &served("s")).await.unwrap();
+        coordinator.register("c", server, &served("s")).await.unwrap();
     }
     for number in 0..3 {
         assert_eq!(coordinator.renew("c", stranger, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
@@ -146,6 +146,8 @@ async fn a_renewal_is_taken_only_under_the_last_table() {
     assert_eq!((given_up.gave_up, given_up.renewal), (true, held.renewal + 1));
     assert_eq!(coordinator.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
     assert!(!coordinator.leases("c").await.unwrap()[&ONE].gave_up);
+    // Servers register for a chain before it is made.
+    coordinator.register("none", ONE, &served("s")).await.unwrap();
     assert!(matches!(coordinator.renew("none", ONE, FIRST, stamp, Progress::default()).await, Err(Error::NoChain(_))));
 }
 
@@ -157,7 +159,7 @@ async fn only_the_start_that_has_registered_last_renews() {
     assert_eq!(old.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
     // Another coordinator may renew for it as well, which has to read first what stands there.
     assert_eq!(new.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Taken);
-    let second = new.register(ONE, &served("s1")).await.unwrap();
+    let second = new.register("c", ONE, &served("s1")).await.unwrap();
     let before = new.leases("c").await.unwrap()[&ONE];
     for _ in 0..2 {
         assert_eq!(old.renew("c", ONE, FIRST, stamp, Progress::default()).await.unwrap(), Renewed::Superseded);
@@ -237,7 +239,7 @@ async fn an_outage_ends_calls_in_time_and_is_outlasted() {
                 break;
             }
         }
-        let registered = coordinator.register(ONE, &served("s1")).await;
+        let registered = coordinator.register("c", ONE, &served("s1")).await;
         assert!(matches!(registered, Err(Error::Unreachable { .. })), "{registered:?}");
         zookeeper.resume();
         let began = Instant::now();

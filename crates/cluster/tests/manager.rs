@@ -25,7 +25,7 @@ struct Server {
 impl Server {
     async fn start(coordinator: &Coordinator, server: u32, store: &str) -> Self {
         let (server, coordinator) = (ServerId(server), coordinator.clone());
-        let incarnation = coordinator.register(server, &served(store)).await.unwrap();
+        let incarnation = coordinator.register("c", server, &served(store)).await.unwrap();
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(async move {
             let mut last = Instant::now();
@@ -180,7 +180,7 @@ async fn an_outage_of_the_coordinator_takes_out_no_server_that_renews_after_it()
     let stores = [1, 2].map(|server| (ServerId(server), format!("s{server}"))).into();
     coordinator.init_chain("c", &first, &stores).await.unwrap();
     for server in [1, 2] {
-        coordinator.register(ServerId(server), &served(&format!("s{server}"))).await.unwrap();
+        coordinator.register("c", ServerId(server), &served(&format!("s{server}"))).await.unwrap();
     }
     let renewing = zookeeper.hasty_coordinator().await;
     let servers = tokio::spawn(async move {

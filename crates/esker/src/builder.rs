@@ -116,6 +116,15 @@ impl Builder {
         self
     }
 
+    /// This store is one of so many that the process opens, which share the memory that it may have: settings of memory
+    /// are made as large as fits into its part, before those that are given. 1 by default; 0 is taken for 1.
+    pub fn one_of(mut self, stores: u64) -> Self {
+        if let Some(bytes) = memory_bytes().filter(|_| stores > 1) {
+            self.options = self.options.within(bytes / stores);
+        }
+        self
+    }
+
     /// When commits are synced (option `policy`: `adaptive`, `batch`, `group:WINDOW` or
     /// `periodic:INTERVAL`). `adaptive` by default.
     pub fn policy(mut self, policy: CommitPolicy) -> Self {

@@ -24,6 +24,14 @@ pub enum Error {
         /// Which.
         server: u32,
     },
+    /// The store is another chain's: name that one's, or an empty one.
+    #[error("the store of the chain {chain} holds a replica of the chain {other}: each chain has a store of its own")]
+    OtherChain {
+        /// That it was to be a replica of.
+        chain: String,
+        /// That it is of.
+        other: String,
+    },
     /// This store was a primary's. Make it the standby of the server that took its place.
     #[error(
         "this store's server was deposed: another was promoted, with epoch {epoch}. Make it the standby of that one: \

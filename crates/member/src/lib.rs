@@ -1,7 +1,7 @@
-//! A server of a cluster: it is a member of a chain, with its store, among its peers, under its coordinator.
+//! A server of a cluster: it is a member of chains, with a store for each, among its peers, under its coordinator.
 //!
 //! ```text
-//! Member::start → a life: register → node → table, lease, servers, again and again → taken out → next
+//! Host::start → Member::join, for each chain → a life: register → node → table, lease, servers, again and again → taken out → next
 //! Pair::start → without a coordinator: a primary, or its standby → a role changes where its store keeps that
 //! Member::view → who heads the chain, how this server stands → the faces are opened where it heads the chain
 //! ```
@@ -16,11 +16,13 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod host;
 mod life;
 mod member;
 pub mod pair;
 mod view;
 
 pub use error::{Error, Result};
+pub use host::{Host, HostConfig};
 pub use member::{Config, Member};
 pub use view::{Peer, View};

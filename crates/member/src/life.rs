@@ -20,6 +20,9 @@ use crate::view::View;
 const SETTLE_MAX: Duration = Duration::from_millis(50);
 const SETTLE_LOOK: Duration = Duration::from_millis(1);
 
+/// Between the name of a chain and what tells its stores apart, in the name of a store.
+const OF: char = ':';
+
 /// What a life is begun with.
 pub(crate) struct Birth<'b> {
     pub coordinator: &'b Coordinator,
@@ -76,7 +79,10 @@ impl Life {
         let standing = tokio::task::spawn_blocking(move || Standing::read(&*own, &name)).await;
         let standing = standing.map_err(std::io::Error::other)??;
         let served = Served { store: String::from_utf8_lossy(&standing.identity).into_owned(), ..served };
-        let incarnation = coordinator.register(server, &served).await?;
+        if let Some((other, _)) = served.store.split_once(OF).filter(|(other, _)| *other != chain) {
+            return Err(Error::OtherChain { chain: chain.to_owned(), other: other.to_owned() });
+        }
+        let incarnation = coordinator.register(chain, server, &served).await?;
         let node = Node::new(Arc::clone(store), &standing, server, incarnation, kept_bytes_max, links);
         let own = Arc::clone(&node);
         let runs = std::thread::Builder::new().name("esker-chain".into()).spawn(move || own.run())?;
@@ -91,8 +97,8 @@ impl Life {
     /// Reads the table and goes by it, renews the lease, and tells what it is asked to.
     pub(crate) async fn round(&mut self, view: &mut View, period: Duration) -> Result<Round> {
         let (table, stamp) = self.coordinator.table(&self.chain, Freshness::Any).await?;
-        let servers = self.coordinator.servers().await?;
-        self.peers.know(addresses(&servers));
+        let servers = self.coordinator.servers(&self.chain).await?;
+        self.peers.know(&self.chain, addresses(&servers));
         view.version = table.version;
         view.peers = View::peers(&table, &servers);
         view.head = table.head().map(|head| head.server);

@@ -1,6 +1,6 @@
 //! A server as a member of a chain, for as long as its process runs.
 //!
-//! [`Member::start`] → task: lives, one after the other; a manager beside it → [`Member::stop`]
+//! [`Member::join`] → task: lives, one after the other → [`Member::stop`]
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use esker_chain::{ChainStore, ServerId};
-use esker_cluster::{Coordinator, Location, Manager, Options, Served};
-use esker_peers::{Asked, Peers};
+use esker_cluster::Served;
+use esker_peers::Asked;
 use esker_store::ObjectStore;
 use parking_lot::{Condvar, Mutex};
-use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 
 use crate::error::{Error, Result};
+use crate::host::Host;
 use crate::life::{Birth, Life, Round};
 use crate::view::View;
 
@@ -23,25 +23,15 @@ use crate::view::View;
 const RENEWALS: u32 = 8;
 /// From a failure to the next try, at most.
 const AGAIN_MAX: Duration = Duration::from_secs(1);
-/// What is under way at the end is waited for so long.
-const END: Duration = Duration::from_secs(1);
-
-/// What a server is in its cluster.
+/// What a server is in a chain.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The coordinator.
-    pub location: Location,
     /// The chain.
     pub chain: String,
-    /// This server's number: the same for as long as it keeps its store.
-    pub server: ServerId,
-    /// How long a lease lasts; a server answers for half of it after each renewal. The same for all servers.
-    pub period: Duration,
-    /// Where peers are listened to, and by which certificates.
-    pub peers: esker_peers::Config,
     /// Where others reach this server; the store's name is put in.
     pub served: Served,
-    /// What the store is called if it has no name yet: as no other store is.
+    /// What the store is called if it has no name yet: as no other store is. One that begins with a chain's name and
+    /// `:` is a store of that chain, and is not taken for another's.
     pub fresh: Bytes,
     /// Bytes of operations that are kept for a server that is brought up.
     pub kept_bytes_max: usize,
@@ -76,43 +66,39 @@ impl Asked for Shared {
 
 /// A server in its chain.
 pub struct Member {
+    chain: String,
     shared: Arc<Shared>,
-    peers: Arc<Peers>,
+    /// It ends after this.
+    _host: Arc<Host>,
     stop: watch::Sender<bool>,
     runs: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Member {
-    /// Listens to peers, and becomes a member once the coordinator answers. The store must be this process's alone.
+    /// Becomes a member once the coordinator answers. The store must be this process's alone, and of this chain alone.
     ///
     /// # Errors
-    /// [`Error::Peers`], [`Error::Io`]. What the coordinator refuses later is told by [`Member::view`].
-    pub fn start(store: Arc<dyn ObjectStore>, mut config: Config) -> Result<Self> {
-        let peers = Arc::new(Peers::bind(config.peers.clone())?);
+    /// [`Error::Io`]. What the coordinator refuses later is told by [`Member::view`].
+    pub fn join(host: &Arc<Host>, store: Arc<dyn ObjectStore>, mut config: Config) -> Result<Self> {
         if config.served.peer.is_empty() {
-            config.served.peer = peers.address().to_string();
+            config.served.peer = host.peer_address().to_string();
         }
         let state = State { view: Arc::default(), node: None, turn: 0, ended: None };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), asked: Notify::new() });
-        let (stop, stopping) = watch::channel(false);
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("esker-cluster")
-            .enable_all()
-            .build()?;
-        let task = Task { shared: Arc::clone(&shared), peers: Arc::clone(&peers), store, config };
-        let runs = std::thread::Builder::new().name("esker-member".into()).spawn(move || task.run(&runtime, stopping));
-        Ok(Self { shared, peers, stop, runs: Mutex::new(Some(runs?)) })
+        let ((stop, stopping), chain) = (watch::channel(false), config.chain.clone());
+        let task = Task { shared: Arc::clone(&shared), host: Arc::clone(host), store, config };
+        let runs = std::thread::Builder::new().name("esker-member".into()).spawn(move || task.run(stopping));
+        Ok(Self { chain, shared, _host: Arc::clone(host), stop, runs: Mutex::new(Some(runs?)) })
+    }
+
+    /// The chain.
+    pub fn chain(&self) -> &str {
+        &self.chain
     }
 
     /// How the chain stands.
     pub fn view(&self) -> Arc<View> {
         Arc::clone(&self.shared.state.lock().view)
-    }
-
-    /// Where peers are listened to.
-    pub fn peer_address(&self) -> std::net::SocketAddr {
-        self.peers.address()
     }
 
     /// Waits up to `within` for a view of another turn than `turn`: another version, head or place. Its turn, and it.
@@ -144,7 +130,6 @@ impl Member {
         {
             tracing::error!("the thread of a member panicked");
         }
-        self.peers.stop();
     }
 }
 
@@ -156,37 +141,35 @@ impl Drop for Member {
 
 struct Task {
     shared: Arc<Shared>,
-    peers: Arc<Peers>,
+    host: Arc<Host>,
     store: Arc<dyn ObjectStore>,
     config: Config,
 }
 
 impl Task {
-    fn run(self, runtime: &Runtime, stopping: watch::Receiver<bool>) {
-        let options = Options { session: self.config.period, call: self.config.period / 2 };
-        let coordinator = Coordinator::new(self.config.location.clone(), options);
-        let manager = Manager::new(coordinator.clone(), self.config.server, self.config.period);
-        let managing = runtime.spawn(manager.run(stopping.clone()));
-        runtime.block_on(async {
-            if let Err(error) = self.lives(&coordinator, stopping).await {
-                tracing::error!(%error, "this server is no member of its chain any more");
+    fn run(self, stopping: watch::Receiver<bool>) {
+        self.host.runtime().block_on(async {
+            if let Err(error) = self.lives(stopping).await {
+                tracing::error!(chain = self.config.chain, %error, "this server is no member of its chain any more");
                 let mut state = self.shared.state.lock();
                 state.ended = Some(Arc::new(error));
                 drop(state);
                 self.shared.changed.notify_all();
             }
-            managing.abort();
-            // It is told of its end by the channel as well.
-            let _ = tokio::time::timeout(END, managing).await;
         });
     }
 
+    fn period(&self) -> Duration {
+        self.host.config.period
+    }
+
     /// Lives, one after the other, until this server is to stop.
-    async fn lives(&self, coordinator: &Coordinator, mut stopping: watch::Receiver<bool>) -> Result<()> {
-        let mut pause = self.config.period / RENEWALS;
+    async fn lives(&self, mut stopping: watch::Receiver<bool>) -> Result<()> {
+        let mut pause = self.period() / RENEWALS;
         while !*stopping.borrow_and_update() {
-            let life = match self.begin(coordinator).await {
+            let life = match self.begin().await {
                 Ok(life) => life,
+                Err(error @ Error::OtherChain { .. }) => return Err(error),
                 Err(error) => {
                     self.tell_trouble(&error);
                     tokio::select! {
@@ -197,21 +180,22 @@ impl Task {
                     continue;
                 }
             };
-            pause = self.config.period / RENEWALS;
+            pause = self.period() / RENEWALS;
             self.shared.state.lock().node = Some(Arc::clone(&life.node));
-            self.live(coordinator, life, &mut stopping).await?;
+            self.live(life, &mut stopping).await?;
         }
         Ok(())
     }
 
-    async fn begin(&self, coordinator: &Coordinator) -> Result<Life> {
-        let links = self.peers.links(&self.config.chain, Arc::clone(&self.shared) as Arc<dyn Asked>);
+    async fn begin(&self) -> Result<Life> {
+        let peers = &self.host.peers;
+        let links = peers.links(&self.config.chain, Arc::clone(&self.shared) as Arc<dyn Asked>);
         let birth = Birth {
-            coordinator,
-            peers: &self.peers,
+            coordinator: &self.host.coordinator,
+            peers,
             store: &self.store,
             chain: &self.config.chain,
-            server: self.config.server,
+            server: self.host.config.server,
             fresh: &self.config.fresh,
             kept_bytes_max: self.config.kept_bytes_max,
             links,
@@ -220,18 +204,13 @@ impl Task {
     }
 
     /// One life, to its end.
-    async fn live(
-        &self,
-        coordinator: &Coordinator,
-        mut life: Life,
-        stopping: &mut watch::Receiver<bool>,
-    ) -> Result<()> {
-        let mut changes = coordinator.changes(&self.config.chain)?;
-        let every = self.config.period / RENEWALS;
+    async fn live(&self, mut life: Life, stopping: &mut watch::Receiver<bool>) -> Result<()> {
+        let mut changes = self.host.coordinator.changes(&self.config.chain)?;
+        let every = self.period() / RENEWALS;
         loop {
             let mut view = View::clone(&self.shared.state.lock().view);
             view.trouble = None;
-            let round = life.round(&mut view, self.config.period).await;
+            let round = life.round(&mut view, self.period()).await;
             life.look(&mut view);
             match round {
                 Ok(Round::Goes) => self.tell(view),
@@ -250,7 +229,7 @@ impl Task {
                     life.end(failed || matches!(over, Round::Leaves)).await;
                     if failed {
                         // What has failed is not tried again at once.
-                        tokio::time::sleep(self.config.period).await;
+                        tokio::time::sleep(self.period()).await;
                     }
                     return Ok(());
                 }
@@ -289,7 +268,7 @@ impl Task {
     fn tell_trouble(&self, error: &Error) {
         let mut view = View::clone(&self.shared.state.lock().view);
         if view.trouble.is_none() {
-            tracing::warn!(%error, "this server is not in its chain yet");
+            tracing::warn!(chain = self.config.chain, %error, "this server is not in its chain yet");
         }
         view.trouble = Some(error.to_string());
         self.tell(view);

@@ -47,7 +47,7 @@ pub struct View {
 
 impl View {
     /// Who stands how by this table.
-    pub(crate) fn peers(table: &Table, servers: &BTreeMap<ServerId, ServerRecord>) -> Vec<Peer> {
+    pub fn peers(table: &Table, servers: &BTreeMap<ServerId, ServerRecord>) -> Vec<Peer> {
         let members = table.members.iter().map(|member| Peer {
             server: member.server,
             place: Some(member.place),

@@ -119,7 +119,8 @@ impl Hub {
         ways.insert((chain.to_owned(), to), Arc::clone(&way));
         let hello = proto::Hello { cluster: self.cluster.clone(), chain: chain.to_owned(), from: self.me.0, to: to.0 };
         let (reach, own, chain) = (Arc::clone(&self.reach), Arc::downgrade(self), chain.to_owned());
-        let connect = async move || reach.connect(to).await;
+        let of = chain.clone();
+        let connect = async move || reach.connect(&of, to).await;
         let open = move || {
             if let Some(hub) = own.upgrade() {
                 hub.begin_anew(&chain, to);

@@ -121,9 +121,9 @@ impl Peers {
         self.address
     }
 
-    /// Where peers listen, as `HOST:PORT`; those that are not named any more are not connected to.
-    pub fn know(&self, servers: BTreeMap<ServerId, String>) {
-        self.hub.reach.know(servers);
+    /// Where the peers of a chain listen, as `HOST:PORT`; those that are not named any more are not connected to for it.
+    pub fn know(&self, chain: &str, servers: BTreeMap<ServerId, String>) {
+        self.hub.reach.know(chain, servers);
     }
 
     /// What a node of this chain reaches others by.

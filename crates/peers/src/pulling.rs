@@ -128,7 +128,7 @@ fn pull(
     let Offer { chain, from, version, seq, copy } = offer;
     let runtime = reach.runtime.clone();
     let client = loop {
-        match runtime.block_on(reach.connect(*from)) {
+        match runtime.block_on(reach.connect(chain, *from)) {
             Ok(client) => break client,
             Err(why) => {
                 tracing::warn!(chain, server = %from, why, "a copy cannot be pulled yet");
@@ -166,7 +166,7 @@ async fn tell(reach: &Reach, offer: &Offer, me: ServerId, failed: bool, refused:
     let (copy, chain, server) = (offer.copy, offer.chain.clone(), me.0);
     let end = proto::EndCopyRequest { copy, failed, refused, chain, server };
     let told = async {
-        let mut client = reach.connect(offer.from).await?;
+        let mut client = reach.connect(&offer.chain, offer.from).await?;
         client.end_copy(end).await.map_err(|status| status.to_string())
     };
     match tokio::time::timeout(CALL, told).await {

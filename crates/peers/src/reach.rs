@@ -1,6 +1,6 @@
 //! How peers are reached: where they are, and a connection to one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use esker_chain::ServerId;
@@ -23,7 +23,8 @@ pub(crate) struct Reach {
     /// Where bytes are moved.
     pub(crate) runtime: Handle,
     tls: Option<ClientTlsConfig>,
-    servers: RwLock<BTreeMap<ServerId, String>>,
+    /// By chain: a server may have told one of them another place already.
+    servers: RwLock<HashMap<String, BTreeMap<ServerId, String>>>,
 }
 
 impl Reach {
@@ -31,17 +32,17 @@ impl Reach {
         Self { runtime, tls, servers: RwLock::default() }
     }
 
-    /// Where peers listen, as `HOST:PORT`.
-    pub(crate) fn know(&self, servers: BTreeMap<ServerId, String>) {
-        *self.servers.write() = servers;
+    /// Where the peers of a chain listen, as `HOST:PORT`.
+    pub(crate) fn know(&self, chain: &str, servers: BTreeMap<ServerId, String>) {
+        self.servers.write().insert(chain.to_owned(), servers);
     }
 
-    /// A connection to a peer.
+    /// A connection to a peer, for a chain.
     ///
     /// # Errors
     /// Why there is none.
-    pub(crate) async fn connect(&self, to: ServerId) -> Result<ReplicationClient<Channel>, String> {
-        let address = self.servers.read().get(&to).cloned();
+    pub(crate) async fn connect(&self, chain: &str, to: ServerId) -> Result<ReplicationClient<Channel>, String> {
+        let address = self.servers.read().get(chain).and_then(|servers| servers.get(&to)).cloned();
         let address = address.ok_or_else(|| "it is not said where it is".to_owned())?;
         let client = ReplicationClient::new(channel(&address, self.tls.clone()).await?);
         Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))

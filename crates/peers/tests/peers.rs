@@ -70,7 +70,7 @@ fn introduce(servers: &[&Server]) {
     let addresses = servers.iter().enumerate();
     let all: BTreeMap<_, _> =
         addresses.map(|(number, server)| (ServerId(number as u32), server.peers.address().to_string())).collect();
-    servers.iter().for_each(|server| server.peers.know(all.clone()));
+    servers.iter().for_each(|server| server.peers.know(CHAIN, all.clone()));
 }
 
 fn table(version: u64, places: &[(u32, Place, u64)]) -> Table {
@@ -203,7 +203,7 @@ fn strangers_and_open_addresses_are_refused() {
     };
     let stranger = Peers::bind(other).unwrap();
     let server = Server::start(1, Arc::new(MemoryStore::new()), 1 << 20);
-    stranger.know(BTreeMap::from([(ServerId(1), server.peers.address().to_string())]));
+    stranger.know(CHAIN, BTreeMap::from([(ServerId(1), server.peers.address().to_string())]));
     let mine = table(1, &[(0, Place::Serving, 1), (1, Place::Serving, 1)]);
     server.node.go_by(mine.clone());
     let below = Arc::new(MemoryStore::new());

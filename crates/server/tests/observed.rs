@@ -395,7 +395,7 @@ fn prometheus_gets_times_of_commands_that_were_called_and_finds_nothing_wrong_wi
     distinct.dedup();
     assert_eq!(families.len(), distinct.len(), "figures of one name are not together: {families:?}");
     let of = |name: &str, command: &str| {
-        let is = |figure: &&Figure| figure.label == Some(("command", command.to_owned())) && figure.name == name;
+        let is = |figure: &&Figure| figure.labels == [("command", command.to_owned())] && figure.name == name;
         figures.iter().find(is).map(|figure| figure.value.clone())
     };
     assert_eq!(of("esker_resp_command_failures", "incr"), Some(Value::Counter(3.0)));

@@ -60,6 +60,7 @@ impl StoreArgument {
 pub fn builder(settings: &Settings) -> esker::Builder {
     let store = &settings.store;
     let mut builder = esker::Store::builder()
+        .one_of(settings.other_stores + 1)
         .policy(store.policy.0)
         .async_flush(store.async_flush.0.0)
         .recovery_time(store.recovery.0.0)

@@ -15,25 +15,26 @@ macro_rules! say {
 mod clustered;
 mod descriptors;
 pub mod disks;
+mod keys;
+mod nodes;
 mod opening;
 mod paired;
 mod passed;
+mod plan;
 mod relay;
 pub mod rpc;
+mod seat;
 mod shared;
 mod started;
 mod stopping;
 mod terms;
 mod watched;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use esker_server::front::Passed;
 use esker_server::http::Running;
-use esker_server::resp::{Config, Loading};
 use signal_hook::iterator::Signals;
 
 use self::clustered::ClusterFlags;
@@ -41,15 +42,14 @@ use self::disks::NbdFlags;
 use self::paired::PairFlags;
 pub use self::paired::address as pair_address;
 pub use self::passed::Sockets;
+use self::plan::{BesideServing, Plan, Served, Whole};
 use self::rpc::GrpcFlags;
 use self::shared::Front;
 pub use self::shared::{addresses, password};
 pub use self::started::STAGES_SECTION;
-use self::started::{Parts, Started};
+use self::started::Started;
 use self::stopping::{Anew, Stopping, Told};
-use self::terms::Doors;
 use self::watched::Watched;
-use super::builder;
 use super::server::password_from_environment;
 use crate::config::{OtlpSettings, ServeSettings, Settings, Text};
 use crate::exit::{Code, Failure};
@@ -161,55 +161,40 @@ impl Serve {
         self.apply(&mut settings);
         let front = Front::of(&settings.serve)?;
         let watching = watched::config(&settings.serve, &front, &sockets)?;
-        let mut config = config(&settings.serve, &front, &sockets)?;
-        let mut disks = disks::config(&settings.serve, &settings.store.location, &front, sockets.nbd)?;
-        let mut rpc = rpc::config(&settings.serve, &front, sockets.grpc)?;
-        if config.off && disks.is_none() && rpc.is_none() {
-            return Err(Failure::usage("nothing is served: resp = false, and no address of NBD or gRPC"));
-        }
-        let doors = watching.doors();
-        let lowered = descriptors::fit(descriptors::raise(), &mut config, disks.as_mut(), rpc.as_mut(), doors);
-        if let Some(lowered) = lowered {
+        let secrets = settings.serve.clone();
+        let mut plans = plan::plans(settings, &front, sockets)?;
+        for lowered in plan::fit(&mut plans, watching.doors()) {
             say!("limits     {lowered}");
         }
-        let clustered = match clustered::config(&settings, &config, disks.as_ref(), rpc.as_ref())? {
-            Some(member) => Some((member, Doors::open(&mut config, disks.as_mut(), rpc.as_mut(), false)?)),
-            None => None,
-        };
-        let paired = match paired::config(&settings, replaces, &config, disks.as_ref(), rpc.as_ref())? {
-            Some(pair) => {
-                let loses = paired::loses(&pair);
-                Some((pair, Doors::open(&mut config, disks.as_mut(), rpc.as_mut(), loses)?))
-            }
-            None => None,
-        };
-        let location = settings.store.location.clone();
-        // Keys are expired by the server itself.
-        let mut builder = builder(&settings).expire_interval(Duration::ZERO).map_sweep(settings.serve.map_sweep);
-        if let Some(options) = rpc::sequencers(&settings.serve)? {
-            builder = builder.sequencers(options);
-        }
-        let watched = Arc::new(Watched::default());
+        let clustered = clustered::config(&mut plans)?;
+        let paired = paired::config(&mut plans[0], replaces)?;
+        let seats: Vec<_> = plans.iter().map(|plan| Arc::clone(&plan.seat)).collect();
+        let watched = Arc::new(Watched::new(seats.clone()));
         let http = watched::start(&watching, &watched)?;
         if let Some(about) = exporting.tell(Arc::clone(&watched) as _) {
             say!("otlp       {about}");
         }
-        let Some((loading, store, signals)) = opening::open(&config, builder.clone(), &location)? else {
+        let builders = plans.iter().map(Plan::builder).collect::<Result<Vec<_>, _>>()?;
+        let to_open = plans.iter().zip(&builders);
+        let to_open =
+            to_open.map(|(plan, builder)| (&plan.resp, builder.clone(), plan.settings.store.location.as_str()));
+        let Some((opened, signals)) = opening::open_all(to_open.collect())? else {
             // The thread that opens the store ends with the process: as after a crash, nothing is lost by that.
             std::process::exit(0);
         };
-        let backups = Some(settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
-        let secrets = settings.serve.clone();
-        let stopping = Stopping::new(front, move |front| reread(&secrets, front));
-        let parts = Parts { resp: config, disks, rpc, backups: backups.map(PathBuf::from) };
-        let shown = (&*watched, &http);
-        let began = (loading, signals);
+        let stopping = Stopping::new(front, seats, move |front| reread(&secrets, front));
+        let (loading, stores): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+        let mut whole: Vec<_> = plans.into_iter().zip(builders).zip(loading).zip(&stores).map(Whole::new).collect();
+        let beside = (http.as_ref(), &stopping);
         let served = match (clustered, paired) {
-            (None, Some(config)) => paired::serve(&store, began, parts, config, builder, shown, &stopping),
-            (clustered, _) => paired::check_alone(&store).and_then(|()| match clustered {
-                Some(config) => clustered::serve(&store, began, parts, config, builder, shown, &stopping),
-                None => serve(&store, began, parts, shown, &stopping),
-            }),
+            (None, Some(config)) => paired::serve(whole.swap_remove(0), signals, config, beside),
+            (clustered, _) => {
+                let alone = stores.iter().try_for_each(paired::check_alone);
+                alone.and_then(|()| match clustered {
+                    Some(config) => clustered::serve(whole, signals, config, beside),
+                    None => serve(whole.swap_remove(0), signals, beside),
+                })
+            }
         };
         // Told until everybody was answered.
         http.into_iter().for_each(Running::stop);
@@ -218,12 +203,12 @@ impl Serve {
             Ok((served, told)) => (served, Some(told)),
             Err(failure) => (Err(failure), None),
         };
-        let closed = store.close().map_err(Failure::from);
+        let closed: Vec<_> = stores.iter().map(|store| store.close().map_err(Failure::from)).collect();
         stopping.closed();
         exporting.stop();
         // Until here a signal ends the process at once.
         told.into_iter().for_each(Told::end);
-        served.and(closed)
+        closed.into_iter().fold(served, Result::and)
     }
 
     /// Puts the flags over the configuration.
@@ -264,82 +249,16 @@ impl Serve {
         over(&mut serve.threads, self.threads);
         self.nbd.apply(serve);
         self.grpc.apply(serve);
-        self.cluster.apply(&mut settings.cluster);
+        self.cluster.apply(&mut settings.cluster, &mut settings.replica);
         self.pair.apply(&mut settings.standby);
     }
 }
 
-/// Least and most memory for all clients where nothing is said.
-const CLIENTS_BYTES: (u64, u64) = (64 << 20, 1 << 30);
-
-/// The server's configuration.
-fn config(settings: &ServeSettings, front: &Front, sockets: &Sockets) -> Result<Config, Failure> {
-    let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
-    let tls = front.tls.clone();
-    let (mut listen, mut tls_listen) = (addresses(&settings.listen)?, addresses(&settings.tls_listen)?);
-    if tls.is_some() && tls_listen.is_empty() {
-        std::mem::swap(&mut listen, &mut tls_listen);
-    }
-    let (mut plain, mut encrypted) = (sockets.resp.clone(), sockets.resp_tls.clone());
-    if tls.is_some() && settings.tls_listen.is_empty() {
-        // As the addresses that they stand for. TLS is not spoken over unix sockets.
-        let tcp: Vec<Passed>;
-        (tcp, plain) = plain.into_iter().partition(|socket| socket.address().is_some());
-        encrypted.extend(tcp);
-    }
-    let passed = !plain.is_empty() || !encrypted.is_empty();
-    if !settings.resp && passed {
-        return Err(Failure::usage("resp = false, and yet a socket was passed for it"));
-    }
-    // A supervisor that passes sockets for a protocol says where that is listened on.
-    let own = settings.resp && !passed;
-    let (listen, tls_listen) = if own { (listen, tls_listen) } else { (Vec::new(), Vec::new()) };
-    let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
-    let compression = match settings.compress.as_str() {
-        "" => None,
-        name => Some(name.parse().map_err(|error| Failure::usage(format!("compress: {error}")))?),
-    };
-    let clients_bytes_max = match settings.clients_memory.0.0 {
-        0 => (esker::memory_bytes().unwrap_or(u64::MAX) / 8).clamp(CLIENTS_BYTES.0, CLIENTS_BYTES.1),
-        given => given,
-    };
-    let clients_bytes_max = number(clients_bytes_max);
-    let config = Config {
-        clients_bytes_max,
-        output_bytes_max: Config::default().output_bytes_max.min((clients_bytes_max / 4).max(1 << 20)),
-        listen,
-        tls_listen,
-        tls,
-        passed: plain,
-        tls_passed: encrypted,
-        off: !settings.resp,
-        unix_socket: path(&settings.unix_socket).filter(|_| own),
-        unix_access: front.unix.clone(),
-        password: password(settings)?,
-        users: front.users.clone(),
-        linger: front.linger,
-        threads: number(settings.threads),
-        afar_threads: number(settings.afar_threads),
-        clients_max: number(settings.max_clients),
-        idle_seconds: settings.idle_timeout.0.0.as_millis().div_ceil(1_000) as u64,
-        int_databases: settings.int_databases.iter().map(|index| u8::try_from(*index).unwrap_or(u8::MAX)).collect(),
-        compression,
-        ..Config::default()
-    };
-    config.check().map_err(|error| Failure::usage(error.to_string()))?;
-    Ok(config)
-}
-
-fn serve(
-    store: &esker::Store,
-    (loading, signals): (Loading, Signals),
-    parts: Parts,
-    (watched, http): (&Watched, &Option<Running>),
-    stopping: &Arc<Stopping>,
-) -> Result<(Result<(), Failure>, Told), Failure> {
+fn serve(whole: Whole<'_>, signals: Signals, (http, stopping): BesideServing<'_>) -> Result<Served, Failure> {
+    let Whole { store, loading, parts, seat, .. } = whole;
     let started = Started::new(store, (Some(loading), Some(store)), parts, stopping)?;
-    let protocols = started.tell(store, watched, http);
-    let told = stopping.begin(protocols, signals)?;
+    let protocols = started.tell(store, &seat, http);
+    let told = stopping.begin(&seat, protocols, signals)?;
     Ok((started.run(), told))
 }
 
@@ -400,29 +319,10 @@ mod tests {
         serve.apply(&mut settings);
         assert_eq!(settings.store.location, "elsewhere");
         assert_eq!(settings.store.policy.0.to_string(), "group:2ms");
-        let config = config(&settings.serve, &Front::of(&settings.serve).unwrap(), &Sockets::default()).unwrap();
+        let config = keys::config(&settings, &Front::of(&settings.serve).unwrap(), &Sockets::default()).unwrap();
         assert_eq!(config.password.as_deref(), Some("from the file"));
         assert_eq!((config.clients_max, config.idle_seconds), (5, 2));
         assert_eq!(config.int_databases, [3]);
         assert_eq!(config.compression, Some(esker::Compression::Zstd));
-    }
-
-    #[test]
-    fn what_cannot_be_served_is_refused_with_the_reason() {
-        let check = |change: fn(&mut ServeSettings), expected: &str| {
-            let mut settings = ServeSettings::default();
-            change(&mut settings);
-            let error = Front::of(&settings)
-                .and_then(|front| config(&settings, &front, &Sockets::default()))
-                .unwrap_err()
-                .to_string();
-            assert!(error.contains(expected), "{error}");
-        };
-        check(|settings| settings.listen = vec!["0.0.0.0:6379".into()], "password");
-        check(|settings| settings.listen = vec!["6379".into()], "HOST:PORT");
-        check(|settings| settings.tls_cert = "cert.pem".into(), "together");
-        check(|settings| settings.int_databases = vec![16], "int_databases");
-        check(|settings| settings.max_clients = 0, "clients_max");
-        check(|settings| settings.password_file = "/nonexistent".into(), "password file");
     }
 }

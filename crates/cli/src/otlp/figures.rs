@@ -36,7 +36,7 @@ pub struct Times {
 pub fn request(resource: Resource, figures: Vec<Figure>, times: Times) -> ExportMetricsServiceRequest {
     let mut metrics: Vec<Metric> = Vec::new();
     for figure in figures {
-        let attributes = figure.label.iter().map(|(name, value)| attribute(name, value)).collect();
+        let attributes = figure.labels.iter().map(|(name, value)| attribute(name, value)).collect();
         // Those of one name come one behind the other.
         let same = metrics.last_mut().filter(|metric| metric.name == figure.name);
         match same {

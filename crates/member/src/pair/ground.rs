@@ -69,7 +69,7 @@ impl Ground {
     /// Letters go to this server, and not to the one before any more.
     pub(crate) fn face(&self, before: Option<ServerId>, server: ServerId, address: &str) {
         before.filter(|before| *before != server).into_iter().for_each(|before| self.peers.forget(CHAIN, before));
-        self.peers.know(BTreeMap::from([(server, address.to_owned())]));
+        self.peers.know(CHAIN, BTreeMap::from([(server, address.to_owned())]));
     }
 }
 

@@ -169,7 +169,7 @@ mod tests {
         }
         let figures = counts.figures();
         assert_eq!(figures.len(), 2 * 2, "of the method, and of all others");
-        let first = figures.iter().find(|figure| figure.label == Some(("method", "/esker.log.v1.Log/Append".into())));
+        let first = figures.iter().find(|figure| figure.labels == [("method", "/esker.log.v1.Log/Append".into())]);
         let Some(Figure { value: Value::Summed(buckets, _), .. }) = first else { panic!("{first:?}") };
         let filled: Vec<(f64, u64)> = buckets.iter().copied().filter(|(_, count)| *count > 0).collect();
         assert_eq!(filled, [(1e-6, 1), (2e-6, 1), (1_024e-6, 1), ((1u64 << 24) as f64 / 1e6, 1)]);

@@ -45,7 +45,7 @@ pub struct Figure {
     /// What it is, for people.
     pub help: String,
     /// What tells it from others of its name, such as a stage.
-    pub label: Option<(&'static str, String)>,
+    pub labels: Vec<(&'static str, String)>,
     /// What it says.
     pub value: Value,
 }
@@ -53,13 +53,14 @@ pub struct Figure {
 impl Figure {
     /// A figure without a label.
     pub fn new(name: impl Into<String>, help: impl Into<String>, value: Value) -> Self {
-        Self { name: name.into(), help: help.into(), label: None, value }
+        Self { name: name.into(), help: help.into(), labels: Vec::new(), value }
     }
 
-    /// The same with a label.
+    /// The same with a label, after those that it has.
     #[must_use]
-    pub fn labelled(self, name: &'static str, value: impl Into<String>) -> Self {
-        Self { label: Some((name, value.into())), ..self }
+    pub fn labelled(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.labels.push((name, value.into()));
+        self
     }
 
     fn kind(&self) -> MetricType {
@@ -107,9 +108,9 @@ impl prometheus_client::collector::Collector for Collected {
             let len = rest.iter().take_while(|figure| figure.name == first.name).count();
             let mut family = encoder.encode_descriptor(&first.name, &first.help, None, first.kind())?;
             for figure in &rest[..len] {
-                match &figure.label {
-                    Some(label) => figure.encode(&mut family.encode_family(&[(label.0, label.1.as_str())])?)?,
-                    None => figure.encode(&mut family)?,
+                match figure.labels.as_slice() {
+                    [] => figure.encode(&mut family)?,
+                    labels => figure.encode(&mut family.encode_family(&labels)?)?,
                 }
             }
             rest = &rest[len..];

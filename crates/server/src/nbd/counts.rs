@@ -139,7 +139,7 @@ mod tests {
         let again = counts.attach("disk0000");
         let of = |export: &str| {
             let figures = counts.figures();
-            let found = figures.iter().find(|figure| figure.label == Some(("export", export.to_owned())));
+            let found = figures.iter().find(|figure| figure.labels == [("export", export.to_owned())]);
             found.map(|figure| figure.value.clone())
         };
         assert_eq!((of("disk0000"), of("disk0999")), (Some(Value::Gauge(2.0)), None));

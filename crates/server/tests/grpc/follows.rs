@@ -189,8 +189,8 @@ async fn monitors_are_told_how_far_the_slowest_follower_is_behind() {
     let server = Running::in_memory();
     let mut client = server.with_log("log").await;
     let figure = |name: &str| {
-        let label = Some(("log", "log".to_owned()));
-        let found = server.handle().figures().into_iter().find(|figure| figure.name == name && figure.label == label);
+        let labels = [("log", "log".to_owned())];
+        let found = server.handle().figures().into_iter().find(|figure| figure.name == name && figure.labels == labels);
         match found.map(|figure| figure.value) {
             Some(Value::Gauge(value)) => value as u64,
             other => panic!("{name}: {other:?}"),

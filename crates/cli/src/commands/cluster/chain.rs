@@ -27,7 +27,9 @@ pub(super) struct Chain {
 /// What the coordinator said, with its exit code.
 pub(super) fn failure(error: esker_cluster::Error) -> Failure {
     let code = match &error {
-        esker_cluster::Error::Exists(_) | esker_cluster::Error::Name(_) => Code::Usage,
+        esker_cluster::Error::Exists(_) | esker_cluster::Error::SlotsExist | esker_cluster::Error::Name(_) => {
+            Code::Usage
+        }
         esker_cluster::Error::NoChain(_) => Code::NotFound,
         esker_cluster::Error::Unknown { .. } => Code::Unknown,
         _ => Code::Failure,

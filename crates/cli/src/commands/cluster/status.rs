@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::Args;
 use esker::kv::{Clock, SystemClock};
 use esker_chain::{Member, Place, ServerId, Table, Wishes};
-use esker_cluster::{Freshness, LeaseRecord, ServerRecord};
+use esker_cluster::{Freshness, LeaseRecord, ServerRecord, Slots};
 use serde_json::{Value, json};
 
 use super::chain::{Chain, failure, word};
@@ -83,7 +83,7 @@ impl Standing {
         let (table, _) = coordinator.table(name, Freshness::Latest).await.map_err(failure)?;
         Ok(Self {
             table,
-            servers: coordinator.servers().await.map_err(failure)?,
+            servers: coordinator.servers(name).await.map_err(failure)?,
             leases: coordinator.leases(name).await.map_err(failure)?,
             wishes: coordinator.wishes(name).await.map_err(failure)?.0,
         })
@@ -218,17 +218,25 @@ impl Chains {
     pub(super) async fn run(self, chain: &Chain) -> Result<(), Failure> {
         let coordinator = &chain.coordinator;
         coordinator.sync().await.map_err(failure)?;
-        let mut text = format!("{:<24}{:>8}{:>7}  serving\n", "chain", "table", "head");
+        let mut text = format!("{:<24}{:>8}{:>7}  {:<9}slots\n", "chain", "table", "head", "serving");
         let mut rows = Vec::new();
+        let slots = coordinator.slots().await.map_err(failure)?;
         for name in coordinator.chains().await.map_err(failure)? {
+            let parts = slots.iter().flat_map(Slots::parts).filter(|part| part.chain == name);
+            let parts: Vec<_> = parts.map(|part| (part.first, part.last)).collect();
+            let kept: Vec<_> = parts.iter().map(|(first, last)| format!("{first}-{last}")).collect();
+            // It shares them with no other.
+            let kept = if kept.is_empty() { "all, alone".to_owned() } else { kept.join(",") };
             let (table, _) = coordinator.table(&name, Freshness::Any).await.map_err(failure)?;
             let head = table.head().map(|head| head.server.0);
             let (serving, members) = (table.serving().count(), table.members.len());
             let shown = head.map_or_else(|| "none".to_owned(), |head| head.to_string());
             // Writing to a string does not fail.
-            let _ = writeln!(text, "{name:<24}{:>8}{shown:>7}  {serving} of {members}", table.version);
+            let count = format!("{serving} of {members}");
+            let _ = writeln!(text, "{name:<24}{:>8}{shown:>7}  {count:<9}{kept}", table.version);
             rows.push(json!({
                 "chain": name, "version": table.version, "head": head, "serving": serving, "members": members,
+                "slots": if parts.is_empty() { Value::Null } else { json!(parts) },
             }));
         }
         if rows.is_empty() {

@@ -1,14 +1,15 @@
 //! `esker serve --cluster`: a server that is one of several which hold the same.
 //!
 //! ```text
-//! the store is open → member of its chain → it waits, or is brought up: clients are told where the head is
+//! the stores are open → host → for each, in a thread of its own: member of its chain → it waits, or is brought up: clients are told where the head is
 //!                   → it serves: beside that, those who ask for it read at this replica
 //!                   → it heads it: the faces over the chain, until it does not any more → …
 //! ```
 //!
-//! Invariant: the end of the process hands the chain over before the store closes.
+//! Invariant: the end of the process hands each chain over before its store closes.
 
 use std::net::SocketAddr;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,17 +18,16 @@ use bytes::Bytes;
 use clap::Args;
 use esker_chain::{ChainStore, Place, ServerId};
 use esker_cluster::{Location, Served};
-use esker_member::{Member, View};
-use esker_server::http::{Figure, Running, Value};
-use esker_server::resp::{Cluster, Config, Loading};
+use esker_member::{Host, HostConfig, Member, View};
+use esker_server::http::{Figure, Value};
+use esker_server::resp::Cluster;
 use signal_hook::iterator::Signals;
 
+use super::nodes::{Nodes, Ring, TLS};
+use super::plan::{self, BesideServing, Plan, Whole};
 use super::shared::addresses;
-use super::started::Parts;
-use super::stopping::{Stopping, Told};
-use super::terms::{Doors, Heads, Nodes, TLS, Terms};
-use super::watched::Watched;
-use crate::config::{ClusterSettings, Settings};
+use super::terms::{Doors, Heads, Terms};
+use crate::config::{ClusterSettings, ReplicaSettings};
 use crate::exit::{Code, Failure};
 
 /// The flags of `esker serve` about other servers.
@@ -49,11 +49,36 @@ pub struct ClusterFlags {
     /// The host by which clients reach this server
     #[arg(long, value_name = "HOST")]
     announce: Option<String>,
+    /// Hold a replica of a further chain as well, such as chain=users,store=users.esker,listen=127.0.0.1:6380; listen,
+    /// tls-listen, nbd and grpc may be given several times in it, and the flag for each chain
+    #[arg(long = "replica", value_name = "KEY=VALUE,…", requires = "cluster", value_parser = replica)]
+    replicas: Vec<ReplicaSettings>,
+}
+
+/// A further replica, as the flag has it.
+fn replica(text: &str) -> Result<ReplicaSettings, String> {
+    let mut replica = ReplicaSettings::default();
+    for part in text.split(',') {
+        let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?}: expected KEY=VALUE"))?;
+        let value = value.to_owned();
+        match key {
+            "chain" => replica.chain = value,
+            "store" => replica.location = value,
+            "listen" => replica.listen.push(value),
+            "tls-listen" => replica.tls_listen.push(value),
+            "nbd" => replica.nbd_listen.push(value),
+            "grpc" => replica.grpc_listen.push(value),
+            "backup-folder" => replica.backup_folder = value,
+            _ => return Err(format!("{key:?}: expected chain, store, listen, tls-listen, nbd, grpc or backup-folder")),
+        }
+    }
+    Ok(replica)
 }
 
 impl ClusterFlags {
     /// Puts the flags over the configuration.
-    pub fn apply(self, cluster: &mut ClusterSettings) {
+    pub fn apply(self, cluster: &mut ClusterSettings, replicas: &mut Vec<ReplicaSettings>) {
+        replicas.extend(self.replicas);
         let over = |target: &mut String, flag: Option<String>| {
             if let Some(value) = flag {
                 *target = value;
@@ -70,14 +95,15 @@ impl ClusterFlags {
 /// Shortest lease: below it a pause of the machine is taken for the end of a server.
 const LEASE_MIN: Duration = Duration::from_millis(200);
 
-/// What this server is in its cluster; `None`: it stands alone.
-pub fn config(
-    settings: &Settings,
-    resp: &Config,
-    disks: Option<&esker_server::nbd::Config>,
-    rpc: Option<&esker_server::grpc::Config>,
-) -> Result<Option<esker_member::Config>, Failure> {
-    let ClusterSettings { location, server_id, chain, lease, .. } = &settings.cluster;
+/// What this process is in its cluster, and what each of its stores is in its chain.
+pub struct Clustered {
+    host: HostConfig,
+    members: Vec<(esker_member::Config, Doors)>,
+}
+
+/// What this process is in its cluster; `None`: it stands alone.
+pub fn config(plans: &mut [Plan]) -> Result<Option<Clustered>, Failure> {
+    let ClusterSettings { location, server_id, lease, .. } = &plans[0].settings.cluster;
     if location.is_empty() {
         return Ok(None);
     }
@@ -89,28 +115,26 @@ pub fn config(
     if lease.0.0 < LEASE_MIN {
         return Err(Failure::usage(format!("lease = {}: expected 200ms or more", lease.0)));
     }
-    let me = ServerId(server);
-    let peers = peers(&settings.cluster, me, location.root())?;
-    let served = served(settings, resp, disks, rpc)?;
-    Ok(Some(esker_member::Config {
-        location,
-        chain: chain.clone(),
-        server: me,
-        period: lease.0.0,
-        peers,
-        served,
-        fresh: fresh()?,
-        kept_bytes_max: kept(&settings.cluster),
-    }))
+    let (server, period) = (ServerId(server), lease.0.0);
+    let peers = peers(&plans[0].settings.cluster, server, location.root())?;
+    let host = HostConfig { location, server, period, peers };
+    let members = plans.iter_mut().map(member).collect::<Result<_, _>>()?;
+    Ok(Some(Clustered { host, members }))
+}
+
+/// What a store is in its chain, and what is listened on for it.
+fn member(plan: &mut Plan) -> Result<(esker_member::Config, Doors), Failure> {
+    let ClusterSettings { chain, .. } = &plan.settings.cluster;
+    let kept_bytes_max = kept(&plan.settings.cluster);
+    // Of which chain a store is stands in its name.
+    let fresh = [chain.as_bytes(), &b":"[..], &fresh()?].concat().into();
+    let config = esker_member::Config { chain: chain.clone(), served: served(plan)?, fresh, kept_bytes_max };
+    Ok((config, Doors::open(plan, false)?))
 }
 
 /// Where others reach this server, and its clients do.
-pub(super) fn served(
-    settings: &Settings,
-    resp: &Config,
-    disks: Option<&esker_server::nbd::Config>,
-    rpc: Option<&esker_server::grpc::Config>,
-) -> Result<Served, Failure> {
+pub(super) fn served(plan: &Plan) -> Result<Served, Failure> {
+    let Plan { settings, resp, disks, rpc, .. } = plan;
     if let Some(address) = resp.listen.iter().chain(&resp.tls_listen).find(|address| address.port() == 0) {
         return Err(Failure::usage(format!(
             "listen = {address}: a server that others know of has the same port always"
@@ -134,8 +158,8 @@ pub(super) fn served(
         store: String::new(),
         peer: settings.cluster.peer_announce.clone(),
         resp: resp.filter(|_| settings.serve.resp),
-        grpc: announced(rpc.and_then(|rpc| rpc.listen.first())),
-        nbd: announced(disks.and_then(|disks| disks.listen.first())),
+        grpc: announced(rpc.as_ref().and_then(|rpc| rpc.listen.first())),
+        nbd: announced(disks.as_ref().and_then(|disks| disks.listen.first())),
         http: None,
     })
 }
@@ -182,26 +206,57 @@ pub(super) fn peers(settings: &ClusterSettings, me: ServerId, root: &str) -> Res
 
 /// Serves until the end of the process.
 pub(super) fn serve(
-    store: &esker::Store,
-    (loading, signals): (Loading, Signals),
-    mut parts: Parts,
+    wholes: Vec<Whole<'_>>,
+    signals: Signals,
+    clustered: Clustered,
+    (http, stopping): BesideServing<'_>,
+) -> Result<plan::Served, Failure> {
+    let Clustered { host, members } = clustered;
+    let server = host.server;
+    let host = Host::start(host).map_err(|error| Failure::of(Code::Failure, &error))?;
+    let chains: Vec<_> = members.iter().map(|(config, _)| config.chain.as_str()).collect();
+    let of = if chains.len() == 1 { "the chain" } else { "the chains" };
+    say!("peers      {} (server {server} of {of} {})", host.peer_address(), chains.join(", "));
+    let told = stopping.listen(signals)?;
+    let served = std::thread::scope(|scope| {
+        let mut http = http;
+        let mut serving = Vec::new();
+        for (whole, member) in wholes.into_iter().zip(members) {
+            // It is told of beside the first.
+            let (host, http) = (&host, http.take());
+            serving.push(scope.spawn(move || {
+                let ended = serve_chain(whole, member, host, (http, stopping));
+                // Whatever ends one ends the process.
+                stopping.stop();
+                ended
+            }));
+        }
+        let ended = serving.into_iter().map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        // All are waited for.
+        ended.collect::<Vec<_>>().into_iter().fold(Ok(()), Result::and)
+    });
+    host.stop();
+    Ok((served, told))
+}
+
+/// Serves one chain until the end of the process, or until this server is no member of it any more.
+fn serve_chain(
+    whole: Whole<'_>,
     (config, doors): (esker_member::Config, Doors),
-    builder: esker::Builder,
-    (watched, http): (&Watched, &Option<Running>),
-    stopping: &Arc<Stopping>,
-) -> Result<(Result<(), Failure>, Told), Failure> {
-    let nodes = Nodes::new(config.server, config.served.resp.clone()).map_err(Failure::usage)?;
+    host: &Arc<Host>,
+    (http, stopping): BesideServing<'_>,
+) -> Result<(), Failure> {
+    let Whole { store, builder, loading, mut parts, seat } = whole;
+    let ring = Ring { chain: config.chain.clone(), host: Arc::clone(host) };
+    let nodes = Nodes::new(host.server(), config.served.resp.clone(), Some(ring)).map_err(Failure::usage)?;
     parts.resp.cluster = nodes.clone().map(|nodes| nodes as Arc<dyn Cluster>);
-    let (chain, server) = (config.chain.clone(), config.server);
-    let member = Member::start(store.objects(), config).map_err(|error| Failure::of(Code::Failure, &error))?;
+    let member = Member::join(host, store.objects(), config).map_err(|error| Failure::of(Code::Failure, &error))?;
     let member = Arc::new(member);
     let told_of = Arc::clone(&member);
-    watched.beside(Box::new(move || figures(&told_of.view())), {
+    seat.beside(Box::new(move || figures(&told_of.view())), {
         let told_of = Arc::clone(&member);
         Box::new(move || ready(&told_of.view()))
     });
-    say!("peers      {} (server {server} of the chain {chain})", member.peer_address());
-    let told = stopping.listen(signals)?;
     let terms = Terms {
         store,
         heads: &member,
@@ -210,13 +265,13 @@ pub(super) fn serve(
         parts,
         doors,
         builder,
-        watched,
+        seat: &seat,
         http,
         stopping,
     };
     let served = terms.run(loading);
     member.stop();
-    Ok((served, told))
+    served
 }
 
 impl Heads for Member {
@@ -234,10 +289,11 @@ impl Heads for Member {
 
     fn line(&self, view: &View) -> String {
         let is = if view.place == Some(Place::Serving) { "replica" } else { "standby" };
+        let (chain, version) = (self.chain(), view.version);
         match (view.heads, view.head) {
-            (true, _) => format!("head       this server heads the chain (table {})", view.version),
-            (false, Some(head)) => format!("{is}    server {head} heads the chain (table {})", view.version),
-            (false, None) => format!("{is}    the chain has no head yet"),
+            (true, _) => format!("head       this server heads the chain {chain} (table {version})"),
+            (false, Some(head)) => format!("{is}    server {head} heads the chain {chain} (table {version})"),
+            (false, None) => format!("{is}    the chain {chain} has no head yet"),
         }
     }
 }

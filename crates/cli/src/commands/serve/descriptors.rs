@@ -26,7 +26,7 @@ pub fn raise() -> usize {
 }
 
 /// Lowers the limits, all in the same proportion, to what fits `descriptors`, with HTTP served on so many addresses;
-/// then returns a line that says so.
+/// then returns words that say what they are.
 pub fn fit(
     descriptors: usize,
     resp: &mut resp::Config,
@@ -56,7 +56,7 @@ pub fn fit(
         **max = (max.saturating_mul(room) / wanted).max(LEAST).min(**max);
     }
     let now: Vec<String> = limits.iter().map(|(name, max)| format!("{max} {name}")).collect();
-    Some(format!("{descriptors} file descriptors (ulimit -n) are enough for {}", now.join(", ")))
+    Some(now.join(", "))
 }
 
 #[cfg(test)]

@@ -51,9 +51,29 @@ impl At {
     }
 }
 
+/// What is listened on, and the store behind it.
+pub type Opened = (Loading, esker::Store);
+
+/// Binds the addresses of all these servers, and opens their stores at the same time. `None` if a signal came before
+/// they were open, as for one.
+pub fn open_all(servers: Vec<(&Config, esker::Builder, &str)>) -> Result<Option<(Vec<Opened>, Signals)>, Failure> {
+    let opened: Vec<_> = std::thread::scope(|scope| {
+        let start = |(config, builder, location)| scope.spawn(move || open(config, builder, location));
+        let opening: Vec<_> = servers.into_iter().map(start).collect();
+        opening.into_iter().map(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    let (mut all, mut listened) = (Vec::new(), None);
+    for one in opened {
+        let Some((loading, store, signals)) = one? else { return Ok(None) };
+        all.push((loading, store));
+        listened.get_or_insert(signals);
+    }
+    Ok(listened.map(|signals| (all, signals)))
+}
+
 /// Binds the server's addresses, and opens the store. `None` if a signal came before it was open. Signals that come
 /// later are the caller's: once this function has asked for them, the process does not end by them any more.
-pub fn open(
+fn open(
     config: &Config,
     builder: esker::Builder,
     location: &str,

@@ -15,16 +15,15 @@ use clap::Args;
 use esker_chain::{ChainStore, ServerId};
 use esker_member::View;
 use esker_member::pair::{Mode, Pair, PairConfig, Role, Stand};
-use esker_server::http::{Figure, Running, Value};
-use esker_server::resp::{Cluster, Config, Loading};
+use esker_server::http::{Figure, Value};
+use esker_server::resp::Cluster;
 use signal_hook::iterator::Signals;
 
 use super::clustered::{fresh, kept, peers, served};
-use super::started::Parts;
-use super::stopping::{Stopping, Told};
-use super::terms::{Doors, Heads, Nodes, Terms};
-use super::watched::Watched;
-use crate::config::{Settings, StandbySettings};
+use super::nodes::Nodes;
+use super::plan::{BesideServing, Plan, Served, Whole};
+use super::terms::{Doors, Heads, Terms};
+use crate::config::StandbySettings;
 use crate::exit::{Code, Failure};
 
 /// The flags of `esker serve` about a standby.
@@ -68,14 +67,9 @@ pub fn address(url: &str) -> Result<String, Failure> {
     Err(Failure::usage(format!("{url:?}: expected the other server's peer_listen, such as grpc://HOST:7600")))
 }
 
-/// What this server is of a pair; `None`: of none.
-pub fn config(
-    settings: &Settings,
-    replaces: bool,
-    resp: &Config,
-    disks: Option<&esker_server::nbd::Config>,
-    rpc: Option<&esker_server::grpc::Config>,
-) -> Result<Option<PairConfig>, Failure> {
+/// What this server is of a pair, and what it listens on; `None`: of none.
+pub fn config(plan: &mut Plan, replaces: bool) -> Result<Option<(PairConfig, Doors)>, Failure> {
+    let settings = &plan.settings;
     let StandbySettings { mode, follow } = &settings.standby;
     if mode.is_empty() && follow.is_empty() {
         return Ok(None);
@@ -92,7 +86,7 @@ pub fn config(
     let follow = if follow.is_empty() { None } else { Some(address(follow)?) };
     // Its number and its cluster are those of the pair.
     let peers = peers(&settings.cluster, ServerId(0), "")?;
-    let served = served(settings, resp, disks, rpc)?;
+    let served = served(plan)?;
     if served.peer.is_empty() && peers.listen.ip().is_unspecified() {
         return Err(Failure::usage(format!(
             "peer_listen = {}: the other server cannot reach this one there. Say where it can: peer_announce = \
@@ -101,21 +95,11 @@ pub fn config(
         )));
     }
     let seed = getrandom::u64().map_err(|error| Failure::new(Code::Failure, format!("random bytes: {error}")))?;
-    Ok(Some(PairConfig {
-        mode,
-        follow,
-        replaces,
-        peers,
-        served,
-        fresh: fresh()?,
-        kept_bytes_max: kept(&settings.cluster),
-        seed,
-    }))
-}
-
-/// Whether what is acknowledged may be lost with this server.
-pub fn loses(config: &PairConfig) -> bool {
-    config.mode == Mode::Async
+    let kept_bytes_max = kept(&settings.cluster);
+    let config = PairConfig { mode, follow, replaces, peers, served, fresh: fresh()?, kept_bytes_max, seed };
+    // What is acknowledged may be lost with an asynchronous primary.
+    let doors = Doors::open(plan, mode == Mode::Async)?;
+    Ok(Some((config, doors)))
 }
 
 /// That this store may be served as a lone server's.
@@ -132,20 +116,18 @@ const ME: ServerId = ServerId(0);
 
 /// Serves until the end of the process.
 pub(super) fn serve(
-    store: &esker::Store,
-    (loading, signals): (Loading, Signals),
-    mut parts: Parts,
+    whole: Whole<'_>,
+    signals: Signals,
     (config, doors): (PairConfig, Doors),
-    builder: esker::Builder,
-    (watched, http): (&Watched, &Option<Running>),
-    stopping: &Arc<Stopping>,
-) -> Result<(Result<(), Failure>, Told), Failure> {
-    let nodes = Nodes::new(ME, config.served.resp.clone()).map_err(Failure::usage)?;
+    (http, stopping): BesideServing<'_>,
+) -> Result<Served, Failure> {
+    let Whole { store, builder, loading, mut parts, seat } = whole;
+    let nodes = Nodes::new(ME, config.served.resp.clone(), None).map_err(Failure::usage)?;
     parts.resp.cluster = nodes.clone().map(|nodes| nodes as Arc<dyn Cluster>);
     let pair = Pair::start(store.objects(), config).map_err(|error| Failure::of(Code::Failure, &error))?;
     let pair = Arc::new(pair);
     let (figures_of, ready_of) = (Arc::clone(&pair), Arc::clone(&pair));
-    watched.beside(
+    seat.beside(
         Box::new(move || figures_of.stand().iter().flat_map(figures).collect()),
         Box::new(move || ready(ready_of.stand().as_ref())),
     );
@@ -159,7 +141,7 @@ pub(super) fn serve(
         parts,
         doors,
         builder,
-        watched,
+        seat: &seat,
         http,
         stopping,
     };

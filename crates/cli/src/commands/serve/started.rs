@@ -14,9 +14,10 @@ use esker_server::resp::{Address, Config, EngineInfo, Health, InfoLine, Loading,
 
 use super::disks::Disks;
 use super::rpc::Rpc;
+use super::seat::{Protocols, Seat, Serving};
 use super::shared::failure;
-use super::stopping::{Protocols, Stopping};
-use super::watched::{self, Serving, Watched};
+use super::stopping::Stopping;
+use super::watched;
 use crate::commands::backup::Backups;
 use crate::commands::tasks::Tasks;
 use crate::exit::Failure;
@@ -85,11 +86,11 @@ impl Started {
     }
 
     /// What is served, for those who watch and those who stop it.
-    pub fn tell(&self, store: &esker::Store, watched: &Watched, http: &Option<Running>) -> Protocols {
+    pub fn tell(&self, store: &esker::Store, seat: &Seat, http: Option<&Running>) -> Protocols {
         let resp = self.server.handle();
         let (nbd, grpc) = (self.disks.as_ref().map(Disks::handle), self.rpc.as_ref().map(Rpc::handle));
-        watched.serve(Serving { resp: resp.clone(), store: store.clone(), nbd: nbd.clone(), grpc: grpc.clone() });
-        Protocols { resp, nbd, grpc, http: http.as_ref().map(Running::handle) }
+        seat.tell(Serving { resp: resp.clone(), store: store.clone(), nbd: nbd.clone(), grpc: grpc.clone() });
+        Protocols { resp, nbd, grpc, http: http.map(Running::handle) }
     }
 
     /// Answers until all of it was told to stop.

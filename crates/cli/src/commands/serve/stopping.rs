@@ -12,33 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use esker_server::{grpc, http, nbd, resp};
 use parking_lot::{Condvar, Mutex};
 use signal_hook::consts::SIGHUP;
 use signal_hook::iterator::{Handle, Signals};
 
+use super::seat::{Protocols, Seat};
 use super::shared::Front;
 use crate::exit::{Code, Failure};
-
-/// What is served.
-pub struct Protocols {
-    /// The Redis protocol.
-    pub resp: resp::Handle,
-    /// Disks.
-    pub nbd: Option<nbd::Handle>,
-    /// Logs and map.
-    pub grpc: Option<grpc::Handle>,
-    /// Figures.
-    pub http: Option<http::Handle>,
-}
-
-impl Protocols {
-    fn stop(&self) {
-        self.resp.shutdown();
-        self.nbd.iter().for_each(nbd::Handle::shutdown);
-        self.grpc.iter().for_each(grpc::Handle::shutdown);
-    }
-}
 
 /// What was read anew.
 pub struct Anew {
@@ -58,8 +38,8 @@ type Reread = Box<dyn Fn(&Front) -> Result<Anew, Failure> + Send + Sync>;
 pub struct Stopping {
     front: Front,
     reread: Reread,
-    /// What is served now.
-    protocols: Mutex<Option<Arc<Protocols>>>,
+    /// What is served, by store.
+    seats: Vec<Arc<Seat>>,
     /// The process is to end.
     ends: AtomicBool,
     /// Held while something is taken anew, one after the other.
@@ -89,11 +69,15 @@ impl Told {
 
 impl Stopping {
     /// Nothing is served yet.
-    pub fn new(front: Front, reread: impl Fn(&Front) -> Result<Anew, Failure> + Send + Sync + 'static) -> Arc<Self> {
-        let (reread, protocols): (Reread, _) = (Box::new(reread), Mutex::new(None));
+    pub fn new(
+        front: Front,
+        seats: Vec<Arc<Seat>>,
+        reread: impl Fn(&Front) -> Result<Anew, Failure> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let reread: Reread = Box::new(reread);
         let (reloading, closed, changed) = (Mutex::new(()), Mutex::new(false), Condvar::new());
         let ends = AtomicBool::new(false);
-        Arc::new(Self { front, reread, protocols, ends, reloading, closed, changed })
+        Arc::new(Self { front, reread, seats, ends, reloading, closed, changed })
     }
 
     /// Takes certificates, passwords, tokens and users anew.
@@ -102,30 +86,33 @@ impl Stopping {
     /// What cannot be read.
     pub fn reload(&self) -> Result<(), String> {
         let _one = self.reloading.lock();
-        let Some(protocols) = self.protocols.lock().clone() else { return Err("the server starts still".into()) };
+        let served: Option<Vec<_>> = self.seats.iter().map(|seat| seat.protocols()).collect();
+        let Some(served) = served else { return Err("the server starts still".into()) };
         // All is read before any of it counts.
         let anew = (self.reread)(&self.front).map_err(|failure| failure.to_string())?;
         let Anew { users, password, token, http_token } = anew;
         let mut all = vec![users];
-        all.push(protocols.resp.prepare(password.as_deref()).map_err(|error| error.to_string())?);
-        if let Some(nbd) = &protocols.nbd {
-            all.push(nbd.prepare().map_err(|error| error.to_string())?);
-        }
-        if let Some(grpc) = &protocols.grpc {
-            all.push(grpc.prepare(token.as_deref()).map_err(|error| error.to_string())?);
-        }
-        if let Some(http) = &protocols.http {
-            all.push(http.prepare(http_token.as_deref()).map_err(|error| error.to_string())?);
+        for protocols in &served {
+            all.push(protocols.resp.prepare(password.as_deref()).map_err(|error| error.to_string())?);
+            if let Some(nbd) = &protocols.nbd {
+                all.push(nbd.prepare().map_err(|error| error.to_string())?);
+            }
+            if let Some(grpc) = &protocols.grpc {
+                all.push(grpc.prepare(token.as_deref()).map_err(|error| error.to_string())?);
+            }
+            if let Some(http) = &protocols.http {
+                all.push(http.prepare(http_token.as_deref()).map_err(|error| error.to_string())?);
+            }
         }
         all.into_iter().for_each(|apply| apply());
-        protocols.resp.wake();
+        served.iter().for_each(|protocols| protocols.resp.wake());
         tracing::info!("certificates, passwords, tokens and users are taken anew");
         Ok(())
     }
 
-    /// Begins to listen to signals, and to wait for the end of what is served.
-    pub fn begin(self: &Arc<Self>, protocols: Protocols, signals: Signals) -> Result<Told, Failure> {
-        let waiting = self.serve(protocols)?;
+    /// Begins to listen to signals, and to wait for the end of what is served of this store.
+    pub fn begin(self: &Arc<Self>, seat: &Arc<Seat>, protocols: Protocols, signals: Signals) -> Result<Told, Failure> {
+        let waiting = self.serve(seat, protocols)?;
         let told = Told { waiting: Some(waiting), ..self.listen(signals)? };
         Ok(told)
     }
@@ -159,32 +146,27 @@ impl Stopping {
         Ok(Told { signals: handle, listening, waiting: None })
     }
 
-    /// This is what is served from now on. Whatever of it stops, stops the rest and ends the process, unless
-    /// [`Stopping::change`] has stopped it.
-    pub fn serve(self: &Arc<Self>, protocols: Protocols) -> Result<JoinHandle<()>, Failure> {
+    /// This is what is served of a store from now on. Whatever of it stops, stops the rest and ends the process, unless
+    /// [`Seat::change`] has stopped it.
+    pub fn serve(self: &Arc<Self>, seat: &Arc<Seat>, protocols: Protocols) -> Result<JoinHandle<()>, Failure> {
         let protocols = Arc::new(protocols);
-        *self.protocols.lock() = Some(Arc::clone(&protocols));
+        seat.serve(&protocols);
         if self.ends() {
             // A signal came before there was something to stop.
             protocols.stop();
         }
-        let own = Arc::clone(self);
+        let (own, seat) = (Arc::clone(self), Arc::clone(seat));
         let waiting = std::thread::Builder::new().name("esker-end".into()).spawn(move || {
             protocols.resp.wait_stopping();
             // What is served now is another's, where this was to change.
-            let is_last = own.protocols.lock().as_ref().is_some_and(|now| Arc::ptr_eq(now, &protocols));
-            if is_last {
+            if seat.serves(&protocols) {
                 own.stop();
             }
         })?;
-        supervisor::ready();
+        if self.seats.iter().all(|seat| seat.was_served()) {
+            supervisor::ready();
+        }
         Ok(waiting)
-    }
-
-    /// Stops what is served, for something else to take its place.
-    pub fn change(&self) {
-        let protocols = self.protocols.lock().take();
-        protocols.iter().for_each(|protocols| protocols.stop());
     }
 
     /// Whether the process is to end.
@@ -193,11 +175,10 @@ impl Stopping {
     }
 
     /// Stops everything, at once; the process ends in time.
-    fn stop(self: &Arc<Self>) {
+    pub fn stop(self: &Arc<Self>) {
         self.ends.store(true, Ordering::SeqCst);
         supervisor::stopping();
-        let protocols = self.protocols.lock().clone();
-        protocols.iter().for_each(|protocols| protocols.stop());
+        self.seats.iter().filter_map(|seat| seat.protocols()).for_each(|protocols| protocols.stop());
         self.limit("stopping");
     }
 
@@ -226,9 +207,9 @@ impl Stopping {
     /// Tells the supervisor that all is well while the loops that answer go round, until the end.
     pub fn watch(&self, within: Duration) {
         while !self.ends() {
-            let resp = self.protocols.lock().as_ref().map(|protocols| protocols.resp.clone());
+            let served: Vec<_> = self.seats.iter().filter_map(|seat| seat.protocols()).collect();
             // Between two that are served, all is well.
-            if resp.is_none_or(|resp| resp.goes_round(within / 2)) {
+            if served.iter().all(|protocols| protocols.resp.goes_round(within / 2)) {
                 supervisor::alive();
             }
             std::thread::sleep((within / 4).clamp(Duration::from_millis(10), Duration::from_secs(5)));

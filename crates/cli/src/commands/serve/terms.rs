@@ -15,26 +15,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use esker_chain::{ChainStore, Incarnation, Place, ServerId};
+use esker_chain::{ChainStore, Incarnation, Place};
 use esker_cluster::Served;
-use esker_member::{Peer, View};
+use esker_member::View;
 use esker_server::front::Passed;
 use esker_server::http::Running;
-use esker_server::resp::{Cluster, ClusterNode, ClusterView, Config, Loading, Moment, SlotRange};
+use esker_server::resp::{Loading, Moment};
 
+use super::nodes::Nodes;
+use super::plan::Plan;
 use super::relay::{Head, Relay};
+use super::seat::Seat;
 use super::started::{Parts, Started};
 use super::stopping::Stopping;
-use super::watched::Watched;
 use crate::exit::{Code, Failure};
 
 /// Changes of the chain are looked for so often while nothing tells of them.
 const LOOK: Duration = Duration::from_millis(100);
-/// The last slot of Redis Cluster.
-const SLOT_LAST: u16 = 16_383;
-/// Before an address that speaks TLS only.
-pub(super) const TLS: &str = "tls://";
 
 /// What says whether this server heads its chain.
 pub(super) trait Heads: Send + Sync + 'static {
@@ -61,14 +58,10 @@ pub struct Doors {
 }
 
 impl Doors {
-    /// Listens on what the configurations name, and passes that to them. `loses`: what was acknowledged may be lost
+    /// Listens on what the plan's configurations name, and passes that to them. `loses`: what was acknowledged may be lost
     /// where another server heads the chain.
-    pub fn open(
-        resp: &mut Config,
-        disks: Option<&mut esker_server::nbd::Config>,
-        rpc: Option<&mut esker_server::grpc::Config>,
-        loses: bool,
-    ) -> Result<Self, Failure> {
+    pub fn open(plan: &mut Plan, loses: bool) -> Result<Self, Failure> {
+        let Plan { resp, disks, rpc, .. } = plan;
         let mut open = Vec::new();
         bind(&mut resp.listen, &mut resp.passed)?;
         bind(&mut resp.tls_listen, &mut resp.tls_passed)?;
@@ -101,73 +94,6 @@ fn bind(listen: &mut Vec<SocketAddr>, passed: &mut Vec<Passed>) -> Result<Vec<Tc
         passed.push(socket.map_err(failed)?);
     }
     Ok(own)
-}
-
-/// The servers of the chain as nodes of Redis Cluster.
-pub(super) struct Nodes {
-    me: ServerId,
-    own: Option<String>,
-    view: ArcSwap<ClusterView>,
-}
-
-fn id(server: ServerId) -> String {
-    format!("{:040x}", server.0)
-}
-
-fn node(server: ServerId, address: &str, is_up: bool) -> Option<ClusterNode> {
-    let (address, is_tls) = match address.strip_prefix(TLS) {
-        Some(address) => (address, true),
-        None => (address, false),
-    };
-    let (host, port) = address.rsplit_once(':')?;
-    let (host, port) = (host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?);
-    let (port, tls_port) = if is_tls { (0, Some(port)) } else { (port, None) };
-    Some(ClusterNode { id: id(server), host, port, tls_port, is_up })
-}
-
-impl Nodes {
-    pub(super) fn new(me: ServerId, own: Option<String>) -> Result<Option<Arc<Self>>, String> {
-        // Without the Redis protocol there is nothing to tell.
-        let Some(address) = own.clone() else { return Ok(None) };
-        let view = Self::made(me, &address, &View::default())?;
-        Ok(Some(Arc::new(Self { me, own, view: ArcSwap::from_pointee(view) })))
-    }
-
-    fn made(me: ServerId, own: &str, view: &View) -> Result<ClusterView, String> {
-        let mut nodes = Vec::new();
-        let (mut head, mut replicas) = (None, Vec::new());
-        let is_up = |peer: &Peer| matches!(peer.place, Some(Place::Serving | Place::Syncing | Place::Waiting));
-        for peer in &view.peers {
-            let address = peer.record.as_ref().and_then(|record| record.served.resp.as_deref());
-            let address = if peer.server == me { Some(own) } else { address };
-            let Some(node) = address.and_then(|address| node(peer.server, address, is_up(peer))) else { continue };
-            if view.head == Some(peer.server) {
-                // One that is not in office yet, or any more, is no head of its own.
-                head = Some(nodes.len()).filter(|_| peer.server != me || view.heads);
-            } else if peer.place.is_some() {
-                replicas.push(nodes.len());
-            }
-            nodes.push(node);
-        }
-        if !nodes.iter().any(|node| node.id == id(me)) {
-            nodes.extend(node(me, own, true));
-        }
-        ClusterView::new(view.version, &id(me), nodes, vec![SlotRange { first: 0, last: SLOT_LAST, head, replicas }])
-    }
-
-    fn update(&self, view: &View) {
-        let Some(own) = &self.own else { return };
-        match Self::made(self.me, own, view) {
-            Ok(view) => self.view.store(Arc::new(view)),
-            Err(why) => tracing::warn!(why, "clients are not told of a change of the cluster"),
-        }
-    }
-}
-
-impl Cluster for Nodes {
-    fn view(&self) -> Arc<ClusterView> {
-        self.view.load_full()
-    }
 }
 
 /// What a server is for its clients, in one start.
@@ -207,8 +133,8 @@ pub(super) struct Terms<'t, H> {
     pub parts: Parts,
     pub doors: Doors,
     pub builder: esker::Builder,
-    pub watched: &'t Watched,
-    pub http: &'t Option<Running>,
+    pub seat: &'t Arc<Seat>,
+    pub http: Option<&'t Running>,
     pub stopping: &'t Arc<Stopping>,
 }
 
@@ -283,8 +209,8 @@ impl<H: Heads> Terms<'_, H> {
         let started = Started::new(&store, (loading, told_of), parts, self.stopping)?;
         let relays = if heads { Vec::new() } else { self.relays()? };
         say!("{}", self.heads.line(view));
-        let protocols = started.tell(&store, self.watched, self.http);
-        let waiting = self.stopping.serve(protocols)?;
+        let protocols = started.tell(&store, self.seat, self.http);
+        let waiting = self.stopping.serve(self.seat, protocols)?;
         let (over, changed) = (AtomicBool::new(false), AtomicBool::new(false));
         let mut now = *turn;
         let served = std::thread::scope(|scope| {
@@ -295,6 +221,7 @@ impl<H: Heads> Terms<'_, H> {
                             if next != now {
                                 self.update(&told(view, &seen));
                             }
+                            self.nodes.iter().for_each(|nodes| nodes.look());
                             now = next;
                             Role::of(&seen) != role
                         }
@@ -302,7 +229,7 @@ impl<H: Heads> Terms<'_, H> {
                     };
                     if is_over {
                         changed.store(true, Ordering::SeqCst);
-                        self.stopping.change();
+                        self.seat.change();
                         return;
                     }
                 }

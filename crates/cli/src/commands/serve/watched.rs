@@ -2,15 +2,16 @@
 //!
 //! Invariant: no figure has a label that tells a key, a client or an address.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use esker::engine::Engine;
 use esker_server::http::{Config, Error, Figure, Running, Server, Source, Value};
-use esker_server::resp::{Handle, Health};
+use esker_server::resp::Health;
 use esker_server::{grpc, nbd, resp};
-use parking_lot::RwLock;
 
 use super::passed::Sockets;
+use super::seat::Seat;
 use super::shared::{Front, addresses, token};
 use crate::config::ServeSettings;
 use crate::exit::{Code, Failure};
@@ -50,82 +51,85 @@ const COUNTERS: &[&str] = &[
 /// Powers of two of nanoseconds that times of stages are told by: 1 us to 17 s.
 const STAGE_POWERS: std::ops::RangeInclusive<u32> = 10..=34;
 
-/// What is being served.
-pub struct Serving {
-    /// The Redis protocol.
-    pub resp: Handle,
-    /// The store.
-    pub store: esker::Store,
-    /// Disks.
-    pub nbd: Option<nbd::Handle>,
-    /// Logs and map.
-    pub grpc: Option<grpc::Handle>,
-}
-
-/// What is told; of a store that is being opened, until [`Watched::serve`].
-#[derive(Default)]
+/// What is told: of each store, and of one that is being opened until it is served.
 pub struct Watched {
-    now: RwLock<Option<Arc<Serving>>>,
-    beside: OnceLock<Beside>,
-}
-
-/// Figures that do not change with what is served.
-type Figures = Box<dyn Fn() -> Vec<Figure> + Send + Sync>;
-/// What has to be ready beside what is served.
-type Ready = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
-
-struct Beside {
-    figures: Figures,
-    ready: Ready,
+    seats: Vec<Arc<Seat>>,
 }
 
 impl Watched {
-    /// Begins to tell of this.
-    pub fn serve(&self, serving: Serving) {
-        *self.now.write() = Some(Arc::new(serving));
+    /// Of these stores.
+    pub fn new(seats: Vec<Arc<Seat>>) -> Self {
+        Self { seats }
     }
 }
 
-impl Watched {
-    /// Begins to tell of this as well.
-    pub fn beside(&self, figures: Figures, ready: Ready) {
-        // Told once.
-        let _ = self.beside.set(Beside { figures, ready });
-    }
+/// What a store's servers are at.
+fn state(seat: &Seat) -> &'static str {
+    seat.serving().map_or("starting", |serving| serving.resp.health().name())
+}
 
-    fn now(&self) -> Option<Arc<Serving>> {
-        self.now.read().clone()
+/// Whether a store is served, and what has to be ready beside that.
+fn ready_of(seat: &Seat) -> Result<(), String> {
+    let Some(serving) = seat.serving() else { return Err("the store is being opened".into()) };
+    match serving.resp.health() {
+        Health::Running => seat.told_beside().map_or(Ok(()), |beside| (beside.ready)()),
+        health => Err(health.cause().to_string()),
     }
+}
+
+/// The figures of a store.
+fn figures_of(seat: &Seat) -> Vec<Figure> {
+    let state = state(seat);
+    let mut figures: Vec<_> = ["starting", "running", "full", "stopped"]
+        .into_iter()
+        .map(|name| {
+            let is = f64::from(u8::from(name == state));
+            Figure::new("esker_state", "1 for the state that the store is in", Value::Gauge(is)).labelled("state", name)
+        })
+        .collect();
+    figures.extend(seat.told_beside().iter().flat_map(|beside| (beside.figures)()));
+    if let Some(serving) = seat.serving() {
+        figures.extend(serving.resp.figures());
+        figures.extend(serving.store.engine().iter().flat_map(|engine| of_engine(engine)));
+        figures.extend(of_sweep(&serving.store.sweep_figures()));
+        figures.extend(serving.grpc.iter().flat_map(grpc::Handle::figures));
+        figures.extend(serving.nbd.iter().flat_map(nbd::Handle::figures));
+    }
+    match seat.chain() {
+        None => figures,
+        Some(chain) => figures.into_iter().map(|figure| figure.labelled("chain", chain)).collect(),
+    }
+}
+
+/// The same with those of one name one behind the other, in the order of the names' first.
+fn by_name(figures: Vec<Figure>) -> Vec<Figure> {
+    let mut places = HashMap::new();
+    let mut families: Vec<Vec<Figure>> = Vec::new();
+    for figure in figures {
+        let place = *places.entry(figure.name.clone()).or_insert(families.len());
+        if place == families.len() {
+            families.push(Vec::new());
+        }
+        families[place].push(figure);
+    }
+    families.concat()
 }
 
 impl Source for Watched {
     fn ready(&self) -> Result<(), String> {
-        let Some(serving) = self.now() else { return Err("the store is being opened".into()) };
-        match serving.resp.health() {
-            Health::Running => self.beside.get().map_or(Ok(()), |beside| (beside.ready)()),
-            health => Err(health.cause().to_string()),
-        }
+        self.seats.iter().try_for_each(|seat| {
+            ready_of(seat).map_err(|why| seat.chain().map_or(why.clone(), |chain| format!("chain {chain}: {why}")))
+        })
     }
 
     fn figures(&self) -> Vec<Figure> {
         let version = env!("CARGO_PKG_VERSION");
         let build = Figure::new("esker_build_info", "1, with the version of the program", Value::Gauge(1.0));
         let mut figures = vec![build.labelled("version", version)];
-        let state = self.now().as_ref().map_or("starting", |serving| serving.resp.health().name());
-        figures.extend(["starting", "running", "full", "stopped"].map(|name| {
-            let is = f64::from(u8::from(name == state));
-            Figure::new("esker_state", "1 for the state that the store is in", Value::Gauge(is)).labelled("state", name)
-        }));
         figures.extend(of_process());
         figures.extend(crate::otlp::figures());
-        figures.extend(self.beside.get().iter().flat_map(|beside| (beside.figures)()));
-        let Some(serving) = self.now() else { return figures };
-        figures.extend(serving.resp.figures());
-        figures.extend(serving.store.engine().iter().flat_map(|engine| of_engine(engine)));
-        figures.extend(of_sweep(&serving.store.sweep_figures()));
-        figures.extend(serving.grpc.iter().flat_map(grpc::Handle::figures));
-        figures.extend(serving.nbd.iter().flat_map(nbd::Handle::figures));
-        figures
+        figures.extend(self.seats.iter().flat_map(|seat| figures_of(seat)));
+        if self.seats.len() > 1 { by_name(figures) } else { figures }
     }
 }
 

@@ -1,0 +1,278 @@
+//! The servers of the cluster as nodes of Redis Cluster, for clients that ask which serves which key.
+//!
+//! the chain's view, from its member ┐
+//! other chains, as they were seen   ┴→ nodes and slots → [`ClusterView`] → each command with keys
+//!
+//! A server is a node of its own in each of its chains, since it has addresses of its own for each.
+//!
+//! Invariants:
+//! 1. Of the own chain what its member says counts, which is newer; and nothing is said to be served here until it is
+//!    known which slots that chain keeps.
+//! 2. Chains that share no slots are each a cluster of its own.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use esker_chain::{Place, ServerId};
+use esker_cluster::{SLOTS, Seen};
+use esker_member::{Host, Peer, View};
+use esker_server::resp::{Cluster, ClusterNode, ClusterView, SlotRange};
+use parking_lot::Mutex;
+
+/// Before an address that speaks TLS only.
+pub const TLS: &str = "tls://";
+
+/// A chain among those that may share the slots of keys with it.
+pub struct Ring {
+    /// Its name.
+    pub chain: String,
+    /// Who sees the others.
+    pub host: Arc<Host>,
+}
+
+/// What clients are told of the cluster.
+pub struct Nodes {
+    me: ServerId,
+    /// Where clients reach this server for this chain.
+    own: String,
+    /// `None`: there is one chain.
+    ring: Option<Ring>,
+    /// What the view was made of last.
+    known: Mutex<(View, Option<Arc<Seen>>)>,
+    view: ArcSwap<ClusterView>,
+}
+
+/// A number that no other server of any chain has: 128 bits of the chain's name, 32 of the server's number.
+fn id(chain: &str, server: ServerId) -> String {
+    // FNV-1a (http://www.isthe.com/chongo/tech/comp/fnv/).
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0100_0000_0000_0000_0000_013b;
+    let digest = chain.bytes().fold(OFFSET, |digest, byte| (digest ^ u128::from(byte)).wrapping_mul(PRIME));
+    format!("{digest:032x}{:08x}", server.0)
+}
+
+fn node(id: String, address: &str, is_up: bool) -> Option<ClusterNode> {
+    let (address, is_tls) = match address.strip_prefix(TLS) {
+        Some(address) => (address, true),
+        None => (address, false),
+    };
+    let (host, port) = address.rsplit_once(':')?;
+    let (host, port) = (host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?);
+    let (port, tls_port) = if is_tls { (0, Some(port)) } else { (port, None) };
+    Some(ClusterNode { id, host, port, tls_port, is_up })
+}
+
+/// The nodes that a view is made of, as they are found.
+#[derive(Default)]
+struct Found(Vec<ClusterNode>);
+
+impl Found {
+    /// Adds the servers of a chain; the places of its head and its replicas. `own` is this server among them, the
+    /// address by which clients reach it, and whether it may be said to head the chain.
+    fn add(
+        &mut self,
+        chain: &str,
+        peers: &[Peer],
+        head: Option<ServerId>,
+        own: Option<(ServerId, &str, bool)>,
+    ) -> (Option<usize>, Vec<usize>) {
+        let is_up = |peer: &Peer| matches!(peer.place, Some(Place::Serving | Place::Syncing | Place::Waiting));
+        let (mut heads, mut replicas) = (None, Vec::new());
+        for peer in peers {
+            let me = own.filter(|(me, ..)| *me == peer.server);
+            let address = match me {
+                Some((_, address, _)) => Some(address),
+                None => peer.record.as_ref().and_then(|record| record.served.resp.as_deref()),
+            };
+            let Some(node) = address.and_then(|address| node(id(chain, peer.server), address, is_up(peer))) else {
+                continue;
+            };
+            if head == Some(peer.server) {
+                // One that is not in office yet, or any more, is no head of its own.
+                heads = Some(self.0.len()).filter(|_| me.is_none_or(|(.., may_head)| may_head));
+            } else if peer.place.is_some() {
+                replicas.push(self.0.len());
+            }
+            self.0.push(node);
+        }
+        (heads, replicas)
+    }
+}
+
+impl Nodes {
+    /// Of this server, which clients reach at `own`; nothing is known yet. `None`: it does not serve the Redis protocol.
+    ///
+    /// # Errors
+    /// Why the address cannot be told.
+    pub fn new(me: ServerId, own: Option<String>, ring: Option<Ring>) -> Result<Option<Arc<Self>>, String> {
+        let Some(own) = own else { return Ok(None) };
+        let known = (View::default(), None);
+        let view = made((me, &own), ring.as_ref().map(|ring| ring.chain.as_str()), &known.0, None)?;
+        Ok(Some(Arc::new(Self { me, own, ring, known: Mutex::new(known), view: ArcSwap::from_pointee(view) })))
+    }
+
+    /// This is how the own chain stands.
+    pub fn update(&self, view: &View) {
+        let mut known = self.known.lock();
+        *known = (view.clone(), self.seen());
+        self.make(&known);
+    }
+
+    /// Looks whether other chains stand otherwise than when this was last told.
+    pub fn look(&self) {
+        let mut known = self.known.lock();
+        let seen = self.seen();
+        if known.1.as_ref().map(Arc::as_ptr) != seen.as_ref().map(Arc::as_ptr) {
+            known.1 = seen;
+            self.make(&known);
+        }
+    }
+
+    fn seen(&self) -> Option<Arc<Seen>> {
+        self.ring.as_ref().and_then(|ring| ring.host.seen())
+    }
+
+    fn make(&self, (view, seen): &(View, Option<Arc<Seen>>)) {
+        let chain = self.ring.as_ref().map(|ring| ring.chain.as_str());
+        match made((self.me, &self.own), chain, view, seen.as_deref()) {
+            Ok(view) => self.view.store(Arc::new(view)),
+            Err(why) => tracing::warn!(why, "clients are not told of a change of the cluster"),
+        }
+    }
+}
+
+/// What clients are told by this server, of `own` address. `chain`: it may share the slots with other chains, which is
+/// known once they were seen.
+fn made(
+    (me, own): (ServerId, &str),
+    chain: Option<&str>,
+    view: &View,
+    seen: Option<&Seen>,
+) -> Result<ClusterView, String> {
+    let name = chain.unwrap_or("");
+    let mut nodes = Found::default();
+    let (head, replicas) = nodes.add(name, &view.peers, view.head, Some((me, own, view.heads)));
+    let shared = seen.and_then(|seen| seen.slots.as_ref()).filter(|slots| slots.are_kept_by(name));
+    let mut epoch = view.version;
+    let mut ranges = Vec::new();
+    if let (Some(seen), Some(slots)) = (seen, shared) {
+        let mut others = std::collections::BTreeMap::new();
+        for part in slots.parts() {
+            let (head, replicas) = if part.chain == name {
+                (head, replicas.clone())
+            } else {
+                let other = others.entry(part.chain.as_str()).or_insert_with(|| {
+                    let Some(chain) = seen.chains.get(&part.chain) else { return (None, Vec::new()) };
+                    epoch += chain.table.version;
+                    let head = chain.table.head().map(|head| head.server);
+                    nodes.add(&part.chain, &View::peers(&chain.table, &chain.servers), head, None)
+                });
+                other.clone()
+            };
+            ranges.push(SlotRange { first: part.first, last: part.last, head, replicas });
+        }
+    } else if chain.is_none() || seen.is_some() {
+        ranges.push(SlotRange { first: 0, last: SLOTS - 1, head, replicas });
+    }
+    let own_id = id(name, me);
+    if !nodes.0.iter().any(|node| node.id == own_id) {
+        nodes.0.extend(node(own_id.clone(), own, true));
+    }
+    ClusterView::new(epoch, &own_id, nodes.0, ranges)
+}
+
+impl Cluster for Nodes {
+    fn view(&self) -> Arc<ClusterView> {
+        self.view.load_full()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use esker_chain::{Incarnation, Table};
+    use esker_cluster::{SeenChain, Served, ServerRecord, Slots};
+
+    use super::*;
+
+    const ME: ServerId = ServerId(1);
+
+    fn servers(base: u16) -> BTreeMap<ServerId, ServerRecord> {
+        let record = |server: u32| {
+            let resp = Some(format!("h:{}", base + server as u16));
+            let served = Served { store: String::new(), peer: String::new(), resp, grpc: None, nbd: None, http: None };
+            (ServerId(server), ServerRecord { incarnation: Incarnation(1), served })
+        };
+        (1..=2).map(record).collect()
+    }
+
+    fn table(servers: [u32; 2]) -> Table {
+        Table::first(servers.map(|server| (ServerId(server), Incarnation(1))))
+    }
+
+    fn view(servers_in_order: [u32; 2], heads: bool) -> View {
+        let table = table(servers_in_order);
+        let (peers, head) = (View::peers(&table, &servers(100)), table.head().map(|head| head.server));
+        View { version: 1, peers, head, heads, ..View::default() }
+    }
+
+    fn told(chain: Option<&str>, view: &View, seen: Option<&Seen>) -> String {
+        format!("{:?}", made((ME, "h:101"), chain, view, seen).unwrap())
+    }
+
+    fn seen(slots: Option<Slots>) -> Seen {
+        let other = SeenChain { table: table([2, 1]), servers: servers(200) };
+        Seen { slots, chains: [("b".to_owned(), other)].into() }
+    }
+
+    #[test]
+    fn the_slots_are_those_of_the_chains_that_share_them() {
+        let slots = Slots::even(&["a", "b"]).unwrap();
+        let text = told(Some("a"), &view([1, 2], true), Some(&seen(Some(slots))));
+        let place = |port: u16| {
+            let found = text
+                .match_indices("host: \"h\", port: ")
+                .position(|(at, found)| text[at + found.len()..].starts_with(&port.to_string()));
+            found.unwrap()
+        };
+        // Each server is a node in each of its chains.
+        let ranges = [
+            SlotRange { first: 0, last: 8_191, head: Some(place(101)), replicas: vec![place(102)] },
+            SlotRange { first: 8_192, last: 16_383, head: Some(place(202)), replicas: vec![place(201)] },
+        ];
+        for range in ranges {
+            assert!(text.contains(&format!("{range:?}")), "{range:?}: {text}");
+        }
+        assert!(text.starts_with("ClusterView { epoch: 2,"), "{text}");
+    }
+
+    #[test]
+    fn nothing_is_served_before_it_is_known_which_slots_the_chain_keeps() {
+        let text = told(Some("a"), &view([1, 2], true), None);
+        assert!(text.contains("ranges: []"), "{text}");
+        for (chain, seen) in [(None, None), (Some("a"), Some(seen(None))), (Some("c"), Some(seen(Slots::even(&["b"]))))]
+        {
+            let text = told(chain, &view([1, 2], true), seen.as_ref());
+            let whole = SlotRange { first: 0, last: 16_383, head: Some(0), replicas: vec![1] };
+            assert!(text.contains(&format!("ranges: [{whole:?}]")), "{chain:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn one_that_does_not_head_its_chain_yet_is_no_head() {
+        let text = told(None, &view([1, 2], false), None);
+        let whole = SlotRange { first: 0, last: 16_383, head: None, replicas: vec![1] };
+        assert!(text.contains(&format!("{whole:?}")), "{text}");
+        let text = told(None, &view([2, 1], false), None);
+        assert!(text.contains("head: Some(0), replicas: [1]"), "{text}");
+    }
+
+    #[test]
+    fn ids_tell_chains_and_servers_apart() {
+        assert_eq!(id("a", ME).len(), 40);
+        assert_eq!(id("", ServerId(0x17)), "6c62272e07bb014262b821756295c58d00000017");
+        assert!(id("a", ME) != id("b", ME) && id("a", ME) != id("a", ServerId(2)));
+        assert_eq!(u64::from(SLOTS), esker::kv::SLOTS);
+    }
+}
