@@ -1,7 +1,7 @@
-"""A chain of three servers with the ZooKeeper that they stand in, and a redis-server that is a cluster of one.
+"""Three servers of three chains with the ZooKeeper that they stand in, and a redis-server that is a cluster of one.
 
-ZooKeeper → `esker cluster init` → three servers → clients are told the address of the last, which is not the
-head at first; `kill_head` ends the head as a machine that fails
+ZooKeeper → `esker cluster spread` → three servers, each heads one of the chains that share the keys → clients are
+told one address, of a replica; `kill_head` ends the head of its chain as a machine that fails
 
 Invariant: whatever was started is in `processes`, also where the rest could not be started: `stop` ends all of it.
 """
@@ -33,10 +33,10 @@ def answer(port, *words):
     return (done.stdout + done.stderr).strip()
 
 
-def head_of(port):
-    """The port of the head as the server at `port` sees it, or nothing."""
-    found = re.search(r"^\S+ [\d.]+:(\d+)@\S+ (?:myself,)?master ", answer(port, "CLUSTER", "NODES"), re.MULTILINE)
-    return int(found[1]) if found else None
+def heads_of(port):
+    """The ports of all heads as the server at `port` sees them."""
+    nodes = answer(port, "CLUSTER", "NODES")
+    return {int(found) for found in re.findall(r"^\S+ [\d.]+:(\d+)@\S+ (?:myself,)?master ", nodes, re.MULTILINE)}
 
 
 class Processes:
@@ -74,14 +74,17 @@ class Processes:
             process.wait()
 
 
-class Chain(Processes):
-    """Three servers; `resp` is the port of the last."""
+class Chains(Processes):
+    """Three servers, each in three chains; `resp` is the port of the last of the first chain."""
+
+    # By chain, the servers in order: the first heads it.
+    LINES = {"a": (1, 2, 3), "b": (2, 3, 1), "c": (3, 1, 2)}
 
     def __init__(self, program, folder):
         super().__init__(folder)
         self.program = program
-        self.ports = {number: free_port() for number in (1, 2, 3)}
-        self.resp = self.ports[3]
+        self.ports = {chain: {number: free_port() for number in line} for chain, line in self.LINES.items()}
+        self.resp = self.ports["a"][3]
         try:
             self.begin()
         except BaseException:
@@ -97,23 +100,31 @@ class Chain(Processes):
         self.start("zookeeper", "java", "-Xmx256m", "-cp", ZOOKEEPER_PATH,
                    "org.apache.zookeeper.server.quorum.QuorumPeerMain", self.folder / "zoo.cfg")
         self.cluster = f"zk://127.0.0.1:{zookeeper}/clients"
-        self.wait_for("the cluster is made",
-                      lambda: self.esker("init", "--servers", "1,2,3").returncode == 0)
-        self.servers = {
-            port: self.start(f"server-{number}", self.program, "serve", "--store", f"store-{number}?size=1g",
-                             "--listen", f"127.0.0.1:{port}", "--cluster", self.cluster, "--server-id", number,
-                             "--peer-listen", "127.0.0.1:0")
-            for number, port in self.ports.items()}
-        self.wait_for("three servers serve", lambda: self.esker("status").stdout.count(" serving ") == 3)
-        # Each is asked: a server that has not heard of the head yet would send clients nowhere.
-        self.wait_for("all of them know the head", lambda: {head_of(port) for port in self.servers} == {self.ports[1]})
+        spread = [f"{chain}={','.join(str(number) for number in line)}" for chain, line in self.LINES.items()]
+        self.wait_for("the cluster is made", lambda: self.esker("spread", *spread).returncode == 0)
+        # By the port of each chain's clients.
+        self.servers = {}
+        for number in self.LINES["a"]:
+            first, *others = self.LINES
+            further = [f"--replica=chain={chain},store={chain}-{number}?size=1g,"
+                       f"listen=127.0.0.1:{self.ports[chain][number]}" for chain in others]
+            process = self.start(f"server-{number}", self.program, "serve", "--store", f"{first}-{number}?size=1g",
+                                 "--chain", first, "--listen", f"127.0.0.1:{self.ports[first][number]}", *further,
+                                 "--cluster", self.cluster, "--server-id", number, "--peer-listen", "127.0.0.1:0")
+            self.servers |= {self.ports[chain][number]: process for chain in self.LINES}
+        serving = lambda chain: self.esker("--chain", chain, "status").stdout.count(" serving ")
+        self.wait_for("three servers serve", lambda: all(serving(chain) == 3 for chain in self.LINES))
+        # Each is asked: a server that has not heard of the heads yet would send clients nowhere.
+        heads = {self.ports[chain][line[0]] for chain, line in self.LINES.items()}
+        self.wait_for("all of them know the heads", lambda: all(heads_of(port) == heads for port in self.servers))
 
     def esker(self, *words):
         return subprocess.run([self.program, "cluster", "--cluster", self.cluster, *words], cwd=self.folder,
                               capture_output=True, text=True, timeout=CALL_SECONDS_MAX, check=False)
 
     def head(self):
-        return head_of(self.resp)
+        """The port of the head of the first chain, or nothing."""
+        return next(iter(heads_of(self.resp) & set(self.ports["a"].values())), None)
 
     def kill_head(self):
         process = self.servers[self.head()]

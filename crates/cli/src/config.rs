@@ -280,8 +280,9 @@ settings! {
         peer_tls_key: String = String::new(),
         /// The authorities (PEM) of all servers of the cluster.
         peer_tls_ca: String = String::new(),
-        /// Bytes per second that this server is brought up with, at most; 0 means no limit.
-        copy_rate: Text<esker::ByteSize> = Text(esker::ByteSize(0)),
+        /// Bytes per second that this server is brought up with, at most, so that clients of the others are served
+        /// meanwhile; 0 means no limit.
+        copy_rate: Text<esker::ByteSize> = Text(esker::ByteSize(32 << 20)),
         /// Writes that are kept for a server that is brought up, or slow: above it the one is sent another copy, and
         /// writers wait for the other.
         kept: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),

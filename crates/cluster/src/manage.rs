@@ -1,7 +1,7 @@
 //! The manager: every server has one, and the one that holds the office changes the tables.
 //!
-//! a timer, or a change of a chain → office? → sync → each chain: view → next table → compare and set → … → what was
-//! seen, for those who tell clients
+//! a timer, or a change of a chain → office? → sync → each chain: view → next table → compare and set → …
+//! → what was seen, for those who tell clients
 //!
 //! Invariant: a table is changed by what was seen since the manager's last look, with all that it counts upon checked
 //! where the table is set. So two managers at once do no harm.

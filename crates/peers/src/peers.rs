@@ -121,7 +121,8 @@ impl Peers {
         self.address
     }
 
-    /// Where the peers of a chain listen, as `HOST:PORT`; those that are not named any more are not connected to for it.
+    /// Where the peers of a chain listen, as `HOST:PORT`; those that are not named any more are not connected to for
+    /// it.
     pub fn know(&self, chain: &str, servers: BTreeMap<ServerId, String>) {
         self.hub.reach.know(chain, servers);
     }

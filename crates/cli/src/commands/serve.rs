@@ -31,7 +31,6 @@ mod terms;
 mod watched;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Args;
 use esker_server::http::Running;
@@ -280,6 +279,8 @@ fn reread(settings: &ServeSettings, front: &Front) -> Result<Anew, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

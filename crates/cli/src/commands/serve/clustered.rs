@@ -1,7 +1,8 @@
 //! `esker serve --cluster`: a server that is one of several which hold the same.
 //!
 //! ```text
-//! the stores are open → host → for each, in a thread of its own: member of its chain → it waits, or is brought up: clients are told where the head is
+//! the stores are open → host → for each store, in a thread of its own: member of its chain
+//!                   → it waits, or is brought up: clients are told where the head is
 //!                   → it serves: beside that, those who ask for it read at this replica
 //!                   → it heads it: the faces over the chain, until it does not any more → …
 //! ```
@@ -51,7 +52,7 @@ pub struct ClusterFlags {
     announce: Option<String>,
     /// Hold a replica of a further chain as well, such as chain=users,store=users.esker,listen=127.0.0.1:6380; listen,
     /// tls-listen, nbd and grpc may be given several times in it, and the flag for each chain
-    #[arg(long = "replica", value_name = "KEY=VALUE,…", requires = "cluster", value_parser = replica)]
+    #[arg(long = "replica", value_name = "KEY=VALUE,…", value_parser = replica)]
     replicas: Vec<ReplicaSettings>,
 }
 

@@ -100,7 +100,8 @@ impl Found {
 }
 
 impl Nodes {
-    /// Of this server, which clients reach at `own`; nothing is known yet. `None`: it does not serve the Redis protocol.
+    /// Of this server, which clients reach at `own`; nothing is known yet. `None`: it does not serve the Redis
+    /// protocol.
     ///
     /// # Errors
     /// Why the address cannot be told.

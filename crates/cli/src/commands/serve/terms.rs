@@ -58,8 +58,8 @@ pub struct Doors {
 }
 
 impl Doors {
-    /// Listens on what the plan's configurations name, and passes that to them. `loses`: what was acknowledged may be lost
-    /// where another server heads the chain.
+    /// Listens on what the plan's configurations name, and passes that to them. `loses`: what was acknowledged may be
+    /// lost where another server heads the chain.
     pub fn open(plan: &mut Plan, loses: bool) -> Result<Self, Failure> {
         let Plan { resp, disks, rpc, .. } = plan;
         let mut open = Vec::new();
