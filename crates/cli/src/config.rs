@@ -281,10 +281,10 @@ settings! {
         /// The authorities (PEM) of all servers of the cluster.
         peer_tls_ca: String = String::new(),
         /// Bytes per second that this server is brought up with, at most, so that clients of the others are served
-        /// meanwhile; 0 means no limit.
+        /// meanwhile; of several chains each has an even part of it. 0 means no limit.
         copy_rate: Text<esker::ByteSize> = Text(esker::ByteSize(32 << 20)),
-        /// Writes that are kept for a server that is brought up, or slow: above it the one is sent another copy, and
-        /// writers wait for the other.
+        /// Writes of a chain that are kept for a server that is brought up, or slow: above it the one is sent another
+        /// copy, and writers wait for the other.
         kept: Text<esker::ByteSize> = Text(esker::ByteSize(64 << 20)),
     }
 }
@@ -460,7 +460,7 @@ impl Settings {
         let mut replica = String::from("[[replica]]\n");
         ReplicaSettings::default().print(&mut replica);
         out.push('\n');
-        replica.lines().for_each(|line| out.push_str(&format!("# {}\n", line.trim_start_matches("# "))));
+        replica.lines().for_each(|line| out.push_str(&format!("#{line}\n")));
         out.push_str("\n[standby]\n");
         self.standby.print(&mut out);
         out.push_str("\n[log]\n");
@@ -486,7 +486,10 @@ mod tests {
         let printed = Settings::default().print();
         let lines: Vec<_> = printed.lines().collect();
         let keys = lines.windows(2).filter(|pair| pair[1].contains(" = ")).count();
-        let explained = lines.windows(2).filter(|pair| pair[1].contains(" = ") && pair[0].starts_with("# ")).count();
+        let explained = lines
+            .windows(2)
+            .filter(|pair| pair[1].contains(" = ") && pair[0].trim_start_matches('#').starts_with(' '))
+            .count();
         assert_eq!(keys, explained, "{printed}");
         assert!(keys > 15, "{printed}");
     }
@@ -508,15 +511,11 @@ mod tests {
         assert!(refused("'users'", "'main'").contains("another chain"));
         assert!(refused("chain = 'users'\n", "").contains("no chain"));
         assert!(refused("'zk://h'", "''").contains("--cluster"));
-        // What is printed of a replica, with its signs taken away, is one.
+        // What is printed of a replica is one, once a sign is taken away from each line.
         let printed = Settings::default().print();
-        let from = printed.find("# [[replica]]").unwrap();
+        let from = printed.find("#[[replica]]").unwrap();
         let section = printed[from..].split("\n\n").next().unwrap();
-        let plain: Vec<_> = section
-            .lines()
-            .map(|line| &line[2..])
-            .filter(|line| line.contains(" = ") || line.starts_with('['))
-            .collect();
+        let plain: Vec<_> = section.lines().map(|line| &line[1..]).collect();
         assert_eq!(Settings::parse(&plain.join("\n")).unwrap().replica, [ReplicaSettings::default()]);
     }
 

@@ -495,10 +495,38 @@ fn replicas_show_what_is_acknowledged_and_nothing_older_or_in_parts() {
 fn keys_are_spread_over_chains_and_each_server_heads_one() {
     const CHAINS: [&str; 3] = ["main", "a", "b"];
     let mut servers = Servers::of_chains(3, &CHAINS[1..]);
-    let made = servers.done(&["spread", "main=1,2,3", "a=2,3,1", "b=3,1,2"]);
-    assert!(made.contains("made the chain a: it keeps the slots 5461 to 10921"), "{made}");
     let all_serve = |servers: &Servers| CHAINS.iter().for_each(|chain| servers.serve_in(chain, &[1, 2, 3]));
-    all_serve(&servers);
+    let heads = [servers.addresses[&1].0, servers.further["a"][&2], servers.further["b"][&3]];
+    // Each of those that will head a chain is asked to write, from before there is one: none takes another's keys.
+    let over = AtomicBool::new(false);
+    let early: Vec<String> = std::thread::scope(|scope| {
+        let write = |head: SocketAddr| {
+            let over = &over;
+            move || {
+                let (mut client, mut taken) = (Client::connect(head).unwrap(), Vec::new());
+                for number in 0_u64.. {
+                    if over.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    let key = format!("early{number}:{head}");
+                    // A server that begins a term cuts its clients.
+                    match client.call(&["SET", &key, "x"]) {
+                        Ok(reply) => taken.extend((reply == "+OK").then_some(key)),
+                        Err(_) => client = Client::connect(head).unwrap(),
+                    }
+                }
+                taken
+            }
+        };
+        let writing: Vec<_> = heads.into_iter().map(|head| scope.spawn(write(head))).collect();
+        let made = servers.done(&["spread", "main=1,2,3", "a=2,3,1", "b=3,1,2"]);
+        assert!(made.contains("made the chain a: it keeps the slots 5461 to 10921"), "{made}");
+        all_serve(&servers);
+        std::thread::sleep(LEASE / 4);
+        over.store(true, Ordering::SeqCst);
+        writing.into_iter().flat_map(|writing| writing.join().unwrap()).collect()
+    });
+    assert!(early.len() > 100, "{}", early.len());
     let chains = json(servers.folder.path(), &["chains"]);
     let shown: Vec<_> = chains.as_array().unwrap().iter().map(|chain| (&chain["head"], &chain["slots"])).collect();
     let slots = |first: u16, last: u16| serde_json::json!([[first, last]]);
@@ -511,7 +539,6 @@ fn keys_are_spread_over_chains_and_each_server_heads_one() {
         let further = servers.further.values().flat_map(BTreeMap::values);
         servers.addresses().into_iter().chain(further.copied()).collect::<Vec<_>>()
     };
-    let heads = [servers.addresses[&1].0, servers.further["a"][&2], servers.further["b"][&3]];
     // None is served by a head that keeps other slots, and none is told to be elsewhere than where it is kept.
     let mut kept = [0; 3];
     for (at, head) in heads.iter().enumerate() {
@@ -533,6 +560,10 @@ fn keys_are_spread_over_chains_and_each_server_heads_one() {
     assert!(apart.starts_with("-CROSSSLOT"), "{apart}");
 
     let (writer, mut client) = (Writer::start(every(&servers)), Roaming::new(every(&servers)));
+    for key in &early {
+        let reply = client.ask(&["EXISTS", key], Instant::now() + PATIENCE);
+        assert_eq!(reply.as_deref(), Some(":1"), "{key} was acknowledged before all served");
+    }
     let mut has_all = |after: &str| {
         for key in writer.acknowledged() {
             let reply = client.ask(&["EXISTS", &key], Instant::now() + PATIENCE);
@@ -567,6 +598,38 @@ fn keys_are_spread_over_chains_and_each_server_heads_one() {
     assert!(!child.wait().unwrap().success());
     let log = std::fs::read_to_string(servers.folder.path().join("log3")).unwrap();
     assert!(log.contains("the store of the chain a holds a replica of the chain b"), "{log}");
+}
+
+#[test]
+fn a_password_that_was_taken_anew_counts_at_the_next_head_too() {
+    let mut servers = Servers::new(2);
+    servers.done(&["init", "--servers", "1,2"]);
+    let (config, password) = (servers.folder.path().join("esker.toml"), servers.folder.path().join("password"));
+    let section = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, format!("[serve]\npassword_file = 'password'\n{section}")).unwrap();
+    std::fs::write(&password, "old\n").unwrap();
+    for server in [1, 2] {
+        servers.kill(server);
+        servers.start(server);
+    }
+    servers.serve(&[1, 2]);
+    let takes = |servers: &Servers, server: u32, password: &str| {
+        let client = Client::connect(servers.addresses[&server].0);
+        client.and_then(|mut client| client.call(&["AUTH", password])).is_ok_and(|reply| reply == "+OK")
+    };
+    soon("the old one is taken", || takes(&servers, 1, "old") && takes(&servers, 2, "old"));
+    std::fs::write(&password, "new\n").unwrap();
+    for child in servers.running.values() {
+        assert!(Command::new("kill").args(["-HUP", &child.id().to_string()]).status().unwrap().success());
+    }
+    soon("the new one is taken", || takes(&servers, 1, "new") && takes(&servers, 2, "new"));
+    let next = 3 - servers.head();
+    servers.done(&["promote", &next.to_string()]);
+    servers.serve(&[1, 2]);
+    for server in [1, 2] {
+        soon("the new one is taken in another term", || takes(&servers, server, "new"));
+        assert!(!takes(&servers, server, "old"), "server {server} takes the password that was replaced");
+    }
 }
 
 #[test]

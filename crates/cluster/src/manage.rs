@@ -40,7 +40,8 @@ pub struct SeenChain {
 /// The chains of a cluster as a manager saw them last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Which chain keeps which slots of keys: as new as the tables, or newer. `None`: each keeps all of its own.
+    /// Which chain keeps which slots of keys: as new as the tables, or newer. `None`: each of [`Seen::chains`] keeps all
+    /// of its own; of another nothing is known.
     pub slots: Option<Slots>,
     /// By name.
     pub chains: BTreeMap<String, SeenChain>,
@@ -139,8 +140,16 @@ impl Manager {
                 }
             }
         }
-        // After the tables: chains that share slots are made together with that.
-        seen.slots = self.coordinator.slots().await?;
+        // After the tables: chains that share slots are made together with that, and go on to share them.
+        let known = before.as_ref().and_then(|before| before.slots.clone());
+        seen.slots = match (self.coordinator.slots().await, known) {
+            (Ok(slots), known) => slots.or(known),
+            (Err(error @ Error::Damaged { .. }), Some(known)) => {
+                first_error = first_error.or(Some(error));
+                Some(known)
+            }
+            (Err(error), _) => return Err(error),
+        };
         if before.is_none_or(|before| *before != seen) {
             self.seen.send_replace(Some(Arc::new(seen)));
         }

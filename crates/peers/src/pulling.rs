@@ -59,9 +59,13 @@ impl Job {
     }
 }
 
+/// The copy of a chain: locked while one ends or begins, which may wait for the chain's store.
+type Slot = Arc<Mutex<Option<Job>>>;
+
 /// The copies that are pulled, by chain.
 pub(crate) struct Pulling {
-    jobs: Mutex<HashMap<String, Job>>,
+    /// Locked for a look only: no chain waits for another's.
+    jobs: Mutex<HashMap<String, Slot>>,
     reach: Arc<Reach>,
     /// This server.
     me: ServerId,
@@ -77,8 +81,9 @@ impl Pulling {
     /// Pulls this copy for this node; one that is pulled for the chain already is given up first, which is waited for.
     /// What the node hears once this has returned comes behind the copy.
     pub(crate) fn begin(&self, node: Arc<Node>, offer: Offer) {
-        let mut jobs = self.jobs.lock();
-        if let Some(before) = jobs.remove(&offer.chain) {
+        let slot = self.slot(&offer.chain);
+        let mut job = slot.lock();
+        if let Some(before) = job.take() {
             before.end(&offer.chain);
         }
         match node.copying(offer.from, offer.version, offer.seq) {
@@ -94,27 +99,33 @@ impl Pulling {
             }
         }
         let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, counted, chain) = (Arc::clone(&stop), Arc::clone(&bytes), offer.chain.clone());
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&bytes));
         let (reach, me, bytes_per_s) = (Arc::clone(&self.reach), self.me, self.bytes_per_s);
         let thread = std::thread::Builder::new()
             .name("esker-copy".into())
             .spawn(move || pull(&reach, (me, bytes_per_s), &node, &offer, (&stopped, &counted)));
         match thread {
-            Ok(thread) => drop(jobs.insert(chain, Job { stop, bytes, thread })),
+            Ok(thread) => *job = Some(Job { stop, bytes, thread }),
             Err(error) => tracing::error!(%error, "a copy cannot be begun"),
         }
     }
 
     /// Gives up the copy of this chain, and waits for its end.
     pub(crate) fn stop(&self, chain: &str) {
-        let job = self.jobs.lock().remove(chain);
+        let job = self.slot(chain).lock().take();
         job.into_iter().for_each(|job| job.end(chain));
+    }
+
+    fn slot(&self, chain: &str) -> Slot {
+        Arc::clone(self.jobs.lock().entry(chain.to_owned()).or_default())
     }
 
     /// Bytes that the copy of this chain has gone through, while it is pulled.
     pub(crate) fn progress(&self, chain: &str) -> Option<u64> {
-        let jobs = self.jobs.try_lock()?;
-        jobs.get(chain).filter(|job| !job.thread.is_finished()).map(|job| job.bytes.load(Ordering::Relaxed))
+        let slot = self.slot(chain);
+        let job = slot.try_lock()?;
+        let job = job.as_ref().filter(|job| !job.thread.is_finished())?;
+        Some(job.bytes.load(Ordering::Relaxed))
     }
 }
 
@@ -206,5 +217,24 @@ impl Source for Remote {
     fn content(&self, page: &Page) -> Result<Content> {
         let request = proto::ContentRequest { copy: self.copy, page: Some(encode_page(page)) };
         decode_content(self.ask(self.client.clone().content(request))?)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_chain_waits_for_the_copy_of_another() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let pulling = Pulling::new(Arc::new(Reach::new(runtime.handle().clone(), None)), ServerId(1), 0);
+        let slot = pulling.slot("a");
+        // So it stands while a copy of `a` begins, or ends, on a store that hangs.
+        let beginning = slot.lock();
+        pulling.stop("b");
+        assert_eq!((pulling.progress("b"), pulling.progress("a")), (None, None));
+        drop(beginning);
+        pulling.stop("a");
     }
 }

@@ -33,6 +33,7 @@ mod watched;
 use std::sync::Arc;
 
 use clap::Args;
+use esker_member::pair::PairConfig;
 use esker_server::http::Running;
 use signal_hook::iterator::Signals;
 
@@ -48,6 +49,7 @@ pub use self::shared::{addresses, password};
 pub use self::started::STAGES_SECTION;
 use self::started::Started;
 use self::stopping::{Anew, Stopping, Told};
+use self::terms::Doors;
 use self::watched::Watched;
 use super::server::password_from_environment;
 use crate::config::{OtlpSettings, ServeSettings, Settings, Text};
@@ -173,41 +175,23 @@ impl Serve {
         if let Some(about) = exporting.tell(Arc::clone(&watched) as _) {
             say!("otlp       {about}");
         }
-        let builders = plans.iter().map(Plan::builder).collect::<Result<Vec<_>, _>>()?;
-        let to_open = plans.iter().zip(&builders);
-        let to_open =
-            to_open.map(|(plan, builder)| (&plan.resp, builder.clone(), plan.settings.store.location.as_str()));
-        let Some((opened, signals)) = opening::open_all(to_open.collect())? else {
-            // The thread that opens the store ends with the process: as after a crash, nothing is lost by that.
-            std::process::exit(0);
-        };
         let stopping = Stopping::new(front, seats, move |front| reread(&secrets, front));
-        let (loading, stores): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
-        let mut whole: Vec<_> = plans.into_iter().zip(builders).zip(loading).zip(&stores).map(Whole::new).collect();
         let beside = (http.as_ref(), &stopping);
-        let served = match (clustered, paired) {
-            (None, Some(config)) => paired::serve(whole.swap_remove(0), signals, config, beside),
-            (clustered, _) => {
-                let alone = stores.iter().try_for_each(paired::check_alone);
-                alone.and_then(|()| match clustered {
-                    Some(config) => clustered::serve(whole, signals, config, beside),
-                    None => serve(whole.swap_remove(0), signals, beside),
-                })
-            }
+        let served = match clustered {
+            Some(clustered) => clustered::serve(plans, clustered, beside),
+            None => serve_one(plans.swap_remove(0), paired, beside),
         };
         // Told until everybody was answered.
         http.into_iter().for_each(Running::stop);
-        // Even if the server failed, what it acknowledged must end up in a clean store.
         let (served, told) = match served {
             Ok((served, told)) => (served, Some(told)),
             Err(failure) => (Err(failure), None),
         };
-        let closed: Vec<_> = stores.iter().map(|store| store.close().map_err(Failure::from)).collect();
         stopping.closed();
         exporting.stop();
         // Until here a signal ends the process at once.
         told.into_iter().for_each(Told::end);
-        closed.into_iter().fold(served, Result::and)
+        served
     }
 
     /// Puts the flags over the configuration.
@@ -251,6 +235,24 @@ impl Serve {
         self.cluster.apply(&mut settings.cluster, &mut settings.replica);
         self.pair.apply(&mut settings.standby);
     }
+}
+
+/// Serves a store that is the only one of the process.
+fn serve_one(plan: Plan, paired: Option<(PairConfig, Doors)>, beside: BesideServing<'_>) -> Result<Served, Failure> {
+    let builder = plan.builder()?;
+    let Some(((loading, store), signals)) = opening::open(&plan.resp, builder.clone(), &plan.settings.store.location)?
+    else {
+        // The thread that opens the store ends with the process: as after a crash, nothing is lost by that.
+        std::process::exit(0);
+    };
+    let whole = Whole::new(plan, builder, loading, &store);
+    let served = match paired {
+        Some(config) => paired::serve(whole, signals, config, beside),
+        None => plan::check_alone(&store).and_then(|()| serve(whole, signals, beside)),
+    };
+    // Even if the server failed, what it acknowledged must end up in a clean store.
+    let closed = store.close().map_err(Failure::from);
+    served.map(|(served, told)| (served.and(closed), told))
 }
 
 fn serve(whole: Whole<'_>, signals: Signals, (http, stopping): BesideServing<'_>) -> Result<Served, Failure> {

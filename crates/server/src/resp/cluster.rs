@@ -185,14 +185,25 @@ impl ClusterView {
         self.ranges.get(at).filter(|range| range.first <= slot)
     }
 
-    /// The node that a follower names as its head: that of the first slot.
+    /// The range that the own node follows the head of: the first whose replica it is; where it is none's, that of all
+    /// slots, if there is one.
+    fn followed(&self) -> Option<&SlotRange> {
+        let of_all = || self.ranges.first().filter(|range| range.slots() == SLOTS);
+        self.ranges.iter().find(|range| range.replicas.contains(&self.me)).or_else(of_all)
+    }
+
+    /// The node that a follower names as its head.
     pub(crate) fn head(&self) -> Option<&ClusterNode> {
-        self.range_of(0)?.head.map(|head| &self.nodes[head])
+        self.followed()?.head.map(|head| &self.nodes[head])
     }
 
     /// Where a command is run that looks at all keys of a node.
     pub(crate) fn route_all(&self) -> Route<'_> {
-        if self.heads_any { Route::Here } else { self.head().map_or(Route::Nowhere, |head| Route::To(0, head)) }
+        if self.heads_any {
+            return Route::Here;
+        }
+        let to = |range: &SlotRange| Some(Route::To(range.first, &self.nodes[range.head?]));
+        self.followed().and_then(to).unwrap_or(Route::Nowhere)
     }
 
     /// Whether the own node keeps a replica of the slots of all these keys, or heads them.
@@ -266,7 +277,8 @@ mod tests {
         assert_eq!(seen.route_all(), Route::Here);
         let other = view(0, ranges).unwrap();
         assert_eq!(route(&other, &["bar", "hello"]), Route::To(5_061, &node('b')));
-        assert_eq!(other.route_all(), Route::To(0, &node('b')));
+        // Without slots, and without a head that it follows, it knows of none that has the keys which it would have.
+        assert_eq!((other.route_all(), other.head()), (Route::Nowhere, None));
         assert!(!other.heads_any() && seen.heads_any());
         let replica = SlotRange { replicas: vec![0], ..range(5_000, 12_181, Some(1)) };
         let keeps = |me, keys: &[&str]| {
@@ -288,6 +300,21 @@ mod tests {
         let all_but_one = view(0, vec![range(1, 16_383, Some(0))]).unwrap();
         assert!(!all_but_one.heads_all);
         assert_eq!(route(&all_but_one, &[""]), Route::Nowhere);
+    }
+
+    #[test]
+    fn a_follower_sends_to_the_head_of_its_own_slots() {
+        let follows = |replicas: [Vec<usize>; 2]| {
+            let [first, second] = replicas;
+            let first = SlotRange { replicas: first, ..range(0, 8_191, Some(1)) };
+            view(0, vec![first, SlotRange { replicas: second, ..range(8_192, 16_383, Some(2)) }]).unwrap()
+        };
+        let seen = follows([vec![], vec![0]]);
+        assert_eq!((seen.route_all(), seen.head()), (Route::To(8_192, &node('c')), Some(&node('c'))));
+        assert_eq!(follows([vec![0], vec![]]).route_all(), Route::To(0, &node('b')));
+        assert_eq!(follows([vec![], vec![]]).route_all(), Route::Nowhere);
+        let alone = view(0, vec![range(0, 16_383, Some(1))]).unwrap();
+        assert_eq!(alone.route_all(), Route::To(0, &node('b')));
     }
 
     #[test]

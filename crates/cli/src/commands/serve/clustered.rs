@@ -1,7 +1,7 @@
 //! `esker serve --cluster`: a server that is one of several which hold the same.
 //!
 //! ```text
-//! the stores are open → host → for each store, in a thread of its own: member of its chain
+//! host → for each store, in a thread of its own: it is opened → member of its chain
 //!                   → it waits, or is brought up: clients are told where the head is
 //!                   → it serves: beside that, those who ask for it read at this replica
 //!                   → it heads it: the faces over the chain, until it does not any more → …
@@ -22,9 +22,11 @@ use esker_cluster::{Location, Served};
 use esker_member::{Host, HostConfig, Member, View};
 use esker_server::http::{Figure, Value};
 use esker_server::resp::Cluster;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::nodes::{Nodes, Ring, TLS};
+use super::opening;
 use super::plan::{self, BesideServing, Plan, Whole};
 use super::shared::addresses;
 use super::terms::{Doors, Heads, Terms};
@@ -117,7 +119,10 @@ pub fn config(plans: &mut [Plan]) -> Result<Option<Clustered>, Failure> {
         return Err(Failure::usage(format!("lease = {}: expected 200ms or more", lease.0)));
     }
     let (server, period) = (ServerId(server), lease.0.0);
-    let peers = peers(&plans[0].settings.cluster, server, location.root())?;
+    let mut peers = peers(&plans[0].settings.cluster, server, location.root())?;
+    if peers.copy_bytes_per_s > 0 {
+        peers.copy_bytes_per_s = (peers.copy_bytes_per_s / plans.len() as u64).max(1);
+    }
     let host = HostConfig { location, server, period, peers };
     let members = plans.iter_mut().map(member).collect::<Result<_, _>>()?;
     Ok(Some(Clustered { host, members }))
@@ -207,29 +212,27 @@ pub(super) fn peers(settings: &ClusterSettings, me: ServerId, root: &str) -> Res
 
 /// Serves until the end of the process.
 pub(super) fn serve(
-    wholes: Vec<Whole<'_>>,
-    signals: Signals,
+    plans: Vec<Plan>,
     clustered: Clustered,
     (http, stopping): BesideServing<'_>,
 ) -> Result<plan::Served, Failure> {
     let Clustered { host, members } = clustered;
     let server = host.server;
+    let told = stopping.listen(Signals::new([SIGINT, SIGTERM, SIGHUP])?)?;
     let host = Host::start(host).map_err(|error| Failure::of(Code::Failure, &error))?;
     let chains: Vec<_> = members.iter().map(|(config, _)| config.chain.as_str()).collect();
     let of = if chains.len() == 1 { "the chain" } else { "the chains" };
     say!("peers      {} (server {server} of {of} {})", host.peer_address(), chains.join(", "));
-    let told = stopping.listen(signals)?;
     let served = std::thread::scope(|scope| {
         let mut http = http;
         let mut serving = Vec::new();
-        for (whole, member) in wholes.into_iter().zip(members) {
+        for (plan, member) in plans.into_iter().zip(members) {
             // It is told of beside the first.
             let (host, http) = (&host, http.take());
             serving.push(scope.spawn(move || {
-                let ended = serve_chain(whole, member, host, (http, stopping));
                 // Whatever ends one ends the process.
-                stopping.stop();
-                ended
+                let _ends = AtEnd(|| stopping.stop());
+                serve_store(plan, member, host, (http, stopping))
             }));
         }
         let ended = serving.into_iter().map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)));
@@ -238,6 +241,34 @@ pub(super) fn serve(
     });
     host.stop();
     Ok((served, told))
+}
+
+/// Does this at its end, also where a panic is that.
+struct AtEnd<F: Fn()>(F);
+
+impl<F: Fn()> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// Opens a store, serves its chain, and closes it: no other chain waits for that.
+fn serve_store(
+    plan: Plan,
+    member: (esker_member::Config, Doors),
+    host: &Arc<Host>,
+    (http, stopping): BesideServing<'_>,
+) -> Result<(), Failure> {
+    let builder = plan.builder()?;
+    let location = (plan.settings.store.location.as_str(), plan.seat.chain());
+    let mut ends = || stopping.ends().then(|| "as it was told to".to_owned());
+    // A thread that opens the store still ends with the process: as after a crash, nothing is lost by that.
+    let opened = opening::open_until(&plan.resp, builder.clone(), location, &mut ends)?;
+    let Some((loading, store)) = opened else { return Ok(()) };
+    let whole = Whole::new(plan, builder, loading, &store);
+    let served = plan::check_alone(&store).and_then(|()| serve_chain(whole, member, host, (http, stopping)));
+    // Even if the server failed, what it acknowledged must end up in a clean store.
+    served.and(store.close().map_err(Failure::from))
 }
 
 /// Serves one chain until the end of the process, or until this server is no member of it any more.
@@ -253,6 +284,7 @@ fn serve_chain(
     parts.resp.cluster = nodes.clone().map(|nodes| nodes as Arc<dyn Cluster>);
     let member = Member::join(host, store.objects(), config).map_err(|error| Failure::of(Code::Failure, &error))?;
     let member = Arc::new(member);
+    let _hands_over = AtEnd(|| member.stop());
     let told_of = Arc::clone(&member);
     seat.beside(Box::new(move || figures(&told_of.view())), {
         let told_of = Arc::clone(&member);
@@ -270,9 +302,7 @@ fn serve_chain(
         http,
         stopping,
     };
-    let served = terms.run(loading);
-    member.stop();
-    served
+    terms.run(loading)
 }
 
 impl Heads for Member {

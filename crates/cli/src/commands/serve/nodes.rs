@@ -172,7 +172,8 @@ fn made(
             };
             ranges.push(SlotRange { first: part.first, last: part.last, head, replicas });
         }
-    } else if chain.is_none() || seen.is_some() {
+    } else if chain.is_none() || seen.is_some_and(|seen| seen.chains.contains_key(name)) {
+        // Slots are read after the tables, and made with them: what was seen with this chain knows of its share.
         ranges.push(SlotRange { first: 0, last: SLOTS - 1, head, replicas });
     }
     let own_id = id(name, me);
@@ -222,15 +223,17 @@ mod tests {
         format!("{:?}", made((ME, "h:101"), chain, view, seen).unwrap())
     }
 
-    fn seen(slots: Option<Slots>) -> Seen {
-        let other = SeenChain { table: table([2, 1]), servers: servers(200) };
-        Seen { slots, chains: [("b".to_owned(), other)].into() }
+    /// `own`: the chain whose nodes are told, if that was seen.
+    fn seen(own: Option<&str>, slots: Option<Slots>) -> Seen {
+        let chain = |table, base| SeenChain { table, servers: servers(base) };
+        let own = own.map(|own| (own.to_owned(), chain(table([1, 2]), 100)));
+        Seen { slots, chains: own.into_iter().chain([("b".to_owned(), chain(table([2, 1]), 200))]).collect() }
     }
 
     #[test]
     fn the_slots_are_those_of_the_chains_that_share_them() {
         let slots = Slots::even(&["a", "b"]).unwrap();
-        let text = told(Some("a"), &view([1, 2], true), Some(&seen(Some(slots))));
+        let text = told(Some("a"), &view([1, 2], true), Some(&seen(Some("a"), Some(slots))));
         let place = |port: u16| {
             let found = text
                 .match_indices("host: \"h\", port: ")
@@ -250,10 +253,13 @@ mod tests {
 
     #[test]
     fn nothing_is_served_before_it_is_known_which_slots_the_chain_keeps() {
-        let text = told(Some("a"), &view([1, 2], true), None);
-        assert!(text.contains("ranges: []"), "{text}");
-        for (chain, seen) in [(None, None), (Some("a"), Some(seen(None))), (Some("c"), Some(seen(Slots::even(&["b"]))))]
-        {
+        // Of a time before the chain was made nothing is known of its share.
+        for before in [None, Some(Seen::default()), Some(seen(None, None))] {
+            let text = told(Some("a"), &view([1, 2], true), before.as_ref());
+            assert!(text.contains("ranges: []"), "{text}");
+        }
+        let apart = seen(Some("c"), Slots::even(&["b"]));
+        for (chain, seen) in [(None, None), (Some("a"), Some(seen(Some("a"), None))), (Some("c"), Some(apart))] {
             let text = told(chain, &view([1, 2], true), seen.as_ref());
             let whole = SlotRange { first: 0, last: 16_383, head: Some(0), replicas: vec![1] };
             assert!(text.contains(&format!("ranges: [{whole:?}]")), "{chain:?}: {text}");

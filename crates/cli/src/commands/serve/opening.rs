@@ -54,32 +54,37 @@ impl At {
 /// What is listened on, and the store behind it.
 pub type Opened = (Loading, esker::Store);
 
-/// Binds the addresses of all these servers, and opens their stores at the same time. `None` if a signal came before
-/// they were open, as for one.
-pub fn open_all(servers: Vec<(&Config, esker::Builder, &str)>) -> Result<Option<(Vec<Opened>, Signals)>, Failure> {
-    let opened: Vec<_> = std::thread::scope(|scope| {
-        let start = |(config, builder, location)| scope.spawn(move || open(config, builder, location));
-        let opening: Vec<_> = servers.into_iter().map(start).collect();
-        opening.into_iter().map(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    });
-    let (mut all, mut listened) = (Vec::new(), None);
-    for one in opened {
-        let Some((loading, store, signals)) = one? else { return Ok(None) };
-        all.push((loading, store));
-        listened.get_or_insert(signals);
-    }
-    Ok(listened.map(|signals| (all, signals)))
-}
-
 /// Binds the server's addresses, and opens the store. `None` if a signal came before it was open. Signals that come
 /// later are the caller's: once this function has asked for them, the process does not end by them any more.
-fn open(
+pub fn open(config: &Config, builder: esker::Builder, location: &str) -> Result<Option<(Opened, Signals)>, Failure> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    // Users and certificates were read before: once it serves, it takes them anew.
+    let mut anew = false;
+    let opened = open_until(config, builder, (location, None), &mut || {
+        let mut stops = None;
+        for signal in signals.pending() {
+            match signal {
+                SIGHUP => anew = true,
+                signal => stops = stops.or(Some(signal)),
+            }
+        }
+        stops.map(|signal| format!("by signal {signal}"))
+    })?;
+    if anew {
+        signal_hook::low_level::raise(SIGHUP)?;
+    }
+    Ok(opened.map(|opened| (opened, signals)))
+}
+
+/// The same until `stops` says by what it is to end; of a chain, where the process has several.
+pub fn open_until(
     config: &Config,
     builder: esker::Builder,
-    location: &str,
-) -> Result<Option<(Loading, esker::Store, Signals)>, Failure> {
+    (location, chain): (&str, Option<&str>),
+    stops: &mut dyn FnMut() -> Option<String>,
+) -> Result<Option<Opened>, Failure> {
+    let of = chain.map(|chain| format!("chain {chain}: ")).unwrap_or_default();
     let mut loading = Loading::bind(config).map_err(failure)?;
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     let began = Instant::now();
     let at = Arc::new(Mutex::new(At { stage: Stage::Checkpoint, since: began, done: 0, total: 0 }));
     let told = {
@@ -93,8 +98,6 @@ fn open(
     let builder = builder.opening(Progress(Arc::new(told)));
     let location = location.to_owned();
     let opening = std::thread::Builder::new().name("esker-open".into()).spawn(move || builder.open(&location))?;
-    // Users and certificates were read before: once it serves, it takes them anew.
-    let mut anew = false;
     let mut printed = began;
     while !opening.is_finished() {
         let words = at.lock().unwrap_or_else(PoisonError::into_inner).words();
@@ -103,27 +106,16 @@ fn open(
         } else {
             loading.wait(TICK, &format!("Esker is opening its store: {words}")).map_err(failure)?;
         }
-        let mut stops = None;
-        for signal in signals.pending() {
-            match signal {
-                SIGHUP => anew = true,
-                signal => stops = stops.or(Some(signal)),
-            }
-        }
-        if let Some(signal) = stops {
-            say!("stopped    by signal {signal}, before the store was open");
+        if let Some(why) = stops() {
+            say!("stopped    {of}{why}, before the store was open");
             return Ok(None);
         }
         if printed.elapsed() >= LINE && !opening.is_finished() {
             printed = Instant::now();
-            say!("opening    {words}");
+            say!("opening    {of}{words}");
             supervisor::opening(&words, MORE);
         }
     }
     let opened = opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    let opened = opened?;
-    if anew {
-        signal_hook::low_level::raise(SIGHUP)?;
-    }
-    Ok(Some((loading, opened, signals)))
+    Ok(Some((loading, opened?)))
 }

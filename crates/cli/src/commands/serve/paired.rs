@@ -102,15 +102,6 @@ pub fn config(plan: &mut Plan, replaces: bool) -> Result<Option<(PairConfig, Doo
     Ok(Some((config, doors)))
 }
 
-/// That this store may be served as a lone server's.
-pub fn check_alone(store: &esker::Store) -> Result<(), Failure> {
-    if store.is_shared() {
-        // Its server has looked.
-        return Ok(());
-    }
-    esker_member::pair::check_alone(&*store.objects()).map_err(|error| Failure::of(Code::Failure, &error))
-}
-
 /// The number by which clients are told of this server: those that are told of it are told that it heads nothing.
 const ME: ServerId = ServerId(0);
 

@@ -19,7 +19,7 @@ use super::stopping::{Stopping, Told};
 use super::{descriptors, disks, keys, rpc};
 use crate::commands::builder;
 use crate::config::Settings;
-use crate::exit::Failure;
+use crate::exit::{Code, Failure};
 
 /// What is to be served of a store.
 pub struct Plan {
@@ -91,6 +91,15 @@ impl Plan {
     }
 }
 
+/// That this store may be served as a lone server's.
+pub fn check_alone(store: &esker::Store) -> Result<(), Failure> {
+    if store.is_shared() {
+        // Its server has looked.
+        return Ok(());
+    }
+    esker_member::pair::check_alone(&*store.objects()).map_err(|error| Failure::of(Code::Failure, &error))
+}
+
 /// A store that is open, and what is to be served of it.
 pub struct Whole<'s> {
     /// The store.
@@ -107,7 +116,7 @@ pub struct Whole<'s> {
 
 impl<'s> Whole<'s> {
     /// What was opened by this plan.
-    pub fn new((((plan, builder), loading), store): (((Plan, esker::Builder), Loading), &'s esker::Store)) -> Self {
+    pub fn new(plan: Plan, builder: esker::Builder, loading: Loading, store: &'s esker::Store) -> Self {
         Self { store, builder, loading, parts: plan.parts(), seat: plan.seat }
     }
 }

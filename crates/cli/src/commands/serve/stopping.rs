@@ -31,6 +31,34 @@ pub struct Anew {
     pub http_token: Option<String>,
 }
 
+/// What the protocols of a store go by, as it was read last.
+struct Secrets {
+    password: Option<String>,
+    token: Option<String>,
+    http_token: Option<String>,
+}
+
+/// Puts something into force.
+type Apply = Box<dyn FnOnce() + Send>;
+
+impl Secrets {
+    /// What puts them into force in these protocols, and what they read themselves, such as certificates.
+    fn prepare(&self, protocols: &Protocols) -> Result<Vec<Apply>, String> {
+        let mut all = Vec::new();
+        all.push(protocols.resp.prepare(self.password.as_deref()).map_err(|error| error.to_string())?);
+        if let Some(nbd) = &protocols.nbd {
+            all.push(nbd.prepare().map_err(|error| error.to_string())?);
+        }
+        if let Some(grpc) = &protocols.grpc {
+            all.push(grpc.prepare(self.token.as_deref()).map_err(|error| error.to_string())?);
+        }
+        if let Some(http) = &protocols.http {
+            all.push(http.prepare(self.http_token.as_deref()).map_err(|error| error.to_string())?);
+        }
+        Ok(all)
+    }
+}
+
 /// What reads it.
 type Reread = Box<dyn Fn(&Front) -> Result<Anew, Failure> + Send + Sync>;
 
@@ -42,8 +70,8 @@ pub struct Stopping {
     seats: Vec<Arc<Seat>>,
     /// The process is to end.
     ends: AtomicBool,
-    /// Held while something is taken anew, one after the other.
-    reloading: Mutex<()>,
+    /// What was taken anew last: also what is served later goes by it. Held while something is.
+    anew: Mutex<Option<Secrets>>,
     closed: Mutex<bool>,
     changed: Condvar,
 }
@@ -75,37 +103,29 @@ impl Stopping {
         reread: impl Fn(&Front) -> Result<Anew, Failure> + Send + Sync + 'static,
     ) -> Arc<Self> {
         let reread: Reread = Box::new(reread);
-        let (reloading, closed, changed) = (Mutex::new(()), Mutex::new(false), Condvar::new());
+        let (anew, closed, changed) = (Mutex::new(None), Mutex::new(false), Condvar::new());
         let ends = AtomicBool::new(false);
-        Arc::new(Self { front, reread, seats, ends, reloading, closed, changed })
+        Arc::new(Self { front, reread, seats, ends, anew, closed, changed })
     }
 
-    /// Takes certificates, passwords, tokens and users anew.
+    /// Takes certificates, passwords, tokens and users anew; what is not served now goes by them once it is.
     ///
     /// # Errors
     /// What cannot be read.
     pub fn reload(&self) -> Result<(), String> {
-        let _one = self.reloading.lock();
-        let served: Option<Vec<_>> = self.seats.iter().map(|seat| seat.protocols()).collect();
-        let Some(served) = served else { return Err("the server starts still".into()) };
+        let mut last = self.anew.lock();
+        let served: Vec<_> = self.seats.iter().filter_map(|seat| seat.protocols()).collect();
         // All is read before any of it counts.
         let anew = (self.reread)(&self.front).map_err(|failure| failure.to_string())?;
         let Anew { users, password, token, http_token } = anew;
+        let secrets = Secrets { password, token, http_token };
         let mut all = vec![users];
         for protocols in &served {
-            all.push(protocols.resp.prepare(password.as_deref()).map_err(|error| error.to_string())?);
-            if let Some(nbd) = &protocols.nbd {
-                all.push(nbd.prepare().map_err(|error| error.to_string())?);
-            }
-            if let Some(grpc) = &protocols.grpc {
-                all.push(grpc.prepare(token.as_deref()).map_err(|error| error.to_string())?);
-            }
-            if let Some(http) = &protocols.http {
-                all.push(http.prepare(http_token.as_deref()).map_err(|error| error.to_string())?);
-            }
+            all.extend(secrets.prepare(protocols)?);
         }
         all.into_iter().for_each(|apply| apply());
         served.iter().for_each(|protocols| protocols.resp.wake());
+        *last = Some(secrets);
         tracing::info!("certificates, passwords, tokens and users are taken anew");
         Ok(())
     }
@@ -150,7 +170,14 @@ impl Stopping {
     /// [`Seat::change`] has stopped it.
     pub fn serve(self: &Arc<Self>, seat: &Arc<Seat>, protocols: Protocols) -> Result<JoinHandle<()>, Failure> {
         let protocols = Arc::new(protocols);
+        let last = self.anew.lock();
+        if let Some(secrets) = &*last {
+            // Its configuration is that of the start.
+            let all = secrets.prepare(&protocols).map_err(|why| Failure::new(Code::Failure, why))?;
+            all.into_iter().for_each(|apply| apply());
+        }
         seat.serve(&protocols);
+        drop(last);
         if self.ends() {
             // A signal came before there was something to stop.
             protocols.stop();

@@ -43,6 +43,7 @@ import redis.clients.jedis.exceptions.JedisDataException;
 import redis.clients.jedis.exceptions.JedisException;
 import redis.clients.jedis.params.ScanParams;
 import redis.clients.jedis.resps.ScanResult;
+import redis.clients.jedis.util.JedisClusterCRC16;
 
 public final class JedisClient {
     private static final char[] NO_PASSWORD = {};
@@ -113,9 +114,10 @@ public final class JedisClient {
         if (!(client instanceof RedisClusterClient cluster)) {
             return List.copyOf(client.scanIteration(100, pattern).collect(new ArrayList<>()));
         }
-        // A walk of its own goes to all nodes: Redis's replicas would tell each key once more. The head has every slot.
+        // A walk of its own goes to all nodes: Redis's replicas would tell each key once more. The keys that are looked for
+        // have a tag, and so are of one slot.
         List<String> found = new ArrayList<>();
-        try (Jedis head = new Jedis(cluster.getConnectionFromSlot(0))) {
+        try (Jedis head = new Jedis(cluster.getConnectionFromSlot(JedisClusterCRC16.getSlot(pattern)))) {
             ScanParams wanted = new ScanParams().match(pattern).count(100);
             String cursor = ScanParams.SCAN_POINTER_START;
             do {
