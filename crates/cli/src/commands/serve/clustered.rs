@@ -50,7 +50,7 @@ pub struct ClusterFlags {
     #[arg(long, value_name = "HOST")]
     announce: Option<String>,
     /// Hold a replica of a further chain as well, such as chain=users,store=users.esker,listen=127.0.0.1:6380; listen,
-    /// tls-listen, nbd and grpc may be given several times in it, and the flag for each chain
+    /// tls-listen, nbd, grpc and thrift may be given several times in it, and the flag for each chain
     #[arg(long = "replica", value_name = "KEY=VALUE,…", requires = "cluster", value_parser = replica)]
     replicas: Vec<ReplicaSettings>,
 }
@@ -68,8 +68,13 @@ fn replica(text: &str) -> Result<ReplicaSettings, String> {
             "tls-listen" => replica.tls_listen.push(value),
             "nbd" => replica.nbd_listen.push(value),
             "grpc" => replica.grpc_listen.push(value),
+            "thrift" => replica.thrift_listen.push(value),
             "backup-folder" => replica.backup_folder = value,
-            _ => return Err(format!("{key:?}: expected chain, store, listen, tls-listen, nbd, grpc or backup-folder")),
+            _ => {
+                return Err(format!(
+                    "{key:?}: expected chain, store, listen, tls-listen, nbd, grpc, thrift or backup-folder"
+                ));
+            }
         }
     }
     Ok(replica)

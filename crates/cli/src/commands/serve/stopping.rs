@@ -100,6 +100,9 @@ impl Stopping {
             if let Some(grpc) = &protocols.grpc {
                 all.push(grpc.prepare(token.as_deref()).map_err(|error| error.to_string())?);
             }
+            if let Some(thrift) = &protocols.thrift {
+                all.push(thrift.prepare().map_err(|error| error.to_string())?);
+            }
             if let Some(http) = &protocols.http {
                 all.push(http.prepare(http_token.as_deref()).map_err(|error| error.to_string())?);
             }

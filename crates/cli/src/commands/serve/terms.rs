@@ -192,7 +192,7 @@ impl<H: Heads> Terms<'_, H> {
         let heads = matches!(role, Role::Head(_));
         let mut parts = self.parts.clone();
         if !heads {
-            (parts.disks, parts.rpc, parts.backups) = (None, None, None);
+            (parts.disks, parts.rpc, parts.thrift, parts.backups) = (None, None, None, None);
         }
         let store = if role == Role::Standby {
             esker::Store::builder().expire_interval(Duration::ZERO).open("memory:")?
