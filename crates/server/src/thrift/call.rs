@@ -1,6 +1,7 @@
 //! A call with its arguments, as the service understands it.
 //!
-//! [`Message`] → its method → [`Asked`] with keys of the namespace's kind · an [`Exception`] that says what is wrong
+//! [`Message`] → its method → [`Asked`] with keys of the namespace's kind · an [`Exception`] that says what is
+//! wrong
 //!
 //! Invariant: what is asked for is whole and within the limits; the store is not touched for anything else.
 

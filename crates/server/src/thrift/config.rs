@@ -97,7 +97,7 @@ pub enum Error {
     /// A configuration that cannot be served. Fix it.
     #[error("invalid Thrift configuration: {0}")]
     Config(String),
-    /// Everybody who reaches the address could read and write. Require client certificates, or listen on loopback.
+    /// Every machine that reaches the address could read and write. Require client certificates, or listen on loopback.
     #[error(
         "refusing to serve Thrift on {0} without client certificates: require them (tls_cert, tls_key, tls_client_ca), \
          or listen on a loopback address or a unix socket"

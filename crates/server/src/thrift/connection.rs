@@ -1,6 +1,7 @@
 //! A connection from its acceptance to its end: one call after the other.
 //!
-//! accept → a stranger → TLS → head of the first call → a place among the known → [`Decoder`] → the service → answer
+//! accept → a stranger → TLS → head of the first call → a place among the known → [`Decoder`] → the
+//! service → answer
 //!
 //! Invariants:
 //! 1. Calls are answered in their order, one at a time; what is not read yet waits with the client.
@@ -292,17 +293,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         Ok((given, Some(held)))
     }
 
-    /// Tells the client why its connection ends, and ends it.
+    /// Tells the client why its connection ends, and ends it. A stranger has no longer for that than he had before.
     async fn part(&mut self, message: Option<&Message>, exception: &Exception) -> io::Result<()> {
-        self.tell(message, exception).await?;
-        let (stream, mut rest) = (&mut self.stream, [0; 4 << 10]);
+        let mut place = self.place.take();
         let parting = async {
-            stream.shutdown().await?;
-            let mut rest_of = stream.take(PARTING_BYTES_MAX);
-            while rest_of.read(&mut rest).await? > 0 {}
-            Ok(())
+            self.tell(message, exception).await?;
+            let (stream, mut rest) = (&mut self.stream, [0; 4 << 10]);
+            let passing_over = async {
+                stream.shutdown().await?;
+                let mut left = stream.take(PARTING_BYTES_MAX);
+                while left.read(&mut rest).await? > 0 {}
+                Ok(())
+            };
+            timeout(PARTING, passing_over).await.unwrap_or(Ok(()))
         };
-        timeout(PARTING, parting).await.unwrap_or(Ok(()))
+        match &mut place {
+            Some(place) => place.within(parting).await,
+            None => parting.await,
+        }
     }
 
     /// Tells the client of an error, after which the connection ends: in answer to this message, or to what has begun.

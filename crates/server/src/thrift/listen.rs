@@ -2,7 +2,7 @@
 //!
 //! listener → accept → a stranger, in a task of its own → TLS, where there is a certificate → [`Conversation`]
 //!
-//! Invariant: accepting waits for nobody.
+//! Invariant: accepting waits for no client.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -4,8 +4,8 @@
 //! [`Handle::shutdown`]
 //!
 //! Published as `clients/thrift/zdb.thrift`: `ZDBService` is that of the paper (Listing 1), `EskerKeys` extends it. The
-//! binary protocol, strict and as it first was, and the compact protocol, each framed and unframed: the first bytes of a
-//! connection say which. The codec ([`Decoder`], [`encode`]) reads no socket. See docs/decisions/0031-thrift.md.
+//! binary protocol, strict and as it first was, and the compact protocol, each framed and unframed: the first bytes of
+//! a connection say which. The codec ([`Decoder`], [`encode`]) reads no socket. See docs/decisions/0031-thrift.md.
 //!
 //! Invariants:
 //! 1. Nothing is answered before it may be shown; see [`WriteMode`].

@@ -1,7 +1,7 @@
 //! What calls do to the namespace.
 //!
-//! [`Asked`] → the face of keys, on the thread that answers where it waits for nothing → what is on its way is awaited
-//! → the barrier of everything that was read or written → [`Given`]
+//! [`Asked`] → the face of keys, on the thread that answers where it waits for nothing → what is on its way is
+//! awaited → the barrier of everything that was read or written → [`Given`]
 //!
 //! Invariants:
 //! 1. No thread that answers sleeps, waits for a sync, or reads a device; none is held by a write that waits.

@@ -1,5 +1,7 @@
 //! The codec against messages that are written out by hand from the specifications of Thrift.
 
+use std::result::Result;
+
 use bytes::Bytes;
 use esker_kv::{Kind, OwnedKey};
 use esker_store::CommitCursor;

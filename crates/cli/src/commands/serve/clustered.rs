@@ -139,7 +139,7 @@ fn member(plan: &mut Plan) -> Result<(esker_member::Config, Doors), Failure> {
 
 /// Where others reach this server, and its clients do.
 pub(super) fn served(plan: &Plan) -> Result<Served, Failure> {
-    let Plan { settings, resp, disks, rpc, .. } = plan;
+    let Plan { settings, resp, disks, rpc, thrift, .. } = plan;
     if let Some(address) = resp.listen.iter().chain(&resp.tls_listen).find(|address| address.port() == 0) {
         return Err(Failure::usage(format!(
             "listen = {address}: a server that others know of has the same port always"
@@ -166,6 +166,7 @@ pub(super) fn served(plan: &Plan) -> Result<Served, Failure> {
         grpc: announced(rpc.as_ref().and_then(|rpc| rpc.listen.first())),
         nbd: announced(disks.as_ref().and_then(|disks| disks.listen.first())),
         http: None,
+        thrift: announced(thrift.as_ref().and_then(|thrift| thrift.listen.first())),
     })
 }
 
