@@ -24,7 +24,7 @@ lint:
 tidy:
     cargo test -p esker-tidy
 
-# One fuzz target (compressed, nbd, record, recovery, resp, volume) for some seconds
+# One fuzz target (compressed, log, nbd, record, recovery, resp, structure, thrift, volume) for some seconds
 fuzz TARGET SECONDS="60" SEED="1":
     cargo run --release --manifest-path fuzz/Cargo.toml -- {{TARGET}} --seconds {{SECONDS}} --seed {{SEED}}
 

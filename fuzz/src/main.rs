@@ -17,6 +17,7 @@ mod record;
 mod recovery;
 mod resp;
 mod structure;
+mod thrift;
 mod volume;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,7 +51,7 @@ struct Arguments {
 
 const USAGE: &str =
     "usage: cargo run --release -- TARGET [--seconds N] [--seed S] [--skip N] [--executions N] [--file INPUT]
-targets: compressed, log, nbd, record, recovery, resp, structure, volume
+targets: compressed, log, nbd, record, recovery, resp, structure, thrift, volume
   --seconds     run so long (default 10)
   --seed        seed of all inputs (default 1)
   --skip        start at this execution
@@ -92,6 +93,7 @@ fn main() -> ExitCode {
         "recovery" => Box::new(recovery::Recovery::new()),
         "resp" => Box::new(resp::Resp::new()),
         "structure" => Box::new(structure::Structure::new()),
+        "thrift" => Box::new(thrift::Thrift::new()),
         "volume" => Box::new(volume::Volume::new()),
         other => {
             eprintln!("unknown target {other:?}\n{USAGE}");

@@ -53,8 +53,15 @@ impl Coordinator {
     pub fn register(&mut self, server: ServerId, store: &str, goes_on: bool) -> Incarnation {
         let before = self.view.servers.get(&server).map(|record| record.incarnation.0);
         let incarnation = Incarnation(before.map_or(1, |before| if goes_on { before } else { before + 1 }));
-        let served =
-            Served { store: store.to_owned(), peer: String::new(), resp: None, grpc: None, nbd: None, http: None };
+        let served = Served {
+            store: store.to_owned(),
+            peer: String::new(),
+            resp: None,
+            grpc: None,
+            nbd: None,
+            http: None,
+            thrift: None,
+        };
         self.view.servers.insert(server, ServerRecord { incarnation, served });
         incarnation
     }

@@ -170,6 +170,8 @@ settings! {
         nbd_tls_client_ca: String = String::new(),
         /// The same for gRPC.
         grpc_tls_client_ca: String = String::new(),
+        /// The same for Thrift.
+        thrift_tls_client_ca: String = String::new(),
         /// How long clients have to take what is under way when the server stops, from 1s; the store then has twice
         /// that to close.
         drain: Text<esker::Period> = Text(esker::Period(std::time::Duration::from_secs(8))),
@@ -243,6 +245,25 @@ settings! {
         grpc_in_flight: u64 = 1_024,
         /// Most gRPC followers of logs at the same time, and most scans of the map, each from 1 to 65536.
         grpc_followers: u64 = 1_024,
+        /// Addresses to serve a namespace of keys on by Thrift (clients/thrift/zdb.thrift); with TLS where there is a
+        /// certificate. Other than loopback only where client certificates are required.
+        thrift_listen: Vec<String> = Vec::new(),
+        /// A unix socket to serve Thrift on; empty means none.
+        thrift_unix_socket: String = String::new(),
+        /// The namespace that is served by Thrift, as NAME, NAME:bytes or, for keys that are decimal numbers, NAME:int;
+        /// made if it is missing.
+        thrift_namespace: String = esker_server::thrift::NAMESPACE.into(),
+        /// When writes by Thrift are acknowledged at first: safe, when they are durable, or asynchronous, when they are
+        /// applied (a crash takes back async_flush at most). Clients change it.
+        thrift_mode: String = "safe".into(),
+        /// With tls_cert and tls_key, whether Thrift clients must use TLS: required or off. Never over the unix socket.
+        thrift_tls: String = "required".into(),
+        /// Most Thrift connections at the same time of clients that have begun a call, from 1 to 10000; others are
+        /// refused.
+        thrift_connections: u64 = 1_024,
+        /// Memory for long messages and answers of all Thrift clients together, from 108m: messages wait for it, and
+        /// answers that find none are refused.
+        thrift_memory: Text<esker::ByteSize> = Text(esker::ByteSize(256 << 20)),
         /// Expired rows of the map that are removed per second in the background, at most; 0 means none. Where gRPC is
         /// served.
         map_sweep: u64 = 10_000,
@@ -305,6 +326,8 @@ settings! {
         nbd_listen: Vec<String> = Vec::new(),
         /// Addresses to serve its logs and tables on by gRPC.
         grpc_listen: Vec<String> = Vec::new(),
+        /// Addresses to serve its keys of thrift_namespace on by Thrift.
+        thrift_listen: Vec<String> = Vec::new(),
         /// The folder that ESKER.BACKUP makes backups of it in; empty means that clients cannot ask for any.
         backup_folder: String = String::new(),
     }
@@ -413,8 +436,8 @@ impl Settings {
         let first = Self { other_stores: replicas.len() as u64, replica: Vec::new(), ..self };
         let mut all = vec![first.clone()];
         for replica in replicas {
-            let ReplicaSettings { chain, location, listen, tls_listen, nbd_listen, grpc_listen, backup_folder } =
-                replica;
+            let ReplicaSettings { chain, location, listen, tls_listen, nbd_listen, grpc_listen, .. } = replica;
+            let (thrift_listen, backup_folder) = (replica.thrift_listen, replica.backup_folder);
             for (key, value) in [("chain", &chain), ("location", &location)] {
                 if value.is_empty() {
                     return Err(Failure::usage(format!("a replica of a further chain has no {key}")));
@@ -434,9 +457,9 @@ impl Settings {
             serve.resp = !listen.is_empty() || !tls_listen.is_empty();
             (serve.listen, serve.tls_listen) = (listen, tls_listen);
             (serve.nbd_listen, serve.grpc_listen, serve.backup_folder) = (nbd_listen, grpc_listen, backup_folder);
-            for socket in [&mut serve.unix_socket, &mut serve.nbd_unix_socket, &mut serve.grpc_unix_socket] {
-                socket.clear();
-            }
+            serve.thrift_listen = thrift_listen;
+            let sockets = [&mut serve.nbd_unix_socket, &mut serve.grpc_unix_socket, &mut serve.thrift_unix_socket];
+            sockets.into_iter().chain([&mut serve.unix_socket]).for_each(String::clear);
             all.push(own);
         }
         Ok(all)

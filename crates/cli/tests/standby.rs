@@ -441,6 +441,50 @@ fn a_primary_that_comes_back_is_refused_and_made_the_standby_of_the_new_one() {
     });
 }
 
+/// The answer to a call of Thrift with these strings as its arguments (strict binary protocol, framed).
+fn thrift(address: SocketAddr, method: &str, arguments: &[&str]) -> std::io::Result<Vec<u8>> {
+    let mut message = [&[0x80, 1, 0, 1, 0, 0, 0, method.len() as u8][..], method.as_bytes(), &[0, 0, 0, 1]].concat();
+    for (number, text) in (1..).zip(arguments) {
+        message.extend([&[11, 0, number, 0, 0, 0, text.len() as u8][..], text.as_bytes()].concat());
+    }
+    message.push(0);
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.write_all(&[&(message.len() as u32).to_be_bytes()[..], &message].concat())?;
+    let mut len = [0; 4];
+    stream.read_exact(&mut len)?;
+    let mut answer = vec![0; u32::from_be_bytes(len) as usize];
+    stream.read_exact(&mut answer)?;
+    Ok(answer)
+}
+
+#[test]
+fn thrift_is_answered_by_the_primary_whichever_server_is_asked() {
+    let mut servers = Servers::new("");
+    let doors = [free(), free()];
+    let with = |at: usize, more: &[&str]| -> Vec<String> {
+        let door = doors[at].to_string();
+        more.iter().copied().chain(["--thrift", &door, "--thrift-namespace", "users:int"]).map(str::to_owned).collect()
+    };
+    let (first, second) = (with(0, &["--standby", "async"]), with(1, &["--follow", &servers.url(0)]));
+    for (at, arguments) in [(0, first), (1, second)] {
+        servers.start(at, &arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    servers.caught_up(1);
+    let put = |at: usize, key: &str| thrift(doors[at], "put", &[key, "ada"]).is_ok_and(|answer| answer[3] == 2);
+    let has = |at: usize, key: &str| thrift(doors[at], "get", &[key]).is_ok_and(|answer| answer.ends_with(b"ada\0"));
+    // By the standby to the primary.
+    soon("the standby passes a call on", || put(1, "7"));
+    assert!(has(0, "7") && has(1, "7"));
+    servers.caught_up(1);
+    servers.done(&["promote", "--at", &servers.url(1)]);
+    servers.answers(1);
+    // And the other way round: the one before has heard where the new one is.
+    soon("the deposed passes a call on", || put(0, "8"));
+    assert!(has(1, "7") && has(1, "8") && has(0, "8"));
+    assert!(servers.figures(1).contains("\nesker_thrift_call_seconds_count{method=\"put\"} "));
+}
+
 #[test]
 fn a_primary_that_was_away_hears_of_a_promotion_and_answers_no_more() {
     let servers = Servers::pair("async", "");

@@ -27,6 +27,8 @@ pub struct Served {
     pub nbd: Option<String>,
     /// `HOST:PORT` of HTTP.
     pub http: Option<String>,
+    /// `HOST:PORT` of Thrift.
+    pub thrift: Option<String>,
 }
 
 /// A server as its last start has registered it.
@@ -87,6 +89,9 @@ pub(crate) struct ServerJson {
     grpc: Option<String>,
     nbd: Option<String>,
     http: Option<String>,
+    // Servers of before have none.
+    #[serde(default)]
+    thrift: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -194,13 +199,14 @@ impl From<PlaceJson> for Place {
 
 impl ServerJson {
     pub fn of(incarnation: Incarnation, served: &Served) -> Self {
-        let Served { store, peer, resp, grpc, nbd, http } = served.clone();
-        Self { incarnation: incarnation.0, store, peer, resp, grpc, nbd, http }
+        let Served { store, peer, resp, grpc, nbd, http, thrift } = served.clone();
+        Self { incarnation: incarnation.0, store, peer, resp, grpc, nbd, http, thrift }
     }
 
     pub fn record(self) -> ServerRecord {
-        let Self { incarnation, store, peer, resp, grpc, nbd, http } = self;
-        ServerRecord { incarnation: Incarnation(incarnation), served: Served { store, peer, resp, grpc, nbd, http } }
+        let Self { incarnation, store, peer, resp, grpc, nbd, http, thrift } = self;
+        let served = Served { store, peer, resp, grpc, nbd, http, thrift };
+        ServerRecord { incarnation: Incarnation(incarnation), served }
     }
 }
 
@@ -281,6 +287,24 @@ mod tests {
         let data = table_encoded("/t", &table()).unwrap();
         assert_eq!(table_decoded("/t", &data).unwrap(), table());
         assert!(String::from_utf8(data).unwrap().contains(r#""place":"last-serving""#));
+    }
+
+    #[test]
+    fn a_server_comes_back_as_it_was_and_one_of_before_is_read() {
+        let at = |port: &str| Some(format!("h:{port}"));
+        let served = Served {
+            store: "s".into(),
+            peer: "h:1".into(),
+            resp: at("2"),
+            grpc: at("3"),
+            nbd: at("4"),
+            http: None,
+            thrift: at("5"),
+        };
+        let data = encoded("/s", &ServerJson::of(Incarnation(7), &served)).unwrap();
+        assert_eq!(decoded::<ServerJson>("/s", &data).unwrap().record().served, served);
+        let old = br#"{"incarnation":7,"store":"s","peer":"h:1","resp":"h:2","grpc":"h:3","nbd":"h:4","http":null}"#;
+        assert_eq!(decoded::<ServerJson>("/s", old).unwrap().record().served, Served { thrift: None, ..served });
     }
 
     #[test]

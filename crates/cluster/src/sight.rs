@@ -176,7 +176,7 @@ mod tests {
 
     fn start(view: &mut View, server: u32, incarnation: u64, store: &str) {
         let peer = format!("127.0.0.1:{server}");
-        let served = Served { store: store.into(), peer, resp: None, grpc: None, nbd: None, http: None };
+        let served = Served { store: store.into(), peer, resp: None, grpc: None, nbd: None, http: None, thrift: None };
         let incarnation = Incarnation(incarnation);
         view.servers.insert(ServerId(server), ServerRecord { incarnation, served });
         renew(view, &[server]);

@@ -64,5 +64,5 @@ pub use key::{KEY_BYTES_MAX, Key, Kind, OwnedKey};
 pub use kv::{Kv, NAMESPACE_NAME_BYTES_MAX};
 pub use layout::{SLOTS, slot_of};
 pub use namespace::Namespace;
-pub use scan::{InsertionIter, Scan, ScanIter};
+pub use scan::{InsertionIter, InsertionPage, Scan, ScanIter};
 pub use txn::Txn;

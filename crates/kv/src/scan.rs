@@ -425,6 +425,58 @@ impl Namespace {
     }
 }
 
+/// Entries of a page in the order of their last writes, and where the next page begins; the end without.
+pub type InsertionPage = (Vec<(OwnedKey, Entry)>, Option<CommitCursor>);
+
+impl Namespace {
+    /// Up to about `limit` entries in the order in which they were last written, from this cursor on, the first page
+    /// from the default one. A page may be empty though others follow; an entry that is written meanwhile comes again,
+    /// later. The store may read on the caller's thread.
+    ///
+    /// The error is the store's `Unsupported` where it keeps no commit order, or the namespace lies in partitions.
+    pub fn insertion_page(&self, after: CommitCursor, limit: usize) -> Completion<InsertionPage> {
+        let own = self.clone();
+        self.stored_in_order(after, limit).then(move |page| {
+            let (stored, cursor) = page?;
+            let now_ms = own.shared().clock.now_ms();
+            let decoded = stored.into_iter().map(|(key, stored)| Ok((key, decode(&stored)?)));
+            let live = decoded.filter(|entry| !entry.as_ref().is_ok_and(|(_, entry)| entry.is_expired(now_ms)));
+            Ok((live.collect::<StoreResult<_>>()?, cursor))
+        })
+    }
+
+    /// The same as they are stored, those that have expired too.
+    fn stored_in_order(&self, after: CommitCursor, limit: usize) -> Completion<StoredPage> {
+        if let Err(error) = self.check() {
+            return Completion::ready(Err(error));
+        }
+        let placement = self.placement();
+        if placement.is_parted() {
+            let backend = self.store().capability().backend;
+            let what = "tell in which order keys in partitions were written";
+            return Completion::ready(Err(Error::Unsupported { backend, what }));
+        }
+        let own = self.clone();
+        let answer = self.store().commit_scan(placement.collection(), placement.prefix(), after, limit);
+        answer.map(move |(entries, cursor)| {
+            let placement = own.placement();
+            let own = |entry| match entry {
+                CommitEntry::Slot(object, index, stored) => {
+                    let range = placement.range_of(object.name())?;
+                    Some((OwnedKey::Int(placement.join(range, index)), stored))
+                }
+                CommitEntry::Omap(object, key, stored) => {
+                    placement.is_entries(&object).then_some((OwnedKey::Bytes(key), stored))
+                }
+            };
+            (entries.into_iter().filter_map(own).collect(), cursor)
+        })
+    }
+}
+
+/// Entries as they are stored, and where the next begin.
+type StoredPage = (Vec<(OwnedKey, Bytes)>, Option<CommitCursor>);
+
 /// Entries in key order; ends after an error. From [`Namespace::iter`].
 pub struct ScanIter {
     walk: Option<Walk>,
@@ -471,30 +523,8 @@ impl InsertionIter {
     /// Whether there is a next page; its entries, if so, are in `page`.
     fn fetch(&mut self) -> StoreResult<bool> {
         let Some(cursor) = self.cursor.take() else { return Ok(false) };
-        self.namespace.check()?;
-        let placement = self.namespace.placement();
-        if placement.is_parted() {
-            let backend = self.namespace.store().capability().backend;
-            return Err(Error::Unsupported { backend, what: "tell in which order keys in partitions were written" });
-        }
-        let answer =
-            self.namespace.store().commit_scan(placement.collection(), placement.prefix(), cursor, ITER_ENTRIES);
-        let (entries, cursor) = answer.wait()?;
-        for entry in entries {
-            match entry {
-                CommitEntry::Slot(object, index, stored) => {
-                    if let Some(range) = placement.range_of(object.name()) {
-                        self.page.push_back((OwnedKey::Int(placement.join(range, index)), stored));
-                    }
-                }
-                CommitEntry::Omap(object, key, stored) => {
-                    if placement.is_entries(&object) {
-                        self.page.push_back((OwnedKey::Bytes(key), stored));
-                    }
-                }
-            }
-        }
-        self.cursor = cursor;
+        let (page, cursor) = self.namespace.stored_in_order(cursor, ITER_ENTRIES).wait()?;
+        (self.page, self.cursor) = (page.into(), cursor);
         Ok(true)
     }
 }

@@ -33,7 +33,15 @@ fn host(zookeeper: &ZooKeeper, server: u32) -> Arc<Host> {
 }
 
 fn join(host: &Arc<Host>, chain: &str, store: &Arc<MemoryStore>, name: &str) -> Member {
-    let served = Served { store: String::new(), peer: String::new(), resp: None, grpc: None, nbd: None, http: None };
+    let served = Served {
+        store: String::new(),
+        peer: String::new(),
+        resp: None,
+        grpc: None,
+        nbd: None,
+        http: None,
+        thrift: None,
+    };
     let (chain, fresh) = (chain.to_owned(), Bytes::from(format!("store {name}")));
     Member::join(host, Arc::clone(store) as _, Config { chain, served, fresh, kept_bytes_max: 1 << 20 }).unwrap()
 }

@@ -5,7 +5,7 @@
 //! Invariants:
 //! 1. No reply leaves before everything that it depends on is as durable as its writer asked for.
 //! 2. Bytes from a socket are answered or refused; they never panic, never hang a thread, and never take memory
-//!    beyond the limits of [`resp::Config`], [`nbd::Config`] and [`grpc::Config`].
+//!    beyond the limits of [`resp::Config`], [`nbd::Config`], [`grpc::Config`] and [`thrift::Config`].
 
 #![forbid(unsafe_code)]
 
@@ -14,4 +14,5 @@ pub mod grpc;
 pub mod http;
 pub mod nbd;
 pub mod resp;
+pub mod thrift;
 pub mod trace;

@@ -1,4 +1,5 @@
-//! `esker serve`: a store behind the Redis protocol, its volumes behind NBD, and its logs behind gRPC.
+//! `esker serve`: a store behind the Redis protocol, its volumes behind NBD, its logs behind gRPC, and a namespace of
+//! its keys behind Thrift.
 //!
 //! settings under flags → addresses → store → servers; a signal → servers stop → store closes cleanly
 //!
@@ -28,6 +29,7 @@ mod shared;
 mod started;
 mod stopping;
 mod terms;
+mod thrift;
 mod watched;
 
 use std::sync::Arc;
@@ -50,6 +52,7 @@ pub use self::started::STAGES_SECTION;
 use self::started::Started;
 use self::stopping::{Anew, Stopping, Told};
 use self::terms::Doors;
+use self::thrift::ThriftFlags;
 use self::watched::Watched;
 use super::server::password_from_environment;
 use crate::config::{OtlpSettings, ServeSettings, Settings, Text};
@@ -142,6 +145,8 @@ pub struct Serve {
     #[command(flatten)]
     grpc: GrpcFlags,
     #[command(flatten)]
+    thrift: ThriftFlags,
+    #[command(flatten)]
     cluster: ClusterFlags,
     #[command(flatten)]
     pair: PairFlags,
@@ -232,6 +237,7 @@ impl Serve {
         over(&mut serve.threads, self.threads);
         self.nbd.apply(serve);
         self.grpc.apply(serve);
+        self.thrift.apply(serve);
         self.cluster.apply(&mut settings.cluster, &mut settings.replica);
         self.pair.apply(&mut settings.standby);
     }
@@ -316,6 +322,7 @@ mod tests {
             otlp: None,
             nbd: NbdFlags::default(),
             grpc: GrpcFlags::default(),
+            thrift: ThriftFlags::default(),
             cluster: ClusterFlags::default(),
             pair: PairFlags::default(),
         };

@@ -120,5 +120,13 @@ impl Drop for ZooKeeper {
 /// What a server with this store registers.
 pub fn served(store: &str) -> Served {
     let peer = "127.0.0.1:7000".to_string();
-    Served { store: store.into(), peer, resp: Some("127.0.0.1:6379".into()), grpc: None, nbd: None, http: None }
+    Served {
+        store: store.into(),
+        peer,
+        resp: Some("127.0.0.1:6379".into()),
+        grpc: None,
+        nbd: None,
+        http: None,
+        thrift: None,
+    }
 }

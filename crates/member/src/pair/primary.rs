@@ -144,6 +144,7 @@ impl Primary {
             resp: served.resp,
             nbd: served.nbd,
             grpc: served.grpc,
+            thrift: served.thrift,
         })
     }
 
@@ -286,8 +287,15 @@ impl Deposed {
     pub(crate) fn hear(&mut self, ground: &Ground, fence: &proto::FenceRequest) -> Result<()> {
         self.record = self.record.deposed(fence);
         if !fence.peer.is_empty() {
-            let (resp, nbd, grpc) = (fence.resp.clone(), fence.nbd.clone(), fence.grpc.clone());
-            self.primary = Some(Served { store: String::new(), peer: fence.peer.clone(), resp, nbd, grpc, http: None });
+            self.primary = Some(Served {
+                store: String::new(),
+                peer: fence.peer.clone(),
+                resp: fence.resp.clone(),
+                grpc: fence.grpc.clone(),
+                nbd: fence.nbd.clone(),
+                http: None,
+                thrift: fence.thrift.clone(),
+            });
         }
         self.record.write(&*ground.store).map_err(Error::from)
     }

@@ -522,9 +522,9 @@ const BY: ServerId = ServerId(u32::MAX);
 
 /// What a primary of this epoch tells the one before it.
 fn fence(ground: &Ground, pair: &Bytes, epoch: u64, store: &str) -> proto::FenceRequest {
-    let Served { peer, resp, nbd, grpc, .. } = ground.config.served.clone();
+    let Served { peer, resp, nbd, grpc, thrift, .. } = ground.config.served.clone();
     let (pair, store) = (pair.clone(), store.into());
-    proto::FenceRequest { pair, epoch, peer, store, resp, nbd, grpc, ..proto::FenceRequest::default() }
+    proto::FenceRequest { pair, epoch, peer, store, resp, nbd, grpc, thrift, ..proto::FenceRequest::default() }
 }
 
 fn other(server: u32, place: Place, served: Served) -> Peer {
@@ -554,6 +554,7 @@ fn view(ground: &Ground, now: &Now) -> View {
                     grpc: primary.grpc.clone(),
                     nbd: primary.nbd.clone(),
                     http: None,
+                    thrift: primary.thrift.clone(),
                 };
                 view.head = Some(ServerId(primary.server));
                 view.peers.push(other(primary.server, Place::Serving, served));

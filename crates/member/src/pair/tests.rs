@@ -24,7 +24,8 @@ fn config(seed: u64, follow: Option<String>) -> PairConfig {
         waiting_bytes_max: 1 << 20,
     };
     let none = String::new();
-    let served = Served { store: none.clone(), peer: none, resp: None, grpc: None, nbd: None, http: None };
+    let served =
+        Served { store: none.clone(), peer: none, resp: None, grpc: None, nbd: None, http: None, thrift: None };
     let fresh = format!("store {seed}").into();
     PairConfig { mode: Mode::Async, follow, replaces: false, peers, served, fresh, kept_bytes_max: 1 << 20, seed }
 }

@@ -1,4 +1,4 @@
-//! Histories of a replicated chain: clients of the Redis protocol, of logs by gRPC and of disks by NBD work on a
+//! Histories of replicated chains: clients of the Redis protocol, of logs by gRPC and of disks by NBD work on a
 //! cluster that others disturb.
 //!
 //! clients begin → `seconds` → they end → all is read back, once the chain answers → one file for each face
@@ -8,6 +8,7 @@
 mod disk;
 mod door;
 mod log;
+mod parts;
 mod places;
 mod redis;
 mod worker;
@@ -27,7 +28,7 @@ use door::Door;
 use log::LogWorker;
 use places::Places;
 use redis::RedisClient;
-use worker::Worker;
+use worker::{Way, Worker};
 
 /// What clients work on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,9 +44,12 @@ enum Works {
 /// What is recorded of a cluster.
 #[derive(Args, Clone, Debug)]
 pub struct ClusterSettings {
-    /// Where the nodes speak the Redis protocol, as ADDRESS:PORT.
+    /// Where the nodes speak the Redis protocol, as ADDRESS:PORT: those of the first chain, of the next, and so on.
     #[arg(long, value_delimiter = ',')]
     nodes: Vec<SocketAddr>,
+    /// How many chains share the keys, evenly and in the order of the nodes.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=places::AT_A_TIME))]
+    chains: u64,
     /// Where they serve logs by gRPC, with TLS.
     #[arg(long, value_delimiter = ',')]
     grpc: Vec<SocketAddr>,
@@ -148,10 +152,16 @@ impl Run<'_> {
         let pause = Duration::from_millis(settings.pause_ms);
         Ok(match works {
             Works::Kv => {
-                let client = || RedisClient::new(settings.nodes.clone(), self.password.clone(), me as usize);
-                let worker = Worker::new(me, self.places, seed, notes, client(), pause);
-                // What one is told at a replica, and another by the head, has to fit together.
-                Client::Kv(if me % 2 == 1 { worker.reading_by(client().reading_replicas()) } else { worker })
+                let client = |nodes: &[_]| RedisClient::new(nodes.to_vec(), self.password.clone(), me as usize);
+                let of_chain = settings.nodes.len() / settings.chains as usize;
+                let ways = settings.nodes.chunks_exact(of_chain).map(|nodes| Way {
+                    // Any node may be asked, of whichever chain, and names the one that answers.
+                    client: client(&settings.nodes),
+                    // What one is told at a replica, and another by the head, has to fit together.
+                    reader: (me % 2 == 1).then(|| client(nodes).reading_replicas()),
+                    fails: false,
+                });
+                Client::Kv(Worker::new(me, self.places, seed, notes, ways.collect(), pause))
             }
             Works::Log => Client::Log(LogWorker::new(me, seed, notes, self.door(&settings.grpc), pause)?),
             Works::Disk => Client::Disk(DiskWorker::new(me, seed, self.places, notes, self.door(&settings.nbd), pause)),
@@ -194,6 +204,9 @@ pub fn record(settings: &ClusterSettings) -> Result<(), Failure> {
         if settings.faces.contains(&works) && nodes.is_empty() {
             return Err(format!("{flag} has to say where the servers are").into());
         }
+    }
+    if settings.faces.contains(&Works::Kv) && !settings.nodes.len().is_multiple_of(settings.chains as usize) {
+        return Err(format!("--nodes: {} are not as many for each of {}", settings.nodes.len(), settings.chains).into());
     }
     std::fs::create_dir_all(&settings.out)?;
     let folder = tempfile::tempdir_in(&settings.out)?;

@@ -2,9 +2,10 @@
 
 use crate::notes::now;
 
-/// How long places are used, and how many there are at a time.
+/// How long places are used.
 const PERIOD_NS: u64 = 4_000_000_000;
-const AT_A_TIME: u64 = 4;
+/// How many there are at a time.
+pub const AT_A_TIME: u64 = 4;
 /// Keys of a place.
 pub const KEYS: u64 = 4;
 /// One of so many calls reads an old place.

@@ -1,15 +1,17 @@
 //! One client of a cluster: a thread that calls by chance, and notes what it was told.
 //!
-//! place → keys of texts and of counters → a call, sent to the head → what the answer says of it
+//! place → keys of texts and of counters, all of one chain → a call, sent to its head → what the answer says of it
 //!
 //! Invariants:
 //! 1. What was sent and not answered is of unknown outcome, and so is every error that does not say by its code that
 //!    nothing was done.
-//! 2. After a call that failed a client only reads until it is answered, so that outages leave few calls open.
+//! 2. After a call that failed a client only reads of that chain until it is answered, so that outages leave few calls
+//!    open.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use super::parts::Parts;
 use super::places::{KEYS, Places};
 use super::redis::{Command, Lost, RedisClient, Reply, did_nothing};
 use crate::notes::{Answer, Call, Held, Notes, Outcome};
@@ -40,11 +42,15 @@ impl Kind {
 struct Group {
     kind: Kind,
     number: u64,
+    /// Between the braces of all its keys.
+    tag: String,
+    /// Which of the chains keeps it.
+    part: usize,
 }
 
 impl Group {
     fn key(&self, key: u64) -> String {
-        format!("{{{}}}/{}/{key}", self.number, self.kind.name())
+        format!("{{{}}}/{}/{key}", self.tag, self.kind.name())
     }
 
     fn call(&self, call: &str, keys: &[u64], values: &[Held]) -> Call {
@@ -58,21 +64,27 @@ impl Group {
     }
 }
 
+/// The way to a chain.
+pub struct Way {
+    pub client: RedisClient,
+    /// Reads are asked of this one, where replicas may answer them.
+    pub reader: Option<RedisClient>,
+    /// What was asked last was not answered.
+    pub fails: bool,
+}
+
 /// A client.
 pub struct Worker {
     pub me: u64,
     pub places: Places,
     pub rng: fastrand::Rng,
     pub notes: Notes,
-    pub client: RedisClient,
-    /// Reads are asked of this one, where replicas may answer them.
-    pub reader: Option<RedisClient>,
+    /// To each chain, in the order of their slots; at least one.
+    pub ways: Vec<Way>,
     pub pause: Duration,
     next_value: u64,
     /// What this client read last, by place, key and kind.
     known: HashMap<String, Held>,
-    /// It was not answered.
-    fails: bool,
 }
 
 /// What these replies say, where each of them is no error: by `answered`.
@@ -85,6 +97,8 @@ fn told(asked: Result<Vec<Reply>, Lost>, answered: impl FnOnce(&[Reply]) -> Opti
     // What was queued says why it was not, and EXEC what became of all.
     match replies.last() {
         Some(Reply::Error(error)) if did_nothing(error) => Answer::failed(Outcome::Error, error),
+        // All keys of a command are of one chain.
+        Some(Reply::Error(error)) if error.starts_with("CROSSSLOT") => Answer::failed(Outcome::Fault, error),
         Some(Reply::Error(error)) => Answer::failed(Outcome::Unknown, error),
         _ => answered(&replies).unwrap_or_else(|| Answer::failed(Outcome::Fault, &format!("{replies:?}"))),
     }
@@ -123,15 +137,14 @@ fn found(replies: &[Reply]) -> Option<Answer> {
 }
 
 impl Worker {
-    pub fn new(me: u64, places: Places, seed: u64, notes: Notes, client: RedisClient, pause: Duration) -> Self {
+    pub fn new(me: u64, places: Places, seed: u64, notes: Notes, ways: Vec<Way>, pause: Duration) -> Self {
         let rng = fastrand::Rng::with_seed(seed.wrapping_mul(31).wrapping_add(me));
-        let (reader, known) = (None, HashMap::new());
-        Self { me, places, rng, notes, client, reader, pause, next_value: 0, known, fails: false }
+        Self { me, places, rng, notes, ways, pause, next_value: 0, known: HashMap::new() }
     }
 
-    /// The same, whose reads replicas may answer.
-    pub fn reading_by(self, reader: RedisClient) -> Self {
-        Self { reader: Some(reader), ..self }
+    fn group(&self, kind: Kind, number: u64) -> Group {
+        let parts = Parts(self.ways.len() as u64);
+        Group { kind, number, tag: parts.tag(number), part: parts.of(number) }
     }
 
     fn value(&mut self) -> String {
@@ -153,8 +166,8 @@ impl Worker {
         while Instant::now() < until {
             let kind = if self.rng.u8(0..4) == 0 { Kind::Counters } else { Kind::Texts };
             let (number, old) = self.places.pick(&mut self.rng);
-            let group = Group { kind, number };
-            let answer = if old || self.fails {
+            let group = self.group(kind, number);
+            let answer = if old || self.ways[group.part].fails {
                 let keys = self.some_keys(1..=4);
                 self.read(&group, &keys)?
             } else {
@@ -163,8 +176,9 @@ impl Worker {
                     Kind::Counters => self.count(&group)?,
                 }
             };
-            self.fails = !matches!(answer.outcome, Outcome::Ok | Outcome::Refused);
-            if self.fails {
+            let fails = !matches!(answer.outcome, Outcome::Ok | Outcome::Refused);
+            self.ways[group.part].fails = fails;
+            if fails {
                 std::thread::sleep(AFTER_ERROR);
             }
             std::thread::sleep(self.pause);
@@ -177,7 +191,7 @@ impl Worker {
         let keys: Vec<u64> = (0..KEYS).collect();
         for number in 0..self.places.count() {
             for kind in Kind::ALL {
-                let group = Group { kind, number };
+                let group = self.group(kind, number);
                 loop {
                     let answer = self.read(&group, &keys)?;
                     if answer.outcome == Outcome::Ok {
@@ -194,8 +208,8 @@ impl Worker {
     }
 
     /// Makes a call that only reads.
-    fn look(&mut self, call: &Call, command: Command<'_>) -> Result<Answer, Failure> {
-        let Some(reader) = &mut self.reader else { return self.make(call, command, found) };
+    fn look(&mut self, group: &Group, call: &Call, command: Command<'_>) -> Result<Answer, Failure> {
+        let Some(reader) = &mut self.ways[group.part].reader else { return self.make(group, call, command, found) };
         let answer = self.notes.note(call, || told(reader.ask(&[command], false), found))?;
         // Another is asked next now and then: who was sent to the head stays there.
         if answer.outcome != Outcome::Ok || self.rng.u8(0..50) == 0 {
@@ -207,14 +221,15 @@ impl Worker {
     /// Makes a call of one command.
     fn make(
         &mut self,
+        group: &Group,
         call: &Call,
         command: Command<'_>,
         answered: impl FnOnce(&[Reply]) -> Option<Answer>,
     ) -> Result<Answer, Failure> {
-        let client = &mut self.client;
+        let client = &mut self.ways[group.part].client;
         let answer = self.notes.note(call, || told(client.ask(&[command], false), answered))?;
         if !matches!(answer.outcome, Outcome::Ok | Outcome::Refused) {
-            self.client.give_up();
+            client.give_up();
         }
         Ok(answer)
     }
@@ -223,7 +238,7 @@ impl Worker {
         let names: Vec<String> = keys.iter().map(|key| group.key(*key)).collect();
         let mut command = vec!["MGET"];
         command.extend(names.iter().map(String::as_str));
-        let answer = self.look(&group.call("get_many", keys, &[]), &command)?;
+        let answer = self.look(group, &group.call("get_many", keys, &[]), &command)?;
         self.known.extend(names.into_iter().zip(answer.found.iter().cloned()));
         Ok(answer)
     }
@@ -233,16 +248,16 @@ impl Worker {
         let name = group.key(key);
         let values = [Some(value.clone())];
         match self.rng.u8(0..100) {
-            0..25 => self.make(&group.call("put", &[key], &values), &["SET", &name, &value], set),
+            0..25 => self.make(group, &group.call("put", &[key], &values), &["SET", &name, &value], set),
             25..45 => {
-                let answer = self.look(&group.call("get", &[key], &[]), &["GET", &name])?;
+                let answer = self.look(group, &group.call("get", &[key], &[]), &["GET", &name])?;
                 self.known.extend(answer.found.iter().map(|found| (name.clone(), found.clone())));
                 Ok(answer)
             }
-            45..52 => self.make(&group.call("remove", &[key], &[]), &["DEL", &name], counted),
-            52..60 => self.make(&group.call("add", &[key], &values), &["SET", &name, &value, "NX"], set),
-            60..66 => self.make(&group.call("update", &[key], &values), &["SET", &name, &value, "XX"], set),
-            66..72 => self.make(&group.call("transact", &[key], &values), &["SET", &name, &value, "GET"], found),
+            45..52 => self.make(group, &group.call("remove", &[key], &[]), &["DEL", &name], counted),
+            52..60 => self.make(group, &group.call("add", &[key], &values), &["SET", &name, &value, "NX"], set),
+            60..66 => self.make(group, &group.call("update", &[key], &values), &["SET", &name, &value, "XX"], set),
+            66..72 => self.make(group, &group.call("transact", &[key], &values), &["SET", &name, &value, "GET"], found),
             72..84 => self.compare_and_set(group, key, &value),
             84..90 => {
                 let keys = self.some_keys(2..=3);
@@ -252,7 +267,7 @@ impl Worker {
                 for (name, value) in names.iter().zip(&values) {
                     command.extend([name.as_str(), value.as_deref().unwrap_or_default()]);
                 }
-                self.make(&group.call("put_many", &keys, &values), &command, set)
+                self.make(group, &group.call("put_many", &keys, &values), &command, set)
             }
             _ => {
                 let keys = self.some_keys(2..=4);
@@ -265,8 +280,8 @@ impl Worker {
     fn compare_and_set(&mut self, group: &Group, key: u64, value: &str) -> Result<Answer, Failure> {
         let name = group.key(key);
         // Where the head is somewhere else, this goes there, and is watched there.
-        let watched = self.client.ask(&[&["WATCH", &name]], false);
-        let client = &mut self.client;
+        let client = &mut self.ways[group.part].client;
+        let watched = client.ask(&[&["WATCH", &name]], false);
         let call = group.call("get", &[key], &[]);
         let read = self.notes.note(&call, || match watched {
             Ok(replies) if matches!(replies[..], [Reply::Simple(_)]) => {
@@ -276,12 +291,11 @@ impl Worker {
             Err(Lost::Unsent(why) | Lost::Sent(why)) => Answer::failed(Outcome::Error, &why),
         })?;
         let [held] = &read.found[..] else {
-            self.client.give_up();
+            client.give_up();
             return Ok(read);
         };
         let values = [Some(value.to_owned())];
         let call = Call { when: vec![held.clone()], ..group.call("compare_and_set", &[key], &values) };
-        let client = &mut self.client;
         let mut changed = false;
         let answer = self.notes.note(&call, || {
             told(client.ask(&[&["MULTI"], &["SET", &name, value], &["EXEC"]], true), |replies| match replies.last() {
@@ -304,7 +318,7 @@ impl Worker {
         }
         if answer.outcome != Outcome::Ok {
             // It may be in the middle of a transaction.
-            self.client.give_up();
+            client.give_up();
         }
         Ok(answer)
     }
@@ -313,12 +327,14 @@ impl Worker {
         let key = self.rng.u64(0..KEYS);
         let name = group.key(key);
         match self.rng.u8(0..100) {
-            0..60 => self.make(&group.call("increment", &[key], &[]), &["INCR", &name], |replies| match replies {
-                [Reply::Number(number)] => u64::try_from(*number).ok().map(Answer::number),
-                _ => None,
-            }),
-            60..64 => self.make(&group.call("remove", &[key], &[]), &["DEL", &name], counted),
-            64..82 => self.look(&group.call("get", &[key], &[]), &["GET", &name]),
+            0..60 => {
+                self.make(group, &group.call("increment", &[key], &[]), &["INCR", &name], |replies| match replies {
+                    [Reply::Number(number)] => u64::try_from(*number).ok().map(Answer::number),
+                    _ => None,
+                })
+            }
+            60..64 => self.make(group, &group.call("remove", &[key], &[]), &["DEL", &name], counted),
+            64..82 => self.look(group, &group.call("get", &[key], &[]), &["GET", &name]),
             _ => {
                 let keys = self.some_keys(2..=4);
                 self.read(group, &keys)
@@ -338,6 +354,7 @@ mod tests {
         assert_eq!(outcome(error("MOVED 1 127.0.0.1:1")), Outcome::Error);
         assert_eq!(outcome(error("CLUSTERDOWN The cluster is down")), Outcome::Error);
         assert_eq!(outcome(error("MISCONF its lease has run out")), Outcome::Unknown);
+        assert_eq!(outcome(error("CROSSSLOT Keys in request don't hash to the same slot")), Outcome::Fault);
         assert_eq!(outcome(Err(Lost::Sent("closed".into()))), Outcome::Unknown);
         assert_eq!(outcome(Err(Lost::Unsent("refused".into()))), Outcome::Error);
         assert_eq!(outcome(Ok(vec![Reply::Simple("OK".into())])), Outcome::Ok);

@@ -179,6 +179,7 @@ impl Standing {
             "resp": resp.unwrap_or(""), "peer": peer,
             "grpc": served.and_then(|served| served.grpc.clone()),
             "nbd": served.and_then(|served| served.nbd.clone()),
+            "thrift": served.and_then(|served| served.thrift.clone()),
         });
         (value, text)
     }

@@ -53,7 +53,7 @@ pub struct ClusterFlags {
     #[arg(long, value_name = "HOST")]
     announce: Option<String>,
     /// Hold a replica of a further chain as well, such as chain=users,store=users.esker,listen=127.0.0.1:6380; listen,
-    /// tls-listen, nbd and grpc may be given several times in it, and the flag for each chain
+    /// tls-listen, nbd, grpc and thrift may be given several times in it, and the flag for each chain
     #[arg(long = "replica", value_name = "KEY=VALUE,…", value_parser = replica)]
     replicas: Vec<ReplicaSettings>,
 }
@@ -71,8 +71,13 @@ fn replica(text: &str) -> Result<ReplicaSettings, String> {
             "tls-listen" => replica.tls_listen.push(value),
             "nbd" => replica.nbd_listen.push(value),
             "grpc" => replica.grpc_listen.push(value),
+            "thrift" => replica.thrift_listen.push(value),
             "backup-folder" => replica.backup_folder = value,
-            _ => return Err(format!("{key:?}: expected chain, store, listen, tls-listen, nbd, grpc or backup-folder")),
+            _ => {
+                return Err(format!(
+                    "{key:?}: expected chain, store, listen, tls-listen, nbd, grpc, thrift or backup-folder"
+                ));
+            }
         }
     }
     Ok(replica)
@@ -140,7 +145,7 @@ fn member(plan: &mut Plan) -> Result<(esker_member::Config, Doors), Failure> {
 
 /// Where others reach this server, and its clients do.
 pub(super) fn served(plan: &Plan) -> Result<Served, Failure> {
-    let Plan { settings, resp, disks, rpc, .. } = plan;
+    let Plan { settings, resp, disks, rpc, thrift, .. } = plan;
     if let Some(address) = resp.listen.iter().chain(&resp.tls_listen).find(|address| address.port() == 0) {
         return Err(Failure::usage(format!(
             "listen = {address}: a server that others know of has the same port always"
@@ -167,6 +172,7 @@ pub(super) fn served(plan: &Plan) -> Result<Served, Failure> {
         grpc: announced(rpc.as_ref().and_then(|rpc| rpc.listen.first())),
         nbd: announced(disks.as_ref().and_then(|disks| disks.listen.first())),
         http: None,
+        thrift: announced(thrift.as_ref().and_then(|thrift| thrift.listen.first())),
     })
 }
 

@@ -3,7 +3,7 @@
 //! Invariant: the process may open what the limits allow together. The server refuses a connection by a limit, with its
 //! name, and never for want of descriptors, which would keep all protocols from accepting.
 
-use esker_server::{grpc, http, nbd, resp};
+use esker_server::{grpc, http, nbd, resp, thrift};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// Descriptors for the store, the threads, the listeners and what they need meanwhile.
@@ -32,6 +32,7 @@ pub fn fit(
     resp: &mut resp::Config,
     nbd: Option<&mut nbd::Config>,
     grpc: Option<&mut grpc::Config>,
+    thrift: Option<&mut thrift::Config>,
     http_doors: usize,
 ) -> Option<String> {
     let mut limits: Vec<(&str, &mut usize)> =
@@ -44,6 +45,10 @@ pub fn fit(
     if let Some(grpc) = grpc {
         limits.push(("grpc_connections", &mut grpc.connections_max));
         limits.push(("gRPC clients without a request", &mut grpc.strangers_max));
+    }
+    if let Some(thrift) = thrift {
+        limits.push(("thrift_connections", &mut thrift.connections_max));
+        limits.push(("Thrift clients without a call", &mut thrift.strangers_max));
     }
     let own = OWN + http_doors * http::CONNECTIONS_MAX;
     let room = descriptors.saturating_sub(own);
@@ -65,25 +70,31 @@ mod tests {
 
     #[test]
     fn limits_are_kept_within_the_descriptors_there_are() {
-        let configs = || (resp::Config::default(), nbd::Config::default(), grpc::Config::default());
-        let (mut resp, mut nbd, mut grpc) = configs();
-        assert_eq!(fit(20_000, &mut resp, Some(&mut nbd), Some(&mut grpc), 1), None);
+        let configs = || {
+            let (resp, nbd, grpc) = (resp::Config::default(), nbd::Config::default(), grpc::Config::default());
+            (resp, nbd, grpc, thrift::Config::default())
+        };
+        let (mut resp, mut nbd, mut grpc, mut thrift) = configs();
+        assert_eq!(fit(20_000, &mut resp, Some(&mut nbd), Some(&mut grpc), Some(&mut thrift), 1), None);
         assert_eq!((resp.clients_max, nbd.connections_max, grpc.strangers_max), (10_000, 256, 1_024));
         for descriptors in [1_024, 4_096] {
-            let (mut resp, mut nbd, mut grpc) = configs();
-            let line = fit(descriptors, &mut resp, Some(&mut nbd), Some(&mut grpc), 1).unwrap();
+            let (mut resp, mut nbd, mut grpc, mut thrift) = configs();
+            let all = (&mut resp, Some(&mut nbd), Some(&mut grpc), Some(&mut thrift));
+            let line = fit(descriptors, all.0, all.1, all.2, all.3, 1).unwrap();
             let all = resp.clients_max
                 + resp.strangers_max
                 + nbd.connections_max
                 + 2 * nbd.strangers_max
                 + grpc.connections_max
                 + grpc.strangers_max
+                + thrift.connections_max
+                + thrift.strangers_max
                 + http::CONNECTIONS_MAX;
             assert!(all + OWN <= descriptors && all > descriptors / 2, "{all} of {descriptors}: {line}");
             assert!(line.contains(&format!("{} max_clients", resp.clients_max)), "{line}");
         }
         let (mut resp, ..) = configs();
-        assert!(fit(64, &mut resp, None, None, 0).is_some());
+        assert!(fit(64, &mut resp, None, None, None, 0).is_some());
         assert_eq!((resp.clients_max, resp.strangers_max), (LEAST, LEAST));
     }
 }

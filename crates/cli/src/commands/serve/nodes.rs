@@ -203,7 +203,15 @@ mod tests {
     fn servers(base: u16) -> BTreeMap<ServerId, ServerRecord> {
         let record = |server: u32| {
             let resp = Some(format!("h:{}", base + server as u16));
-            let served = Served { store: String::new(), peer: String::new(), resp, grpc: None, nbd: None, http: None };
+            let served = Served {
+                store: String::new(),
+                peer: String::new(),
+                resp,
+                grpc: None,
+                nbd: None,
+                http: None,
+                thrift: None,
+            };
             (ServerId(server), ServerRecord { incarnation: Incarnation(1), served })
         };
         (1..=2).map(record).collect()

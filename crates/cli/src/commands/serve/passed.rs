@@ -10,7 +10,7 @@ use listenfd::ListenFd;
 use crate::exit::Failure;
 
 /// The names that sockets have, `FileDescriptorName=` of systemd, and what is served on them.
-const NAMES: [&str; 6] = ["resp", "resp-tls", "nbd", "grpc", "http", "https"];
+const NAMES: [&str; 7] = ["resp", "resp-tls", "nbd", "grpc", "thrift", "http", "https"];
 
 /// What was passed, by protocol.
 #[derive(Default)]
@@ -23,6 +23,8 @@ pub struct Sockets {
     pub nbd: Vec<Passed>,
     /// Logs and map.
     pub grpc: Vec<Passed>,
+    /// A namespace of keys.
+    pub thrift: Vec<Passed>,
     /// Figures, by HTTP and by HTTPS.
     pub http: Vec<Passed>,
     pub https: Vec<Passed>,
@@ -54,6 +56,7 @@ impl Sockets {
                 "resp-tls" => &mut sockets.resp_tls,
                 "nbd" => &mut sockets.nbd,
                 "grpc" => &mut sockets.grpc,
+                "thrift" => &mut sockets.thrift,
                 "http" => &mut sockets.http,
                 "https" => &mut sockets.https,
                 other => {

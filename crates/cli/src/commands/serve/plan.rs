@@ -16,7 +16,7 @@ use super::seat::Seat;
 use super::shared::Front;
 use super::started::Parts;
 use super::stopping::{Stopping, Told};
-use super::{descriptors, disks, keys, rpc};
+use super::{descriptors, disks, keys, rpc, thrift};
 use crate::commands::builder;
 use crate::config::Settings;
 use crate::exit::{Code, Failure};
@@ -31,6 +31,8 @@ pub struct Plan {
     pub disks: Option<nbd::Config>,
     /// Logs and map.
     pub rpc: Option<grpc::Config>,
+    /// A namespace of keys.
+    pub thrift: Option<esker_server::thrift::Config>,
     /// The store among those of the process.
     pub seat: Arc<Seat>,
 }
@@ -46,14 +48,15 @@ pub fn plans(settings: Settings, front: &Front, sockets: Sockets) -> Result<Vec<
         let resp = keys::config(&settings, front, &sockets)?;
         let disks = disks::config(&settings.serve, &settings.store.location, front, sockets.nbd)?;
         let rpc = rpc::config(&settings.serve, front, sockets.grpc)?;
+        let thrift = thrift::config(&settings.serve, front, sockets.thrift)?;
         let chain = settings.cluster.chain.as_str();
-        if resp.off && disks.is_none() && rpc.is_none() {
+        if resp.off && disks.is_none() && rpc.is_none() && thrift.is_none() {
             let of = if several { format!(" of the chain {chain}") } else { String::new() };
-            let why = format!("nothing{of} is served: no address of the Redis protocol, of NBD or of gRPC");
+            let why = format!("nothing{of} is served: no address of the Redis protocol, of NBD, gRPC or Thrift");
             return Err(Failure::usage(why));
         }
         let seat = Arc::new(Seat::new(if several { chain } else { "" }));
-        plans.push(Plan { settings, resp, disks, rpc, seat });
+        plans.push(Plan { settings, resp, disks, rpc, thrift, seat });
     }
     Ok(plans)
 }
@@ -64,7 +67,8 @@ pub fn fit(plans: &mut [Plan], http_doors: usize) -> Vec<String> {
     let descriptors = descriptors::raise();
     let part = descriptors / plans.len().max(1);
     let lines = plans.iter_mut().filter_map(|plan| {
-        let lowered = descriptors::fit(part, &mut plan.resp, plan.disks.as_mut(), plan.rpc.as_mut(), http_doors)?;
+        let Plan { resp, disks, rpc, thrift, .. } = plan;
+        let lowered = descriptors::fit(part, resp, disks.as_mut(), rpc.as_mut(), thrift.as_mut(), http_doors)?;
         let of = plan.seat.chain().map(|chain| format!(" of the chain {chain}")).unwrap_or_default();
         Some(format!("{descriptors} file descriptors (ulimit -n) are enough for {lowered}{of}"))
     });
@@ -87,7 +91,7 @@ impl Plan {
     pub fn parts(&self) -> Parts {
         let folder = Some(self.settings.serve.backup_folder.as_str()).filter(|folder| !folder.is_empty());
         let (resp, disks, rpc) = (self.resp.clone(), self.disks.clone(), self.rpc.clone());
-        Parts { resp, disks, rpc, backups: folder.map(PathBuf::from) }
+        Parts { resp, disks, rpc, thrift: self.thrift.clone(), backups: folder.map(PathBuf::from) }
     }
 }
 

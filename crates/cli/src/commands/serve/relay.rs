@@ -2,8 +2,8 @@
 //!
 //! client → this server's address → connection to the same protocol of the head → bytes, both ways → one closes
 //!
-//! So clients of NBD and gRPC need one address, and reach the head through any server: when the head changes their
-//! connection ends, and they make another.
+//! So clients of NBD, gRPC and Thrift need one address, and reach the head through any server: when the head changes
+//! their connection ends, and they make another.
 //!
 //! Invariants:
 //! 1. Who the client is, the head finds out: bytes are passed on as they are, TLS included.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use esker_server::http::Figure;
-use esker_server::{grpc, http, nbd, resp};
+use esker_server::{grpc, http, nbd, resp, thrift};
 use parking_lot::{Mutex, RwLock};
 
 /// What is served, to be stopped.
@@ -19,6 +19,8 @@ pub struct Protocols {
     pub nbd: Option<nbd::Handle>,
     /// Logs and map.
     pub grpc: Option<grpc::Handle>,
+    /// A namespace of keys.
+    pub thrift: Option<thrift::Handle>,
     /// Figures.
     pub http: Option<http::Handle>,
 }
@@ -29,6 +31,7 @@ impl Protocols {
         self.resp.shutdown();
         self.nbd.iter().for_each(nbd::Handle::shutdown);
         self.grpc.iter().for_each(grpc::Handle::shutdown);
+        self.thrift.iter().for_each(thrift::Handle::shutdown);
     }
 }
 
@@ -42,6 +45,8 @@ pub struct Serving {
     pub nbd: Option<nbd::Handle>,
     /// Logs and map.
     pub grpc: Option<grpc::Handle>,
+    /// A namespace of keys.
+    pub thrift: Option<thrift::Handle>,
 }
 
 /// Figures that do not change with what is served.

@@ -1,4 +1,5 @@
-//! What is served of a store, from when it listens: the Redis protocol, disks, gRPC; and the engine as clients see it.
+//! What is served of a store, from when it listens: the Redis protocol, disks, gRPC, Thrift; and the engine as clients
+//! see it.
 //!
 //! store, configurations → [`Started::new`] → [`Started::tell`] → [`Started::run`] → ended
 //!
@@ -17,6 +18,7 @@ use super::rpc::Rpc;
 use super::seat::{Protocols, Seat, Serving};
 use super::shared::failure;
 use super::stopping::Stopping;
+use super::thrift::Thrift;
 use super::watched;
 use crate::commands::backup::Backups;
 use crate::commands::tasks::Tasks;
@@ -31,6 +33,8 @@ pub struct Parts {
     pub disks: Option<esker_server::nbd::Config>,
     /// Logs and map.
     pub rpc: Option<esker_server::grpc::Config>,
+    /// A namespace of keys.
+    pub thrift: Option<esker_server::thrift::Config>,
     /// The folder that clients may have backups made in.
     pub backups: Option<PathBuf>,
 }
@@ -40,6 +44,7 @@ pub struct Started {
     server: Server,
     disks: Option<Disks>,
     rpc: Option<Rpc>,
+    thrift: Option<Thrift>,
 }
 
 impl Started {
@@ -51,7 +56,7 @@ impl Started {
         parts: Parts,
         stopping: &Arc<Stopping>,
     ) -> Result<Self, Failure> {
-        let Parts { resp, disks, rpc, backups } = parts;
+        let Parts { resp, disks, rpc, thrift, backups } = parts;
         let kv = match &resp.reading {
             Some(_) => Kv::to_read(store.objects(), Arc::new(SystemClock)),
             None => store.kv()?,
@@ -82,22 +87,31 @@ impl Started {
             }
             None => None,
         };
-        Ok(Self { server, disks, rpc })
+        let thrift = thrift.map(|config| Thrift::start(store, config)).transpose()?;
+        Ok(Self { server, disks, rpc, thrift })
     }
 
     /// What is served, for those who watch and those who stop it.
     pub fn tell(&self, store: &esker::Store, seat: &Seat, http: Option<&Running>) -> Protocols {
         let resp = self.server.handle();
         let (nbd, grpc) = (self.disks.as_ref().map(Disks::handle), self.rpc.as_ref().map(Rpc::handle));
-        seat.tell(Serving { resp: resp.clone(), store: store.clone(), nbd: nbd.clone(), grpc: grpc.clone() });
-        Protocols { resp, nbd, grpc, http: http.map(Running::handle) }
+        let thrift = self.thrift.as_ref().map(Thrift::handle);
+        seat.tell(Serving {
+            resp: resp.clone(),
+            store: store.clone(),
+            nbd: nbd.clone(),
+            grpc: grpc.clone(),
+            thrift: thrift.clone(),
+        });
+        Protocols { resp, nbd, grpc, thrift, http: http.map(Running::handle) }
     }
 
     /// Answers until all of it was told to stop.
     pub fn run(self) -> Result<(), Failure> {
         let served = self.server.run().map_err(failure);
         // All were told to stop at once; here their ends are waited for.
-        served.and(self.disks.map_or(Ok(()), Disks::stop)).and(self.rpc.map_or(Ok(()), Rpc::stop))
+        let served = served.and(self.disks.map_or(Ok(()), Disks::stop)).and(self.rpc.map_or(Ok(()), Rpc::stop));
+        served.and(self.thrift.map_or(Ok(()), Thrift::stop))
     }
 }
 

@@ -52,6 +52,9 @@ impl Secrets {
         if let Some(grpc) = &protocols.grpc {
             all.push(grpc.prepare(self.token.as_deref()).map_err(|error| error.to_string())?);
         }
+        if let Some(thrift) = &protocols.thrift {
+            all.push(thrift.prepare().map_err(|error| error.to_string())?);
+        }
         if let Some(http) = &protocols.http {
             all.push(http.prepare(self.http_token.as_deref()).map_err(|error| error.to_string())?);
         }

@@ -55,13 +55,14 @@ pub(super) trait Heads: Send + Sync + 'static {
 pub struct Doors {
     nbd: Vec<TcpListener>,
     grpc: Vec<TcpListener>,
+    thrift: Vec<TcpListener>,
 }
 
 impl Doors {
     /// Listens on what the plan's configurations name, and passes that to them. `loses`: what was acknowledged may be
     /// lost where another server heads the chain.
     pub fn open(plan: &mut Plan, loses: bool) -> Result<Self, Failure> {
-        let Plan { resp, disks, rpc, .. } = plan;
+        let Plan { resp, disks, rpc, thrift, .. } = plan;
         let mut open = Vec::new();
         bind(&mut resp.listen, &mut resp.passed)?;
         bind(&mut resp.tls_listen, &mut resp.tls_passed)?;
@@ -77,7 +78,11 @@ impl Doors {
         if let Some(rpc) = rpc {
             open = bind(&mut rpc.listen, &mut rpc.passed)?;
         }
-        Ok(Self { nbd, grpc: open })
+        let grpc = std::mem::take(&mut open);
+        if let Some(thrift) = thrift {
+            open = bind(&mut thrift.listen, &mut thrift.passed)?;
+        }
+        Ok(Self { nbd, grpc, thrift: open })
     }
 }
 
@@ -172,7 +177,11 @@ impl<H: Heads> Terms<'_, H> {
         };
         let nbd = self.doors.nbd.iter().map(|door| ("nbd", door, head(|served| served.nbd.as_ref())));
         let grpc = self.doors.grpc.iter().map(|door| ("grpc", door, head(|served| served.grpc.as_ref())));
-        nbd.chain(grpc).map(|(what, door, head)| Ok(Relay::start(what, door.try_clone()?, head)?)).collect()
+        let thrift = self.doors.thrift.iter().map(|door| ("thrift", door, head(|served| served.thrift.as_ref())));
+        nbd.chain(grpc)
+            .chain(thrift)
+            .map(|(what, door, head)| Ok(Relay::start(what, door.try_clone()?, head)?))
+            .collect()
     }
 
     /// Clients are told of this view.
@@ -192,7 +201,7 @@ impl<H: Heads> Terms<'_, H> {
         let heads = matches!(role, Role::Head(_));
         let mut parts = self.parts.clone();
         if !heads {
-            (parts.disks, parts.rpc, parts.backups) = (None, None, None);
+            (parts.disks, parts.rpc, parts.thrift, parts.backups) = (None, None, None, None);
         }
         let store = if role == Role::Standby {
             esker::Store::builder().expire_interval(Duration::ZERO).open("memory:")?

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use esker::engine::Engine;
 use esker_server::http::{Config, Error, Figure, Running, Server, Source, Value};
 use esker_server::resp::Health;
-use esker_server::{grpc, nbd, resp};
+use esker_server::{grpc, nbd, resp, thrift};
 
 use super::passed::Sockets;
 use super::seat::Seat;
@@ -94,6 +94,7 @@ fn figures_of(seat: &Seat) -> Vec<Figure> {
         figures.extend(of_sweep(&serving.store.sweep_figures()));
         figures.extend(serving.grpc.iter().flat_map(grpc::Handle::figures));
         figures.extend(serving.nbd.iter().flat_map(nbd::Handle::figures));
+        figures.extend(serving.thrift.iter().flat_map(thrift::Handle::figures));
     }
     match seat.chain() {
         None => figures,

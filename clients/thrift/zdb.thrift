@@ -1,0 +1,101 @@
+/*
+ * Esker's namespaces of keys by Thrift: `esker serve --thrift 127.0.0.1:9901 --thrift-namespace users:int`.
+ *
+ * ZDBService is, word for word, the service of Zing Database (T. T. Nguyen, M. H. Nguyen: "Zing Database:
+ * high-performance key-value store for large-scale storage service", 2015, Listing 1). EskerKeys extends it.
+ *
+ * Protocols: binary (strict, and as it first was) and compact, each framed or unframed: the server finds out by the
+ * first bytes of a connection. Over TLS where it has a certificate, from the first byte (TSSLSocket).
+ *
+ * Keys: of a namespace of int keys decimal numbers, 0 to 18446744073709551615, without leading zeros; else up to 4,024
+ * bytes. Keys and values are strings of bytes: clients whose `string` is text (Python 3) send and read UTF-8.
+ *
+ * Limits: a value has up to 16 MiB, a message 44 MiB, an answer 64 MiB, a call 65,536 keys, a page 1,000 pairs. Clients
+ * have limits of their own: many refuse a frame or a string above 16,384,000 bytes if nothing else is said.
+ *
+ * Errors are TApplicationExceptions:
+ *   0 UNKNOWN               what was asked for cannot be: a key that is no number (the message names it), a limit, what
+ *                           the client's user may not do
+ *   1 UNKNOWN_METHOD        there is no such method
+ *   6 INTERNAL_ERROR        the store's, with its message; whether a write was done is said there
+ *   7 PROTOCOL_ERROR        an argument is missing; or the message is malformed, and then the connection closes
+ */
+
+namespace py zdb
+namespace java vn.zdb
+
+typedef string KType
+typedef string VType
+typedef VType ValueType
+typedef list<KType> KeyList
+
+struct DataType {
+  1: required KType key,
+  2: required VType value,
+}
+
+typedef list<DataType> DataList
+
+service ZDBService {
+  /* The value. Where the key is missing the answer holds none, so that clients raise MISSING_RESULT (5). */
+  ValueType get(1: KType key),
+
+  /* The pairs that are there, in the order of the keys; those that are missing are left out. */
+  DataList multiGet(1: KeyList keys),
+
+  /* 0; 1 where there was no such key. */
+  i32 remove(1: KType key),
+
+  /* 0. */
+  i32 put(1: KType key, 2: VType value),
+
+  /* All or none; of a key that is given twice the last counts. */
+  void multiPut(1: DataList data),
+
+  bool has(1: KType key),
+}
+
+/* When a write is acknowledged. */
+enum Mode {
+  /* When it survives a power cut. */
+  SAFE = 1,
+  /* When it is applied: a crash may take the last moments back, no more than the server's setting async_flush. */
+  ASYNCHRONOUS = 2,
+}
+
+struct Page {
+  1: required DataList data,
+  /* Where the next page begins; not there at the end. A page may be empty and yet not be the last. */
+  2: optional binary cursor,
+}
+
+service EskerKeys extends ZDBService {
+  /* Writes a value if the key is absent, and says whether it did. */
+  bool add(1: KType key, 2: VType value),
+
+  /* Writes a value if the key is present, and says whether it did. */
+  bool update(1: KType key, 2: VType value),
+
+  /* Writes a value if that which is there is `expected`, and says whether it did. Clients that can leave an argument out
+     (Python: None, Java: null) ask so for the key to be absent; others have add. */
+  bool compareAndSet(1: KType key, 2: VType expected, 3: VType value),
+
+  /* Removes all of these that are there, or none, and says how many there were. */
+  i64 removeMany(1: KeyList keys),
+
+  /* A page of pairs in the order of keys, of at most `limit` (1 to 1,000; 0: 100), which also ends when it holds 4 MiB.
+     The first begins with an empty cursor, the next with that of the page before. */
+  Page iterate(1: binary cursor, 2: i32 limit),
+
+  /* The same in the order in which they were last written, those of one multiPut in the order of their keys. What is
+     written meanwhile comes again, later. Not where the server is one of a chain. */
+  Page iterateInserted(1: binary cursor, 2: i32 limit),
+
+  /* How many keys there are, with those that have expired and were not removed yet. */
+  i64 count(),
+
+  /* When writes that come from now on are acknowledged, of all clients of this service. The server's setting
+     (thrift_mode) counts again when it is started anew. With users: for operators. */
+  Mode mode(),
+  void setMode(1: Mode mode),
+}

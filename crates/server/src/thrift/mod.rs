@@ -1,0 +1,181 @@
+//! Thrift: the service of Zing Database over a namespace of keys, for programs of any language.
+//!
+//! [`Server::bind`] → addresses are open → [`Server::run`] → a task per connection on a few threads →
+//! [`Handle::shutdown`]
+//!
+//! Published as `clients/thrift/zdb.thrift`: `ZDBService` is that of the paper (Listing 1), `EskerKeys` extends it. The
+//! binary protocol, strict and as it first was, and the compact protocol, each framed and unframed: the first bytes of
+//! a connection say which. The codec ([`Decoder`], [`encode`]) reads no socket. See docs/decisions/0031-thrift.md.
+//!
+//! Invariants:
+//! 1. Nothing is answered before it may be shown; see [`WriteMode`].
+//! 2. What a client sends is within the limits before it is kept: lengths, counts, depth; and all clients together hold
+//!    no more memory than [`Config`] says.
+//! 3. Only loopback addresses and a unix socket are listened on, unless client certificates are required.
+//!
+//! Source: Zing Database: high-performance key-value store for large-scale storage service (2015), 2.9.
+
+mod arguments;
+mod call;
+mod config;
+mod connection;
+mod counts;
+mod decode;
+mod encode;
+mod guest;
+mod listen;
+mod malformed;
+mod service;
+mod shape;
+mod walk;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use esker_kv::Kv;
+use tokio::runtime::Runtime;
+use tokio::sync::{Semaphore, mpsc, watch};
+
+pub use arguments::BATCH_MAX;
+pub use call::{PAGE_MAX, WriteMode};
+pub use config::{Config, Error, NAMESPACE, Result};
+pub use decode::{Decoded, Decoder, Message};
+pub use encode::{Exception, ExceptionKind, Given, encode};
+pub use listen::Address;
+pub use malformed::{DEPTH_MAX, MESSAGE_BYTES_MAX, METHOD_BYTES_MAX, Malformed};
+pub use service::ANSWER_BYTES_MAX;
+pub use shape::{Dialect, MessageKind, Shape};
+
+use connection::{Common, UNIT_BYTES};
+use counts::ThriftCounts;
+use listen::{Hall, ThriftDoors};
+use service::KeyService;
+
+use crate::front::strangers::Strangers;
+use crate::front::tls::Certificates;
+use crate::http::{Figure, Value};
+
+/// Threads that wait for the store are waited for so long when the server has stopped.
+const SHUTDOWN: Duration = Duration::from_secs(1);
+
+/// A server that listens; [`Server::run`] makes it answer.
+pub struct Server {
+    runtime: Runtime,
+    doors: ThriftDoors,
+    handle: Handle,
+}
+
+/// Stops a server from anywhere. Cloning gives another handle of the same server.
+#[derive(Clone)]
+pub struct Handle {
+    common: Arc<Common>,
+    strangers: Arc<Strangers>,
+    certificates: Option<Arc<Certificates>>,
+    stop: Arc<watch::Sender<bool>>,
+}
+
+impl Handle {
+    /// Makes [`Server::run`] return soon: calls under way have [`Config::linger`].
+    pub fn shutdown(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Reads its certificates anew; what is returned puts them into force, for connections that come later.
+    ///
+    /// # Errors
+    /// [`Error::Tls`]; then nothing changes.
+    pub fn prepare(&self) -> Result<Box<dyn FnOnce() + Send>> {
+        let Some(certificates) = &self.certificates else { return Ok(Box::new(|| ())) };
+        certificates.prepare().map_err(|error| Error::Tls(error.to_string()))
+    }
+
+    /// What was counted, for those who watch.
+    pub fn figures(&self) -> Vec<Figure> {
+        let common = &self.common;
+        let max = common.config.connections_max;
+        let memory = common.config.memory_bytes_max;
+        let free = common.memory.available_permits() * UNIT_BYTES;
+        let gauge = |name: &str, help: &str, value: usize| {
+            Figure::new(format!("esker_thrift_{name}"), help, Value::Gauge(value as f64))
+        };
+        let is_asynchronous = common.service.mode() == WriteMode::Asynchronous;
+        let known = max - common.known.available_permits().min(max);
+        let mut figures = vec![
+            gauge("connections", "Connections of clients that have begun a call", known),
+            gauge("connections_max", "Most of them (thrift_connections)", max),
+            gauge("strangers", "Connections without such a call yet", self.strangers.len()),
+            gauge("memory_bytes", "Memory that long messages and answers hold", memory.saturating_sub(free)),
+            gauge("asynchronous", "1 where writes are acknowledged when applied", usize::from(is_asynchronous)),
+        ];
+        let sent_away = Value::Counter(self.strangers.sent_away() as f64);
+        let help = "Connections closed before such a call, to make room or for their time";
+        figures.push(Figure::new("esker_thrift_strangers_sent_away", help, sent_away));
+        figures.extend(common.counts.figures());
+        figures
+    }
+}
+
+impl Server {
+    /// Opens the namespace in `kv`, which makes it if it is missing, and listens.
+    ///
+    /// # Errors
+    /// What [`Config::check`] refuses; [`Error::Kv`], [`Error::Listen`], [`Error::Tls`], [`Error::Threads`].
+    pub fn bind(config: Config, kv: Kv) -> Result<Self> {
+        config.check()?;
+        let open = |files| Certificates::open(files, &[]).map(Arc::new);
+        let certificates = config.tls.as_ref().map(open).transpose().map_err(|error| Error::Tls(error.to_string()))?;
+        let namespace = kv.namespace(&config.namespace, config.kind)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(config.threads)
+            .max_blocking_threads(config.waiting_threads_max)
+            .thread_name("esker-thrift")
+            .enable_all()
+            .build()
+            .map_err(|source| Error::Threads { what: "start threads", source })?;
+        let doors = ThriftDoors::open(&config, &runtime)?;
+        let strangers = Strangers::new(config.strangers_max, Duration::from_secs(config.stranger_seconds));
+        let common = Arc::new(Common {
+            service: Arc::new(KeyService::new(kv, namespace, config.mode)),
+            counts: ThriftCounts::default(),
+            known: Arc::new(Semaphore::new(config.connections_max)),
+            memory: Arc::new(Semaphore::new((config.memory_bytes_max / UNIT_BYTES).min(Semaphore::MAX_PERMITS))),
+            config,
+        });
+        let handle = Handle { common, strangers, certificates, stop: Arc::new(watch::Sender::new(false)) };
+        Ok(Self { runtime, doors, handle })
+    }
+
+    /// Where it listens, with the ports that were picked for port 0.
+    pub fn addresses(&self) -> &[Address] {
+        self.doors.addresses()
+    }
+
+    /// What stops it.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Answers clients until [`Handle::shutdown`]. Blocks.
+    pub fn run(self) {
+        let Self { runtime, doors, handle } = self;
+        for address in doors.addresses() {
+            tracing::info!(%address, namespace = handle.common.service.name(), "serving Thrift");
+        }
+        let Handle { common, strangers, certificates, stop } = handle;
+        let (linger, mut stopping) = (common.config.linger, stop.subscribe());
+        runtime.block_on(async move {
+            let (open, mut closed) = mpsc::channel(1);
+            let hall = Hall { common, strangers, certificates, stopping: stopping.clone(), open };
+            doors.serve(&hall);
+            drop(hall);
+            // One that is gone stops as well.
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+            // Those that have nothing under way end now; nothing is ever sent.
+            let _ = tokio::time::timeout(linger, closed.recv()).await;
+        });
+        runtime.shutdown_timeout(SHUTDOWN);
+    }
+}
+
+#[cfg(test)]
+mod tests;

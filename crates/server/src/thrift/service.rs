@@ -1,0 +1,373 @@
+//! What calls do to the namespace.
+//!
+//! [`Asked`] → the face of keys, on the thread that answers where it waits for nothing → what is on its way is
+//! awaited → the barrier of everything that was read or written → [`Given`]
+//!
+//! Invariants:
+//! 1. No thread that answers sleeps, waits for a sync, or reads a device; none is held by a write that waits.
+//! 2. Nothing is answered before it may be shown: in safe mode a write when it is durable, in asynchronous mode when it
+//!    is applied; what a read shows, when its writer was answered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use esker_kv::{Barrier, Completion, Durability, Error as KvError, Key, Kind, Kv, Namespace, OwnedKey, Scan, Txn};
+use esker_store::{ATTEMPTS_MAX, Error as StoreError, WhenBusy};
+
+use super::call::{Asked, WriteMode, cursor_behind, cursor_of_commit, text_of};
+use super::encode::{Exception, Given};
+
+/// Most bytes of keys and values in one answer.
+pub const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// A page ends behind the pair with which it holds so many bytes.
+const PAGE_BYTES: usize = 4 << 20;
+/// Calls about more keys are made on a thread of their own.
+const KEYS_AT_ONCE: usize = 256;
+/// How often a call is begun anew for values that are not in memory, beside once for each key; then a thread waits.
+const WAITS_MAX: usize = 64;
+/// Attempts that follow each other at once where others are faster, and how long is waited before each further one.
+const AT_ONCE: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(1);
+/// Lower bits of an int key that count within one object of its namespace.
+const RANGE_BITS: u32 = 16;
+/// Backends that apply a transaction in memory before `submit` returns. The others do their I/O in the call.
+const APPLY_AT_ONCE: &[&str] = &["esker", "memory"];
+
+/// A namespace, and how it is written.
+pub(super) struct KeyService {
+    kv: Kv,
+    namespace: Namespace,
+    /// Its store may be called by a thread that answers.
+    at_once: bool,
+    asynchronous: AtomicBool,
+}
+
+/// What an attempt came to.
+enum Attempted<T> {
+    /// What it reads is on its way.
+    Awaits(Option<Completion<()>>),
+    /// It cannot be.
+    Failed(KvError),
+    /// It is made, if it could be.
+    Made(T, Completion<()>),
+}
+
+impl KeyService {
+    pub(super) fn new(kv: Kv, namespace: Namespace, mode: WriteMode) -> Self {
+        let at_once = !kv.is_afar() && APPLY_AT_ONCE.contains(&kv.store().capability().backend);
+        let asynchronous = AtomicBool::new(mode == WriteMode::Asynchronous);
+        Self { kv, namespace, at_once, asynchronous }
+    }
+
+    /// The namespace's name.
+    pub(super) fn name(&self) -> &str {
+        self.namespace.name()
+    }
+
+    /// The kind of its keys.
+    pub(super) fn kind(&self) -> Kind {
+        self.namespace.kind()
+    }
+
+    /// When writes are acknowledged now.
+    pub(super) fn mode(&self) -> WriteMode {
+        if self.asynchronous.load(Ordering::Relaxed) { WriteMode::Asynchronous } else { WriteMode::Safe }
+    }
+
+    fn durability(&self) -> Durability {
+        match self.mode() {
+            // Also where the store's commit policy would acknowledge it earlier.
+            WriteMode::Safe => Durability::Always,
+            WriteMode::Asynchronous => Durability::Applied,
+        }
+    }
+
+    /// Does what is asked for.
+    pub(super) async fn run(self: &Arc<Self>, asked: Asked) -> Result<Given, Exception> {
+        match asked {
+            Asked::Get(key) => {
+                let value = self.read(move |namespace| namespace.get(&key)).await?;
+                Ok(value.map_or(Given::Nothing, Given::Text))
+            }
+            Asked::Has(key) => Ok(Given::Bool(self.read(move |namespace| namespace.has(&key)).await?)),
+            Asked::MultiGet(keys) => self.get_many(keys).await,
+            Asked::Put(key, value) => {
+                let keys = vec![key.clone()];
+                self.transact(keys, move |txn, of| Ok(txn.put_value(of, &key, &value, None, 0))).await?;
+                Ok(Given::I32(0))
+            }
+            Asked::MultiPut(pairs) => {
+                let keys = pairs.iter().map(|(key, _)| key.clone()).collect();
+                let put = move |txn: &mut Txn<'_>, of: &Namespace| {
+                    pairs.iter().for_each(|(key, value)| txn.put_value(of, key, value, None, 0));
+                    Ok(())
+                };
+                self.transact(keys, put).await?;
+                Ok(Given::Nothing)
+            }
+            Asked::Remove(key) => {
+                let removed = self.remove_many(vec![key]).await?;
+                // As a status: 0 is success.
+                Ok(Given::I32(if removed == 0 { 1 } else { 0 }))
+            }
+            Asked::RemoveMany(keys) => Ok(Given::I64(self.remove_many(keys).await?)),
+            Asked::Add(key, value) => self.write_if(key, value, |there| there.is_none()).await,
+            Asked::Update(key, value) => self.write_if(key, value, |there| there.is_some()).await,
+            Asked::CompareAndSet(key, expected, value) => {
+                self.write_if(key, value, move |there| there == expected.as_ref()).await
+            }
+            Asked::Iterate { after, limit } => self.page(after, limit).await,
+            Asked::IterateInserted { after, limit } => {
+                let namespace = self.namespace.clone();
+                // It reads segments, so not on a thread that answers.
+                let (page, barrier) = waiting(move || namespace.insertion_page(after, limit).into_parts()).await?;
+                reached(barrier).await?;
+                let (entries, cursor) = page.map_err(told_of_store)?;
+                let pairs = entries.into_iter().map(|(key, entry)| (text_of(key), entry.value)).collect();
+                Ok(Given::Page(pairs, cursor.map(cursor_of_commit)))
+            }
+            Asked::Count => {
+                let count = self.transact(Vec::new(), |txn, of| txn.len(of)).await?;
+                Ok(Given::I64(i64::try_from(count).unwrap_or(i64::MAX)))
+            }
+            Asked::Mode => Ok(Given::I32(self.mode() as i32)),
+            Asked::SetMode(mode) => {
+                self.asynchronous.store(mode == WriteMode::Asynchronous, Ordering::Relaxed);
+                tracing::info!(namespace = self.name(), ?mode, "writes are acknowledged anew");
+                Ok(Given::Nothing)
+            }
+        }
+    }
+
+    /// A read that is one call of the face.
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Namespace) -> Completion<T> + Send + 'static,
+    ) -> Result<T, Exception> {
+        let (value, barrier) = if self.at_once {
+            read(&self.namespace).arrived().await
+        } else {
+            let namespace = self.namespace.clone();
+            waiting(move || read(&namespace).into_parts()).await?
+        };
+        reached(barrier).await?;
+        value.map_err(told_of_store)
+    }
+
+    /// The pairs that are there of these keys.
+    async fn get_many(self: &Arc<Self>, keys: Vec<OwnedKey>) -> Result<Given, Exception> {
+        let values: Vec<Option<Bytes>> = if self.are_in_one_object(&keys) && keys.len() <= KEYS_AT_ONCE {
+            let asked = keys.clone();
+            self.read(move |namespace| namespace.get_many(&as_keys(&asked))).await?
+        } else {
+            let asked = keys.clone();
+            let read = move |txn: &mut Txn<'_>, of: &Namespace| txn.get_many(of, &as_keys(&asked));
+            let entries = self.transact(keys.clone(), read).await?;
+            entries.into_iter().map(|entry| entry.map(|entry| entry.value)).collect()
+        };
+        let pairs: Vec<(Bytes, Bytes)> =
+            keys.into_iter().zip(values).filter_map(|(key, value)| Some((text_of(key), value?))).collect();
+        let bytes: usize = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
+        if bytes > ANSWER_BYTES_MAX {
+            let why = "ask for fewer keys at once";
+            let limit = format!("ANSWER_BYTES_MAX = {ANSWER_BYTES_MAX}");
+            return Err(Exception::refused(format!("multiGet: an answer of {bytes} bytes is above {limit}: {why}")));
+        }
+        Ok(Given::Pairs(pairs))
+    }
+
+    /// Whether one call of the store reads all of these.
+    fn are_in_one_object(&self, keys: &[OwnedKey]) -> bool {
+        match self.kind() {
+            Kind::Bytes => self.namespace.partition(b"").is_none(),
+            Kind::Int => {
+                let range = |key: &OwnedKey| key.as_int().map(|key| key >> RANGE_BITS);
+                keys.windows(2).all(|pair| range(&pair[0]) == range(&pair[1]))
+            }
+        }
+    }
+
+    /// How many of these keys were there, and are removed.
+    async fn remove_many(self: &Arc<Self>, mut keys: Vec<OwnedKey>) -> Result<i64, Exception> {
+        keys.sort_unstable();
+        keys.dedup();
+        let asked = keys.clone();
+        let remove = move |txn: &mut Txn<'_>, of: &Namespace| {
+            let there = txn.get_many(of, &as_keys(&asked))?;
+            let mut removed = 0;
+            for (key, _) in asked.iter().zip(there).filter(|(_, there)| there.is_some()) {
+                txn.remove(of, key);
+                removed += 1;
+            }
+            Ok(removed)
+        };
+        self.transact(keys, remove).await
+    }
+
+    /// Writes a value, keeping an expiry that is there, if what is there is as it has to be.
+    async fn write_if(
+        self: &Arc<Self>,
+        key: OwnedKey,
+        value: Bytes,
+        holds: impl Fn(Option<&Bytes>) -> bool + Send + Sync + 'static,
+    ) -> Result<Given, Exception> {
+        let keys = vec![key.clone()];
+        let write = move |txn: &mut Txn<'_>, of: &Namespace| {
+            let there = txn.get(of, &key)?;
+            if !holds(there.as_ref().map(|entry| &entry.value)) {
+                return Ok(false);
+            }
+            let (expires_ms, tag) = there.map_or((None, 0), |entry| (entry.expires_ms, entry.tag));
+            txn.put_value(of, &key, &value, expires_ms, tag);
+            Ok(true)
+        };
+        self.transact(keys, write).await.map(Given::Bool)
+    }
+
+    /// A page in the order of keys.
+    async fn page(self: &Arc<Self>, after: Option<OwnedKey>, limit: usize) -> Result<Given, Exception> {
+        let scan = Scan { after, limit, bytes_max: PAGE_BYTES, ..Scan::all() };
+        let found = self.transact(Vec::new(), move |txn, of| txn.scan(of, &scan)).await?;
+        let bytes: usize = found.iter().map(|(key, entry)| key_bytes(key) + entry.value.len()).sum();
+        let cut = found.len() >= limit || bytes >= PAGE_BYTES;
+        let next = found.last().filter(|_| cut).map(|(key, _)| cursor_behind(key));
+        Ok(Given::Page(found.into_iter().map(|(key, entry)| (text_of(key), entry.value)).collect(), next))
+    }
+
+    /// Runs `change` in a transaction that holds these keys, and commits it; again from the beginning where another
+    /// process changed what it read, once what it reads is in memory, and once there is room.
+    async fn transact<T: Send + 'static>(
+        self: &Arc<Self>,
+        keys: Vec<OwnedKey>,
+        change: impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError> + Send + Sync + 'static,
+    ) -> Result<T, Exception> {
+        let (is_large, waits_max) = (keys.len() > KEYS_AT_ONCE, WAITS_MAX + keys.len());
+        let made = Arc::new((keys, change));
+        let (mut waits, mut waited, mut attempts) = (esker_store::Waits::default(), 0, 0);
+        loop {
+            let may_wait = !self.at_once || waited > waits_max;
+            let when_busy = WhenBusy::Refuse(waits);
+            let attempted = if may_wait || is_large {
+                let (own, made) = (Arc::clone(self), Arc::clone(&made));
+                waiting(move || own.attempt(&made.0, may_wait, when_busy, &made.1)).await?
+            } else {
+                self.attempt(&made.0, may_wait, when_busy, &made.1)
+            };
+            let (value, committed) = match attempted {
+                Attempted::Awaits(awaited) => {
+                    waited += 1;
+                    if let Some(awaited) = awaited {
+                        // An error of it is met again when it is read.
+                        let _ = awaited.arrived().await;
+                    }
+                    continue;
+                }
+                Attempted::Failed(error) => return Err(told(error)),
+                Attempted::Made(value, committed) => (value, committed),
+            };
+            let (committed, barrier) = committed.arrived().await;
+            match committed {
+                Err(StoreError::Busy { stall }) => {
+                    waits.note(stall);
+                    // Whether there is room now, the next attempt finds out.
+                    let _ = self.kv.room(stall).await;
+                }
+                Err(StoreError::GuardFailed { .. }) if attempts < ATTEMPTS_MAX => {
+                    attempts += 1;
+                    if attempts <= AT_ONCE {
+                        tokio::task::yield_now().await;
+                    } else {
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                }
+                Err(StoreError::GuardFailed { .. }) => {
+                    let what = format!("keys of namespace {}", self.name());
+                    return Err(told_of_store(StoreError::Contended { what, attempts }));
+                }
+                Err(error) => {
+                    reached(barrier).await?;
+                    return Err(told_of_store(error));
+                }
+                Ok(()) => {
+                    reached(barrier).await?;
+                    return Ok(value);
+                }
+            }
+        }
+    }
+
+    fn attempt<T>(
+        &self,
+        keys: &[OwnedKey],
+        may_wait: bool,
+        when_busy: WhenBusy,
+        change: &impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError>,
+    ) -> Attempted<T> {
+        let held: Vec<(&Namespace, Key<'_>)> = keys.iter().map(|key| (&self.namespace, key.as_key())).collect();
+        let mut txn = self.kv.begin(&held);
+        txn.when_busy(when_busy);
+        if !may_wait {
+            txn.do_not_wait();
+        }
+        match change(&mut txn, &self.namespace) {
+            Err(KvError::OnItsWay) => Attempted::Awaits(txn.take_awaited()),
+            Err(error) => Attempted::Failed(error),
+            Ok(value) => Attempted::Made(value, txn.commit(self.durability())),
+        }
+    }
+}
+
+fn as_keys(keys: &[OwnedKey]) -> Vec<Key<'_>> {
+    keys.iter().map(OwnedKey::as_key).collect()
+}
+
+fn key_bytes(key: &OwnedKey) -> usize {
+    key.as_bytes().map_or(size_of::<u64>(), Bytes::len)
+}
+
+/// Does `work` on a thread that may wait; of a call whose connection ends, what has begun goes on to its end.
+async fn waiting<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Exception> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Ok(done),
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(Exception::internal("the server stops")),
+    }
+}
+
+/// Awaits a barrier, as one more client that waits for a sync.
+async fn reached(barrier: Option<Barrier>) -> Result<(), Exception> {
+    if let Some(barrier) = barrier {
+        if barrier.state().is_none() {
+            barrier.want_for(1);
+        }
+        barrier.await.map_err(told_of_store)?;
+    }
+    Ok(())
+}
+
+fn told(error: KvError) -> Exception {
+    match error {
+        KvError::Store(error) => told_of_store(error),
+        error => Exception::internal(error.to_string()),
+    }
+}
+
+fn told_of_store(error: StoreError) -> Exception {
+    match error {
+        // What was asked for is at fault.
+        StoreError::TooLarge { .. } | StoreError::Invalid { .. } | StoreError::Unsupported { .. } => {
+            Exception::refused(error.to_string())
+        }
+        error => {
+            let mut text = error.to_string();
+            let mut cause = std::error::Error::source(&error);
+            while let Some(error) = cause {
+                text = format!("{text}: {error}");
+                cause = error.source();
+            }
+            Exception::internal(text)
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! The Thrift server at its limits: strangers, slow clients, memory, stores that keep a call waiting, its end.
+//!
+//! What every method does, in every protocol, the clients in `clients/thrift` show.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use esker_kv::{Kind, Kv, SystemClock};
+use esker_memory::MemoryStore;
+use esker_server::http::Value;
+use esker_server::thrift::{Address, Config, Handle, Server};
+use esker_store::{
+    Applied, CommitSeq, Completion, Error, Forward, ObjectId, ObjectStore, Promise, Stall, Transaction, WhenBusy,
+    promised,
+};
+use parking_lot::Mutex;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Kinds of messages.
+const REPLY: u8 = 2;
+const EXCEPTION: u8 = 3;
+
+/// A store in memory whose values come, and which has room, when the test says so.
+#[derive(Default)]
+struct Late {
+    store: MemoryStore,
+    held: Mutex<bool>,
+    waits: Mutex<Vec<(Promise<Option<Bytes>>, Applied<Option<Bytes>>)>>,
+    busy: Mutex<bool>,
+    rooms: Mutex<Vec<Promise<()>>>,
+}
+
+impl Late {
+    fn give(&self) {
+        *self.held.lock() = false;
+        self.waits.lock().drain(..).for_each(|(promise, value)| promise.fulfil(value));
+    }
+
+    fn make_room(&self) {
+        *self.busy.lock() = false;
+        self.rooms.lock().drain(..).for_each(|promise| promise.fulfil((Ok(()), None)));
+    }
+}
+
+impl Forward for Late {
+    fn behind(&self) -> &dyn ObjectStore {
+        &self.store
+    }
+
+    fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        if *self.busy.lock() {
+            assert!(matches!(txn.when_busy, WhenBusy::Refuse(_)), "a thread that answers would sleep");
+            return Completion::ready(Err(Error::Busy { stall: Stall::Backlog }));
+        }
+        self.store.submit(txn)
+    }
+
+    fn room(&self, _: Stall) -> Completion<()> {
+        let busy = self.busy.lock();
+        if !*busy {
+            return Completion::ready(Ok(()));
+        }
+        let (promise, completion) = promised("room");
+        self.rooms.lock().push(promise);
+        completion
+    }
+
+    fn omap_get(&self, object: &ObjectId, key: &[u8]) -> Completion<Option<Bytes>> {
+        let value = self.store.omap_get(object, key);
+        if !*self.held.lock() || !key.ends_with(b"cold") {
+            return value;
+        }
+        let (promise, completion) = promised("a value");
+        self.waits.lock().push((promise, value.into_parts()));
+        completion
+    }
+}
+
+struct Running {
+    store: Arc<Late>,
+    address: SocketAddr,
+    handle: Handle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    /// One thread that answers, so that a call which held it up would hold up all.
+    fn start(config: Config) -> Self {
+        let store = Arc::new(Late::default());
+        let kv = Kv::open(Arc::clone(&store) as Arc<dyn ObjectStore>, Arc::new(SystemClock)).unwrap();
+        let listen = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
+        let server = Server::bind(Config { listen, threads: 1, ..config }, kv).unwrap();
+        let Address::Tcp(address) = server.addresses()[0] else { panic!("{:?}", server.addresses()) };
+        let handle = server.handle();
+        Self { store, address, handle, thread: Some(std::thread::spawn(move || server.run())) }
+    }
+
+    fn client(&self) -> Client {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Client(stream)
+    }
+
+    fn figure(&self, name: &str) -> f64 {
+        let figure = self.handle.figures().into_iter().find(|figure| figure.name == name);
+        match figure.unwrap_or_else(|| panic!("no figure {name}")).value {
+            Value::Gauge(value) | Value::Counter(value) => value,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn eventually(&self, name: &str, holds: impl Fn(f64) -> bool) {
+        let until = Instant::now() + PATIENCE;
+        while !holds(self.figure(name)) {
+            assert!(Instant::now() < until, "{name} is still {}", self.figure(name));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.store.give();
+        self.store.make_room();
+        self.handle.shutdown();
+        if let Some(thread) = self.thread.take()
+            && !std::thread::panicking()
+        {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// A client of the strict binary protocol, framed.
+struct Client(TcpStream);
+
+fn text(id: u8, text: &[u8]) -> Vec<u8> {
+    [&[11, 0, id][..], &(text.len() as u32).to_be_bytes(), text].concat()
+}
+
+/// A message without its frame.
+fn message(kind: u8, method: &str, fields: &[u8]) -> Vec<u8> {
+    [&[0x80, 1, 0, kind, 0, 0, 0, method.len() as u8][..], method.as_bytes(), &[0, 0, 0, 9], fields, &[0]].concat()
+}
+
+fn framed(message: &[u8]) -> Vec<u8> {
+    [&(message.len() as u32).to_be_bytes()[..], message].concat()
+}
+
+impl Client {
+    fn send(&mut self, method: &str, fields: &[u8]) {
+        self.0.write_all(&framed(&message(1, method, fields))).unwrap();
+    }
+
+    /// The kind of an answer, and what it holds.
+    fn answer(&mut self) -> (u8, Vec<u8>) {
+        let mut len = [0; 4];
+        self.0.read_exact(&mut len).unwrap();
+        let mut answer = vec![0; u32::from_be_bytes(len) as usize];
+        self.0.read_exact(&mut answer).unwrap();
+        (answer[3], answer)
+    }
+
+    fn call(&mut self, method: &str, fields: &[u8]) -> (u8, Vec<u8>) {
+        self.send(method, fields);
+        self.answer()
+    }
+
+    fn put(&mut self, key: &str, value: &[u8]) {
+        let (kind, answer) = self.call("put", &[text(1, key.as_bytes()), text(2, value)].concat());
+        assert_eq!(kind, REPLY, "{}", String::from_utf8_lossy(&answer));
+    }
+
+    fn get(&mut self, key: &str) -> Vec<u8> {
+        let (kind, answer) = self.call("get", &text(1, key.as_bytes()));
+        assert_eq!(kind, REPLY, "{}", String::from_utf8_lossy(&answer));
+        let value = &answer[4 + 4 + 3 + 4..];
+        if value == [0] { b"missing".to_vec() } else { value[7..value.len() - 1].to_vec() }
+    }
+
+    /// That the connection ends, and how long that took.
+    fn ends(&mut self) -> Duration {
+        let (since, mut rest) = (Instant::now(), [0; 4096]);
+        loop {
+            match self.0.read(&mut rest) {
+                Ok(0) => return since.elapsed(),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return since.elapsed(),
+                Err(error) => panic!("the connection does not end: {error}"),
+            }
+        }
+    }
+}
+
+fn contains(answer: &[u8], text: &str) -> bool {
+    answer.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+#[test]
+fn a_stranger_who_says_nothing_goes_and_takes_no_place_of_the_known() {
+    let config = Config { strangers_max: 2, stranger_seconds: 1, connections_max: 1, ..Config::default() };
+    let running = Running::start(config);
+    let mut known = running.client();
+    known.put("k", b"v");
+    let mut silent: Vec<Client> = (0..3).map(|_| running.client()).collect();
+    // The oldest made room for the third; the others' time comes.
+    running.eventually("esker_thrift_strangers", |strangers| strangers == 2.0);
+    silent[0].ends();
+    assert!(silent[1].ends() + silent[2].ends() < Duration::from_secs(10));
+    assert_eq!(running.figure("esker_thrift_strangers_sent_away"), 3.0);
+    assert_eq!(known.get("k"), b"v");
+    // There is no second place: the client is told, and by which limit.
+    let mut second = running.client();
+    let (kind, answer) = second.call("has", &text(1, b"k"));
+    assert!(kind == EXCEPTION && contains(&answer, "thrift_connections"), "{answer:?}");
+    second.ends();
+    drop(known);
+    running.eventually("esker_thrift_connections", |connections| connections == 0.0);
+    assert_eq!(running.client().get("k"), b"v");
+}
+
+#[test]
+fn half_a_message_holds_what_has_come_of_it_and_not_for_long() {
+    let running = Running::start(Config { message_seconds: 2, ..Config::default() });
+    let whole = message(1, "put", &[text(1, b"k"), text(2, &vec![b'v'; 8 << 20])].concat());
+    for unframed in [false, true] {
+        let mut slow = running.client();
+        // It says that there is much, and sends little.
+        let sent = if unframed { &whole[..1 << 20] } else { &framed(&whole)[..1 << 20] };
+        slow.0.write_all(sent).unwrap();
+        running.eventually("esker_thrift_memory_bytes", |bytes| bytes > (1 << 19) as f64);
+        assert!(running.figure("esker_thrift_memory_bytes") <= (3 << 20) as f64);
+        assert!(slow.ends() < Duration::from_secs(10));
+        running.eventually("esker_thrift_memory_bytes", |bytes| bytes == 0.0);
+    }
+    // The end of a connection ends that as well.
+    let mut gone = running.client();
+    gone.0.write_all(&whole[..100_000]).unwrap();
+    running.eventually("esker_thrift_memory_bytes", |bytes| bytes > 0.0);
+    drop(gone);
+    running.eventually("esker_thrift_memory_bytes", |bytes| bytes == 0.0);
+    // One that has nothing under way may be silent.
+    let mut idle = running.client();
+    assert_eq!(idle.get("k"), b"missing");
+    std::thread::sleep(Duration::from_millis(2_500));
+    assert_eq!(idle.get("k"), b"missing");
+}
+
+#[test]
+fn answers_that_are_not_taken_hold_bounded_memory_and_not_for_long() {
+    let running = Running::start(Config { message_seconds: 6, memory_bytes_max: 108 << 20, ..Config::default() });
+    let mut client = running.client();
+    client.put("k", &vec![b'v'; 15 << 20]);
+    let mut slow: Vec<Client> = (0..7).map(|_| running.client()).collect();
+    slow.iter_mut().for_each(|client| client.send("get", &text(1, b"k")));
+    running.eventually("esker_thrift_memory_bytes", |bytes| bytes >= (7 * (15 << 20)) as f64);
+    // There is no more for this one; short answers need none.
+    let (kind, answer) = client.call("get", &text(1, b"k"));
+    assert!(kind == EXCEPTION && contains(&answer, "thrift_memory"), "{kind}");
+    client.put("short", b"v");
+    assert_eq!(client.get("short"), b"v");
+    running.eventually("esker_thrift_memory_bytes", |bytes| bytes == 0.0);
+    assert_eq!(client.get("k").len(), 15 << 20);
+}
+
+#[test]
+fn a_call_that_waits_for_the_store_holds_up_no_other() {
+    let running = Running::start(Config::default());
+    let mut client = running.client();
+    client.put("cold", b"v");
+    client.put("k", b"v");
+    *running.store.held.lock() = true;
+    let mut waiting: Vec<Client> = (0..4).map(|_| running.client()).collect();
+    waiting[0].send("get", &text(1, b"cold"));
+    waiting[1].send("has", &text(1, b"cold"));
+    waiting[2].send("update", &[text(1, b"cold"), text(2, b"new")].concat());
+    waiting[3].send("add", &[text(1, b"other cold"), text(2, b"new")].concat());
+    running.eventually("esker_thrift_connections", |connections| connections == 5.0);
+    let until = Instant::now() + PATIENCE;
+    while running.store.waits.lock().len() < 4 {
+        assert!(Instant::now() < until);
+        client.put("k", b"v");
+        assert_eq!(client.get("k"), b"v");
+    }
+    assert_eq!(client.get("k"), b"v");
+    running.store.give();
+    let answers: Vec<_> = waiting.iter_mut().map(|client| client.answer().0).collect();
+    assert_eq!(answers, [REPLY; 4]);
+    assert_eq!((client.get("cold"), client.get("other cold")), (b"new".to_vec(), b"new".to_vec()));
+}
+
+#[test]
+fn writes_wait_for_room_and_no_thread_waits_with_them() {
+    let running = Running::start(Config::default());
+    let mut client = running.client();
+    client.put("k", b"v");
+    *running.store.busy.lock() = true;
+    let mut writers: Vec<Client> = (0..8).map(|_| running.client()).collect();
+    for (number, writer) in writers.iter_mut().enumerate() {
+        writer.send("put", &[text(1, format!("k{number}").as_bytes()), text(2, b"v")].concat());
+    }
+    let until = Instant::now() + PATIENCE;
+    while running.store.rooms.lock().len() < 8 {
+        assert!(Instant::now() < until && client.get("k") == b"v");
+    }
+    running.store.make_room();
+    assert!(writers.iter_mut().all(|writer| writer.answer().0 == REPLY));
+    assert_eq!(client.get("k7"), b"v");
+}
+
+#[test]
+fn a_server_that_stops_answers_what_is_under_way_and_ends_the_idle_at_once() {
+    let running = Running::start(Config::default());
+    let (mut idle, mut busy) = (running.client(), running.client());
+    idle.put("cold", b"v");
+    *running.store.held.lock() = true;
+    busy.send("get", &text(1, b"cold"));
+    let until = Instant::now() + PATIENCE;
+    while running.store.waits.lock().is_empty() {
+        assert!(Instant::now() < until);
+    }
+    running.handle.shutdown();
+    assert!(idle.ends() < Duration::from_secs(2));
+    running.store.give();
+    assert_eq!(busy.answer().0, REPLY);
+    busy.ends();
+}
+
+#[test]
+fn what_is_no_call_is_told_so_and_ends_the_connection() {
+    let running = Running::start(Config::default());
+    for (sent, expected) in [
+        (framed(&message(2, "get", &[])), "no call"),
+        (framed(&message(3, "get", &[])), "no call"),
+        (framed(&message(1, "get", &[11, 0, 1, 0x7f, 0, 0, 0])), "MESSAGE_BYTES_MAX"),
+        (0x7fff_ffff_u32.to_be_bytes().to_vec(), "2147483647"),
+    ] {
+        let mut client = running.client();
+        client.put("k", b"v");
+        client.0.write_all(&sent).unwrap();
+        let (kind, answer) = client.answer();
+        assert!(kind == EXCEPTION && contains(&answer, expected), "{}", String::from_utf8_lossy(&answer));
+        client.ends();
+    }
+    assert_eq!(running.figure("esker_thrift_connections_malformed"), 2.0);
+}
+
+#[test]
+fn calls_that_come_together_are_answered_in_their_order() {
+    let running = Running::start(Config { kind: Kind::Int, namespace: "numbers".into(), ..Config::default() });
+    let mut client = running.client();
+    let mut sent = Vec::new();
+    for number in 0..500 {
+        let key = number.to_string();
+        sent.extend(framed(&message(1, "put", &[text(1, key.as_bytes()), text(2, key.as_bytes())].concat())));
+        sent.extend(framed(&message(1, "get", &text(1, key.as_bytes()))));
+        // Not answered.
+        sent.extend(framed(&message(4, "remove", &text(1, key.as_bytes()))));
+    }
+    let mut writer = Client(client.0.try_clone().unwrap());
+    let writing = std::thread::spawn(move || writer.0.write_all(&sent).unwrap());
+    for number in 0..500 {
+        assert_eq!(client.answer().0, REPLY);
+        assert!(contains(&client.answer().1, &number.to_string()));
+    }
+    writing.join().unwrap();
+    assert!(client.call("count", &[]).1.ends_with(&[10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+}
