@@ -590,6 +590,8 @@ impl Node {
                     let version = core.replica.table().version;
                     match self.store.snapshot() {
                         Ok(snapshot) => self.links.copy(to, version, seq, snapshot.store),
+                        // Nothing may be written that would find it: this server leaves, and another brings `to` up.
+                        Err(error @ Error::Stopped { .. }) => self.fail(error),
                         Err(error) => {
                             tracing::error!(%error, server = %to, "no copy can be made for a server now");
                             self.links.again(to);
