@@ -469,6 +469,12 @@ impl Kv {
         Txn::new(&self.shared, held)
     }
 
+    /// As [`Kv::begin`], for callers that must not sleep: `None` where another holds one of these stripes now.
+    pub fn try_begin(&self, keys: &[(&Namespace, Key<'_>)]) -> Option<Txn<'_>> {
+        let held = self.shared.locks.try_many(keys.iter().map(|(namespace, key)| namespace.stripe(*key)));
+        held.map(|held| Txn::new(&self.shared, held))
+    }
+
     /// Runs `change` in a transaction that holds the stripes of `keys`, commits it, and waits; from the beginning
     /// again, with what is stored then, where another process changed a key that it had read.
     ///

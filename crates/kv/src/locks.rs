@@ -57,6 +57,13 @@ impl Locks {
         Held::Keys(self.stripes.many(stripes), gate)
     }
 
+    /// As [`Locks::many`], if nothing of it is held by others.
+    pub(crate) fn try_many(&self, stripes: impl Iterator<Item = usize>) -> Option<Held<'_>> {
+        let stripes: SmallVec<[usize; 8]> = stripes.collect();
+        let gate = self.gates[stripes.iter().min().map_or(0, |stripe| stripe % GATES)].0.try_read()?;
+        Some(Held::Keys(self.stripes.try_many(stripes)?, gate))
+    }
+
     pub(crate) fn all(&self) -> Held<'_> {
         Held::All(self.gates.iter().map(|gate| gate.0.write()).collect())
     }

@@ -52,6 +52,15 @@ impl Stripes {
         stripes.dedup();
         Held { _lines: stripes.into_iter().map(|stripe| self.lines[stripe].0.lock()).collect() }
     }
+
+    /// Holds several as [`Stripes::many`] does, if others hold none of them; `None`: they do, and none is held.
+    pub fn try_many(&self, stripes: impl IntoIterator<Item = usize>) -> Option<Held<'_>> {
+        let mut stripes: SmallVec<[usize; 8]> = stripes.into_iter().collect();
+        stripes.sort_unstable();
+        stripes.dedup();
+        let lines = stripes.into_iter().map(|stripe| self.lines[stripe].0.try_lock()).collect::<Option<_>>()?;
+        Some(Held { _lines: lines })
+    }
 }
 
 #[cfg(test)]
@@ -69,5 +78,16 @@ mod tests {
         assert!(!free(5));
         drop(one);
         assert!((0..8).all(free));
+    }
+
+    #[test]
+    fn what_is_only_tried_holds_all_or_none() {
+        let stripes = Stripes::new(8);
+        let held = stripes.one(5);
+        assert!(stripes.try_many([1, 5]).is_none());
+        assert!(stripes.lines[1].0.try_lock().is_some());
+        drop(held);
+        let tried = stripes.try_many([5, 1, 5]);
+        assert!(tried.is_some() && stripes.lines[5].0.try_lock().is_none());
     }
 }
