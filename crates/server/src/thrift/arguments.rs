@@ -5,6 +5,7 @@
 //! Invariant: at most [`BATCH_MAX`] keys or pairs are kept, and one number or string per field; what no method has is
 //! passed over.
 
+use super::shape::ValueKind;
 use super::walk::{Event, Slice};
 
 /// Most keys, or pairs of key and value, of one call.
@@ -37,6 +38,8 @@ pub(super) struct Arguments {
 /// The list of the first field.
 #[derive(Debug, Default)]
 pub(super) struct List {
+    /// What its elements are; `None`: it has none.
+    kind: Option<ValueKind>,
     pub(super) texts: Vec<Slice>,
     pub(super) pairs: Vec<Pair>,
     /// How many there were, with those that were not kept.
@@ -46,14 +49,20 @@ pub(super) struct List {
 impl Arguments {
     /// Takes the next event, which has led to this depth.
     pub(super) fn take(&mut self, event: Event, depth: usize) {
-        let at = usize::try_from(self.field - 1).ok().filter(|at| *at < FIELDS);
+        let at = self.field.checked_sub(1).and_then(|at| usize::try_from(at).ok()).filter(|at| *at < FIELDS);
         match (event, depth) {
             // The value of the field is a level of its own.
-            (Event::Field(id), LIST) => self.field = id,
+            (Event::Field(id), LIST) => {
+                self.field = id;
+                if id == 1 {
+                    // Of a field that comes twice the last counts.
+                    self.list = None;
+                }
+            }
             (Event::Field(id), depth) if depth == PAIR + 1 => self.part = id,
             (Event::Text(slice), ARGUMENTS) => at.into_iter().for_each(|at| self.texts[at] = Some(slice)),
             (Event::Number(number), ARGUMENTS) => at.into_iter().for_each(|at| self.numbers[at] = Some(number)),
-            (Event::Elements, LIST) if self.field == 1 => self.list = Some(List::default()),
+            (Event::Elements(kind), LIST) if self.field == 1 => self.list = Some(List { kind, ..List::default() }),
             (Event::Text(slice), LIST) => {
                 let list = self.list();
                 list.into_iter().for_each(|list| list.add(|list| list.texts.push(slice)));
@@ -98,6 +107,11 @@ impl Arguments {
 }
 
 impl List {
+    /// Whether all its elements are of this kind.
+    pub(super) fn is_of(&self, kind: ValueKind) -> bool {
+        self.kind.is_none_or(|own| own == kind)
+    }
+
     fn add(&mut self, add: impl FnOnce(&mut Self)) {
         self.count += 1;
         if self.count <= BATCH_MAX {

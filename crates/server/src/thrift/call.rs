@@ -12,6 +12,7 @@ use esker_store::CommitCursor;
 use super::arguments::BATCH_MAX;
 use super::decode::Message;
 use super::encode::{Exception, ExceptionKind};
+use super::shape::ValueKind;
 use super::walk::Slice;
 
 /// Most pairs of a page.
@@ -186,9 +187,10 @@ impl Parts<'_> {
         key(self.text(1, "key")?, self.kind)
     }
 
-    /// The list of the first field, which is within the limit.
-    fn list(&self, what: &str) -> Result<&super::arguments::List, Exception> {
-        let list = self.message.arguments.first_list().ok_or_else(|| self.missing(1, what))?;
+    /// The list of the first field, which is of this kind and within the limit.
+    fn list(&self, kind: ValueKind, what: &str) -> Result<&super::arguments::List, Exception> {
+        let list = self.message.arguments.first_list().filter(|list| list.is_of(kind));
+        let list = list.ok_or_else(|| self.missing(1, what))?;
         if list.count > BATCH_MAX {
             let (method, count) = (self.method, list.count);
             return Err(Exception::refused(format!("{method}: {count} {what} are above BATCH_MAX = {BATCH_MAX}")));
@@ -197,18 +199,12 @@ impl Parts<'_> {
     }
 
     fn keys(&self) -> Result<Vec<OwnedKey>, Exception> {
-        let list = self.list("keys")?;
-        if !list.pairs.is_empty() {
-            return Err(self.missing(1, "keys"));
-        }
+        let list = self.list(ValueKind::Text, "keys")?;
         list.texts.iter().map(|slice| key(self.slice(*slice), self.kind)).collect()
     }
 
     fn pairs(&self) -> Result<Vec<(OwnedKey, Bytes)>, Exception> {
-        let list = self.list("data")?;
-        if !list.texts.is_empty() {
-            return Err(self.missing(1, "data"));
-        }
+        let list = self.list(ValueKind::Struct, "data")?;
         let whole = |pair: &super::arguments::Pair| {
             let both = pair.key.zip(pair.value).ok_or_else(|| {
                 let why = format!("{}: a pair without key or value (fields 1 and 2 of DataType)", self.method);

@@ -112,6 +112,8 @@ impl Decoder {
     pub fn next(&mut self, input: &[u8]) -> Result<Decoded, Malformed> {
         let shape = match self.shape {
             Some(shape) => shape,
+            // A frame without a message, whose length says nothing of what comes.
+            None if input.starts_with(&[0; FRAME]) => return Ok(Decoded::Nothing(FRAME)),
             None => match Shape::of(input)? {
                 Some(shape) => *self.shape.insert(shape),
                 None => return Ok(Decoded::More(1)),

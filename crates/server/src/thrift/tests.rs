@@ -164,12 +164,50 @@ fn what_is_missing_or_of_another_type_is_an_error_and_no_guess() {
     let pair: (&[u8], &[u8]) = (b"\x0f\0\x01\x0c\0\0\0\x01\x0b\0\x01\0\0\0\x01a\0\0", b"\x19\x1c\x18\x01a\0\0");
     bad("multiGet", pair.0, pair.1, ExceptionKind::ProtocolError);
     bad("multiPut", pair.0, pair.1, ExceptionKind::ProtocolError);
+    let others: [(&[u8], &[u8]); 7] = [
+        // Lists of an i64, of a list of a string, of a map; a set and a map of strings, an empty map.
+        (b"\x0f\0\x01\x0a\0\0\0\x01\0\0\0\0\0\0\0\x07\0", b"\x19\x16\x0e\0"),
+        (b"\x0f\0\x01\x0f\0\0\0\x01\x0b\0\0\0\x01\0\0\0\x01a\0", b"\x19\x19\x18\x01a\0"),
+        (b"\x0f\0\x01\x0d\0\0\0\x01\x0b\x0b\0\0\0\0\0", b"\x19\x1b\0\0"),
+        (b"\x0e\0\x01\x0b\0\0\0\x01\0\0\0\x01a\0", b"\x1a\x18\x01a\0"),
+        (b"\x0d\0\x01\x0b\x0b\0\0\0\x01\0\0\0\x01k\0\0\0\x01v\0", b"\x1b\x01\x88\x01k\x01v\0"),
+        (b"\x0d\0\x01\x0b\x0b\0\0\0\0\0", b"\x1b\0\0"),
+        // A list, and the same field again as a map: the last counts.
+        (
+            b"\x0f\0\x01\x0b\0\0\0\x01\0\0\0\x01a\x0d\0\x01\x0b\x0b\0\0\0\x01\0\0\0\x01k\0\0\0\x01v\0",
+            b"\x19\x18\x01a\x0b\x02\x01\x88\x01k\x01v\0",
+        ),
+    ];
+    for (binary, compact) in others {
+        for method in ["multiGet", "removeMany", "multiPut"] {
+            bad(method, binary, compact, ExceptionKind::ProtocolError);
+        }
+    }
+    bad("multiPut", b"\x0f\0\x01\x0b\0\0\0\x01\0\0\0\x01a\0", b"\x19\x18\x01a\0", ExceptionKind::ProtocolError);
     bad("setMode", b"\x08\0\x01\0\0\0\x03\0", b"\x15\x06\0", ExceptionKind::Unknown);
     bad("iterate", b"\x08\0\x02\0\0\x03\xe9\0", b"\x25\xd2\x0f\0", ExceptionKind::Unknown);
     bad("iterate", b"\x08\0\x02\xff\xff\xff\xff\0", b"\x25\x01\0", ExceptionKind::Unknown);
     // A cursor of the other order.
     bad("iterateInserted", b"\x0b\0\x01\0\0\0\x02kx\0", b"\x18\x02kx\0", ExceptionKind::Unknown);
     bad("iterateInserted", b"\x0b\0\x01\0\0\0\x02ix\0", b"\x18\x02ix\0", ExceptionKind::Unknown);
+}
+
+#[test]
+fn fields_of_any_id_are_passed_over() {
+    let expected = Ok(Asked::Get(text("a")));
+    for id in [i16::MIN, -1, 0, 4, i16::MAX] {
+        let [high, low] = id.to_be_bytes();
+        let binary = [&[0x0b, high, low, 0, 0, 0, 1, b'z'][..], b"\x0b\0\x01\0\0\0\x01a\0"].concat();
+        // Written out, with the sign in the lowest bit, 7 bits in each byte.
+        let mut number = ((i32::from(id) << 1) ^ (i32::from(id) >> 31)) as u32;
+        let mut compact = vec![0x08];
+        while number >= 0x80 {
+            compact.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        compact.extend([number as u8, 1, b'z', 0x08, 2, 1, b'a', 0]);
+        check("get", &binary, &compact, Kind::Bytes, &expected);
+    }
 }
 
 #[test]
@@ -276,6 +314,16 @@ fn frames_without_a_message_are_passed_over() {
     assert!(matches!(decoder.next(b"\0\0\0").unwrap(), Decoded::More(1)));
     assert!(matches!(decoder.next(b"\0\0\0\0\0").unwrap(), Decoded::Nothing(4)));
     assert_eq!(whole(&mut decoder, &bytes).len, bytes.len());
+    // Also before the first message: what they are followed by says how the connection's messages are written.
+    for shape in SHAPES {
+        let bytes = message(shape, 1, "count", 7, b"\0", b"\0");
+        let mut decoder = Decoder::new();
+        for _ in 0..2 {
+            assert!(matches!(decoder.next(&[b"\0\0\0\0", &bytes[..]].concat()).unwrap(), Decoded::Nothing(4)));
+            assert!(matches!(decoder.next(b"\0\0\0\0").unwrap(), Decoded::Nothing(4)));
+        }
+        assert_eq!(whole(&mut decoder, &bytes).shape, shape);
+    }
 }
 
 #[test]
@@ -330,7 +378,7 @@ fn keys_of_a_call_are_counted_and_no_more_of_them_kept_than_may_be() {
     assert_eq!(message.arguments.first_list().unwrap().texts.len(), BATCH_MAX);
     let refused = Asked::of(Procedure::MultiGet, &message, &bytes.into(), Kind::Bytes).unwrap_err();
     assert_eq!(refused.kind, ExceptionKind::Unknown);
-    assert!(refused.message.contains("65537") && refused.message.contains("BATCH_MAX"), "{refused:?}");
+    assert!(refused.message.contains(&count.to_string()) && refused.message.contains("BATCH_MAX"), "{refused:?}");
 }
 
 #[test]

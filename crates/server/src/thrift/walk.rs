@@ -39,9 +39,9 @@ pub(super) enum Event {
     Number(i64),
     /// A struct begins.
     Struct,
-    /// A list, set or map begins.
-    Elements,
-    /// Something that no method has.
+    /// A list begins, of elements of this kind; `None`: it is empty.
+    Elements(Option<ValueKind>),
+    /// Something that no method has, or the beginning of it: a set, a map, a list of numbers.
     Other,
     /// A struct is over; where that is the arguments, so is the message.
     End,
@@ -250,7 +250,8 @@ impl<'b> Reader<'b> {
                 Event::Text(self.slice(len)?)
             }
             ValueKind::Struct => return Ok((Event::Struct, Some(Level::Fields { last: 0 }))),
-            ValueKind::List | ValueKind::Set => return self.elements(dialect),
+            ValueKind::List => return self.elements(dialect),
+            ValueKind::Set => return self.elements(dialect).map(|(_, level)| (Event::Other, level)),
             ValueKind::Map => return self.pairs(dialect),
         };
         Ok((event, None))
@@ -265,7 +266,7 @@ impl<'b> Reader<'b> {
         };
         if len == 0 {
             // Of what there is none, the kind says nothing: some write zero.
-            return Ok((Event::Elements, Some(Level::Elements { kind: ValueKind::Bool, left: 0 })));
+            return Ok((Event::Elements(None), Some(Level::Elements { kind: ValueKind::Bool, left: 0 })));
         }
         let kind = kind_of(dialect, number)?;
         let left = self.count(len, kind.least_bytes(dialect))?;
@@ -274,7 +275,7 @@ impl<'b> Reader<'b> {
             self.take(len * bytes)?;
             return Ok((Event::Other, None));
         }
-        Ok((Event::Elements, Some(Level::Elements { kind, left })))
+        Ok((Event::Elements(Some(kind)), Some(Level::Elements { kind, left })))
     }
 
     fn pairs(&mut self, dialect: Dialect) -> Read<(Event, Option<Level>)> {
@@ -287,11 +288,11 @@ impl<'b> Reader<'b> {
             Dialect::Binary | Dialect::OldBinary => (self.array()?, self.len(dialect, "count of a map")?),
         };
         if len == 0 {
-            return Ok((Event::Elements, Some(Level::Elements { kind: ValueKind::Bool, left: 0 })));
+            return Ok((Event::Other, Some(Level::Elements { kind: ValueKind::Bool, left: 0 })));
         }
         let (key, value) = (kind_of(dialect, kinds[0])?, kind_of(dialect, kinds[1])?);
         let count = self.count(len, key.least_bytes(dialect) + value.least_bytes(dialect))?;
-        Ok((Event::Elements, Some(Level::Pairs { key, value, left: 2 * u64::from(count) })))
+        Ok((Event::Other, Some(Level::Pairs { key, value, left: 2 * u64::from(count) })))
     }
 }
 
