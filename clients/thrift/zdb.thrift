@@ -10,14 +10,20 @@
  * Keys: of a namespace of int keys decimal numbers, 0 to 18446744073709551615, without leading zeros; else up to 4,024
  * bytes. Keys and values are strings of bytes: clients whose `string` is text (Python 3) send and read UTF-8.
  *
- * Limits: a value has up to 16 MiB, a message 44 MiB, an answer 64 MiB, a call 65,536 keys, a page 1,000 pairs. Clients
- * have limits of their own: many refuse a frame or a string above 16,384,000 bytes if nothing else is said.
+ * Limits: a value has up to 16 MiB less 16 bytes (its header), what a multiPut writes 40 MiB together, a message 44 MiB,
+ * an answer 64 MiB, and so have the values of the keys of a removeMany; a call 4,096 keys, a page 1,000 pairs. Clients
+ * have limits of their own: many refuse a frame or a string above 16,384,000 bytes if nothing else is said. Lists of
+ * keys and pairs are lists: sets, maps and lists of other elements are a PROTOCOL_ERROR.
+ *
+ * Connections: one that has begun a call keeps its place (thrift_connections) until it is closed, idle or not. A server
+ * whose memory (thrift_memory) others hold says so, and is to be asked again later.
  *
  * Errors are TApplicationExceptions:
  *   0 UNKNOWN               what was asked for cannot be: a key that is no number (the message names it), a limit, what
  *                           the client's user may not do
  *   1 UNKNOWN_METHOD        there is no such method
- *   6 INTERNAL_ERROR        the store's, with its message; whether a write was done is said there
+ *   6 INTERNAL_ERROR        the store's, with its message; whether a write was done is said there. Or the server has no
+ *                           memory for it now, and nothing was done
  *   7 PROTOCOL_ERROR        an argument is missing; or the message is malformed, and then the connection closes
  */
 
@@ -59,7 +65,9 @@ service ZDBService {
 enum Mode {
   /* When it survives a power cut. */
   SAFE = 1,
-  /* When it is applied: a crash may take the last moments back, no more than the server's setting async_flush. */
+  /* When it is applied: a crash may take the last moments back, no more than the server's setting async_flush; under the
+     commit policy periodic:INTERVAL, no more than INTERVAL. Of a chain, the loss of its head takes back what only that
+     had: up to the bytes of its setting `kept`, however long ago they were written. */
   ASYNCHRONOUS = 2,
 }
 
@@ -95,7 +103,8 @@ service EskerKeys extends ZDBService {
   i64 count(),
 
   /* When writes that come from now on are acknowledged, of all clients of this service. The server's setting
-     (thrift_mode) counts again when it is started anew. With users: for operators. */
+     (thrift_mode) counts again when it is started anew. In a chain it is each server's own: one that becomes head goes
+     by its own setting, or by what was set on it before. With users: for operators. */
   Mode mode(),
   void setMode(1: Mode mode),
 }

@@ -254,16 +254,18 @@ settings! {
         /// made if it is missing.
         thrift_namespace: String = esker_server::thrift::NAMESPACE.into(),
         /// When writes by Thrift are acknowledged at first: safe, when they are durable, or asynchronous, when they are
-        /// applied (a crash takes back async_flush at most). Clients change it.
+        /// applied: a crash takes back async_flush at most, or INTERVAL of the policy periodic:INTERVAL, and in a chain
+        /// the loss of its head what only that had. Clients change it until the server is started anew.
         thrift_mode: String = "safe".into(),
         /// With tls_cert and tls_key, whether Thrift clients must use TLS: required or off. Never over the unix socket.
         thrift_tls: String = "required".into(),
         /// Most Thrift connections at the same time of clients that have begun a call, from 1 to 10000; others are
         /// refused.
         thrift_connections: u64 = 1_024,
-        /// Memory for long messages and answers of all Thrift clients together, from 108m: messages wait for it, and
-        /// answers that find none are refused.
-        thrift_memory: Text<esker::ByteSize> = Text(esker::ByteSize(256 << 20)),
+        /// Memory of all Thrift clients together, from 193m: a quarter for long messages, a quarter for long answers,
+        /// the rest for values that are read, of which each call takes as many as it may read (get: 16m). Messages and
+        /// calls wait for it, answers that find none are refused.
+        thrift_memory: Text<esker::ByteSize> = Text(esker::ByteSize(512 << 20)),
         /// Expired rows of the map that are removed per second in the background, at most; 0 means none. Where gRPC is
         /// served.
         map_sweep: u64 = 10_000,

@@ -21,6 +21,8 @@ use esker_store::{
 use parking_lot::Mutex;
 
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The least that a server may have: 48 MiB for messages, 65 MiB for answers, 80 MiB for what is read.
+const MEMORY_MIN: usize = 193 << 20;
 /// Kinds of messages.
 const REPLY: u8 = 2;
 const EXCEPTION: u8 = 3;
@@ -38,6 +40,16 @@ struct Late {
 impl Late {
     fn give(&self) {
         *self.held.lock() = false;
+        self.waits.lock().drain(..).for_each(|(promise, value)| promise.fulfil(value));
+    }
+
+    /// Gives what is waited for now, and nothing that is read later: it does not stay in memory.
+    fn give_once(&self) {
+        let until = Instant::now() + PATIENCE;
+        while self.waits.lock().is_empty() {
+            assert!(Instant::now() < until, "nothing is read");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.waits.lock().drain(..).for_each(|(promise, value)| promise.fulfil(value));
     }
 
@@ -253,12 +265,12 @@ fn half_a_message_holds_what_has_come_of_it_and_not_for_long() {
 
 #[test]
 fn answers_that_are_not_taken_hold_bounded_memory_and_not_for_long() {
-    let running = Running::start(Config { message_seconds: 6, memory_bytes_max: 108 << 20, ..Config::default() });
+    let running = Running::start(Config { message_seconds: 6, memory_bytes_max: MEMORY_MIN, ..Config::default() });
     let mut client = running.client();
     client.put("k", &vec![b'v'; 15 << 20]);
-    let mut slow: Vec<Client> = (0..7).map(|_| running.client()).collect();
+    let mut slow: Vec<Client> = (0..4).map(|_| running.client()).collect();
     slow.iter_mut().for_each(|client| client.send("get", &text(1, b"k")));
-    running.eventually("esker_thrift_memory_bytes", |bytes| bytes >= (7 * (15 << 20)) as f64);
+    running.eventually("esker_thrift_memory_bytes", |bytes| bytes >= (4 * (15 << 20)) as f64);
     // There is no more for this one; short answers need none.
     let (kind, answer) = client.call("get", &text(1, b"k"));
     assert!(kind == EXCEPTION && contains(&answer, "thrift_memory"), "{kind}");
@@ -266,6 +278,80 @@ fn answers_that_are_not_taken_hold_bounded_memory_and_not_for_long() {
     assert_eq!(client.get("short"), b"v");
     running.eventually("esker_thrift_memory_bytes", |bytes| bytes == 0.0);
     assert_eq!(client.get("k").len(), 15 << 20);
+}
+
+#[test]
+fn long_messages_that_come_at_once_do_not_wait_for_each_other_for_ever() {
+    let running = Running::start(Config { memory_bytes_max: MEMORY_MIN, ..Config::default() });
+    let sent = framed(&message(1, "put", &[text(1, b"k"), text(2, &vec![b'v'; 14 << 20])].concat()));
+    std::thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| {
+                let mut client = running.client();
+                client.0.write_all(&sent).unwrap();
+                assert_eq!(client.answer().0, REPLY);
+            });
+        }
+    });
+    running.eventually("esker_thrift_memory_bytes", |bytes| bytes == 0.0);
+}
+
+#[test]
+fn a_message_that_finds_no_memory_in_time_is_told_so() {
+    let running = Running::start(Config { message_seconds: 3, memory_bytes_max: MEMORY_MIN, ..Config::default() });
+    let sent = framed(&message(1, "put", &[text(1, b"k"), text(2, &vec![b'v'; 14 << 20])].concat()));
+    let (mut first, mut second) = (running.client(), running.client());
+    first.0.write_all(&sent[..1 << 20]).unwrap();
+    running.eventually("esker_thrift_memory_bytes", |bytes| bytes > (1 << 20) as f64);
+    std::thread::sleep(Duration::from_millis(500));
+    second.0.write_all(&sent[..12 << 20]).unwrap();
+    // It has the memory of the one message that needs nothing else; the first has to wait for that, in vain.
+    running.eventually("esker_thrift_memory_bytes", |bytes| bytes > (44 << 20) as f64);
+    first.0.write_all(&sent[1 << 20..5 << 20]).unwrap();
+    let (kind, answer) = first.answer();
+    assert!(kind == EXCEPTION && contains(&answer, "thrift_memory"), "{}", String::from_utf8_lossy(&answer));
+    first.ends();
+    second.ends();
+    running.eventually("esker_thrift_memory_bytes", |bytes| bytes == 0.0);
+}
+
+#[test]
+fn what_may_be_read_has_memory_before_it_is_read() {
+    let running = Running::start(Config { message_seconds: 1, memory_bytes_max: MEMORY_MIN, ..Config::default() });
+    let mut client = running.client();
+    client.put("cold", b"v");
+    *running.store.held.lock() = true;
+    let mut waiting: Vec<Client> = (0..5).map(|_| running.client()).collect();
+    waiting.iter_mut().for_each(|client| client.send("get", &text(1, b"cold")));
+    running.eventually("esker_thrift_memory_bytes", |bytes| bytes >= (79 << 20) as f64);
+    let (kind, answer) = client.call("get", &text(1, b"cold"));
+    assert!(kind == EXCEPTION && contains(&answer, "thrift_memory"), "{}", String::from_utf8_lossy(&answer));
+    assert_eq!(running.store.waits.lock().len(), 5);
+    client.put("k", b"v");
+    running.store.give();
+    assert!(waiting.iter_mut().all(|client| client.answer().0 == REPLY));
+    running.eventually("esker_thrift_memory_bytes", |bytes| bytes == 0.0);
+    // Several values are read in parts, and no further than they may be answered with.
+    client.put("k", &vec![b'v'; 15 << 20]);
+    let keys =
+        |count: u32| [&[15, 0, 1, 11][..], &count.to_be_bytes(), &b"\0\0\0\x01k".repeat(count as usize)].concat();
+    assert_eq!(client.call("multiGet", &keys(4)).0, REPLY);
+    let (kind, answer) = client.call("multiGet", &keys(4_096));
+    assert!(kind == EXCEPTION && contains(&answer, "ANSWER_BYTES_MAX"), "{}", String::from_utf8_lossy(&answer));
+}
+
+#[test]
+fn the_mode_that_a_client_has_set_outlives_a_server_that_is_bound_anew() {
+    let config = Config { listen: Vec::new(), ..Config::default() };
+    let first = Running::start(config.clone());
+    let mode = [8, 0, 1, 0, 0, 0, 2];
+    assert_eq!(first.client().call("setMode", &mode).0, REPLY);
+    drop(first);
+    let second = Running::start(config);
+    assert_eq!(second.figure("esker_thrift_asynchronous"), 1.0);
+    assert!(second.client().call("mode", &[]).1.ends_with(&[8, 0, 0, 0, 0, 0, 2, 0]));
+    // Another configuration has its own.
+    assert_eq!(Running::start(Config::default()).figure("esker_thrift_asynchronous"), 0.0);
 }
 
 #[test]
@@ -292,6 +378,31 @@ fn a_call_that_waits_for_the_store_holds_up_no_other() {
     let answers: Vec<_> = waiting.iter_mut().map(|client| client.answer().0).collect();
     assert_eq!(answers, [REPLY; 4]);
     assert_eq!((client.get("cold"), client.get("other cold")), (b"new".to_vec(), b"new".to_vec()));
+}
+
+#[test]
+fn a_value_that_does_not_stay_is_read_three_times_and_its_key_holds_up_no_thread_that_answers() {
+    let running = Running::start(Config::default());
+    let mut client = running.client();
+    client.put("cold", b"v");
+    *running.store.held.lock() = true;
+    let (mut updating, mut putting) = (running.client(), running.client());
+    updating.send("update", &[text(1, b"cold"), text(2, b"new")].concat());
+    running.store.give_once();
+    running.store.give_once();
+    // The third time a thread waits for it, and holds the key meanwhile.
+    let until = Instant::now() + PATIENCE;
+    while running.store.waits.lock().is_empty() {
+        assert!(Instant::now() < until);
+    }
+    putting.send("put", &[text(1, b"cold"), text(2, b"last")].concat());
+    std::thread::sleep(Duration::from_millis(100));
+    client.put("k", b"v");
+    assert_eq!(client.get("k"), b"v");
+    running.store.give_once();
+    assert_eq!((updating.answer().0, putting.answer().0), (REPLY, REPLY));
+    running.store.give();
+    assert_eq!(client.get("cold"), b"last");
 }
 
 #[test]

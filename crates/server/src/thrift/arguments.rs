@@ -9,7 +9,7 @@ use super::shape::ValueKind;
 use super::walk::{Event, Slice};
 
 /// Most keys, or pairs of key and value, of one call.
-pub const BATCH_MAX: usize = 65_536;
+pub const BATCH_MAX: usize = 4_096;
 /// Fields that methods have, from 1 on.
 const FIELDS: usize = 3;
 /// Levels: of the arguments, of a list in them, and of a struct in that.

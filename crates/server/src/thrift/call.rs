@@ -6,12 +6,13 @@
 //! Invariant: what is asked for is whole and within the limits; the store is not touched for anything else.
 
 use bytes::Bytes;
-use esker_kv::{KEY_BYTES_MAX, Kind, OwnedKey};
+use esker_kv::{KEY_BYTES_MAX, Kind, OwnedKey, VALUE_BYTES_MAX};
 use esker_store::CommitCursor;
 
 use super::arguments::BATCH_MAX;
 use super::decode::Message;
 use super::encode::{Exception, ExceptionKind};
+use super::memory::READ_BYTES_MAX;
 use super::shape::ValueKind;
 use super::walk::Slice;
 
@@ -152,6 +153,18 @@ impl Asked {
     /// Whether its answer tells what is stored.
     pub(super) fn reads(&self) -> bool {
         !matches!(self, Self::Put(..) | Self::MultiPut(_) | Self::Mode | Self::SetMode(_))
+    }
+
+    /// Bytes of the values that it may read.
+    pub(super) fn read_bytes_max(&self) -> usize {
+        match self {
+            Self::Put(..) | Self::MultiPut(_) | Self::Count | Self::Mode | Self::SetMode(_) => 0,
+            Self::Get(_) | Self::Remove(_) | Self::Has(_) => VALUE_BYTES_MAX,
+            Self::Add(..) | Self::Update(..) | Self::CompareAndSet(..) => VALUE_BYTES_MAX,
+            Self::MultiGet(keys) | Self::RemoveMany(keys) => (keys.len() * VALUE_BYTES_MAX).min(READ_BYTES_MAX),
+            // What of a page was read before, a scan of the store's, and the value with which that is too much.
+            Self::Iterate { .. } | Self::IterateInserted { .. } => 3 * VALUE_BYTES_MAX,
+        }
     }
 
     /// The keys that it names; `None`: it is about all.

@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use esker_kv::Kind;
 
 use super::call::WriteMode;
-use super::malformed::MESSAGE_BYTES_MAX;
-use super::service::ANSWER_BYTES_MAX;
+use super::memory::MEMORY_BYTES_MIN;
 use crate::front::strangers::{PATIENCE, STRANGERS_MAX};
 use crate::front::{Passed, TlsFiles, UnixAccess, Users, listen};
 
@@ -40,8 +40,9 @@ pub struct Config {
     pub namespace: String,
     /// The kind of its keys. Int keys are decimal numbers. Default: bytes.
     pub kind: Kind,
-    /// When writes are acknowledged at first; clients may change it. Default: safe.
-    pub mode: WriteMode,
+    /// When writes are acknowledged; clients may change it, for all servers with this configuration or a clone of it.
+    /// Default: safe.
+    pub mode: KeptMode,
     /// Most connections at once of clients that have begun a call, 1 to 10,000; the calls of others are refused.
     /// Default: 1,024.
     pub connections_max: usize,
@@ -53,8 +54,9 @@ pub struct Config {
     /// Seconds in which a message must be here once it has begun, and an answer be taken; else the connection is
     /// closed. From 1. Default: 60.
     pub message_seconds: u64,
-    /// Memory for messages and answers of all clients together, in bytes, beside 32 KiB of each connection: at least
-    /// a message and an answer at their limits. Messages wait for it, answers are refused. Default: 256 MiB.
+    /// Memory of all clients together, in bytes, beside 32 KiB of each connection: a quarter for messages, a quarter
+    /// for answers, the rest for values that are read, of which each call takes as many as it may read; at least one
+    /// of each at its limit, 193 MiB. Messages and reads wait for it, answers are refused. Default: 512 MiB.
     pub memory_bytes_max: usize,
     /// Threads that answer, 1 to 64. Default: 2.
     pub threads: usize,
@@ -62,6 +64,37 @@ pub struct Config {
     /// Default: 512.
     pub waiting_threads_max: usize,
 }
+
+/// When writes are acknowledged, as clients have left it. Clones are the same one, so that it outlives a server that is
+/// bound anew; it is kept in memory only.
+#[derive(Clone, Debug, Default)]
+pub struct KeptMode(Arc<AtomicBool>);
+
+impl KeptMode {
+    /// What holds now.
+    pub fn get(&self) -> WriteMode {
+        if self.0.load(Ordering::Relaxed) { WriteMode::Asynchronous } else { WriteMode::Safe }
+    }
+
+    /// What holds for writes that come from now on.
+    pub fn set(&self, mode: WriteMode) {
+        self.0.store(mode == WriteMode::Asynchronous, Ordering::Relaxed);
+    }
+}
+
+impl From<WriteMode> for KeptMode {
+    fn from(mode: WriteMode) -> Self {
+        Self(Arc::new(AtomicBool::new(mode == WriteMode::Asynchronous)))
+    }
+}
+
+impl PartialEq for KeptMode {
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl Eq for KeptMode {}
 
 impl Default for Config {
     fn default() -> Self {
@@ -75,12 +108,12 @@ impl Default for Config {
             linger: Duration::from_secs(3),
             namespace: NAMESPACE.into(),
             kind: Kind::Bytes,
-            mode: WriteMode::Safe,
+            mode: KeptMode::default(),
             connections_max: 1_024,
             strangers_max: STRANGERS_MAX,
             stranger_seconds: PATIENCE.as_secs(),
             message_seconds: 60,
-            memory_bytes_max: 256 << 20,
+            memory_bytes_max: 512 << 20,
             threads: 2,
             waiting_threads_max: 512,
         }
@@ -151,7 +184,7 @@ impl Config {
         within("strangers_max", self.strangers_max, 1, 10_000)?;
         within("stranger_seconds", self.stranger_seconds as usize, 1, 86_400)?;
         within("message_seconds", self.message_seconds as usize, 1, 86_400)?;
-        within("memory_bytes_max", self.memory_bytes_max, MESSAGE_BYTES_MAX + ANSWER_BYTES_MAX, 1 << 40)?;
+        within("memory_bytes_max", self.memory_bytes_max, MEMORY_BYTES_MIN, 1 << 40)?;
         within("threads", self.threads, 1, 64)?;
         within("waiting_threads_max", self.waiting_threads_max, 4, 4_096)?;
         if is_of_redis(&self.namespace) {

@@ -5,8 +5,9 @@
 //!
 //! Invariants:
 //! 1. Calls are answered in their order, one at a time; what is not read yet waits with the client.
-//! 2. A message or an answer of more than [`OWN_BYTES`] holds memory of the server's, as much as has come of it and as
-//!    much again, and not for longer than `message_seconds`.
+//! 2. A message or an answer of more than [`OWN_BYTES`] holds memory of the server's, a message as much as has come of
+//!    it and as much again, and not for longer than `message_seconds`. What a call may read has memory before it is
+//!    read, until its answer is made.
 //! 3. A stranger holds no more than [`OWN_BYTES`].
 
 use std::io;
@@ -25,6 +26,7 @@ use super::counts::ThriftCounts;
 use super::decode::{Decoded, Decoder, Message};
 use super::encode::{Exception, ExceptionKind, Given, encode};
 use super::guest::Guest;
+use super::memory::{MessageMemory, ThriftMemory};
 use super::service::KeyService;
 use super::shape::{MessageKind, Shape};
 use crate::front::audit;
@@ -38,17 +40,18 @@ const OWN_BYTES: usize = 2 * READ_BYTES;
 /// the system would take back what it was told.
 const PARTING: Duration = Duration::from_secs(2);
 const PARTING_BYTES_MAX: u64 = 64 << 20;
-/// Memory is counted in these.
-pub(super) const UNIT_BYTES: usize = 1 << 10;
+
+/// Memory that is held, if any is.
+type Permit = Option<OwnedSemaphorePermit>;
 
 /// What all connections share.
 pub(super) struct Common {
     pub(super) config: Config,
     pub(super) service: Arc<KeyService>,
     pub(super) counts: ThriftCounts,
-    /// Places of known clients, and units of memory.
+    /// Places of known clients.
     pub(super) known: Arc<Semaphore>,
-    pub(super) memory: Arc<Semaphore>,
+    pub(super) memory: ThriftMemory,
 }
 
 /// A stranger's place, and what ends it.
@@ -85,15 +88,8 @@ pub(super) struct Conversation<S> {
     known: Option<OwnedSemaphorePermit>,
     decoder: Decoder,
     input: BytesMut,
-    memory: Memory,
+    memory: MessageMemory,
     stopping: watch::Receiver<bool>,
-}
-
-/// Memory of the server's that a message holds.
-#[derive(Default)]
-struct Memory {
-    bytes: usize,
-    permits: Vec<OwnedSemaphorePermit>,
 }
 
 /// Whether a connection goes on.
@@ -101,6 +97,8 @@ struct Memory {
 enum Then {
     GoesOn,
     Ends,
+    /// There was no memory for its message in time.
+    HasNoMemory,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
@@ -111,7 +109,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         place: Stay,
         stopping: watch::Receiver<bool>,
     ) -> Self {
-        let (input, memory) = (BytesMut::new(), Memory::default());
+        let (input, memory) = (BytesMut::new(), MessageMemory::default());
         let (common, place, decoder) = (Arc::clone(common), Some(place), Decoder::new());
         Self { common, stream, guest, place, known: None, decoder, input, memory, stopping }
     }
@@ -145,8 +143,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
                     if !self.input.is_empty() {
                         since.get_or_insert_with(Instant::now);
                     }
-                    if self.read(more, since).await? == Then::Ends {
-                        break;
+                    match self.read(more, since).await? {
+                        Then::GoesOn => {}
+                        Then::Ends => break,
+                        Then::HasNoMemory => {
+                            let why = "other clients hold the memory for messages (thrift_memory): try again later";
+                            return self.part(None, &Exception::internal(why)).await;
+                        }
                     }
                 }
                 Err(malformed) => {
@@ -186,15 +189,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         let wanted = more.min(self.input.len()).max(READ_BYTES);
         let until = since.map(|since| since + self.patience());
         let late = || io::Error::new(io::ErrorKind::TimedOut, "a message took too long (message_seconds)");
-        let needed = self.input.len() + wanted;
-        if needed > OWN_BYTES + self.memory.bytes {
-            let len = needed - OWN_BYTES - self.memory.bytes;
-            let units = len.div_ceil(UNIT_BYTES);
-            let acquired = Arc::clone(&self.common.memory).acquire_many_owned(units as u32);
+        let beside = (self.input.len() + wanted).saturating_sub(OWN_BYTES);
+        if !self.memory.has(beside) {
             let left = until.map_or(self.patience(), |until| until.saturating_duration_since(Instant::now()));
-            let permit = timeout(left, acquired).await.map_err(|_| late())?.map_err(|_| late())?;
-            self.memory.bytes += units * UNIT_BYTES;
-            self.memory.permits.push(permit);
+            let taking = timeout(left, self.memory.take(beside, &self.common.memory)).await;
+            if taking.is_err() || !self.memory.has(beside) {
+                return Ok(Then::HasNoMemory);
+            }
         }
         self.input.reserve(wanted);
         let is_idle = since.is_none();
@@ -243,7 +244,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         let (shape, sequence, kind) = (message.shape, message.sequence, message.kind);
         // What came is done with; a long message's memory is given back.
         drop((message, bytes));
-        self.memory = Memory::default();
+        self.memory = MessageMemory::default();
         if self.input.capacity() > OWN_BYTES {
             self.input = BytesMut::from(&self.input[..]);
         }
@@ -252,12 +253,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         if kind == MessageKind::Oneway {
             return Ok(Then::GoesOn);
         }
-        let (answer, held) = match answer {
-            Ok((given, held)) => (Ok(given), held),
-            Err(exception) => (Err(exception), None),
+        let (encoded, held) = match answer {
+            // What was read is let go, with its memory, before what it was made into is sent.
+            Ok((given, _read, held)) => (encode(shape, &method, sequence, &Ok(given)), held),
+            Err(exception) => (encode(shape, &method, sequence, &Err(exception)), None),
         };
-        self.write(encode(shape, &method, sequence, &answer)).await?;
-        drop((answer, held));
+        self.write(encoded).await?;
+        drop(held);
         let ends = matches!(kind, MessageKind::Reply | MessageKind::Exception) || *self.stopping.borrow();
         Ok(if ends { Then::Ends } else { Then::GoesOn })
     }
@@ -267,7 +269,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         procedure: Option<Procedure>,
         message: &Message,
         bytes: &bytes::Bytes,
-    ) -> Result<Given, Exception> {
+    ) -> Result<(Given, Permit), Exception> {
         let service = Arc::clone(&self.common.service);
         let procedure = procedure.ok_or_else(|| {
             let name = String::from_utf8_lossy(message.method(bytes)).into_owned();
@@ -275,22 +277,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Conversation<S> {
         })?;
         let asked = Asked::of(procedure, message, bytes, service.kind())?;
         self.guest.permit(service.name(), &asked)?;
-        service.run(asked).await
+        let read = self.common.memory.to_read(asked.read_bytes_max(), self.patience()).await?;
+        Ok((service.run(asked).await?, read))
     }
 
-    /// Memory for a long answer. It is there now or not at all: an answer that waited would hold it as well.
-    fn hold(&self, answer: Result<Given, Exception>) -> Result<(Given, Option<OwnedSemaphorePermit>), Exception> {
-        let given = answer?;
+    /// Memory for a long answer, beside that of what was read for it.
+    fn hold(&self, answer: Result<(Given, Permit), Exception>) -> Result<(Given, Permit, Permit), Exception> {
+        let (given, read) = answer?;
         let bytes = given.payload_bytes();
-        if bytes <= OWN_BYTES {
-            return Ok((given, None));
-        }
-        let units = bytes.div_ceil(UNIT_BYTES) as u32;
-        let held = Arc::clone(&self.common.memory).try_acquire_many_owned(units).map_err(|_| {
-            let why = format!("other clients hold the memory for an answer of {bytes} bytes (thrift_memory)");
-            Exception::internal(format!("{why}: try again later"))
-        })?;
-        Ok((given, Some(held)))
+        let held = if bytes <= OWN_BYTES { None } else { Some(self.common.memory.to_answer(bytes)?) };
+        Ok((given, read, held))
     }
 
     /// Tells the client why its connection ends, and ends it. A stranger has no longer for that than he had before.

@@ -25,6 +25,7 @@ mod encode;
 mod guest;
 mod listen;
 mod malformed;
+mod memory;
 mod service;
 mod shape;
 mod walk;
@@ -38,7 +39,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 pub use arguments::BATCH_MAX;
 pub use call::{PAGE_MAX, WriteMode};
-pub use config::{Config, Error, NAMESPACE, Result};
+pub use config::{Config, Error, KeptMode, NAMESPACE, Result};
 pub use decode::{Decoded, Decoder, Message};
 pub use encode::{Exception, ExceptionKind, Given, encode};
 pub use listen::Address;
@@ -46,9 +47,10 @@ pub use malformed::{DEPTH_MAX, MESSAGE_BYTES_MAX, METHOD_BYTES_MAX, Malformed};
 pub use service::ANSWER_BYTES_MAX;
 pub use shape::{Dialect, MessageKind, Shape};
 
-use connection::{Common, UNIT_BYTES};
+use connection::Common;
 use counts::ThriftCounts;
 use listen::{Hall, ThriftDoors};
+use memory::ThriftMemory;
 use service::KeyService;
 
 use crate::front::strangers::Strangers;
@@ -93,18 +95,17 @@ impl Handle {
     pub fn figures(&self) -> Vec<Figure> {
         let common = &self.common;
         let max = common.config.connections_max;
-        let memory = common.config.memory_bytes_max;
-        let free = common.memory.available_permits() * UNIT_BYTES;
         let gauge = |name: &str, help: &str, value: usize| {
             Figure::new(format!("esker_thrift_{name}"), help, Value::Gauge(value as f64))
         };
         let is_asynchronous = common.service.mode() == WriteMode::Asynchronous;
+        let held = common.memory.held_bytes();
         let known = max - common.known.available_permits().min(max);
         let mut figures = vec![
             gauge("connections", "Connections of clients that have begun a call", known),
             gauge("connections_max", "Most of them (thrift_connections)", max),
             gauge("strangers", "Connections without such a call yet", self.strangers.len()),
-            gauge("memory_bytes", "Memory that long messages and answers hold", memory.saturating_sub(free)),
+            gauge("memory_bytes", "Memory that long messages, calls that read and long answers hold", held),
             gauge("asynchronous", "1 where writes are acknowledged when applied", usize::from(is_asynchronous)),
         ];
         let sent_away = Value::Counter(self.strangers.sent_away() as f64);
@@ -135,10 +136,10 @@ impl Server {
         let doors = ThriftDoors::open(&config, &runtime)?;
         let strangers = Strangers::new(config.strangers_max, Duration::from_secs(config.stranger_seconds));
         let common = Arc::new(Common {
-            service: Arc::new(KeyService::new(kv, namespace, config.mode)),
+            service: Arc::new(KeyService::new(kv, namespace, config.mode.clone())),
             counts: ThriftCounts::default(),
             known: Arc::new(Semaphore::new(config.connections_max)),
-            memory: Arc::new(Semaphore::new((config.memory_bytes_max / UNIT_BYTES).min(Semaphore::MAX_PERMITS))),
+            memory: ThriftMemory::of(config.memory_bytes_max),
             config,
         });
         let handle = Handle { common, strangers, certificates, stop: Arc::new(watch::Sender::new(false)) };
@@ -159,7 +160,8 @@ impl Server {
     pub fn run(self) {
         let Self { runtime, doors, handle } = self;
         for address in doors.addresses() {
-            tracing::info!(%address, namespace = handle.common.service.name(), "serving Thrift");
+            let service = &handle.common.service;
+            tracing::info!(%address, namespace = service.name(), mode = ?service.mode(), "serving Thrift");
         }
         let Handle { common, strangers, certificates, stop } = handle;
         let (linger, mut stopping) = (common.config.linger, stop.subscribe());

@@ -4,29 +4,39 @@
 //! awaited → the barrier of everything that was read or written → [`Given`]
 //!
 //! Invariants:
-//! 1. No thread that answers sleeps, waits for a sync, or reads a device; none is held by a write that waits.
+//! 1. No thread that answers sleeps, waits for a sync, for keys that another holds, or reads a device; none is held by
+//!    a write that waits.
 //! 2. Nothing is answered before it may be shown: in safe mode a write when it is durable, in asynchronous mode when it
 //!    is applied; what a read shows, when its writer was answered.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use esker_kv::{Barrier, Completion, Durability, Error as KvError, Key, Kind, Kv, Namespace, OwnedKey, Scan, Txn};
+use esker_kv::{
+    Barrier, Completion, Durability, Entry, Error as KvError, Key, Kind, Kv, Namespace, OwnedKey, Scan, Txn,
+    VALUE_BYTES_MAX,
+};
 use esker_store::{ATTEMPTS_MAX, Error as StoreError, WhenBusy};
 
 use super::call::{Asked, WriteMode, cursor_behind, cursor_of_commit, text_of};
+use super::config::KeptMode;
 use super::encode::{Exception, Given};
 
 /// Most bytes of keys and values in one answer.
 pub const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Keys of a call that are read at first, of which nothing is known: the largest values of so many fit one answer. And
+/// how many times as many a part has as the one before, at most.
+const FIRST_KEYS: usize = ANSWER_BYTES_MAX / (VALUE_BYTES_MAX + 16);
+const GROWTH: usize = 4;
 /// A page ends behind the pair with which it holds so many bytes.
 const PAGE_BYTES: usize = 4 << 20;
-/// Calls about more keys are made on a thread of their own.
+/// Calls about more keys, or of more bytes of values, are made on a thread of their own.
 const KEYS_AT_ONCE: usize = 256;
-/// How often a call is begun anew for values that are not in memory, beside once for each key; then a thread waits.
-const WAITS_MAX: usize = 64;
+const BYTES_AT_ONCE: usize = 256 << 10;
+/// How often a thread that answers begins a call for values that are not in memory; then one waits for them, since they
+/// may not stay there until they are read.
+const READS_AT_ONCE: usize = 2;
 /// Attempts that follow each other at once where others are faster, and how long is waited before each further one.
 const AT_ONCE: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(1);
@@ -41,7 +51,7 @@ pub(super) struct KeyService {
     namespace: Namespace,
     /// Its store may be called by a thread that answers.
     at_once: bool,
-    asynchronous: AtomicBool,
+    mode: KeptMode,
 }
 
 /// What an attempt came to.
@@ -55,10 +65,9 @@ enum Attempted<T> {
 }
 
 impl KeyService {
-    pub(super) fn new(kv: Kv, namespace: Namespace, mode: WriteMode) -> Self {
+    pub(super) fn new(kv: Kv, namespace: Namespace, mode: KeptMode) -> Self {
         let at_once = !kv.is_afar() && APPLY_AT_ONCE.contains(&kv.store().capability().backend);
-        let asynchronous = AtomicBool::new(mode == WriteMode::Asynchronous);
-        Self { kv, namespace, at_once, asynchronous }
+        Self { kv, namespace, at_once, mode }
     }
 
     /// The namespace's name.
@@ -73,7 +82,7 @@ impl KeyService {
 
     /// When writes are acknowledged now.
     pub(super) fn mode(&self) -> WriteMode {
-        if self.asynchronous.load(Ordering::Relaxed) { WriteMode::Asynchronous } else { WriteMode::Safe }
+        self.mode.get()
     }
 
     fn durability(&self) -> Durability {
@@ -94,17 +103,18 @@ impl KeyService {
             Asked::Has(key) => Ok(Given::Bool(self.read(move |namespace| namespace.has(&key)).await?)),
             Asked::MultiGet(keys) => self.get_many(keys).await,
             Asked::Put(key, value) => {
-                let keys = vec![key.clone()];
-                self.transact(keys, move |txn, of| Ok(txn.put_value(of, &key, &value, None, 0))).await?;
+                let (keys, bytes) = (vec![key.clone()], value.len());
+                self.transact(keys, bytes, move |txn, of| Ok(txn.put_value(of, &key, &value, None, 0))).await?;
                 Ok(Given::I32(0))
             }
             Asked::MultiPut(pairs) => {
                 let keys = pairs.iter().map(|(key, _)| key.clone()).collect();
+                let bytes = pairs.iter().map(|(_, value)| value.len()).sum();
                 let put = move |txn: &mut Txn<'_>, of: &Namespace| {
                     pairs.iter().for_each(|(key, value)| txn.put_value(of, key, value, None, 0));
                     Ok(())
                 };
-                self.transact(keys, put).await?;
+                self.transact(keys, bytes, put).await?;
                 Ok(Given::Nothing)
             }
             Asked::Remove(key) => {
@@ -129,12 +139,16 @@ impl KeyService {
                 Ok(Given::Page(pairs, cursor.map(cursor_of_commit)))
             }
             Asked::Count => {
-                let count = self.transact(Vec::new(), |txn, of| txn.len(of)).await?;
+                let namespace = self.namespace.clone();
+                // Of int keys it goes through all ranges, so not on a thread that answers.
+                let (count, barrier) = waiting(move || namespace.len().into_parts()).await?;
+                reached(barrier).await?;
+                let count = count.map_err(told_of_store)?;
                 Ok(Given::I64(i64::try_from(count).unwrap_or(i64::MAX)))
             }
             Asked::Mode => Ok(Given::I32(self.mode() as i32)),
             Asked::SetMode(mode) => {
-                self.asynchronous.store(mode == WriteMode::Asynchronous, Ordering::Relaxed);
+                self.mode.set(mode);
                 tracing::info!(namespace = self.name(), ?mode, "writes are acknowledged anew");
                 Ok(Given::Nothing)
             }
@@ -158,22 +172,19 @@ impl KeyService {
 
     /// The pairs that are there of these keys.
     async fn get_many(self: &Arc<Self>, keys: Vec<OwnedKey>) -> Result<Given, Exception> {
-        let values: Vec<Option<Bytes>> = if self.are_in_one_object(&keys) && keys.len() <= KEYS_AT_ONCE {
-            let asked = keys.clone();
+        let asked = keys.clone();
+        let values: Vec<Option<Bytes>> = if keys.len() <= FIRST_KEYS && self.are_in_one_object(&keys) {
             self.read(move |namespace| namespace.get_many(&as_keys(&asked))).await?
         } else {
-            let asked = keys.clone();
-            let read = move |txn: &mut Txn<'_>, of: &Namespace| txn.get_many(of, &as_keys(&asked));
-            let entries = self.transact(keys.clone(), read).await?;
+            let read = move |txn: &mut Txn<'_>, of: &Namespace| read_in_parts(txn, of, &asked);
+            let entries = self.transact(keys.clone(), 0, read).await?;
             entries.into_iter().map(|entry| entry.map(|entry| entry.value)).collect()
         };
         let pairs: Vec<(Bytes, Bytes)> =
             keys.into_iter().zip(values).filter_map(|(key, value)| Some((text_of(key), value?))).collect();
         let bytes: usize = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
         if bytes > ANSWER_BYTES_MAX {
-            let why = "ask for fewer keys at once";
-            let limit = format!("ANSWER_BYTES_MAX = {ANSWER_BYTES_MAX}");
-            return Err(Exception::refused(format!("multiGet: an answer of {bytes} bytes is above {limit}: {why}")));
+            return Err(told(too_many(bytes)));
         }
         Ok(Given::Pairs(pairs))
     }
@@ -195,7 +206,7 @@ impl KeyService {
         keys.dedup();
         let asked = keys.clone();
         let remove = move |txn: &mut Txn<'_>, of: &Namespace| {
-            let there = txn.get_many(of, &as_keys(&asked))?;
+            let there = read_in_parts(txn, of, &asked)?;
             let mut removed = 0;
             for (key, _) in asked.iter().zip(there).filter(|(_, there)| there.is_some()) {
                 txn.remove(of, key);
@@ -203,7 +214,7 @@ impl KeyService {
             }
             Ok(removed)
         };
-        self.transact(keys, remove).await
+        self.transact(keys, 0, remove).await
     }
 
     /// Writes a value, keeping an expiry that is there, if what is there is as it has to be.
@@ -213,7 +224,7 @@ impl KeyService {
         value: Bytes,
         holds: impl Fn(Option<&Bytes>) -> bool + Send + Sync + 'static,
     ) -> Result<Given, Exception> {
-        let keys = vec![key.clone()];
+        let (keys, bytes) = (vec![key.clone()], value.len());
         let write = move |txn: &mut Txn<'_>, of: &Namespace| {
             let there = txn.get(of, &key)?;
             if !holds(there.as_ref().map(|entry| &entry.value)) {
@@ -223,13 +234,13 @@ impl KeyService {
             txn.put_value(of, &key, &value, expires_ms, tag);
             Ok(true)
         };
-        self.transact(keys, write).await.map(Given::Bool)
+        self.transact(keys, bytes, write).await.map(Given::Bool)
     }
 
     /// A page in the order of keys.
     async fn page(self: &Arc<Self>, after: Option<OwnedKey>, limit: usize) -> Result<Given, Exception> {
         let scan = Scan { after, limit, bytes_max: PAGE_BYTES, ..Scan::all() };
-        let found = self.transact(Vec::new(), move |txn, of| txn.scan(of, &scan)).await?;
+        let found = self.transact(Vec::new(), 0, move |txn, of| txn.scan(of, &scan)).await?;
         let bytes: usize = found.iter().map(|(key, entry)| key_bytes(key) + entry.value.len()).sum();
         let cut = found.len() >= limit || bytes >= PAGE_BYTES;
         let next = found.last().filter(|_| cut).map(|(key, _)| cursor_behind(key));
@@ -237,23 +248,27 @@ impl KeyService {
     }
 
     /// Runs `change` in a transaction that holds these keys, and commits it; again from the beginning where another
-    /// process changed what it read, once what it reads is in memory, and once there is room.
+    /// process changed what it read, once what it reads is in memory, and once there is room. It writes values of so
+    /// many bytes.
     async fn transact<T: Send + 'static>(
         self: &Arc<Self>,
         keys: Vec<OwnedKey>,
+        bytes: usize,
         change: impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError> + Send + Sync + 'static,
     ) -> Result<T, Exception> {
-        let (is_large, waits_max) = (keys.len() > KEYS_AT_ONCE, WAITS_MAX + keys.len());
+        let is_large = keys.len() > KEYS_AT_ONCE || bytes > BYTES_AT_ONCE;
         let made = Arc::new((keys, change));
         let (mut waits, mut waited, mut attempts) = (esker_store::Waits::default(), 0, 0);
         loop {
-            let may_wait = !self.at_once || waited > waits_max;
+            let may_wait = !self.at_once || waited >= READS_AT_ONCE;
             let when_busy = WhenBusy::Refuse(waits);
-            let attempted = if may_wait || is_large {
-                let (own, made) = (Arc::clone(self), Arc::clone(&made));
-                waiting(move || own.attempt(&made.0, may_wait, when_busy, &made.1)).await?
-            } else {
-                self.attempt(&made.0, may_wait, when_busy, &made.1)
+            let at_once = if may_wait || is_large { None } else { self.attempt_at_once(&made.0, when_busy, &made.1) };
+            let attempted = match at_once {
+                Some(attempted) => attempted,
+                None => {
+                    let (own, made) = (Arc::clone(self), Arc::clone(&made));
+                    waiting(move || own.attempt(&made.0, may_wait, when_busy, &made.1)).await?
+                }
             };
             let (value, committed) = match attempted {
                 Attempted::Awaits(awaited) => {
@@ -298,6 +313,17 @@ impl KeyService {
         }
     }
 
+    /// On a thread that answers: `None` where another holds these keys, which may take until it has read them.
+    fn attempt_at_once<T>(
+        &self,
+        keys: &[OwnedKey],
+        when_busy: WhenBusy,
+        change: &impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError>,
+    ) -> Option<Attempted<T>> {
+        Some(self.go_on(self.kv.try_begin(&self.held(keys))?, false, when_busy, change))
+    }
+
+    /// On a thread that may wait, for these keys at least.
     fn attempt<T>(
         &self,
         keys: &[OwnedKey],
@@ -305,8 +331,20 @@ impl KeyService {
         when_busy: WhenBusy,
         change: &impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError>,
     ) -> Attempted<T> {
-        let held: Vec<(&Namespace, Key<'_>)> = keys.iter().map(|key| (&self.namespace, key.as_key())).collect();
-        let mut txn = self.kv.begin(&held);
+        self.go_on(self.kv.begin(&self.held(keys)), may_wait, when_busy, change)
+    }
+
+    fn held<'k>(&'k self, keys: &'k [OwnedKey]) -> Vec<(&'k Namespace, Key<'k>)> {
+        keys.iter().map(|key| (&self.namespace, key.as_key())).collect()
+    }
+
+    fn go_on<T>(
+        &self,
+        mut txn: Txn<'_>,
+        may_wait: bool,
+        when_busy: WhenBusy,
+        change: &impl Fn(&mut Txn<'_>, &Namespace) -> Result<T, KvError>,
+    ) -> Attempted<T> {
         txn.when_busy(when_busy);
         if !may_wait {
             txn.do_not_wait();
@@ -317,6 +355,34 @@ impl KeyService {
             Ok(value) => Attempted::Made(value, txn.commit(self.durability())),
         }
     }
+}
+
+/// The entries of several keys, of a size that one answer may have: read in parts, each of as many as fit if they are
+/// no larger than those before, so that little more than that is ever in memory.
+fn read_in_parts(txn: &mut Txn<'_>, of: &Namespace, keys: &[OwnedKey]) -> Result<Vec<Option<Entry>>, KvError> {
+    let mut found = Vec::with_capacity(keys.len());
+    let (mut rest, mut part, mut bytes, mut largest) = (keys, FIRST_KEYS, 0, 1);
+    while !rest.is_empty() {
+        let (now, later) = rest.split_at(part.clamp(1, rest.len()));
+        let entries = txn.get_many(of, &as_keys(now))?;
+        for value in entries.iter().flatten().map(|entry| entry.value.len()) {
+            bytes += value;
+            largest = largest.max(value);
+        }
+        if bytes > ANSWER_BYTES_MAX {
+            return Err(too_many(bytes));
+        }
+        found.extend(entries);
+        part = (GROWTH * now.len()).min((ANSWER_BYTES_MAX - bytes) / largest);
+        rest = later;
+    }
+    Ok(found)
+}
+
+/// A call asks for so many bytes: its client is to ask for fewer keys at once.
+fn too_many(bytes: usize) -> KvError {
+    let (what, limit) = ("values of the keys of one call", "ANSWER_BYTES_MAX");
+    KvError::Store(StoreError::TooLarge { what, len: bytes as u64, limit, max: ANSWER_BYTES_MAX as u64 })
 }
 
 fn as_keys(keys: &[OwnedKey]) -> Vec<Key<'_>> {

@@ -98,7 +98,7 @@ pub fn config(settings: &ServeSettings, front: &Front, passed: Vec<Passed>) -> R
         linger: front.linger,
         namespace,
         kind,
-        mode,
+        mode: mode.into(),
         connections_max: number(settings.thrift_connections),
         memory_bytes_max: number(settings.thrift_memory.0.0),
         ..Config::default()
