@@ -15,8 +15,8 @@ use esker_memory::MemoryStore;
 use esker_server::http::Value;
 use esker_server::thrift::{Address, Config, Handle, Server};
 use esker_store::{
-    Applied, CommitSeq, Completion, Error, Forward, ObjectId, ObjectStore, Promise, Stall, Transaction, WhenBusy,
-    promised,
+    Applied, Collection, CommitSeq, Completion, Error, Forward, ObjectId, ObjectStore, Promise, Stall, Transaction,
+    WhenBusy, promised,
 };
 use parking_lot::Mutex;
 
@@ -34,6 +34,8 @@ struct Late {
     held: Mutex<bool>,
     waits: Mutex<Vec<(Promise<Option<Bytes>>, Applied<Option<Bytes>>)>>,
     busy: Mutex<bool>,
+    /// Held by a test, it keeps the thread that writes or lists objects.
+    gate: Mutex<()>,
     rooms: Mutex<Vec<Promise<()>>>,
 }
 
@@ -65,11 +67,17 @@ impl Forward for Late {
     }
 
     fn submit(&self, txn: Transaction) -> Completion<CommitSeq> {
+        drop(self.gate.lock());
         if *self.busy.lock() {
             assert!(matches!(txn.when_busy, WhenBusy::Refuse(_)), "a thread that answers would sleep");
             return Completion::ready(Err(Error::Busy { stall: Stall::Backlog }));
         }
         self.store.submit(txn)
+    }
+
+    fn list(&self, collection: &Collection, after: Option<&[u8]>, limit: usize) -> Completion<Vec<Bytes>> {
+        drop(self.gate.lock());
+        self.store.list(collection, after, limit)
     }
 
     fn room(&self, _: Stall) -> Completion<()> {
@@ -403,6 +411,25 @@ fn a_value_that_does_not_stay_is_read_three_times_and_its_key_holds_up_no_thread
     assert_eq!((updating.answer().0, putting.answer().0), (REPLY, REPLY));
     running.store.give();
     assert_eq!(client.get("cold"), b"last");
+}
+
+#[test]
+fn counts_and_large_writes_take_no_thread_that_answers() {
+    let running = Running::start(Config { kind: Kind::Int, namespace: "numbers".into(), ..Config::default() });
+    let mut client = running.client();
+    client.put("1", b"v");
+    let store = Arc::clone(&running.store);
+    let gate = store.gate.lock();
+    let (mut counting, mut putting) = (running.client(), running.client());
+    counting.send("count", &[]);
+    putting.send("put", &[text(1, b"2"), text(2, &vec![b'v'; 1 << 20])].concat());
+    running.eventually("esker_thrift_connections", |connections| connections == 3.0);
+    for _ in 0..50 {
+        assert_eq!(client.get("1"), b"v");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    drop(gate);
+    assert_eq!((counting.answer().0, putting.answer().0), (REPLY, REPLY));
 }
 
 #[test]
