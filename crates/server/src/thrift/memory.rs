@@ -17,8 +17,9 @@ use tokio::time::timeout;
 
 use super::encode::Exception;
 use super::malformed::MESSAGE_BYTES_MAX;
-use super::service::ANSWER_BYTES_MAX;
 
+/// Most bytes of keys and values in one answer.
+pub const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Memory is counted in these.
 const UNIT_BYTES: usize = 1 << 10;
 /// What messages have at least beside the one that may always go on.

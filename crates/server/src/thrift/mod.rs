@@ -44,7 +44,7 @@ pub use decode::{Decoded, Decoder, Message};
 pub use encode::{Exception, ExceptionKind, Given, encode};
 pub use listen::Address;
 pub use malformed::{DEPTH_MAX, MESSAGE_BYTES_MAX, METHOD_BYTES_MAX, Malformed};
-pub use service::ANSWER_BYTES_MAX;
+pub use memory::ANSWER_BYTES_MAX;
 pub use shape::{Dialect, MessageKind, Shape};
 
 use connection::Common;

@@ -22,9 +22,8 @@ use esker_store::{ATTEMPTS_MAX, Error as StoreError, WhenBusy};
 use super::call::{Asked, WriteMode, cursor_behind, cursor_of_commit, text_of};
 use super::config::KeptMode;
 use super::encode::{Exception, Given};
+use super::memory::ANSWER_BYTES_MAX;
 
-/// Most bytes of keys and values in one answer.
-pub const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Keys of a call that are read at first, of which nothing is known: the largest values of so many fit one answer. And
 /// how many times as many a part has as the one before, at most.
 const FIRST_KEYS: usize = ANSWER_BYTES_MAX / (VALUE_BYTES_MAX + 16);
@@ -104,7 +103,11 @@ impl KeyService {
             Asked::MultiGet(keys) => self.get_many(keys).await,
             Asked::Put(key, value) => {
                 let (keys, bytes) = (vec![key.clone()], value.len());
-                self.transact(keys, bytes, move |txn, of| Ok(txn.put_value(of, &key, &value, None, 0))).await?;
+                let put = move |txn: &mut Txn<'_>, of: &Namespace| {
+                    txn.put_value(of, &key, &value, None, 0);
+                    Ok(())
+                };
+                self.transact(keys, bytes, put).await?;
                 Ok(Given::I32(0))
             }
             Asked::MultiPut(pairs) => {
