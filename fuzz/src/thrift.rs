@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use esker_kv::{Kind, Kv, SystemClock};
-use esker_server::thrift::{Address, Config, Decoded, Decoder, MESSAGE_BYTES_MAX, Malformed, Message, Server};
+use esker_server::thrift::{Address, Config, Decoded, Decoder, MESSAGE_BYTES_MAX, Message, Server, Unreadable};
 
 use crate::Target;
 use crate::mutate::mutate;
@@ -81,7 +81,7 @@ fn seen(message: &Message, input: &[u8]) -> Seen {
 }
 
 /// The messages of a stream that comes in pieces of so many bytes, and what is wrong behind them, if something is.
-fn decoded(input: &[u8], piece: usize) -> (Vec<Seen>, Option<Malformed>) {
+fn decoded(input: &[u8], piece: usize) -> (Vec<Seen>, Option<Unreadable>) {
     let (mut decoder, mut messages) = (Decoder::new(), Vec::new());
     let (mut start, mut end) = (0, piece.min(input.len()));
     loop {

@@ -27,12 +27,15 @@ const MEMORY_MIN: usize = 193 << 20;
 const REPLY: u8 = 2;
 const EXCEPTION: u8 = 3;
 
+/// A value that is waited for, and what it is once it comes.
+type Awaited = (Promise<Option<Bytes>>, Applied<Option<Bytes>>);
+
 /// A store in memory whose values come, and which has room, when the test says so.
 #[derive(Default)]
 struct Late {
     store: MemoryStore,
     held: Mutex<bool>,
-    waits: Mutex<Vec<(Promise<Option<Bytes>>, Applied<Option<Bytes>>)>>,
+    waits: Mutex<Vec<Awaited>>,
     busy: Mutex<bool>,
     /// Held by a test, it keeps the thread that writes or lists objects.
     gate: Mutex<()>,

@@ -9,8 +9,8 @@
 //! 2. A call costs its bytes once, in whatever pieces it comes; a long one is left now and then, for others to go on.
 
 use super::arguments::Arguments;
-use super::malformed::{MESSAGE_BYTES_MAX, Malformed};
 use super::shape::{MessageKind, Shape};
+use super::unreadable::{MESSAGE_BYTES_MAX, Unreadable};
 use super::walk::{Event, Slice, Walked, Walker};
 
 /// Steps after which others may go on.
@@ -108,8 +108,8 @@ impl Decoder {
     /// next is whole.
     ///
     /// # Errors
-    /// [`Malformed`]: no message of this connection can be read any more.
-    pub fn next(&mut self, input: &[u8]) -> Result<Decoded, Malformed> {
+    /// [`Unreadable`]: no message of this connection can be read any more.
+    pub fn next(&mut self, input: &[u8]) -> Result<Decoded, Unreadable> {
         let shape = match self.shape {
             Some(shape) => shape,
             // A frame without a message, whose length says nothing of what comes.
@@ -129,7 +129,7 @@ impl Decoder {
                 return Ok(Decoded::Nothing(FRAME));
             }
             if len > MESSAGE_BYTES_MAX as u32 {
-                return Err(Malformed::Frame { len });
+                return Err(Unreadable::Frame { len });
             }
             if self.under_way.is_none() && rest.len() < len as usize {
                 // Its head is looked for, so that it is known who sends it.
@@ -167,7 +167,7 @@ impl Decoder {
         self.under_way = Some(UnderWay { walker, start, begun: None, arguments: Arguments::default() });
     }
 
-    fn look_for_head(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
+    fn look_for_head(&mut self, bytes: &[u8]) -> Result<(), Unreadable> {
         match &mut self.under_way {
             Some(under_way) if under_way.begun.is_none() => under_way.step(bytes).map(|_| ()),
             _ => Ok(()),
@@ -185,7 +185,7 @@ impl Decoder {
 }
 
 impl UnderWay {
-    fn step(&mut self, bytes: &[u8]) -> Result<Walked, Malformed> {
+    fn step(&mut self, bytes: &[u8]) -> Result<Walked, Unreadable> {
         let walked = self.walker.step(bytes)?;
         if let Walked::On(event) = walked {
             match event {

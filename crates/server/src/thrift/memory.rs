@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::encode::Exception;
-use super::malformed::MESSAGE_BYTES_MAX;
+use super::unreadable::MESSAGE_BYTES_MAX;
 
 /// Most bytes of keys and values in one answer.
 pub const ANSWER_BYTES_MAX: usize = 64 << 20;

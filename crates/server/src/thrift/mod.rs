@@ -24,10 +24,10 @@ mod decode;
 mod encode;
 mod guest;
 mod listen;
-mod malformed;
 mod memory;
 mod service;
 mod shape;
+mod unreadable;
 mod walk;
 
 use std::sync::Arc;
@@ -43,9 +43,9 @@ pub use config::{Config, Error, KeptMode, NAMESPACE, Result};
 pub use decode::{Decoded, Decoder, Message};
 pub use encode::{Exception, ExceptionKind, Given, encode};
 pub use listen::Address;
-pub use malformed::{DEPTH_MAX, MESSAGE_BYTES_MAX, METHOD_BYTES_MAX, Malformed};
 pub use memory::ANSWER_BYTES_MAX;
 pub use shape::{Dialect, MessageKind, Shape};
+pub use unreadable::{DEPTH_MAX, MESSAGE_BYTES_MAX, METHOD_BYTES_MAX, Unreadable};
 
 use connection::Common;
 use counts::ThriftCounts;

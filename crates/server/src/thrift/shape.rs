@@ -4,7 +4,7 @@
 //!
 //! Source: the specifications of Apache Thrift, `thrift-binary-protocol.md` and `thrift-compact-protocol.md`.
 
-use super::malformed::Malformed;
+use super::unreadable::Unreadable;
 
 /// The first byte of a message of the binary protocol that is strict.
 const STRICT: u8 = 0x80;
@@ -36,7 +36,7 @@ impl Shape {
     ///
     /// A frame's length and the length of a name in an old message both begin with zeros: the fifth byte tells them
     /// apart, since no name begins with a byte that begins a message.
-    pub(super) fn of(input: &[u8]) -> Result<Option<Self>, Malformed> {
+    pub(super) fn of(input: &[u8]) -> Result<Option<Self>, Unreadable> {
         let (framed, first) = match *input {
             [] => return Ok(None),
             [first @ (STRICT | COMPACT), ..] => (false, first),
@@ -47,7 +47,7 @@ impl Shape {
                 let mut first = [0; 4];
                 let len = input.len().min(4);
                 first[..len].copy_from_slice(&input[..len]);
-                return Err(Malformed::NoThrift { first });
+                return Err(Unreadable::NoThrift { first });
             }
         };
         let dialect = match first {
@@ -73,13 +73,13 @@ pub enum MessageKind {
 }
 
 impl MessageKind {
-    pub(super) fn of(number: u8) -> Result<Self, Malformed> {
+    pub(super) fn of(number: u8) -> Result<Self, Unreadable> {
         Ok(match number {
             1 => Self::Call,
             2 => Self::Reply,
             3 => Self::Exception,
             4 => Self::Oneway,
-            number => return Err(Malformed::MessageKind { number }),
+            number => return Err(Unreadable::MessageKind { number }),
         })
     }
 
@@ -112,7 +112,7 @@ pub(super) enum ValueKind {
 
 impl ValueKind {
     /// The kind with this number in the binary protocol.
-    pub(super) fn of_binary(number: u8) -> Result<Self, Malformed> {
+    pub(super) fn of_binary(number: u8) -> Result<Self, Unreadable> {
         Ok(match number {
             2 => Self::Bool,
             3 => Self::I8,
@@ -126,7 +126,7 @@ impl ValueKind {
             14 => Self::Set,
             15 => Self::List,
             16 => Self::Uuid,
-            number => return Err(Malformed::ValueKind { number }),
+            number => return Err(Unreadable::ValueKind { number }),
         })
     }
 
@@ -148,7 +148,7 @@ impl ValueKind {
     }
 
     /// The kind with this number in the compact protocol; that of a field of a bool says which it is.
-    pub(super) fn of_compact(number: u8) -> Result<Self, Malformed> {
+    pub(super) fn of_compact(number: u8) -> Result<Self, Unreadable> {
         Ok(match number {
             1 | 2 => Self::Bool,
             3 => Self::I8,
@@ -162,7 +162,7 @@ impl ValueKind {
             11 => Self::Map,
             12 => Self::Struct,
             13 => Self::Uuid,
-            number => return Err(Malformed::ValueKind { number }),
+            number => return Err(Unreadable::ValueKind { number }),
         })
     }
 
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn other_protocols_are_refused_at_once() {
         for other in [&b"GET / HTTP/1.1"[..], b"\x16\x03\x01\x02", b"*1\r\n$4\r\nPING", b"\0\x01\0\x02abcd", b"\x7f"] {
-            assert!(matches!(Shape::of(other), Err(Malformed::NoThrift { .. })), "{other:x?}");
+            assert!(matches!(Shape::of(other), Err(Unreadable::NoThrift { .. })), "{other:x?}");
         }
     }
 }

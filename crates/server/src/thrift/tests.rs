@@ -44,7 +44,7 @@ fn whole(decoder: &mut Decoder, bytes: &[u8]) -> Message {
     }
 }
 
-fn malformed(bytes: &[u8]) -> Malformed {
+fn malformed(bytes: &[u8]) -> Unreadable {
     let mut decoder = Decoder::new();
     loop {
         match decoder.next(bytes) {
@@ -331,35 +331,35 @@ fn lengths_are_within_the_limits_before_anything_is_kept_for_them() {
     let head = b"\x80\x01\0\x01\0\0\0\x03get\0\0\0\x01";
     let after = |fields: &[u8]| malformed(&[&head[..], fields].concat());
     // A string, a list, a map, and a list of strings of the most bytes that 32 bits tell of.
-    assert!(matches!(after(b"\x0b\0\x01\x7f\xff\xff\xff"), Malformed::TooLong { .. }));
-    assert!(matches!(after(b"\x0b\0\x01\xff\xff\xff\xff"), Malformed::Negative { len: -1, .. }));
-    assert!(matches!(after(b"\x0f\0\x01\x08\x7f\xff\xff\xff"), Malformed::Count { .. }));
-    assert!(matches!(after(b"\x0f\0\x01\x0b\x7f\xff\xff\xff"), Malformed::Count { .. }));
-    assert!(matches!(after(b"\x0d\0\x01\x0b\x0b\x7f\xff\xff\xff"), Malformed::Count { .. }));
-    assert!(matches!(after(b"\x0f\0\x01\x0b\xff\xff\xff\xff"), Malformed::Negative { .. }));
-    assert_eq!(after(b"\x11\0\x01"), Malformed::ValueKind { number: 0x11 });
+    assert!(matches!(after(b"\x0b\0\x01\x7f\xff\xff\xff"), Unreadable::TooLong { .. }));
+    assert!(matches!(after(b"\x0b\0\x01\xff\xff\xff\xff"), Unreadable::Negative { len: -1, .. }));
+    assert!(matches!(after(b"\x0f\0\x01\x08\x7f\xff\xff\xff"), Unreadable::Count { .. }));
+    assert!(matches!(after(b"\x0f\0\x01\x0b\x7f\xff\xff\xff"), Unreadable::Count { .. }));
+    assert!(matches!(after(b"\x0d\0\x01\x0b\x0b\x7f\xff\xff\xff"), Unreadable::Count { .. }));
+    assert!(matches!(after(b"\x0f\0\x01\x0b\xff\xff\xff\xff"), Unreadable::Negative { .. }));
+    assert_eq!(after(b"\x11\0\x01"), Unreadable::ValueKind { number: 0x11 });
     // Lists in lists, and structs in structs.
     let lists = b"\x0f\0\0\0\x01".repeat(DEPTH_MAX + 1);
-    assert_eq!(after(&[b"\x0f\0\x01", &lists[..]].concat()), Malformed::Depth);
-    assert_eq!(after(&b"\x0c\0\x01".repeat(DEPTH_MAX + 1)), Malformed::Depth);
+    assert_eq!(after(&[b"\x0f\0\x01", &lists[..]].concat()), Unreadable::Depth);
+    assert_eq!(after(&b"\x0c\0\x01".repeat(DEPTH_MAX + 1)), Unreadable::Depth);
     // Heads.
-    assert_eq!(malformed(b"\x80\x01\0\x01\0\0\0\x81"), Malformed::Name { len: 129 });
-    assert_eq!(malformed(b"\x80\x01\0\x01\xff\xff\xff\xff"), Malformed::Name { len: -1 });
-    assert_eq!(malformed(b"\x80\x02\0\x01\0\0\0\x03"), Malformed::Version { word: 0x8002_0001 });
-    assert_eq!(malformed(b"\x80\x01\0\x05\0\0\0\x03"), Malformed::MessageKind { number: 5 });
-    assert_eq!(malformed(b"\0\x01\0\0get get get get "), Malformed::NoThrift { first: [0, 1, 0, 0] });
-    assert!(matches!(malformed(b"\x82\x22\0\0"), Malformed::Version { .. }));
+    assert_eq!(malformed(b"\x80\x01\0\x01\0\0\0\x81"), Unreadable::Name { len: 129 });
+    assert_eq!(malformed(b"\x80\x01\0\x01\xff\xff\xff\xff"), Unreadable::Name { len: -1 });
+    assert_eq!(malformed(b"\x80\x02\0\x01\0\0\0\x03"), Unreadable::Version { word: 0x8002_0001 });
+    assert_eq!(malformed(b"\x80\x01\0\x05\0\0\0\x03"), Unreadable::MessageKind { number: 5 });
+    assert_eq!(malformed(b"\0\x01\0\0get get get get "), Unreadable::NoThrift { first: [0, 1, 0, 0] });
+    assert!(matches!(malformed(b"\x82\x22\0\0"), Unreadable::Version { .. }));
     // Frames: too long, and shorter than their messages.
     let long = (MESSAGE_BYTES_MAX as u32 + 1).to_be_bytes();
-    assert_eq!(malformed(&[&long[..], b"\x80"].concat()), Malformed::Frame { len: MESSAGE_BYTES_MAX as u32 + 1 });
-    assert!(matches!(malformed(b"\0\0\0\x05\x80\x01\0\x01\0\0\0\x03get"), Malformed::TooLong { max: 5, .. }));
+    assert_eq!(malformed(&[&long[..], b"\x80"].concat()), Unreadable::Frame { len: MESSAGE_BYTES_MAX as u32 + 1 });
+    assert!(matches!(malformed(b"\0\0\0\x05\x80\x01\0\x01\0\0\0\x03get"), Unreadable::TooLong { max: 5, .. }));
     // Numbers of compact: more than their bits, and without an end.
     let compact = |fields: &[u8]| malformed(&[&b"\x82\x21\x01\x03get"[..], fields].concat());
-    assert_eq!(compact(b"\x15\xff\xff\xff\xff\x1f"), Malformed::Number);
-    assert_eq!(compact(b"\x16\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80"), Malformed::Number);
-    assert!(matches!(compact(b"\x18\xff\xff\xff\xff\x07"), Malformed::TooLong { .. }));
-    assert!(matches!(compact(b"\x19\xf8\xff\xff\xff\xff\x07"), Malformed::Count { .. }));
-    assert_eq!(malformed(b"\x82\x21\x01\x81\x01get"), Malformed::Name { len: 129 });
+    assert_eq!(compact(b"\x15\xff\xff\xff\xff\x1f"), Unreadable::Number);
+    assert_eq!(compact(b"\x16\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80"), Unreadable::Number);
+    assert!(matches!(compact(b"\x18\xff\xff\xff\xff\x07"), Unreadable::TooLong { .. }));
+    assert!(matches!(compact(b"\x19\xf8\xff\xff\xff\xff\x07"), Unreadable::Count { .. }));
+    assert_eq!(malformed(b"\x82\x21\x01\x81\x01get"), Unreadable::Name { len: 129 });
 }
 
 #[test]

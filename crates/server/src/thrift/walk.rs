@@ -8,8 +8,8 @@
 //! 2. A length is compared with what may be there at most before it is believed, and nothing is kept for it: memory is
 //!    [`DEPTH_MAX`] levels.
 
-use super::malformed::{DEPTH_MAX, METHOD_BYTES_MAX, Malformed};
 use super::shape::{COMPACT, Dialect, MessageKind, ValueKind};
+use super::unreadable::{DEPTH_MAX, METHOD_BYTES_MAX, Unreadable};
 
 /// A place of bytes in a message, from its first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,11 +74,11 @@ enum Level {
 /// Why a step is not made.
 enum Stop {
     Short(usize),
-    Wrong(Malformed),
+    Wrong(Unreadable),
 }
 
-impl From<Malformed> for Stop {
-    fn from(malformed: Malformed) -> Self {
+impl From<Unreadable> for Stop {
+    fn from(malformed: Unreadable) -> Self {
         Self::Wrong(malformed)
     }
 }
@@ -107,7 +107,7 @@ impl<'b> Reader<'b> {
     fn take(&mut self, len: usize) -> Read<&'b [u8]> {
         let left = self.bytes_max.saturating_sub(self.at);
         if len > left {
-            return Err(Malformed::TooLong { len: self.at as u64 + len as u64, max: self.bytes_max }.into());
+            return Err(Unreadable::TooLong { len: self.at as u64 + len as u64, max: self.bytes_max }.into());
         }
         let here = self.bytes.get(self.at..).unwrap_or_default();
         let taken = here.get(..len).ok_or(Stop::Short(len - here.len().min(len)))?;
@@ -132,12 +132,12 @@ impl<'b> Reader<'b> {
             let byte = self.byte()?;
             let part = u64::from(byte & 0x7f);
             if shift >= bits || part.checked_shl(shift).is_none_or(|moved| moved >> shift != part) {
-                return Err(Malformed::Number.into());
+                return Err(Unreadable::Number.into());
             }
             number |= part << shift;
             if byte & 0x80 == 0 {
                 let fits = bits == u64::BITS || number >> bits == 0;
-                return if fits { Ok(number) } else { Err(Malformed::Number.into()) };
+                return if fits { Ok(number) } else { Err(Unreadable::Number.into()) };
             }
             shift += 7;
         }
@@ -156,7 +156,7 @@ impl<'b> Reader<'b> {
             Dialect::Compact => i64::from(self.variable(u32::BITS)? as u32 as i32),
             Dialect::Binary | Dialect::OldBinary => i64::from(i32::from_be_bytes(self.array()?)),
         };
-        usize::try_from(len).map_err(|_| Malformed::Negative { what, len }.into())
+        usize::try_from(len).map_err(|_| Unreadable::Negative { what, len }.into())
     }
 
     /// The place of so many bytes.
@@ -169,7 +169,7 @@ impl<'b> Reader<'b> {
     /// The name of a method, of this length.
     fn name(&mut self, len: i64) -> Read<Slice> {
         let fits = usize::try_from(len).ok().filter(|len| *len <= METHOD_BYTES_MAX);
-        self.slice(fits.ok_or(Malformed::Name { len })?)
+        self.slice(fits.ok_or(Unreadable::Name { len })?)
     }
 
     /// How many elements there are, of which each has `least` bytes or more.
@@ -177,7 +177,7 @@ impl<'b> Reader<'b> {
         let left = self.bytes_max.saturating_sub(self.at);
         let fits = count.checked_mul(least).is_some_and(|bytes| bytes <= left);
         let count = u32::try_from(count).ok().filter(|_| fits);
-        count.ok_or(Malformed::Count { count: count.map_or(u64::MAX, u64::from), left }.into())
+        count.ok_or(Unreadable::Count { count: count.map_or(u64::MAX, u64::from), left }.into())
     }
 
     fn head(&mut self, dialect: Dialect) -> Read<Event> {
@@ -185,7 +185,7 @@ impl<'b> Reader<'b> {
             Dialect::Binary => {
                 let word = u32::from_be_bytes(self.array()?);
                 if word & 0xffff_ff00 != 0x8001_0000 {
-                    return Err(Malformed::Version { word }.into());
+                    return Err(Unreadable::Version { word }.into());
                 }
                 let kind = MessageKind::of(word as u8)?;
                 let len = i32::from_be_bytes(self.array()?);
@@ -195,7 +195,7 @@ impl<'b> Reader<'b> {
             Dialect::OldBinary => {
                 let len = i32::from_be_bytes(self.array()?);
                 if len < 0 {
-                    return Err(Malformed::Version { word: len as u32 }.into());
+                    return Err(Unreadable::Version { word: len as u32 }.into());
                 }
                 let name = self.name(len.into())?;
                 let kind = MessageKind::of(self.byte()?)?;
@@ -205,7 +205,7 @@ impl<'b> Reader<'b> {
                 let [protocol, version] = self.array()?;
                 if protocol != COMPACT || version & 0x1f != 1 {
                     let word = u32::from_be_bytes([protocol, version, 0, 0]);
-                    return Err(Malformed::Version { word }.into());
+                    return Err(Unreadable::Version { word }.into());
                 }
                 let kind = MessageKind::of(version >> 5)?;
                 let sequence = self.variable(u32::BITS)? as u32 as i32;
@@ -296,7 +296,7 @@ impl<'b> Reader<'b> {
     }
 }
 
-fn kind_of(dialect: Dialect, number: u8) -> Result<ValueKind, Malformed> {
+fn kind_of(dialect: Dialect, number: u8) -> Result<ValueKind, Unreadable> {
     if dialect == Dialect::Compact { ValueKind::of_compact(number) } else { ValueKind::of_binary(number) }
 }
 
@@ -317,7 +317,7 @@ impl Walker {
     }
 
     /// The next event of the message that begins with `bytes`. Not to be asked after the last.
-    pub(super) fn step(&mut self, bytes: &[u8]) -> Result<Walked, Malformed> {
+    pub(super) fn step(&mut self, bytes: &[u8]) -> Result<Walked, Unreadable> {
         match self.next(bytes) {
             Ok(event) => Ok(Walked::On(event)),
             Err(Stop::Short(len)) => Ok(Walked::Short(len)),
@@ -370,7 +370,7 @@ impl Walker {
         }
         if let Some(inner) = inner {
             if depth > DEPTH_MAX {
-                return Err(Malformed::Depth.into());
+                return Err(Unreadable::Depth.into());
             }
             self.levels.push(inner);
         }

@@ -9,7 +9,7 @@ pub const DEPTH_MAX: usize = 32;
 
 /// Bytes that are no message, or one beyond the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum Unreadable {
     /// The first bytes are those of no protocol that is served.
     #[error("the first bytes {first:x?} are neither of the binary nor of the compact protocol, framed or unframed")]
     NoThrift {
