@@ -135,7 +135,8 @@ impl Thrift {
         }
         if let Some(Address::Tcp(address)) = server.addresses().first() {
             say!(
-                "try        thrift --gen py clients/thrift/zdb.thrift; gen-py/zdb/EskerKeys-remote -h {address} count"
+                "try        thrift --gen py clients/thrift/zdb.thrift; \
+                 PYTHONPATH=gen-py python3 gen-py/zdb/EskerKeys-remote -h {address} count"
             );
         }
         let handle = server.handle();
