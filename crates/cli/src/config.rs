@@ -320,8 +320,8 @@ settings! {
         chain: String = String::new(),
         /// Its store: a folder, a file or a block device that no other chain has.
         location: String = String::new(),
-        /// Addresses to serve its keys on by the Redis protocol; by TLS where there is a certificate, and no tls_listen of
-        /// its own.
+        /// Addresses to serve its keys on by the Redis protocol; by TLS where there is a certificate, and no tls_listen
+        /// of its own.
         listen: Vec<String> = Vec::new(),
         /// The same by TLS, with tls_cert and tls_key of `[serve]`.
         tls_listen: Vec<String> = Vec::new(),

@@ -40,8 +40,8 @@ pub struct SeenChain {
 /// The chains of a cluster as a manager saw them last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Which chain keeps which slots of keys: as new as the tables, or newer. `None`: each of [`Seen::chains`] keeps all
-    /// of its own; of another nothing is known.
+    /// Which chain keeps which slots of keys: as new as the tables, or newer. `None`: each of [`Seen::chains`] keeps
+    /// all of its own; of another nothing is known.
     pub slots: Option<Slots>,
     /// By name.
     pub chains: BTreeMap<String, SeenChain>,

@@ -1,8 +1,8 @@
 //! A server of a cluster: it is a member of chains, with a store for each, among its peers, under its coordinator.
 //!
 //! ```text
-//! Host::start → Member::join, for each chain → a life: register → node → table, lease, servers, again and again
-//!            → taken out → next
+//! Host::start → Member::join, for each chain → a life: register → node → table, lease, servers, again and
+//!            again → taken out → next
 //! Pair::start → without a coordinator: a primary, or its standby → a role changes where its store keeps that
 //! Member::view → who heads the chain, how this server stands → the faces are opened where it heads the chain
 //! ```

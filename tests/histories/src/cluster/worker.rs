@@ -1,6 +1,6 @@
 //! One client of a cluster: a thread that calls by chance, and notes what it was told.
 //!
-//! place → keys of texts and of counters, all of one chain → a call, sent to its head → what the answer says of it
+//! place → keys of texts and counters, all of one chain → a call, sent to its head → what the answer says of it
 //!
 //! Invariants:
 //! 1. What was sent and not answered is of unknown outcome, and so is every error that does not say by its code that
