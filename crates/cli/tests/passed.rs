@@ -134,7 +134,7 @@ fn sockets_that_nothing_can_be_served_on_are_named() {
         "redis",
         "go",
         &[],
-        "\"redis\" was passed: FileDescriptorName= is one of resp, resp-tls, nbd, grpc, http, https",
+        "\"redis\" was passed: FileDescriptorName= is one of resp, resp-tls, nbd, grpc, thrift, http, https",
     );
     check("grpc", "deaf", &[], "\"grpc\" was passed: it does not listen");
     check("resp-tls", "go", &[], "certificate");

@@ -175,8 +175,8 @@ mod tests {
     #[test]
     fn what_cannot_be_served_is_refused_with_the_reason() {
         let check = |change: fn(&mut ServeSettings), expected: &str| {
-            let mut settings = ServeSettings::default();
-            settings.thrift_listen = vec!["127.0.0.1:9901".into()];
+            let listen = vec!["127.0.0.1:9901".into()];
+            let mut settings = ServeSettings { thrift_listen: listen, ..ServeSettings::default() };
             change(&mut settings);
             let config = Front::of(&settings).and_then(|front| config(&settings, &front, Vec::new()));
             let error = config.unwrap_err().to_string();
