@@ -172,6 +172,13 @@ def test_bytes_of_no_protocol_close_the_connection(server: Server):
                 pass
 
 
+def at_once(threads):
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_many_clients_write_at_once_and_read_what_each_wrote(start):
     server, failed = start(), []
 
@@ -185,11 +192,7 @@ def test_many_clients_write_at_once_and_read_what_each_wrote(start):
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([threading.Thread(target=work, args=(number,)) for number in range(16)])
     assert not failed
     with server.client() as client:
         assert client.count() == 1_600
@@ -205,11 +208,7 @@ def test_many_clients_write_at_once_and_read_what_each_wrote(start):
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=count) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([threading.Thread(target=count) for _ in range(8)])
     assert not failed
     with server.client() as client:
         assert client.get("counter") == "200"
